@@ -1,0 +1,69 @@
+"""The contract between algorithms and compressors, and the layer-by-layer driver of both."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from peer.compress.layout import Layout
+from peer.compress.payload import Dense, FloatArray, LayerPayload, Payload, ValueType
+
+
+class Draws(Protocol):
+    """The random numbers of one peer in one round. They depend on nothing but their arguments, never on call order."""
+
+    def own(self, layer: int, size: int, dtype: npt.DTypeLike) -> FloatArray:
+        """Return `size` uniforms in [0, 1) that only this peer draws."""
+        ...
+
+    def shared(self, layer: int, size: int, dtype: npt.DTypeLike) -> FloatArray:
+        """Return `size` uniforms in [0, 1) that every peer of the run draws alike in this round."""
+        ...
+
+    def words(self, layer: int, size: int) -> npt.NDArray[np.uint32]:
+        """Return `size` random 32-bit words of this peer, independent of `own` (for drawing subsets)."""
+        ...
+
+
+class Compressor(Protocol):
+    """Compresses one layer. A value: it holds settings only, so that whatever changes from round to round is an
+    argument (θ) or a draw."""
+
+    @property
+    def kind(self) -> str:
+        """The name under which `compress.build` finds it."""
+        ...
+
+    @property
+    def unbiased(self) -> bool:
+        """Whether E[decompress(compress(v))] = v."""
+        ...
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether decompression needs the receiver's own vector (modulo codes)."""
+        ...
+
+    def compress(self, v: FloatArray, layer: int, draws: Draws) -> LayerPayload:
+        """Return the payload of one layer. `v: float32[n]` or `float64[n]`, finite; it is not changed."""
+        ...
+
+
+def compress_layers(
+    compressor: Compressor, v: FloatArray, layout: Layout, draws: Draws, *, whole_below: int = 0
+) -> Payload:
+    """Return the payload of every layer of the flat vector `v`.
+
+    Layers of fewer than `whole_below` numbers are sent whole, in the float type of `v`: norm parameters and biases
+    cost little and suffer most. What they cost is counted like everything else.
+    """
+    whole_type = ValueType.FLOAT64 if v.dtype == np.float64 else ValueType.FLOAT32
+    return tuple(
+        Dense(v[part].copy(), whole_type)
+        if part.stop - part.start < whole_below
+        else compressor.compress(v[part], layer, draws)
+        for layer, part in enumerate(layout.slices)
+    )
+

@@ -1,0 +1,50 @@
+"""How a model's tensors lie in one flat vector: the layers that compressors act on."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Names and sizes of the layers of a flat vector, in order and without gaps."""
+
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.names) != len(self.sizes) or not self.sizes:
+            raise ValueError("a layout needs at least one layer and one name for each size")
+        if min(self.sizes) < 1:
+            raise ValueError("every layer holds at least one number")
+
+    @classmethod
+    def of_sizes(cls, sizes: list[int] | tuple[int, ...]) -> Layout:
+        """Return a layout whose layers are named by their position."""
+        return cls(tuple(f"layer{i}" for i in range(len(sizes))), tuple(sizes))
+
+    @cached_property
+    def slices(self) -> tuple[slice, ...]:
+        """The slice of the flat vector that each layer occupies."""
+        result, start = [], 0
+        for size in self.sizes:
+            result.append(slice(start, start + size))
+            start += size
+        return tuple(result)
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.sizes)
+
+    @cached_property
+    def size(self) -> int:
+        """Length of the flat vector."""
+        return sum(self.sizes)
+
+    @cached_property
+    def digest(self) -> str:
+        """Hex SHA-256 over names and sizes: equal on two peers exactly when their models have the same shape."""
+        text = "\n".join(f"{name}\t{size}" for name, size in zip(self.names, self.sizes, strict=True))
+        return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,138 @@
+"""What a compressor says about one layer: plain values, no bytes yet.
+
+These types are the seam between `compress/` (which loses information on purpose) and `wire/` (which never does): for
+every payload `wire.decode(wire.encode(p))` equals `p`. Integers are held in the smallest numpy type that fits, reals
+in the float type of the vector they came from (float32 in production, float64 in replay).
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
+
+
+class ValueType(enum.IntEnum):
+    """How a real number travels. A `Dense` payload holds only values that its type represents exactly."""
+
+    FLOAT64 = 0
+    FLOAT32 = 1
+    BFLOAT16 = 2
+    FLOAT16 = 3
+
+
+class Rounding(enum.IntEnum):
+    """The three roundings of Moniqua's code."""
+
+    NEAREST = 0
+    STOCHASTIC = 1
+    DITHER = 2
+
+
+@dataclass(frozen=True, eq=False)
+class Dense:
+    """All values of the layer. `values: float[n]`, float64 where `value_type` is FLOAT64 and float32 otherwise."""
+
+    values: FloatArray
+    value_type: ValueType
+
+
+@dataclass(frozen=True, eq=False)
+class Levels:
+    """Equally spaced levels: value = scale · (base + step · code) / divisor.
+
+    qsgd: scale ‖v‖, divisor s, base −s, step 1, bits b + 1. sign: scale mean|v|, base −1, step 2, bits 1, divisor 1.
+    ternary: scale max|v|, base −1, step 1, bits 2, divisor 1. grid: scale Δ, base the lowest multiple, step 1.
+    """
+
+    scale: float
+    """A number of the vector's own float type."""
+    divisor: int
+    base: int
+    step: int
+    bits: int
+    """1 to 16; every code is below 2**bits."""
+    codes: npt.NDArray[np.unsignedinteger[Any]]
+    """uint8[n] for up to 8 bits, uint16[n] above."""
+
+
+@dataclass(frozen=True, eq=False)
+class Sparse:
+    """k of `size` coordinates; the others are zero. `indices: int64[k]`, strictly ascending."""
+
+    size: int
+    indices: npt.NDArray[np.int64]
+    values: Dense | Levels
+
+
+@dataclass(frozen=True, eq=False)
+class Residues:
+    """Moniqua's modulo code of a layer: `K mod 2**bits`, to be recovered against the receiver's own vector."""
+
+    theta: float
+    """The sender's θ, a number of the vector's own float type; B = 2θ/(1 − 2δ)."""
+    bits: int
+    rounding: Rounding
+    residues: npt.NDArray[np.unsignedinteger[Any]]
+    """uint8[n] for up to 8 bits, uint16[n] above."""
+    check: int | None
+    """In verified mode: 64-bit hash over the un-modded K (`compress.modulo.hash_integers`)."""
+
+
+@dataclass(frozen=True, eq=False)
+class MoreBits:
+    """A repair: bits `low` to `low + bits − 1` of the same integers K that a `Residues` carried the lowest bits of."""
+
+    low: int
+    bits: int
+    """1 to 16."""
+    codes: npt.NDArray[np.unsignedinteger[Any]]
+    """(K >> low) mod 2**bits; uint8[n] for up to 8 bits, uint16[n] above."""
+
+
+@dataclass(frozen=True, eq=False)
+class WholeIntegers:
+    """The last repair: all of K. `integers: int64[n]`."""
+
+    integers: npt.NDArray[np.int64]
+
+
+LayerPayload: TypeAlias = Dense | Levels | Sparse | Residues | MoreBits | WholeIntegers
+Payload: TypeAlias = tuple[LayerPayload, ...]
+"""One entry for each layer, in the order of the layout."""
+
+
+def num_values(payload: LayerPayload) -> int:
+    """Return the size of the layer that the payload describes."""
+    if isinstance(payload, Dense):
+        return payload.values.size
+    if isinstance(payload, Sparse):
+        return payload.size
+    if isinstance(payload, Residues):
+        return payload.residues.size
+    if isinstance(payload, WholeIntegers):
+        return payload.integers.size
+    return payload.codes.size
+
+
+def payloads_equal(a: LayerPayload, b: LayerPayload) -> bool:
+    """Return whether two payloads are the same to the last bit (types and array dtypes included)."""
+    if type(a) is not type(b):
+        return False
+    for name in a.__dataclass_fields__:
+        left, right = getattr(a, name), getattr(b, name)
+        if isinstance(left, np.ndarray):
+            # tobytes: so that −0.0 differs from 0.0, which arithmetic comparison would hide.
+            if left.dtype != right.dtype or left.shape != right.shape or left.tobytes() != right.tobytes():
+                return False
+        elif isinstance(left, (Dense, Levels)):
+            if not payloads_equal(left, right):
+                return False
+        elif left != right:
+            return False
+    return True

@@ -1,0 +1,106 @@
+"""Every error of the package, and whose fault each is.
+
+SottoError
+├── ConfigError             the user's: names file, key, value and what would be valid
+├── SecurityError           the user's: certificates and keys
+├── DataError               the user's: data sets, model files, own tasks
+├── StateError              the disk's: a state folder that cannot be read or belongs to another run
+├── RemoteError             another peer's
+│   ├── RemoteProtocolError     it sent something that the protocol forbids; the message is dropped
+│   │   └── FrameError          bytes that are not a valid frame (one subclass for each kind of lie, in `wire.errors`)
+│   ├── HandshakeRefused        the two peers do not belong together, or one of them said so
+│   └── PeerUnreachable         no connection within the time allowed
+├── DivergenceError         the run's: loss or consensus left the range in which training on makes sense
+└── LocalProtocolError      ours: a caller broke a contract; the process stops
+
+The text of an error is one sentence that a user can act on. A command turns any `SottoError` into that sentence
+and the error's `exit_code`; a traceback is only ever shown for a bug.
+"""
+
+from __future__ import annotations
+
+
+class SottoError(Exception):
+    """Base of all errors that the package raises on purpose."""
+
+    exit_code = 1
+
+
+class ConfigError(SottoError):
+    """A setting is missing, unknown, out of range, or contradicts another one."""
+
+    exit_code = 2
+
+    def __init__(
+        self,
+        problem: str,
+        *,
+        key: str | None = None,
+        value: object = None,
+        valid: str | None = None,
+        file: str | None = None,
+    ) -> None:
+        self.problem, self.key, self.value, self.valid, self.file = problem, key, value, valid, file
+        where = ": ".join(part for part in (file, key) if part)
+        text = f"{where}: {problem}" if where else problem
+        if value is not None:
+            text += f" (got {value!r})"
+        if valid is not None:
+            text += f"; valid: {valid}"
+        super().__init__(text)
+
+
+class SecurityError(SottoError):
+    """A certificate or key is missing, unreadable, expired, or does not belong to this peer."""
+
+    exit_code = 3
+
+
+class DataError(SottoError):
+    """A data set, a model file or a user's task does not hold what it should."""
+
+    exit_code = 2
+
+
+class StateError(SottoError):
+    """A state folder is damaged, locked by another process, or belongs to another run."""
+
+    exit_code = 5
+
+
+class RemoteError(SottoError):
+    """Something that another peer did, or did not do."""
+
+    exit_code = 6
+
+    def __init__(self, problem: str, *, peer: int | None = None) -> None:
+        self.problem, self.peer = problem, peer
+        super().__init__(problem if peer is None else f"peer {peer}: {problem}")
+
+
+class RemoteProtocolError(RemoteError):
+    """Another peer sent what the protocol forbids; its message is dropped and the daemon lives on."""
+
+
+class FrameError(RemoteProtocolError):
+    """Bytes that are not a valid frame."""
+
+
+class HandshakeRefused(RemoteError):
+    """The hello of two peers does not match; the text says in what."""
+
+
+class PeerUnreachable(RemoteError):
+    """A neighbour could not be reached within the time allowed."""
+
+
+class DivergenceError(SottoError):
+    """Training left the range in which going on makes sense; the text gives the reason."""
+
+    exit_code = 4
+
+
+class LocalProtocolError(SottoError):
+    """A caller inside the package broke a contract: a bug, never a peer's or a user's fault."""
+
+    exit_code = 70

@@ -1,0 +1,224 @@
+"""The contract between a gossip algorithm and whoever drives it (daemon, simulator, replay).
+
+An algorithm is a sans-I/O state machine for one peer. A driver runs round t like this:
+
+    z = algorithm.model()                                   # train on this
+    exchange = algorithm.begin(t, gradient, rate)           # local step done; what to send, whom to hear
+    while exchange is not None:
+        send exchange.sends; collect one message from each peer in exchange.awaits
+        exchange = algorithm.advance(inbox)                 # None: the round is complete
+
+It takes values and returns values; it never sees a clock, a socket, a file or bytes. Everything it needs to go on
+after a crash is in `state()`.
+"""
+
+from __future__ import annotations
+
+import enum
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from peer.compress.base import Compressor, Draws
+from peer.compress.layout import Layout
+from peer.compress.payload import FloatArray
+from peer.wire.message import Message
+
+
+class GraphNeed(enum.Enum):
+    """What an algorithm's theory asks of the mixing matrices."""
+
+    NONE = "any graph, unused"
+    COLUMN = "column stochastic; may be directed and change over time"
+    DOUBLY = "doubly stochastic"
+    SYMMETRIC = "symmetric and doubly stochastic"
+    COMPLETE = "complete: every peer hears every other"
+    SERVER = "a star whose hub is the server"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlgorithmSpec:
+    """What the validator, the lists and the help texts need to know of an algorithm."""
+
+    name: str
+    summary: str
+    """One sentence for `sotto list algorithms`."""
+    source: str
+    """Paper and algorithm or equation number."""
+    graph: GraphNeed
+    push_sum: bool = False
+    """Keeps a push-sum weight u and trains on z = x / u."""
+    compresses: bool = False
+    """Sends through the configured compressor; otherwise full precision."""
+    modulo: bool = False
+    """Needs the `modulo` compressor, and is the only kind of algorithm that can use it."""
+    needs_unbiased: bool = False
+    """Its theory needs an unbiased compressor (no error feedback)."""
+    tolerates_late: bool = False
+    """May go on without a late neighbour and apply the message when it comes."""
+    time_varying: bool = False
+    """Works on graphs that change over time."""
+    uses_averaging_rate: bool = True
+    asynchronous: bool = False
+    local_steps: bool = True
+    """Allows several gradient steps for each gossip step."""
+    state: tuple[str, ...] = ()
+    """Vectors it keeps beside x between rounds."""
+
+
+class MixingSchedule(Protocol):
+    """The sequence of mixing matrices that all peers share. Implemented in `topology.py`."""
+
+    @property
+    def num_peers(self) -> int: ...
+
+    def matrix(self, t: int) -> npt.NDArray[np.float64]:
+        """Return W of round t, float64[n, n]; W[i, j] is the weight receiver i gives to sender j."""
+        ...
+
+    def senders(self, t: int, peer: int) -> tuple[int, ...]:
+        """Return whom `peer` hears in round t, itself left out, ascending."""
+        ...
+
+    def receivers(self, t: int, peer: int) -> tuple[int, ...]:
+        """Return who hears `peer` in round t, itself left out, ascending."""
+        ...
+
+    def all_senders(self, peer: int) -> tuple[int, ...]:
+        """Return the union of `senders` over the whole schedule, ascending."""
+        ...
+
+    def all_receivers(self, peer: int) -> tuple[int, ...]:
+        """Return the union of `receivers` over the whole schedule, ascending."""
+        ...
+
+
+class DrawSource(Protocol):
+    """Gives one peer its random numbers of a round (production: counter-based; replay: from the scenario file)."""
+
+    def draws(self, t: int) -> Draws: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeContext:
+    """Everything that stays the same for one peer during a run."""
+
+    peer: int
+    schedule: MixingSchedule
+    layout: Layout
+    draw_source: DrawSource
+    compressor: Compressor
+    """Also set where the algorithm sends in full precision: then `none`."""
+    averaging_rate: float = 1.0
+    whole_below: int = 0
+    """Layers smaller than this are sent whole (see `compress_layers`)."""
+    push_weight_guard: float = 0.0
+    """Scale the local step by min(1, u / guard); 0 turns it off. A starved peer's step in z is γ/u, so without this it
+    explodes (measured; the product uses 0.5, replay 0)."""
+    rounds: int = 0
+    """Rounds of the whole run (SCSP needs to know which are the last)."""
+    final_rounds: int = 0
+    final_averaging_rate: float = 1.0
+    theta: tuple[float, ...] = ()
+    """Constant θ (one entry) or a schedule (one a round) of the modulo algorithms; also the first θ in verified mode."""
+    verified: bool = False
+    """Modulo algorithms: carry hashes, repair exactly, adapt θ."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Further settings of single algorithms (the server's index, the range of a quantized model)."""
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One step of a round: what to send, and from whom to hear before `advance` may be called."""
+
+    sends: Mapping[int, Message]
+    """Receiver → message. Receivers that get the same payload share the payload objects."""
+    awaits: frozenset[int]
+    """Peers whose message of this round and phase is needed; may be empty."""
+    phase: int = 0
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """What an algorithm can say about its own health after a round; None where it does not apply."""
+
+    push_weight: float = 1.0
+    error_norm: float | None = None
+    """‖δ‖₂ of the error memory."""
+    replica_error: float | None = None
+    """‖x̃ − x̂‖₂ between the own model and the replica that the others hold of it."""
+    neighbor_distance: float | None = None
+    """Mean of ‖z_j − z_i‖₂ over the neighbours heard in this round: a local estimate of the consensus distance."""
+    repairs: int = 0
+    """Modulo layers that had to be repaired so far."""
+    theta: float | None = None
+    """The largest θ in use."""
+
+
+class Algorithm(ABC):
+    """One peer's side of a synchronous gossip algorithm. See the module docstring for the order of calls."""
+
+    spec: ClassVar[AlgorithmSpec]
+
+    def __init__(self, node: NodeContext, x0: FloatArray) -> None:
+        """Start from `x0: float32[n]` or `float64[n]`, which is copied."""
+        self.node = node
+        self.x = np.array(x0, copy=True)
+        self.u = 1.0
+
+    def model(self) -> FloatArray:
+        """Return z, the de-biased model to train on, evaluate and export. The caller must not write to it."""
+        if not self.spec.push_sum:
+            return self.x
+        z: FloatArray = self.x / self.x.dtype.type(self.u)
+        return z
+
+    def wants_gradient(self, t: int) -> bool:
+        """Return whether round t has a local step (not in SCSP's last rounds)."""
+        return True
+
+    @abstractmethod
+    def begin(self, t: int, gradient: FloatArray, rate: float) -> Exchange:
+        """Take the local step of round t and return the first exchange.
+
+        `gradient: float[n]` is G at `model()`, momentum and weight decay included, summed over the local steps;
+        `rate` is γ. Without a local step `gradient` is all zeros and `rate` 0.
+        """
+
+    @abstractmethod
+    def advance(self, inbox: Mapping[int, Message]) -> Exchange | None:
+        """Take the awaited messages (sender → message); return the next exchange, or None when the round is done.
+
+        With a driver that goes on without late peers, `inbox` may lack some of `awaits`, if `spec.tolerates_late`.
+        """
+
+    def absorb_late(self, message: Message) -> None:
+        """Apply the message of an earlier round that `advance` went on without.
+
+        Called between rounds (before `begin`), in order of the message's round, then of its sender.
+        """
+        raise NotImplementedError(f"{self.spec.name} cannot go on without a neighbour")
+
+    def answer(self, request: Message) -> Message:
+        """Return the answer to a request that may come at any time (repair of a modulo code)."""
+        raise NotImplementedError(f"{self.spec.name} answers no requests")
+
+    @abstractmethod
+    def metrics(self) -> Metrics:
+        """Return the health figures of the last completed round."""
+
+    def state(self) -> dict[str, FloatArray | npt.NDArray[Any]]:
+        """Return everything that must survive a crash between two rounds, as named arrays (scalars as float64[1])."""
+        return {"x": self.x, "u": np.array([self.u])}
+
+    def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Take back what `state` returned. Raises KeyError or ValueError if it does not fit."""
+        x = state["x"]
+        if x.shape != self.x.shape or x.dtype != self.x.dtype:
+            raise ValueError(f"x has shape {x.shape} and type {x.dtype}, expected {self.x.shape}, {self.x.dtype}")
+        self.x = np.array(x, copy=True)
+        self.u = float(state["u"][0])

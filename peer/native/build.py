@@ -1,0 +1,30 @@
+"""How the native kernels are compiled: one extension module out of every `.c` file here, declared by the `.h` files.
+
+No -march=native, no fast-math, no contraction: what is shipped must run on any processor of the family and return the
+same bits as the numpy fall-back. Kernels that gain from wider registers are compiled several times and chosen at load
+time (`target_clones`).
+"""
+
+from pathlib import Path
+
+from cffi import FFI
+
+HERE = Path(__file__).parent
+SOURCES = ("compress.c", "wire.c")
+
+ffibuilder = FFI()
+for source in SOURCES:
+    header = (HERE / source).with_suffix(".h").read_text()
+    # cffi reads plain declarations only; the lines of the preprocessor are for the C compiler.
+    ffibuilder.cdef("\n".join(line for line in header.splitlines() if not line.startswith("#")))
+ffibuilder.set_source(
+    "peer.native._kernels",
+    "\n".join(f'#include "{Path(source).with_suffix(".h")}"' for source in SOURCES),
+    sources=[f"peer/native/{source}" for source in SOURCES],
+    include_dirs=["peer/native"],
+    extra_compile_args=["-O3", "-std=gnu11", "-ffp-contract=off", "-fno-math-errno", "-Wall", "-Wextra"],
+    optional=True,
+)
+
+if __name__ == "__main__":
+    ffibuilder.compile(verbose=True)

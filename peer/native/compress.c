@@ -1,0 +1,2 @@
+/* Kernels of the compressors: random numbers, selection, quantization. */
+#include "compress.h"

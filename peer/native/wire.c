@@ -1,0 +1,2 @@
+/* Kernels of the wire format: bit packing and index coding. */
+#include "wire.h"
