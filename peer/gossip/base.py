@@ -124,7 +124,7 @@ class NodeContext:
     final_rounds: int = 0
     final_averaging_rate: float = 1.0
     theta: tuple[float, ...] = ()
-    """Constant θ (one entry) or a schedule (one a round) of the modulo algorithms; also the first θ in verified mode."""
+    """θ of the modulo algorithms: constant (one entry), a schedule (one a round), or the first θ in verified mode."""
     verified: bool = False
     """Modulo algorithms: carry hashes, repair exactly, adapt θ."""
     settings: Mapping[str, Any] = field(default_factory=dict)

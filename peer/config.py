@@ -1,0 +1,421 @@
+"""Every option of a run, with its unit in its name and one sentence that says what it does.
+
+One TOML file configures one peer; the sections that describe the job are the same on every device of a run, and the
+hello of the protocol compares them. `load` reads and checks a file; `SECTIONS` is the schema that `sotto init` prints.
+This module knows nothing of what the options set in motion.
+
+Precedence: command-line overrides, then environment (`SOTTO_TRAINING__LEARNING_RATE=0.05`), then the file, then the
+defaults here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from peer.errors import ConfigError
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+Whole = Annotated[int, Field(ge=0)]
+
+
+class Section(BaseModel):
+    """A frozen table of options; unknown keys are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True)
+
+
+class RunOptions(Section):
+    """The run as a whole; the same on every peer."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] = "digits"
+    """Name of the run: peers of different runs refuse each other."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """Seed of every random number of the run."""
+    rounds: Count = 1000
+    """Number of gossip rounds."""
+
+
+class PeerOptions(Section):
+    """This device; the only section that differs from peer to peer (with `security` and `state`)."""
+
+    index: Whole = 0
+    """Position of this peer in `peers`, counted from 0."""
+    listen: str | None = "0.0.0.0:7700"
+    """Address and port to accept connections on; leave empty ("") to dial out only."""
+    slow_down: NonNegative = 0.0
+    """Wait this many times the duration of each local step after it: makes a fast machine a slow peer for a study."""
+    device: str = "cpu"
+    """torch device of the local step: cpu or cuda."""
+
+
+class PeerAddress(Section):
+    """One entry of `[[peers]]`: a peer as the others see it."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.-]{0,62}$")]
+    """Name of the peer; its certificate is made out to it."""
+    advertise: str | None = None
+    """Address and port under which the others reach it; without one it dials all its neighbours itself."""
+
+
+class SecurityOptions(Section):
+    """Who may connect."""
+
+    mode: Literal["mtls", "insecure"] = "mtls"
+    """mtls: both ends show a certificate of the run's CA. insecure: no encryption and no identity, for trials only."""
+    ca: str = "ca.pem"
+    """Certificate of the run's CA (path relative to this file)."""
+    certificate: str = "peer.pem"
+    """Certificate of this peer."""
+    key: str = "peer.key"
+    """Private key of this peer."""
+
+
+class StateOptions(Section):
+    """What this peer keeps on disk."""
+
+    directory: str = "state"
+    """Folder of checkpoints and metrics (path relative to this file)."""
+    checkpoint_every_rounds: Whole = 100
+    """Save a checkpoint every this many rounds; 0 saves only at the end and on SIGTERM."""
+    keep_checkpoints: Count = 2
+    """How many checkpoints to keep."""
+
+
+class GraphOptions(Section):
+    """Who sends to whom, with which weight, in which round."""
+
+    kind: str | tuple[str, ...] = "directed-ring"
+    """A graph family (`sotto list graphs`), or several that take turns."""
+    weights: Literal["auto", "uniform", "metropolis", "explicit"] = "auto"
+    """uniform: every sender splits evenly (column stochastic). metropolis: doubly stochastic on undirected graphs."""
+    period: Count = 1
+    """Where graphs take turns: how long each one stays, in `period_unit`."""
+    period_unit: Literal["rounds", "epochs"] = "rounds"
+    """Unit of `period`; an epoch is one pass of the largest shard."""
+    degree: Count = 3
+    """Degree of random-regular."""
+    probability: Fraction = 0.4
+    """Edge probability of erdos-renyi."""
+    seed: Whole = 0
+    """Seed of the random graphs."""
+    file: str | None = None
+    """JSON or TOML file with explicit matrices or edges, for kind = "file" (path relative to this file)."""
+
+
+class AlgorithmOptions(Section):
+    """How models are averaged."""
+
+    name: str = "quant-sgp"
+    """An algorithm (`sotto list algorithms`)."""
+    averaging_rate: Annotated[float, Field(gt=0, le=1)] | None = None
+    """η, how far each round moves toward the neighbours; by default a good value for the algorithm."""
+    whole_below: Whole = 0
+    """Layers with fewer numbers than this are sent whole, uncompressed (counted like all the rest)."""
+    push_weight_guard: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """Scale the local step by min(1, u / this): keeps a peer that hears nobody from exploding. 0 turns it off."""
+    final_rounds: Whole | Literal["auto"] = 40
+    """scsp: how many of the last rounds are full-precision gossip; "auto" chooses from the consensus distance."""
+    server: Whole = 0
+    """parameter-server: index of the peer that is the server."""
+    model_bits: Annotated[int, Field(ge=1, le=16)] | None = None
+    """parameter-server: also quantize the model, to this many bits (the empirical study's variant)."""
+    model_range: Positive = 1.0
+    """parameter-server with model_bits: the grid spans ± this."""
+    theta: Literal["verified", "constant", "theorem"] = "verified"
+    """Moniqua's θ. verified: adapted, checked by hash, repaired exactly. constant: `theta_value`. theorem: bounds."""
+    theta_value: Positive = 2.0
+    """θ itself (constant), or the first θ (verified)."""
+
+
+class CompressorOptions(Section):
+    """What is left out of a message."""
+
+    kind: str = "top_k"
+    """A compressor (`sotto list compressors`)."""
+    fraction: Annotated[float, Field(gt=0, le=1)] = 0.02
+    """top_k, random_k: fraction of each layer that is sent."""
+    value_bits: Annotated[int, Field(ge=1, le=16)] | None = 4
+    """top_k, random_k: quantize the values that are sent to this many bits, sign included; none sends them exactly."""
+    value_type: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Type of values that travel unquantized (none, top_k and random_k without value_bits)."""
+    bits: Annotated[int, Field(ge=1, le=16)] = 8
+    """qsgd, modulo: bits of each number."""
+    unbiased: bool | None = None
+    """qsgd, random_k: the unbiased or the biased variant; by default what the algorithm's theory asks for."""
+    step: Positive = 0.01
+    """grid: distance of two levels."""
+    rounding: Literal["nearest", "stochastic", "dither"] | None = None
+    """modulo: nearest, stochastic or dither; grid: nearest or stochastic. By default dither, and stochastic."""
+    budget_kbytes_per_s: Positive | None = None
+    """Bandwidth each link may use: a controller lowers fraction or bits so that the link stays under it."""
+
+
+class TrainingOptions(Section):
+    """The local step."""
+
+    task: str = "digits"
+    """A task (`sotto list tasks`), or your own as "package.module:make_task"."""
+    task_options: dict[str, str | int | float | bool] = Field(default_factory=dict)
+    """Passed to the task as keyword arguments."""
+    batch_size: Count = 32
+    """Samples of a batch on each peer."""
+    local_steps: Count = 1
+    """τ, gradient steps for each gossip round."""
+    learning_rate: Positive = 0.1
+    """γ at its highest."""
+    schedule: Literal["constant", "step", "cosine"] = "cosine"
+    """How γ falls."""
+    warmup_rounds: Whole = 50
+    """Rounds of linear warm-up of γ."""
+    step_milestones: tuple[Fraction, ...] = (0.5, 0.75)
+    """step: at which fractions of the run γ is multiplied by step_factor."""
+    step_factor: Positive = 0.1
+    """step: the factor."""
+    momentum: Literal["none", "heavy-ball", "nesterov", "qg", "qg-nesterov", "adam"] = "nesterov"
+    """qg and qg-nesterov are quasi-global momentum."""
+    beta: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Momentum coefficient (Adam's β₁)."""
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
+    """Adam's β₂."""
+    mu: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """Quasi-global momentum: μ; by default beta."""
+    weight_decay: NonNegative = 0.0
+    """λ of the weight decay."""
+    only: tuple[str, ...] = ()
+    """Train, and send, only parameters whose name matches one of these patterns ("head.*"); all when empty."""
+    warm_start: str | None = None
+    """safetensors file to start from (path relative to this file)."""
+
+
+class DataOptions(Section):
+    """The data and how it is split among the peers."""
+
+    directory: str | None = None
+    """Folder of the data set, for tasks that read one."""
+    partition: Literal["skew", "dirichlet", "shards", "iid"] = "skew"
+    """How the training data is dealt to the peers (every device computes the same split alone)."""
+    skew: Fraction = 0.8
+    """skew: the fraction that is sorted by label and dealt in blocks; the rest is dealt at random."""
+    alpha: Positive = 0.5
+    """dirichlet: concentration; smaller is more skewed."""
+    labels_per_peer: Count = 2
+    """shards: different labels of a peer."""
+    holdout_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Fraction of each peer's own data that it keeps as a private test split."""
+
+
+class RoundOptions(Section):
+    """What a round waits for."""
+
+    late: Literal["wait", "skip"] = "wait"
+    """wait for every neighbour; or skip a late one: go on without it and apply its message when it comes."""
+    late_after_s: Positive = 2.0
+    """skip: how long after the own message a neighbour counts as late."""
+    max_skipped_rounds: Count = 20
+    """skip: how many rounds in a row a neighbour may be missed before the peer waits for it after all."""
+
+
+class EvaluationOptions(Section):
+    """When accuracy is measured."""
+
+    every_rounds: Whole = 50
+    """Evaluate every this many rounds (and after the last); 0 only after the last."""
+
+
+class GuardOptions(Section):
+    """When to give up."""
+
+    action: Literal["stop", "rollback"] = "stop"
+    """stop: end the run and say why. rollback: also put the state back to the last checkpoint all peers have."""
+    max_loss: Positive = 1e4
+    """Stop when the training loss exceeds this or is not finite."""
+    max_neighbor_distance: Positive = 1e4
+    """Stop when the local consensus distance exceeds this many times the norm of the model."""
+    min_push_weight: Positive = 1e-6
+    """Stop when the push-sum weight falls below this."""
+
+
+class TransportOptions(Section):
+    """Sockets. The defaults suit links from 1 Mbit/s to a LAN."""
+
+    chunk_kbytes: Annotated[int, Field(ge=1, le=4096)] = 1024
+    """Largest piece of a message on the stream, in units of 1024 bytes."""
+    window_kbytes: Annotated[int, Field(ge=64)] = 8192
+    """Credit: bytes on their way to one neighbour that it has not taken yet, in units of 1024 bytes."""
+    max_message_mbytes: Annotated[int, Field(ge=1)] = 2048
+    """Largest message that is accepted, in units of 1024² bytes."""
+    heartbeat_s: Positive = 10.0
+    """An idle link says that it lives this often; after three silent intervals it is closed and dialled anew."""
+    dial_timeout_s: Positive = 10.0
+    """How long one attempt to connect may take."""
+    backoff_max_s: Positive = 30.0
+    """Longest pause between two attempts to reconnect (they start at 0.1 s and double, with jitter)."""
+    give_up_after_s: Positive = 600.0
+    """End the run with an error when a neighbour that is waited for stays away this long."""
+    linger_s: Positive = 20.0
+    """After the last round: how long to stay for neighbours that have not finished."""
+
+
+class Config(Section):
+    """The whole configuration of one peer."""
+
+    run: RunOptions = RunOptions()
+    peer: PeerOptions = PeerOptions()
+    peers: tuple[PeerAddress, ...] = ()
+    security: SecurityOptions = SecurityOptions()
+    state: StateOptions = StateOptions()
+    graph: GraphOptions = GraphOptions()
+    algorithm: AlgorithmOptions = AlgorithmOptions()
+    compressor: CompressorOptions = CompressorOptions()
+    training: TrainingOptions = TrainingOptions()
+    data: DataOptions = DataOptions()
+    rounds: RoundOptions = RoundOptions()
+    evaluation: EvaluationOptions = EvaluationOptions()
+    guard: GuardOptions = GuardOptions()
+    transport: TransportOptions = TransportOptions()
+
+    @model_validator(mode="after")
+    def _names_are_distinct(self) -> Config:
+        names = [peer.name for peer in self.peers]
+        if len(set(names)) != len(names):
+            raise ValueError("two peers have the same name")
+        if self.peers and self.peer.index >= len(self.peers):
+            raise ValueError(f"peer.index is {self.peer.index}, but there are {len(self.peers)} peers (counted from 0)")
+        return self
+
+    @property
+    def num_peers(self) -> int:
+        return len(self.peers)
+
+    def job_digest(self) -> str:
+        """Return a hex SHA-256 over the sections that all peers of a run must share (compared in the hello)."""
+        shared = ("run", "graph", "algorithm", "compressor", "training", "data", "rounds", "evaluation")
+        job = {name: getattr(self, name).model_dump(mode="json") for name in shared}
+        # Where files lie is each device's own business.
+        job["data"].pop("directory")
+        job["graph"].pop("file")
+        job["peers"] = [peer.name for peer in self.peers]
+        return hashlib.sha256(json.dumps(job, sort_keys=True).encode()).hexdigest()
+
+
+SECTIONS: Mapping[str, type[Section]] = {
+    "run": RunOptions,
+    "peer": PeerOptions,
+    "peers": PeerAddress,
+    "security": SecurityOptions,
+    "state": StateOptions,
+    "graph": GraphOptions,
+    "algorithm": AlgorithmOptions,
+    "compressor": CompressorOptions,
+    "training": TrainingOptions,
+    "data": DataOptions,
+    "rounds": RoundOptions,
+    "evaluation": EvaluationOptions,
+    "guard": GuardOptions,
+    "transport": TransportOptions,
+}
+
+ENVIRONMENT_PREFIX = "SOTTO_"
+
+
+def load(
+    path: Path | None = None,
+    *,
+    overrides: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+) -> Config:
+    """Return the checked configuration of a file with environment and `section.key=value` overrides applied.
+
+    Without a path the defaults are the base. Raises ConfigError that names file, key, value and what is valid.
+    """
+    tree = read_toml(path) if path is not None else {}
+    environment = os.environ if environment is None else environment
+    for variable, text in sorted(environment.items()):
+        if variable.startswith(ENVIRONMENT_PREFIX) and "__" in variable:
+            key = variable.removeprefix(ENVIRONMENT_PREFIX).lower().replace("__", ".", 1)
+            _put(tree, key, _parse_value(text), source=f"environment variable {variable}")
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        if not equals or "." not in key:
+            raise ConfigError("an override has the form section.key=value", value=override)
+        _put(tree, key.strip(), _parse_value(text.strip()), source="command line")
+    return check(tree, file=str(path) if path is not None else None)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Return the tables of a TOML file. Raises ConfigError if it cannot be read or parsed."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError("no such file; `sotto init` writes one", file=str(path)) from None
+    except OSError as error:
+        raise ConfigError(f"cannot be read: {error.strerror}", file=str(path)) from None
+    except UnicodeDecodeError:
+        raise ConfigError("is not UTF-8 text", file=str(path)) from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"is not valid TOML: {error}", file=str(path)) from None
+
+
+def check(tree: Mapping[str, Any], *, file: str | None = None) -> Config:
+    """Return the configuration of already parsed tables. Raises ConfigError for the first thing wrong."""
+    try:
+        return Config.model_validate(tree)
+    except ValidationError as error:
+        raise _as_config_error(error, file) from None
+
+
+def _put(tree: dict[str, Any], key: str, value: object, *, source: str) -> None:
+    section, _, name = key.partition(".")
+    if section not in SECTIONS or section == "peers":
+        raise ConfigError("there is no such section", key=key, value=source, valid=", ".join(SECTIONS))
+    table = tree.setdefault(section, {})
+    if not isinstance(table, dict):
+        raise ConfigError("should be a table", key=section, value=table)
+    table[name] = value
+
+
+def _parse_value(text: str) -> object:
+    """Return the TOML value that the text spells, or the text itself where it spells none (unquoted strings)."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _as_config_error(error: ValidationError, file: str | None) -> ConfigError:
+    first = error.errors(include_url=False)[0]
+    key = ".".join(str(part) for part in first["loc"] if not _is_type_tag(part))
+    given = first.get("input")
+    context = first.get("ctx", {})
+    kind = first["type"]
+    if kind == "extra_forbidden":
+        return ConfigError("there is no such key", key=key, valid=_keys_beside(first["loc"]), file=file)
+    if kind == "missing":
+        return ConfigError("is missing", key=key, file=file)
+    if kind == "literal_error":
+        return ConfigError("is not one of the choices", key=key, value=given, valid=str(context["expected"]), file=file)
+    if kind == "value_error":
+        return ConfigError(str(context["error"]), key=key or None, file=file)
+    message = first["msg"]
+    return ConfigError(message[0].lower() + message[1:], key=key, value=given, file=file)
+
+
+def _is_type_tag(part: object) -> bool:
+    """pydantic adds the branch of a union to the location; users know only keys and positions."""
+    return isinstance(part, str) and (part.startswith(("literal[", "constrained-", "tuple[")) or part in {"str", "int"})
+
+
+def _keys_beside(location: Sequence[object]) -> str:
+    section = SECTIONS.get(str(location[0])) if len(location) > 1 else None
+    return ", ".join(section.model_fields if section is not None else SECTIONS)

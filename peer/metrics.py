@@ -1,0 +1,237 @@
+"""The figures of a run: what a peer records, how it is kept, and what `report/` reads.
+
+Each peer writes `metrics.sqlite` in its state folder; a simulation writes one file with the rows of all its peers.
+Rows are keyed (peer, round) and replaced, never appended: a peer that goes back to a checkpoint after a crash and
+repeats rounds must not count them twice.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundRecord:
+    """One peer's figures of one round. Bytes are what left this peer in this round."""
+
+    peer: int
+    round: int
+    time_s: float
+    """Seconds since the run began (virtual seconds in a simulation), at the end of the round."""
+    loss: float | None = None
+    """Mean training loss of the local steps; None in a round without one."""
+    rate: float = 0.0
+    """γ of the round."""
+    messages: int = 0
+    values: int = 0
+    """Parameters described by the messages sent (a message of a model of n parameters counts n)."""
+    payload_bytes: int = 0
+    """Layers of the frames, without header and checksum."""
+    frame_bytes: int = 0
+    """Whole frames."""
+    protobuf_bytes: int = 0
+    """Frames in their chunks, as handed to gRPC; receipts, heartbeats and bulletins included."""
+    entropy_bits: float = 0.0
+    """Lower bound of the payload, in bits (`wire.entropy_bound_bits`)."""
+    train_s: float = 0.0
+    gossip_s: float = 0.0
+    """Algorithm, compression, encoding and decoding."""
+    wait_s: float = 0.0
+    """Waiting for neighbours."""
+    cpu_s: float = 0.0
+    """CPU seconds of the whole process in this round."""
+    late: int = 0
+    """Neighbours that this round went on without."""
+    push_weight: float = 1.0
+    error_norm: float | None = None
+    replica_error: float | None = None
+    neighbor_distance: float | None = None
+    repairs: int = 0
+    theta: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationRecord:
+    """Accuracy of one model after one round; `peer` −1 is the averaged model."""
+
+    peer: int
+    round: int
+    split: str
+    """"test" (common) or "holdout" (the peer's own)."""
+    correct: tuple[int, ...]
+    """For each class; one entry where the task has no classes."""
+    total: tuple[int, ...]
+    loss: float | None = None
+
+    @property
+    def accuracy(self) -> float:
+        """Fraction in [0, 1]."""
+        return sum(self.correct) / max(1, sum(self.total))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkRecord:
+    """Totals of one directed link since the run began, as its sender counted them."""
+
+    peer: int
+    neighbor: int
+    frames: int = 0
+    payload_bytes: int = 0
+    frame_bytes: int = 0
+    protobuf_bytes: int = 0
+    socket_bytes: int | None = None
+    """TCP payload as the kernel counted it for the connection (TLS and HTTP/2 included, retransmissions too)."""
+    packet_bytes: int | None = None
+    """`socket_bytes` plus 40 bytes of IP and TCP header for every segment sent."""
+    reconnects: int = 0
+    resent_frames: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConsensusRecord:
+    """Figures over all models of a run after one round."""
+
+    round: int
+    consensus_distance: float
+    """(1/n) Σ ‖z_i − z̄‖₂."""
+    model_norm: float
+    """‖z̄‖₂."""
+
+
+@dataclass(kw_only=True)
+class Summary:
+    """What the table at the end of a run says (`summary.json` of a run folder)."""
+
+    name: str
+    algorithm: str
+    compressor: str
+    graph: str
+    num_peers: int
+    rounds: int
+    seed: int
+    parameters: int
+    seconds: float
+    peer_names: list[str] = field(default_factory=list)
+    peer_accuracy: list[float] = field(default_factory=list)
+    """Of each peer's de-biased model on the common test set, fractions."""
+    averaged_accuracy: float | None = None
+    single_process_accuracy: float | None = None
+    """One process trained on all data with the same schedule."""
+    class_accuracy: list[float] = field(default_factory=list)
+    """Of the worst peer, for each class."""
+    consensus_distance: float | None = None
+    payload_bytes: int = 0
+    """All peers, whole run."""
+    frame_bytes: int = 0
+    protobuf_bytes: int = 0
+    socket_bytes: int | None = None
+    packet_bytes: int | None = None
+    full_precision_payload_bytes: int = 0
+    """The same messages as float32 vectors: 4 bytes a parameter."""
+    bits_per_parameter: float = 0.0
+    """Payload bits for each parameter of each message."""
+    entropy_bits_per_parameter: float | None = None
+    repairs: int = 0
+    reconnects: int = 0
+    seconds_per_round: float = 0.0
+    ended: str = "completed"
+    """completed, stopped, diverged: reason, …"""
+    version: str = ""
+    machine: dict[str, str] = field(default_factory=dict)
+    """Processor, torch and Python version: what bit identity depends on."""
+
+    @property
+    def worst_accuracy(self) -> float | None:
+        return min(self.peer_accuracy) if self.peer_accuracy else None
+
+    def save(self, path: Path) -> None:
+        """Write as JSON."""
+        path.write_text(json.dumps(asdict(self) | {"worst_accuracy": self.worst_accuracy}, indent=2) + "\n")
+
+    @classmethod
+    def load(cls, path: Path) -> Summary:
+        """Read what `save` wrote."""
+        tree = json.loads(path.read_text())
+        return cls(**{item.name: tree[item.name] for item in fields(cls) if item.name in tree})
+
+
+_TABLES: dict[str, tuple[type, tuple[str, ...]]] = {
+    "rounds": (RoundRecord, ("peer", "round")),
+    "evaluations": (EvaluationRecord, ("peer", "round", "split")),
+    "links": (LinkRecord, ("peer", "neighbor")),
+    "consensus": (ConsensusRecord, ("round",)),
+}
+
+
+class MetricsStore:
+    """The metrics file of one peer or one simulation. Writing is buffered; `flush` commits."""
+
+    def __init__(self, path: Path, *, read_only: bool = False) -> None:
+        if read_only:
+            self._connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True, check_same_thread=False)
+            return
+        self._connection = sqlite3.connect(path, check_same_thread=False)
+        # Metrics may lose the last moments before a power cut; they are rebuilt when the rounds are repeated.
+        self._connection.execute("PRAGMA journal_mode = WAL")
+        self._connection.execute("PRAGMA synchronous = OFF")
+        for table, (record, keys) in _TABLES.items():
+            columns = ", ".join(f'"{item.name}"' for item in fields(record))
+            self._connection.execute(f"CREATE TABLE IF NOT EXISTS {table} ({columns}, PRIMARY KEY ({', '.join(keys)}))")
+
+    def put(self, *records: RoundRecord | EvaluationRecord | LinkRecord | ConsensusRecord) -> None:
+        """Insert or replace rows."""
+        for record in records:
+            table = next(name for name, (kind, _) in _TABLES.items() if kind is type(record))
+            values = [json.dumps(v) if isinstance(v, tuple) else v for v in _values(record)]
+            marks = ", ".join("?" * len(values))
+            self._connection.execute(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", values)
+
+    def flush(self) -> None:
+        """Make the rows visible to readers."""
+        self._connection.commit()
+
+    def drop_after(self, round_: int) -> None:
+        """Delete the rows of rounds above `round_` (after going back to a checkpoint)."""
+        for table in ("rounds", "evaluations", "consensus"):
+            self._connection.execute(f"DELETE FROM {table} WHERE round > ?", (round_,))
+        self.flush()
+
+    def rounds(self, *, after: int = -1) -> list[RoundRecord]:
+        """Return the rows of rounds above `after`, by round and peer."""
+        return self._read(RoundRecord, "rounds", "WHERE round > ? ORDER BY round, peer", (after,))
+
+    def evaluations(self) -> list[EvaluationRecord]:
+        return self._read(EvaluationRecord, "evaluations", "ORDER BY round, peer, split", ())
+
+    def links(self) -> list[LinkRecord]:
+        return self._read(LinkRecord, "links", "ORDER BY peer, neighbor", ())
+
+    def consensus(self) -> list[ConsensusRecord]:
+        return self._read(ConsensusRecord, "consensus", "ORDER BY round", ())
+
+    def close(self) -> None:
+        """Commit and close."""
+        self._connection.commit()
+        self._connection.close()
+
+    def _read(self, record: type[Any], table: str, rest: str, arguments: Iterable[object]) -> list[Any]:
+        names = [item.name for item in fields(record)]
+        columns = ", ".join(f'"{name}"' for name in names)
+        rows = self._connection.execute(f"SELECT {columns} FROM {table} {rest}", tuple(arguments)).fetchall()
+        result = []
+        for row in rows:
+            values = dict(zip(names, row, strict=True))
+            for name in ("correct", "total"):
+                if name in values:
+                    values[name] = tuple(json.loads(values[name]))
+            result.append(record(**values))
+        return result
+
+
+def _values(record: Any) -> list[Any]:
+    return [getattr(record, item.name) for item in fields(record)]
