@@ -1,0 +1,253 @@
+"""The rounds of one peer: matches messages to rounds and decides when a round is complete.
+
+Two rules:
+
+1. Everything that says "this message belongs to that round" lives here; the algorithm sees only complete inboxes.
+2. Nothing here knows bytes, sockets, disks or the time: `now` is an argument, in seconds, and whoever drives the
+   session sends what an `Outcome` lists.
+
+Order of use for each round: `begin` with the result of the local step, then `receive` for every message that comes
+and `timer` whenever `wake_at` has passed, until an outcome says `finished`. Messages may come at any time, also
+between rounds and for later rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from peer.compress.payload import FloatArray
+from peer.errors import LocalProtocolError, RemoteProtocolError
+from peer.gossip.base import Algorithm, Exchange
+from peer.wire.message import Message, MessageKind
+
+_ROUND_KINDS = frozenset({MessageKind.GOSSIP, MessageKind.NOTHING, MessageKind.REPAIR})
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatePolicy:
+    """Going on without a late neighbour (`late = "skip"`)."""
+
+    after_s: float
+    """How long after the own message a neighbour counts as late."""
+    max_skipped: int
+    """How many rounds in a row a neighbour may be missed before it is waited for."""
+
+
+@dataclass(kw_only=True)
+class Outcome:
+    """What the driver has to do, in this order: send, then look at `finished`."""
+
+    sends: list[tuple[int, Message]] = field(default_factory=list)
+    """(receiver, message), ascending receivers."""
+    finished: int | None = None
+    """The round that this completed."""
+    skipped: tuple[int, ...] = ()
+    """With `finished`: neighbours that the round went on without."""
+    duplicates: int = 0
+    """Messages that had been taken before, or whose round is over; dropped."""
+
+
+class Session:
+    """One peer's place in the sequence of rounds."""
+
+    def __init__(
+        self, algorithm: Algorithm, *, in_neighbors: Iterable[int], max_lead: int, late: LatePolicy | None = None
+    ) -> None:
+        """`max_lead`: how many rounds an honest in-neighbour can be ahead (the graph's diameter; with skipping, the
+        skipped rounds more): bounds what a peer can make us keep."""
+        if late is not None and not algorithm.spec.tolerates_late:
+            raise LocalProtocolError(f"{algorithm.spec.name} cannot go on without a late neighbour")
+        self.algorithm = algorithm
+        self.round = 0
+        """The round under way, or the next one."""
+        self.wake_at: float | None = None
+        """When `timer` should be called, in the clock of `now`."""
+        self._in_neighbors = frozenset(in_neighbors)
+        self._max_lead = max_lead
+        self._late = late
+        self._exchange: Exchange | None = None
+        self._inbox: dict[tuple[int, int, int], Message] = {}
+        """(round, phase, sender) → message of this or a later round."""
+        self._missed: set[tuple[int, int]] = set()
+        """(round, sender) of messages that a round went on without and that have not come yet."""
+        self._late_box: list[Message] = []
+        """Late messages that came, to be absorbed between rounds."""
+        self._skips_in_a_row: dict[int, int] = {}
+
+    @property
+    def in_round(self) -> bool:
+        """Whether a round is under way (between `begin` and its outcome with `finished`)."""
+        return self._exchange is not None
+
+    @property
+    def waiting_for(self) -> tuple[int, ...]:
+        """The peers whose message the round under way still needs, ascending."""
+        exchange = self._exchange
+        if exchange is None:
+            return ()
+        return tuple(sorted(j for j in exchange.awaits if (self.round, exchange.phase, j) not in self._inbox))
+
+    def begin(self, gradient: FloatArray, rate: float, now: float) -> Outcome:
+        """Start the round with the local step's result (all zeros and rate 0 where the round has none)."""
+        if self._exchange is not None:
+            raise LocalProtocolError(f"round {self.round} is still under way")
+        self.absorb_late()
+        outcome = Outcome()
+        exchange = self.algorithm.begin(self.round, gradient, rate)
+        self._open(exchange, now, outcome)
+        self._advance_while_complete(now, outcome)
+        return outcome
+
+    def absorb_late(self) -> None:
+        """Apply the late messages that have come; `begin` does so too. Changes the model, so that a driver that
+        trains between rounds calls it before it reads the model."""
+        if self._exchange is not None:
+            raise LocalProtocolError("late messages are applied between rounds")
+        for message in sorted(self._late_box, key=lambda m: (m.round, m.sender)):
+            self.algorithm.absorb_late(message)
+        self._late_box.clear()
+
+    def receive(self, message: Message, now: float) -> Outcome:
+        """Take one message. Raises RemoteProtocolError if an honest peer would not have sent it."""
+        outcome = Outcome()
+        sender = message.sender
+        if message.kind is MessageKind.REPAIR_REQUEST:
+            if message.round > self.round or (message.round == self.round and self._exchange is None):
+                raise RemoteProtocolError(f"asks to repair round {message.round}, not sent yet", peer=sender)
+            outcome.sends.append((sender, self.algorithm.answer(message)))
+            return outcome
+        if message.kind not in _ROUND_KINDS:
+            raise RemoteProtocolError(f"sent {message.kind.name} in a synchronous run", peer=sender)
+        if sender not in self._in_neighbors:
+            raise RemoteProtocolError("is no in-neighbour in this graph", peer=sender)
+        if message.round > self.round + self._max_lead:
+            raise RemoteProtocolError(
+                f"is in round {message.round}, more than {self._max_lead} ahead of our {self.round}", peer=sender
+            )
+        key = (message.round, message.phase, sender)
+        if (message.round, sender) in self._missed:
+            self._missed.discard((message.round, sender))
+            if message.kind is not MessageKind.NOTHING:
+                self._late_box.append(message)
+        elif self._is_over(message) or key in self._inbox:
+            outcome.duplicates = 1
+            return outcome
+        else:
+            self._inbox[key] = message
+        if self._exchange is not None:
+            self._advance_while_complete(now, outcome)
+        return outcome
+
+    def timer(self, now: float) -> Outcome:
+        """Go on without late neighbours if the time has come."""
+        outcome = Outcome()
+        if self._exchange is not None and self.wake_at is not None and now >= self.wake_at:
+            self._advance_while_complete(now, outcome)
+        return outcome
+
+    def open_requests(self, receiver: int) -> list[Message]:
+        """Return the requests to `receiver` that have no answer yet, to be sent again after a reconnect."""
+        exchange = self._exchange
+        if exchange is None or receiver not in exchange.sends or receiver not in self.waiting_for:
+            return []
+        message = exchange.sends[receiver]
+        return [message] if message.kind is MessageKind.REPAIR_REQUEST else []
+
+    def unconsumed(self) -> dict[int, tuple[int, int]]:
+        """Return, for each sender with messages that wait here, the earliest (round, phase) of them.
+
+        What a checkpoint between rounds leaves to the sender to send again.
+        """
+        earliest: dict[int, tuple[int, int]] = {}
+        for round_, phase, sender in self._inbox:
+            earliest[sender] = min(earliest.get(sender, (round_, phase)), (round_, phase))
+        return earliest
+
+    def state(self) -> dict[str, object]:
+        """Return what must survive a crash between two rounds beside the algorithm's own state (JSON values)."""
+        if self._exchange is not None or self._late_box:
+            raise LocalProtocolError("the state of a session is taken between rounds, late messages absorbed")
+        return {
+            "round": self.round,
+            "missed": sorted([round_, sender] for round_, sender in self._missed),
+            "skips_in_a_row": {str(sender): count for sender, count in self._skips_in_a_row.items()},
+        }
+
+    def restore(self, state: Mapping[str, object]) -> None:
+        """Take back what `state` returned. Raises KeyError, TypeError or ValueError if it does not fit."""
+        round_, missed, skips = state["round"], state["missed"], state["skips_in_a_row"]
+        if not isinstance(round_, int) or not isinstance(missed, list) or not isinstance(skips, dict):
+            raise TypeError("the state of the session does not have the types it should")
+        self.round = round_
+        self._missed = {(int(r), int(sender)) for r, sender in missed}
+        self._skips_in_a_row = {int(sender): int(count) for sender, count in skips.items()}
+        self._inbox.clear()
+
+    def _is_over(self, message: Message) -> bool:
+        if message.round != self.round or self._exchange is None:
+            return message.round < self.round
+        return message.phase < self._exchange.phase
+
+    def _open(self, exchange: Exchange, now: float, outcome: Outcome) -> None:
+        self._exchange = exchange
+        outcome.sends.extend(sorted(exchange.sends.items()))
+        self.wake_at = now + self._late.after_s if self._late is not None and exchange.awaits else None
+
+    def _advance_while_complete(self, now: float, outcome: Outcome) -> None:
+        skipped: list[int] = []
+        while self._exchange is not None:
+            exchange = self._exchange
+            absent = self._absent(exchange)
+            if absent and not self._may_go_on_without(absent, now):
+                return
+            inbox: dict[int, Message] = {}
+            for j in sorted(exchange.awaits):
+                message = self._inbox.pop((self.round, exchange.phase, j), None)
+                if message is None:
+                    if (self.round, j) in absent:
+                        self._missed.add((self.round, j))
+                    self._skips_in_a_row[j] = self._skips_in_a_row.get(j, 0) + 1
+                    skipped.append(j)
+                    continue
+                self._skips_in_a_row.pop(j, None)
+                if message.kind is not MessageKind.NOTHING:
+                    inbox[j] = message
+            following = self.algorithm.advance(inbox)
+            if following is not None:
+                self._open(following, now, outcome)
+                continue
+            self._exchange, self.wake_at = None, None
+            outcome.finished, outcome.skipped = self.round, tuple(skipped)
+            self.round += 1
+
+    def _absent(self, exchange: Exchange) -> set[tuple[int, int]]:
+        """Return (round, sender) of awaited messages that have not come at all.
+
+        The message of a sender that still owes an earlier round, or whose late message waits to be absorbed, is moved
+        to the late box: a replica takes its differences in order, and late ones are applied between rounds.
+        """
+        absent = set()
+        behind = {sender for _, sender in self._missed} | {message.sender for message in self._late_box}
+        for j in exchange.awaits:
+            key = (self.round, exchange.phase, j)
+            if j in behind and key in self._inbox:
+                self._late_box.append(self._inbox.pop(key))
+            elif key not in self._inbox and not self._in_late_box(j):
+                absent.add((self.round, j))
+        return absent
+
+    def _in_late_box(self, sender: int) -> bool:
+        return any(message.sender == sender and message.round == self.round for message in self._late_box)
+
+    def _may_go_on_without(self, absent: set[tuple[int, int]], now: float) -> bool:
+        if self._late is None:
+            return False
+        behind = {sender for _, sender in self._missed}
+        for _, j in absent:
+            if self._skips_in_a_row.get(j, 0) >= self._late.max_skipped:
+                return False
+            # Who owes an earlier round will not make it in time for this one: waiting would only slow everybody.
+            if j not in behind and (self.wake_at is None or now < self.wake_at):
+                return False
+        return True
