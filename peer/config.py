@@ -20,6 +20,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from peer import schema
 from peer.errors import ConfigError
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -341,16 +342,19 @@ def load(
     """
     tree = read_toml(path) if path is not None else {}
     environment = os.environ if environment is None else environment
+    sources: dict[str, str] = {}
     for variable, text in sorted(environment.items()):
         if variable.startswith(ENVIRONMENT_PREFIX) and "__" in variable:
-            key = variable.removeprefix(ENVIRONMENT_PREFIX).lower().replace("__", ".", 1)
-            _put(tree, key, _parse_value(text), source=f"environment variable {variable}")
+            key = variable.removeprefix(ENVIRONMENT_PREFIX).lower().replace("__", ".")
+            sources[key] = f"environment variable {variable}"
+            _put(tree, key, _parse_value(text), source=sources[key])
     for override in overrides:
-        key, equals, text = override.partition("=")
+        key, equals, text = (part.strip() for part in override.partition("="))
         if not equals or "." not in key:
             raise ConfigError("an override has the form section.key=value", value=override)
-        _put(tree, key.strip(), _parse_value(text.strip()), source="command line")
-    return check(tree, file=str(path) if path is not None else None)
+        sources[key] = "command line"
+        _put(tree, key, _parse_value(text), source=sources[key])
+    return check(tree, file=str(path) if path is not None else None, sources=sources)
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -367,22 +371,49 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"is not valid TOML: {error}", file=str(path)) from None
 
 
-def check(tree: Mapping[str, Any], *, file: str | None = None) -> Config:
-    """Return the configuration of already parsed tables. Raises ConfigError for the first thing wrong."""
+def check(tree: Mapping[str, Any], *, file: str | None = None, sources: Mapping[str, str] | None = None) -> Config:
+    """Return the configuration of already parsed tables. Raises ConfigError for the first thing wrong.
+
+    `sources` says where a dotted key came from, where that is not the file.
+    """
     try:
-        return Config.model_validate(tree)
+        return Config.model_validate({name: _plain(name, table, file, sources or {}) for name, table in tree.items()})
     except ValidationError as error:
-        raise _as_config_error(error, file) from None
+        raise _as_config_error(error, file, sources or {}) from None
+
+
+def _plain(section: str, table: object, file: str | None, sources: Mapping[str, str]) -> object:
+    """Return the table with "none" turned into None, which TOML cannot write, where a key may be unset.
+
+    Raises ConfigError for true and false where a number belongs: Python would take them for 1 and 0.
+    """
+    model = SECTIONS.get(section)
+    if model is None or not isinstance(table, dict):
+        return table
+    result = dict(table)
+    for name in table.keys() & model.model_fields.keys():
+        if table[name] == "none" and schema.may_be_unset(model, name):
+            result[name] = None
+        elif isinstance(table[name], bool) and not schema.takes_booleans(model, name):
+            key, valid = f"{section}.{name}", schema.accepts(model, name)
+            file = _source(key, sources) or file
+            raise ConfigError("is not valid", key=key, value=table[name], valid=valid, file=file)
+    return result
 
 
 def _put(tree: dict[str, Any], key: str, value: object, *, source: str) -> None:
-    section, _, name = key.partition(".")
-    if section not in SECTIONS or section == "peers":
-        raise ConfigError("there is no such section", key=key, value=source, valid=", ".join(SECTIONS))
-    table = tree.setdefault(section, {})
-    if not isinstance(table, dict):
-        raise ConfigError("should be a table", key=section, value=table)
-    table[name] = value
+    """Set a dotted key in the tree."""
+    section, *names = key.split(".")
+    if section not in SECTIONS:
+        raise ConfigError("there is no such section", key=section, valid=", ".join(SECTIONS), file=source)
+    if section == "peers":
+        raise ConfigError("is a list that only the file can hold, as [[peers]] tables", key=section, file=source)
+    table = tree
+    for name in (section, *names[:-1]):
+        table = table.setdefault(name, {})
+        if not isinstance(table, dict):
+            raise ConfigError("should be a table", key=name, value=table, file=source)
+    table[names[-1]] = value
 
 
 def _parse_value(text: str) -> object:
@@ -393,29 +424,35 @@ def _parse_value(text: str) -> object:
         return text
 
 
-def _as_config_error(error: ValidationError, file: str | None) -> ConfigError:
+def _as_config_error(error: ValidationError, file: str | None, sources: Mapping[str, str]) -> ConfigError:
     first = error.errors(include_url=False)[0]
-    key = ".".join(str(part) for part in first["loc"] if not _is_type_tag(part))
-    given = first.get("input")
-    context = first.get("ctx", {})
-    kind = first["type"]
-    if kind == "extra_forbidden":
-        return ConfigError("there is no such key", key=key, valid=_keys_beside(first["loc"]), file=file)
-    if kind == "missing":
+    location = [part for part in first["loc"] if not _is_type_tag(part)]
+    key = ".".join(str(part) for part in location)
+    file = _source(key, sources) or file
+    names = [str(part) for part in location if isinstance(part, str)]
+    section = SECTIONS.get(names[0]) if names else None
+    if first["type"] == "value_error":
+        return ConfigError(str(first["ctx"]["error"]), key=key or None, file=file)
+    if first["type"] == "extra_forbidden":
+        valid = ", ".join(section.model_fields if section is not None else SECTIONS)
+        return ConfigError(f"there is no such {'key' if section else 'section'}", key=key, valid=valid, file=file)
+    if first["type"] == "missing":
         return ConfigError("is missing", key=key, file=file)
-    if kind == "literal_error":
-        return ConfigError("is not one of the choices", key=key, value=given, valid=str(context["expected"]), file=file)
-    if kind == "value_error":
-        return ConfigError(str(context["error"]), key=key or None, file=file)
-    message = first["msg"]
-    return ConfigError(message[0].lower() + message[1:], key=key, value=given, file=file)
+    if section is None or len(names) == 1:
+        valid = "[[peers]] tables" if key == "peers" else f"a table, [{key}]"
+        return ConfigError("is not a table of options", key=key, value=first["input"], valid=valid, file=file)
+    valid = schema.accepts(section, names[1])
+    return ConfigError("is not valid", key=key, value=first["input"], valid=valid, file=file)
+
+
+def _source(key: str, sources: Mapping[str, str]) -> str | None:
+    """Return where the value of `key`, or a part or the whole of it, was set, unless that was the file."""
+    for name, source in sources.items():
+        if f"{name}.".startswith(f"{key}.") or f"{key}.".startswith(f"{name}."):
+            return source
+    return None
 
 
 def _is_type_tag(part: object) -> bool:
     """pydantic adds the branch of a union to the location; users know only keys and positions."""
     return isinstance(part, str) and (part.startswith(("literal[", "constrained-", "tuple[")) or part in {"str", "int"})
-
-
-def _keys_beside(location: Sequence[object]) -> str:
-    section = SECTIONS.get(str(location[0])) if len(location) > 1 else None
-    return ", ".join(section.model_fields if section is not None else SECTIONS)
