@@ -222,3 +222,14 @@ class Algorithm(ABC):
             raise ValueError(f"x has shape {x.shape} and type {x.dtype}, expected {self.x.shape}, {self.x.dtype}")
         self.x = np.array(x, copy=True)
         self.u = float(state["u"][0])
+
+    def transport_state(self) -> dict[str, npt.NDArray[Any]]:
+        """Return what must survive a crash only because others may still ask for it (Moniqua's repair sources).
+
+        Kept apart from `state` because it is a buffer of the transport, not state of the algorithm.
+        """
+        return {}
+
+    def restore_transport(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Take back what `transport_state` returned."""
+        del state  # Nothing is kept by default.

@@ -1,0 +1,263 @@
+"""One peer of a run, without clock, socket or disk: local step, algorithm, session and wire put together.
+
+The daemon drives it over gRPC and a state folder, the simulator on a virtual clock; because both drive this same
+object, their trajectories are equal bit for bit. The order of calls for a round is `step`, `begin`, then `receive` for
+every frame and `timer` when `wake_at` has passed, until a turn carries a `finished` round.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from peer import wire
+from peer.compress.layout import Layout
+from peer.compress.payload import FloatArray
+from peer.errors import RemoteProtocolError, StateError
+from peer.gossip.base import Algorithm
+from peer.gossip.session import LatePolicy, Outcome, Session
+from peer.metrics import RoundRecord
+from peer.wire.message import Message, MessageKind
+
+
+class StepResult(Protocol):
+    """What the local step of one round returns."""
+
+    @property
+    def gradient(self) -> FloatArray: ...
+    @property
+    def loss(self) -> float: ...
+    @property
+    def samples(self) -> int: ...
+
+
+class LocalSteps(Protocol):
+    """The training side of a peer (`train.local_step.Trainer`, or rows of a stacked one)."""
+
+    def rate(self, t: int) -> float: ...
+    def gradient(self, z: FloatArray, t: int, rate: float, z_step: float) -> StepResult: ...
+    def after_round(self, z_before: FloatArray, z_after: FloatArray, rate: float) -> None: ...
+    @property
+    def needs_displacement(self) -> bool: ...
+    def state(self) -> Mapping[str, npt.NDArray[Any]]: ...
+    def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None: ...
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """A frame on its way to one neighbour."""
+
+    receiver: int
+    frame: bytes
+    sequenced: bool
+    """Round messages are numbered and kept until acknowledged; requests and repairs are asked for again instead."""
+
+
+@dataclass(kw_only=True)
+class Turn:
+    """What one call asks the driver to do: send the parcels, then take note of a finished round."""
+
+    parcels: list[Parcel] = field(default_factory=list)
+    finished: RoundRecord | None = None
+
+
+class Participant:
+    """One peer. All methods are synchronous and must be called from one thread at a time."""
+
+    def __init__(
+        self,
+        *,
+        peer: int,
+        algorithm: Algorithm,
+        local_steps: LocalSteps,
+        layout: Layout,
+        max_lead: int,
+        late: LatePolicy | None = None,
+        observe: Callable[[str, int, int, bytes], None] | None = None,
+        cpu_clock: Callable[[], float] = time.process_time,
+        stopwatch: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """`observe(what, round, other, frame)` is told of every frame "sent" and "applied" (for tests of mass).
+        The two clocks only fill the record of times; nothing that is computed depends on them."""
+        self.peer = peer
+        self.algorithm = algorithm
+        self.local_steps = local_steps
+        self.layout = layout
+        node = algorithm.node
+        self.session = Session(algorithm, in_neighbors=node.schedule.all_senders(peer), max_lead=max_lead, late=late)
+        self._observe = observe
+        self._cpu_clock, self._stopwatch = cpu_clock, stopwatch
+        self._rate = 0.0
+        self._step: StepResult | None = None
+        self._z_before: FloatArray | None = None
+        self._account = _Account()
+        self._cpu_mark = cpu_clock()
+        self._sent_at: float | None = None
+        self._frames: dict[tuple[object, ...], tuple[bytes, int]] = {}
+
+    @property
+    def round(self) -> int:
+        """The round under way, or the next one: rounds completed."""
+        return self.session.round
+
+    def model(self) -> FloatArray:
+        """Return z: float32[n]. Not to be written to, and valid until the next call that changes the model."""
+        return self.algorithm.model()
+
+    def step(self) -> None:
+        """Do the local step of the coming round (the expensive part: call it off the event loop)."""
+        started = self._stopwatch()
+        self.session.absorb_late()
+        t, node = self.session.round, self.algorithm.node
+        z = self.algorithm.model()
+        if self.local_steps.needs_displacement:
+            self._z_before = z.copy() if z is self.algorithm.x else z
+        if self.algorithm.wants_gradient(t):
+            self._rate = self.local_steps.rate(t)
+            u, guard = self.algorithm.u, node.push_weight_guard
+            scale = min(1.0, u / guard) if guard else 1.0
+            self._step = self.local_steps.gradient(z, t, self._rate, self._rate * scale / u)
+        else:
+            self._rate, self._step = 0.0, None
+        self._account.train_s += self._stopwatch() - started
+
+    def begin(self, now: float) -> Turn:
+        """Start the exchange of the round with the result of `step`."""
+        started = self._stopwatch()
+        gradient = np.zeros_like(self.algorithm.x) if self._step is None else self._step.gradient
+        outcome = self.session.begin(gradient, self._rate, now)
+        turn = self._perform(outcome, now)
+        self._account.gossip_s += self._stopwatch() - started
+        self._sent_at = now
+        return turn
+
+    def receive(self, sender: int, frame: bytes, now: float) -> Turn:
+        """Take a frame from a neighbour. Raises RemoteProtocolError (FrameError included): drop it, blame the sender."""
+        started = self._stopwatch()
+        try:
+            message = wire.decode(frame, self.layout, dtype=self.algorithm.x.dtype)
+        except RemoteProtocolError as error:
+            error.peer = sender
+            raise type(error)(error.problem, peer=sender) from None
+        if message.sender != sender:
+            raise RemoteProtocolError(f"sent a frame in the name of peer {message.sender}", peer=sender)
+        outcome = self.session.receive(message, now)
+        if self._observe is not None and not outcome.duplicates and message.kind is MessageKind.GOSSIP:
+            self._observe("received", message.round, sender, bytes(frame))
+        turn = self._perform(outcome, now)
+        self._account.gossip_s += self._stopwatch() - started
+        return turn
+
+    def timer(self, now: float) -> Turn:
+        """Go on without late neighbours if `wake_at` has passed."""
+        return self._perform(self.session.timer(now), now)
+
+    @property
+    def wake_at(self) -> float | None:
+        """When `timer` should be called."""
+        return self.session.wake_at
+
+    def requests_to(self, receiver: int) -> list[Parcel]:
+        """Return open requests to a neighbour that has come back, to be sent again."""
+        return [self._parcel(receiver, message) for message in self.session.open_requests(receiver)]
+
+    def state(self) -> tuple[dict[str, object], dict[str, npt.NDArray[Any]]]:
+        """Return (JSON values, arrays): everything the next rounds depend on. Between rounds only."""
+        self.session.absorb_late()
+        arrays = {f"algorithm/{name}": value for name, value in self.algorithm.state().items()}
+        arrays |= {f"buffer/{name}": value for name, value in self.algorithm.transport_state().items()}
+        arrays |= {f"training/{name}": value for name, value in self.local_steps.state().items()}
+        return {"session": self.session.state(), "layout": self.layout.digest}, arrays
+
+    def restore(self, state: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Take back what `state` returned. Raises StateError if it belongs to another model or algorithm."""
+        if state.get("layout") != self.layout.digest:
+            raise StateError("the checkpoint holds a model of another shape; use a new state folder")
+        try:
+            self.algorithm.restore(_part(arrays, "algorithm/"))
+            self.algorithm.restore_transport(_part(arrays, "buffer/"))
+            self.local_steps.restore(_part(arrays, "training/"))
+            self.session.restore(state["session"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise StateError(f"the checkpoint does not fit this configuration: {error}") from None
+
+    def _perform(self, outcome: Outcome, now: float) -> Turn:
+        turn = Turn(parcels=[self._parcel(receiver, message) for receiver, message in outcome.sends])
+        self._frames.clear()
+        if outcome.finished is not None:
+            turn.finished = self._finish(outcome, now)
+        return turn
+
+    def _parcel(self, receiver: int, message: Message) -> Parcel:
+        # Receivers that get the same payload with the same weight get the same bytes: encoded once.
+        key = (id(message.layers), message.kind, message.round, message.phase, message.mixing_weight)
+        encoded = self._frames.get(key) if message.layers else None
+        if encoded is None:
+            frame = wire.encode(message, self.layout)
+            encoded = frame, wire.payload_bytes(frame)
+            if message.layers:
+                self._frames[key] = encoded
+        frame, payload_bytes = encoded
+        self._account.messages += 1
+        self._account.payload_bytes += payload_bytes
+        self._account.frame_bytes += len(frame)
+        self._account.values += self.layout.size if message.layer_ids is None else _num_values(message, self.layout)
+        if self._observe is not None and message.kind is MessageKind.GOSSIP:
+            self._observe("sent", message.round, receiver, frame)
+        return Parcel(receiver, frame, message.kind in (MessageKind.GOSSIP, MessageKind.NOTHING))
+
+    def _finish(self, outcome: Outcome, now: float) -> RoundRecord:
+        assert outcome.finished is not None
+        if self._z_before is not None:
+            self.local_steps.after_round(self._z_before, self.algorithm.model(), self._rate)
+            self._z_before = None
+        health, account, cpu = self.algorithm.metrics(), self._account, self._cpu_clock()
+        record = RoundRecord(
+            peer=self.peer,
+            round=outcome.finished,
+            time_s=now,
+            loss=None if self._step is None else self._step.loss,
+            rate=self._rate,
+            messages=account.messages,
+            values=account.values,
+            payload_bytes=account.payload_bytes,
+            frame_bytes=account.frame_bytes,
+            train_s=account.train_s,
+            gossip_s=account.gossip_s,
+            wait_s=now - self._sent_at if self._sent_at is not None else 0.0,
+            cpu_s=cpu - self._cpu_mark,
+            late=len(outcome.skipped),
+            push_weight=health.push_weight,
+            error_norm=health.error_norm,
+            replica_error=health.replica_error,
+            neighbor_distance=health.neighbor_distance,
+            repairs=health.repairs,
+            theta=health.theta,
+        )
+        self._step, self._account, self._cpu_mark = None, _Account(), cpu
+        return record
+
+
+@dataclass
+class _Account:
+    """Running figures of the round under way."""
+
+    messages: int = 0
+    values: int = 0
+    payload_bytes: int = 0
+    frame_bytes: int = 0
+    train_s: float = 0.0
+    gossip_s: float = 0.0
+
+
+def _num_values(message: Message, layout: Layout) -> int:
+    return sum(layout.sizes[layer] for layer in message.layer_ids or ())
+
+
+def _part(arrays: Mapping[str, npt.NDArray[Any]], prefix: str) -> dict[str, npt.NDArray[Any]]:
+    return {name.removeprefix(prefix): value for name, value in arrays.items() if name.startswith(prefix)}
