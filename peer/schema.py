@@ -99,7 +99,7 @@ def _ranged(noun: str, branch: Mapping[str, Any]) -> str:
     if "minimum" in branch and "maximum" in branch:
         return f"{noun} from {branch['minimum']} to {branch['maximum']}"
     limits = [f"{words} {branch[name]}" for name, words in _RANGES if name in branch]
-    return f"{noun} {' and '.join(limits)}" if limits else noun
+    return f"{noun} {' and '.join(limits)}".replace("and of", "and").rstrip()
 
 
 def _quoted(value: object) -> str:

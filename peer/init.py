@@ -1,0 +1,198 @@
+"""Writes configuration files: one commented peer.toml, the folder of a whole cluster, and the resolved file of a run.
+
+The comments come from the schema in `config.py`, so that no copy of them can grow stale. Nothing is overwritten unless
+the caller says so.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import tomlkit
+
+from peer import schema
+from peer.config import SECTIONS, Config, PeerAddress, Section
+from peer.errors import ConfigError
+
+DEFAULT_PORT = 7700
+_WIDTH = 116
+
+_PEER_HEADER = """\
+Sottovoce: the configuration of one peer.
+
+  sotto validate --config FILE    check it, and the graph and algorithm it describes
+  sotto run --config FILE         start the peer
+
+Every key is here, with a sentence that says what it does, what it accepts and its default.
+run, graph, algorithm, compressor, training, data, rounds and evaluation describe the job: they must be
+the same on every device of a run. The other sections are this device's own business.
+A key may be overridden by the environment (SOTTO_TRAINING__LEARNING_RATE=0.05). "none" leaves a key unset.
+"""
+
+_RESOLVED_HEADER = """\
+Sottovoce: the configuration of this run as it was resolved from file, environment and command line.
+"""
+
+_PEERS_EXAMPLE = """\
+All peers of the run, in the same order on every device. name: what the peer's certificate is made out to.
+advertise: address and port under which the others reach it; without one it dials all its neighbours itself.
+
+[[peers]]
+name = "kitchen"
+advertise = "192.168.1.10:7700"
+
+[[peers]]
+name = "garage"
+"""
+
+
+@dataclass(frozen=True)
+class Host:
+    """Where one peer of a cluster runs."""
+
+    address: str | None
+    """Name or IP address under which the others reach it; None where nobody can (it dials out only)."""
+    port: int
+
+
+def write_peer_file(path: Path, config: Config | None = None, *, force: bool = False) -> None:
+    """Write a commented peer.toml. Raises ConfigError if the file exists, unless `force`, or cannot be written."""
+    write_text(path, render(config or Config(), header=_PEER_HEADER), force=force)
+
+
+def write_resolved(config: Config, path: Path) -> None:
+    """Write the configuration so that `config.load` returns an equal one; an existing file is replaced."""
+    write_text(path, render(config, header=_RESOLVED_HEADER), force=True)
+
+
+def write_cluster(
+    directory: Path,
+    config: Config,
+    hosts: Sequence[Host],
+    *,
+    names: Sequence[str] = (),
+    force: bool = False,
+) -> list[Path]:
+    """Write a CA, an operator's certificate and one folder peer-K for each host; return the peer files.
+
+    Peers find each other through `advertise`; a peer without an address listens nowhere and dials out. Where every
+    host is this machine (127.0.0.1) peers listen on loopback only, otherwise on all interfaces.
+    With `security.mode = "insecure"` no certificates are made.
+    Raises ConfigError if the folder already holds a cluster, unless `force`.
+    """
+    names = list(names) or [f"peer-{index}" for index in range(len(hosts))]
+    files = [directory / f"peer-{index}" / "peer.toml" for index in range(len(hosts))]
+    if not force:
+        for existing in (directory / "ca.pem", *files):
+            _refuse_existing(existing)
+    peers = tuple(
+        PeerAddress(name=name, advertise=None if host.address is None else join_address(host.address, host.port))
+        for name, host in zip(names, hosts, strict=True)
+    )
+    interface = "127.0.0.1" if all(host.address in {"127.0.0.1", "localhost"} for host in hosts) else "0.0.0.0"
+    for index, (file, host) in enumerate(zip(files, hosts, strict=True)):
+        listen = "" if host.address is None else join_address(interface, host.port)
+        mine = config.model_copy(
+            update={
+                "peers": peers,
+                "peer": config.peer.model_copy(update={"index": index, "listen": listen}),
+                "security": config.security.model_copy(
+                    update={"ca": "../ca.pem", "certificate": "peer.pem", "key": "peer.key"}
+                ),
+            }
+        )
+        write_peer_file(file, mine, force=force)
+    return files
+
+
+def join_address(host: str, port: int) -> str:
+    """Return host:port, with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def render(config: Config, *, header: str) -> str:
+    """Return the configuration as TOML in which a comment above each key says what it does and accepts."""
+    document = tomlkit.document()
+    _comment(document, header)
+    for name, section in SECTIONS.items():
+        document.add(tomlkit.nl())
+        if name != "peers":
+            document.add(name, _table(getattr(config, name)))
+        elif config.peers:
+            document.add(name, _peers(config.peers))
+        else:
+            _comment(document, _PEERS_EXAMPLE)
+            document.add(tomlkit.nl())
+    return tomlkit.dumps(document)
+
+
+def write_text(path: Path, text: str, *, force: bool) -> None:
+    """Write a file and the folders above it. Raises ConfigError if it exists, unless `force`, or cannot be written."""
+    if not force:
+        _refuse_existing(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot be written: {error.strerror}", file=str(path)) from None
+
+
+def _refuse_existing(path: Path) -> None:
+    if path.exists():
+        raise ConfigError("exists already; --force overwrites it", file=str(path))
+
+
+def _table(section: Section) -> tomlkit.items.Table:
+    table = tomlkit.table()
+    kind = type(section)
+    _comment(table, (kind.__doc__ or "").strip())
+    table.add(tomlkit.nl())
+    for key in kind.model_fields:
+        value, default = getattr(section, key), kind.model_fields[key].get_default(call_default_factory=True)
+        _comment(table, schema.sentence(kind, key))
+        _comment(table, f"{_capital(schema.accepts(kind, key))}. Default: {spell(default)}.")
+        if value is None and default is None:
+            table.add(tomlkit.comment(f"{key} ="))
+        else:
+            table.add(key, "none" if value is None else _plain(value))
+        table.add(tomlkit.nl())
+    return table
+
+
+def _peers(peers: Sequence[PeerAddress]) -> tomlkit.items.AoT:
+    tables = tomlkit.aot()
+    for peer in peers:
+        table = tomlkit.table()
+        table.add("name", peer.name)
+        if peer.advertise is not None:
+            table.add("advertise", peer.advertise)
+        tables.append(table)
+    return tables
+
+
+def spell(value: object) -> str:
+    """Return a value as TOML spells it, or "not set"."""
+    return "not set" if value is None else tomlkit.item(_plain(value)).as_string()
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, tuple):
+        return list(value)
+    if isinstance(value, dict):
+        inline = tomlkit.inline_table()
+        inline.update(value)
+        return inline
+    return value
+
+
+def _comment(container: tomlkit.TOMLDocument | tomlkit.items.Table, text: str) -> None:
+    for line in text.splitlines():
+        for piece in textwrap.wrap(line, _WIDTH) or [""]:
+            container.add(tomlkit.comment(piece) if piece else tomlkit.items.Comment(tomlkit.items.Trivia(comment="#")))
+
+
+def _capital(text: str) -> str:
+    return text[0].upper() + text[1:]
