@@ -19,7 +19,7 @@ from peer import wire
 from peer.compress.layout import Layout
 from peer.compress.payload import FloatArray
 from peer.errors import RemoteProtocolError, StateError
-from peer.gossip.base import Algorithm
+from peer.gossip.base import Algorithm, Metrics
 from peer.gossip.session import LatePolicy, Outcome, Session
 from peer.metrics import RoundRecord
 from peer.wire.message import Message, MessageKind
@@ -92,6 +92,7 @@ class Participant:
         self.session = Session(algorithm, in_neighbors=node.schedule.all_senders(peer), max_lead=max_lead, late=late)
         self._observe = observe
         self._cpu_clock, self._stopwatch = cpu_clock, stopwatch
+        self._health_every = 1 if layout.size <= 100_000 else 10
         self._rate = 0.0
         self._step: StepResult | None = None
         self._z_before: FloatArray | None = None
@@ -137,12 +138,11 @@ class Participant:
         return turn
 
     def receive(self, sender: int, frame: bytes, now: float) -> Turn:
-        """Take a frame from a neighbour. Raises RemoteProtocolError (FrameError included): drop it, blame the sender."""
+        """Take a frame from a neighbour. Raises RemoteProtocolError, which names the sender: drop the frame."""
         started = self._stopwatch()
         try:
             message = wire.decode(frame, self.layout, dtype=self.algorithm.x.dtype)
         except RemoteProtocolError as error:
-            error.peer = sender
             raise type(error)(error.problem, peer=sender) from None
         if message.sender != sender:
             raise RemoteProtocolError(f"sent a frame in the name of peer {message.sender}", peer=sender)
@@ -216,7 +216,9 @@ class Participant:
         if self._z_before is not None:
             self.local_steps.after_round(self._z_before, self.algorithm.model(), self._rate)
             self._z_before = None
-        health, account, cpu = self.algorithm.metrics(), self._account, self._cpu_clock()
+        account, cpu = self._account, self._cpu_clock()
+        # The norms cost a pass over the model each: with a large one they are taken now and then.
+        health = self.algorithm.metrics() if outcome.finished % self._health_every == 0 else Metrics(self.algorithm.u)
         record = RoundRecord(
             peer=self.peer,
             round=outcome.finished,

@@ -1,0 +1,321 @@
+"""From a configuration to the objects of a run: graph, compressor, task, partition, participants.
+
+What the daemon, the simulator and the command line share. This is the only module that knows how option names map to
+the arguments of the layers below; it knows no network and no clock.
+"""
+
+from __future__ import annotations
+
+import math
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from peer import __version__, compress, gossip
+from peer.compress.base import Compressor
+from peer.compress.layout import Layout
+from peer.config import Config
+from peer.errors import ConfigError
+from peer.gossip import topology, validate
+from peer.gossip.base import AlgorithmSpec, GraphNeed, NodeContext
+from peer.gossip.session import LatePolicy
+from peer.gossip.topology import Schedule
+from peer.participant import LocalSteps, Participant
+from peer.random import PhiloxSource
+
+if TYPE_CHECKING:
+    # torch is imported by whoever trains; `sotto validate` and `sotto graph` do without.
+    from peer.train.local_step import Trainer
+    from peer.train.partition import Manifest
+    from peer.train.task import Data, Task
+
+
+def algorithm_spec(config: Config) -> AlgorithmSpec:
+    """Return the description of the configured algorithm. Raises ConfigError if there is none of that name."""
+    name = config.algorithm.name
+    if name not in gossip.ALGORITHMS:
+        raise ConfigError(
+            "is no algorithm", key="algorithm.name", value=name, valid=", ".join(sorted(gossip.ALGORITHMS))
+        )
+    return gossip.ALGORITHMS[name].spec
+
+
+def build_compressor(config: Config) -> Compressor:
+    """Return the configured compressor; `none` where the algorithm sends in full precision anyway."""
+    options, spec = config.compressor, algorithm_spec(config)
+    if not spec.compresses:
+        return compress.build("none")
+    settings: dict[str, Any] = {}
+    if options.kind in ("top_k", "random_k"):
+        settings = {"fraction": options.fraction, "value_bits": options.value_bits, "value_type": options.value_type}
+    elif options.kind == "none":
+        settings = {"value_type": options.value_type}
+    elif options.kind in ("qsgd", "modulo"):
+        settings = {"bits": options.bits}
+    elif options.kind == "grid":
+        settings = {"step": options.step}
+    if options.kind in ("qsgd", "random_k"):
+        unbiased = options.unbiased
+        settings["unbiased"] = spec.needs_unbiased if unbiased is None else unbiased
+    if options.kind in ("modulo", "grid") and options.rounding is not None:
+        settings["rounding"] = options.rounding
+    if options.kind == "modulo":
+        settings["verified"] = config.algorithm.theta == "verified"
+    try:
+        return compress.build(options.kind, **settings)
+    except ValueError as error:
+        raise ConfigError(str(error), key="compressor") from None
+
+
+def build_schedule(config: Config, base: Path, num_peers: int, *, rounds_per_epoch: int | None = None) -> Schedule:
+    """Return the sequence of mixing matrices. `base` is where relative paths start.
+
+    `rounds_per_epoch` turns a period in epochs into rounds; without it (before the data is read) such a period counts
+    as rounds. Raises ConfigError if the graph is impossible for that many peers.
+    """
+    options = config.graph
+    kinds = (options.kind,) if isinstance(options.kind, str) else options.kind
+    weights = options.weights
+    if weights == "auto":
+        # Algorithms that need double stochasticity get it from Metropolis wherever the graph is undirected.
+        need = algorithm_spec(config).graph
+        weights = "metropolis" if need in (GraphNeed.DOUBLY, GraphNeed.SYMMETRIC) else "uniform"
+        directed = any(kind.startswith(("directed", "exponential", "four-node", "sparse-push")) for kind in kinds)
+        if directed:
+            weights = "uniform"
+    period = options.period
+    if options.period_unit == "epochs" and rounds_per_epoch is not None:
+        period *= rounds_per_epoch
+    return topology.build_schedule(
+        num_peers,
+        kinds,
+        weights=weights,
+        period_rounds=period,
+        degree=options.degree,
+        probability=options.probability,
+        seed=options.seed,
+        file=None if options.file is None else base / options.file,
+    )
+
+
+def default_averaging_rate(spec: AlgorithmSpec, compressor: Compressor, layout_size: int = 10_000) -> float:
+    """Return a rate η that is known to be robust for the pair.
+
+    Exact averaging takes 1, D² ½ (its smallest eigenvalue). With error feedback the rate falls with what the
+    compressor keeps: 0.1 at 2 % of the coordinates, 0.06 at 1 %, 0.3 at 10 % (measured on short runs; the Sparse-Push
+    paper used smaller ones for runs of 200 epochs).
+    """
+    if spec.name in ("d2", "moniqua-d2"):
+        return 0.5
+    if not spec.compresses or spec.modulo or compressor.kind == "none":
+        return 1.0
+    if not spec.uses_averaging_rate:
+        return 1.0
+    kept = compress.contraction(compressor, layout_size)
+    return float(min(1.0, max(0.01, 0.1 * (kept / 0.02) ** 0.7)))
+
+
+def averaging_rate(config: Config, compressor: Compressor | None = None) -> float:
+    """Return the configured η, or the default for algorithm and compressor."""
+    if config.algorithm.averaging_rate is not None:
+        return config.algorithm.averaging_rate
+    return default_averaging_rate(algorithm_spec(config), compressor or build_compressor(config))
+
+
+def validate_config(config: Config, base: Path, num_peers: int | None = None) -> list[validate.Finding]:
+    """Return what the theory says against this configuration; raises ConfigError for what is impossible."""
+    count = num_peers or config.num_peers
+    if count < 1:
+        raise ConfigError("no peers are listed", key="peers", valid="one [[peers]] table for each device")
+    spec, compressor = algorithm_spec(config), build_compressor(config)
+    return validate.check(
+        spec,
+        build_schedule(config, base, count),
+        compressor,
+        averaging_rate=averaging_rate(config, compressor),
+        learning_rate=config.training.learning_rate,
+        momentum=config.training.momentum,
+        beta=config.training.beta,
+        local_steps=config.training.local_steps,
+        late=config.rounds.late,
+        rounds=config.run.rounds,
+        final_rounds=_final_rounds(config),
+        theta_mode=config.algorithm.theta,
+        theta=config.algorithm.theta_value,
+        server=config.algorithm.server,
+        push_weight_guard=config.algorithm.push_weight_guard,
+    )
+
+
+def refuse_errors(findings: Sequence[validate.Finding]) -> list[validate.Finding]:
+    """Raise ConfigError for the first error among the findings; return the warnings."""
+    for finding in findings:
+        if finding.level == "error":
+            raise ConfigError(finding.sentence, key=finding.key)
+    return [finding for finding in findings if finding.level == "warning"]
+
+
+def machine_facts() -> dict[str, str]:
+    """Return what bit identity depends on: processor, Python, numpy and torch version."""
+    import torch
+
+    return {
+        "processor": _processor_name(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "torch": torch.__version__,
+        "sottovoce": __version__,
+    }
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything that the peers of a run share, computed alike on every device."""
+
+    config: Config
+    base: Path
+    num_peers: int
+    task: Task
+    manifest: Manifest
+    schedule: Schedule
+    compressor: Compressor
+
+    @classmethod
+    def open(cls, config: Config, base: Path, num_peers: int | None = None) -> Job:
+        """Read the task and its data, deal it out and build the graph. Imports torch."""
+        from peer.train import tasks
+
+        count = num_peers or config.num_peers
+        task = tasks.resolve_task(
+            config.training.task,
+            dict(config.training.task_options),
+            directory=None if config.data.directory is None else base / config.data.directory,
+        )
+        manifest = deal(config, task.train_data(), count)
+        largest = max(len(indices) for indices in manifest.train)
+        steps = config.training.batch_size * config.training.local_steps
+        schedule = build_schedule(config, base, count, rounds_per_epoch=max(1, math.ceil(largest / steps)))
+        return cls(config, base, count, task, manifest, schedule, build_compressor(config))
+
+    @cached_property
+    def spec(self) -> AlgorithmSpec:
+        return algorithm_spec(self.config)
+
+    @cached_property
+    def max_lead(self) -> int:
+        """How many rounds an in-neighbour can be ahead: it cannot pass what it hears of us by a detour."""
+        lead = self.schedule.diameter or self.num_peers
+        # The graph of single rounds can be sparser than the union over the schedule.
+        lead *= max(1, self.schedule.cycle_rounds)
+        return lead + (self.config.rounds.max_skipped_rounds + 1) * lead * (self.config.rounds.late == "skip") + 1
+
+    @cached_property
+    def late_policy(self) -> LatePolicy | None:
+        options = self.config.rounds
+        if options.late == "wait":
+            return None
+        return LatePolicy(after_s=options.late_after_s, max_skipped=options.max_skipped_rounds)
+
+    def trainer(self, peer: int) -> Trainer:
+        """Return the training side of one peer."""
+        from peer.train.local_step import Trainer
+
+        return Trainer(
+            self.task,
+            self.config.training,
+            rounds=self.config.run.rounds,
+            seed=self.config.run.seed,
+            peer=peer,
+            train_indices=self.manifest.train[peer],
+            holdout_indices=self.manifest.holdout[peer],
+            device=self.config.peer.device,
+            base=self.base,
+        )
+
+    def node(self, peer: int, layout: Layout) -> NodeContext:
+        """Return what stays the same for one peer's algorithm."""
+        options = self.config.algorithm
+        return NodeContext(
+            peer=peer,
+            schedule=self.schedule,
+            layout=layout,
+            draw_source=PhiloxSource(self.config.run.seed, peer),
+            compressor=self.compressor,
+            averaging_rate=averaging_rate(self.config, self.compressor),
+            whole_below=options.whole_below,
+            push_weight_guard=options.push_weight_guard,
+            rounds=self.config.run.rounds,
+            final_rounds=_final_rounds(self.config),
+            theta=(options.theta_value,),
+            verified=options.theta == "verified",
+            settings={
+                "server": options.server,
+                "model_bits": options.model_bits,
+                "model_range": options.model_range,
+                "theta_mode": options.theta,
+            },
+        )
+
+    def participant(
+        self,
+        peer: int,
+        local_steps: LocalSteps,
+        layout: Layout,
+        x0: npt.NDArray[np.float32],
+        *,
+        observe: Callable[[str, int, int, bytes], None] | None = None,
+        cpu_clock: Callable[[], float] | None = None,
+    ) -> Participant:
+        """Return one peer, ready for round 0."""
+        algorithm = gossip.build(self.config.algorithm.name, self.node(peer, layout), x0)
+        return Participant(
+            peer=peer,
+            algorithm=algorithm,
+            local_steps=local_steps,
+            layout=layout,
+            max_lead=self.max_lead,
+            late=self.late_policy,
+            observe=observe,
+            **({} if cpu_clock is None else {"cpu_clock": cpu_clock}),
+        )
+
+
+def deal(config: Config, data: Data, num_peers: int) -> Manifest:
+    """Return which samples each peer trains on and keeps as hold-out."""
+    from peer.train import partition
+
+    options = config.data
+    return partition.partition(
+        data.labels.numpy(),
+        num_peers,
+        kind=options.partition,
+        seed=config.run.seed,
+        skew=options.skew,
+        alpha=options.alpha,
+        labels_per_peer=options.labels_per_peer,
+        holdout_fraction=options.holdout_fraction,
+    )
+
+
+def _final_rounds(config: Config) -> int:
+    if config.algorithm.name != "scsp":
+        return 0
+    final = config.algorithm.final_rounds
+    return 40 if final == "auto" else final
+
+
+def _processor_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass  # Not Linux: the platform module knows a shorter name.
+    return platform.processor() or platform.machine()
