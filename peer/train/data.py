@@ -1,0 +1,163 @@
+"""Data sets in memory, and the common kind of task: what most tasks, built in or your own, are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from peer.errors import DataError
+from peer.train.task import Data
+
+Batch = tuple[torch.Tensor, ...]
+
+
+class TensorData:
+    """A data set of tensors that share their first dimension: inputs first, targets last."""
+
+    def __init__(self, *tensors: torch.Tensor, labels: torch.Tensor | None = None) -> None:
+        """Hold the tensors, not copies. `labels: int64[m]` are the targets unless given.
+
+        Raises DataError if lengths differ, the set is empty, or there are no integer labels.
+        """
+        if not tensors or any(tensor.ndim == 0 for tensor in tensors):
+            raise DataError("a data set needs at least one tensor with a sample in each row")
+        lengths = [len(tensor) for tensor in tensors]
+        if len(set(lengths)) != 1 or lengths[0] == 0:
+            raise DataError(f"the tensors of a data set need the same number of samples, at least one: {lengths}")
+        chosen = tensors[-1] if labels is None else labels
+        if chosen.shape != (lengths[0],) or chosen.is_floating_point() or chosen.is_complex():
+            raise DataError(
+                f"a data set needs one integer label a sample, by which it is dealt to the peers; these have shape "
+                f"{list(chosen.shape)} and type {chosen.dtype}: pass labels= where the targets are no classes"
+            )
+        self._tensors = tensors
+        self._labels = chosen.to("cpu", torch.int64)
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    @property
+    def labels(self) -> torch.Tensor:
+        """int64[m], on the CPU."""
+        return self._labels
+
+    def batch(self, indices: torch.Tensor) -> Batch:
+        """Return new tensors with the rows at `indices: int64[b]`, on the device of the data set."""
+        return tuple(tensor.index_select(0, indices.to(tensor.device)) for tensor in self._tensors)
+
+    def to(self, device: torch.device) -> TensorData:
+        """Return the data set with its tensors on `device`."""
+        return TensorData(*(tensor.to(device) for tensor in self._tensors), labels=self._labels)
+
+
+class ImageData:
+    """Images kept as bytes and normalised batch by batch: a quarter of the memory of float32."""
+
+    def __init__(
+        self, images: torch.Tensor, labels: torch.Tensor, *, mean: tuple[float, ...], std: tuple[float, ...]
+    ) -> None:
+        """Hold `images: uint8[m, c, h, w]` and `labels: int64[m]`; `mean` and `std`, one a channel,
+        are those of pixels in [0, 1]."""
+        self._images, self._labels = images, labels.to("cpu", torch.int64)
+        self._targets = self._labels.to(images.device)
+        self._mean, self._std = mean, std
+        self._scale = torch.tensor([1 / (255 * s) for s in std], device=images.device).view(-1, 1, 1)
+        self._shift = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)], device=images.device).view(
+            -1, 1, 1
+        )
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    @property
+    def labels(self) -> torch.Tensor:
+        """int64[m], on the CPU."""
+        return self._labels
+
+    def batch(self, indices: torch.Tensor) -> Batch:
+        """Return normalised images float32[b, c, h, w] and labels int64[b]."""
+        indices = indices.to(self._images.device)
+        pixels = self._images.index_select(0, indices).to(torch.float32)
+        return pixels.mul_(self._scale).add_(self._shift), self._targets.index_select(0, indices)
+
+    def to(self, device: torch.device) -> ImageData:
+        """Return the data set with its images on `device`."""
+        return ImageData(self._images.to(device), self._labels, mean=self._mean, std=self._std)
+
+
+def cross_entropy(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+    """Return the mean cross-entropy of the model's logits against the targets."""
+    *inputs, targets = batch
+    return torch.nn.functional.cross_entropy(model(*inputs), targets)
+
+
+def most_likely_is_right(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+    """Return bool[b]: whether the largest logit is that of the target."""
+    *inputs, targets = batch
+    logits: torch.Tensor = model(*inputs)
+    return logits.argmax(dim=1) == targets
+
+
+@dataclass(frozen=True, kw_only=True)
+class Classification:
+    """A task that names one class for each sample: cross-entropy to train, the largest logit to judge."""
+
+    name: str
+    num_classes: int
+    model: Callable[[], torch.nn.Module]
+    """Makes a new model that returns logits float32[b, num_classes]."""
+    train: Data | Callable[[], Data] = field(repr=False)
+    """The training set, or a function that reads it when it is first asked for."""
+    test: Data | Callable[[], Data] = field(repr=False)
+    augmentation: Callable[[Batch, torch.Tensor], Batch] | None = None
+    """Changes a training batch, with `uniforms: float32[b, 4]` as its only randomness."""
+    _read: dict[str, Data] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def make_model(self) -> torch.nn.Module:
+        return self.model()
+
+    def loss(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+        return cross_entropy(model, batch)
+
+    def train_data(self) -> Data:
+        return self._data("train", self.train)
+
+    def test_data(self) -> Data:
+        return self._data("test", self.test)
+
+    def correct(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+        return most_likely_is_right(model, batch)
+
+    def judge(self, model: torch.nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return what `loss` and `correct` return, from one forward pass."""
+        *inputs, targets = batch
+        logits: torch.Tensor = model(*inputs)
+        return torch.nn.functional.cross_entropy(logits, targets), logits.argmax(dim=1) == targets
+
+    def augment(self, batch: Batch, uniforms: torch.Tensor) -> Batch:
+        return batch if self.augmentation is None else self.augmentation(batch, uniforms)
+
+    def _data(self, split: str, source: Data | Callable[[], Data]) -> Data:
+        if split not in self._read:
+            self._read[split] = source() if callable(source) else source
+        return self._read[split]
+
+
+def crop_and_flip(batch: Batch, uniforms: torch.Tensor, *, padding: int = 4) -> Batch:
+    """Return square images shifted by up to `padding` pixels each way (black enters) and mirrored half of the time.
+
+    `batch[0]: float32[b, c, s, s]`. Uniforms 0, 1 and 2 of a sample choose row, column and mirroring.
+    """
+    images, *rest = batch
+    uniforms = uniforms.to(images.device)
+    b, c, height, width = images.shape
+    shifts = (uniforms[:, :2] * (2 * padding + 1)).to(torch.int64)
+    rows = shifts[:, 0, None] + torch.arange(height, device=images.device)
+    columns = shifts[:, 1, None] + torch.arange(width, device=images.device)
+    columns = torch.where(uniforms[:, 2, None] < 0.5, columns.flip(1), columns)
+    padded = torch.nn.functional.pad(images, (padding,) * 4)
+    picked = rows[:, None, :, None] * (width + 2 * padding) + columns[:, None, None, :]
+    picked = picked.expand(b, c, height, width).reshape(b, c, -1)
+    return padded.flatten(2).gather(2, picked).view(b, c, height, width), *rest

@@ -1,0 +1,318 @@
+"""The local step: from a flat vector z and a round number to the gradient that the gossip algorithm takes.
+
+One `Trainer` serves one peer; daemon and simulator use the same. It is a function of (seed, peer, round, z) beside the
+momentum and the buffers of the model's norm layers, which `state` returns: no generator has a state, no loader has a
+position. Two trainers of the same arguments give the same bits on one machine type and torch version, because every
+tensor that an operator reads starts on 64 bytes in memory of its own; operators may give other bits for other
+alignments.
+
+It knows neither peers nor messages nor disk, except to read `warm_start` and to write a model when told to.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from peer.compress.layout import Layout
+from peer.config import TrainingOptions
+from peer.errors import ConfigError, DataError, LocalProtocolError
+from peer.gossip.momentum import Momentum, build_momentum
+from peer.gossip.schedules import Schedule
+from peer.random import SHARED, Purpose, Stream, stream
+from peer.train.data import Classification
+from peer.train.memory import aligned, open_device, own_memory_
+from peer.train.model_file import load_model_, model_digest, save_model
+from peer.train.sampling import BatchSchedule, augmentation_uniforms
+from peer.train.task import Data, Task
+
+Vector: TypeAlias = npt.NDArray[np.float32]
+Split: TypeAlias = Literal["test", "holdout", "train"]
+
+EVALUATION_BATCH = 256
+"""Samples of a batch in evaluation: fixed, so that the sums do not depend on settings."""
+
+
+@dataclass(frozen=True)
+class LocalStep:
+    """What a round's local steps came to."""
+
+    gradient: Vector
+    """G: momentum and weight decay included, summed over the local steps; float32[n]."""
+    loss: float
+    """Mean over the local steps of the mean loss of the batch, before each step."""
+    samples: int
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How many samples of each class a model gets right."""
+
+    correct: npt.NDArray[np.int64]
+    """int64[classes]; one entry where the task has no classes."""
+    total: npt.NDArray[np.int64]
+    loss: float
+    """Mean over the samples."""
+
+    @property
+    def accuracy(self) -> float:
+        """Fraction in [0, 1]."""
+        return float(self.correct.sum() / max(1, self.total.sum()))
+
+
+class Trainer:
+    """The local step of one peer."""
+
+    def __init__(
+        self,
+        task: Task,
+        options: TrainingOptions,
+        *,
+        rounds: int,
+        seed: int,
+        peer: int,
+        train_indices: npt.NDArray[np.int64],
+        holdout_indices: npt.NDArray[np.int64] | None = None,
+        device: str = "cpu",
+    ) -> None:
+        """Set up training of `task` on the samples at `train_indices` of its training set.
+
+        Raises ConfigError (`training.only`, `training.warm_start`, `peer.device`) and DataError (a model file, or a
+        task that does not hold what it should).
+        """
+        self.task, self.options, self.peer, self.seed = task, options, peer, seed
+        self.device = open_device(device)
+        self._train, self._test = task.train_data(), task.test_data()
+        for name, data in (("training", self._train), ("test", self._test)):
+            check_data(task, data, name)
+        holdout = np.empty(0, np.int64) if holdout_indices is None else holdout_indices
+        self._indices: Mapping[Split, npt.NDArray[np.int64]] = {
+            "train": _checked_indices(train_indices, len(self._train)),
+            "holdout": _checked_indices(holdout, len(self._train)),
+            "test": np.arange(len(self._test), dtype=np.int64),
+        }
+        self._schedule = BatchSchedule(self._indices["train"], options.batch_size, seed=seed, peer=peer)
+        self._rates = Schedule.of(options, rounds)
+        self._model = make_start_model(task, options, seed)
+        self._model.train()
+        self._trained = trained_parameters(self._model, options.only)
+        own_memory_(self._model, self.device)
+        self.layout = Layout(tuple(self._trained), tuple(p.numel() for p in self._trained.values()))
+        self._parameters = list(self._trained.values())
+        self._flat_gradient = torch.empty(self.layout.size, device=self.device)
+        self._momentum: Momentum = build_momentum(options, self.layout.size)
+        self._augments = augments(task)
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """The model that the local step runs; its trained parameters hold whatever z it was last given."""
+        return self._model
+
+    def initial_vector(self) -> Vector:
+        """Return the vector that every peer of the run starts from, float32[n]."""
+        model = make_start_model(self.task, self.options, self.seed)
+        trained = trained_parameters(model, self.options.only)
+        return np.concatenate([p.detach().reshape(-1).numpy() for p in trained.values()])
+
+    def start_digest(self) -> str:
+        """Return a hex SHA-256 over all parameters and buffers that training starts from, frozen ones included: equal
+        on two peers exactly when they train the same model from the same point."""
+        return model_digest(make_start_model(self.task, self.options, self.seed))
+
+    def rate(self, t: int) -> float:
+        """Return γ of round t."""
+        return self._rates.rate(t)
+
+    def gradient(self, z: Vector, t: int, rate: float, z_step: float) -> LocalStep:
+        """Return the local steps of round t from `z: float32[n]`, which is not changed.
+
+        `rate` is γ; `z_step` is how far z really moves for each unit of gradient (γ · guard / u with push-sum): local
+        step s + 1 starts at z − z_step · (G₁ + … + G_s), and the sum of all G is returned. The momentum moves on.
+        """
+        steps = self.options.local_steps
+        moved, total, loss = z, None, 0.0
+        for local in range(steps):
+            gradient, local_loss = self._plain_gradient(moved, t, local)
+            direction = self._momentum.direction(gradient, moved)
+            loss += local_loss
+            total = direction if total is None else total + direction
+            if local + 1 < steps:
+                moved = moved - np.float32(z_step) * direction
+        assert total is not None
+        return LocalStep(total, loss / steps, steps * self.options.batch_size)
+
+    def after_round(self, z_before: Vector, z_after: Vector, rate: float) -> None:
+        """Let quasi-global momentum see how z moved in a round of learning rate `rate`.
+
+        With τ local steps the displacement is that of τ steps, so it is divided by τ γ, as the published code of
+        quasi-global momentum does.
+        """
+        self._momentum.after_round(z_before, z_after, rate * self.options.local_steps)
+
+    def evaluate(self, z: Vector, split: Split = "test") -> Evaluation:
+        """Return how the model at z does on a split; nothing that training reads is changed."""
+        data = self._test if split == "test" else self._train
+        return self._evaluate(z, data, self._indices[split])
+
+    def state(self) -> dict[str, npt.NDArray[Any]]:
+        """Return what the next round reads beside z: momentum, and the buffers of norm layers."""
+        state = {f"momentum.{name}": value for name, value in self._momentum.state().items()}
+        for name, buffer in self._model.named_buffers():
+            state[f"buffer.{name}"] = buffer.detach().cpu().numpy().copy()
+        return state
+
+    def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Take back what `state` returned. Raises KeyError or ValueError if it does not fit."""
+        prefix = "momentum."
+        self._momentum.restore({k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)})
+        for name, buffer in self._model.named_buffers():
+            value = torch.from_numpy(np.array(state[f"buffer.{name}"]))
+            if value.shape != buffer.shape or value.dtype != buffer.dtype:
+                raise ValueError(f"buffer {name} has shape {list(value.shape)}, expected {list(buffer.shape)}")
+            buffer.copy_(value)
+
+    def save_model(self, z: Vector, path: Path) -> None:
+        """Write the whole model at z, frozen parameters and buffers included, as safetensors."""
+        self._load(z)
+        save_model(self._model, path, metadata={"task": self.task.name, "layout": self.layout.digest})
+
+    def _plain_gradient(self, z: Vector, t: int, local: int) -> tuple[Vector, float]:
+        """Return the gradient of the mean loss of one batch at z, in memory of its own, and that loss."""
+        self._load(z)
+        batch = self._batch(t, local)
+        seed_operators(self.seed, self.peer, t, local, self.device)
+        loss = self.task.loss(self._model, batch)
+        if loss.ndim:
+            raise DataError(f"the loss of task {self.task.name} has shape {list(loss.shape)}; it should be a scalar")
+        parts = torch.autograd.grad(loss, self._parameters, materialize_grads=True)
+        torch.cat([part.reshape(-1) for part in parts], out=self._flat_gradient)
+        return self._flat_gradient.to("cpu", copy=True).numpy(), float(loss.detach())
+
+    def _load(self, z: Vector) -> None:
+        """Copy z into the trained parameters."""
+        if z.dtype != np.float32 or z.shape != (self.layout.size,):
+            raise LocalProtocolError(f"z is {z.dtype}{list(z.shape)}, the model takes float32[{self.layout.size}]")
+        flat = torch.from_numpy(z).to(self.device)
+        with torch.no_grad():
+            for parameter, part in zip(self._parameters, torch.split(flat, self.layout.sizes), strict=True):
+                parameter.copy_(part.view(parameter.shape))
+
+    def _batch(self, t: int, local: int) -> tuple[torch.Tensor, ...]:
+        draw = self._schedule.batch(t * self.options.local_steps + local)
+        batch = aligned(self._train.batch(torch.from_numpy(draw.indices)), self.device)
+        if self._augments:
+            uniforms = augmentation_uniforms(self.seed, draw, len(self._train))
+            batch = aligned(self.task.augment(batch, torch.from_numpy(uniforms).to(self.device)), self.device)
+        return batch
+
+    def _evaluate(self, z: Vector, data: Data, indices: npt.NDArray[np.int64]) -> Evaluation:
+        self._load(z)
+        classes = max(1, self.task.num_classes)
+        correct, total = np.zeros(classes, np.int64), np.zeros(classes, np.int64)
+        loss = 0.0
+        buffers = [(buffer, buffer.clone()) for buffer in self._model.buffers()]
+        self._model.eval()
+        try:
+            with torch.no_grad():
+                for start in range(0, len(indices), EVALUATION_BATCH):
+                    part = torch.from_numpy(indices[start : start + EVALUATION_BATCH])
+                    batch = aligned(data.batch(part), self.device)
+                    batch_loss, right = judge(self.task, self._model, batch)
+                    labels = data.labels[part].numpy() if self.task.num_classes else np.zeros(len(part), np.int64)
+                    correct += np.bincount(labels[right.cpu().numpy()], minlength=classes)
+                    total += np.bincount(labels, minlength=classes)
+                    loss += float(batch_loss) * len(part)
+        finally:
+            self._model.train()
+            # An own model may write to its buffers even in evaluation.
+            for buffer, value in buffers:
+                buffer.copy_(value)
+        return Evaluation(correct, total, loss / max(1, len(indices)))
+
+
+def make_start_model(task: Task, options: TrainingOptions, seed: int) -> torch.nn.Module:
+    """Return the model, on the CPU, that every peer of the run starts from: drawn under the run's seed, or read from
+    `options.warm_start`. The state of torch's generator is left as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(_torch_seed(stream(seed, SHARED, Purpose.INIT)))
+        model = task.make_model()
+    if not isinstance(model, torch.nn.Module):
+        raise DataError(f"make_model() of task {task.name} returned a {type(model).__name__}, no torch.nn.Module")
+    if options.warm_start is not None:
+        load_model_(model, Path(options.warm_start))
+    return model
+
+
+def trained_parameters(model: torch.nn.Module, only: tuple[str, ...]) -> dict[str, torch.nn.Parameter]:
+    """Return the parameters that are trained and sent, by name, and freeze all others.
+
+    Trained are those that require a gradient and match one of the patterns `only` (all of them if it is empty).
+    """
+    names = [name for name, parameter in model.named_parameters() if parameter.requires_grad and parameter.numel()]
+    if not names:
+        raise DataError("the model has no parameters to train")
+    for pattern in only:
+        if not fnmatch.filter(names, pattern):
+            raise ConfigError("matches no parameter", key="training.only", value=pattern, valid=", ".join(names))
+    trained = {}
+    for name, parameter in model.named_parameters():
+        if name in names and (not only or any(fnmatch.fnmatchcase(name, pattern) for pattern in only)):
+            if parameter.dtype != torch.float32:
+                raise DataError(f"parameter {name} is {parameter.dtype}; parameters to train have to be float32")
+            trained[name] = parameter
+        else:
+            parameter.requires_grad_(False)
+    return trained
+
+
+def check_data(task: Task, data: Data, name: str) -> None:
+    """Raise DataError unless a data set has samples and labels that fit the task."""
+    labels = data.labels
+    if not len(data) or labels.shape != (len(data),) or labels.dtype != torch.int64:
+        raise DataError(
+            f"the {name} set of task {task.name} needs one int64 label for each of its samples, at least one: it has "
+            f"{len(data)} samples and labels {labels.dtype}{list(labels.shape)}"
+        )
+    low, high = int(labels.min()), int(labels.max())
+    if task.num_classes and not 0 <= low <= high < task.num_classes:
+        raise DataError(
+            f"the {name} set of task {task.name} has labels from {low} to {high}, but num_classes is {task.num_classes}"
+        )
+
+
+def augments(task: Task) -> bool:
+    """Return whether training batches are to be augmented, as far as one can tell."""
+    return not (isinstance(task, Classification) and task.augmentation is None)
+
+
+def judge(task: Task, model: torch.nn.Module, batch: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the mean loss and bool[b], which samples are right; classifications take one forward pass for both."""
+    if isinstance(task, Classification):
+        return task.judge(model, batch)
+    return task.loss(model, batch), task.correct(model, batch)
+
+
+def seed_operators(seed: int, peer: int, t: int, local: int, device: torch.device) -> None:
+    """Seed the global generator of torch that dropout and its like draw from, as a function of peer and local step."""
+    value = _torch_seed(stream(seed, peer, Purpose.AUGMENT, t, local))
+    torch.default_generator.manual_seed(value)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(value)
+
+
+def _torch_seed(source: Stream) -> int:
+    low, high = source.words(2)
+    return int(high) << 32 | int(low)
+
+
+def _checked_indices(indices: npt.NDArray[np.int64], num_samples: int) -> npt.NDArray[np.int64]:
+    if indices.ndim != 1 or (indices.size and not 0 <= indices.min() <= indices.max() < num_samples):
+        raise LocalProtocolError(f"indices of samples lie between 0 and {num_samples - 1}")
+    return np.ascontiguousarray(indices, np.int64)

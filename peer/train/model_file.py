@@ -1,0 +1,82 @@
+"""Whole models on disk: safetensors with every parameter and buffer under its name."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+from peer.errors import DataError
+
+
+def save_model(model: torch.nn.Module, path: Path, *, metadata: Mapping[str, str] | None = None) -> None:
+    """Write all parameters and buffers of the model, beside the final name first, so that no reader sees half a file.
+
+    Tensors that the model holds under several names are written once, under the first.
+    """
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in _tensors(model).items()}
+    data = save(tensors, metadata={"format": "pt", **(metadata or {})})
+    beside = path.with_name(f"{path.name}.{os.getpid()}.part")
+    with open(beside, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+
+
+def load_model_(model: torch.nn.Module, path: Path) -> None:
+    """Set all parameters and buffers of the model to those of a file, or leave it as it is and raise DataError."""
+    wanted = _tensors(model)
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            names = set(file.keys())
+            lacking = [name for name in wanted if name not in names]
+            if lacking:
+                raise DataError(f"model file {path} lacks {_listed(lacking)}")
+            excess = sorted(names - wanted.keys())
+            if excess:
+                raise DataError(f"model file {path} holds {_listed(excess)}, which the model does not have")
+            for name, tensor in wanted.items():
+                shape = file.get_slice(name).get_shape()
+                if list(shape) != list(tensor.shape):
+                    raise DataError(f"model file {path}: {name} has shape {shape}, the model has {list(tensor.shape)}")
+            read = {name: file.get_tensor(name) for name in wanted}
+    except FileNotFoundError:
+        raise DataError(f"there is no model file {path}") from None
+    except OSError as error:
+        raise DataError(f"model file {path} cannot be read: {error.strerror or error}") from None
+    except SafetensorError as error:
+        raise DataError(f"{path} is no valid safetensors file: {error}") from None
+    for name, tensor in read.items():
+        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            raise DataError(f"model file {path}: {name} holds values that are not finite")
+        if tensor.is_floating_point() != wanted[name].is_floating_point():
+            raise DataError(f"model file {path}: {name} is {tensor.dtype}, the model has {wanted[name].dtype}")
+    with torch.no_grad():
+        for name, tensor in read.items():
+            wanted[name].copy_(tensor)
+
+
+def model_digest(model: torch.nn.Module) -> str:
+    """Return a hex SHA-256 over names, types, shapes and values of all parameters and buffers."""
+    digest = hashlib.sha256()
+    for name, tensor in _tensors(model).items():
+        digest.update(f"{name}\t{tensor.dtype}\t{list(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return the parameters and buffers of the model's state_dict by name, each once."""
+    kept = model.state_dict().keys()
+    return {name: tensor for name, tensor in (*model.named_parameters(), *model.named_buffers()) if name in kept}
+
+
+def _listed(names: list[str]) -> str:
+    shown = ", ".join(names[:8])
+    return shown if len(names) <= 8 else f"{shown} and {len(names) - 8} more"
