@@ -361,7 +361,8 @@ def _file_error(file: GraphFile, problem: str) -> ConfigError:
 
 def _graph(num_peers: int, senders: IntArray, receivers: IntArray) -> Graph:
     """Return the graph of these edges, sorted, without doubles and self-loops."""
-    code = np.unique(senders.astype(np.int64) * num_peers + receivers)
+    code = np.sort(senders.astype(np.int64) * num_peers + receivers)
+    code = code[np.diff(code, prepend=-1) > 0]
     ordered_senders, ordered_receivers = np.divmod(code, num_peers)
     off = ordered_senders != ordered_receivers
     return Graph(num_peers, ordered_senders[off], ordered_receivers[off])

@@ -1,0 +1,413 @@
+"""The split of a labelled data set among the peers, the same on every device without anybody telling it.
+
+A partition is a function of the labels, the number of peers, the method with its settings, and a seed; nothing else.
+Every sample belongs to exactly one peer, and no peer is left without. Random draws are the raw words of Philox
+generators keyed by (seed, purpose), which numpy guarantees to be the same in every version. `Manifest.digest` says in
+64 hex digits which split it is, so that peers can compare it before the first round.
+
+Knows labels only: no images, no torch, no files but the manifest's own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from peer.errors import ConfigError, DataError
+
+IntArray: TypeAlias = npt.NDArray[np.int64]
+Float64Array: TypeAlias = npt.NDArray[np.float64]
+
+METHODS: Mapping[str, str] = {
+    "skew": "A fraction of each class is sorted by label and dealt in consecutive blocks, the rest at random.",
+    "dirichlet": "Each class is split among the peers in proportions drawn from Dirichlet(alpha).",
+    "shards": "Each peer holds samples of labels_per_peer classes only.",
+    "iid": "Samples are dealt at random.",
+}
+"""One sentence for each method."""
+
+FORMAT = 1
+"""Version of the manifest file and of the bytes under its digest."""
+
+
+@dataclass(frozen=True, eq=False)
+class Manifest:
+    """Who holds which samples."""
+
+    method: str
+    settings: Mapping[str, float | int]
+    """What the method was given: skew, alpha or labels_per_peer; and holdout_fraction."""
+    seed: int
+    labels_digest: str
+    """Hex SHA-256 of the labels that were split."""
+    num_samples: int
+    train: tuple[IntArray, ...]
+    """For each peer its training samples, int64[m_i], ascending."""
+    holdout: tuple[IntArray, ...]
+    """For each peer its private test samples, int64[h_i], ascending."""
+
+    @property
+    def num_peers(self) -> int:
+        return len(self.train)
+
+    def samples(self, peer: int) -> IntArray:
+        """Return everything that `peer` holds, training and hold-out, ascending."""
+        return np.sort(np.concatenate([self.train[peer], self.holdout[peer]]))
+
+    @cached_property
+    def digest(self) -> str:
+        """Hex SHA-256 over who holds what; peers of one run must have the same."""
+        hasher = hashlib.sha256(b"sottovoce partition %d\n" % FORMAT)
+        hasher.update(bytes.fromhex(self.labels_digest))
+        hasher.update(np.array([self.num_samples, self.num_peers], dtype="<i8").tobytes())
+        for part in (*self.train, *self.holdout):
+            hasher.update(np.array([part.size], dtype="<i8").tobytes())
+            hasher.update(part.astype("<i8").tobytes())
+        return hasher.hexdigest()
+
+    def histogram(self, labels: npt.ArrayLike) -> IntArray:
+        """Return int64[peers, classes]: how many training samples of each label every peer holds.
+
+        Classes are the distinct labels, ascending.
+        """
+        classes, dense = np.unique(_checked_labels(labels), return_inverse=True)
+        return np.stack([np.bincount(dense[part], minlength=classes.size) for part in self.train]).astype(np.int64)
+
+    def verify(self, labels: npt.ArrayLike) -> None:
+        """Raise DataError unless this is a complete split of exactly these labels."""
+        checked = _checked_labels(labels)
+        if checked.size != self.num_samples:
+            raise DataError(
+                f"the manifest splits {self.num_samples} samples and the data set has {checked.size}; make the manifest"
+                " anew or use the data set it was made for"
+            )
+        if labels_digest(checked) != self.labels_digest:
+            raise DataError(
+                "the manifest was made for other labels, or for these in another order; make it anew for this data set"
+            )
+        _check_complete(self)
+
+    def save(self, path: Path) -> None:
+        """Write the manifest as JSON, replacing the file in one step."""
+        tree = {
+            "format": FORMAT,
+            "method": self.method,
+            "settings": dict(self.settings),
+            "seed": self.seed,
+            "labels_digest": self.labels_digest,
+            "num_samples": self.num_samples,
+            "train": [part.tolist() for part in self.train],
+            "holdout": [part.tolist() for part in self.holdout],
+            "digest": self.digest,
+        }
+        beside = path.with_name(path.name + ".new")
+        with beside.open("w", encoding="utf-8") as file:
+            json.dump(tree, file, separators=(",", ":"))
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+
+    @classmethod
+    def load(cls, path: Path) -> Manifest:
+        """Return the manifest of a file. Raises DataError where it is not one, is damaged or is of a later format."""
+        try:
+            tree = json.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise DataError(f"{path}: the manifest cannot be read: {error.strerror}") from None
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{path}: the manifest is not valid JSON: {error}") from None
+        if not isinstance(tree, dict) or tree.get("format") != FORMAT:
+            raise DataError(f"{path}: is not a partition manifest of format {FORMAT}; make it anew")
+        try:
+            manifest = cls(
+                method=str(tree["method"]),
+                settings=dict(tree["settings"]),
+                seed=int(tree["seed"]),
+                labels_digest=bytes.fromhex(tree["labels_digest"]).hex(),
+                num_samples=int(tree["num_samples"]),
+                train=tuple(_indices(part) for part in tree["train"]),
+                holdout=tuple(_indices(part) for part in tree["holdout"]),
+            )
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise DataError(f"{path}: the manifest lacks or garbles a field: {error!r}") from None
+        _check_complete(manifest)
+        if manifest.digest != tree.get("digest"):
+            raise DataError(f"{path}: the manifest was changed after it was written (its digest differs); make it anew")
+        return manifest
+
+
+def partition(
+    labels: npt.ArrayLike,
+    num_peers: int,
+    method: str,
+    *,
+    seed: int,
+    skew: float = 0.8,
+    alpha: float = 0.5,
+    labels_per_peer: int = 2,
+    holdout_fraction: float = 0.0,
+) -> Manifest:
+    """Return the split of `labels: int64[m]` among the peers by one of `METHODS`; settings of others are ignored.
+
+    Raises ConfigError, with the key, where the settings allow no split that uses every sample once and leaves no peer
+    empty; DataError where the labels are no list of integers.
+    """
+    checked = _checked_labels(labels)
+    if num_peers < 1:
+        raise ConfigError("a split needs at least one peer", key="peers", value=num_peers, valid="1 or more")
+    if not 0 <= seed < 1 << 63:
+        raise ConfigError("is out of range", key="run.seed", value=seed, valid="0 to 2^63 − 1")
+    if checked.size < num_peers:
+        raise ConfigError(
+            f"{checked.size} samples cannot be split among {num_peers} peers without leaving one empty",
+            key="peers",
+            value=num_peers,
+            valid=f"at most {checked.size} peers, or more data",
+        )
+    settings: dict[str, float | int]
+    if method == "skew":
+        owner, settings = _deal_by_skew(checked, num_peers, skew, seed), {"skew": skew}
+    elif method == "dirichlet":
+        needed = 2 if holdout_fraction > 0 and checked.size >= 2 * num_peers else 1
+        owner, settings = _deal_by_dirichlet(checked, num_peers, alpha, needed, seed), {"alpha": alpha}
+    elif method == "shards":
+        owner = _deal_by_shards(checked, num_peers, labels_per_peer, seed)
+        settings = {"labels_per_peer": labels_per_peer}
+    elif method == "iid":
+        owner, settings = _deal_by_skew(checked, num_peers, 0.0, seed), {}
+    else:
+        raise ConfigError("is not one of the choices", key="data.partition", value=method, valid=", ".join(METHODS))
+    parts = tuple(np.flatnonzero(owner == peer).astype(np.int64) for peer in range(num_peers))
+    train, holdout = _hold_out(parts, holdout_fraction, seed)
+    return Manifest(
+        method=method,
+        settings={**settings, "holdout_fraction": holdout_fraction},
+        seed=seed,
+        labels_digest=labels_digest(checked),
+        num_samples=checked.size,
+        train=train,
+        holdout=holdout,
+    )
+
+
+def labels_digest(labels: npt.ArrayLike) -> str:
+    """Return the hex SHA-256 of the labels in their order."""
+    return hashlib.sha256(_checked_labels(labels).astype("<i8").tobytes()).hexdigest()
+
+
+def _deal_by_skew(labels: IntArray, num_peers: int, skew: float, seed: int) -> IntArray:
+    """Return int64[m], the owner of each sample, for a degree of skew in [0, 1].
+
+    "We first randomly sample 80% of each class from the training data and then sort the sampled data as per its label.
+    First 20 examples from the sorted data are assigned to node 1, the next 20 to node 2 and so on. The remaining 20%
+    of the data is randomly distributed" (Sparse-Push, section 5, for a skew of 0.8). What is left over by rounding is
+    dealt so that the sizes of two peers differ by one sample at most.
+    """
+    if not 0 <= skew <= 1:
+        raise ConfigError("is out of range", key="data.skew", value=skew, valid="0 (dealt at random) to 1 (sorted)")
+    shuffled = _permutation(labels.size, seed, "order")
+    by_label = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    class_sizes = np.unique(labels, return_counts=True)[1]
+    rank = np.arange(labels.size) - np.repeat(np.cumsum(class_sizes) - class_sizes, class_sizes)
+    is_sorted = rank < np.repeat(np.rint(skew * class_sizes).astype(np.int64), class_sizes)
+
+    owner = np.empty(labels.size, dtype=np.int64)
+    block_sizes = _even_sizes(int(is_sorted.sum()), num_peers)
+    owner[by_label[is_sorted]] = np.repeat(np.arange(num_peers), block_sizes)
+    # Shuffled anew: within `by_label` the rest is sorted too.
+    rest = by_label[~is_sorted]
+    rest = rest[_permutation(rest.size, seed, "rest")]
+    owner[rest] = np.repeat(np.arange(num_peers), _even_sizes(labels.size, num_peers) - block_sizes)
+    return owner
+
+
+def _deal_by_dirichlet(labels: IntArray, num_peers: int, alpha: float, needed: int, seed: int) -> IntArray:
+    """Return int64[m], the owner of each sample: class by class in proportions drawn from Dirichlet(α, …, α).
+
+    A peer that would hold fewer than `needed` samples gets some of the largest peer.
+    """
+    if not (alpha > 0 and np.isfinite(alpha)):
+        raise ConfigError("is out of range", key="data.alpha", value=alpha, valid="a number above 0")
+    shuffled = _permutation(labels.size, seed, "order")
+    classes, dense = np.unique(labels, return_inverse=True)
+    shares = _dirichlet(alpha, classes.size, num_peers, seed)
+    owner = np.empty(labels.size, dtype=np.int64)
+    for number in range(classes.size):
+        members = shuffled[dense[shuffled] == number]
+        cuts = np.rint(np.cumsum(shares[number]) * members.size).astype(np.int64)
+        cuts[-1] = members.size
+        owner[members] = np.repeat(np.arange(num_peers), np.diff(cuts, prepend=0))
+    sizes = np.bincount(owner, minlength=num_peers)
+    while sizes.min() < needed:
+        peer, largest = int(np.argmin(sizes)), int(np.argmax(sizes))
+        owner[shuffled[np.argmax(owner[shuffled] == largest)]] = peer
+        sizes[largest] -= 1
+        sizes[peer] += 1
+    return owner
+
+
+def _deal_by_shards(labels: IntArray, num_peers: int, labels_per_peer: int, seed: int) -> IntArray:
+    """Return int64[m], the owner of each sample: every peer holds exactly `labels_per_peer` different labels.
+
+    The labels are handed out so that each has as equal a number of holders as possible (peer after peer takes those
+    with most places left, ties at random), and each class is split evenly among its holders.
+    """
+    classes, dense, class_sizes = np.unique(labels, return_inverse=True, return_counts=True)
+    if not 1 <= labels_per_peer <= classes.size:
+        raise ConfigError(
+            f"the data has {classes.size} different labels",
+            key="data.labels_per_peer",
+            value=labels_per_peer,
+            valid=f"1 to {classes.size}",
+        )
+    places = num_peers * labels_per_peer
+    if places < classes.size:
+        raise ConfigError(
+            f"{num_peers} peers with {labels_per_peer} labels each cannot hold all {classes.size} labels, and every"
+            " sample must belong to a peer",
+            key="data.labels_per_peer",
+            value=labels_per_peer,
+            valid=f"{-(-classes.size // num_peers)} or more",
+        )
+    left = _even_sizes(places, classes.size)[np.argsort(_permutation(classes.size, seed, "labels"), kind="stable")]
+    ties = _words(num_peers * classes.size, seed, "ties").reshape(num_peers, classes.size)
+    holders: list[list[int]] = [[] for _ in range(classes.size)]
+    for peer in range(num_peers):
+        for number in np.lexsort((ties[peer], -left))[:labels_per_peer].tolist():
+            holders[number].append(peer)
+            left[number] -= 1
+    shuffled = _permutation(labels.size, seed, "order")
+    owner = np.empty(labels.size, dtype=np.int64)
+    for number, peers in enumerate(holders):
+        if class_sizes[number] < len(peers):
+            raise ConfigError(
+                f"label {classes[number]} has {class_sizes[number]} samples for {len(peers)} peers that should hold it",
+                key="data.labels_per_peer",
+                value=labels_per_peer,
+                valid="fewer labels for each peer, fewer peers, or dirichlet",
+            )
+        members = shuffled[dense[shuffled] == number]
+        owner[members] = np.repeat(np.array(peers, dtype=np.int64), _even_sizes(members.size, len(peers)))
+    return owner
+
+
+def _hold_out(
+    parts: tuple[IntArray, ...], fraction: float, seed: int
+) -> tuple[tuple[IntArray, ...], tuple[IntArray, ...]]:
+    """Return (train, holdout); where `fraction` > 0 each peer holds out at least one sample and trains on another."""
+    if not 0 <= fraction < 1:
+        raise ConfigError(
+            "is out of range", key="data.holdout_fraction", value=fraction, valid="0 up to, not including, 1"
+        )
+    if fraction == 0:
+        return parts, tuple(part[:0] for part in parts)
+    smallest = min(range(len(parts)), key=lambda peer: parts[peer].size)
+    if parts[smallest].size < 2:
+        raise ConfigError(
+            f"peer {smallest} has one sample only, which cannot be both trained on and held out",
+            key="data.holdout_fraction",
+            value=fraction,
+            valid="0, or more data for each peer",
+        )
+    train, holdout = [], []
+    for peer, part in enumerate(parts):
+        count = min(max(1, round(fraction * part.size)), part.size - 1)
+        mixed = part[_permutation(part.size, seed, f"holdout {peer}")]
+        holdout.append(np.sort(mixed[:count]))
+        train.append(np.sort(mixed[count:]))
+    return tuple(train), tuple(holdout)
+
+
+def _even_sizes(total: int, parts: int) -> IntArray:
+    """Return int64[parts] that sum to `total` and differ by one at most, the larger ones first.
+
+    First, so that no part shrinks when `total` grows.
+    """
+    return total // parts + (np.arange(parts) < total % parts).astype(np.int64)
+
+
+def _dirichlet(alpha: float, rows: int, columns: int, seed: int) -> Float64Array:
+    """Return float64[rows, columns] whose rows are draws from the symmetric Dirichlet(α).
+
+    Gamma variates by Marsaglia and Tsang (2000), as logarithms: for small α the variates themselves underflow, and a
+    row of zeros has no proportions. numpy's own sampler may change its stream from version to version.
+    """
+    count = rows * columns
+    shape = alpha if alpha >= 1 else alpha + 1.0
+    d = shape - 1.0 / 3.0
+    c = 1.0 / np.sqrt(9.0 * d)
+    log_gamma = np.empty(count)
+    waiting = np.arange(count)
+    attempt = 0
+    while waiting.size:
+        draws = _uniforms(3 * count, seed, f"gamma {attempt}").reshape(3, count)[:, waiting]
+        normal = np.sqrt(-2.0 * np.log(draws[0])) * np.cos(2.0 * np.pi * draws[1])
+        base = 1.0 + c * normal
+        v = np.where(base > 0, base, 1.0) ** 3
+        accepted = (base > 0) & (np.log(draws[2]) < 0.5 * normal**2 + d - d * v + d * np.log(v))
+        log_gamma[waiting[accepted]] = np.log(d * v[accepted])
+        waiting = waiting[~accepted]
+        attempt += 1
+    if alpha < 1:
+        log_gamma += np.log(_uniforms(count, seed, "gamma boost")) / alpha
+    table = log_gamma.reshape(rows, columns)
+    shares = np.exp(table - table.max(axis=1, keepdims=True))
+    normalized: Float64Array = shares / shares.sum(axis=1, keepdims=True)
+    return normalized
+
+
+def _permutation(size: int, seed: int, purpose: str) -> IntArray:
+    """Return a random order of `size` positions (equal words, of which there are none in practice, by position)."""
+    return np.argsort(_words(size, seed, purpose), kind="stable").astype(np.int64)
+
+
+def _uniforms(size: int, seed: int, purpose: str) -> Float64Array:
+    """Return float64[size] strictly between 0 and 1."""
+    return ((_words(size, seed, purpose) >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
+
+
+def _words(size: int, seed: int, purpose: str) -> npt.NDArray[np.uint64]:
+    """Return `size` random 64-bit words, a function of seed and purpose."""
+    purpose_key = int.from_bytes(hashlib.sha256(f"sottovoce partition: {purpose}".encode()).digest()[:8], "little")
+    source = np.random.Philox(key=np.array([seed, purpose_key], dtype=np.uint64))
+    words: npt.NDArray[np.uint64] = source.random_raw(size)
+    return words
+
+
+def _checked_labels(labels: npt.ArrayLike) -> IntArray:
+    array = np.asarray(labels)
+    if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iu":
+        raise DataError(
+            f"labels should be a list of at least one integer, not {array.dtype} of shape {array.shape}; give the task"
+            " `labels` that say of what kind each sample is"
+        )
+    return array.astype(np.int64)
+
+
+def _indices(part: Any) -> IntArray:
+    array = np.array(part)
+    if array.size == 0:
+        return np.empty(0, dtype=np.int64)
+    if array.ndim != 1 or array.dtype.kind != "i":
+        raise TypeError("samples are listed by their numbers")
+    return array.astype(np.int64)
+
+
+def _check_complete(manifest: Manifest) -> None:
+    if not manifest.train or len(manifest.holdout) != len(manifest.train):
+        raise DataError("the manifest does not list training and hold-out samples of each peer; make it anew")
+    used = np.sort(np.concatenate([*manifest.train, *manifest.holdout]))
+    if used.size != manifest.num_samples or not np.array_equal(used, np.arange(manifest.num_samples)):
+        raise DataError("the manifest does not use every sample exactly once; make it anew")
+    if any(part.size == 0 for part in manifest.train):
+        raise DataError("the manifest leaves a peer without training samples; make it anew")

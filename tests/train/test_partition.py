@@ -1,0 +1,242 @@
+"""Every device computes the same split alone; every sample belongs to one peer; no peer is left without."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from peer.errors import ConfigError, DataError
+from peer.train.partition import METHODS, Manifest, _dirichlet, labels_digest, partition
+
+DIGITS = np.arange(2000) % 10
+
+
+@st.composite
+def splits(draw):
+    labels = np.array(draw(st.lists(st.integers(-3, 6), min_size=1, max_size=200)))
+    return labels, {
+        "num_peers": draw(st.integers(1, 20)),
+        "method": draw(st.sampled_from(sorted(METHODS))),
+        "seed": draw(st.integers(0, 2**63 - 1)),
+        "skew": draw(st.floats(0, 1)),
+        "alpha": draw(st.floats(1e-4, 100)),
+        "labels_per_peer": draw(st.integers(1, 10)),
+        "holdout_fraction": draw(st.sampled_from([0.0, 0.01, 0.2, 0.99])),
+    }
+
+
+@settings(max_examples=300, deadline=None)
+@given(splits())
+def test_every_sample_is_used_once_and_no_peer_is_empty_or_the_error_names_the_key(split):
+    labels, request = split
+    try:
+        manifest = partition(labels, **request)
+    except ConfigError as error:
+        refused = error
+    else:
+        refused = None
+    if refused is not None:
+        assert refused.key in {"peers", "data.labels_per_peer", "data.holdout_fraction"}
+        assert refused.valid is not None
+        return
+    manifest.verify(labels)
+    used = np.concatenate([*manifest.train, *manifest.holdout])
+    assert sorted(used.tolist()) == list(range(labels.size))
+    assert all(part.size for part in manifest.train)
+    if request["holdout_fraction"] > 0:
+        assert all(part.size for part in manifest.holdout)
+    assert manifest.histogram(labels).sum() == sum(part.size for part in manifest.train)
+
+
+@settings(max_examples=60, deadline=None)
+@given(splits())
+def test_the_same_inputs_give_the_same_split(split):
+    labels, request = split
+    try:
+        once = partition(labels, **request)
+    except ConfigError:
+        return
+    again = partition(labels.astype(np.int32).tolist(), **request)
+    assert once.digest == again.digest
+    assert all(np.array_equal(a, b) for a, b in zip(once.train, again.train, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("method", "digest"),
+    [
+        ("skew", "b128d8c65e596f2f34f7c1a1031048c07d7a4a6f58f70e85010e0779e103d3f6"),
+        ("dirichlet", "0b718ab180150018fd5fa879eb993c41bcf2f5b51c5ae036760b87b7c658ab4b"),
+        ("shards", "2190b29775d3d2767843f5c0f18aa6c96b0b184ce0e6d5ea391f00918a1920e8"),
+        ("iid", "581fead4bc046711dfe2ce2705f60debf48c3ce257047092421a4e2e138c8ecf"),
+    ],
+)
+def test_splits_stay_what_they_were_in_earlier_versions(method, digest):
+    # A changed digest means that devices with different versions would train on overlapping data.
+    assert partition(DIGITS, 8, method, seed=3, holdout_fraction=0.1).digest == digest
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_another_seed_gives_another_split(method):
+    assert partition(DIGITS, 8, method, seed=1).digest != partition(DIGITS, 8, method, seed=2).digest
+
+
+def test_skew_1_deals_consecutive_blocks_of_the_sorted_labels():
+    histogram = partition(DIGITS, 10, "skew", seed=0, skew=1.0).histogram(DIGITS)
+    assert np.array_equal(histogram, 200 * np.eye(10, dtype=int))
+
+
+def test_skew_0_8_deals_the_papers_example():
+    """100 examples of 10 classes, 4 nodes: the first 20 of the 80 sorted ones go to node 1, the next 20 to node 2."""
+    labels = np.repeat(np.arange(10), 10)[np.random.Generator(np.random.Philox(1)).permutation(100)]
+    histogram = partition(labels, 4, "skew", seed=5, skew=0.8).histogram(labels)
+    at_least = np.zeros((4, 10), dtype=int)
+    for place in range(80):
+        at_least[place // 20, place // 8] += 1
+    assert (histogram >= at_least).all()
+    assert histogram.sum(axis=1).tolist() == [25, 25, 25, 25]
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.integers(0, 4), min_size=20, max_size=200),
+    st.integers(1, 20),
+    st.floats(0, 1),
+)
+def test_peers_of_a_skewed_split_have_equal_sizes(labels, num_peers, skew):
+    sizes = [part.size for part in partition(labels, num_peers, "skew", seed=0, skew=skew).train]
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_an_iid_split_spreads_every_label():
+    histogram = partition(DIGITS, 8, "iid", seed=0).histogram(DIGITS)
+    # 200 samples of a label on 8 peers: 25 each, standard deviation 4.7.
+    assert 5 <= histogram.min() <= histogram.max() <= 50
+
+
+def test_a_shard_holds_exactly_the_asked_number_of_labels():
+    for labels_per_peer in (2, 3, 10):
+        histogram = partition(DIGITS, 8, "shards", seed=0, labels_per_peer=labels_per_peer).histogram(DIGITS)
+        assert ((histogram > 0).sum(axis=1) == labels_per_peer).all()
+        holders = (histogram > 0).sum(axis=0)
+        assert holders.max() - holders.min() <= 1
+
+
+def test_dirichlet_proportions_have_the_mean_and_variance_of_the_distribution():
+    for alpha in (0.05, 0.5, 1.0, 20.0):
+        shares = _dirichlet(alpha, 40_000, 4, seed=11)
+        assert np.allclose(shares.sum(axis=1), 1)
+        variance = 0.25 * 0.75 / (4 * alpha + 1)
+        assert np.allclose(shares.mean(axis=0), 0.25, atol=5 * np.sqrt(variance / 40_000))
+        assert np.allclose(shares.var(axis=0), variance, rtol=0.05)
+
+
+def test_a_tiny_alpha_gives_each_class_to_one_peer_and_still_leaves_no_peer_empty():
+    manifest = partition(DIGITS, 50, "dirichlet", seed=0, alpha=1e-4, holdout_fraction=0.1)
+    assert min(part.size for part in manifest.train) == 1
+    # Ten classes go whole to ten peers, but for the two samples that each of the others is given.
+    assert np.sort([part.size for part in manifest.train])[-10:].sum() > 1600
+    assert min(part.size for part in manifest.holdout) == 1
+
+
+def test_a_hold_out_takes_the_asked_fraction_from_each_peer():
+    manifest = partition(DIGITS, 8, "skew", seed=0, holdout_fraction=0.2)
+    assert [part.size for part in manifest.holdout] == [50] * 8
+    without = partition(DIGITS, 8, "skew", seed=0)
+    for peer in range(8):
+        assert np.array_equal(manifest.samples(peer), without.samples(peer))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "key", "says"),
+    [
+        ({"num_peers": 0, "method": "iid"}, "peers", "at least one peer"),
+        ({"num_peers": 2001, "method": "iid"}, "peers", "without leaving one empty"),
+        ({"num_peers": 8, "method": "random"}, "data.partition", "not one of the choices"),
+        ({"num_peers": 8, "method": "iid", "seed": -1}, "run.seed", "out of range"),
+        ({"num_peers": 8, "method": "skew", "skew": 1.5}, "data.skew", "out of range"),
+        ({"num_peers": 8, "method": "skew", "skew": float("nan")}, "data.skew", "out of range"),
+        ({"num_peers": 8, "method": "dirichlet", "alpha": 0.0}, "data.alpha", "out of range"),
+        ({"num_peers": 8, "method": "dirichlet", "alpha": float("inf")}, "data.alpha", "out of range"),
+        (
+            {"num_peers": 4, "method": "shards", "labels_per_peer": 2},
+            "data.labels_per_peer",
+            "cannot hold all 10 labels",
+        ),
+        ({"num_peers": 8, "method": "shards", "labels_per_peer": 11}, "data.labels_per_peer", "10 different labels"),
+        ({"num_peers": 1500, "method": "shards", "labels_per_peer": 9}, "data.labels_per_peer", "has 200 samples"),
+        ({"num_peers": 8, "method": "iid", "holdout_fraction": 1.0}, "data.holdout_fraction", "out of range"),
+        ({"num_peers": 2000, "method": "iid", "holdout_fraction": 0.1}, "data.holdout_fraction", "one sample only"),
+    ],
+)
+def test_settings_without_a_split_are_refused_with_their_key(arguments, key, says):
+    with pytest.raises(ConfigError, match=says) as caught:
+        partition(DIGITS, **{"seed": 0, **arguments})
+    assert caught.value.key == key
+
+
+@pytest.mark.parametrize("labels", [[], [0.5, 1.0], [[1, 2]], ["a"], 3])
+def test_labels_that_are_no_list_of_integers_are_refused(labels):
+    with pytest.raises(DataError, match="list of at least one integer"):
+        partition(labels, 1, "iid", seed=0)
+
+
+def test_a_manifest_survives_the_disk(tmp_path):
+    manifest = partition(DIGITS, 8, "dirichlet", seed=4, holdout_fraction=0.1)
+    path = tmp_path / "partition.json"
+    manifest.save(path)
+    loaded = Manifest.load(path)
+    loaded.verify(DIGITS)
+    assert loaded.digest == manifest.digest
+    assert (loaded.method, loaded.settings, loaded.seed) == ("dirichlet", {"alpha": 0.5, "holdout_fraction": 0.1}, 4)
+    assert [path.name for path in tmp_path.iterdir()] == ["partition.json"]
+
+
+def _swap_two_samples(tree):
+    tree["train"][0][0], tree["train"][1][0] = tree["train"][1][0], tree["train"][0][0]
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (_swap_two_samples, "changed after it was written"),
+        (lambda tree: tree.update(seed="x"), "garbles a field"),
+        (lambda tree: tree.pop("train"), "lacks or garbles"),
+        (lambda tree: tree.update(train=[[0.5]]), "lacks or garbles"),
+        (lambda tree: tree.update(train=7), "lacks or garbles"),
+        (lambda tree: tree["train"][0].append(10**30), "lacks or garbles"),
+        (lambda tree: tree["train"][0].append(0), "every sample exactly once"),
+        (lambda tree: tree["train"][0].clear(), "every sample exactly once"),
+        (lambda tree: tree["holdout"].pop(), "training and hold-out samples of each peer"),
+        (lambda tree: tree.update(labels_digest="zz"), "lacks or garbles"),
+        (lambda tree: tree.update(format=2), "not a partition manifest of format 1"),
+    ],
+)
+def test_a_damaged_manifest_is_refused(tmp_path, damage, says):
+    path = tmp_path / "partition.json"
+    partition(DIGITS, 4, "iid", seed=0).save(path)
+    tree = json.loads(path.read_text())
+    damage(tree)
+    path.write_text(json.dumps(tree))
+    with pytest.raises(DataError, match=says):
+        Manifest.load(path)
+
+
+@pytest.mark.parametrize("text", ["", "[", "[]", "[" * 100_000, "\ud800"])
+def test_a_file_that_is_no_manifest_is_refused(tmp_path, text):
+    path = tmp_path / "partition.json"
+    path.write_bytes(text.encode("utf-8", "surrogatepass"))
+    with pytest.raises(DataError, match="manifest"):
+        Manifest.load(path)
+    with pytest.raises(DataError, match="cannot be read"):
+        Manifest.load(tmp_path / "missing.json")
+
+
+def test_a_manifest_of_other_data_is_noticed():
+    manifest = partition(DIGITS, 4, "iid", seed=0)
+    with pytest.raises(DataError, match="other labels"):
+        manifest.verify(DIGITS[::-1])
+    with pytest.raises(DataError, match="splits 2000 samples and the data set has 1999"):
+        manifest.verify(DIGITS[1:])
+    assert labels_digest(DIGITS) == manifest.labels_digest
