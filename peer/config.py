@@ -91,6 +91,8 @@ class StateOptions(Section):
     """Save a checkpoint every this many rounds; 0 saves only at the end and on SIGTERM."""
     keep_checkpoints: Count = 2
     """How many checkpoints to keep."""
+    ledger: bool = False
+    """Also write every model, weight and frame of every round: what an audit of the conservation of mass needs."""
 
 
 class GraphOptions(Section):
@@ -232,6 +234,10 @@ class EvaluationOptions(Section):
 
     every_rounds: Whole = 50
     """Evaluate every this many rounds (and after the last); 0 only after the last."""
+    share_every: Count = 5
+    """Spread every this many-th evaluation to all peers by gossip (and the last one)."""
+    keep_models: bool = False
+    """Leave the model of every evaluation in the state folder: `sotto up` measures the consensus distance from them."""
 
 
 class GuardOptions(Section):

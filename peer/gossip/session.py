@@ -154,15 +154,16 @@ class Session:
         message = exchange.sends[receiver]
         return [message] if message.kind is MessageKind.REPAIR_REQUEST else []
 
-    def unconsumed(self) -> dict[int, tuple[int, int]]:
-        """Return, for each sender with messages that wait here, the earliest (round, phase) of them.
+    def unconsumed_counts(self) -> dict[int, int]:
+        """Return, for each sender, how many of its round messages wait here for a later round.
 
-        What a checkpoint between rounds leaves to the sender to send again.
+        They are its newest ones; a checkpoint between rounds leaves them to the sender to send again.
         """
-        earliest: dict[int, tuple[int, int]] = {}
-        for round_, phase, sender in self._inbox:
-            earliest[sender] = min(earliest.get(sender, (round_, phase)), (round_, phase))
-        return earliest
+        counts: dict[int, int] = {}
+        for (_, _, sender), message in self._inbox.items():
+            if message.kind is not MessageKind.REPAIR:
+                counts[sender] = counts.get(sender, 0) + 1
+        return counts
 
     def state(self) -> dict[str, object]:
         """Return what must survive a crash between two rounds beside the algorithm's own state (JSON values)."""
