@@ -24,8 +24,8 @@ import torch
 from peer.compress.layout import Layout
 from peer.config import TrainingOptions
 from peer.errors import ConfigError, DataError, LocalProtocolError
-from peer.gossip.momentum import Momentum, build_momentum
-from peer.gossip.schedules import Schedule
+from peer.gossip import schedules
+from peer.gossip.momentum import Momentum
 from peer.random import SHARED, Purpose, Stream, stream
 from peer.train.data import Classification
 from peer.train.memory import aligned, open_device, own_memory_
@@ -45,7 +45,8 @@ class LocalStep:
     """What a round's local steps came to."""
 
     gradient: Vector
-    """G: momentum and weight decay included, summed over the local steps; float32[n]."""
+    """G: momentum and weight decay included, summed over the local steps; float32[n]. Read only, and good until the
+    next local step: it may lie in the momentum's own memory."""
     loss: float
     """Mean over the local steps of the mean loss of the batch, before each step."""
     samples: int
@@ -81,14 +82,16 @@ class Trainer:
         train_indices: npt.NDArray[np.int64],
         holdout_indices: npt.NDArray[np.int64] | None = None,
         device: str = "cpu",
+        base: Path | None = None,
     ) -> None:
-        """Set up training of `task` on the samples at `train_indices` of its training set.
+        """Set up training of `task` on the samples at `train_indices` of its training set; a relative
+        `options.warm_start` starts at `base`.
 
         Raises ConfigError (`training.only`, `training.warm_start`, `peer.device`) and DataError (a model file, or a
         task that does not hold what it should).
         """
         self.task, self.options, self.peer, self.seed = task, options, peer, seed
-        self.device = open_device(device)
+        self.device, self._base = open_device(device), base or Path()
         self._train, self._test = task.train_data(), task.test_data()
         for name, data in (("training", self._train), ("test", self._test)):
             check_data(task, data, name)
@@ -99,15 +102,16 @@ class Trainer:
             "test": np.arange(len(self._test), dtype=np.int64),
         }
         self._schedule = BatchSchedule(self._indices["train"], options.batch_size, seed=seed, peer=peer)
-        self._rates = Schedule.of(options, rounds)
-        self._model = make_start_model(task, options, seed)
+        self._rates = learning_rates(options, rounds)
+        self._model = make_start_model(task, options, seed, self._base)
         self._model.train()
         self._trained = trained_parameters(self._model, options.only)
         own_memory_(self._model, self.device)
         self.layout = Layout(tuple(self._trained), tuple(p.numel() for p in self._trained.values()))
         self._parameters = list(self._trained.values())
+        self._sizes = list(self.layout.sizes)
         self._flat_gradient = torch.empty(self.layout.size, device=self.device)
-        self._momentum: Momentum = build_momentum(options, self.layout.size)
+        self._momentum = make_momentum(options)
         self._augments = augments(task)
 
     @property
@@ -117,14 +121,14 @@ class Trainer:
 
     def initial_vector(self) -> Vector:
         """Return the vector that every peer of the run starts from, float32[n]."""
-        model = make_start_model(self.task, self.options, self.seed)
+        model = make_start_model(self.task, self.options, self.seed, self._base)
         trained = trained_parameters(model, self.options.only)
         return np.concatenate([p.detach().reshape(-1).numpy() for p in trained.values()])
 
     def start_digest(self) -> str:
         """Return a hex SHA-256 over all parameters and buffers that training starts from, frozen ones included: equal
         on two peers exactly when they train the same model from the same point."""
-        return model_digest(make_start_model(self.task, self.options, self.seed))
+        return model_digest(make_start_model(self.task, self.options, self.seed, self._base))
 
     def rate(self, t: int) -> float:
         """Return γ of round t."""
@@ -137,16 +141,23 @@ class Trainer:
         step s + 1 starts at z − z_step · (G₁ + … + G_s), and the sum of all G is returned. The momentum moves on.
         """
         steps = self.options.local_steps
-        moved, total, loss = z, None, 0.0
-        for local in range(steps):
-            gradient, local_loss = self._plain_gradient(moved, t, local)
-            direction = self._momentum.direction(gradient, moved)
-            loss += local_loss
-            total = direction if total is None else total + direction
-            if local + 1 < steps:
+        gradient, loss = self._plain_gradient(z, t, 0)
+        total = self._momentum.direction(gradient, z)
+        if steps > 1:
+            total, moved = total.copy(), z
+            direction = total
+            for local in range(1, steps):
                 moved = moved - np.float32(z_step) * direction
-        assert total is not None
+                gradient, local_loss = self._plain_gradient(moved, t, local)
+                direction = self._momentum.direction(gradient, moved)
+                total += direction
+                loss += local_loss
         return LocalStep(total, loss / steps, steps * self.options.batch_size)
+
+    @property
+    def needs_displacement(self) -> bool:
+        """Whether `after_round` has anything to do."""
+        return self._momentum.needs_round
 
     def after_round(self, z_before: Vector, z_after: Vector, rate: float) -> None:
         """Let quasi-global momentum see how z moved in a round of learning rate `rate`.
@@ -171,7 +182,11 @@ class Trainer:
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
         """Take back what `state` returned. Raises KeyError or ValueError if it does not fit."""
         prefix = "momentum."
-        self._momentum.restore({k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)})
+        momentum = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+        for name in ("m", "v"):
+            if name in momentum and momentum[name].shape != (self.layout.size,):
+                raise ValueError(f"momentum {name} has shape {momentum[name].shape}, expected ({self.layout.size},)")
+        self._momentum.restore(momentum)
         for name, buffer in self._model.named_buffers():
             value = torch.from_numpy(np.array(state[f"buffer.{name}"]))
             if value.shape != buffer.shape or value.dtype != buffer.dtype:
@@ -184,7 +199,7 @@ class Trainer:
         save_model(self._model, path, metadata={"task": self.task.name, "layout": self.layout.digest})
 
     def _plain_gradient(self, z: Vector, t: int, local: int) -> tuple[Vector, float]:
-        """Return the gradient of the mean loss of one batch at z, in memory of its own, and that loss."""
+        """Return the gradient of the mean loss of one batch at z, good until the next call, and that loss."""
         self._load(z)
         batch = self._batch(t, local)
         seed_operators(self.seed, self.peer, t, local, self.device)
@@ -193,7 +208,7 @@ class Trainer:
             raise DataError(f"the loss of task {self.task.name} has shape {list(loss.shape)}; it should be a scalar")
         parts = torch.autograd.grad(loss, self._parameters, materialize_grads=True)
         torch.cat([part.reshape(-1) for part in parts], out=self._flat_gradient)
-        return self._flat_gradient.to("cpu", copy=True).numpy(), float(loss.detach())
+        return self._flat_gradient.cpu().numpy(), float(loss.detach())
 
     def _load(self, z: Vector) -> None:
         """Copy z into the trained parameters."""
@@ -201,7 +216,7 @@ class Trainer:
             raise LocalProtocolError(f"z is {z.dtype}{list(z.shape)}, the model takes float32[{self.layout.size}]")
         flat = torch.from_numpy(z).to(self.device)
         with torch.no_grad():
-            for parameter, part in zip(self._parameters, torch.split(flat, self.layout.sizes), strict=True):
+            for parameter, part in zip(self._parameters, torch.split(flat, self._sizes), strict=True):
                 parameter.copy_(part.view(parameter.shape))
 
     def _batch(self, t: int, local: int) -> tuple[torch.Tensor, ...]:
@@ -237,7 +252,30 @@ class Trainer:
         return Evaluation(correct, total, loss / max(1, len(indices)))
 
 
-def make_start_model(task: Task, options: TrainingOptions, seed: int) -> torch.nn.Module:
+def learning_rates(options: TrainingOptions, rounds: int) -> schedules.LearningRate:
+    """Return the configured γ of every round."""
+    return schedules.build(
+        options.schedule,
+        peak=options.learning_rate,
+        rounds=rounds,
+        warmup_rounds=options.warmup_rounds,
+        milestones=options.step_milestones,
+        factor=options.step_factor,
+    )
+
+
+def make_momentum(options: TrainingOptions) -> Momentum:
+    """Return the configured momentum, at rest."""
+    return Momentum(
+        options.momentum,
+        beta=options.beta,
+        mu=options.mu,
+        weight_decay=options.weight_decay,
+        beta2=options.beta2,
+    )
+
+
+def make_start_model(task: Task, options: TrainingOptions, seed: int, base: Path) -> torch.nn.Module:
     """Return the model, on the CPU, that every peer of the run starts from: drawn under the run's seed, or read from
     `options.warm_start`. The state of torch's generator is left as it was."""
     with torch.random.fork_rng(devices=[]):
@@ -246,7 +284,7 @@ def make_start_model(task: Task, options: TrainingOptions, seed: int) -> torch.n
     if not isinstance(model, torch.nn.Module):
         raise DataError(f"make_model() of task {task.name} returned a {type(model).__name__}, no torch.nn.Module")
     if options.warm_start is not None:
-        load_model_(model, Path(options.warm_start))
+        load_model_(model, base / options.warm_start)
     return model
 
 
