@@ -1,0 +1,268 @@
+"""Frames: messages to bytes and back. The format itself is described in the package's docstring."""
+
+from __future__ import annotations
+
+import math
+import struct
+import zlib
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from peer.compress.layout import Layout
+from peer.compress.payload import Dense, LayerPayload, Levels, MoreBits, Residues, Sparse, ValueType, WholeIntegers
+from peer.errors import LocalProtocolError
+from peer.wire import sections
+from peer.wire.errors import (
+    BadMagic,
+    ChecksumMismatch,
+    FrameTooLarge,
+    LayerCountMismatch,
+    LayerNumberOutOfOrder,
+    MissingPrevious,
+    TrailingBytes,
+    TruncatedFrame,
+    UnknownKind,
+    UnknownSection,
+    UnsupportedVersion,
+    WeightOutOfRange,
+    WishOutOfRange,
+    WrongFloatType,
+)
+from peer.wire.integers import Part
+from peer.wire.message import Message, MessageKind, RepairWish
+from peer.wire.reader import MAX_VARINT, Reader, varint
+
+MAGIC = b"SV"
+VERSION = 1
+CHECKSUM_BYTES = 4
+
+_WIDE = 1 << 4
+_PREDICTED = 1 << 5
+_REPAIRS = (MoreBits, WholeIntegers)
+_WITHOUT_LAYERS = (MessageKind.NOTHING, MessageKind.REPAIR_REQUEST, MessageKind.PAIR_BUSY)
+_LARGEST_RECIPROCAL = 1 << 16
+
+
+def max_frame_bytes(layout: Layout) -> int:
+    """Return the length beyond which no honest frame about this layout goes: 9 bytes a number, 64 a layer, 128."""
+    return 9 * layout.size + 64 * layout.num_layers + 128
+
+
+def encode(message: Message, layout: Layout, *, previous: Message | None = None) -> bytes:
+    """Return the frame of a message.
+
+    `previous` is an earlier message of the same sender that every receiver of this frame is known to hold: residues
+    are then coded as differences to it where that is shorter. Raises `LocalProtocolError` for a message that breaks
+    the contract of its types.
+    """
+    _check_message(message, layout)
+    if previous is not None and (previous.sender != message.sender or not _has_residues(previous, layout)):
+        previous = None
+    repeats = sections.Repeats(wide=not all(map(sections.fits_single, _scalars(message.layers))))
+    numbers = range(layout.num_layers) if message.layer_ids is None else message.layer_ids
+    parts: list[Part] = []
+    predicted = False
+    for number, payload in zip(numbers, message.layers, strict=False):
+        earlier = None if previous is None else previous.layers[number]
+        section = sections.encode(payload, layout.sizes[number], repeats, earlier)
+        predicted |= sections.is_predicted(section)
+        parts += section
+    header = bytearray(MAGIC)
+    header += bytes((VERSION, message.kind | repeats.wide * _WIDE | predicted * _PREDICTED))
+    header += varint(message.sender) + varint(message.round) + varint(message.phase)
+    header += _weight(message.mixing_weight) + _weight(message.push_weight)
+    if predicted and previous is not None:
+        header += varint(previous.round) + varint(previous.phase)
+    if message.kind is MessageKind.REPAIR_REQUEST:
+        header += varint(len(message.wanted)) + _numbers([wish.layer for wish in message.wanted])
+        header += b"".join(bytes((wish.known_bits, wish.more_bits)) for wish in message.wanted)
+    else:
+        header += varint(len(message.layers))
+        if message.layer_ids is not None:
+            header += _numbers(message.layer_ids)
+    parts.insert(0, bytes(header))
+    checksum = 0
+    for part in parts:
+        checksum = zlib.crc32(part, checksum)
+    parts.append(checksum.to_bytes(CHECKSUM_BYTES, "little"))
+    return b"".join(parts)
+
+
+def decode(
+    frame: bytes | bytearray | memoryview,
+    layout: Layout,
+    *,
+    dtype: npt.DTypeLike = None,
+    previous: Message | None = None,
+    ledgers: list[sections.Ledger] | None = None,
+) -> Message:
+    """Return the message of a frame that came from outside. Raises only `FrameError`s.
+
+    `dtype` float32: refuse float64 numbers. `previous`: the message that residues may be coded against; without it, or
+    with another than the frame names, such a frame raises `MissingPrevious`. `ledgers` (see `describe`) receives one
+    entry for the header and one for each section. Never allocates more than 40 bytes a number of the layout and 1 MiB.
+    """
+    data = memoryview(frame).cast("B")
+    if len(data) > max_frame_bytes(layout):
+        raise FrameTooLarge(f"a frame of {len(data)} bytes; no message here needs {max_frame_bytes(layout)}")
+    if len(data) < len(MAGIC) + 2 + CHECKSUM_BYTES:
+        raise TruncatedFrame(f"a frame of {len(data)} bytes is shorter than any header")
+    if data[:2] != MAGIC:
+        raise BadMagic("the bytes do not begin like a frame")
+    if data[2] != VERSION:
+        raise UnsupportedVersion(f"the frame is of version {data[2]}; this program speaks version {VERSION}")
+    if zlib.crc32(data[:-CHECKSUM_BYTES]) != int.from_bytes(data[-CHECKSUM_BYTES:], "little"):
+        raise ChecksumMismatch("the frame's checksum does not match its bytes")
+    reader = Reader(data, 0, len(data) - CHECKSUM_BYTES)
+    if ledgers is not None:
+        ledgers.append(sections.Ledger())
+        ledgers[0].begin(reader)
+    reader.take(3)
+    flags = reader.byte()
+    if flags & 15 >= len(MessageKind) or flags >> 6:
+        raise UnknownKind(f"the header's kind and flags {flags:#04x} have no meaning")
+    kind = MessageKind(flags & 15)
+    single = np.dtype(dtype) == np.float32 if dtype is not None else False
+    if single and flags & _WIDE:
+        raise WrongFloatType("the frame's scales are float64 where this run computes in float32")
+    sender, round_, phase = reader.varint(), reader.varint(), reader.varint()
+    mixing_weight, push_weight = _read_weight(reader), _read_weight(reader)
+    if push_weight < 0:
+        raise WeightOutOfRange(f"a push weight of {push_weight} is negative")
+    earlier: Sequence[LayerPayload] | None = None
+    if flags & _PREDICTED:
+        named = reader.varint(), reader.varint()
+        if previous is None or (previous.sender, previous.round, previous.phase) != (sender, *named):
+            raise MissingPrevious(f"the frame needs the message of round {named[0]}.{named[1]} of peer {sender}")
+        if not _has_residues(previous, layout):
+            raise MissingPrevious("the message that the frame is coded against has other layers")
+        earlier = previous.layers
+    count = reader.varint()
+    layer_ids: tuple[int, ...] | None = None
+    wanted: tuple[RepairWish, ...] = ()
+    if kind in _WITHOUT_LAYERS and kind is not MessageKind.REPAIR_REQUEST:
+        expected = 0
+    elif kind in (MessageKind.REPAIR_REQUEST, MessageKind.REPAIR):
+        expected = min(count, layout.num_layers)
+    else:
+        expected = layout.num_layers
+    if count != expected:
+        raise LayerCountMismatch(f"a message of kind {kind.name} has {count} layers where the layout has {expected}")
+    numbers: Sequence[int] = range(count)
+    if kind is MessageKind.REPAIR_REQUEST:
+        ids = _read_numbers(reader, count, layout.num_layers)
+        wanted = tuple(_read_wish(reader, number) for number in ids)
+        numbers = ()
+    elif kind is MessageKind.REPAIR:
+        numbers = layer_ids = _read_numbers(reader, count, layout.num_layers)
+    if ledgers is not None:
+        ledgers[0].book(reader, "header")
+    repeats = sections.Repeats(wide=bool(flags & _WIDE))
+    layers: list[LayerPayload] = []
+    for number in numbers:
+        ledger = None
+        if ledgers is not None:
+            ledger = sections.Ledger()
+            ledgers.append(ledger)
+        before = None if earlier is None else earlier[number]
+        layers.append(sections.decode(reader, layout.sizes[number], repeats, before, single, ledger))
+        if isinstance(layers[-1], _REPAIRS) != (kind is MessageKind.REPAIR):
+            raise UnknownSection(f"a message of kind {kind.name} cannot hold {type(layers[-1]).__name__}")
+    if reader.left:
+        raise TrailingBytes(f"{reader.left} bytes follow the last section")
+    return Message(kind, sender, round_, phase, mixing_weight, push_weight, tuple(layers), layer_ids, wanted)
+
+
+def _check_message(message: Message, layout: Layout) -> None:
+    kind, ids = message.kind, message.layer_ids
+    if (
+        max(message.sender, message.round, message.phase) > MAX_VARINT
+        or min(message.sender, message.round, message.phase) < 0
+    ):
+        raise LocalProtocolError(f"sender, round and phase must be 0 to 2**64 − 1: {message}")
+    if not math.isfinite(message.mixing_weight) or not math.isfinite(message.push_weight) or message.push_weight < 0:
+        raise LocalProtocolError(f"weights {message.mixing_weight} and {message.push_weight} cannot be sent")
+    if kind in _WITHOUT_LAYERS:
+        expected = 0
+    elif kind is MessageKind.REPAIR:
+        if ids is None or not _ascending(ids, layout.num_layers):
+            raise LocalProtocolError("a repair names its layers in ascending order")
+        expected = len(ids)
+    else:
+        expected = layout.num_layers
+    if len(message.layers) != expected or (ids is not None) != (kind is MessageKind.REPAIR):
+        raise LocalProtocolError(f"a {kind.name} message has {expected} layers here, not {len(message.layers)}")
+    if any(isinstance(layer, _REPAIRS) != (kind is MessageKind.REPAIR) for layer in message.layers):
+        raise LocalProtocolError(f"a {kind.name} message cannot hold these payloads: {message}")
+    if message.wanted and kind is not MessageKind.REPAIR_REQUEST:
+        raise LocalProtocolError(f"a {kind.name} message cannot ask for repairs")
+    if not _ascending([wish.layer for wish in message.wanted], layout.num_layers) or not all(
+        0 <= wish.known_bits <= 64 and 0 <= wish.more_bits <= 16 for wish in message.wanted
+    ):
+        raise LocalProtocolError(f"a repair request cannot hold these wishes: {message.wanted}")
+
+
+def _has_residues(message: Message, layout: Layout) -> bool:
+    return message.layer_ids is None and len(message.layers) == layout.num_layers
+
+
+def _scalars(layers: Sequence[LayerPayload]) -> list[float]:
+    """Return the numbers that travel in the frame's scalar type. A float64 value makes the frame a float64 frame."""
+    found: list[float] = []
+    for layer in layers:
+        inner = layer.values if isinstance(layer, Sparse) else layer
+        if isinstance(inner, Levels):
+            found.append(inner.scale)
+        elif isinstance(inner, Residues):
+            found.append(inner.theta)
+    return found
+
+
+def _weight(weight: float) -> bytes:
+    """Return a weight: 0 for 0.0, m + 1 for 1/m, otherwise 1 and the float64."""
+    if weight == 0.0 and math.copysign(1.0, weight) > 0:
+        return b"\0"
+    if 1.0 / _LARGEST_RECIPROCAL <= weight <= 1.0:
+        m = round(1.0 / weight)
+        if 1.0 / m == weight:
+            return varint(m + 1)
+    return b"\1" + struct.pack("<d", weight)
+
+
+def _read_weight(reader: Reader) -> float:
+    form = reader.varint()
+    if form == 0:
+        return 0.0
+    weight = reader.float64() if form == 1 else 1.0 / (form - 1)
+    if not math.isfinite(weight):
+        raise WeightOutOfRange(f"a weight of {weight} cannot be")
+    return weight
+
+
+def _numbers(ids: Sequence[int]) -> bytes:
+    """Return ascending layer numbers, each as the count of those skipped."""
+    return b"".join(varint(number - before - 1) for before, number in zip((-1, *ids), ids, strict=False))
+
+
+def _read_numbers(reader: Reader, count: int, num_layers: int) -> tuple[int, ...]:
+    ids: list[int] = []
+    last = -1
+    for _ in range(count):
+        last += reader.varint() + 1
+        if last >= num_layers:
+            raise LayerNumberOutOfOrder(f"layer {last} is named where the layout has {num_layers}")
+        ids.append(last)
+    return tuple(ids)
+
+
+def _read_wish(reader: Reader, layer: int) -> RepairWish:
+    known_bits, more_bits = reader.byte(), reader.byte()
+    if known_bits > 64 or more_bits > 16:
+        raise WishOutOfRange(f"a repair request asks for {more_bits} bits above {known_bits}")
+    return RepairWish(layer, known_bits, more_bits)
+
+
+def _ascending(ids: Sequence[int], limit: int) -> bool:
+    return all(a < b for a, b in zip((-1, *ids), (*ids, limit), strict=True))

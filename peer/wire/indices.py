@@ -1,0 +1,105 @@
+"""Which k of n coordinates: four codes for a set of indices, of which the cheapest is chosen for each layer.
+
+`RICE`: gaps as Rice code; the parameter is the code's number, 0 to 28. `BITMAP`: n bits. `ENTROPY`: gaps as an
+entropy-coded stream. `ALL`: nothing, as k = n. The gap of an index is the number of coordinates skipped since the one
+before, so unsorted and repeated indices cannot be expressed.
+
+Elias–Fano is left out because it never wins: with the same parameter its low part is equal to Rice's and its high part
+ends at ⌊index/2^r⌋, the sum of all gaps, floored once, where Rice's ends at the sum of the floored gaps.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from peer.wire import bits, integers, rice
+from peer.wire.errors import IndexCountOutOfRange, IndexOutOfRange, UnknownCodec
+from peer.wire.integers import Codec, Part
+from peer.wire.reader import Reader
+
+MAX_RICE = 28
+BITMAP, ENTROPY, ALL = 29, 30, 31
+
+
+def encode(indices: npt.NDArray[np.int64], size: int) -> tuple[int, list[Part]]:
+    """Return the number of the cheapest code and the bytes of `indices: int64[k]`, strictly ascending below `size`."""
+    count = indices.size
+    if count == size:
+        return ALL, []
+    if count == 0:
+        return 0, []
+    gaps = np.diff(indices, prepend=-1) - 1
+    code, cost = _best_rice(gaps, size)
+    if size < cost:
+        code, cost = BITMAP, float(size)
+    # Below this the table costs more than a better model can save.
+    if count >= 48:
+        plan = integers.plan_gaps(gaps.view(np.uint64), gap_width(size))
+        if plan.bits_needed < cost:
+            codec, parts = integers.encode(gaps.view(np.uint64), gap_width(size), plan)
+            if codec is Codec.ENTROPY:
+                return ENTROPY, parts
+    if code == BITMAP:
+        marks = np.zeros(size, np.uint8)
+        marks[indices] = 1
+        return BITMAP, [bits.pack(marks, 1)]
+    return code, [rice.encode(gaps, code)]
+
+
+def decode(reader: Reader, code: int, count: int, size: int) -> npt.NDArray[np.int64]:
+    """Return `int64[count]`, strictly ascending below `size`. `count` is at most `size`."""
+    if code == ALL:
+        if count != size:
+            raise IndexCountOutOfRange(f"a sparse layer claims all of {size} coordinates and gives {count}")
+        return np.arange(size)
+    if code == BITMAP:
+        marks = bits.unpack(reader.take(bits.packed_size(size, 1)), size, 1, np.uint8)
+        indices = np.flatnonzero(marks)
+        if indices.size != count:
+            raise IndexCountOutOfRange(f"a bitmap marks {indices.size} coordinates where {count} were announced")
+        return indices
+    if code == ENTROPY:
+        width = gap_width(size)
+        gaps = integers.decode(reader, Codec.ENTROPY, count, width, np.uint64).view(np.int64)
+    elif code <= MAX_RICE:
+        gaps = rice.decode(reader, count, code, size - count)
+    else:
+        raise UnknownCodec(f"indices have the unknown code {code}")
+    return _accumulated(gaps, size)
+
+
+def gap_width(size: int) -> int:
+    """Return the number of bits of a gap between indices below `size`."""
+    return size.bit_length()
+
+
+def _best_rice(gaps: npt.NDArray[np.int64], size: int) -> tuple[int, float]:
+    """Return the best Rice parameter near the one for evenly scattered indices, and its bits."""
+    # For geometric gaps the best parameter is about log2(ln 2 · mean).
+    guess = max(int(0.69 * (size - gaps.size) / gaps.size), 1).bit_length() - 1
+    candidates = range(max(guess - 1, 0), min(guess + 1, MAX_RICE) + 1)
+    best = min(candidates, key=lambda r: rice.size_in_bits(gaps, r))
+    return best, float(rice.size_in_bits(gaps, best))
+
+
+def _accumulated(gaps: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.int64]:
+    """Return the indices that the gaps lead to. Raises `IndexOutOfRange`; the sums cannot overflow unseen."""
+    if gaps.size and int(gaps.max()) >= size:
+        raise IndexOutOfRange(f"a gap of {int(gaps.max())} leaves a layer of {size} numbers")
+    # Gaps are below 2^33 and a piece has 2^20 of them, so a piece's sum stays in an int64.
+    last = -1
+    for start in range(0, gaps.size, 1 << 20):
+        piece = gaps[start : start + (1 << 20)]
+        piece += 1
+        piece[0] += last
+        np.cumsum(piece, out=piece)
+        last = int(piece[-1])
+        if last >= size:
+            raise IndexOutOfRange(f"an index of {last} leaves a layer of {size} numbers")
+    return gaps
+
+
+def name(code: int) -> str:
+    """Return the code's name for reports."""
+    return {BITMAP: "bitmap", ENTROPY: "entropy", ALL: "all"}.get(code, f"rice-{code}")
