@@ -103,7 +103,7 @@ def lanes_for(num_bits: float) -> int:
 
 def encode(tokens: ByteArray, table: Table, lanes_log2: int) -> tuple[StateArray, WordArray]:
     """Return the states to start decoding from and the words, of `tokens: uint8[n]`. The table has two tokens or more."""
-    if native.lib is not None:
+    if hasattr(native.lib, "sv_pack"):
         return _encode_native(tokens, table, lanes_log2)
     lanes = 1 << lanes_log2
     scale = np.uint64(table.scale)
@@ -128,7 +128,7 @@ def encode(tokens: ByteArray, table: Table, lanes_log2: int) -> tuple[StateArray
 
 def decode(states: StateArray, words: WordArray, table: Table, count: int) -> ByteArray:
     """Return `uint8[count]` tokens. Raises `MalformedEntropyCode` where states or words do not come out even."""
-    if native.lib is not None:
+    if hasattr(native.lib, "sv_pack"):
         return _decode_native(states, words, table, count)
     lanes = states.size
     scale = np.uint64(table.scale)

@@ -41,7 +41,7 @@ def pack(values: UnsignedArray, width: int) -> ByteArray:
     out = np.empty(packed_size(values.size, width), np.uint8)
     if width == 0:
         return out
-    if native.lib is not None:
+    if hasattr(native.lib, "sv_pack"):
         native.lib.sv_pack(
             native.ffi.from_buffer(values),
             values.itemsize,
@@ -77,7 +77,7 @@ def unpack(data: memoryview, count: int, width: int, dtype: npt.DTypeLike) -> Un
     if width == 8 * out.itemsize:
         as_bytes(out)[:] = np.frombuffer(data, np.uint8)
         return out
-    if native.lib is not None:
+    if hasattr(native.lib, "sv_pack"):
         native.lib.sv_unpack(
             native.ffi.from_buffer("uint8_t[]", data),
             len(data),

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from peer.compress.layout import Layout
-from peer.compress.payload import Dense, LayerPayload, Levels, MoreBits, Residues, Sparse, ValueType, WholeIntegers
+from peer.compress.payload import LayerPayload, Levels, MoreBits, Residues, Sparse, WholeIntegers
 from peer.errors import LocalProtocolError
 from peer.wire import sections
 from peer.wire.errors import (

@@ -17,7 +17,6 @@ import numpy.typing as npt
 
 from peer.wire import bits
 from peer.wire.bits import CHUNK, ByteArray, UnsignedArray
-from peer.wire.errors import LevelOutOfRange
 
 MIN_DIRECT = 2
 MAX_DIRECT = 8
