@@ -3,3 +3,120 @@
 Each compressor turns one layer of a flat vector into a `LayerPayload` and knows neither algorithms, bytes nor the
 network. `build(kind, **settings)` finds one by name; `decompress` and its companions turn payloads back into numbers.
 """
+
+from __future__ import annotations
+
+from dataclasses import MISSING, fields
+from typing import Any
+
+from peer.compress.base import Compressor, Draws, compress_layers
+from peer.compress.bound import BoundedCompressor, ErrorBound
+from peer.compress.decompress import add_decompressed_, decompress, decompress_layers
+from peer.compress.float_types import type_named
+from peer.compress.grid import Grid
+from peer.compress.layout import Layout
+from peer.compress.modulo import Modulo, ModuloCode
+from peer.compress.none import NoCompression
+from peer.compress.payload import (
+    Dense,
+    FloatArray,
+    LayerPayload,
+    Levels,
+    MoreBits,
+    Payload,
+    Residues,
+    Rounding,
+    Sparse,
+    ValueType,
+    WholeIntegers,
+)
+from peer.compress.qsgd import Qsgd
+from peer.compress.random_k import RandomK
+from peer.compress.sign import Sign
+from peer.compress.ternary import Ternary
+from peer.compress.top_k import TopK
+
+__all__ = [
+    "COMPRESSORS",
+    "BoundedCompressor",
+    "Compressor",
+    "Dense",
+    "Draws",
+    "ErrorBound",
+    "FloatArray",
+    "Grid",
+    "LayerPayload",
+    "Layout",
+    "Levels",
+    "Modulo",
+    "ModuloCode",
+    "MoreBits",
+    "NoCompression",
+    "Payload",
+    "Qsgd",
+    "RandomK",
+    "Residues",
+    "Rounding",
+    "Sign",
+    "Sparse",
+    "Ternary",
+    "TopK",
+    "ValueType",
+    "WholeIntegers",
+    "add_decompressed_",
+    "build",
+    "compress_layers",
+    "decompress",
+    "decompress_layers",
+    "descriptions",
+    "settings_of",
+]
+
+_Class = type[NoCompression | TopK | RandomK | Qsgd | Grid | Sign | Ternary | Modulo]
+
+COMPRESSORS: dict[str, _Class] = {
+    cls.kind: cls for cls in (NoCompression, TopK, RandomK, Qsgd, Grid, Sign, Ternary, Modulo)
+}
+"""Every compressor by its name."""
+
+
+def build(kind: str, **settings: Any) -> BoundedCompressor:
+    """Return the compressor of that name. Raises ValueError, naming the setting and what is valid.
+
+    `value_type` and `rounding` may be given by their names in lower case.
+    """
+    if kind not in COMPRESSORS:
+        raise ValueError(f"there is no compressor {kind!r}; valid: {', '.join(COMPRESSORS)}")
+    known = settings_of(kind)
+    for name in settings:
+        if name not in known:
+            valid = ", ".join(known) if known else "none"
+            raise ValueError(f"the compressor {kind} has no setting {name!r}; valid: {valid}")
+    for name, required in known.items():
+        if required and settings.get(name) is None:
+            raise ValueError(f"the compressor {kind} needs the setting {name!r}")
+    try:
+        return COMPRESSORS[kind](**{name: _named(kind, name, value) for name, value in settings.items()})
+    except ValueError as error:
+        raise ValueError(f"compressor {kind}: {error}") from None
+
+
+def settings_of(kind: str) -> dict[str, bool]:
+    """Return the settings of a compressor and whether each is required."""
+    return {f.name: f.default is MISSING for f in fields(COMPRESSORS[kind])}
+
+
+def descriptions() -> dict[str, str]:
+    """Return one line on every compressor, for lists and help texts."""
+    return {kind: cls.summary for kind, cls in COMPRESSORS.items()}
+
+
+def _named(kind: str, name: str, value: object) -> object:
+    """Return the enumeration's member where a setting was given by its name."""
+    if name == "value_type" and isinstance(value, str):
+        return type_named(value)
+    if kind == "modulo" and name == "rounding" and isinstance(value, str):
+        if value.upper() not in Rounding.__members__:
+            raise ValueError(f"rounding is nearest, stochastic or dither, not {value!r}")
+        return Rounding[value.upper()]
+    return value

@@ -66,4 +66,3 @@ def compress_layers(
         else compressor.compress(v[part], layer, draws)
         for layer, part in enumerate(layout.slices)
     )
-

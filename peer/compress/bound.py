@@ -1,0 +1,36 @@
+"""What a compressor promises about its error: the figures that the papers' theorems ask for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from peer.compress.base import Compressor
+
+
+@dataclass(frozen=True, kw_only=True)
+class ErrorBound:
+    """Bounds on C(v) − v for one layer; None where there is none of that kind."""
+
+    contraction: float | None = None
+    """δ in E‖C(v) − v‖² ≤ (1 − δ) ‖v‖² for every v; what CHOCO and error feedback need (δ > 0)."""
+    variance: float | None = None
+    """ω in E‖C(v) − v‖² ≤ ω ‖v‖² for an unbiased C; what DCD and ECD need."""
+    absolute: float | None = None
+    """The largest error of any one coordinate, whatever v is."""
+
+
+class BoundedCompressor(Compressor, Protocol):
+    """A compressor that can say what it costs and promises; `compress.build` returns one."""
+
+    def bits_per_value(self, size: int, float_bits: int = 32) -> float:
+        """Return the nominal bits that one of `size` coordinates costs, before entropy coding and headers.
+
+        `float_bits` is the width of the vector's own float type. Scales are left out; indices count with their
+        bound log2 C(size, k).
+        """
+        ...
+
+    def error_bound(self, size: int) -> ErrorBound:
+        """Return the bounds for a layer of `size` numbers, rounding of the float type left aside."""
+        ...

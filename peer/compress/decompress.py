@@ -1,0 +1,84 @@
+"""From payloads back to numbers: the values that every peer, the sender included, must agree on to the bit.
+
+One value is computed as in `levels.level_values` or was sent as it is; it is then multiplied by the weight, rounded, and
+added, rounded again (no fused operations), all in the vector's own float type.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from peer.compress.layout import Layout
+from peer.compress.levels import level_values
+from peer.compress.payload import Dense, FloatArray, LayerPayload, Levels, Payload, Sparse, num_values
+from peer.errors import RemoteProtocolError
+
+
+def decompress(payload: LayerPayload, dtype: npt.DTypeLike) -> FloatArray:
+    """Return the values of one layer, float[n] of `dtype`; it may share memory with the payload, so do not write to it.
+
+    Raises TypeError for payloads that need a reference (`compress.modulo` reads those), and RemoteProtocolError for values
+    that `dtype` cannot hold.
+    """
+    if not isinstance(payload, Sparse):
+        return _values(payload, np.dtype(dtype))
+    values = np.zeros(payload.size, dtype)
+    _check_indices(payload)
+    values[payload.indices] = _values(payload.values, np.dtype(dtype))
+    return values
+
+
+def decompress_layers(payload: Payload, layout: Layout, dtype: npt.DTypeLike) -> FloatArray:
+    """Return the flat vector of all layers, float[layout.size]."""
+    vector: FloatArray = np.zeros(layout.size, dtype)
+    for part, layer in zip(layout.slices, _checked(payload, layout), strict=True):
+        if isinstance(layer, Sparse):
+            _check_indices(layer)
+            vector[part][layer.indices] = _values(layer.values, vector.dtype)
+        else:
+            vector[part] = _values(layer, vector.dtype)
+    return vector
+
+
+def add_decompressed_(out: FloatArray, payload: Payload, layout: Layout, scale: float = 1.0) -> None:
+    """Add `scale` times the decompressed payload to the flat vector `out`, in place.
+
+    A sparse layer touches only its k coordinates. That is bit for bit what adding all of its values would give, but for a −0.0
+    in `out`, which stays −0.0 where nothing was sent.
+    """
+    weight = out.dtype.type(scale)
+    for part, layer in zip(layout.slices, _checked(payload, layout), strict=True):
+        target = out[part]
+        if isinstance(layer, Sparse):
+            _check_indices(layer)
+            kept = _values(layer.values, out.dtype)
+            target[layer.indices] += kept if scale == 1.0 else kept * weight
+        else:
+            values = _values(layer, out.dtype)
+            target += values if scale == 1.0 else values * weight
+
+
+def _values(payload: LayerPayload, dtype: np.dtype[np.floating]) -> FloatArray:
+    if isinstance(payload, Levels):
+        return level_values(payload, dtype)
+    if not isinstance(payload, Dense):
+        raise TypeError(f"{type(payload).__name__} can only be read against the receiver's own vector")
+    with np.errstate(over="ignore"):
+        values: FloatArray = payload.values.astype(dtype, copy=False)
+    if values.dtype.itemsize < payload.values.dtype.itemsize and not np.isfinite(values).all():
+        raise RemoteProtocolError(f"values exceed the range of {dtype}")
+    return values
+
+
+def _checked(payload: Payload, layout: Layout) -> Payload:
+    sizes = tuple(num_values(layer) for layer in payload)
+    if sizes != layout.sizes:
+        raise RemoteProtocolError(f"a payload of {len(sizes)} layers does not have the shape of this model")
+    return payload
+
+
+def _check_indices(payload: Sparse) -> None:
+    # Ascending is the wire's promise; the two ends then bound all of them.
+    if payload.indices.size and not 0 <= payload.indices[0] <= payload.indices[-1] < payload.size:
+        raise RemoteProtocolError(f"an index lies outside of a layer of {payload.size}")

@@ -1,0 +1,62 @@
+"""How the values of the coordinates that a sparse compressor keeps are written."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from peer.compress.bound import ErrorBound
+from peer.compress.float_types import BITS, RELATIVE_ERROR, own_type, rounded
+from peer.compress.levels import nearest_levels, stochastic_codes
+from peer.compress.norms import max_magnitude
+from peer.compress.payload import Dense, FloatArray, Levels, ValueType
+from peer.compress.settings import require_positive, require_whole
+from peer.random import Stream
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptValues:
+    """The common settings of `top_k` and `random_k`."""
+
+    fraction: float
+    """Which part of the layer is kept: k = max(1, round(fraction · size))."""
+    value_bits: int | None = None
+    """None: float values. 1 to 16: levels of that many bits, the sign included."""
+    value_type: ValueType | None = None
+    """The float type of the values; None: the vector's own. Not together with `value_bits`."""
+
+    def __post_init__(self) -> None:
+        require_positive("fraction", self.fraction, 1.0)
+        if self.value_bits is not None:
+            require_whole("value_bits", self.value_bits, 1, 16)
+        if self.value_bits is not None and self.value_type is not None:
+            raise ValueError("value_bits and value_type exclude each other; leave one of them out")
+
+    def written(self, kept: FloatArray) -> Dense | Levels:
+        """Return the values rounded to nearest."""
+        if self.value_bits is not None:
+            return nearest_levels(kept, self.value_bits)
+        return rounded(kept, own_type(kept) if self.value_type is None else self.value_type)
+
+    def written_unbiased(self, kept: FloatArray, uniforms: FloatArray | Stream) -> Levels:
+        """Return the values on 2·L + 1 levels up to the largest magnitude, rounded stochastically."""
+        assert self.value_bits is not None and self.value_bits >= 2
+        steps, scale = 2 ** (self.value_bits - 1) - 1, max_magnitude(kept)
+        codes = stochastic_codes(kept, scale, steps, uniforms)
+        return Levels(scale, divisor=steps, base=-steps, step=1, bits=self.value_bits, codes=codes)
+
+    def bits_of_values(self, float_bits: int) -> float:
+        """Return the nominal bits of one kept value."""
+        if self.value_bits is not None:
+            return float(self.value_bits)
+        return float(float_bits if self.value_type is None else BITS[self.value_type])
+
+    def bits_with_indices(self, size: int, k: int, float_bits: int) -> float:
+        """Return the nominal bits of one coordinate of the layer: values and log2 C(size, k) for the indices."""
+        choices = (math.lgamma(size + 1) - math.lgamma(k + 1) - math.lgamma(size - k + 1)) / math.log(2.0)
+        return (k * self.bits_of_values(float_bits) + choices) / size
+
+    def rounding_bound(self) -> ErrorBound:
+        """Return what rounding alone does to the kept values, if they are floats."""
+        relative = 0.0 if self.value_type is None else RELATIVE_ERROR[self.value_type]
+        return ErrorBound(contraction=1.0 - relative**2)

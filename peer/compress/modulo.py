@@ -1,0 +1,452 @@
+"""Moniqua's modulo code (Lu and De Sa, "Moniqua: Modulo quantized communication in decentralized SGD", ICML 2020).
+
+A peer sends only the low bits of the integers K that its weights fall on; a receiver whose own weights are within θ
+knows the rest. With L = 2^bits levels, B = 2θ/(1 − 2δ) and ω uniform in [0, 1):
+
+    rounding     K               value of K             δ
+    nearest      ⌊L x/B⌋         (K + ½) · B/L          1/(2L)
+    stochastic   ⌊L x/B + ω⌋     K · B/L                1/L
+    dither       ⌊L x/B + ω⌋     (K + ½ − ω) · B/L      1/(2L)
+
+Everything is computed in the vector's own float type, in this order: x/B, times L (exact), plus ω, floor; K as a float, plus
+½ or plus (½ − ω), times (B/L); B itself in float64 from θ, then rounded. `values_of` is the **only** place where an integer
+becomes a number, for the sender's own term, for receivers and after a repair: whoever holds the same K and ω holds
+the same bits. Recovery therefore means recovering K: of the integers with the received residue, the one whose value lies
+in [y − B/2, y + B/2), which is the paper's `((qB − y) mod B) + y`.
+
+The hash that tells a receiver whether it recovered the right K is XXH3-64 with seed 0 over the integers of the layer
+as int64, little-endian.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from peer.compress.base import Draws
+from peer.compress.bound import ErrorBound
+from peer.compress.levels import CodeArray, code_type
+from peer.compress.norms import max_magnitude, not_finite
+from peer.compress.payload import FloatArray, MoreBits, Residues, Rounding, WholeIntegers
+from peer.compress.settings import require_flag, require_positive, require_whole
+from peer.compress.sources import shared_uniforms
+from peer.errors import DivergenceError, RemoteProtocolError
+from peer.native import ffi, lib
+from peer.random import Stream
+
+Omega = FloatArray | Stream | None
+"""ω: uniforms of the layer, or the stream that they are drawn from, or None for `nearest`."""
+
+IntegerArray = npt.NDArray[np.int64]
+
+_CHUNK = 1 << 15
+_MOST_KNOWN_BITS = 52
+
+
+class CodeRangeError(DivergenceError, ValueError):
+    """θ is so small beside the weights that the integers of the code no longer hold their low bits."""
+
+
+def delta(bits: int, rounding: Rounding) -> float:
+    """Return δ: the error of a recovered value is at most δ · B."""
+    return (1.0 if rounding is Rounding.STOCHASTIC else 0.5) / 2**bits
+
+
+def modulus(theta: float, bits: int, rounding: Rounding) -> float:
+    """Return B = 2θ/(1 − 2δ), in float64."""
+    return 2.0 * theta / (1.0 - 2.0 * delta(bits, rounding))
+
+
+def largest_integer(dtype: npt.DTypeLike) -> int:
+    """Return the largest |K| at which the type still holds the residue: 2^23 in float32, 2^52 in float64."""
+    return int(2 ** np.finfo(np.dtype(dtype)).nmant)
+
+
+def theta_floor(largest: float, bits: int, rounding: Rounding, dtype: npt.DTypeLike) -> float:
+    """Return the smallest θ to use for a layer whose largest magnitude is `largest`: it leaves one bit of K to spare.
+
+    Whoever lets θ shrink with the consensus distance takes the larger of both: a larger θ is always correct.
+    """
+    kind = np.finfo(np.dtype(dtype))
+    needed = 2.0 * 2**bits * largest / largest_integer(dtype)
+    return max(needed, 4.0 * 2**bits * float(kind.tiny)) * (1.0 - 2.0 * delta(bits, rounding)) / 2.0
+
+
+@dataclass(frozen=True)
+class ModuloCode:
+    """The code with its two settings; θ changes from round to round and is an argument."""
+
+    bits: int
+    rounding: Rounding
+
+    def __post_init__(self) -> None:
+        require_whole("bits", self.bits, 1, 16)
+        if self.rounding is Rounding.STOCHASTIC and self.bits < 2:
+            raise ValueError(
+                "bits is at least 2 for a modulo code with stochastic rounding (its δ has to stay below ½); "
+                "at 1 bit use rounding 'nearest' or 'dither'"
+            )
+
+    @property
+    def delta(self) -> float:
+        return delta(self.bits, self.rounding)
+
+    def encode(self, x: FloatArray, theta: float, omega: Omega = None) -> IntegerArray:
+        """Return K, int64[n]. Raises CodeRangeError where |K| exceeds `largest_integer`, ValueError for a bad θ or x."""
+        integers = np.empty(x.size, np.int64)
+        self._encode(x, self._modulus(theta, x.dtype, ValueError), omega, 0, integers=integers)
+        return integers
+
+    def residues(self, integers: IntegerArray) -> CodeArray:
+        """Return K mod 2^bits, uint8[n] for up to 8 bits, uint16[n] above."""
+        return (integers & (2**self.bits - 1)).astype(code_type(self.bits))
+
+    def payload(self, x: FloatArray, theta: float, omega: Omega = None, *, verified: bool = False) -> Residues:
+        """Return the residues of x with θ as the vector's type holds it, and in verified mode the hash of K."""
+        theta = float(x.dtype.type(theta))
+        b = self._modulus(theta, x.dtype, ValueError)
+        residues = np.empty(x.size, code_type(self.bits))
+        if not verified:
+            self._encode(x, b, omega, 0, residues=residues)
+            return Residues(theta, self.bits, self.rounding, residues, None)
+        hasher, integers = xxhash.xxh3_64(), np.empty(min(_CHUNK, x.size), np.int64)
+        for start in range(0, x.size, _CHUNK):
+            part = slice(start, min(start + _CHUNK, x.size))
+            chunk = integers[: part.stop - start]
+            self._encode(x[part], b, _part(omega, part), start, integers=chunk, residues=residues[part])
+            hasher.update(_little_endian(chunk))
+        return Residues(theta, self.bits, self.rounding, residues, hasher.intdigest())
+
+    def values(
+        self, integers: IntegerArray, theta: float, omega: Omega, dtype: npt.DTypeLike, out: FloatArray | None = None
+    ) -> FloatArray:
+        """Return the number that K stands for: the canonical x̂ (see the module docstring)."""
+        kind = np.dtype(dtype)
+        b = self._modulus(theta, kind, RemoteProtocolError)
+        result = integers.astype(kind) if out is None else out
+        if out is not None:
+            np.copyto(out, integers, casting="unsafe")
+        offset = self._offset(_drawn(omega, integers.size, kind), kind)
+        if offset is not None:
+            result += offset
+        result *= kind.type(b / 2**self.bits)
+        return result
+
+    def own_value(self, x: FloatArray, theta: float, omega: Omega = None, out: FloatArray | None = None) -> FloatArray:
+        """Return x̂ of the sender itself: what every receiver that recovers K holds, to the bit."""
+        result = np.empty_like(x) if out is None else out
+        self._encode(x, self._modulus(theta, x.dtype, ValueError), omega, 0, values=result)
+        return result
+
+    def _modulus(self, theta: float, dtype: np.dtype[Any], error: type[Exception]) -> float:
+        """Return B as the type holds it; raise `error` if θ is no usable number."""
+        if not (math.isfinite(theta) and theta > 0.0):
+            raise error(f"θ of a modulo code is a number above 0, not {theta}")
+        with np.errstate(over="ignore"):
+            b = float(dtype.type(modulus(theta, self.bits, self.rounding)))
+        if not (math.isfinite(b) and b / 2**self.bits >= float(np.finfo(dtype).tiny)):
+            raise error(f"θ = {theta:g} leaves the range of {dtype} with {self.bits} bits")
+        return b
+
+    def _offset(self, omega: FloatArray | None, dtype: np.dtype[Any]) -> Any:
+        """Return what is added to K before it is scaled; None for nothing."""
+        if self.rounding is Rounding.NEAREST:
+            return dtype.type(0.5)
+        if omega is None:
+            raise ValueError(f"a modulo code with {self.rounding.name.lower()} rounding needs its uniforms ω")
+        return None if self.rounding is Rounding.STOCHASTIC else dtype.type(0.5) - omega
+
+    def _encode(
+        self,
+        x: FloatArray,
+        b: float,
+        omega: Omega,
+        start: int,
+        *,
+        integers: IntegerArray | None = None,
+        residues: CodeArray | None = None,
+        values: FloatArray | None = None,
+    ) -> None:
+        """Write K, its residues or its values, whichever is asked for. `start` is the first coordinate's number."""
+        if self.rounding is Rounding.NEAREST:
+            omega = None
+        elif omega is None:
+            raise ValueError(f"a modulo code with {self.rounding.name.lower()} rounding needs its uniforms ω")
+        if self._encode_numpy(x, b, _drawn(omega, x.size, x.dtype, start), integers, residues, values):
+            return
+        if not math.isfinite(max_magnitude(x)):
+            raise ValueError("a modulo code needs finite values")
+        floor = theta_floor(max_magnitude(x), self.bits, self.rounding, x.dtype)
+        raise CodeRangeError(
+            f"θ is too small for {self.bits}-bit modulo codes of weights up to {max_magnitude(x):.3g}: "
+            f"use at least {floor:.3g}"
+        )
+
+    def _encode_numpy(
+        self,
+        x: FloatArray,
+        b: float,
+        omega: FloatArray | None,
+        integers: IntegerArray | None,
+        residues: CodeArray | None,
+        values: FloatArray | None,
+    ) -> bool:
+        real = x.dtype.type
+        with np.errstate(over="ignore", invalid="ignore"):
+            k = x / real(b)
+            k *= real(2**self.bits)
+            if omega is not None:
+                k += omega
+            np.floor(k, out=k)
+            if not np.all(np.abs(k) <= real(largest_integer(x.dtype))):
+                return False
+        whole = k.astype(np.int64) if integers is None else integers
+        if integers is not None:
+            np.copyto(integers, k, casting="unsafe")
+        if residues is not None:
+            np.copyto(residues, whole & (2**self.bits - 1), casting="unsafe")
+        if values is not None:
+            offset = self._offset(omega, x.dtype)
+            if offset is not None:
+                k += offset
+            np.multiply(k, real(b / 2**self.bits), out=values)
+        return True
+
+
+def recover(payload: Residues, y: FloatArray, omega: Omega = None, out: FloatArray | None = None) -> FloatArray:
+    """Return the sender's x̂, float[n] in the type of the reference `y`; right wherever |x − y| < θ.
+
+    Raises RemoteProtocolError if θ cannot be meant for this reference.
+    """
+    result = np.empty_like(y) if out is None else out
+    _recover(payload, y, omega, 0, None, result)
+    return result
+
+
+def recover_integers(payload: Residues, y: FloatArray, omega: Omega = None) -> IntegerArray:
+    """Return the K that the receiver believes in, int64[n]."""
+    integers = np.empty(y.size, np.int64)
+    _recover(payload, y, omega, 0, integers, None)
+    return integers
+
+
+def recover_checked(
+    payload: Residues, y: FloatArray, omega: Omega = None, out: FloatArray | None = None
+) -> tuple[FloatArray, bool]:
+    """Return the sender's x̂ and whether the recovered K has the hash that the payload carries.
+
+    False means that θ was too small for this layer, and that x̂ must not be used but repaired.
+    """
+    if payload.check is None:
+        raise RemoteProtocolError("a modulo code came without the hash that verified mode needs")
+    result = np.empty_like(y) if out is None else out
+    hasher, integers = xxhash.xxh3_64(), np.empty(min(_CHUNK, y.size), np.int64)
+    for start in range(0, y.size, _CHUNK):
+        part = slice(start, min(start + _CHUNK, y.size))
+        chunk = integers[: part.stop - start]
+        piece = Residues(payload.theta, payload.bits, payload.rounding, payload.residues[part], None)
+        _recover(piece, y[part], _part(omega, part), start, chunk, result[part])
+        hasher.update(_little_endian(chunk))
+    return result, hasher.intdigest() == payload.check
+
+
+def hash_integers(integers: IntegerArray) -> int:
+    """Return XXH3-64, seed 0, of K as little-endian int64."""
+    return xxhash.xxh3_64_intdigest(_little_endian(integers))
+
+
+def more_bits(integers: IntegerArray, low: int, bits: int) -> MoreBits:
+    """Return bits `low` to `low + bits − 1` of K, 1 to 16 of them."""
+    require_whole("bits of a repair", bits, 1, 16)
+    return MoreBits(low, bits, ((integers >> low) & (2**bits - 1)).astype(code_type(bits)))
+
+
+def apply_repair(
+    first: Residues, repairs: Sequence[MoreBits | WholeIntegers], y: FloatArray, omega: Omega = None
+) -> IntegerArray:
+    """Return K from its residues and the further bits that came since, against the same reference `y` and ω.
+
+    Each repair multiplies B by 2^bits, L too, and leaves the integers as they are: nothing is quantized anew. The caller
+    compares `hash_integers` with `first.check`, and takes `values` of the code for x̂. Raises RemoteProtocolError where
+    the repairs do not continue each other.
+    """
+    code = _code_of(first)
+    if repairs and isinstance(repairs[-1], WholeIntegers):
+        integers = repairs[-1].integers
+        if integers.shape != y.shape:
+            raise RemoteProtocolError(f"a repair has {integers.size} integers for a layer of {y.size}")
+        if integers.size and max(-int(integers.min()), int(integers.max())) > largest_integer(y.dtype):
+            raise RemoteProtocolError(f"a repair has integers above {largest_integer(y.dtype)}")
+        return integers
+    known, total = first.residues.astype(np.int64), first.bits
+    if known.shape != y.shape:
+        raise RemoteProtocolError(f"a modulo code has {known.size} residues for a layer of {y.size}")
+    for repair in repairs:
+        if not isinstance(repair, MoreBits) or repair.low != total or repair.codes.shape != y.shape:
+            raise RemoteProtocolError(f"a repair does not continue the {total} bits that are known")
+        known += repair.codes.astype(np.int64) << total
+        total += repair.bits
+        if total > _MOST_KNOWN_BITS:
+            raise RemoteProtocolError(f"a repair by {total} bits: beyond {_MOST_KNOWN_BITS} all of K has to be sent")
+    b = code._modulus(first.theta, y.dtype, RemoteProtocolError)
+    offset = code._offset(_drawn(omega, y.size, y.dtype), y.dtype)
+    # In float64 whatever the vector's type: a repair is rare, and its high bits need the room.
+    turns = y.astype(np.float64) / b * 2.0**code.bits
+    if not np.all(np.abs(turns) <= 2.0**_MOST_KNOWN_BITS):
+        raise RemoteProtocolError(f"θ = {first.theta:g} is too small for the receiver's weights")
+    turns -= known
+    if offset is not None:
+        turns -= offset
+    wraps = np.ceil(turns / 2.0**total - 0.5).astype(np.int64)
+    return known + (wraps << total)
+
+
+def values_of(
+    first: Residues, integers: IntegerArray, omega: Omega, dtype: npt.DTypeLike, out: FloatArray | None = None
+) -> FloatArray:
+    """Return x̂ of repaired integers, with the settings of the payload they belong to."""
+    return _code_of(first).values(integers, first.theta, omega, dtype, out)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Modulo:
+    """The modulo code as a compressor. Its payload can only be read against the receiver's own vector (`recover`)."""
+
+    kind: ClassVar[str] = "modulo"
+    summary: ClassVar[str] = "Moniqua's residues, 1 to 16 bits, for the modulo algorithms only"
+    needs_reference: ClassVar[bool] = True
+
+    bits: int
+    rounding: Rounding = Rounding.DITHER
+    theta: float | None = None
+    """A constant θ, for callers that give none."""
+    verified: bool = False
+    """Carry the hash of K."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.rounding, Rounding):
+            raise ValueError(f"rounding is nearest, stochastic or dither, not {self.rounding!r}")
+        require_flag("verified", self.verified)
+        if self.theta is not None:
+            require_positive("theta", self.theta)
+        ModuloCode(self.bits, self.rounding)
+
+    @property
+    def unbiased(self) -> bool:
+        return self.rounding is not Rounding.NEAREST
+
+    @property
+    def code(self) -> ModuloCode:
+        return ModuloCode(self.bits, self.rounding)
+
+    def omega(self, v: FloatArray, layer: int, draws: Draws) -> Omega:
+        """Return the ω of a layer: the same for every peer, None where the rounding needs none."""
+        return None if self.rounding is Rounding.NEAREST else shared_uniforms(draws, layer, v)
+
+    def compress(self, v: FloatArray, layer: int, draws: Draws, theta: float | None = None) -> Residues:
+        """Return the residues of `v`. `theta` bounds |v − y| for every receiver's y; None takes the setting."""
+        used = self.theta if theta is None else theta
+        if used is None:
+            raise ValueError("a modulo code needs θ: give theta a number above 0")
+        if v.size and not math.isfinite(max_magnitude(v)):
+            raise not_finite(layer)
+        return self.code.payload(v, used, self.omega(v, layer, draws), verified=self.verified)
+
+    def bits_per_value(self, size: int, float_bits: int = 32) -> float:
+        return self.bits + (64.0 / size if self.verified else 0.0)
+
+    def error_bound(self, size: int) -> ErrorBound:
+        if self.theta is None:
+            return ErrorBound()
+        code = self.code
+        return ErrorBound(absolute=code.delta * modulus(self.theta, self.bits, self.rounding))
+
+
+def _code_of(payload: Residues) -> ModuloCode:
+    try:
+        return ModuloCode(payload.bits, payload.rounding)
+    except ValueError as error:
+        raise RemoteProtocolError(f"a modulo code that cannot be: {error}") from None
+
+
+def _recover(
+    payload: Residues,
+    y: FloatArray,
+    omega: Omega,
+    start: int,
+    integers: IntegerArray | None,
+    values: FloatArray | None,
+) -> None:
+    """Write the recovered K and its values, whichever is asked for."""
+    code = _code_of(payload)
+    if payload.residues.shape != y.shape:
+        raise RemoteProtocolError(f"a modulo code has {payload.residues.size} residues for a layer of {y.size}")
+    b = code._modulus(payload.theta, y.dtype, RemoteProtocolError)
+    if code.rounding is Rounding.NEAREST:
+        omega = None
+    elif omega is None:
+        raise ValueError(f"a modulo code with {code.rounding.name.lower()} rounding needs its uniforms ω")
+    if not _recover_numpy(code, b, payload.residues, y, _drawn(omega, y.size, y.dtype, start), integers, values):
+        if not math.isfinite(max_magnitude(y)):
+            raise ValueError("the receiver's own vector holds a value that is not finite")
+        raise RemoteProtocolError(f"θ = {payload.theta:g} is too small for the receiver's weights")
+
+
+def _recover_numpy(
+    code: ModuloCode,
+    b: float,
+    residues: CodeArray,
+    y: FloatArray,
+    omega: FloatArray | None,
+    integers: IntegerArray | None,
+    values: FloatArray | None,
+) -> bool:
+    real, levels = y.dtype.type, 2**code.bits
+    offset = code._offset(omega, y.dtype)
+    with np.errstate(over="ignore", invalid="ignore"):
+        turns = y / real(b)
+        turns *= real(levels)
+        if not np.all(np.abs(turns) <= real(2 * largest_integer(y.dtype))):
+            return False
+    turns -= residues
+    if offset is not None:
+        turns -= offset
+    # The smallest m for which K + offset = r + L m + offset reaches L (y/B − ½).
+    turns *= real(1.0 / levels)
+    turns -= real(0.5)
+    np.ceil(turns, out=turns)
+    whole = turns.astype(np.int64) if integers is None else integers
+    if integers is not None:
+        np.copyto(integers, turns, casting="unsafe")
+    whole *= levels
+    whole += residues
+    if values is not None:
+        np.copyto(values, whole, casting="unsafe")
+        if offset is not None:
+            values += offset
+        values *= real(b / levels)
+    return True
+
+
+def _part(omega: Omega, part: slice) -> Omega:
+    """Return ω of a part of the layer; a stream is cut by the number of its first coordinate instead."""
+    return omega[part] if isinstance(omega, np.ndarray) else omega
+
+
+def _drawn(omega: Omega, size: int, dtype: np.dtype[Any], start: int = 0) -> FloatArray | None:
+    if isinstance(omega, Stream):
+        return omega.uniforms(size, dtype, start)
+    if omega is not None and (omega.shape != (size,) or omega.dtype != dtype):
+        raise ValueError(f"ω has to be {dtype}[{size}], not {omega.dtype}{list(omega.shape)}")
+    return omega
+
+
+def _little_endian(integers: IntegerArray) -> IntegerArray:
+    return integers if sys.byteorder == "little" else integers.byteswap()

@@ -1,0 +1,42 @@
+"""No compression: every number travels, in full or in a shorter float type."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from peer.compress.base import Draws
+from peer.compress.bound import ErrorBound
+from peer.compress.float_types import BITS, RELATIVE_ERROR, own_type, rounded
+from peer.compress.norms import require_finite
+from peer.compress.payload import Dense, FloatArray, ValueType
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoCompression:
+    """Sends all values, rounded to nearest even where `value_type` is shorter than the vector's own type."""
+
+    kind: ClassVar[str] = "none"
+    summary: ClassVar[str] = "all values, as float32 or rounded to bfloat16 or float16"
+    needs_reference: ClassVar[bool] = False
+
+    value_type: ValueType | None = None
+    """None: the vector's own float type, so that nothing is lost."""
+
+    @property
+    def unbiased(self) -> bool:
+        # Rounding to nearest is biased in the strict sense, at any width.
+        return self.value_type in (None, ValueType.FLOAT64)
+
+    def compress(self, v: FloatArray, layer: int, draws: Draws) -> Dense:
+        """Return all of `v`."""
+        require_finite(v, layer)
+        return rounded(v, own_type(v) if self.value_type is None else self.value_type)
+
+    def bits_per_value(self, size: int, float_bits: int = 32) -> float:
+        return float(float_bits if self.value_type is None else BITS[self.value_type])
+
+    def error_bound(self, size: int) -> ErrorBound:
+        if self.unbiased:
+            return ErrorBound(contraction=1.0, variance=0.0, absolute=0.0)
+        return ErrorBound(contraction=1.0 - RELATIVE_ERROR[ValueType(self.value_type)] ** 2)

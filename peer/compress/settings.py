@@ -1,0 +1,25 @@
+"""Checks of compressors' settings: sentences that name the setting and what is valid."""
+
+from __future__ import annotations
+
+import math
+
+
+def require_whole(name: str, value: object, low: int, high: int) -> None:
+    """Raise ValueError unless `value` is a whole number from `low` to `high`."""
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise ValueError(f"{name} is a whole number from {low} to {high}, not {value!r}")
+
+
+def require_positive(name: str, value: object, high: float = math.inf) -> None:
+    """Raise ValueError unless `value` is a finite number above 0, at most `high`."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not 0.0 < float(value) <= high or math.isinf(float(value)):  # type: ignore[arg-type]
+        limit = "" if math.isinf(high) else f" and at most {high:g}"
+        raise ValueError(f"{name} is a number above 0{limit}, not {value!r}")
+
+
+def require_flag(name: str, value: object) -> None:
+    """Raise ValueError unless `value` is true or false."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} is true or false, not {value!r}")

@@ -1,0 +1,52 @@
+"""The k largest magnitudes of each layer (Stich et al., "Sparsified SGD with memory", NeurIPS 2018)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from peer.compress.base import Draws
+from peer.compress.bound import ErrorBound
+from peer.compress.kept_values import KeptValues
+from peer.compress.norms import not_finite
+from peer.compress.payload import FloatArray, Sparse
+from peer.compress.selection import count_of, largest_magnitudes
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopK(KeptValues):
+    """Sends the k largest magnitudes exactly, or rounded; of equal magnitudes the lowest index wins.
+
+    Values rounded to `value_bits` use `levels.nearest_levels`, whose docstring says why.
+    """
+
+    kind: ClassVar[str] = "top_k"
+    summary: ClassVar[str] = "the largest magnitudes, exact or in 1 to 16 bits; biased"
+    unbiased: ClassVar[bool] = False
+    needs_reference: ClassVar[bool] = False
+
+    def compress(self, v: FloatArray, layer: int, draws: Draws) -> Sparse:
+        """Return the k largest of `v`."""
+        indices = largest_magnitudes(v, count_of(self.fraction, v.size))
+        kept: FloatArray = np.take(v, indices)
+        # What is not finite ranks above everything finite, so it is among the kept.
+        if not np.isfinite(kept).all():
+            raise not_finite(layer)
+        return Sparse(v.size, indices, self.written(kept))
+
+    def bits_per_value(self, size: int, float_bits: int = 32) -> float:
+        return self.bits_with_indices(size, count_of(self.fraction, size), float_bits)
+
+    def error_bound(self, size: int) -> ErrorBound:
+        k = count_of(self.fraction, size)
+        if self.value_bits is None:
+            return ErrorBound(contraction=k / size * (self.rounding_bound().contraction or 0.0))
+        if self.value_bits == 1:
+            # What is kept has energy ‖v_K‖₁²/k. Worst: all equal, or all but one zero.
+            return ErrorBound(contraction=min(1.0 / k, k / size))
+        # A kept coordinate's squared error is at most min(v², c max²), c = 1/(2L)². The ratio of the error to ‖v‖² is
+        # largest where all but the largest magnitude are just below half a step, or all equal to it.
+        c = 1.0 / (2 * (2 ** (self.value_bits - 1) - 1)) ** 2
+        return ErrorBound(contraction=min(1.0 / (1.0 + (size - 1) * c), (1.0 + (k - 1) * (1.0 - c)) / size))
