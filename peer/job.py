@@ -23,7 +23,8 @@ from peer.compress.layout import Layout
 from peer.config import Config
 from peer.errors import ConfigError
 from peer.gossip import topology, validate
-from peer.gossip.base import AlgorithmSpec, GraphNeed, NodeContext
+from peer.gossip.base import AlgorithmSpec, NodeContext
+from peer.gossip.graphs import GraphFile
 from peer.gossip.session import LatePolicy
 from peer.gossip.topology import Schedule
 from peer.participant import LocalSteps, Participant
@@ -81,26 +82,18 @@ def build_schedule(config: Config, base: Path, num_peers: int, *, rounds_per_epo
     """
     options = config.graph
     kinds = (options.kind,) if isinstance(options.kind, str) else options.kind
-    weights = options.weights
-    if weights == "auto":
-        # Algorithms that need double stochasticity get it from Metropolis wherever the graph is undirected.
-        need = algorithm_spec(config).graph
-        weights = "metropolis" if need in (GraphNeed.DOUBLY, GraphNeed.SYMMETRIC) else "uniform"
-        directed = any(kind.startswith(("directed", "exponential", "four-node", "sparse-push")) for kind in kinds)
-        if directed:
-            weights = "uniform"
     period = options.period
     if options.period_unit == "epochs" and rounds_per_epoch is not None:
         period *= rounds_per_epoch
     return topology.build_schedule(
         num_peers,
         kinds,
-        weights=weights,
+        weights=options.weights,
         period_rounds=period,
         degree=options.degree,
         probability=options.probability,
         seed=options.seed,
-        file=None if options.file is None else base / options.file,
+        file=None if options.file is None else _read_graph(base / options.file),
     )
 
 
@@ -295,13 +288,20 @@ def deal(config: Config, data: Data, num_peers: int) -> Manifest:
     return partition.partition(
         data.labels.numpy(),
         num_peers,
-        kind=options.partition,
+        options.partition,
         seed=config.run.seed,
         skew=options.skew,
         alpha=options.alpha,
         labels_per_peer=options.labels_per_peer,
         holdout_fraction=options.holdout_fraction,
     )
+
+
+def _read_graph(path: Path) -> GraphFile:
+    try:
+        return GraphFile(str(path), path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot be read: {error}", key="graph.file", value=str(path)) from None
 
 
 def _final_rounds(config: Config) -> int:

@@ -1,0 +1,346 @@
+"""N peers of one process on a virtual clock: the same participants as in real processes, driven by an agenda.
+
+With `late = "wait"` the trajectories are those of `sotto up`, bit for bit: what a peer computes depends on the content
+of the messages, never on when they came.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+
+from peer import wire
+from peer.compress.payload import FloatArray
+from peer.config import Config
+from peer.errors import DivergenceError
+from peer.guard import reason_to_stop
+from peer.job import Job
+from peer.metrics import ConsensusRecord, EvaluationRecord, LinkRecord, MetricsStore, RoundRecord, Summary
+from peer.participant import LocalSteps, Parcel, Participant
+from peer.report.progress import PeerProgress, Progress
+from peer.simulate.network import Agenda, LinkModel, VirtualNetwork
+from peer.simulate.rows import StackedRows
+from peer.summary import consensus, describe_run, evaluation_record, finish_summary
+from peer.train.local_step import Trainer
+
+MODELS_EVALUATED_MAX = 64
+"""With more peers than this, only so many, evenly spread, are evaluated one by one (and the averaged model)."""
+
+
+@dataclass(frozen=True)
+class _StepDone:
+    peer: int
+
+
+@dataclass(frozen=True)
+class _Arrival:
+    receiver: int
+    sender: int
+    frame: bytes
+
+
+@dataclass(frozen=True)
+class _Timer:
+    peer: int
+
+
+_Event: TypeAlias = _StepDone | _Arrival | _Timer
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """What a simulation leaves behind."""
+
+    summary: Summary
+    models: list[FloatArray]
+    """z of every peer, float32[n]."""
+    averaged: FloatArray
+    """Σ x_i / Σ u_i, float32[n]."""
+    trainer: Trainer
+    """Of peer 0: to evaluate or save any of the models."""
+
+
+class Simulator:
+    """One simulated run."""
+
+    def __init__(
+        self,
+        config: Config,
+        base: Path,
+        *,
+        num_peers: int,
+        metrics: MetricsStore | None = None,
+        links: LinkModel | None = None,
+        step_s: float = 0.0,
+        slow: Mapping[int, float] | None = None,
+        stacked: bool = False,
+        after_round: Callable[[Participant, RoundRecord], None] | None = None,
+    ) -> None:
+        """`step_s`: virtual seconds of a local step; `slow`: peer → how many times slower it is; `stacked`: train all
+        peers as one batch (equal to one by one within float32 rounding). `after_round` is told of every completed
+        round of every peer."""
+        self.config, self.num_peers = config, num_peers
+        self.job = Job.open(config, base, num_peers)
+        self._metrics, self._after_round = metrics, after_round
+        self._network = VirtualNetwork(links or LinkModel())
+        self._step_s = [step_s * (slow or {}).get(peer, 1.0) for peer in range(num_peers)]
+        self.trainer = self.job.trainer(0)
+        x0 = self.trainer.initial_vector()
+        self._rows = StackedRows(self.job, x0) if stacked else None
+        self.participants = []
+        for peer in range(num_peers):
+            steps: LocalSteps
+            if self._rows is not None:
+                steps = self._rows.row(peer)
+            else:
+                steps = self.trainer if peer == 0 else self.job.trainer(peer)
+            self.participants.append(self.job.participant(peer, steps, self.trainer.layout, x0))
+        self._agenda: Agenda[_Event] = Agenda()
+        self._ready: set[int] = set()
+        """Peers that wait for the common local step (stacked only)."""
+        self._snapshots: dict[int, dict[int, tuple[FloatArray, float]]] = {}
+        """Evaluation round → peer → (x, u), until all peers have come there."""
+        self._links: dict[tuple[int, int], list[int]] = {}
+        """(sender, receiver) → frames, frame bytes."""
+        self._totals = [_Totals() for _ in range(num_peers)]
+        self.entropy_bits = 0.0
+        self.entropy_values = 0
+        self.now = 0.0
+        self.averaged_accuracy: float | None = None
+        self.last_consensus: float | None = None
+
+    def run(
+        self, *, stop: threading.Event | None = None, on_progress: Callable[[Progress], None] | None = None
+    ) -> bool:
+        """Run to the last round; return whether it came there (False: `stop` was set). Raises DivergenceError."""
+        started = shown = time.monotonic()
+        for peer in range(self.num_peers):
+            self._ready_for_step(peer, 0.0)
+        events = 0
+        while self._agenda:
+            self.now, event = self._agenda.pop()
+            self._handle(event)
+            events += 1
+            if events % 64 == 0 or self.num_peers >= 64:
+                if stop is not None and stop.is_set():
+                    return False
+                if on_progress is not None and time.monotonic() - shown > 0.25:
+                    shown = time.monotonic()
+                    on_progress(self.progress(shown - started))
+        if on_progress is not None:
+            on_progress(self.progress(time.monotonic() - started))
+        return True
+
+    def progress(self, elapsed_s: float) -> Progress:
+        """Return how far the run has come."""
+        shown = range(self.num_peers) if self.num_peers <= 64 else range(0, self.num_peers, self.num_peers // 32)
+        return Progress(
+            phase="simulating",
+            rounds=self.config.run.rounds,
+            elapsed_s=elapsed_s,
+            virtual_s=self.now,
+            averaged_accuracy=self.averaged_accuracy,
+            consensus_distance=self.last_consensus,
+            peers=tuple(
+                PeerProgress(
+                    name=f"peer-{peer}",
+                    round=self.participants[peer].round,
+                    loss=self._totals[peer].loss,
+                    accuracy=self._totals[peer].accuracy,
+                    payload_bytes=self._totals[peer].payload_bytes,
+                    frame_bytes=self._totals[peer].frame_bytes,
+                    values=self._totals[peer].values,
+                    state="training" if self.participants[peer].round < self.config.run.rounds else "finished",
+                )
+                for peer in shown
+            ),
+        )
+
+    def put_links(self) -> None:
+        """Write the totals of every link to the metrics."""
+        if self._metrics is None:
+            return
+        self._metrics.put(
+            *(
+                LinkRecord(peer=sender, neighbor=receiver, frames=frames, frame_bytes=size)
+                for (sender, receiver), (frames, size) in sorted(self._links.items())
+            )
+        )
+        self._metrics.flush()
+
+    def averaged_model(self) -> FloatArray:
+        """Return Σ x_i / Σ u_i, float32[n]."""
+        return _average([(p.algorithm.x, p.algorithm.u) for p in self.participants])
+
+    def _handle(self, event: _Event) -> None:
+        if isinstance(event, _StepDone):
+            participant = self.participants[event.peer]
+            if self._rows is None:
+                participant.step()
+            turn = participant.begin(self.now)
+        elif isinstance(event, _Arrival):
+            participant = self.participants[event.receiver]
+            turn = participant.receive(event.sender, event.frame, self.now)
+        else:
+            participant = self.participants[event.peer]
+            turn = participant.timer(self.now)
+        for parcel in turn.parcels:
+            self._deliver(participant.peer, parcel)
+        if isinstance(event, _StepDone) and participant.wake_at is not None:
+            self._agenda.add(participant.wake_at, _Timer(participant.peer))
+        if turn.finished is not None:
+            self._finish_round(participant, turn.finished)
+
+    def _deliver(self, sender: int, parcel: Parcel) -> None:
+        total = self._links.setdefault((sender, parcel.receiver), [0, 0])
+        total[0] += 1
+        total[1] += len(parcel.frame)
+        arrival = self._network.arrival(sender, parcel.receiver, len(parcel.frame), self.now)
+        self._agenda.add(arrival, _Arrival(parcel.receiver, sender, parcel.frame))
+        if self._is_evaluated(self.participants[sender].round + 1) and sender < 8:
+            # A sample is enough: the bound costs more than the encoding.
+            message = wire.decode(parcel.frame, self.trainer.layout, dtype=self.participants[sender].algorithm.x.dtype)
+            self.entropy_bits += wire.entropy_bound_bits(message)
+            self.entropy_values += self.trainer.layout.size
+
+    def _finish_round(self, participant: Participant, record: RoundRecord) -> None:
+        totals = self._totals[participant.peer]
+        totals.add(record)
+        if self._metrics is not None:
+            self._metrics.put(record)
+        reason = reason_to_stop(self.config.guard, record, participant.algorithm.x)
+        if reason is not None:
+            raise DivergenceError(f"peer {participant.peer}: {reason}")
+        if self._after_round is not None:
+            self._after_round(participant, record)
+        done = participant.round
+        if self._is_evaluated(done):
+            algorithm = participant.algorithm
+            snapshots = self._snapshots.setdefault(done, {})
+            snapshots[participant.peer] = (algorithm.x.copy(), algorithm.u)
+            if len(snapshots) == self.num_peers:
+                self._evaluate(done, [snapshots[peer] for peer in range(self.num_peers)])
+                del self._snapshots[done]
+        if done < self.config.run.rounds:
+            self._ready_for_step(participant.peer, self.now)
+
+    def _ready_for_step(self, peer: int, now: float) -> None:
+        if self._rows is None:
+            self._agenda.add(now + self._step_s[peer], _StepDone(peer))
+            return
+        # The gradient depends on the model alone, so that computing all of them when the last peer is ready, and
+        # letting each begin at its own virtual time, changes nothing.
+        self._ready.add(peer)
+        self._rows.ready_at[peer] = now
+        if len(self._ready) == self.num_peers:
+            self._ready.clear()
+            self._rows.compute([p.model() for p in self.participants], self.participants[0].round)
+            for other, participant in enumerate(self.participants):
+                participant.step()
+                self._agenda.add(self._rows.ready_at[other] + self._step_s[other], _StepDone(other))
+
+    def _is_evaluated(self, done: int) -> bool:
+        every = self.config.evaluation.every_rounds
+        return done == self.config.run.rounds or bool(every and done % every == 0)
+
+    def _evaluate(self, done: int, states: list[tuple[FloatArray, float]]) -> None:
+        models = [x / x.dtype.type(u) for x, u in states]
+        averaged = _average(states)
+        record = consensus(done, models)
+        self.last_consensus = record.consensus_distance
+        found = self.trainer.evaluate(averaged)
+        self.averaged_accuracy = found.accuracy
+        records: list[EvaluationRecord | ConsensusRecord] = [record, evaluation_record(-1, done, "test", found)]
+        step = max(1, -(-self.num_peers // MODELS_EVALUATED_MAX))
+        for peer in range(0, self.num_peers, step):
+            found = self.trainer.evaluate(models[peer])
+            self._totals[peer].accuracy = found.accuracy
+            records.append(evaluation_record(peer, done, "test", found))
+        if self._rows is None:
+            for peer, participant in enumerate(self.participants):
+                if len(self.job.manifest.holdout[peer]) and isinstance(participant.local_steps, Trainer):
+                    found = participant.local_steps.evaluate(models[peer], "holdout")
+                    records.append(evaluation_record(peer, done, "holdout", found))
+        if self._metrics is not None:
+            self._metrics.put(*records)
+            self._metrics.flush()
+
+
+@dataclass
+class _Totals:
+    """Running figures of one peer, for the live view."""
+
+    loss: float | None = None
+    accuracy: float | None = None
+    payload_bytes: int = 0
+    frame_bytes: int = 0
+    values: int = 0
+
+    def add(self, record: RoundRecord) -> None:
+        self.loss = record.loss if record.loss is not None else self.loss
+        self.payload_bytes += record.payload_bytes
+        self.frame_bytes += record.frame_bytes
+        self.values += record.values
+
+
+def run(
+    config: Config,
+    base: Path,
+    *,
+    num_peers: int,
+    directory: Path,
+    links: LinkModel | None = None,
+    step_s: float = 0.0,
+    slow: Mapping[int, float] | None = None,
+    stacked: bool = False,
+    baseline: bool = True,
+    on_progress: Callable[[Progress], None] | None = None,
+    stop: threading.Event | None = None,
+) -> Simulation:
+    """Simulate a run and leave metrics, averaged model and summary in `directory`, which exists and is empty.
+
+    `baseline`: also train one process on all data, to compare with. Raises DivergenceError (with the summary of what
+    there was already written) and whatever is wrong with the configuration.
+    """
+    started = time.monotonic()
+    metrics = MetricsStore(directory / "metrics.sqlite")
+    try:
+        simulator = Simulator(
+            config, base, num_peers=num_peers, metrics=metrics, links=links, step_s=step_s, slow=slow, stacked=stacked
+        )
+        summary = describe_run(config, simulator.job, simulator.trainer.layout)
+        ended = "completed"
+        try:
+            if not simulator.run(stop=stop, on_progress=on_progress):
+                ended = "stopped"
+        except DivergenceError as error:
+            ended = f"diverged: {error}"
+            raise
+        finally:
+            summary.ended = ended
+            summary.seconds = time.monotonic() - started
+            if simulator.entropy_values:
+                summary.entropy_bits_per_parameter = simulator.entropy_bits / simulator.entropy_values
+            simulator.put_links()
+            baseline_wanted = baseline and ended == "completed"
+            finish_summary(summary, [metrics], config, simulator.job, baseline=baseline_wanted)
+            summary.save(directory / "summary.json")
+        averaged = simulator.averaged_model()
+        simulator.trainer.save_model(averaged, directory / "model.safetensors")
+        models = [participant.model().copy() for participant in simulator.participants]
+        return Simulation(summary, models, averaged, simulator.trainer)
+    finally:
+        metrics.close()
+
+
+def _average(states: list[tuple[FloatArray, float]]) -> FloatArray:
+    total = np.zeros(states[0][0].shape, dtype=np.float64)
+    for x, _ in states:
+        total += x
+    return (total / sum(u for _, u in states)).astype(states[0][0].dtype)

@@ -1,0 +1,101 @@
+"""What a run came to: from the metrics of its peers to the one table at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from peer import __version__, compress
+from peer.compress.layout import Layout
+from peer.compress.payload import FloatArray
+from peer.config import Config
+from peer.job import Job, machine_facts
+from peer.metrics import ConsensusRecord, EvaluationRecord, MetricsStore, Summary
+from peer.train.baseline import single_process
+from peer.train.local_step import Evaluation
+
+
+def describe_run(config: Config, job: Job, layout: Layout) -> Summary:
+    """Return a summary with what is known before the first round."""
+    names = [peer.name for peer in config.peers] or [f"peer-{index}" for index in range(job.num_peers)]
+    return Summary(
+        name=config.run.name,
+        algorithm=config.algorithm.name,
+        compressor=compress.describe(job.compressor) if job.spec.compresses else "none (full precision)",
+        graph=job.schedule.name,
+        num_peers=job.num_peers,
+        rounds=config.run.rounds,
+        seed=config.run.seed,
+        parameters=layout.size,
+        seconds=0.0,
+        peer_names=names,
+        version=__version__,
+        machine=machine_facts(),
+    )
+
+
+def evaluation_record(peer: int, done: int, split: str, found: Evaluation) -> EvaluationRecord:
+    """Return the record of an evaluation after `done` rounds."""
+    return EvaluationRecord(
+        peer=peer,
+        round=done,
+        split=split,
+        correct=tuple(int(n) for n in found.correct),
+        total=tuple(int(n) for n in found.total),
+        loss=found.loss,
+    )
+
+
+def consensus(done: int, models: Sequence[FloatArray]) -> ConsensusRecord:
+    """Return the consensus distance (1/n) Σ ‖z_i − z̄‖₂ of the models after `done` rounds."""
+    mean = np.zeros(models[0].shape, dtype=np.float64)
+    for z in models:
+        mean += z
+    mean /= len(models)
+    distance = sum(float(np.linalg.norm(z - mean)) for z in models) / len(models)
+    return ConsensusRecord(round=done, consensus_distance=distance, model_norm=float(np.linalg.norm(mean)))
+
+
+def finish_summary(
+    summary: Summary, stores: Sequence[MetricsStore], config: Config, job: Job, *, baseline: bool
+) -> None:
+    """Fill in what the metrics say, and the accuracy of one process trained on all data if wanted."""
+    rounds = [record for store in stores for record in store.rounds()]
+    evaluations = [record for store in stores for record in store.evaluations() if record.split == "test"]
+    links = [record for store in stores for record in store.links()]
+    distances = [record for store in stores for record in store.consensus()]
+    summary.payload_bytes = sum(record.payload_bytes for record in rounds)
+    summary.frame_bytes = sum(record.frame_bytes for record in rounds)
+    summary.protobuf_bytes = sum(link.protobuf_bytes for link in links)
+    sockets = [link.socket_bytes for link in links]
+    packets = [link.packet_bytes for link in links]
+    summary.socket_bytes = None if not links or None in sockets else sum(size or 0 for size in sockets)
+    summary.packet_bytes = None if not links or None in packets else sum(size or 0 for size in packets)
+    values = sum(record.values for record in rounds)
+    summary.full_precision_payload_bytes = 4 * values
+    summary.bits_per_parameter = 8 * summary.payload_bytes / max(1, values)
+    last_of_peer = {record.peer: record for record in rounds}
+    summary.repairs = sum(record.repairs for record in last_of_peer.values())
+    summary.reconnects = sum(link.reconnects for link in links)
+    completed = min((record.round + 1 for record in last_of_peer.values()), default=0)
+    summary.seconds_per_round = max((r.time_s for r in last_of_peer.values()), default=0.0) / max(1, completed)
+    newest = {record.peer: record for record in sorted(evaluations, key=lambda record: record.round)}
+    own = [newest[peer] for peer in sorted(newest) if peer >= 0]
+    summary.peer_accuracy = [record.accuracy for record in own]
+    if -1 in newest:
+        summary.averaged_accuracy = newest[-1].accuracy
+    if own:
+        worst = min(own, key=lambda record: record.accuracy)
+        summary.class_accuracy = [c / n if n else 0.0 for c, n in zip(worst.correct, worst.total, strict=True)]
+    if distances:
+        summary.consensus_distance = max(distances, key=lambda record: record.round).consensus_distance
+    if baseline:
+        summary.single_process_accuracy = train_single_process(config, job)
+
+
+def train_single_process(config: Config, job: Job) -> float:
+    """Return the accuracy of one process that trains on all data with the same schedule."""
+    return single_process(
+        job.task, config.training, rounds=config.run.rounds, seed=config.run.seed, base=job.base
+    ).evaluation.accuracy
