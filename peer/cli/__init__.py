@@ -1,0 +1,67 @@
+"""The command `sotto`. Each file holds one group of commands, in the order in which a user meets them.
+
+Modules here import click and nothing that is slow; what a command works with is imported inside it, so that
+`sotto --help` answers at once and never loads torch.
+"""
+
+from __future__ import annotations
+
+import click
+
+from peer.cli import control, prepare, results, train
+from peer.cli.app import CONTEXT, EXIT_CODES, SottoCommand, SottoGroup, print_json
+from peer.cli.options import json_option
+
+_EPILOG = "\b\nExit codes:\n" + "\n".join(f"  {code:>3}  {meaning}" for code, meaning in EXIT_CODES.items())
+
+
+@click.group(cls=SottoGroup, context_settings=CONTEXT, epilog=_EPILOG)
+def cli() -> None:
+    """Train one deep-learning model across devices, with no server and no shared data.
+
+    \b
+    Try it on this machine:
+      sotto up                     eight peers train handwritten digits, then a report
+      sotto up --skew 1 --rounds 2000 --algorithm scsp
+    \b
+    Train on several devices:
+      sotto init cluster kits --peers 3 --host 10.0.0.1 --host 10.0.0.2 --host 10.0.0.3
+      (copy one folder kits/peer-K to each device)
+      sotto run --config peer-0/peer.toml
+    \b
+    Look before you start:
+      sotto validate --config peer.toml
+      sotto graph --peers 8 --graph torus
+
+    Every command has its own --help. Every command also takes -v (log to stderr; -vv logs more) and --debug (show the
+    traceback of an error).
+    """
+
+
+@click.command(cls=SottoCommand)
+@json_option
+def version(as_json: bool) -> None:
+    """Print the version of sotto.
+
+    \b
+    Examples:
+      sotto version
+      sotto version --json
+    """
+    from peer import __version__
+
+    if as_json:
+        print_json({"version": __version__})
+    else:
+        click.echo(f"sotto {__version__}")
+
+
+cli.add_section("Before a run", (prepare.init, prepare.validate, prepare.graph, prepare.show))
+cli.add_section("Train", (train.up, train.run, train.simulate))
+cli.add_section("While it runs", (control.status, control.stop))
+cli.add_section("Afterwards", (results.export, results.report, results.replay, version))
+
+
+def main() -> None:
+    """Run the command line and exit."""
+    cli.main()

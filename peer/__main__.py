@@ -1,0 +1,5 @@
+"""`python -m peer` is `sotto`."""
+
+from peer.cli import main
+
+main()

@@ -1,0 +1,216 @@
+"""How the command line behaves as a whole: errors become one sentence and an exit code, output can be JSON.
+
+Commands raise `SottoError` and let it go; nothing below this module prints an error or exits. A traceback is shown
+only under --debug.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, NoReturn
+
+import click
+
+from peer.errors import LocalProtocolError, SottoError
+
+INTERRUPTED = 130
+BROKEN_PIPE = 141
+"""What a shell reports for a process that died of SIGPIPE."""
+
+EXIT_CODES: dict[int, str] = {
+    0: "all went well",
+    1: "an error that none of the others describes",
+    2: "wrong usage or configuration; wrong data or task",
+    3: "certificates and keys",
+    4: "training diverged and was stopped",
+    5: "a state or run folder is damaged, locked, or belongs to another run",
+    6: "another peer could not be reached or refused",
+    70: "a bug in sotto",
+    INTERRUPTED: "interrupted (Ctrl-C or SIGTERM)",
+}
+
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+
+class SottoCommand(click.Command):
+    """A command that also takes the options that every command takes, and prints its help as it was written."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.params.extend(common_options())
+
+
+class SottoGroup(click.Group):
+    """The group that turns whatever goes wrong below it into one sentence on stderr and an exit code."""
+
+    command_class = SottoCommand
+    group_class = type
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.params.extend(common_options())
+        self.sections: dict[str, list[str]] = {}
+        """Names of commands under headings, in the order of the help text."""
+
+    def add_section(self, heading: str, commands: Sequence[click.Command]) -> None:
+        """Add commands that the help text lists under a heading of their own."""
+        for command in commands:
+            self.add_command(command)
+            self.sections.setdefault(heading, []).append(str(command.name))
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names in the order of the help text."""
+        ordered = [name for names in self.sections.values() for name in names]
+        return ordered + [name for name in super().list_commands(ctx) if name not in ordered]
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands under their headings, each with the whole first sentence of its help."""
+        ordered = {name for names in self.sections.values() for name in names}
+        rest = [name for name in self.list_commands(ctx) if name not in ordered]
+        for heading, names in (*self.sections.items(), ("Commands", rest)):
+            rows = [(name, self.commands[name].get_short_help_str(limit=90)) for name in names]
+            if rows:
+                with formatter.section(heading):
+                    formatter.write_dl(rows)
+
+    def main(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, prog_name: str | None = "sotto", **extra: Any
+    ) -> NoReturn:
+        """Run the command line and exit."""
+        extra["standalone_mode"] = False
+        debug = "--debug" in (sys.argv[1:] if args is None else args)
+        try:
+            result = super().main(args=args, prog_name=prog_name or "sotto", **extra)
+            # Flushed here, so that a reader that is gone shows up inside the try.
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # Python flushes stdout once more at exit; let that go nowhere instead of complaining.
+            with suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(BROKEN_PIPE)
+        except (KeyboardInterrupt, click.Abort):
+            click.echo("sotto: interrupted", err=True)
+            sys.exit(INTERRUPTED)
+        except SottoError as error:
+            if debug:
+                raise
+            bug = isinstance(error, LocalProtocolError)
+            _complain(f"this is a bug: {error}{_HOW_TO_REPORT}" if bug else str(error))
+            sys.exit(error.exit_code)
+        except click.exceptions.NoArgsIsHelpError as error:
+            click.echo(error.format_message(), err=True)
+            sys.exit(error.exit_code)
+        except click.ClickException as error:
+            _complain(_usage_sentence(error))
+            sys.exit(error.exit_code)
+        except Exception as error:  # The end of the process: whatever nobody caught is a bug, and told as one.
+            if debug:
+                raise
+            _complain(f"this is a bug: {type(error).__name__}: {error}{_HOW_TO_REPORT}")
+            sys.exit(LocalProtocolError.exit_code)
+        sys.exit(result if isinstance(result, int) else 0)
+
+
+_HOW_TO_REPORT = " (run the same command with --debug for the traceback, and please report it)"
+
+
+def common_options() -> list[click.Option]:
+    """Return new instances of the options that every command takes; help lists them once, for `sotto` itself."""
+    return [
+        click.Option(
+            ["-v", "--verbose"],
+            count=True,
+            is_eager=True,
+            expose_value=False,
+            hidden=True,
+            callback=_set_verbosity,
+            help="Log what happens to stderr; -vv logs more.",
+        ),
+        click.Option(
+            ["--debug"],
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            hidden=True,
+            help="Show the traceback of an error.",
+        ),
+    ]
+
+
+def print_json(value: Any) -> None:
+    """Write one JSON document to stdout. Numbers that JSON cannot write (NaN, infinities) become null."""
+    click.echo(json.dumps(_finite(value), indent=2, ensure_ascii=False, default=str))
+
+
+def is_interactive() -> bool:
+    """Return whether a person is watching stderr, where progress goes."""
+    return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+
+
+class StopOnSignal:
+    """Within this context the first SIGINT or SIGTERM sets `event`, a second one interrupts at once."""
+
+    def __init__(self) -> None:
+        import threading
+
+        self.event = threading.Event()
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> StopOnSignal:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            with suppress(ValueError):  # Not the main thread: then somebody else handles signals.
+                self._before[number] = signal.signal(number, self._on_signal)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        if self.event.is_set():
+            raise KeyboardInterrupt
+        self.event.set()
+        click.echo("\nsotto: stopping after this round; once more stops at once", err=True)
+
+
+def raise_log_level() -> None:
+    """Log what a daemon does even without -v: it has no other way to speak."""
+    root = logging.getLogger()
+    root.setLevel(min(root.level or logging.WARNING, logging.INFO))
+
+
+def _set_verbosity(context: click.Context, option: click.Parameter, count: int) -> int:
+    # Given to the group as well as to the command, the larger counts.
+    root = context.find_root()
+    count = max(count, root.meta.get("peer.verbosity", 0))
+    root.meta["peer.verbosity"] = count
+    level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(count, 2)]
+    logging.basicConfig(level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger().setLevel(level)
+    return count
+
+
+def _complain(text: str) -> None:
+    click.echo(f"sotto: error: {' '.join(text.split())}", err=True)
+
+
+def _usage_sentence(error: click.ClickException) -> str:
+    sentence = error.format_message().rstrip(".")
+    context = getattr(error, "ctx", None)
+    return f"{sentence} (see {context.command_path} --help)" if context is not None else sentence
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and value - value != 0:
+        return None
+    if isinstance(value, dict):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value

@@ -1,0 +1,110 @@
+"""Commands that talk to running peers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from peer.cli.app import SottoCommand, print_json
+from peer.cli.options import config_option, json_option, load_peer
+from peer.errors import ConfigError, RemoteError
+
+run_option = click.option(
+    "-r",
+    "--run",
+    "directory",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="All peers of a run folder (`sotto up`) or of a cluster folder (`sotto init cluster`).",
+)
+all_option = click.option("-a", "--all", "everybody", is_flag=True, help="All peers that the configuration lists.")
+
+
+@click.command(cls=SottoCommand)
+@config_option
+@run_option
+@all_option
+@json_option
+def status(config_file: Path | None, directory: Path | None, everybody: bool, as_json: bool) -> int:
+    """Show round, loss, accuracy, traffic and neighbours of one peer or of all.
+
+    Without options it asks the peer of ./peer.toml. Peers that do not answer are listed as such, and the exit code is
+    then 6.
+
+    \b
+    Examples:
+      sotto status --config peer.toml
+      sotto status --run runs/digits
+      sotto status --all --json
+    """
+    answers = _call(config_file, directory, everybody, "status")
+    if as_json:
+        print_json(answers if directory is not None or everybody else answers[0])
+    else:
+        from rich.console import Console
+
+        from peer.report.status_table import status_table
+
+        Console().print(status_table(answers))
+    return _exit_code(answers)
+
+
+@click.command(cls=SottoCommand)
+@config_option
+@run_option
+@all_option
+@json_option
+def stop(config_file: Path | None, directory: Path | None, everybody: bool, as_json: bool) -> int:
+    """Ask one peer or all to finish the round, save and stop.
+
+    \b
+    Examples:
+      sotto stop --config peer.toml
+      sotto stop --run runs/digits
+    """
+    answers = _call(config_file, directory, everybody, "stop")
+    if as_json:
+        print_json(answers if directory is not None or everybody else answers[0])
+    else:
+        for answer in answers:
+            click.echo(f"{answer['name']}: {answer.get('error') or 'stops after this round'}")
+    return _exit_code(answers)
+
+
+def find_peer_files(directory: Path) -> list[Path]:
+    """Return the peer.toml of every peer below a run folder or cluster folder. Raises ConfigError if there is none."""
+    files = [*directory.glob("peers/peer-*/peer.toml"), *directory.glob("peer-*/peer.toml")]
+    if not files:
+        problem = "holds no peers (peer-*/peer.toml)" if directory.is_dir() else "no such folder"
+        raise ConfigError(problem, file=str(directory))
+    return sorted(files, key=lambda file: (len(file.parent.name), file.parent.name))
+
+
+def _call(config_file: Path | None, directory: Path | None, everybody: bool, verb: str) -> list[dict[str, Any]]:
+    """Return each peer's answer; one that gave none has `error` and `exit_code` instead."""
+    from peer import control
+
+    if directory is not None and (config_file is not None or everybody):
+        raise ConfigError("names all peers by itself; leave out --config and --all", key="--run")
+    if directory is not None:
+        targets = [(*load_peer(file), None) for file in find_peer_files(directory)]
+    else:
+        config, base = load_peer(config_file)
+        targets = [(config, base, index) for index in (range(config.num_peers) if everybody else (None,))]
+    answers = []
+    for config, base, index in targets:
+        position = config.peer.index if index is None else index
+        name = config.peers[position].name if position < len(config.peers) else f"peer {position}"
+        answer: dict[str, Any] = {"index": position, "name": name}
+        try:
+            answer |= control.call(config, base, index, verb)
+        except RemoteError as error:
+            answer |= {"state": "unreachable", "error": str(error), "exit_code": error.exit_code}
+        answers.append(answer)
+    return answers
+
+
+def _exit_code(answers: list[dict[str, Any]]) -> int:
+    return max(answer.get("exit_code", 0) for answer in answers)

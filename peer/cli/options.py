@@ -1,0 +1,117 @@
+"""Options that several commands share, and how they become a configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from peer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from peer.config import Config
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+DEFAULT_FILE = Path("peer.toml")
+DEFAULT_PEERS = 8
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document to stdout, for scripts.")
+
+config_option = click.option(
+    "-c",
+    "--config",
+    "config_file",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Configuration file (TOML).",
+)
+
+set_option = click.option(
+    "-s",
+    "--set",
+    "settings",
+    metavar="SECTION.KEY=VALUE",
+    multiple=True,
+    help="Override one key of the configuration; may be repeated. VALUE is written as in TOML; quotes may be left out.",
+)
+
+peers_option = click.option(
+    "-n",
+    "--peers",
+    "num_peers",
+    metavar="N",
+    type=click.IntRange(min=1),
+    help=f"Number of peers; by default those of the configuration, or {DEFAULT_PEERS}.",
+)
+
+_SHORTHANDS: Mapping[str, tuple[str, type, str]] = {
+    "skew": ("data.skew", float, "How far the data is sorted by label before it is dealt: 0 not at all, 1 entirely."),
+    "rounds": ("run.rounds", int, "Number of gossip rounds."),
+    "seed": ("run.seed", int, "Seed of every random number of the run."),
+    "algorithm": ("algorithm.name", str, "Algorithm (`sotto list algorithms`)."),
+    "compressor": ("compressor.kind", str, "Compressor (`sotto list compressors`)."),
+    "graph": ("graph.kind", str, "Graph (`sotto list graphs`)."),
+    "task": ("training.task", str, 'Task (`sotto list tasks`), or your own as "package.module:make_task".'),
+}
+
+
+def job_options(command: Command) -> Command:
+    """Return the command with --config, --set and one short option for each key that is set most often.
+
+    The command gets `config_file`, `settings` and `shorthands`.
+    """
+    for name, (key, kind, text) in reversed(_SHORTHANDS.items()):
+        command = click.option(
+            f"--{name}", type=kind, expose_value=False, callback=_keep_shorthand, help=f"{text} Short for --set {key}=…"
+        )(command)
+    return config_option(set_option(command))
+
+
+def _keep_shorthand(context: click.Context, option: click.Parameter, value: object) -> None:
+    if value is not None:
+        key = _SHORTHANDS[str(option.name)][0]
+        context.meta.setdefault("peer.shorthands", []).append(f"{key}={value}")
+
+
+def load_config(config_file: Path | None, settings: tuple[str, ...]) -> tuple[Config, Path]:
+    """Return the configuration and the folder that its relative paths start from.
+
+    Without a file the defaults are the base. Short options count after the file and before --set.
+    """
+    from peer import config
+
+    shorthands = click.get_current_context().meta.get("peer.shorthands", [])
+    base = config_file.parent if config_file is not None else Path()
+    return config.load(config_file, overrides=(*shorthands, *settings)), base
+
+
+def load_peer(config_file: Path | None, settings: tuple[str, ...] = ()) -> tuple[Config, Path]:
+    """Return the configuration of one peer and its folder; without a file it is ./peer.toml."""
+    return load_config(config_file or DEFAULT_FILE, settings)
+
+
+def load_job(config_file: Path | None, settings: tuple[str, ...], num_peers: int | None) -> tuple[Config, Path, int]:
+    """Return configuration, folder and number of peers for commands that look at the whole run.
+
+    Without a file: ./peer.toml if nothing else describes a job, else the defaults.
+    """
+    described = settings or num_peers is not None or click.get_current_context().meta.get("peer.shorthands")
+    if config_file is None and not described and DEFAULT_FILE.exists():
+        config_file = DEFAULT_FILE
+    config, base = load_config(config_file, settings)
+    return config, base, count_peers(config, num_peers)
+
+
+def count_peers(config: Config, num_peers: int | None) -> int:
+    """Return --peers, or the number in the configuration, or the default. Raises ConfigError if the two differ."""
+    if num_peers is not None and config.peers and num_peers != len(config.peers):
+        raise ConfigError(
+            "does not match the number of [[peers]] in the configuration",
+            key="--peers",
+            value=num_peers,
+            valid=str(len(config.peers)),
+        )
+    return num_peers or len(config.peers) or DEFAULT_PEERS

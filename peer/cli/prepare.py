@@ -1,0 +1,280 @@
+"""Commands before a run: write a configuration, check it, look at the graph, list what there is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from peer.cli.app import SottoCommand, SottoGroup, print_json
+from peer.cli.options import job_options, json_option, load_config, load_job, peers_option, set_option
+from peer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from peer.gossip.topology import Schedule
+
+force_option = click.option("--force", is_flag=True, help="Overwrite files that exist.")
+
+
+@click.group(cls=SottoGroup, invoke_without_command=True)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    default=Path("peer.toml"),
+    show_default=True,
+    metavar="FILE",
+    help="File to write.",
+)
+@set_option
+@force_option
+@click.pass_context
+def init(context: click.Context, output: Path, settings: tuple[str, ...], force: bool) -> None:
+    """Write a configuration file with a comment above every key.
+
+    \b
+    Examples:
+      sotto init                                write ./peer.toml with the defaults
+      sotto init -o job.toml -s graph.kind=torus
+      sotto init cluster kits --peers 8         certificates and one folder for each peer
+    """
+    if context.invoked_subcommand is not None:
+        return
+    from peer.init import write_peer_file
+
+    config, _ = load_config(None, settings)
+    write_peer_file(output, config, force=force)
+    click.echo(f"wrote {output}")
+
+
+@init.command()
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.option("-n", "--peers", "num_peers", type=click.IntRange(min=1), metavar="N", help="Number of peers.")
+@click.option(
+    "--host",
+    "hosts",
+    multiple=True,
+    metavar="HOST[:PORT]",
+    help="Where peer 0, 1, 2, … is reached; give it once for each peer, or once for all of them on one machine (ports "
+    'then count up). "-" is a peer that nobody can reach: it dials out. Without --host all run on this machine.',
+)
+@click.option("--port", type=click.IntRange(1, 65535), default=7700, show_default=True, help="First or only port.")
+@job_options
+@force_option
+def cluster(
+    directory: Path,
+    num_peers: int | None,
+    hosts: tuple[str, ...],
+    port: int,
+    config_file: Path | None,
+    settings: tuple[str, ...],
+    force: bool,
+) -> None:
+    """Write everything that the devices of a run need into DIRECTORY.
+
+    That is a certificate authority (ca.pem, ca.key), an operator's certificate for `status` and `stop`, and for each
+    peer a folder peer-K with peer.toml, peer.pem, peer.key and a copy of ca.pem. Copy one of these folders to each
+    device, and keep ca.key to yourself: whoever has it can issue certificates.
+
+    \b
+    Examples:
+      sotto init cluster kits --peers 8
+      sotto init cluster kits --host 10.0.0.1 --host 10.0.0.2 --host -
+      sotto init cluster kits --peers 4 --config job.toml --set run.rounds=5000
+    """
+    from peer.init import place_peers, write_cluster
+
+    config, base = load_config(config_file, settings)
+    files = write_cluster(directory, config, place_peers(num_peers, hosts, port), base=base, force=force)
+    click.echo(f"wrote {directory}: {len(files)} peers")
+    click.echo(f"start each with: sotto run --config {files[0]}")
+
+
+@click.command(cls=SottoCommand)
+@peers_option
+@job_options
+@json_option
+def validate(config_file: Path | None, settings: tuple[str, ...], num_peers: int | None, as_json: bool) -> int:
+    """Check a configuration, its graph and its algorithm before anything runs.
+
+    Says what the theory has against it: errors are what cannot converge, warnings what may not. The exit code is 2 if
+    there is an error.
+
+    \b
+    Examples:
+      sotto validate --config peer.toml
+      sotto validate --peers 8 --algorithm d-psgd --graph directed-ring
+    """
+    from peer import job
+
+    config, base, count = load_job(config_file, settings, num_peers)
+    findings = job.validate_config(config, base, count)
+    failed = any(finding.level == "error" for finding in findings)
+    if as_json:
+        print_json({"valid": not failed, "num_peers": count, "findings": [asdict(finding) for finding in findings]})
+        return ConfigError.exit_code if failed else 0
+    for finding in findings:
+        key = f"{finding.key}: " if finding.key else ""
+        click.secho(f"{finding.level}: ", bold=True, fg=_COLORS.get(finding.level), nl=False)
+        click.echo(f"{key}{finding.sentence}")
+    if not failed:
+        click.echo(f"valid: {config.algorithm.name} for {count} peers, {config.run.rounds} rounds")
+    return ConfigError.exit_code if failed else 0
+
+
+_COLORS = {"error": "red", "warning": "yellow"}
+
+
+@click.command(cls=SottoCommand)
+@peers_option
+@job_options
+@click.option(
+    "--svg", "svg_file", type=click.Path(path_type=Path), metavar="FILE", help="Also draw the graph into an SVG file."
+)
+@click.option(
+    "--png", "png_file", type=click.Path(path_type=Path), metavar="FILE", help="Also draw the graph into a PNG file."
+)
+@json_option
+def graph(
+    config_file: Path | None,
+    settings: tuple[str, ...],
+    num_peers: int | None,
+    svg_file: Path | None,
+    png_file: Path | None,
+    as_json: bool,
+) -> None:
+    """Show who sends to whom with which weight, and how fast the graph mixes.
+
+    \b
+    Examples:
+      sotto graph --peers 8
+      sotto graph --peers 16 --graph torus --svg torus.svg
+      sotto graph --config peer.toml --json
+    """
+    from peer import job
+    from peer.init import write_bytes
+    from peer.report import graph_view
+
+    config, base, count = load_job(config_file, settings, num_peers)
+    schedule = job.build_schedule(config, base, count)
+    names = [peer.name for peer in config.peers]
+    for file, draw in ((svg_file, graph_view.svg), (png_file, graph_view.png)):
+        if file is not None:
+            drawing = draw(schedule, names=names or None)
+            write_bytes(file, drawing.encode() if isinstance(drawing, str) else drawing)
+            click.echo(f"wrote {file}", err=True)
+    if as_json:
+        print_json(graph_facts(schedule))
+    else:
+        click.echo(graph_view.text(schedule, names=names or None))
+
+
+def graph_facts(schedule: Schedule) -> dict[str, Any]:
+    """Return the figures and edges of a schedule as JSON values."""
+    return {
+        "num_peers": schedule.num_peers,
+        "doubly_stochastic": schedule.is_doubly_stochastic,
+        "symmetric": schedule.is_symmetric,
+        "strongly_connected": schedule.is_strongly_connected,
+        "time_varying": schedule.is_time_varying,
+        "diameter": schedule.diameter,
+        "second_eigenvalue": schedule.second_eigenvalue,
+        "spectral_gap": schedule.spectral_gap,
+        "period_rounds": schedule.period_rounds,
+        "digest": schedule.digest,
+        "graphs": [
+            [
+                {"sender": sender, "receiver": int(receiver), "weight": float(weight)}
+                for sender in range(schedule.num_peers)
+                for receiver, weight in zip(*matrix.column(sender), strict=True)
+            ]
+            for matrix in schedule.matrices
+        ],
+    }
+
+
+@click.command(name="list", cls=SottoCommand)
+@click.argument("what", type=click.Choice(["models", "tasks", "algorithms", "compressors", "graphs"]))
+@json_option
+def show(what: str, as_json: bool) -> None:
+    """List the models, tasks, algorithms, compressors or graphs that there are.
+
+    \b
+    Examples:
+      sotto list algorithms
+      sotto list tasks --json
+    """
+    rows = _LISTS[what]()
+    if as_json:
+        print_json(rows)
+        return
+    width = max(len(row["name"]) for row in rows) + 2
+    for row in rows:
+        indent = " " * width
+        note = f"\n{indent}{row['note']}" if row.get("note") else ""
+        click.echo(f"{row['name']:<{width}}{row['summary']}{note}")
+
+
+def _list_models() -> list[dict[str, Any]]:
+    from peer.train.models import MODELS
+
+    return [{"name": name, "summary": info.summary} for name, info in MODELS.items()]
+
+
+def _list_tasks() -> list[dict[str, Any]]:
+    from peer.train.tasks import TASKS
+
+    return [
+        {
+            "name": name,
+            "summary": info.summary,
+            "options": list(info.options),
+            "note": f"training.task_options: {', '.join(info.options)}" if info.options else "",
+        }
+        for name, info in TASKS.items()
+    ]
+
+
+def _list_algorithms() -> list[dict[str, Any]]:
+    from peer.gossip import ALGORITHMS
+
+    return [
+        {
+            "name": name,
+            "summary": kind.spec.summary,
+            "source": kind.spec.source,
+            "graph": kind.spec.graph.value,
+            "push_sum": kind.spec.push_sum,
+            "compresses": kind.spec.compresses,
+            "tolerates_late": kind.spec.tolerates_late,
+            "time_varying": kind.spec.time_varying,
+            "asynchronous": kind.spec.asynchronous,
+            "state": list(kind.spec.state),
+            "note": f"Graph: {kind.spec.graph.value}. {kind.spec.source}",
+        }
+        for name, kind in ALGORITHMS.items()
+    ]
+
+
+def _list_compressors() -> list[dict[str, Any]]:
+    from peer.compress import COMPRESSORS
+
+    return [{"name": name, "summary": info.summary} for name, info in COMPRESSORS.items()]
+
+
+def _list_graphs() -> list[dict[str, Any]]:
+    from peer.gossip.graphs import FAMILIES
+
+    return [{"name": name, "summary": family.summary} for name, family in FAMILIES.items()]
+
+
+_LISTS: dict[str, Callable[[], list[dict[str, Any]]]] = {
+    "models": _list_models,
+    "tasks": _list_tasks,
+    "algorithms": _list_algorithms,
+    "compressors": _list_compressors,
+    "graphs": _list_graphs,
+}

@@ -1,0 +1,98 @@
+"""Commands after a run: export the model, render the report; and replay a scenario file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from peer.cli.app import SottoCommand, print_json
+from peer.cli.options import json_option
+
+
+@click.command(cls=SottoCommand)
+@click.argument("source", type=click.Path(path_type=Path))
+@click.option(
+    "-p",
+    "--peer",
+    "peer_index",
+    type=click.IntRange(min=0),
+    metavar="K",
+    help="Only the model of peer K of a run folder.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    default=Path("model.safetensors"),
+    show_default=True,
+    metavar="FILE",
+    help="File to write.",
+)
+@click.option("--force", is_flag=True, help="Overwrite the file if it exists.")
+@json_option
+def export(source: Path, peer_index: int | None, output: Path, force: bool, as_json: bool) -> None:
+    """Write a trained model as safetensors.
+
+    SOURCE is a run folder (the average of all peers, or one of them with --peer), or the folder of one peer (its newest
+    checkpoint). The model is de-biased: what push-sum algorithms keep is divided by its weight. Names of tensors are
+    those of the model's state_dict.
+
+    \b
+    Examples:
+      sotto export runs/digits -o digits.safetensors
+      sotto export runs/digits --peer 3 -o third.safetensors
+      sotto export kits/peer-0
+    """
+    from peer.export import export_model
+
+    exported = export_model(source, output, peer_index=peer_index, force=force)
+    if as_json:
+        print_json({"file": str(output), "round": exported.round, "peers": list(exported.peers)})
+    else:
+        click.echo(f"wrote {output}: {exported.description}")
+
+
+@click.command(cls=SottoCommand)
+@click.argument("directory", metavar="RUN_DIR", type=click.Path(path_type=Path))
+@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="By default RUN_DIR/report.html.")
+@json_option
+def report(directory: Path, output: Path | None, as_json: bool) -> None:
+    """Render the report of a run folder anew.
+
+    The report is one HTML file that needs nothing else: curves, bytes of every link, graph, configuration. A run that
+    is still going on, or was cut off, is shown as far as it got.
+
+    \b
+    Examples:
+      sotto report runs/digits
+      sotto report runs/digits -o /tmp/digits.html
+    """
+    from peer.report.html import write_report
+
+    written = write_report(directory, output)
+    if as_json:
+        print_json({"report": str(written)})
+    else:
+        click.echo(f"wrote {written}")
+
+
+@click.command(cls=SottoCommand)
+@click.argument("scenario", metavar="FILE", type=click.Path(path_type=Path))
+@json_option
+def replay(scenario: Path, as_json: bool) -> None:
+    """Run a scenario file through algorithm, compressor and encoded bytes, in float64.
+
+    Prints the trajectory {"x": …, "z": …, "u": …} of every peer before round 0 and after each round. A file that says
+    what to expect is compared with it.
+
+    \b
+    Examples:
+      sotto replay scenario.json
+      sotto replay scenario.json --json > trajectory.json
+    """
+    from peer.replay import replay_file
+
+    result = replay_file(scenario)
+    if as_json:
+        print_json(result)

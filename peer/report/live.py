@@ -1,0 +1,214 @@
+"""What a person sees while a run goes on: a live table on a terminal, a line now and then elsewhere.
+
+Both write to stderr, so that stdout stays free for results, and take `Progress` objects only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Protocol
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.padding import Padding
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from peer.report.numbers import MISSING, duration, percent, significant, size, times
+from peer.report.progress import PeerProgress, Progress
+
+LINE_EVERY_S = 5.0
+"""Without a terminal: seconds between two lines."""
+
+MAX_ROWS = 24
+"""More peers than this are shown by their slowest, worst and best only."""
+
+_STATE_STYLES = {
+    "starting": "dim",
+    "connecting": "yellow",
+    "training": "green",
+    "waiting": "yellow",
+    "finished": "bold green",
+    "stopped": "bold",
+    "diverged": "bold red",
+    "lost": "bold red",
+}
+
+
+class View(Protocol):
+    """What a run reports to."""
+
+    def update(self, progress: Progress) -> None:
+        """Show the run as it is now; may be called from any thread, as often as one likes."""
+        ...
+
+    def __enter__(self) -> View: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+def open_view(*, live: bool, console: Console | None = None) -> View:
+    """Return the live table, or lines where nobody watches a terminal."""
+    console = console or Console(stderr=True)
+    return LiveView(console) if live else LineView(console)
+
+
+class LiveView:
+    """The table, redrawn in place."""
+
+    def __init__(self, console: Console) -> None:
+        self._live = Live(console=console, refresh_per_second=8, transient=False)
+
+    def update(self, progress: Progress) -> None:
+        """Draw the run as it is now."""
+        self._live.update(render(progress))
+
+    def __enter__(self) -> LiveView:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+
+class LineView:
+    """One line at every change of phase, every `every_s` seconds, and at the end."""
+
+    def __init__(self, console: Console, every_s: float = LINE_EVERY_S) -> None:
+        self._console, self._every_s = console, every_s
+        self._last: Progress | None = None
+        self._shown: Progress | None = None
+
+    def update(self, progress: Progress) -> None:
+        """Print a line if it is time for one."""
+        self._last = progress
+        shown = self._shown
+        if shown is None or progress.phase != shown.phase or progress.elapsed_s - shown.elapsed_s >= self._every_s:
+            self._print(progress)
+
+    def __enter__(self) -> LineView:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._last is not None and self._last is not self._shown:
+            self._print(self._last)
+
+    def _print(self, progress: Progress) -> None:
+        self._shown = progress
+        self._console.print(line(progress), highlight=False, soft_wrap=True, markup=False)
+
+
+def line(progress: Progress) -> str:
+    """Return the run as one line."""
+    parts = [f"{duration(progress.elapsed_s):>10}", progress.phase]
+    if progress.peers:
+        parts.append(f"round {progress.round}/{progress.rounds}")
+        losses = [peer.loss for peer in progress.peers if peer.loss is not None]
+        if losses:
+            parts.append(f"loss {significant(sum(losses) / len(losses))}")
+        if progress.worst_accuracy is not None:
+            parts.append(f"worst peer {percent(progress.worst_accuracy)}")
+        if progress.averaged_accuracy is not None:
+            parts.append(f"averaged {percent(progress.averaged_accuracy)}")
+        if progress.payload_bytes:
+            parts.append(f"sent {size(progress.payload_bytes)} ({times(progress.reduction)} less)")
+        troubled = [f"{peer.name} {peer.state}" for peer in progress.peers if peer.state in {"diverged", "lost"}]
+        parts.extend(troubled[:3])
+    return "  ".join(parts)
+
+
+def render(progress: Progress) -> RenderableType:
+    """Return the live view: a header with the progress bar, and a row for each peer."""
+    parts: list[RenderableType] = [_header(progress)]
+    if progress.peers:
+        parts.append(_peer_table(progress))
+    return Group(*parts)
+
+
+def _header(progress: Progress) -> RenderableType:
+    grid = Table.grid(padding=(0, 2))
+    cells: list[RenderableType] = [
+        Text(progress.phase, style="bold"),
+        ProgressBar(total=max(1, progress.rounds), completed=progress.round, width=32),
+        Text(f"round {progress.round} of {progress.rounds}"),
+        Text(duration(progress.elapsed_s), style="dim"),
+    ]
+    if progress.virtual_s is not None:
+        cells.append(Text(f"virtual {duration(progress.virtual_s)}", style="dim"))
+    remaining = _remaining_s(progress)
+    if remaining is not None:
+        cells.append(Text(f"about {duration(remaining)} left", style="dim"))
+    grid.add_row(*cells)
+    figures = [
+        ("worst peer", percent(progress.worst_accuracy)),
+        ("averaged", percent(progress.averaged_accuracy)),
+        ("consensus distance", significant(progress.consensus_distance)),
+        ("sent", size(progress.payload_bytes) if progress.payload_bytes else MISSING),
+        ("less than full precision", times(progress.reduction)),
+    ]
+    text = Text()
+    for label, figure in figures:
+        if figure != MISSING:
+            text.append(f"{label} ", style="dim").append(figure, style="bold").append("   ")
+    return Group(grid, text) if text.plain else grid
+
+
+def _remaining_s(progress: Progress) -> float | None:
+    # Early rounds wait for connections: too soon to tell.
+    if progress.round < 20 or progress.round >= progress.rounds:
+        return None
+    return progress.elapsed_s / progress.round * (progress.rounds - progress.round)
+
+
+def _peer_table(progress: Progress) -> RenderableType:
+    table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2))
+    table.add_column("peer", no_wrap=True)
+    for heading in ("round", "loss", "accuracy", "payload", "frames", "socket", "neighbours", "heard"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("state", no_wrap=True)
+    rows = select_rows(progress.peers)
+    for peer in rows:
+        table.add_row(*_cells(peer))
+    if len(rows) < len(progress.peers):
+        table.add_row(Text(f"… {len(progress.peers) - len(rows)} more", style="dim"))
+    return Padding(table, (1, 0, 0, 0))
+
+
+def select_rows(peers: Sequence[PeerProgress]) -> list[PeerProgress]:
+    """Return all peers; of too many those in trouble, the slowest and the least accurate."""
+    if len(peers) <= MAX_ROWS:
+        return list(peers)
+
+    def urgency(peer: PeerProgress) -> tuple[bool, int, float]:
+        return (
+            peer.state not in {"diverged", "lost"},
+            peer.round,
+            peer.accuracy if peer.accuracy is not None else 2.0,
+        )
+
+    chosen = {id(peer) for peer in sorted(peers, key=urgency)[:MAX_ROWS]}
+    return [peer for peer in peers if id(peer) in chosen]
+
+
+def _cells(peer: PeerProgress) -> list[RenderableType]:
+    up_style = "" if peer.neighbors_up == peer.neighbors else "yellow"
+    return [
+        Text(peer.name),
+        str(peer.round),
+        significant(peer.loss),
+        percent(peer.accuracy),
+        size(peer.payload_bytes),
+        size(peer.frame_bytes),
+        size(peer.socket_bytes),
+        Text(f"{peer.neighbors_up}/{peer.neighbors}", style=up_style),
+        f"{peer.heard}/{peer.awaited}",
+        Text(peer.state, style=_STATE_STYLES.get(peer.state, "")),
+    ]

@@ -1,0 +1,58 @@
+"""How figures are written for people: one way for terminal, page and status."""
+
+from __future__ import annotations
+
+MISSING = "–"
+
+
+def percent(fraction: float | None, digits: int = 1) -> str:
+    """Return 0.9512 as "95.1 %"."""
+    return MISSING if fraction is None else f"{100 * fraction:.{digits}f} %"
+
+
+def size(num_bytes: float | None) -> str:
+    """Return bytes in units of 1,000: "3.2 MB"."""
+    if num_bytes is None:
+        return MISSING
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(num_bytes) < 999.5 or unit == "GB":
+            return f"{num_bytes:.0f} B" if unit == "B" else f"{significant(num_bytes)} {unit}"
+        num_bytes /= 1000
+    raise AssertionError("the last unit always returns")
+
+
+def times(factor: float | None) -> str:
+    """Return a reduction as "312×"."""
+    if factor is None:
+        return MISSING
+    return f"{factor:,.0f}×" if factor >= 10 else f"{factor:.1f}×"
+
+
+def duration(seconds: float | None) -> str:
+    """Return seconds as "8.3 s", "4 min 12 s" or "3 h 05 min"."""
+    if seconds is None:
+        return MISSING
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    minutes = round(seconds) // 60
+    if minutes < 60:
+        return f"{minutes} min {round(seconds) % 60:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def significant(value: float | None, digits: int = 3) -> str:
+    """Return a number with so many significant digits, without an exponent where that stays short."""
+    if value is None:
+        return MISSING
+    if value != value or value in (float("inf"), float("-inf")):
+        return str(value)
+    if value != 0 and not 1e-4 <= abs(value) < 1e7:
+        return f"{value:.{digits - 1}e}"
+    # "#" keeps trailing zeros, so that columns of figures line up.
+    text = f"{value:#.{digits}g}".rstrip(".")
+    return f"{float(text):,.0f}" if "e" in text else text
+
+
+def count(value: int | None) -> str:
+    """Return a whole number with separators."""
+    return MISSING if value is None else f"{value:,}"

@@ -1,0 +1,104 @@
+"""The table at the end of a run, from its `Summary`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from peer.metrics import Summary
+from peer.report.numbers import MISSING, count, duration, percent, significant, size, times
+
+MAX_PEERS = 16
+"""Up to this many peers get a row of their own; more are summed up."""
+
+
+def summary_table(summary: Summary) -> RenderableType:
+    """Return accuracy and traffic of a run side by side."""
+    title = Text.assemble(
+        (summary.name, "bold"),
+        f"  {summary.algorithm}, {summary.compressor}, {summary.graph}, {summary.num_peers} peers, ",
+        f"{count(summary.rounds)} rounds, seed {summary.seed}",
+    )
+    parts: list[RenderableType] = [Text(), title]
+    if summary.ended != "completed":
+        parts.append(Text(f"ended early: {summary.ended}", style="bold red"))
+    grid = Table.grid(padding=(0, 4))
+    grid.add_row(_accuracy(summary), _traffic(summary))
+    parts.extend([Text(), grid, Text()])
+    return Group(*parts)
+
+
+def reduction(summary: Summary, num_bytes: int | None) -> float | None:
+    """Return how many times fewer bytes than the same messages as float32 vectors."""
+    if not num_bytes or not summary.full_precision_payload_bytes:
+        return None
+    return summary.full_precision_payload_bytes / num_bytes
+
+
+def _accuracy(summary: Summary) -> Table:
+    table = _table("test accuracy", "")
+    named = list(zip(_names(summary), summary.peer_accuracy, strict=False))
+    worst = summary.worst_accuracy
+    if len(named) <= MAX_PEERS:
+        for name, accuracy in named:
+            table.add_row(name, percent(accuracy))
+    else:
+        ordered = sorted(summary.peer_accuracy)
+        table.add_row("median peer", percent(ordered[len(ordered) // 2]))
+        table.add_row("best peer", percent(ordered[-1]))
+    table.add_section()
+    table.add_row("worst peer", percent(worst), style="bold")
+    table.add_row("averaged model", percent(summary.averaged_accuracy), style="bold")
+    table.add_row("one process, all data", percent(summary.single_process_accuracy))
+    if worst is not None and summary.single_process_accuracy is not None:
+        points = 100 * (worst - summary.single_process_accuracy)
+        table.add_row("worst − one process", f"{points:+.1f} pts")
+    return table
+
+
+def _traffic(summary: Summary) -> Table:
+    table = _table("sent by all peers", "bytes", "less than float32")
+    rows: Sequence[tuple[str, int | None]] = (
+        ("full precision", summary.full_precision_payload_bytes or None),
+        ("payload", summary.payload_bytes),
+        ("frames", summary.frame_bytes),
+        ("protobuf", summary.protobuf_bytes or None),
+        ("socket", summary.socket_bytes),
+        ("packets", summary.packet_bytes),
+    )
+    for name, num_bytes in rows:
+        if num_bytes is not None:
+            style = "bold" if name in {"payload", "socket"} else ""
+            table.add_row(name, size(num_bytes), times(reduction(summary, num_bytes)), style=style)
+    table.add_section()
+    table.add_row("bits a parameter", significant(summary.bits_per_parameter), "")
+    if summary.entropy_bits_per_parameter is not None:
+        table.add_row("entropy bound", significant(summary.entropy_bits_per_parameter), "")
+    table.add_row("parameters", count(summary.parameters), "")
+    if summary.consensus_distance is not None:
+        table.add_row("consensus distance", significant(summary.consensus_distance), "")
+    if summary.repairs:
+        table.add_row("repairs", count(summary.repairs), "")
+    if summary.reconnects:
+        table.add_row("reconnects", count(summary.reconnects), "")
+    table.add_section()
+    table.add_row("time", duration(summary.seconds), "")
+    per_round = f"{1000 * summary.seconds_per_round:.1f} ms" if summary.seconds_per_round else MISSING
+    table.add_row("time a round", per_round, "")
+    return table
+
+
+def _names(summary: Summary) -> list[str]:
+    return summary.peer_names or [f"peer {index}" for index in range(len(summary.peer_accuracy))]
+
+
+def _table(first: str, *others: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim")
+    table.add_column(first, no_wrap=True)
+    for other in others:
+        table.add_column(other, justify="right", no_wrap=True)
+    return table
