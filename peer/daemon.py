@@ -36,7 +36,8 @@ from peer.metrics import EvaluationRecord, LinkRecord, MetricsStore, RoundRecord
 from peer.participant import Parcel, Participant, Turn
 from peer.security import load_credentials
 from peer.service_manager import notify
-from peer.store import Checkpoint, StateFolder, write_durably
+from peer.store import Checkpoint, StateFolder
+from peer.summary import evaluation_record
 from peer.transport import HelloInfo, Neighbor, Transport
 
 log = logging.getLogger("sotto")
@@ -343,16 +344,7 @@ class Daemon:
         splits = ["test"] + (["holdout"] if len(self.job.manifest.holdout[self.me]) else [])
         for split in splits:
             found = await self._work(self.trainer.evaluate, z, split)
-            records.append(
-                EvaluationRecord(
-                    peer=self.me,
-                    round=done,
-                    split=split,
-                    correct=tuple(int(n) for n in found.correct),
-                    total=tuple(int(n) for n in found.total),
-                    loss=found.loss,
-                )
-            )
+            records.append(evaluation_record(self.me, done, split, found))
         self.metrics.put(*records)
         if self.config.evaluation.keep_models:
             await self._work(self._keep_model, done)
@@ -644,13 +636,10 @@ class Daemon:
                     packet_bytes=counters.packet_bytes_sent,
                     reconnects=counters.reconnects,
                     resent_frames=counters.resent_frames,
+                    up=self.transport.is_up(peer),
                 )
             )
         self.metrics.flush()
-        write_durably(
-            self.folder.directory / "status.json",
-            json.dumps({"ended": self.ended, "round": self.participant.round}).encode(),
-        )
 
 
 def _parse_evaluation(data: bytes, num_peers: int) -> EvaluationRecord:
@@ -659,7 +648,7 @@ def _parse_evaluation(data: bytes, num_peers: int) -> EvaluationRecord:
     if not (
         isinstance(peer, int) and 0 <= peer < num_peers and isinstance(round_, int) and split in ("test", "holdout")
     ):
-        raise ValueError("names no peer, round or split of this run")
+        raise ValueError("names no split")
     if len(correct) != len(total) or len(counts) > 2000 or not all(isinstance(n, int) and n >= 0 for n in counts):
         raise ValueError("its counts are not counts")
     return EvaluationRecord(peer=peer, round=round_, split=split, correct=tuple(correct), total=tuple(total))

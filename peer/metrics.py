@@ -90,6 +90,8 @@ class LinkRecord:
     """`socket_bytes` plus 40 bytes of IP and TCP header for every segment sent."""
     reconnects: int = 0
     resent_frames: int = 0
+    up: bool = False
+    """Whether there was a connection when this was written."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,331 @@
+"""`sotto up`: the processes of a whole run on this machine, started, watched and ended together.
+
+Each peer is `sotto run` on a configuration of its own, as it would be on a device of its own; nothing here takes part
+in training. What the live view shows is read from the metrics that the peers write anyway.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from peer.compress.payload import FloatArray
+from peer.config import Config
+from peer.errors import DivergenceError, SottoError
+from peer.init import Host, write_cluster, write_resolved
+from peer.job import Job, refuse_errors, validate_config
+from peer.metrics import EvaluationRecord, LinkRecord, MetricsStore, Summary
+from peer.report.progress import PeerProgress, Progress
+from peer.store import find_checkpoints, load_checkpoint
+from peer.summary import consensus, describe_run, evaluation_record, finish_summary, train_single_process
+from peer.train.local_step import Trainer
+
+KEEP_MODELS_BYTES_MAX = 256 << 20
+"""The models of evaluations are kept, to measure the consensus distance, while all of them together are below this."""
+
+_STOP_S = 12.0
+"""After SIGTERM: how long a peer may take to finish its round before it is killed."""
+
+_POLL_S = 0.25
+
+
+def peer_environment() -> dict[str, str]:
+    """Return the environment of a peer process: what has to be set before Python starts."""
+    environment = dict(os.environ)
+    # One thread a process (bit identity, and N peers share the cores); keep freed memory instead of giving every
+    # large block back to the kernel and paying its page faults again in the next round.
+    defaults = {
+        "OMP_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+        "MALLOC_MMAP_THRESHOLD_": "1073741824",
+        "MALLOC_TRIM_THRESHOLD_": "4294967296",
+        "MALLOC_TOP_PAD_": "67108864",
+        "MALLOC_ARENA_MAX": "2",
+        "GRPC_VERBOSITY": "ERROR",
+        "PYTHONUNBUFFERED": "1",
+    }
+    for name, value in defaults.items():
+        environment.setdefault(name, value)
+    environment["SOTTO_PARENT"] = str(os.getpid())
+    return environment
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports of the loopback interface that nobody listens on now."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+class Cluster:
+    """The peer processes of one run."""
+
+    def __init__(self, config: Config, base: Path, *, num_peers: int, directory: Path) -> None:
+        """Check the configuration and write everything the peers need below `directory`. Raises SottoError."""
+        self.directory, self.num_peers = directory, num_peers
+        refuse_errors(validate_config(config, base, num_peers))
+        self.job = Job.open(config, base, num_peers)
+        self.trainer: Trainer = self.job.trainer(0)
+        evaluations = config.run.rounds // config.evaluation.every_rounds + 1 if config.evaluation.every_rounds else 1
+        keep = evaluations * num_peers * self.trainer.layout.size * 8 <= KEEP_MODELS_BYTES_MAX
+        self.config = config.model_copy(
+            update={"evaluation": config.evaluation.model_copy(update={"keep_models": keep})}
+        )
+        hosts = [Host("127.0.0.1", port) for port in free_ports(num_peers)]
+        self.peer_files = write_cluster(directory / "peers", self.config, hosts, base=base)
+        write_resolved(self.config, directory / "config.toml")
+        self.state_folders = [file.parent / config.state.directory for file in self.peer_files]
+        self.names = [file.parent.name for file in self.peer_files]
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self._logs: list[IO[bytes]] = []
+        self._stores: list[MetricsStore | None] = [None] * num_peers
+        self._last_round = [-1] * num_peers
+        self._seen = [PeerProgress(name=name) for name in self.names]
+        self.central = MetricsStore(directory / "metrics.sqlite")
+        """Figures over all peers: the averaged model's accuracy, the consensus distance."""
+        self._evaluated: set[int] = set()
+        self.averaged_accuracy: float | None = None
+        self.consensus_distance: float | None = None
+
+    def start(self) -> None:
+        """Start every peer in a process of its own."""
+        for index in range(self.num_peers):
+            self.start_peer(index)
+
+    def start_peer(self, index: int) -> subprocess.Popen[bytes]:
+        """Start one peer, or start it again after it ended."""
+        file = self.peer_files[index]
+        log = open(file.parent / "log.txt", "ab")  # noqa: SIM115 - the process writes to it as long as it lives
+        process = subprocess.Popen(
+            [sys.executable, "-m", "peer", "run", "--config", str(file)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=peer_environment(),
+            # A session of its own: Ctrl-C in the terminal comes here first, and the peers are told in order.
+            start_new_session=True,
+        )
+        log.close()
+        if index < len(self.processes):
+            self.processes[index] = process
+        else:
+            self.processes.append(process)
+        return process
+
+    def stop(self, *, grace_s: float = _STOP_S) -> None:
+        """Ask every peer that still runs to finish its round and save; kill those that do not in time."""
+        for process in self.processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + grace_s
+        for process in self.processes:
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def poll(self) -> list[PeerProgress]:
+        """Read what the peers have written since the last call; return where each of them is."""
+        for index in range(self.num_peers):
+            self._poll_peer(index)
+        self._evaluate_new_models()
+        return list(self._seen)
+
+    def failed(self) -> tuple[int, int] | None:
+        """Return (peer, exit code) of the first process that ended with an error."""
+        for index, process in enumerate(self.processes):
+            code = process.poll()
+            if code:
+                return index, code
+        return None
+
+    def finished(self) -> bool:
+        """Whether all processes have ended."""
+        return all(process.poll() is not None for process in self.processes)
+
+    def last_words(self, index: int) -> str:
+        """Return the last line that a peer logged."""
+        lines = (self.peer_files[index].parent / "log.txt").read_text(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "it logged nothing"
+
+    def links(self) -> list[LinkRecord]:
+        """Return the totals of all links."""
+        return [record for store in self._stores if store is not None for record in store.links()]
+
+    def close(self) -> None:
+        """Close the metrics files."""
+        self.central.close()
+        for store in self._stores:
+            if store is not None:
+                store.close()
+
+    def final_states(self) -> list[tuple[FloatArray, float]]:
+        """Return (x, u) of every peer's newest checkpoint."""
+        states = []
+        for folder in self.state_folders:
+            arrays = load_checkpoint(find_checkpoints(folder)[-1]).arrays
+            states.append((arrays["algorithm/x"], float(arrays["algorithm/u"][0])))
+        return states
+
+    def stores(self) -> list[MetricsStore]:
+        """Return all metrics files that exist."""
+        return [self.central] + [store for store in self._stores if store is not None]
+
+    def _poll_peer(self, index: int) -> None:
+        store = self._stores[index]
+        if store is None:
+            path = self.state_folders[index] / "metrics.sqlite"
+            if not path.exists():
+                return
+            store = self._stores[index] = MetricsStore(path, read_only=True)
+        seen = self._seen[index]
+        for record in store.rounds(after=self._last_round[index]):
+            self._last_round[index] = record.round
+            seen = dataclasses.replace(
+                seen,
+                round=record.round + 1,
+                loss=record.loss if record.loss is not None else seen.loss,
+                payload_bytes=seen.payload_bytes + record.payload_bytes,
+                frame_bytes=seen.frame_bytes + record.frame_bytes,
+                values=seen.values + record.values,
+            )
+        own = [r for r in store.evaluations() if r.peer == index and r.split == "test"]
+        links = store.links()
+        neighbors = {*self.job.schedule.all_receivers(index), *self.job.schedule.all_senders(index)}
+        running = index < len(self.processes) and self.processes[index].poll() is None
+        sockets = [link.socket_bytes for link in links]
+        self._seen[index] = dataclasses.replace(
+            seen,
+            accuracy=own[-1].accuracy if own else seen.accuracy,
+            socket_bytes=sum(size or 0 for size in sockets) if sockets and None not in sockets else None,
+            neighbors=len(neighbors),
+            neighbors_up=sum(link.up for link in links),
+            heard=0,
+            awaited=len(self.job.schedule.senders(max(0, seen.round), index)),
+            state=("finished" if seen.round >= self.config.run.rounds else "training" if running else "stopped"),
+        )
+
+    def _evaluate_new_models(self) -> None:
+        """Measure consensus distance and averaged model wherever all peers have left theirs."""
+        folders = [folder / "models" for folder in self.state_folders]
+        if not folders[0].is_dir():
+            return
+        rounds = {int(path.stem) for path in folders[0].glob("[0-9]*.npy")} - self._evaluated
+        for done in sorted(rounds):
+            paths = [folder / f"{done}.npy" for folder in folders]
+            if not all(path.exists() for path in paths):
+                return
+            stacked = [np.load(path, allow_pickle=False) for path in paths]
+            self._evaluated.add(done)
+            self.evaluate(done, [(vector[:-1].astype(np.float32), float(vector[-1])) for vector in stacked])
+            for path in paths:
+                path.unlink()
+
+    def evaluate(self, done: int, states: list[tuple[FloatArray, float]]) -> EvaluationRecord:
+        """Record consensus distance and accuracy of the averaged model after `done` rounds."""
+        record = consensus(done, [x / np.float32(u) for x, u in states])
+        averaged = evaluation_record(-1, done, "test", self.trainer.evaluate(average(states)))
+        self.central.put(record, averaged)
+        self.central.flush()
+        self.averaged_accuracy, self.consensus_distance = averaged.accuracy, record.consensus_distance
+        return averaged
+
+
+def average(states: list[tuple[FloatArray, float]]) -> FloatArray:
+    """Return the averaged model Σ x_i / Σ u_i, float32[n]."""
+    total = np.zeros(states[0][0].shape, dtype=np.float64)
+    for x, _ in states:
+        total += x
+    return (total / sum(u for _, u in states)).astype(np.float32)
+
+
+def up(
+    config: Config,
+    base: Path,
+    *,
+    num_peers: int,
+    directory: Path,
+    on_progress: Callable[[Progress], None] | None = None,
+    stop: threading.Event | None = None,
+    baseline: bool = True,
+) -> Summary:
+    """Run all peers of a job on this machine to the end; return what it came to.
+
+    Everything lands in `directory`, which exists and is empty: configuration, peers with their states and logs,
+    metrics, the averaged model, the summary. When `stop` is set the peers finish their round, save and end. Raises
+    SottoError if a peer fails; no process outlives this call.
+    """
+    started = time.monotonic()
+    stop = stop or threading.Event()
+    cluster = Cluster(config, base, num_peers=num_peers, directory=directory)
+
+    def show(phase: str, peers: list[PeerProgress]) -> None:
+        if on_progress is not None:
+            on_progress(
+                Progress(
+                    phase=phase,
+                    rounds=config.run.rounds,
+                    elapsed_s=time.monotonic() - started,
+                    peers=tuple(peers),
+                    averaged_accuracy=cluster.averaged_accuracy,
+                    consensus_distance=cluster.consensus_distance,
+                )
+            )
+
+    summary = describe_run(cluster.config, cluster.job, cluster.trainer.layout)
+    summary.peer_names = cluster.names
+    ended, failure = "completed", None
+    try:
+        cluster.start()
+        while not cluster.finished():
+            if stop.is_set():
+                ended = "stopped"
+                break
+            failure = cluster.failed()
+            if failure is not None:
+                break
+            peers = cluster.poll()
+            show("starting peers" if all(peer.round == 0 for peer in peers) else "training", peers)
+            stop.wait(_POLL_S)
+        failure = failure or cluster.failed()
+        if failure is not None:
+            ended = f"failed: {cluster.names[failure[0]]}: {cluster.last_words(failure[0])}"
+    finally:
+        cluster.stop()
+    try:
+        show("collecting results", cluster.poll())
+        if ended == "completed":
+            cluster.evaluate(config.run.rounds, cluster.final_states())
+            averaged = average(cluster.final_states())
+            cluster.trainer.save_model(averaged, directory / "model.safetensors")
+        summary.ended, summary.seconds = ended, time.monotonic() - started
+        finish_summary(summary, cluster.stores(), config, cluster.job, baseline=False)
+        if ended == "completed" and baseline:
+            show("one process on all data", cluster.poll())
+            summary.single_process_accuracy = train_single_process(config, cluster.job)
+        summary.save(directory / "summary.json")
+    finally:
+        cluster.close()
+    if failure is not None:
+        text = f"{cluster.names[failure[0]]} ended with code {failure[1]}: {cluster.last_words(failure[0])}"
+        log_file = cluster.peer_files[failure[0]].parent / "log.txt"
+        if failure[1] == DivergenceError.exit_code:
+            raise DivergenceError(text)
+        raise SottoError(f"{text} (see {log_file})")
+    return summary
