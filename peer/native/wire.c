@@ -1,2 +1,333 @@
-/* Kernels of the wire format: bit packing and index coding. */
+/* Kernels of the wire format: bit packing, tokens, entropy coding. Each has a numpy twin in peer/wire that returns the
+   same bytes. What they read may come from a hostile peer: every kernel that follows foreign data checks that it stays
+   within the sizes it is given. */
 #include "wire.h"
+
+#include <string.h>
+
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "the kernels read words as they lie in memory; a big-endian machine uses numpy"
+#endif
+
+/* ---- bit packing ---- */
+
+static inline uint64_t load(const void *values, int itemsize, uint64_t i) {
+    switch (itemsize) {
+    case 1: return ((const uint8_t *)values)[i];
+    case 2: return ((const uint16_t *)values)[i];
+    case 4: return ((const uint32_t *)values)[i];
+    default: return ((const uint64_t *)values)[i];
+    }
+}
+
+static inline void store(void *values, int itemsize, uint64_t i, uint64_t v) {
+    switch (itemsize) {
+    case 1: ((uint8_t *)values)[i] = (uint8_t)v; break;
+    case 2: ((uint16_t *)values)[i] = (uint16_t)v; break;
+    case 4: ((uint32_t *)values)[i] = (uint32_t)v; break;
+    default: ((uint64_t *)values)[i] = v; break;
+    }
+}
+
+static inline uint64_t low_bits(int width) { return width >= 64 ? ~0ull : (1ull << width) - 1; }
+
+/* Writes bits one integer after another, and never beyond `end`. */
+typedef struct {
+    uint8_t *at, *end;
+    uint64_t bits;
+    int filled;
+} bit_writer;
+
+static inline int put(bit_writer *w, uint64_t v, int width) {
+    w->bits |= v << w->filled;
+    w->filled += width;
+    if (w->filled >= 64) {
+        if (w->end - w->at < 8) return -1;
+        memcpy(w->at, &w->bits, 8);
+        w->at += 8;
+        w->filled -= 64;
+        /* What did not fit; where everything did, the shift would be by the whole width. */
+        w->bits = w->filled ? v >> (width - w->filled) : 0;
+    }
+    return 0;
+}
+
+static inline int flush(bit_writer *w) {
+    while (w->filled > 0) {
+        if (w->at >= w->end) return -1;
+        *w->at++ = (uint8_t)w->bits;
+        w->bits >>= 8;
+        w->filled -= 8;
+    }
+    return 0;
+}
+
+/* Reads `width` (0 to 64) bits at bit `position`, which with them lies within `size` bytes. */
+static inline uint64_t bits_at(const uint8_t *data, uint64_t size, uint64_t position, int width) {
+    uint64_t at = position >> 3, word = 0;
+    int shift = position & 7;
+    uint64_t left = size - at;
+    memcpy(&word, data + at, left < 8 ? left : 8);
+    word >>= shift;
+    if (width + shift > 64) word |= (uint64_t)data[at + 8] << (64 - shift);
+    return word & low_bits(width);
+}
+
+static inline uint64_t load8(const uint8_t *p) {
+    uint64_t x;
+    memcpy(&x, p, 8);
+    return x;
+}
+
+/* Eight bytes of `w` bits each to 8 w bits, by joining neighbours three times; and back. */
+static inline uint64_t squeeze8(uint64_t x, int w) {
+    x = (x & 0x00ff00ff00ff00ffull) | ((x & 0xff00ff00ff00ff00ull) >> (8 - w));
+    x = (x & 0x0000ffff0000ffffull) | ((x & 0xffff0000ffff0000ull) >> (16 - 2 * w));
+    return (x & 0x00000000ffffffffull) | ((x & 0xffffffff00000000ull) >> (32 - 4 * w));
+}
+
+static inline uint64_t spread8(uint64_t x, int w) {
+    x = (x & low_bits(4 * w)) | ((x & low_bits(4 * w) << 4 * w) << (32 - 4 * w));
+    uint64_t pair = low_bits(2 * w) * 0x0000000100000001ull;
+    x = (x & pair) | ((x & pair << 2 * w) << (16 - 2 * w));
+    uint64_t one = low_bits(w) * 0x0001000100010001ull;
+    return (x & one) | ((x & one << w) << (8 - w));
+}
+
+void wire_pack(const void *values, int itemsize, uint64_t n, int width, uint8_t *out) {
+    uint64_t size = (n * (uint64_t)width + 7) / 8, i = 0;
+    bit_writer w = {out, out + size, 0, 0};
+    if (itemsize == 1 && width < 8) {
+        /* Stores of eight bytes of which `width` count; the last few integers go the slow way, for room. */
+        for (; i + 8 <= n && (uint64_t)(w.end - w.at) >= 8; i += 8, w.at += width) {
+            uint64_t x = squeeze8(load8((const uint8_t *)values + i), width);
+            memcpy(w.at, &x, 8);
+        }
+    }
+    if (itemsize == 4 && width == 24) {
+        for (; i + 1 < n; i++, w.at += 3) memcpy(w.at, (const uint32_t *)values + i, 4);
+    }
+    for (; i < n; i++) put(&w, load(values, itemsize, i), width);
+    flush(&w);
+}
+
+int wire_unpack(const uint8_t *data, uint64_t size, uint64_t n, int width, void *out, int itemsize) {
+    if (width < 1 || width > 8 * itemsize || size != (n * (uint64_t)width + 7) / 8) return -1;
+    uint64_t i = 0;
+    if (itemsize == 1 && width < 8) {
+        for (; i + 8 <= n && size - i / 8 * width >= 8; i += 8) {
+            uint64_t x = spread8(load8(data + i / 8 * width), width);
+            memcpy((uint8_t *)out + i, &x, 8);
+        }
+    }
+    for (; i < n; i++) store(out, itemsize, i, bits_at(data, size, i * width, width));
+    return 0;
+}
+
+/* ---- tokens ---- */
+
+static inline uint64_t folded(uint64_t v, int width, uint64_t centre, int folds) {
+    uint64_t d = (v - centre) & low_bits(width);
+    if (!folds) return d;
+    uint64_t sign = -(d >> (width - 1) & 1);
+    return ((d << 1) ^ sign) & low_bits(width);
+}
+
+static inline uint64_t unfolded(uint64_t z, int width, uint64_t centre, int folds) {
+    if (folds) z = (z >> 1) ^ -(z & 1);
+    return (z + centre) & low_bits(width);
+}
+
+static inline uint8_t token_of(uint64_t z, int raw_bits, int direct) {
+    uint64_t h = z >> raw_bits;
+    if (h >> direct == 0) return (uint8_t)h;
+    int octave = 63 - __builtin_clzll(h);
+    return (uint8_t)((1u << direct) + 4u * (unsigned)(octave - direct) + (unsigned)(h >> (octave - 2) & 3));
+}
+
+#define EACH_TYPE(itemsize, BODY)                                                                                      \
+    switch (itemsize) {                                                                                                \
+    case 1: BODY(uint8_t) break;                                                                                       \
+    case 2: BODY(uint16_t) break;                                                                                      \
+    case 4: BODY(uint32_t) break;                                                                                      \
+    default: BODY(uint64_t) break;                                                                                     \
+    }
+
+void wire_tokens(const void *values, int itemsize, uint64_t n, int width, uint64_t centre, int folds, int raw_bits,
+                 int direct, uint8_t *tokens) {
+    if (itemsize == 1) {
+        uint8_t table[256];
+        for (int v = 0; v < 256; v++) table[v] = token_of(folded((uint64_t)v, width, centre, folds), raw_bits, direct);
+        const uint8_t *in = values;
+        for (uint64_t i = 0; i < n; i++) tokens[i] = table[in[i]];
+        return;
+    }
+#define BODY(type)                                                                                                     \
+    {                                                                                                                  \
+        const type *in = values;                                                                                       \
+        for (uint64_t i = 0; i < n; i++) tokens[i] = token_of(folded(in[i], width, centre, folds), raw_bits, direct);  \
+    }
+    EACH_TYPE(itemsize, BODY)
+#undef BODY
+}
+
+void wire_counts(const uint8_t *tokens, uint64_t n, int64_t *counts) {
+    /* Four tables, so that runs of one token do not wait for each other's store. */
+    uint32_t part[4][256];
+    memset(counts, 0, 256 * sizeof *counts);
+    for (uint64_t start = 0; start < n;) {
+        uint64_t end = n - start > 1u << 30 ? start + (1u << 30) : n, i = start;
+        memset(part, 0, sizeof part);
+        for (; i + 4 <= end; i += 4)
+            for (int k = 0; k < 4; k++) part[k][tokens[i + k]]++;
+        for (; i < end; i++) part[0][tokens[i]]++;
+        for (int t = 0; t < 256; t++) counts[t] += (int64_t)part[0][t] + part[1][t] + part[2][t] + part[3][t];
+        start = end;
+    }
+}
+
+int wire_raw_bits(const void *values, int itemsize, uint64_t n, int width, uint64_t centre, int folds,
+                  const uint8_t *tokens, const uint8_t *raw_widths, uint8_t *out, uint64_t size) {
+    bit_writer w = {out, out + size, 0, 0};
+#define BODY(type)                                                                                                     \
+    {                                                                                                                  \
+        const type *in = values;                                                                                       \
+        for (uint64_t i = 0; i < n; i++) {                                                                             \
+            int raw = raw_widths[tokens[i]];                                                                           \
+            if (put(&w, folded(in[i], width, centre, folds) & low_bits(raw), raw)) return -1;                          \
+        }                                                                                                              \
+    }
+    EACH_TYPE(itemsize, BODY)
+#undef BODY
+    return flush(&w);
+}
+
+int wire_values(const uint8_t *tokens, uint64_t n, const uint8_t *raw, uint64_t size, const uint64_t *bases,
+                const uint8_t *raw_widths, int width, uint64_t centre, int folds, void *out, int itemsize) {
+    uint64_t position = 0;
+    if (itemsize == 1 && size == 0) {
+        uint8_t table[256];
+        for (int t = 0; t < 256; t++) table[t] = (uint8_t)unfolded(bases[t], width, centre, folds);
+        for (uint64_t i = 0; i < n; i++) {
+            if (raw_widths[tokens[i]]) return -1;
+            ((uint8_t *)out)[i] = table[tokens[i]];
+        }
+        return 0;
+    }
+#define BODY(type)                                                                                                     \
+    {                                                                                                                  \
+        type *to = out;                                                                                                \
+        for (uint64_t i = 0; i < n; i++) {                                                                             \
+            int more = raw_widths[tokens[i]];                                                                          \
+            uint64_t z = bases[tokens[i]];                                                                             \
+            if (more) {                                                                                                \
+                if (8 * size - position < (uint64_t)more) return -1;                                                   \
+                z |= bits_at(raw, size, position, more);                                                               \
+                position += (uint64_t)more;                                                                            \
+            }                                                                                                          \
+            to[i] = (type)unfolded(z, width, centre, folds);                                                           \
+        }                                                                                                              \
+    }
+    EACH_TYPE(itemsize, BODY)
+#undef BODY
+    return 0;
+}
+
+/* ---- rANS ---- */
+
+#define LOWEST_STATE (1u << 16)
+
+typedef struct {
+    uint64_t reciprocal; /* ceil(2^64 / frequency), so that a division is one multiplication */
+    uint32_t limit, bias, complement;
+} encoder_entry;
+
+int64_t wire_rans_encode(const uint8_t *tokens, uint64_t n, const int64_t *first, int num_tokens, int scale,
+                         uint32_t *states, uint64_t lanes, uint16_t *words, int64_t capacity) {
+    encoder_entry table[256];
+    memset(table, 0, sizeof table);
+    for (int t = 0; t < num_tokens; t++) {
+        uint32_t frequency = (uint32_t)(first[t + 1] - first[t]);
+        encoder_entry *e = &table[t];
+        e->limit = frequency << (32 - scale);
+        e->complement = (1u << scale) - frequency;
+        e->bias = (uint32_t)first[t];
+        if (frequency > 1) {
+            e->reciprocal = ~0ull / frequency + 1;
+        } else {
+            /* 2^64 / 1 does not fit: with 2^64 - 1 the quotient is one too small, which the bias makes up for. */
+            e->reciprocal = ~0ull;
+            e->bias += (1u << scale) - 1;
+        }
+    }
+    for (uint64_t lane = 0; lane < lanes; lane++) states[lane] = LOWEST_STATE;
+    int64_t at = capacity;
+    for (uint64_t row = (n + lanes - 1) / lanes; row-- > 0;) {
+        uint64_t start = row * lanes, in_row = n - start < lanes ? n - start : lanes;
+        if (at < (int64_t)in_row) return -1;
+        for (uint64_t lane = in_row; lane-- > 0;) {
+            const encoder_entry *e = &table[tokens[start + lane]];
+            uint32_t x = states[lane];
+            int full = x >= e->limit;
+            words[at - 1] = (uint16_t)x;
+            at -= full;
+            x = full ? x >> 16 : x;
+            uint32_t quotient = (uint32_t)(((unsigned __int128)x * e->reciprocal) >> 64);
+            states[lane] = x + e->bias + quotient * e->complement;
+        }
+    }
+    return at;
+}
+
+int wire_rans_decode(uint32_t *states, uint64_t lanes, const uint8_t *words, uint64_t num_words, const int64_t *first,
+                     int num_tokens, int scale, uint64_t n, uint8_t *tokens) {
+    uint8_t owners[1 << 15];
+    uint16_t frequencies[256], firsts[256];
+    if (scale < 8 || scale > 15 || num_tokens < 1 || num_tokens > 256) return -1;
+    memset(owners, 0, sizeof owners);
+    memset(frequencies, 0, sizeof frequencies);
+    memset(firsts, 0, sizeof firsts);
+    for (int t = 0; t < num_tokens; t++) {
+        if (first[t] < 0 || first[t + 1] < first[t] || first[t + 1] > 1 << scale) return -1;
+        frequencies[t] = (uint16_t)(first[t + 1] - first[t]);
+        firsts[t] = (uint16_t)first[t];
+        memset(owners + first[t], t, (size_t)(first[t + 1] - first[t]));
+    }
+    const uint32_t mask = (1u << scale) - 1;
+    uint64_t at = 0;
+    for (uint64_t start = 0; start < n; start += lanes) {
+        uint64_t in_row = n - start < lanes ? n - start : lanes;
+        if (num_words - at >= in_row) {
+            for (uint64_t lane = 0; lane < in_row; lane++) {
+                uint32_t x = states[lane], slot = x & mask;
+                uint8_t token = owners[slot];
+                uint16_t word;
+                memcpy(&word, words + 2 * at, 2);
+                tokens[start + lane] = token;
+                x = frequencies[token] * (x >> scale) + slot - firsts[token];
+                int low = x < LOWEST_STATE;
+                states[lane] = low ? x << 16 | word : x;
+                at += (uint64_t)low;
+            }
+            continue;
+        }
+        for (uint64_t lane = 0; lane < in_row; lane++) {
+            uint32_t x = states[lane], slot = x & mask;
+            uint8_t token = owners[slot];
+            tokens[start + lane] = token;
+            x = frequencies[token] * (x >> scale) + slot - firsts[token];
+            if (x < LOWEST_STATE) {
+                uint16_t word;
+                if (at == num_words) return -1;
+                memcpy(&word, words + 2 * at, 2);
+                at++;
+                x = x << 16 | word;
+            }
+            states[lane] = x;
+        }
+    }
+    if (at != num_words) return -1;
+    for (uint64_t lane = 0; lane < lanes; lane++)
+        if (states[lane] != LOWEST_STATE) return -1;
+    return 0;
+}

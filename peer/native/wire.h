@@ -2,4 +2,30 @@
 #define SOTTOVOCE_WIRE_H
 #include <stdint.h>
 #include <stddef.h>
+/* Integers are unsigned and of `itemsize` 1, 2, 4 or 8 bytes. Bit strings begin at the lowest bit of each byte. */
+
+/* `n` integers below 2^width, back to back; `out` has exactly (n width + 7) / 8 bytes. */
+void wire_pack(const void *values, int itemsize, uint64_t n, int width, uint8_t *out);
+/* The inverse. Returns 0, or -1 if `size` is not that of such a string. */
+int wire_unpack(const uint8_t *data, uint64_t size, uint64_t n, int width, void *out, int itemsize);
+
+/* The tokens of `n` integers (see peer/wire/tokens.py), and how often each of the 256 occurs. */
+void wire_tokens(const void *values, int itemsize, uint64_t n, int width, uint64_t centre, int folds, int raw_bits,
+                 int direct, uint8_t *tokens);
+void wire_counts(const uint8_t *tokens, uint64_t n, int64_t *counts);
+/* The raw bits of `n` integers whose tokens are known; `out` has `size` zeroed bytes. Returns 0, or -1 if too few. */
+int wire_raw_bits(const void *values, int itemsize, uint64_t n, int width, uint64_t centre, int folds,
+                  const uint8_t *tokens, const uint8_t *raw_widths, uint8_t *out, uint64_t size);
+/* The integers of `n` tokens and their raw bits. `bases` and `raw_widths` have 256 entries. Returns 0, or -1 if the
+   raw bits end too early. */
+int wire_values(const uint8_t *tokens, uint64_t n, const uint8_t *raw, uint64_t size, const uint64_t *bases,
+                const uint8_t *raw_widths, int width, uint64_t centre, int folds, void *out, int itemsize);
+
+/* rANS (see peer/wire/ans.py): `first` has one entry more than there are tokens. Words are written from the end of
+   `words` backwards; returns where they begin, or -1 if `capacity` does not suffice. */
+int64_t wire_rans_encode(const uint8_t *tokens, uint64_t n, const int64_t *first, int num_tokens, int scale,
+                         uint32_t *states, uint64_t lanes, uint16_t *words, int64_t capacity);
+/* Returns 0, or -1 if the words run out, are left over, or the states do not end where they began. */
+int wire_rans_decode(uint32_t *states, uint64_t lanes, const uint8_t *words, uint64_t num_words, const int64_t *first,
+                     int num_tokens, int scale, uint64_t n, uint8_t *tokens);
 #endif

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from peer import native
 from peer.wire import rice
-from peer.wire.bits import ByteArray
+from peer.wire.bits import ByteArray, pointer
 from peer.wire.errors import MalformedEntropyCode
 from peer.wire.reader import Reader
 
@@ -102,8 +102,8 @@ def lanes_for(num_bits: float) -> int:
 
 
 def encode(tokens: ByteArray, table: Table, lanes_log2: int) -> tuple[StateArray, WordArray]:
-    """Return the states to start decoding from and the words, of `tokens: uint8[n]`. The table has two tokens or more."""
-    if hasattr(native.lib, "sv_pack"):
+    """Return the states to start decoding from and the words, of `tokens: uint8[n]`. The table has two or more."""
+    if native.lib is not None:
         return _encode_native(tokens, table, lanes_log2)
     lanes = 1 << lanes_log2
     scale = np.uint64(table.scale)
@@ -128,7 +128,7 @@ def encode(tokens: ByteArray, table: Table, lanes_log2: int) -> tuple[StateArray
 
 def decode(states: StateArray, words: WordArray, table: Table, count: int) -> ByteArray:
     """Return `uint8[count]` tokens. Raises `MalformedEntropyCode` where states or words do not come out even."""
-    if hasattr(native.lib, "sv_pack"):
+    if native.lib is not None:
         return _decode_native(states, words, table, count)
     lanes = states.size
     scale = np.uint64(table.scale)
@@ -161,8 +161,36 @@ def _check_end(even: bool) -> None:
 
 
 def _encode_native(tokens: ByteArray, table: Table, lanes_log2: int) -> tuple[StateArray, WordArray]:
-    raise NotImplementedError
+    states = np.empty(1 << lanes_log2, np.uint32)
+    # No token needs more than one word. The kernel wants room for a whole row before it begins one.
+    words = np.empty(tokens.size + states.size, np.uint16)
+    begin = native.lib.wire_rans_encode(
+        pointer(tokens),
+        tokens.size,
+        native.ffi.cast("int64_t *", pointer(table.bounds)),
+        table.quantized.size,
+        table.scale,
+        native.ffi.cast("uint32_t *", pointer(states)),
+        states.size,
+        native.ffi.cast("uint16_t *", pointer(words)),
+        words.size,
+    )
+    return states, words[begin:]
 
 
 def _decode_native(states: StateArray, words: WordArray, table: Table, count: int) -> ByteArray:
-    raise NotImplementedError
+    states = states.copy()
+    tokens = np.empty(count, np.uint8)
+    status = native.lib.wire_rans_decode(
+        native.ffi.cast("uint32_t *", pointer(states)),
+        states.size,
+        pointer(words),
+        words.size,
+        native.ffi.cast("int64_t *", pointer(table.bounds)),
+        table.quantized.size,
+        table.scale,
+        count,
+        pointer(tokens),
+    )
+    _check_end(status == 0)
+    return tokens

@@ -41,14 +41,8 @@ def pack(values: UnsignedArray, width: int) -> ByteArray:
     out = np.empty(packed_size(values.size, width), np.uint8)
     if width == 0:
         return out
-    if hasattr(native.lib, "sv_pack"):
-        native.lib.sv_pack(
-            native.ffi.from_buffer(values),
-            values.itemsize,
-            values.size,
-            width,
-            native.ffi.from_buffer("uint8_t[]", out, True),
-        )
+    if native.lib is not None:
+        native.lib.wire_pack(pointer(values), values.itemsize, values.size, width, pointer(out))
         return out
     if width == 1:
         for start in range(0, values.size, CHUNK):
@@ -77,15 +71,8 @@ def unpack(data: memoryview, count: int, width: int, dtype: npt.DTypeLike) -> Un
     if width == 8 * out.itemsize:
         as_bytes(out)[:] = np.frombuffer(data, np.uint8)
         return out
-    if hasattr(native.lib, "sv_pack"):
-        native.lib.sv_unpack(
-            native.ffi.from_buffer("uint8_t[]", data),
-            len(data),
-            count,
-            width,
-            native.ffi.from_buffer(out, True),
-            out.itemsize,
-        )
+    if native.lib is not None:
+        native.lib.wire_unpack(pointer(data), len(data), count, width, pointer(out), out.itemsize)
         return out
     for start in range(0, count, CHUNK):
         size = min(CHUNK, count - start)
@@ -139,6 +126,11 @@ class BitReader:
         return _gather(self._data[at : at + (last + 7) // 8], ends - width, width)
 
 
+def pointer(memory: npt.NDArray[Any] | memoryview) -> Any:
+    """Return the address of a contiguous buffer for a native kernel, which must not outlive the buffer."""
+    return native.ffi.from_buffer("uint8_t[]", memory)
+
+
 def as_bytes(values: npt.NDArray[Any]) -> ByteArray:
     """Return the little-endian memory of a contiguous array, shared where the machine is little-endian."""
     little = np.ascontiguousarray(values, values.dtype.newbyteorder("<"))
@@ -185,7 +177,8 @@ def _gather(
     word = positions >> 6
     # Two shifts, since a shift by 64 (where the position is a word's first bit) is undefined.
     above = (words[word + 1] << np.uint64(1)) << (np.uint64(63) - shift)
-    return ((words[word] >> shift) | above) & _masks(widths)
+    result: npt.NDArray[np.uint64] = ((words[word] >> shift) | above) & _masks(widths)
+    return result
 
 
 def _masks(widths: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:

@@ -94,7 +94,7 @@ def decode(
     frame: bytes | bytearray | memoryview,
     layout: Layout,
     *,
-    dtype: npt.DTypeLike = None,
+    dtype: npt.DTypeLike | None = None,
     previous: Message | None = None,
     ledgers: list[sections.Ledger] | None = None,
 ) -> Message:

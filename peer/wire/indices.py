@@ -43,7 +43,7 @@ def encode(indices: npt.NDArray[np.int64], size: int) -> tuple[int, list[Part]]:
     if code == BITMAP:
         marks = np.zeros(size, np.uint8)
         marks[indices] = 1
-        return BITMAP, [bits.pack(marks, 1)]
+        return BITMAP, [bits.pack(marks, 1).data]
     return code, [rice.encode(gaps, code)]
 
 

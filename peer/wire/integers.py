@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import zstandard
 
 from peer.wire import ans, bits
-from peer.wire.bits import ByteArray, UnsignedArray
+from peer.wire.bits import UnsignedArray
 from peer.wire.errors import (
     DecompressionBomb,
     LevelOutOfRange,
@@ -31,7 +32,7 @@ ZSTD_LEVEL = 1
 MAX_WINDOW = 8 << 20
 """RFC 8878 recommends that decoders support at least this window; frames that need more are refused."""
 
-Part = bytes | ByteArray
+Part: TypeAlias = bytes | memoryview
 
 
 class Codec(enum.IntEnum):
@@ -108,7 +109,7 @@ def plan_floats(patterns: UnsignedArray, exponent_bits: int) -> Plan:
 def plan_gaps(gaps: UnsignedArray, width: int) -> Plan:
     """Return the entropy code of `gaps: uint64[k]` between indices."""
     tokens = TokenMap(width, direct=min(4, max(width, MIN_DIRECT)))
-    histogram = counts(tokens.tokens(gaps))[: tokens.max_tokens]
+    histogram = counts(tokens.tokens(gaps))
     raw = float(histogram @ tokens.raw_widths)
     cost = gaps.size * entropy_of(histogram) + raw + _overhead(int(np.count_nonzero(histogram)))
     return Plan(Codec.ENTROPY, cost, tokens)
@@ -136,10 +137,10 @@ def encode(values: UnsignedArray, width: int, plan: Plan) -> tuple[Codec, list[P
     if plan.tokens is not None:
         parts = _entropy_encode(values, plan.tokens, packed_size)
     elif plan.codec is Codec.ZSTD:
-        compressed = zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(memoryview(bits.as_bytes(values)))
+        compressed = zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(bits.as_bytes(values).data)
         parts = [varint(len(compressed)), compressed]
     if parts is None or sum(len(part) for part in parts) >= packed_size:
-        return Codec.PACKED, [bits.pack(values, width)]
+        return Codec.PACKED, [bits.pack(values, width).data]
     return plan.codec, parts
 
 
@@ -180,11 +181,11 @@ def _entropy_encode(values: UnsignedArray, tokens: TokenMap, worth: int) -> list
     if histogram.size > 1:
         states, words = ans.encode(symbols, table, lanes_log2)
         header += varint(words.size)
-        parts = [bytes(header), bits.as_bytes(states), bits.as_bytes(words)]
+        parts = [bytes(header), bits.as_bytes(states).data, bits.as_bytes(words).data]
     else:
         parts = [bytes(header)]
     if raw_bits:
-        parts.append(tokens.raw(values, symbols, raw_bits))
+        parts.append(tokens.raw(values, symbols, raw_bits).data)
     return parts
 
 
@@ -214,7 +215,7 @@ def _entropy_decode(reader: Reader, count: int, width: int, dtype: npt.DTypeLike
         symbols = ans.decode(states, words, table, count)
     else:
         symbols = np.zeros(count, np.uint8)
-    raw_total = int(counts(symbols)[: tokens.max_tokens] @ tokens.raw_widths.astype(np.int64))
+    raw_total = int(counts(symbols) @ tokens.raw_widths.astype(np.int64))
     raw = reader.take((raw_total + 7) // 8)
     bits.check_padding(raw, raw_total)
     return tokens.values(symbols, raw, dtype)
@@ -259,7 +260,7 @@ def _zstd_bits(sample: UnsignedArray, count: int) -> float:
     piece = sample[:ZSTD_SAMPLE]
     if piece.size < ZSTD_SAMPLE // 2:
         return float("inf")
-    compressed = zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(memoryview(bits.as_bytes(piece)))
+    compressed = zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(bits.as_bytes(piece).data)
     return 8.0 * len(compressed) * count / piece.size
 
 

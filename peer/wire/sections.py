@@ -346,7 +346,7 @@ def _decode_values(
 def _decode_dense(reader: Reader, codec: int, size: int, value_type: ValueType, single: bool) -> Dense:
     if single and value_type is ValueType.FLOAT64:
         raise WrongFloatType("a layer holds float64 values where this run computes in float32")
-    width, exponent_bits, dtype = _FORMATS[value_type]
+    width, _, dtype = _FORMATS[value_type]
     patterns = integers.decode(reader, codec, size, width, dtype)
     if codec == Codec.ENTROPY:
         patterns = _rotated(patterns, width - 1)

@@ -10,13 +10,14 @@ every octave into four.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
+from peer import native
 from peer.wire import bits
-from peer.wire.bits import CHUNK, ByteArray, UnsignedArray
+from peer.wire.bits import CHUNK, ByteArray, UnsignedArray, pointer
 
 MIN_DIRECT = 2
 MAX_DIRECT = 8
@@ -42,26 +43,24 @@ class TokenMap:
         most = 1 << high if high <= self.direct else (1 << self.direct) + 4 * (high - self.direct)
         return min(most, 256)
 
-    @cached_property
+    @property
     def bases(self) -> npt.NDArray[np.uint64]:
-        """The smallest z of each token: uint64[max_tokens]."""
-        tokens = np.arange(self.max_tokens)
-        beyond = np.maximum(tokens - (1 << self.direct), 0)
-        high = np.where(tokens >> self.direct, (4 + beyond % 4) << (beyond // 4 + self.direct - 2), tokens)
-        return high.astype(np.uint64) << np.uint64(self.raw_bits)
+        """The smallest z of each token: uint64[256], zero from `max_tokens` on."""
+        return _tables(self.max_tokens, self.raw_bits, self.direct)[0]
 
-    @cached_property
+    @property
     def raw_widths(self) -> ByteArray:
-        """The number of raw bits of each token: uint8[max_tokens]."""
-        tokens = np.arange(self.max_tokens)
-        beyond = np.maximum(tokens - (1 << self.direct), 0)
-        more = np.where(tokens >> self.direct, beyond // 4 + self.direct - 2, 0)
-        return (more + self.raw_bits).astype(np.uint8)
+        """The number of raw bits of each token: uint8[256], zero from `max_tokens` on."""
+        return _tables(self.max_tokens, self.raw_bits, self.direct)[1]
 
     @property
     def has_raw_bits(self) -> bool:
         """Whether any integer has raw bits."""
         return self.width > self.direct or self.raw_bits > 0
+
+    @property
+    def _rule(self) -> tuple[int, int, bool]:
+        return self.width, self.centre, self.folds
 
     def _folded(self, values: UnsignedArray) -> npt.NDArray[np.uint64]:
         mask = np.uint64(2**self.width - 1)
@@ -81,15 +80,34 @@ class TokenMap:
     def tokens(self, values: UnsignedArray) -> ByteArray:
         """Return the tokens of `values: uint[n]`: uint8[n]."""
         out = np.empty(values.size, np.uint8)
+        if native.lib is not None:
+            native.lib.wire_tokens(
+                pointer(values), values.itemsize, values.size, *self._rule, self.raw_bits, self.direct, pointer(out)
+            )
+            return out
         for start in range(0, values.size, CHUNK):
             out[start : start + CHUNK] = self._tokens_of(self._folded(values[start : start + CHUNK]))
         return out
 
     def _tokens_of(self, z: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
-        return np.searchsorted(self.bases, z, side="right") - 1
+        tokens: npt.NDArray[np.int64] = np.searchsorted(self.bases[: self.max_tokens], z, side="right") - 1
+        return tokens
 
     def raw(self, values: UnsignedArray, tokens: ByteArray, num_bits: int) -> ByteArray:
         """Return the raw bits of `values`, whose tokens are given, as a bit string of `num_bits` bits in all."""
+        if native.lib is not None:
+            out = np.zeros((num_bits + 7) // 8, np.uint8)
+            native.lib.wire_raw_bits(
+                pointer(values),
+                values.itemsize,
+                values.size,
+                *self._rule,
+                pointer(tokens),
+                pointer(self.raw_widths),
+                pointer(out),
+                out.size,
+            )
+            return out
         writer = bits.Writer(num_bits)
         for start in range(0, values.size, CHUNK):
             part = slice(start, start + CHUNK)
@@ -99,6 +117,19 @@ class TokenMap:
     def values(self, tokens: ByteArray, raw: memoryview, dtype: npt.DTypeLike) -> UnsignedArray:
         """Return the integers, as `dtype`, of tokens below `max_tokens` and the bit string of their raw bits."""
         out: UnsignedArray = np.empty(tokens.size, dtype)
+        if native.lib is not None:
+            native.lib.wire_values(
+                pointer(tokens),
+                tokens.size,
+                pointer(raw),
+                len(raw),
+                native.ffi.cast("uint64_t *", pointer(self.bases)),
+                pointer(self.raw_widths),
+                *self._rule,
+                pointer(out),
+                out.itemsize,
+            )
+            return out
         reader = bits.BitReader(raw)
         for start in range(0, tokens.size, CHUNK):
             part = slice(start, start + CHUNK)
@@ -109,9 +140,27 @@ class TokenMap:
         return out
 
 
+@lru_cache(maxsize=256)
+def _tables(num_tokens: int, raw_bits: int, direct: int) -> tuple[npt.NDArray[np.uint64], ByteArray]:
+    """Return the base and the number of raw bits of every token."""
+    tokens = np.arange(num_tokens)
+    beyond = np.maximum(tokens - (1 << direct), 0)
+    octave = beyond // 4 + direct
+    is_direct = tokens < 1 << direct
+    high = np.where(is_direct, tokens, (4 + beyond % 4) << np.maximum(octave - 2, 0))
+    bases = np.zeros(256, np.uint64)
+    bases[:num_tokens] = high.astype(np.uint64) << np.uint64(raw_bits)
+    raw_widths = np.zeros(256, np.uint8)
+    raw_widths[:num_tokens] = np.where(is_direct, 0, octave - 2) + raw_bits
+    return bases, raw_widths
+
+
 def counts(tokens: ByteArray) -> npt.NDArray[np.int64]:
     """Return how often each token occurs: int64[256]."""
     total = np.zeros(256, np.int64)
+    if native.lib is not None:
+        native.lib.wire_counts(pointer(tokens), tokens.size, native.ffi.cast("int64_t *", pointer(total)))
+        return total
     for start in range(0, tokens.size, CHUNK):
         total += np.bincount(tokens[start : start + CHUNK], minlength=256)
     return total
