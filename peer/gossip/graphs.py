@@ -4,9 +4,8 @@ A `Graph` lists directed edges j → i (j sends, i receives) without the self-lo
 returns one graph, or several that take turns round by round. Weights are the business of `topology`; only families
 that stand for published or user-given matrices bring their own.
 
-Random graphs are functions of their seed: they read the raw words of a Philox generator keyed by it, which numpy
-guarantees to be the same in every version, so that all devices of a run draw the same graph alone. Nothing here opens
-a file: the text of `graph.file` is handed in.
+Random graphs are functions of their seed (`peer.random`), so that all devices of a run draw the same graph alone.
+Nothing here opens a file: the text of `graph.file` is handed in.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from peer.errors import ConfigError
+from peer.random import SHARED, Purpose, Stream, stream
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
 Float64Array: TypeAlias = npt.NDArray[np.float64]
@@ -97,6 +97,8 @@ def build_graphs(kind: str, request: GraphRequest) -> tuple[Graph, ...]:
     family = FAMILIES.get(kind)
     if family is None:
         raise ConfigError("there is no such graph", key="graph.kind", value=kind, valid=", ".join(FAMILIES))
+    if not 0 <= request.seed < 1 << 63:
+        raise ConfigError("is out of range", key="graph.seed", value=request.seed, valid="0 to 2^63 − 1")
     return family.build(request)
 
 
@@ -412,12 +414,12 @@ def _binomial(request: GraphRequest, *, directed: bool) -> Graph:
     _refuse_too_many(int(probability * n * (n - 1)), "erdos-renyi")
 
     def draw(attempt: int) -> Graph:
-        words = _words(request.seed, attempt)
         senders, receivers = [], []
         for peer in range(n):
             # Row by row: 10,000 peers are 10⁸ draws, too many to hold at once.
             first = 0 if directed else peer + 1
-            hit = np.flatnonzero(_below(words(n - first), probability)) + first
+            uniforms = _stream(request.seed, attempt, peer).uniforms(n - first, np.float64)
+            hit = np.flatnonzero(uniforms < probability) + first
             senders.append(np.full(hit.size, peer, dtype=np.int64))
             receivers.append(hit)
         build = _graph if directed else _undirected
@@ -450,7 +452,7 @@ def _switched_lattice(n: int, degree: int, seed: int, attempt: int) -> Graph:
         edges += [(peer, peer + n // 2) for peer in range(n // 2)]
     present = {frozenset(edge) for edge in edges}
     tries = 10 * len(edges)
-    picks = (_words(seed, attempt)(2 * tries) % np.uint64(2 * len(edges))).tolist()
+    picks = _stream(seed, attempt).integers(2 * tries, 2 * len(edges)).tolist()
     for first, second in zip(picks[:tries], picks[tries:], strict=True):
         # The lowest bit of the second pick says which way round its edge is taken.
         (a, b), (c, d) = edges[first // 2], edges[second // 2]
@@ -465,25 +467,8 @@ def _switched_lattice(n: int, degree: int, seed: int, attempt: int) -> Graph:
     return _undirected(n, ends[:, 0], ends[:, 1])
 
 
-def _words(seed: int, attempt: int) -> Callable[[int], npt.NDArray[np.uint64]]:
-    """Return a source of random 64-bit words, a function of seed and attempt. Raises ConfigError for a bad seed."""
-    if not 0 <= seed < 1 << 63:
-        raise ConfigError("is out of range", key="graph.seed", value=seed, valid="0 to 2^63 − 1")
-    source = np.random.Philox(key=np.array([seed, attempt], dtype=np.uint64))
-
-    def words(size: int) -> npt.NDArray[np.uint64]:
-        drawn: npt.NDArray[np.uint64] = source.random_raw(size)
-        return drawn
-
-    return words
-
-
-def _below(words: npt.NDArray[np.uint64], probability: float) -> npt.NDArray[np.bool_]:
-    """Return bool[n]: which words fall below `probability` of their range."""
-    if probability >= 1:
-        return np.ones(words.size, dtype=np.bool_)
-    below: npt.NDArray[np.bool_] = words < np.uint64(int(probability * 2.0**64))
-    return below
+def _stream(seed: int, attempt: int, row: int = 0) -> Stream:
+    return stream(seed, SHARED, Purpose.GRAPH, round=attempt, layer=row)
 
 
 def is_strongly_connected(num_peers: int, senders: IntArray, receivers: IntArray) -> bool:

@@ -428,13 +428,17 @@ def build_schedule(
     probability: float = 0.4,
     seed: int = 0,
     file: GraphFile | None = None,
+    doubly: bool = True,
 ) -> Schedule:
     """Return the schedule in which the graphs of `kinds` take turns, each for `period_rounds` rounds.
 
     `weights`: "uniform" splits 1/(out-degree + 1) to each receiver and oneself (column stochastic); "metropolis" gives
     each edge 1/(1 + max degree of its ends) (doubly stochastic, undirected graphs only); "explicit" takes those that
-    the graph brings; "auto" takes those too where there are any, else metropolis where the graph is undirected and
-    uniform where it is not. Raises ConfigError with the key, the value and what would be valid.
+    the graph brings; "auto" takes those too where there are any, else metropolis for an undirected graph and uniform
+    for a directed one. Where columns are all that has to sum to 1 (`doubly` False: push-sum), "auto" is uniform on
+    undirected graphs too: irregular ones mix faster (star of 8: gap 0.5 instead of 0.125).
+
+    Raises ConfigError with the key, the value and what would be valid.
     """
     names = (kinds,) if isinstance(kinds, str) else tuple(kinds)
     if not names:
@@ -445,13 +449,21 @@ def build_schedule(
         )
     request = GraphRequest(num_peers=num_peers, degree=degree, probability=probability, seed=seed, file=file)
     built = [(name, graph) for name in names for graph in graphs.build_graphs(name, request)]
-    return Schedule([weigh(graph, weights, name) for name, graph in built], period_rounds, ", ".join(names))
+    matrices = [weigh(graph, _rule(graph, weights, doubly=doubly), name) for name, graph in built]
+    return Schedule(matrices, period_rounds, ", ".join(names))
+
+
+def _rule(graph: Graph, weights: str, *, doubly: bool) -> str:
+    if weights != "auto":
+        return weights
+    if graph.weights is not None:
+        return "explicit"
+    return "metropolis" if doubly and graph.is_undirected else "uniform"
 
 
 def weigh(graph: Graph, weights: str, name: str = "explicit") -> MixingMatrix:
-    """Return the graph with weights by one of `WEIGHT_RULES`. Raises ConfigError where graph and rule do not fit."""
-    if weights == "auto":
-        weights = "explicit" if graph.weights is not None else "metropolis" if graph.is_undirected else "uniform"
+    """Return the graph with weights by the rule uniform, metropolis or explicit. Raises ConfigError where graph and
+    rule do not fit."""
     degrees = graph.out_degrees()
     if weights == "explicit":
         if graph.weights is None or graph.self_weights is None:

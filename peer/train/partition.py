@@ -1,15 +1,15 @@
 """The split of a labelled data set among the peers, the same on every device without anybody telling it.
 
-A partition is a function of the labels, the number of peers, the method with its settings, and a seed; nothing else.
-Every sample belongs to exactly one peer, and no peer is left without. Random draws are the raw words of Philox
-generators keyed by (seed, purpose), which numpy guarantees to be the same in every version. `Manifest.digest` says in
-64 hex digits which split it is, so that peers can compare it before the first round.
+A partition is a function of the labels, the number of peers, the kind with its settings, and a seed; nothing else.
+Every sample belongs to exactly one peer, and no peer is left without. `Manifest.digest` says in 64 hex digits which
+split it is, so that peers can compare it before the first round.
 
 Knows labels only: no images, no torch, no files but the manifest's own.
 """
 
 from __future__ import annotations
 
+import enum
 import hashlib
 import json
 import os
@@ -23,17 +23,18 @@ import numpy as np
 import numpy.typing as npt
 
 from peer.errors import ConfigError, DataError
+from peer.random import SHARED, Purpose, Stream, stream
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
 Float64Array: TypeAlias = npt.NDArray[np.float64]
 
-METHODS: Mapping[str, str] = {
+KINDS: Mapping[str, str] = {
     "skew": "A fraction of each class is sorted by label and dealt in consecutive blocks, the rest at random.",
     "dirichlet": "Each class is split among the peers in proportions drawn from Dirichlet(alpha).",
     "shards": "Each peer holds samples of labels_per_peer classes only.",
     "iid": "Samples are dealt at random.",
 }
-"""One sentence for each method."""
+"""One sentence for each kind."""
 
 FORMAT = 1
 """Version of the manifest file and of the bytes under its digest."""
@@ -43,9 +44,9 @@ FORMAT = 1
 class Manifest:
     """Who holds which samples."""
 
-    method: str
+    kind: str
     settings: Mapping[str, float | int]
-    """What the method was given: skew, alpha or labels_per_peer; and holdout_fraction."""
+    """What the kind was given: skew, alpha or labels_per_peer; and holdout_fraction."""
     seed: int
     labels_digest: str
     """Hex SHA-256 of the labels that were split."""
@@ -100,7 +101,7 @@ class Manifest:
         """Write the manifest as JSON, replacing the file in one step."""
         tree = {
             "format": FORMAT,
-            "method": self.method,
+            "kind": self.kind,
             "settings": dict(self.settings),
             "seed": self.seed,
             "labels_digest": self.labels_digest,
@@ -130,7 +131,7 @@ class Manifest:
             raise DataError(f"{path}: is not a partition manifest of format {FORMAT}; make it anew")
         try:
             manifest = cls(
-                method=str(tree["method"]),
+                kind=str(tree["kind"]),
                 settings=dict(tree["settings"]),
                 seed=int(tree["seed"]),
                 labels_digest=bytes.fromhex(tree["labels_digest"]).hex(),
@@ -149,7 +150,7 @@ class Manifest:
 def partition(
     labels: npt.ArrayLike,
     num_peers: int,
-    method: str,
+    kind: str,
     *,
     seed: int,
     skew: float = 0.8,
@@ -157,7 +158,7 @@ def partition(
     labels_per_peer: int = 2,
     holdout_fraction: float = 0.0,
 ) -> Manifest:
-    """Return the split of `labels: int64[m]` among the peers by one of `METHODS`; settings of others are ignored.
+    """Return the split of `labels: int64[m]` among the peers by one of `KINDS`; settings of others are ignored.
 
     Raises ConfigError, with the key, where the settings allow no split that uses every sample once and leaves no peer
     empty; DataError where the labels are no list of integers.
@@ -175,22 +176,22 @@ def partition(
             valid=f"at most {checked.size} peers, or more data",
         )
     settings: dict[str, float | int]
-    if method == "skew":
+    if kind == "skew":
         owner, settings = _deal_by_skew(checked, num_peers, skew, seed), {"skew": skew}
-    elif method == "dirichlet":
+    elif kind == "dirichlet":
         needed = 2 if holdout_fraction > 0 and checked.size >= 2 * num_peers else 1
         owner, settings = _deal_by_dirichlet(checked, num_peers, alpha, needed, seed), {"alpha": alpha}
-    elif method == "shards":
+    elif kind == "shards":
         owner = _deal_by_shards(checked, num_peers, labels_per_peer, seed)
         settings = {"labels_per_peer": labels_per_peer}
-    elif method == "iid":
+    elif kind == "iid":
         owner, settings = _deal_by_skew(checked, num_peers, 0.0, seed), {}
     else:
-        raise ConfigError("is not one of the choices", key="data.partition", value=method, valid=", ".join(METHODS))
+        raise ConfigError("is not one of the choices", key="data.partition", value=kind, valid=", ".join(KINDS))
     parts = tuple(np.flatnonzero(owner == peer).astype(np.int64) for peer in range(num_peers))
     train, holdout = _hold_out(parts, holdout_fraction, seed)
     return Manifest(
-        method=method,
+        kind=kind,
         settings={**settings, "holdout_fraction": holdout_fraction},
         seed=seed,
         labels_digest=labels_digest(checked),
@@ -215,7 +216,7 @@ def _deal_by_skew(labels: IntArray, num_peers: int, skew: float, seed: int) -> I
     """
     if not 0 <= skew <= 1:
         raise ConfigError("is out of range", key="data.skew", value=skew, valid="0 (dealt at random) to 1 (sorted)")
-    shuffled = _permutation(labels.size, seed, "order")
+    shuffled = _stream(seed, _Draw.ORDER).permutation(labels.size)
     by_label = shuffled[np.argsort(labels[shuffled], kind="stable")]
     class_sizes = np.unique(labels, return_counts=True)[1]
     rank = np.arange(labels.size) - np.repeat(np.cumsum(class_sizes) - class_sizes, class_sizes)
@@ -226,7 +227,7 @@ def _deal_by_skew(labels: IntArray, num_peers: int, skew: float, seed: int) -> I
     owner[by_label[is_sorted]] = np.repeat(np.arange(num_peers), block_sizes)
     # Shuffled anew: within `by_label` the rest is sorted too.
     rest = by_label[~is_sorted]
-    rest = rest[_permutation(rest.size, seed, "rest")]
+    rest = rest[_stream(seed, _Draw.REST).permutation(rest.size)]
     owner[rest] = np.repeat(np.arange(num_peers), _even_sizes(labels.size, num_peers) - block_sizes)
     return owner
 
@@ -238,7 +239,7 @@ def _deal_by_dirichlet(labels: IntArray, num_peers: int, alpha: float, needed: i
     """
     if not (alpha > 0 and np.isfinite(alpha)):
         raise ConfigError("is out of range", key="data.alpha", value=alpha, valid="a number above 0")
-    shuffled = _permutation(labels.size, seed, "order")
+    shuffled = _stream(seed, _Draw.ORDER).permutation(labels.size)
     classes, dense = np.unique(labels, return_inverse=True)
     shares = _dirichlet(alpha, classes.size, num_peers, seed)
     owner = np.empty(labels.size, dtype=np.int64)
@@ -279,14 +280,16 @@ def _deal_by_shards(labels: IntArray, num_peers: int, labels_per_peer: int, seed
             value=labels_per_peer,
             valid=f"{-(-classes.size // num_peers)} or more",
         )
-    left = _even_sizes(places, classes.size)[np.argsort(_permutation(classes.size, seed, "labels"), kind="stable")]
-    ties = _words(num_peers * classes.size, seed, "ties").reshape(num_peers, classes.size)
+    left = _even_sizes(places, classes.size)[
+        np.argsort(_stream(seed, _Draw.LABELS).permutation(classes.size), kind="stable")
+    ]
+    ties = _stream(seed, _Draw.TIES).words(num_peers * classes.size).reshape(num_peers, classes.size)
     holders: list[list[int]] = [[] for _ in range(classes.size)]
     for peer in range(num_peers):
         for number in np.lexsort((ties[peer], -left))[:labels_per_peer].tolist():
             holders[number].append(peer)
             left[number] -= 1
-    shuffled = _permutation(labels.size, seed, "order")
+    shuffled = _stream(seed, _Draw.ORDER).permutation(labels.size)
     owner = np.empty(labels.size, dtype=np.int64)
     for number, peers in enumerate(holders):
         if class_sizes[number] < len(peers):
@@ -322,7 +325,7 @@ def _hold_out(
     train, holdout = [], []
     for peer, part in enumerate(parts):
         count = min(max(1, round(fraction * part.size)), part.size - 1)
-        mixed = part[_permutation(part.size, seed, f"holdout {peer}")]
+        mixed = part[stream(seed, peer, Purpose.HOLD_OUT).permutation(part.size)]
         holdout.append(np.sort(mixed[:count]))
         train.append(np.sort(mixed[count:]))
     return tuple(train), tuple(holdout)
@@ -350,38 +353,38 @@ def _dirichlet(alpha: float, rows: int, columns: int, seed: int) -> Float64Array
     waiting = np.arange(count)
     attempt = 0
     while waiting.size:
-        draws = _uniforms(3 * count, seed, f"gamma {attempt}").reshape(3, count)[:, waiting]
-        normal = np.sqrt(-2.0 * np.log(draws[0])) * np.cos(2.0 * np.pi * draws[1])
+        # One normal number and one uniform for each variate and attempt, whether it still waits or not: what a variate
+        # becomes does not depend on the others.
+        normal = _stream(seed, _Draw.PROPORTIONS, 2 * attempt).normals(count)[waiting]
+        uniform = _stream(seed, _Draw.PROPORTIONS, 2 * attempt + 1).uniforms(count, np.float64)[waiting]
         base = 1.0 + c * normal
         v = np.where(base > 0, base, 1.0) ** 3
-        accepted = (base > 0) & (np.log(draws[2]) < 0.5 * normal**2 + d - d * v + d * np.log(v))
+        accepted = (base > 0) & (np.log1p(-uniform) < 0.5 * normal**2 + d - d * v + d * np.log(v))
         log_gamma[waiting[accepted]] = np.log(d * v[accepted])
         waiting = waiting[~accepted]
         attempt += 1
     if alpha < 1:
-        log_gamma += np.log(_uniforms(count, seed, "gamma boost")) / alpha
+        boost = _stream(seed, _Draw.BOOST).uniforms(count, np.float64)
+        log_gamma += np.log1p(-boost) / alpha
     table = log_gamma.reshape(rows, columns)
     shares = np.exp(table - table.max(axis=1, keepdims=True))
     normalized: Float64Array = shares / shares.sum(axis=1, keepdims=True)
     return normalized
 
 
-def _permutation(size: int, seed: int, purpose: str) -> IntArray:
-    """Return a random order of `size` positions (equal words, of which there are none in practice, by position)."""
-    return np.argsort(_words(size, seed, purpose), kind="stable").astype(np.int64)
+class _Draw(enum.IntEnum):
+    """What the streams of a partition are for; part of what makes splits stay as they are."""
+
+    ORDER = 0
+    REST = 1
+    LABELS = 2
+    TIES = 3
+    PROPORTIONS = 4
+    BOOST = 5
 
 
-def _uniforms(size: int, seed: int, purpose: str) -> Float64Array:
-    """Return float64[size] strictly between 0 and 1."""
-    return ((_words(size, seed, purpose) >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
-
-
-def _words(size: int, seed: int, purpose: str) -> npt.NDArray[np.uint64]:
-    """Return `size` random 64-bit words, a function of seed and purpose."""
-    purpose_key = int.from_bytes(hashlib.sha256(f"sottovoce partition: {purpose}".encode()).digest()[:8], "little")
-    source = np.random.Philox(key=np.array([seed, purpose_key], dtype=np.uint64))
-    words: npt.NDArray[np.uint64] = source.random_raw(size)
-    return words
+def _stream(seed: int, draw: _Draw, attempt: int = 0) -> Stream:
+    return stream(seed, SHARED, Purpose.PARTITION, round=attempt, layer=draw)
 
 
 def _checked_labels(labels: npt.ArrayLike) -> IntArray:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from peer.errors import ConfigError, DataError
-from peer.train.partition import METHODS, Manifest, _dirichlet, labels_digest, partition
+from peer.train.partition import KINDS, Manifest, _dirichlet, labels_digest, partition
 
 DIGITS = np.arange(2000) % 10
 
@@ -18,7 +18,7 @@ def splits(draw):
     labels = np.array(draw(st.lists(st.integers(-3, 6), min_size=1, max_size=200)))
     return labels, {
         "num_peers": draw(st.integers(1, 20)),
-        "method": draw(st.sampled_from(sorted(METHODS))),
+        "kind": draw(st.sampled_from(sorted(KINDS))),
         "seed": draw(st.integers(0, 2**63 - 1)),
         "skew": draw(st.floats(0, 1)),
         "alpha": draw(st.floats(1e-4, 100)),
@@ -64,22 +64,22 @@ def test_the_same_inputs_give_the_same_split(split):
 
 
 @pytest.mark.parametrize(
-    ("method", "digest"),
+    ("kind", "digest"),
     [
-        ("skew", "b128d8c65e596f2f34f7c1a1031048c07d7a4a6f58f70e85010e0779e103d3f6"),
-        ("dirichlet", "0b718ab180150018fd5fa879eb993c41bcf2f5b51c5ae036760b87b7c658ab4b"),
-        ("shards", "2190b29775d3d2767843f5c0f18aa6c96b0b184ce0e6d5ea391f00918a1920e8"),
-        ("iid", "581fead4bc046711dfe2ce2705f60debf48c3ce257047092421a4e2e138c8ecf"),
+        ("skew", "be21b85b8fc33543b8a51a51c98dc96e544b881fcbb44d8977309c1966c5c91f"),
+        ("dirichlet", "95fa7fd9c5ede03c5ce77338b2b3e4a46b66f0821d38d9a91f50dd885e279b39"),
+        ("shards", "f4efa5f8717c86fe08cb15881b716c0989092d5a25c257e5d9fd6a705b52f119"),
+        ("iid", "30b9b5256300db04858b745f189ab6aaea24f5cd9597dfc9715c04ca51b0921c"),
     ],
 )
-def test_splits_stay_what_they_were_in_earlier_versions(method, digest):
+def test_splits_stay_what_they_were_in_earlier_versions(kind, digest):
     # A changed digest means that devices with different versions would train on overlapping data.
-    assert partition(DIGITS, 8, method, seed=3, holdout_fraction=0.1).digest == digest
+    assert partition(DIGITS, 8, kind, seed=3, holdout_fraction=0.1).digest == digest
 
 
-@pytest.mark.parametrize("method", sorted(METHODS))
-def test_another_seed_gives_another_split(method):
-    assert partition(DIGITS, 8, method, seed=1).digest != partition(DIGITS, 8, method, seed=2).digest
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_another_seed_gives_another_split(kind):
+    assert partition(DIGITS, 8, kind, seed=1).digest != partition(DIGITS, 8, kind, seed=2).digest
 
 
 def test_skew_1_deals_consecutive_blocks_of_the_sorted_labels():
@@ -151,23 +151,23 @@ def test_a_hold_out_takes_the_asked_fraction_from_each_peer():
 @pytest.mark.parametrize(
     ("arguments", "key", "says"),
     [
-        ({"num_peers": 0, "method": "iid"}, "peers", "at least one peer"),
-        ({"num_peers": 2001, "method": "iid"}, "peers", "without leaving one empty"),
-        ({"num_peers": 8, "method": "random"}, "data.partition", "not one of the choices"),
-        ({"num_peers": 8, "method": "iid", "seed": -1}, "run.seed", "out of range"),
-        ({"num_peers": 8, "method": "skew", "skew": 1.5}, "data.skew", "out of range"),
-        ({"num_peers": 8, "method": "skew", "skew": float("nan")}, "data.skew", "out of range"),
-        ({"num_peers": 8, "method": "dirichlet", "alpha": 0.0}, "data.alpha", "out of range"),
-        ({"num_peers": 8, "method": "dirichlet", "alpha": float("inf")}, "data.alpha", "out of range"),
+        ({"num_peers": 0, "kind": "iid"}, "peers", "at least one peer"),
+        ({"num_peers": 2001, "kind": "iid"}, "peers", "without leaving one empty"),
+        ({"num_peers": 8, "kind": "random"}, "data.partition", "not one of the choices"),
+        ({"num_peers": 8, "kind": "iid", "seed": -1}, "run.seed", "out of range"),
+        ({"num_peers": 8, "kind": "skew", "skew": 1.5}, "data.skew", "out of range"),
+        ({"num_peers": 8, "kind": "skew", "skew": float("nan")}, "data.skew", "out of range"),
+        ({"num_peers": 8, "kind": "dirichlet", "alpha": 0.0}, "data.alpha", "out of range"),
+        ({"num_peers": 8, "kind": "dirichlet", "alpha": float("inf")}, "data.alpha", "out of range"),
         (
-            {"num_peers": 4, "method": "shards", "labels_per_peer": 2},
+            {"num_peers": 4, "kind": "shards", "labels_per_peer": 2},
             "data.labels_per_peer",
             "cannot hold all 10 labels",
         ),
-        ({"num_peers": 8, "method": "shards", "labels_per_peer": 11}, "data.labels_per_peer", "10 different labels"),
-        ({"num_peers": 1500, "method": "shards", "labels_per_peer": 9}, "data.labels_per_peer", "has 200 samples"),
-        ({"num_peers": 8, "method": "iid", "holdout_fraction": 1.0}, "data.holdout_fraction", "out of range"),
-        ({"num_peers": 2000, "method": "iid", "holdout_fraction": 0.1}, "data.holdout_fraction", "one sample only"),
+        ({"num_peers": 8, "kind": "shards", "labels_per_peer": 11}, "data.labels_per_peer", "10 different labels"),
+        ({"num_peers": 1500, "kind": "shards", "labels_per_peer": 9}, "data.labels_per_peer", "has 200 samples"),
+        ({"num_peers": 8, "kind": "iid", "holdout_fraction": 1.0}, "data.holdout_fraction", "out of range"),
+        ({"num_peers": 2000, "kind": "iid", "holdout_fraction": 0.1}, "data.holdout_fraction", "one sample only"),
     ],
 )
 def test_settings_without_a_split_are_refused_with_their_key(arguments, key, says):
@@ -189,7 +189,7 @@ def test_a_manifest_survives_the_disk(tmp_path):
     loaded = Manifest.load(path)
     loaded.verify(DIGITS)
     assert loaded.digest == manifest.digest
-    assert (loaded.method, loaded.settings, loaded.seed) == ("dirichlet", {"alpha": 0.5, "holdout_fraction": 0.1}, 4)
+    assert (loaded.kind, loaded.settings, loaded.seed) == ("dirichlet", {"alpha": 0.5, "holdout_fraction": 0.1}, 4)
     assert [path.name for path in tmp_path.iterdir()] == ["partition.json"]
 
 

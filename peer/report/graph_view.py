@@ -1,0 +1,416 @@
+"""A mixing schedule for people: as text, as SVG and as PNG.
+
+Peers sit on a circle, arrows run from sender to receiver; an edge in both directions is one line without arrowheads. A
+schedule whose graphs take turns is drawn as panels side by side.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from xml.sax.saxutils import escape
+
+from peer.gossip.topology import MixingMatrix, Schedule
+
+MAX_MATRIX_PEERS = 16
+"""Up to this many peers `text` shows the matrix, above it lists of neighbours."""
+
+MAX_LISTED_PEERS = 64
+"""How many of those lists are shown."""
+
+MAX_LABELLED_EDGES = 48
+"""Up to this many edges in a drawing, each shows its weight; with one weight for all, the caption says it instead."""
+
+MAX_PANELS = 12
+"""How many graphs of a schedule are drawn."""
+
+MAX_DRAWN_EDGES = 4096
+"""A drawing with more edges than this shows nothing; it keeps the peers and says so."""
+
+INK, FAINT, FILL, ACCENT, PAPER = "#1f2933", "#7b8794", "#e6f0f3", "#1f6f8b", "#ffffff"
+
+
+def text(schedule: Schedule, *, names: Sequence[str] | None = None) -> str:
+    """Return the properties of a schedule, and its weights or (for many peers) its neighbours."""
+    lines = [title(schedule), ""]
+    facts = properties(schedule)
+    width = max(len(label) for label, _ in facts)
+    lines += [f"  {label:<{width}}  {value}" for label, value in facts]
+    for number, matrix in enumerate(schedule.matrices[:MAX_PANELS]):
+        lines.append("")
+        if schedule.is_time_varying:
+            lines.append(_turn(schedule, number))
+        if schedule.num_peers <= MAX_MATRIX_PEERS:
+            lines += _matrix_lines(matrix)
+        else:
+            lines += _neighbour_lines(matrix, names)
+    if len(schedule.matrices) > MAX_PANELS:
+        lines += ["", f"… and {len(schedule.matrices) - MAX_PANELS} more graphs"]
+    if names and schedule.num_peers <= MAX_MATRIX_PEERS:
+        lines += ["", "peers: " + ", ".join(f"{index} {name}" for index, name in enumerate(names))]
+    return "\n".join(lines)
+
+
+def svg(schedule: Schedule, *, names: Sequence[str] | None = None) -> str:
+    """Return the drawing as one SVG document."""
+    panels = _panels(schedule, names)
+    columns = min(len(panels), 4)
+    rows = -(-len(panels) // columns)
+    side = panels[0].side
+    top, bottom = 58, 34
+    width, height = columns * side, top + rows * (side + 26) + bottom
+    body = [
+        f'<text x="{width / 2:g}" y="26" class="title">{escape(title(schedule))}</text>',
+        f'<text x="{width / 2:g}" y="46" class="note">{escape(_caption(schedule))}</text>',
+    ]
+    for number, panel in enumerate(panels):
+        row, column = divmod(number, columns)
+        body.append(f'<g transform="translate({column * side:g} {top + row * (side + 26):g})">')
+        body += _svg_panel(panel)
+        body.append("</g>")
+    more = len(schedule.matrices) - len(panels)
+    if more:
+        body.append(f'<text x="{width / 2:g}" y="{height - 12:g}" class="note">and {more} more graphs</text>')
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height:g}"'
+            f' viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{escape(title(schedule))}">',
+            "<style>",
+            "text { font-family: 'Helvetica Neue', Helvetica, Arial, 'DejaVu Sans', sans-serif; text-anchor: middle;"
+            f" fill: {INK}; }}",
+            ".title { font-size: 16px; font-weight: 600; }",
+            f".note {{ font-size: 12px; fill: {FAINT}; }}",
+            f".weight {{ font-size: 10px; fill: {FAINT}; paint-order: stroke; stroke: {PAPER}; stroke-width: 3px; }}",
+            f".edge {{ fill: none; stroke: {FAINT}; }}",
+            f".head {{ fill: {FAINT}; }}",
+            f".peer {{ fill: {FILL}; stroke: {ACCENT}; stroke-width: 1.5; }}",
+            "</style>",
+            f'<rect width="100%" height="100%" fill="{PAPER}"/>',
+            *body,
+            "</svg>",
+            "",
+        ]
+    )
+
+
+def png(schedule: Schedule, *, names: Sequence[str] | None = None) -> bytes:
+    """Return the drawing as a PNG file."""
+    # Imported here: `sotto graph` without --png should not wait for it.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Circle, PathPatch, Polygon
+    from matplotlib.path import Path as Outline
+    from matplotlib.patheffects import AbstractPathEffect, withStroke
+
+    panels = _panels(schedule, names)
+    columns = min(len(panels), 4)
+    rows = -(-len(panels) // columns)
+    side = panels[0].side
+    top, bottom, gap = 58.0, 34.0, 26.0
+    width, height = columns * side, top + rows * (side + gap) + bottom
+    figure = Figure(figsize=(width / 72, height / 72), dpi=144, facecolor=PAPER)
+    FigureCanvasAgg(figure)
+    axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
+    axes.set_xlim(0, width)
+    axes.set_ylim(height, 0)
+    axes.axis("off")
+    axes.text(width / 2, 26, title(schedule), size=13, weight="bold", color=INK, ha="center")
+    axes.text(width / 2, 46, _caption(schedule), size=9.5, color=FAINT, ha="center")
+    halo: list[AbstractPathEffect] = [withStroke(linewidth=3, foreground=PAPER)]
+    for number, panel in enumerate(panels):
+        row, column = divmod(number, columns)
+        dx, dy = column * side, top + row * (side + gap)
+        for edge in panel.edges:
+            vertices = [(x + dx, y + dy) for x, y in (edge.start, edge.bend, edge.end)]
+            outline = Outline(vertices, [Outline.MOVETO, Outline.CURVE3, Outline.CURVE3])
+            axes.add_patch(PathPatch(outline, fill=False, edgecolor=FAINT, linewidth=edge.width, zorder=1))
+            if edge.head:
+                axes.add_patch(Polygon([(x + dx, y + dy) for x, y in edge.head], color=FAINT, linewidth=0, zorder=2))
+        for edge in panel.edges:
+            if edge.label:
+                x, y = edge.label_at
+                label = axes.text(x + dx, y + dy, edge.label, size=7.5, color=FAINT, ha="center", va="center", zorder=3)
+                label.set_path_effects(halo)
+        for peer in panel.peers:
+            circle = Circle((peer.x + dx, peer.y + dy), panel.radius, facecolor=FILL, edgecolor=ACCENT, linewidth=1.2)
+            circle.set_zorder(4)
+            axes.add_patch(circle)
+            if panel.radius >= 7:
+                size = 9.5 if panel.radius >= 12 else 7
+                axes.text(
+                    peer.x + dx, peer.y + dy, peer.label, size=size, color=INK, ha="center", va="center", zorder=5
+                )
+            if peer.name:
+                axes.text(
+                    peer.name_x + dx, peer.name_y + dy, peer.name, size=7.5, color=FAINT, ha="center", va="center"
+                )
+        axes.text(side / 2 + dx, side + 14 + dy, panel.caption, size=9.5, color=FAINT, ha="center")
+    more = len(schedule.matrices) - len(panels)
+    if more:
+        axes.text(width / 2, height - 12, f"and {more} more graphs", size=9.5, color=FAINT, ha="center")
+    file = io.BytesIO()
+    figure.savefig(file, format="png", metadata={"Software": None})
+    return file.getvalue()
+
+
+def title(schedule: Schedule) -> str:
+    """Return the heading: which graph, of how many peers."""
+    peers = "1 peer" if schedule.num_peers == 1 else f"{schedule.num_peers:,} peers"
+    return f"{schedule.name}, {peers}"
+
+
+def properties(schedule: Schedule) -> list[tuple[str, str]]:
+    """Return (label, value) of what theory and budget ask for."""
+    facts = [
+        ("strongly connected", _connection(schedule)),
+        ("column stochastic", _yes(schedule.is_column_stochastic)),
+        ("doubly stochastic", _yes(schedule.is_doubly_stochastic)),
+        ("symmetric", _yes(schedule.is_symmetric)),
+        ("spectral gap", _number(schedule.spectral_gap)),
+    ]
+    if schedule.is_symmetric:
+        facts.append(("smallest eigenvalue", _number(schedule.smallest_slack_eigenvalue())))
+    facts += [
+        ("diameter", "none" if schedule.diameter is None else str(schedule.diameter)),
+        ("messages a round", _number(schedule.messages_per_round)),
+    ]
+    if schedule.is_time_varying:
+        rounds = "every round" if schedule.period_rounds == 1 else f"every {schedule.period_rounds} rounds"
+        facts += [
+            ("messages with replicas", str(schedule.replica_messages_per_round)),
+            ("changes", f"{rounds}, {len(schedule.matrices)} graphs in turn"),
+        ]
+    facts.append(("digest", schedule.digest[:16]))
+    return facts
+
+
+def _caption(schedule: Schedule) -> str:
+    kind = "doubly stochastic" if schedule.is_doubly_stochastic else "column stochastic"
+    weights = sorted({float(weight) for matrix in schedule.matrices for weight in matrix.column_weights.tolist()})
+    every = f", all weights {_weight(weights[0])}" if weights[-1] - weights[0] < 1e-9 else ""
+    return f"{kind}{every}, spectral gap {_number(schedule.spectral_gap)}"
+
+
+def _connection(schedule: Schedule) -> str:
+    if schedule.is_time_varying and schedule.is_strongly_connected and not schedule.is_each_strongly_connected:
+        return "yes, over the whole cycle (not in every round)"
+    return _yes(schedule.is_strongly_connected)
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+def _number(value: float) -> str:
+    return f"{value:.4g}" if abs(value) > 1e-12 else "0"
+
+
+def _weight(value: float) -> str:
+    """Return a weight as a fraction where it is one with a small denominator, else as a short decimal."""
+    for denominator in range(1, 17):
+        numerator = round(value * denominator)
+        if abs(value * denominator - numerator) < 1e-9:
+            return f"{numerator}/{denominator}" if denominator > 1 else str(numerator)
+    return f"{value:.3f}".lstrip("0")
+
+
+def _turn(schedule: Schedule, number: int) -> str:
+    first = number * schedule.period_rounds
+    last = first + schedule.period_rounds - 1
+    rounds = f"round {first}" if first == last else f"rounds {first} to {last}"
+    return f"{rounds}, then every {schedule.cycle_rounds} rounds"
+
+
+def _matrix_lines(matrix: MixingMatrix) -> list[str]:
+    n = matrix.num_peers
+    cells = [[matrix.weight(receiver, sender) for sender in range(n)] for receiver in range(n)]
+    shown = [["·" if value == 0 else _weight(value) for value in row] for row in cells]
+    width = max(3, *(len(cell) for row in shown for cell in row))
+    lines = ["from →".rjust(9) + "".join(f" {sender:>{width}}" for sender in range(n))]
+    for receiver, row in enumerate(shown):
+        lines.append(f"{f'to {receiver}':>9}" + "".join(f" {cell:>{width}}" for cell in row))
+    return lines
+
+
+def _neighbour_lines(matrix: MixingMatrix, names: Sequence[str] | None) -> list[str]:
+    lines = []
+    for peer in range(min(matrix.num_peers, MAX_LISTED_PEERS)):
+        label = f"{peer} {names[peer]}" if names else str(peer)
+        receivers = [str(receiver) for receiver in matrix.receivers(peer)]
+        more = f", … ({len(receivers)} in all)" if len(receivers) > 16 else ""
+        lines.append(f"  {label} → {', '.join(receivers[:16]) or 'nobody'}{more}")
+    if matrix.num_peers > MAX_LISTED_PEERS:
+        lines.append(f"  … and {matrix.num_peers - MAX_LISTED_PEERS:,} more peers")
+    return lines
+
+
+_Point = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class _Edge:
+    """A quadratic curve from start to end; `head` is its arrowhead, empty for an edge in both directions."""
+
+    start: _Point
+    bend: _Point
+    end: _Point
+    head: tuple[_Point, ...]
+    width: float
+    label: str
+    label_at: _Point
+
+
+@dataclass(frozen=True)
+class _Peer:
+    x: float
+    y: float
+    label: str
+    name: str
+    name_x: float
+    name_y: float
+
+
+@dataclass(frozen=True)
+class _Panel:
+    """One graph, laid out in a square of `side` points, y downwards."""
+
+    side: float
+    radius: float
+    peers: list[_Peer]
+    edges: list[_Edge]
+    caption: str
+
+
+def _panels(schedule: Schedule, names: Sequence[str] | None) -> list[_Panel]:
+    shown = schedule.matrices[:MAX_PANELS]
+    return [_panel(schedule, number, matrix, names) for number, matrix in enumerate(shown)]
+
+
+def _panel(schedule: Schedule, number: int, matrix: MixingMatrix, names: Sequence[str] | None) -> _Panel:
+    n = matrix.num_peers
+    side = 340.0 if n <= 8 else 440.0 if n <= 24 else 640.0
+    if schedule.is_time_varying:
+        side = min(side, 340.0)
+    orbit = side / 2 - (52.0 if names else 34.0)
+    # Two neighbours on the circle are 2 orbit sin(π/n) apart; the circles fill at most half of that.
+    radius = min(15.0, max(2.0, orbit * math.sin(math.pi / max(n, 2)) * 0.5))
+    angles = [2 * math.pi * peer / n - math.pi / 2 for peer in range(n)]
+    centres = [(side / 2 + orbit * math.cos(a), side / 2 + orbit * math.sin(a)) for a in angles]
+    if n == 1:
+        centres = [(side / 2, side / 2)]
+    peers = [
+        _Peer(
+            *centre,
+            str(peer),
+            names[peer] if names and n <= 24 else "",
+            side / 2 + (orbit + radius + 14) * math.cos(angle),
+            side / 2 + (orbit + radius + 12) * math.sin(angle),
+        )
+        for peer, (centre, angle) in enumerate(zip(centres, angles, strict=True))
+    ]
+    caption = ""
+    if schedule.is_time_varying:
+        first = number * schedule.period_rounds
+        last = first + schedule.period_rounds - 1
+        caption = f"round {first}" if first == last else f"rounds {first} to {last}"
+    if matrix.num_edges > MAX_DRAWN_EDGES:
+        return _Panel(side, radius, peers, [], f"{matrix.num_edges:,} edges, too many to draw. {caption}".strip())
+
+    weights = [
+        (sender, int(receiver), float(weight))
+        for sender in range(n)
+        for receiver, weight in zip(*matrix.column(sender), strict=True)
+        if receiver != sender
+    ]
+    by_ends = {(sender, receiver): weight for sender, receiver, weight in weights}
+    one_weight = len({round(weight, 9) for _, _, weight in weights}) == 1
+    labelled = len(weights) <= MAX_LABELLED_EDGES and (not one_weight or _keeps_differ(matrix, weights))
+    edges = []
+    for (sender, receiver), weight in by_ends.items():
+        back = by_ends.get((receiver, sender))
+        both = back is not None and abs(back - weight) < 1e-12
+        if both and sender > receiver:
+            continue
+        label = _weight(weight) if labelled else ""
+        edges.append(_edge(centres[sender], centres[receiver], radius, n, back is not None, both, weight, label))
+    return _Panel(side, radius, peers, edges, caption)
+
+
+def _keeps_differ(matrix: MixingMatrix, weights: list[tuple[int, int, float]]) -> bool:
+    """Whether the weight of the edges is not the one that everybody keeps (then the caption does not say it)."""
+    return any(abs(kept - weights[0][2]) > 1e-9 for kept in matrix.diagonal().tolist())
+
+
+def _edge(
+    start: _Point, end: _Point, radius: float, n: int, has_back: bool, both: bool, weight: float, label: str
+) -> _Edge:
+    dx, dy = end[0] - start[0], end[1] - start[1]
+    length = math.hypot(dx, dy)
+    ux, uy = dx / length, dy / length
+    # Two different weights need two curves; a single edge stays straight.
+    bow = 0.2 * length if has_back and not both else 0.0
+    middle = ((start[0] + end[0]) / 2 - uy * bow, (start[1] + end[1]) / 2 + ux * bow)
+    leave, arrive = _toward(start, middle, radius), _toward(end, middle, radius + 1)
+    stroke = 0.6 + 1.2 * weight if n <= 32 else 0.5
+    head: tuple[_Point, ...] = ()
+    if not both:
+        size = min(8.0, max(3.0, 0.7 * radius))
+        tip = arrive
+        arrive = _toward(tip, middle, 0.8 * size)
+        hx, hy = tip[0] - arrive[0], tip[1] - arrive[1]
+        norm = math.hypot(hx, hy) or 1.0
+        hx, hy = hx / norm, hy / norm
+        base = (tip[0] - hx * size, tip[1] - hy * size)
+        head = (
+            tip,
+            (base[0] - hy * size * 0.42, base[1] + hx * size * 0.42),
+            (base[0] + hy * size * 0.42, base[1] - hx * size * 0.42),
+        )
+    # Straight edges are labelled off their middle, where those of a dense graph cross.
+    s = 0.42 if bow == 0.0 and not both else 0.5
+    label_at = (
+        (1 - s) ** 2 * leave[0] + 2 * s * (1 - s) * middle[0] + s**2 * arrive[0],
+        (1 - s) ** 2 * leave[1] + 2 * s * (1 - s) * middle[1] + s**2 * arrive[1],
+    )
+    return _Edge(leave, middle, arrive, head, stroke, label, label_at)
+
+
+def _toward(point: _Point, target: _Point, distance: float) -> _Point:
+    dx, dy = target[0] - point[0], target[1] - point[1]
+    length = math.hypot(dx, dy) or 1.0
+    return point[0] + dx / length * distance, point[1] + dy / length * distance
+
+
+def _svg_panel(panel: _Panel) -> list[str]:
+    lines = []
+    for edge in panel.edges:
+        (x0, y0), (x1, y1), (x2, y2) = edge.start, edge.bend, edge.end
+        lines.append(
+            f'<path class="edge" stroke-width="{edge.width:.2f}"'
+            f' d="M{x0:.1f} {y0:.1f}Q{x1:.1f} {y1:.1f} {x2:.1f} {y2:.1f}"/>'
+        )
+        if edge.head:
+            points = " ".join(f"{x:.1f},{y:.1f}" for x, y in edge.head)
+            lines.append(f'<polygon class="head" points="{points}"/>')
+    for edge in panel.edges:
+        if edge.label:
+            x, y = edge.label_at
+            lines.append(f'<text class="weight" x="{x:.1f}" y="{y + 3:.1f}">{edge.label}</text>')
+    size = 12 if panel.radius >= 12 else 9
+    for peer in panel.peers:
+        lines.append(f'<circle class="peer" cx="{peer.x:.1f}" cy="{peer.y:.1f}" r="{panel.radius:.1f}"/>')
+        if panel.radius >= 7:
+            lines.append(
+                f'<text x="{peer.x:.1f}" y="{peer.y + 0.35 * size:.1f}" font-size="{size}">{peer.label}</text>'
+            )
+        if peer.name:
+            lines.append(
+                f'<text class="note" x="{peer.name_x:.1f}" y="{peer.name_y + 4:.1f}">{escape(peer.name)}</text>'
+            )
+    if panel.caption:
+        lines.append(
+            f'<text class="note" x="{panel.side / 2:.1f}" y="{panel.side + 14:.1f}">{escape(panel.caption)}</text>'
+        )
+    return lines
