@@ -1,0 +1,53 @@
+# The verbs of the project; `make help` lists them.
+
+PYTHON ?= python3
+# Installed before everything else, so that a machine that has a CPU build at hand keeps it.
+TORCH ?= torch==2.13.0
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+READY_DEV := $(VENV)/.ready-dev
+WORKERS ?= 2
+
+.DEFAULT_GOAL := help
+.PHONY: help run test lint proto docs fuzz clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+
+run: $(READY) ## set up, train with eight real peers, show a report
+	$(BIN)/sotto up --peers 8
+
+test: $(READY_DEV) lint ## check style and types, run the whole test suite
+	$(BIN)/pytest -n $(WORKERS)
+
+lint: $(READY_DEV) ## ruff, mypy, and whether generated files are fresh
+	$(BIN)/ruff check peer tests tools setup.py
+	$(BIN)/ruff format --check peer tests tools setup.py
+	$(BIN)/mypy
+	$(BIN)/python tools/generate_proto.py --check
+	$(BIN)/python tools/render_docs.py --check
+
+proto: $(READY_DEV) ## generate the Python code of proto/
+	$(BIN)/python tools/generate_proto.py
+
+docs: $(READY_DEV) ## generate the pages of docs/ that come from the code
+	$(BIN)/python tools/render_docs.py
+
+fuzz: $(READY_DEV) ## fuzz the frame decoder for an hour
+	$(BIN)/python tools/fuzz_wire.py --seconds 3600
+
+clean: ## delete the environment, builds and caches; runs/ stays
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis peer/native/_kernels.*
+
+$(READY): pyproject.toml setup.py $(wildcard peer/native/*.[ch]) peer/native/build.py
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Sottovoce needs Python 3.11 or newer; set PYTHON=/path/to/python3.11"; exit 2; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check "$(TORCH)"
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+$(READY_DEV): $(READY)
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[dev,fuzz]"
+	@touch $@
