@@ -296,17 +296,20 @@ def _panel(schedule: Schedule, number: int, matrix: MixingMatrix, names: Sequenc
     orbit = side / 2 - (52.0 if names else 34.0)
     # Two neighbours on the circle are 2 orbit sin(π/n) apart; the circles fill at most half of that.
     radius = min(15.0, max(2.0, orbit * math.sin(math.pi / max(n, 2)) * 0.5))
-    angles = [2 * math.pi * peer / n - math.pi / 2 for peer in range(n)]
-    centres = [(side / 2 + orbit * math.cos(a), side / 2 + orbit * math.sin(a)) for a in angles]
-    if n == 1:
-        centres = [(side / 2, side / 2)]
+    hub = _hub(matrix)
+    around = [peer for peer in range(n) if peer != hub]
+    angles = [0.0] * n
+    centres = [(side / 2, side / 2)] * n
+    for place, peer in enumerate(around):
+        angles[peer] = 2 * math.pi * place / len(around) - math.pi / 2
+        centres[peer] = (side / 2 + orbit * math.cos(angles[peer]), side / 2 + orbit * math.sin(angles[peer]))
     peers = [
         _Peer(
             *centre,
             str(peer),
             names[peer] if names and n <= 24 else "",
-            side / 2 + (orbit + radius + 14) * math.cos(angle),
-            side / 2 + (orbit + radius + 12) * math.sin(angle),
+            centre[0] + (radius + 14) * math.cos(angle),
+            centre[1] + (radius + 12) * math.sin(angle),
         )
         for peer, (centre, angle) in enumerate(zip(centres, angles, strict=True))
     ]
@@ -338,6 +341,14 @@ def _panel(schedule: Schedule, number: int, matrix: MixingMatrix, names: Sequenc
     return _Panel(side, radius, peers, edges, caption)
 
 
+def _hub(matrix: MixingMatrix) -> int | None:
+    """Return the peer that belongs in the middle: the hub of a star, or the only one."""
+    n = matrix.num_peers
+    if matrix.num_edges != 2 * (n - 1):
+        return None
+    return next((peer for peer in range(n) if len(matrix.receivers(peer)) == len(matrix.senders(peer)) == n - 1), None)
+
+
 def _keeps_differ(matrix: MixingMatrix, weights: list[tuple[int, int, float]]) -> bool:
     """Whether the weight of the edges is not the one that everybody keeps (then the caption does not say it)."""
     return any(abs(kept - weights[0][2]) > 1e-9 for kept in matrix.diagonal().tolist())
@@ -350,7 +361,7 @@ def _edge(
     length = math.hypot(dx, dy)
     ux, uy = dx / length, dy / length
     # Two different weights need two curves; a single edge stays straight.
-    bow = 0.2 * length if has_back and not both else 0.0
+    bow = 0.18 * length if has_back and not both else 0.0
     middle = ((start[0] + end[0]) / 2 - uy * bow, (start[1] + end[1]) / 2 + ux * bow)
     leave, arrive = _toward(start, middle, radius), _toward(end, middle, radius + 1)
     stroke = 0.6 + 1.2 * weight if n <= 32 else 0.5
