@@ -1,0 +1,144 @@
+"""The first message between two peers: do they belong together?
+
+Pure: builds a hello and compares two, and says in a sentence what does not match. Texts that come from the other peer
+are cut and quoted before they enter a sentence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from peer.errors import HandshakeRefused
+from peer.proto.sottovoce.v1 import exchange_pb2 as pb
+
+PROTOCOL_MIN = 1
+PROTOCOL_MAX = 1
+MAX_TEXT = 256
+MIN_WINDOW_BYTES = 4096
+MIN_CHUNK_BYTES = 1024
+MAX_HEARTBEAT_MS = 3_600_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class HelloInfo:
+    """What this peer tells its neighbours of itself and its job."""
+
+    run: str
+    algorithm: str
+    job_digest: str
+    """Hex SHA-256 of the configuration that all peers share."""
+    model_digest: str
+    """Digest of the layout of the parameters."""
+    graph_digest: str
+    """Digest of the graph schedule."""
+    num_peers: int
+    name: str
+    """Name of this peer in the list of peers."""
+    software: str = "sottovoce"
+    max_frame_bytes: int | None = None
+    """Not told to anyone: the largest frame that can occur in this run, where that is known beforehand."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """What two peers agreed on for one connection."""
+
+    protocol: int
+    received: int
+    """The neighbour durably has our frames up to this number."""
+    nonce: int
+    """Of the neighbour's process."""
+    credit_bytes: int
+    chunk_bytes: int
+    """The largest sum of chunk data that the neighbour takes in an envelope."""
+    heartbeat_s: float
+    """How often the neighbour speaks at least."""
+    seen_as: str
+
+
+def check_identity(theirs: pb.Hello, *, expected_name: str, certified_name: str | None, expected_index: int) -> None:
+    """Check that a hello comes from the neighbour it should. Raises HandshakeRefused.
+
+    `certified_name` is the name in the certificate it showed, None without TLS.
+    """
+    if certified_name is not None and certified_name != theirs.name:
+        raise HandshakeRefused(
+            f"it calls itself {quote(theirs.name)}, but its certificate is made out to {quote(certified_name)}"
+        )
+    if theirs.name != expected_name or theirs.index != expected_index:
+        raise HandshakeRefused(
+            f"it says it is peer {theirs.index}, {quote(theirs.name)}, where we expect peer {expected_index}, "
+            f"{quote(expected_name)}; compare the lists of peers"
+        )
+
+
+def check_job(ours: HelloInfo, theirs: pb.Hello) -> int:
+    """Return the protocol version to use with a peer of the same job. Raises HandshakeRefused naming both values."""
+    name = quote(theirs.name)
+    if theirs.protocol_max < PROTOCOL_MIN or theirs.protocol_min > PROTOCOL_MAX:
+        raise HandshakeRefused(
+            f"{name} speaks {_versions(theirs.protocol_min, theirs.protocol_max)} of the protocol ("
+            f"{quote(theirs.software)}), we speak {_versions(PROTOCOL_MIN, PROTOCOL_MAX)} ({quote(ours.software)}); "
+            "install the same release on both"
+        )
+    if theirs.run != ours.run:
+        raise HandshakeRefused(f"{name} is in run {quote(theirs.run)}, we are in {quote(ours.run)}")
+    if theirs.num_peers != ours.num_peers:
+        raise HandshakeRefused(
+            f"{name} has {theirs.num_peers} peers in its list, we have {ours.num_peers}; "
+            "every peer needs the same [[peers]]"
+        )
+    if theirs.algorithm != ours.algorithm:
+        raise HandshakeRefused(
+            f"{name} trains with algorithm {quote(theirs.algorithm)}, we train with {quote(ours.algorithm)}; "
+            "every peer needs the same [algorithm]"
+        )
+    for what, section, their_digest, our_digest in (
+        ("layout of the model", "[training]", theirs.model_digest, ours.model_digest),
+        ("graph", "[graph] and its file", theirs.graph_digest, ours.graph_digest),
+        ("job", "sections outside [peer], [security], [state] and [transport]", theirs.job_digest, ours.job_digest),
+    ):
+        if their_digest != our_digest:
+            raise HandshakeRefused(
+                f"the {what} of {name} has the digest {quote(their_digest[:12])}, ours {quote(our_digest[:12])}; "
+                f"compare {section} of the two configurations"
+            )
+    return min(theirs.protocol_max, PROTOCOL_MAX)
+
+
+def read_terms(theirs: pb.Hello, protocol: int) -> Terms:
+    """Return the terms that a hello offers. Raises HandshakeRefused for figures that nobody could work with."""
+    if theirs.window_bytes < MIN_WINDOW_BYTES or theirs.chunk_bytes < MIN_CHUNK_BYTES:
+        raise HandshakeRefused(
+            f"{quote(theirs.name)} takes only {theirs.window_bytes} bytes at a time in pieces of {theirs.chunk_bytes}; "
+            f"the least are {MIN_WINDOW_BYTES} and {MIN_CHUNK_BYTES}"
+        )
+    if not 0 < theirs.heartbeat_ms <= MAX_HEARTBEAT_MS:
+        raise HandshakeRefused(
+            f"{quote(theirs.name)} speaks up every {theirs.heartbeat_ms} ms only; 1 to {MAX_HEARTBEAT_MS} are possible"
+        )
+    return Terms(
+        protocol=protocol,
+        received=theirs.received,
+        nonce=theirs.nonce,
+        credit_bytes=min(theirs.window_bytes, 1 << 40),
+        chunk_bytes=theirs.chunk_bytes,
+        heartbeat_s=theirs.heartbeat_ms / 1000,
+        seen_as=theirs.seen_as,
+    )
+
+
+def check_texts(theirs: pb.Hello) -> None:
+    """Check that no text of a hello is longer than people read. Raises HandshakeRefused."""
+    for field, value in theirs.ListFields():
+        if isinstance(value, str) and len(value) > MAX_TEXT:
+            raise HandshakeRefused(f"its hello has a {field.name} of {len(value)} characters; {MAX_TEXT} are allowed")
+
+
+def quote(text: str) -> str:
+    """Return a text of another peer, short and printable, in quotation marks."""
+    return repr(text if len(text) <= 80 else text[:79] + "…")
+
+
+def _versions(lowest: int, highest: int) -> str:
+    return f"version {lowest}" if lowest == highest else f"versions {lowest} to {highest}"

@@ -1,0 +1,131 @@
+"""Exactly-once bookkeeping of one peer toward one neighbour: what it sends, and what it hears.
+
+Pure: no clock, no socket, no disk. A frame is identified by (sender, sequence number), counted from 1 over the whole
+run. The sender keeps it until the receiver says that it has it durably, and sends it again after every reconnection;
+the receiver drops what it has seen. So mass is neither minted nor burnt, whatever the connection does.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from itertools import islice
+from typing import Any
+
+from peer.errors import LocalProtocolError, RemoteProtocolError
+
+
+class OutLink:
+    """The frames for one neighbour that it has not confirmed to have durably."""
+
+    def __init__(self) -> None:
+        self.next_seq = 1
+        self.backlog_bytes = 0
+        """Total size of the frames that are not acknowledged."""
+        self._frames: deque[bytes] = deque()
+
+    @property
+    def acknowledged(self) -> int:
+        """The neighbour durably has every frame up to this number."""
+        return self.next_seq - 1 - len(self._frames)
+
+    @property
+    def backlog(self) -> int:
+        """How many frames are not acknowledged."""
+        return len(self._frames)
+
+    def push(self, frame: bytes) -> int:
+        """Return the sequence number of a new frame, which is kept until it is acknowledged."""
+        seq = self.next_seq
+        self._frames.append(frame)
+        self.backlog_bytes += len(frame)
+        self.next_seq += 1
+        return seq
+
+    def acknowledge(self, upto: int) -> list[int]:
+        """Return the numbers of the frames that a receipt (cumulative) frees, and forget them.
+
+        Raises RemoteProtocolError if the receipt is for a frame that was never sent, or takes an earlier one back.
+        """
+        if upto >= self.next_seq:
+            raise RemoteProtocolError(
+                f"it acknowledges frame {upto}, but we have sent {self.next_seq - 1}: the state of one of us is older "
+                "than what the other remembers; start both from checkpoints of the same run"
+            )
+        first = self.acknowledged + 1
+        if upto < first - 1:
+            raise RemoteProtocolError(
+                f"it has our frames up to {upto}, but had acknowledged {first - 1} before: it lost its state, "
+                "and those frames are gone; restore its state folder or start the run anew"
+            )
+        freed = list(range(first, upto + 1))
+        for _ in freed:
+            self.backlog_bytes -= len(self._frames.popleft())
+        return freed
+
+    def unacknowledged(self, after: int) -> list[tuple[int, bytes]]:
+        """Return (number, frame) of what is kept beyond number `after`, in order."""
+        first = self.acknowledged + 1
+        skip = max(0, after - first + 1)
+        return [(first + skip + i, frame) for i, frame in enumerate(islice(self._frames, skip, None))]
+
+    def state(self) -> dict[str, Any]:
+        """Return {"next_seq": int, "frames": list of bytes}; the frames are the last of those numbers, in order."""
+        return {"next_seq": self.next_seq, "frames": list(self._frames)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take back what `state` returned. Raises LocalProtocolError if it cannot be that."""
+        next_seq, frames = int(state["next_seq"]), [bytes(frame) for frame in _items(state["frames"])]
+        if next_seq < 1 or len(frames) >= next_seq:
+            raise LocalProtocolError(f"{len(frames)} frames cannot be kept before number {next_seq}")
+        self.next_seq = next_seq
+        self._frames = deque(frames)
+        self.backlog_bytes = sum(map(len, frames))
+
+
+class InLink:
+    """The numbers of what one neighbour sent us."""
+
+    def __init__(self) -> None:
+        self.last_seq = 0
+        """Every frame up to this number has been accepted."""
+        self.durable_seq = 0
+        """Every frame up to this number would survive a crash; this is what receipts may say."""
+        self.duplicates = 0
+
+    def accept(self, seq: int) -> bool:
+        """Return whether frame `seq` is new; a duplicate is counted and to be dropped.
+
+        Raises RemoteProtocolError if frames before it are missing.
+        """
+        if seq < 1 or seq > self.last_seq + 1:
+            raise RemoteProtocolError(f"it sent frame {seq} where {self.last_seq + 1} is next")
+        if seq <= self.last_seq:
+            self.duplicates += 1
+            return False
+        self.last_seq = seq
+        return True
+
+    def mark_durable(self, upto: int) -> None:
+        """Record that every frame up to `upto` would survive a crash. Raises LocalProtocolError if that cannot be."""
+        if not self.durable_seq <= upto <= self.last_seq:
+            raise LocalProtocolError(f"frame {upto} cannot become durable: {self.durable_seq} is, {self.last_seq} came")
+        self.durable_seq = upto
+
+    def state(self) -> dict[str, Any]:
+        """Return the numbers as plain integers."""
+        return {"last_seq": self.last_seq, "durable_seq": self.durable_seq, "duplicates": self.duplicates}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take back what `state` returned; whatever was saved is durable, so `last_seq` is what counts."""
+        last_seq = int(state["last_seq"])
+        if last_seq < 0:
+            raise LocalProtocolError(f"{last_seq} is not the number of a frame")
+        self.last_seq = self.durable_seq = last_seq
+        self.duplicates = int(state.get("duplicates", 0))
+
+
+def _items(frames: Any) -> Iterable[Any]:
+    if isinstance(frames, (bytes, str)) or not isinstance(frames, Iterable):
+        raise LocalProtocolError("the frames of a link are a list")
+    return frames

@@ -1,0 +1,1 @@
+"""Code generated from `proto/` by `tools/generate_proto.py`; not to be edited."""

@@ -1,0 +1,1143 @@
+"""Connections to the neighbours: gRPC streams, mutual TLS, reconnection, liveness, and what it all costs in bytes.
+
+One stream for each pair of peers, opened by either of them, carries frames, receipts, credit and notes both ways
+(`proto/sottovoce/v1/exchange.proto`). The transport delivers frames whole and in order and says when a link comes and
+goes; what must be sent again, and what was heard before, is the daemon's knowledge (`peer.link`).
+
+Everything runs on one event loop and nothing here blocks it. All tasks belong to the transport and end with `close`;
+an unexpected error in one of them ends `wait_closed` with that error.
+
+Liveness is the application's: an idle link carries an empty envelope every `heartbeat_s`. HTTP/2 keepalive stays off,
+because gRPC servers count such pings as an attack ("too_many_pings") and middle boxes ignore them; the bandwidth
+probe of gRPC stays off, because it answers each small message with a ping of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import ipaddress
+import json
+import logging
+import os
+import random
+import secrets
+import socket
+from collections import deque
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Protocol
+
+# gRPC reads these when it is imported. Peers are exec'd, never forked; what matters is logged here in sentences.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from peer import tcp_info
+from peer.chunks import Assembler, Cutter
+from peer.config import TransportOptions
+from peer.errors import (
+    ConfigError,
+    HandshakeRefused,
+    LocalProtocolError,
+    PeerUnreachable,
+    RemoteError,
+    RemoteProtocolError,
+    SecurityError,
+    SottoError,
+)
+from peer.hello import (
+    PROTOCOL_MAX,
+    PROTOCOL_MIN,
+    HelloInfo,
+    Terms,
+    check_identity,
+    check_job,
+    check_texts,
+    quote,
+    read_terms,
+)
+from peer.proto.sottovoce.v1 import control_pb2, exchange_pb2
+from peer.security import Credentials, Identity, Role, identify
+
+log = logging.getLogger(__name__)
+
+MAX_BULLETIN_BYTES = 64 * 1024
+MAX_TOPIC = 64
+CONTROL_VERBS = ("status", "stop", "snapshot")
+
+_ENVELOPE_SLACK = MAX_BULLETIN_BYTES + 8 * 1024  # beside the chunks: a note or a hello, and the numbers
+_MAX_QUEUED_BULLETINS = 256
+_RECEIPT_FRAMES = 8
+_RECEIPT_DELAY_S = 0.5
+_BACKOFF_FIRST_S = 0.1
+_STABLE_S = 5.0  # a link that lived this long starts the back-off anew
+_FAREWELL_S = 1.0
+_MAX_GREETINGS = 64
+_MAX_REASON = 500
+
+_EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
+_Close = exchange_pb2.Close
+_PEER_SERVICE = exchange_pb2.DESCRIPTOR.services_by_name["Peer"].full_name
+_CONTROL_SERVICE = control_pb2.DESCRIPTOR.services_by_name["Control"].full_name
+
+
+@dataclass(frozen=True)
+class Neighbor:
+    """A peer at the other end of an edge."""
+
+    index: int
+    name: str
+    address: str | None
+    """Where it can be dialled, "host:port"."""
+    dial: bool
+    """Whether this end dials it."""
+
+
+@dataclass
+class LinkCounters:
+    """What went over the link to one neighbour, over all its connections so far."""
+
+    frames_sent: int = 0
+    """Frames handed to gRPC whole, those sent again included."""
+    frames_received: int = 0
+    frames_resent: int = 0
+    frame_bytes_sent: int = 0
+    """Sizes of those frames."""
+    frame_bytes_received: int = 0
+    protobuf_bytes_sent: int = 0
+    """Sizes of all envelopes."""
+    protobuf_bytes_received: int = 0
+    socket_bytes_sent: int | None = None
+    """TCP payload as the kernel counted it, with TLS, HTTP/2 and retransmissions; None where it cannot be asked."""
+    socket_bytes_received: int | None = None
+    packet_bytes_sent: int | None = None
+    """The same plus TCP and IP headers of each segment."""
+    packet_bytes_received: int | None = None
+    retransmitted_bytes: int | None = None
+    connections: int = 0
+    """How many connections there were: reconnections are one fewer."""
+
+    @property
+    def reconnects(self) -> int:
+        return max(0, self.connections - 1)
+
+
+class Handler(Protocol):
+    """Whoever uses the transport. All calls come on the event loop and must not block.
+
+    A RemoteError raised by one of them is the neighbour's fault: the link is closed with that sentence and dialled
+    anew. Any other exception is a bug and ends the transport.
+    """
+
+    def link_up(self, peer: int, remote_has: int) -> list[tuple[int, bytes]]:
+        """Return the frames to send (again), in order: the neighbour durably has those up to `remote_has`."""
+        ...
+
+    def link_down(self, peer: int, reason: str) -> None:
+        """Take note that the link is gone, or that the neighbour refuses us (then no `link_up` came before)."""
+        ...
+
+    def frame_received(self, peer: int, seq: int, frame: bytes) -> bool | None:
+        """Take a whole frame. In order; one that was received but is not durable may come again.
+
+        Returning False keeps its credit back until `Transport.taken`.
+        """
+        ...
+
+    def receipt(self, peer: int, upto: int) -> None:
+        """Take note that the neighbour durably has our frames up to `upto`."""
+        ...
+
+    def bulletin_received(self, peer: int, topic: str, data: bytes) -> None:
+        """Take a note of at most 64 kB; it may come more than once."""
+        ...
+
+    def goodbye(self, peer: int, reason: str) -> None:
+        """Take note that the neighbour leaves on purpose; `link_down` follows."""
+        ...
+
+    def last_received(self, peer: int) -> int:
+        """Return up to which number the neighbour's frames are durable here."""
+        ...
+
+    async def control(self, verb: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Return the answer (JSON) to an operator's "status", "stop" or "snapshot"."""
+        ...
+
+
+class Transport:
+    """All links of one peer."""
+
+    def __init__(
+        self,
+        *,
+        me: int,
+        listen: str | None,
+        neighbors: Sequence[Neighbor],
+        hello: HelloInfo,
+        security: Credentials | None,
+        options: TransportOptions,
+        handler: Handler,
+    ) -> None:
+        self.me = me
+        self.port: int | None = None
+        """The port that is listened on, once started."""
+        self.refusals: dict[int, str] = {}
+        """Neighbours whose hello does not match ours, with the sentence; until a link to them comes up."""
+        self.problems: dict[int, str] = {}
+        """Neighbours without a link, with what stood in the way last."""
+        self._neighbors = {neighbor.index: neighbor for neighbor in neighbors}
+        self._listen = listen
+        self._hello = hello
+        self._security = security
+        self._options = options
+        self._handler = handler
+        self._nonce = secrets.randbits(64)
+        self._jitter = random.Random(self._nonce)
+        self._server: grpc.aio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._links: dict[int, _Link] = {}
+        self._greetings = 0
+        self._generation = dict.fromkeys(self._neighbors, 0)
+        self._replaced: dict[int, deque[int]] = {index: deque(maxlen=32) for index in self._neighbors}
+        self._went_down = {index: asyncio.Event() for index in self._neighbors}
+        self._past = {index: LinkCounters() for index in self._neighbors}
+        self._highest_sent = dict.fromkeys(self._neighbors, 0)
+        self._closing = False
+        self._ended: asyncio.Future[None] | None = None
+
+        if me in self._neighbors:
+            raise LocalProtocolError("a peer is not its own neighbour")
+        self._chunk_bytes = options.chunk_kbytes * 1024
+        self._window_bytes = options.window_kbytes * 1024
+        self._max_frame_bytes = options.max_message_mbytes * 1024**2
+        if hello.max_frame_bytes is not None:
+            self._max_frame_bytes = min(self._max_frame_bytes, hello.max_frame_bytes)
+        for neighbor in neighbors:
+            if neighbor.dial:
+                _split_address(neighbor.address or "", key=f"peers.{neighbor.index}.advertise")
+
+    async def start(self) -> None:
+        """Listen, and start to dial in the background. Raises ConfigError if the address cannot be listened on."""
+        self._ended = asyncio.get_running_loop().create_future()
+        if self._listen:
+            await self._start_server(self._listen)
+        for neighbor in self._neighbors.values():
+            if neighbor.dial:
+                self._spawn(self._keep_dialling(neighbor), f"dial {neighbor.name}")
+
+    async def wait_closed(self) -> None:
+        """Return when `close` is done. Raises whatever went wrong inside the transport: a bug."""
+        assert self._ended is not None, "start() comes first"
+        await asyncio.shield(self._ended)
+
+    def send(self, peer: int, seq: int, frame: bytes) -> None:
+        """Queue a frame if the link is up; otherwise `link_up` will be asked for it."""
+        if not frame:
+            raise LocalProtocolError("an empty frame cannot be sent")
+        if (link := self._links.get(peer)) is not None:
+            link.send(seq, frame)
+
+    def acknowledge(self, peer: int, upto: int) -> None:
+        """Tell the neighbour, soon, that its frames up to `upto` are durable here.
+
+        Receipts wait for company: 8 frames, a quarter of the window, half a second, or anything else to send.
+        """
+        if (link := self._links.get(peer)) is not None:
+            link.acknowledge(upto)
+
+    def taken(self, peer: int, upto: int) -> None:
+        """Give back the credit of frames up to `upto` for which `frame_received` returned False."""
+        if (link := self._links.get(peer)) is not None:
+            link.taken(upto)
+
+    def bulletin(self, peer: int, topic: str, data: bytes) -> bool:
+        """Queue a note; return False, and drop it, if the link is down."""
+        if len(data) > MAX_BULLETIN_BYTES or len(topic) > MAX_TOPIC:
+            raise LocalProtocolError(f"a note of {len(data)} bytes under {topic[:80]!r} is too large")
+        link = self._links.get(peer)
+        if link is not None:
+            link.bulletin(topic, data)
+        return link is not None
+
+    def is_up(self, peer: int) -> bool:
+        """Return whether there is a link to a neighbour now."""
+        return peer in self._links
+
+    def counters(self, peer: int) -> LinkCounters:
+        """Return what went over the link to a neighbour so far."""
+        total = self._past[peer]
+        link = self._links.get(peer)
+        return _add(total, link.counters()) if link is not None else _add(total, LinkCounters())
+
+    async def close(self, goodbye: str) -> None:
+        """Say goodbye on every link, wait a moment for it to arrive, and end everything."""
+        self._closing = True
+        links = list(self._links.values())
+        for link in links:
+            link.end(_Close.GOODBYE, goodbye)
+        if links:
+            await asyncio.wait([link.ended for link in links], timeout=2 * _FAREWELL_S)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._server is not None:
+            await self._server.stop(grace=_FAREWELL_S)
+        for link in list(self._links.values()):
+            self._detach(link, "we left")
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_result(None)
+
+    # Listening
+
+    async def _start_server(self, listen: str) -> None:
+        host, port = _split_address(listen, key="peer.listen")
+        server = grpc.aio.server(
+            options=[
+                *self._channel_options(),
+                # Two daemons on one port would each get half of the neighbours.
+                ("grpc.so_reuseport", 0),
+                ("grpc.server_handshake_timeout_ms", int(self._options.dial_timeout_s * 1000)),
+                ("grpc.max_connection_idle_ms", int(max(self._options.dial_timeout_s, 1) * 1000)),
+                ("grpc.max_allowed_incoming_connections", 2 * len(self._neighbors) + _MAX_GREETINGS),
+                ("grpc.max_concurrent_streams", 16),
+            ]
+        )
+        server.add_generic_rpc_handlers((self._peer_methods(), self._control_methods()))
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        try:
+            if self._security is None:
+                self.port = server.add_insecure_port(address)
+            else:
+                self.port = server.add_secure_port(address, _server_credentials(self._security))
+        except RuntimeError:
+            self.port = 0
+        if not self.port:
+            raise ConfigError(_why_not_bound(host, port), key="peer.listen", value=listen)
+        await server.start()
+        self._server = server
+
+    def _peer_methods(self) -> grpc.GenericRpcHandler[Any, Any]:
+        exchange = grpc.stream_stream_rpc_method_handler(self._exchange)
+        return grpc.method_handlers_generic_handler(_PEER_SERVICE, {"Exchange": exchange})
+
+    def _control_methods(self) -> grpc.GenericRpcHandler[Any, Any]:
+        def method(verb: str) -> grpc.RpcMethodHandler[Any, Any]:
+            async def call(request: control_pb2.ControlRequest, context: Any) -> control_pb2.ControlResponse:
+                return await self._control(verb, request, context)
+
+            return grpc.unary_unary_rpc_method_handler(
+                call,
+                request_deserializer=control_pb2.ControlRequest.FromString,
+                response_serializer=control_pb2.ControlResponse.SerializeToString,
+            )
+
+        return grpc.method_handlers_generic_handler(
+            _CONTROL_SERVICE, {verb.capitalize(): method(verb) for verb in CONTROL_VERBS}
+        )
+
+    async def _exchange(self, _requests: object, context: Any) -> None:
+        """Serve one stream, from the hello to the end."""
+        pipe = _ServerPipe(context)
+        try:
+            if self._closing:
+                await pipe.write(_farewell(_Close.GOODBYE, "this peer is about to end"))
+            elif self._greetings >= _MAX_GREETINGS:
+                await pipe.write(_farewell(_Close.REFUSED, "too many connections wait for their hello"))
+            elif (link := await self._greet_caller(pipe)) is not None:
+                await link.run()
+        except (grpc.RpcError, asyncio.InvalidStateError, grpc.aio.UsageError) as error:
+            log.info("a caller at %s went away: %s", pipe.caller, error)
+        except SottoError as error:
+            log.warning("a caller at %s was turned away: %s", pipe.caller, error)
+        except Exception as error:
+            self._fail(error)
+            raise
+
+    async def _greet_caller(self, pipe: _ServerPipe) -> _Link | None:
+        neighbor: Neighbor | None = None
+        self._greetings += 1
+        try:
+            async with asyncio.timeout(self._options.dial_timeout_s):
+                first = await pipe.read()
+            if first is None:
+                return None
+            theirs = _parse_hello(first)
+            certified = pipe.identity().name if self._security is not None else None
+            neighbor = self._check_caller(theirs, certified, pipe)
+            terms = read_terms(theirs, check_job(self._hello, theirs))
+            return await self._welcome(pipe, neighbor, terms)
+        except TimeoutError:
+            reason = f"no hello came within {self._options.dial_timeout_s:g} s"
+            await pipe.write(_farewell(_Close.REFUSED, reason))
+        except RemoteError as error:
+            kind = _Close.REFUSED if isinstance(error, HandshakeRefused) else _Close.VIOLATION
+            if neighbor is not None:
+                self._note_refusal(neighbor, error.problem)
+            else:
+                log.warning("refused a caller at %s: %s", pipe.caller, error.problem)
+            await pipe.write(_farewell(kind, error.problem))
+        finally:
+            self._greetings -= 1
+        return None
+
+    def _check_caller(self, theirs: exchange_pb2.Hello, certified: str | None, pipe: _ServerPipe) -> Neighbor:
+        if self._security is not None and pipe.identity().role is not Role.PEER:
+            raise HandshakeRefused(f"{quote(certified or '')} shows an operator's certificate, which no peer can have")
+        check_texts(theirs)
+        neighbor = self._neighbors.get(theirs.index)
+        if neighbor is None:
+            raise HandshakeRefused(
+                f"peer {theirs.index}, {quote(theirs.name)}, is no neighbour of peer {self.me}, "
+                f"{quote(self._hello.name)}; compare the graph and the lists of peers"
+            )
+        check_identity(theirs, expected_name=neighbor.name, certified_name=certified, expected_index=neighbor.index)
+        return neighbor
+
+    async def _welcome(self, pipe: _ServerPipe, neighbor: Neighbor, terms: Terms) -> _Link | None:
+        """Answer a hello that matches; return the link, unless another stream of the pair is better."""
+        if not self._give_way(neighbor, terms, dialled=False):
+            await pipe.write(_farewell(_Close.SUPERSEDED, "the stream in the other direction stays"))
+            return None
+        self._generation[neighbor.index] += 1
+        generation = self._generation[neighbor.index]
+        received = self._handler.last_received(neighbor.index)
+        await pipe.write(self._our_hello(received, seen_as=pipe.caller))
+        if generation != self._generation[neighbor.index] or self._closing:
+            await pipe.write(_farewell(_Close.SUPERSEDED, "a newer stream took over"))
+            return None
+        remote = tcp_info.parse_peer(pipe.caller)
+        socket_ = next((each for each in tcp_info.connections() if each.remote == remote), None) if remote else None
+        link = _Link(self, neighbor, pipe, terms, dialled=False, received=received, connection=socket_)
+        self._attach(link)
+        return link
+
+    async def _control(
+        self, verb: str, request: control_pb2.ControlRequest, context: Any
+    ) -> control_pb2.ControlResponse:
+        if (reason := self._not_allowed(verb, context)) is not None:
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, reason)
+        try:
+            arguments = json.loads(request.arguments or "{}")
+            if not isinstance(arguments, dict):
+                raise ValueError("not an object")
+        except (ValueError, RecursionError):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the arguments are not a JSON object")
+        try:
+            result = await self._handler.control(verb, arguments)
+        except SottoError as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        except Exception as error:
+            self._fail(error)
+            raise
+        return control_pb2.ControlResponse(result=json.dumps(result))
+
+    def _not_allowed(self, verb: str, context: Any) -> str | None:
+        """Return why a caller may not do this; None if it may."""
+        if self._security is not None:
+            try:
+                identity = _caller_identity(context)
+            except SecurityError as error:
+                return str(error)
+            if identity.role is Role.OPERATOR or identity.name == self._hello.name or verb == "status":
+                return None
+            return f"{verb} needs an operator's certificate, or this peer's own; {quote(identity.name)} has neither"
+        caller = tcp_info.parse_peer(context.peer())
+        if verb == "status" or (caller is not None and ipaddress.ip_address(caller[0]).is_loopback):
+            return None
+        return f'with security.mode = "insecure", {verb} is only taken from this machine'
+
+    # Dialling
+
+    async def _keep_dialling(self, neighbor: Neighbor) -> None:
+        """Keep up the link to one neighbour for as long as the transport lives."""
+        loop = asyncio.get_running_loop()
+        pause = _BACKOFF_FIRST_S
+        while not self._closing:
+            if neighbor.index in self._links:
+                self._went_down[neighbor.index].clear()
+                await self._went_down[neighbor.index].wait()
+                continue
+            try:
+                link = await self._dial(neighbor)
+            except HandshakeRefused as error:
+                # Only a person can mend this, but then it should mend by itself.
+                self._note_refusal(neighbor, error.problem)
+                pause = self._options.backoff_max_s
+            except RemoteError as error:
+                self._note_problem(neighbor, error.problem)
+            else:
+                if link is not None:
+                    begin = loop.time()
+                    await link.run()
+                    if loop.time() - begin >= _STABLE_S:
+                        pause = _BACKOFF_FIRST_S
+            pause = min(pause, self._options.backoff_max_s)
+            await asyncio.sleep(pause * self._jitter.uniform(0.5, 1.0))
+            pause *= 2
+
+    async def _dial(self, neighbor: Neighbor) -> _Link | None:
+        """Return a new link; None if another stream of the pair is better. Raises RemoteError."""
+        assert neighbor.address is not None
+        older = {each.local for each in tcp_info.connections()}
+        pipe: _ClientPipe | None = _ClientPipe(neighbor, self._security, self._channel_options())
+        assert pipe is not None
+        try:
+            async with asyncio.timeout(self._options.dial_timeout_s):
+                received = self._handler.last_received(neighbor.index)
+                await pipe.write(self._our_hello(received, seen_as=""))
+                first = await pipe.read()
+            if first is None:
+                raise PeerUnreachable(f"{neighbor.name} at {neighbor.address} closed the connection without an answer")
+            answer = _parse(first)
+            if answer.HasField("close"):
+                reason = _clean(answer.close.reason)
+                if answer.close.kind == _Close.SUPERSEDED:
+                    return None
+                if answer.close.kind == _Close.GOODBYE:
+                    raise PeerUnreachable(f"{neighbor.name} at {neighbor.address} is leaving: {reason}")
+                raise HandshakeRefused(f"{neighbor.name} at {neighbor.address} refuses us: {reason}")
+            try:
+                theirs = _parse_hello(first)
+                check_texts(theirs)
+                check_identity(theirs, expected_name=neighbor.name, certified_name=None, expected_index=neighbor.index)
+                terms = read_terms(theirs, check_job(self._hello, theirs))
+                stays = self._give_way(neighbor, terms, dialled=True)
+            except RemoteError as error:
+                await pipe.write(_farewell(_Close.REFUSED, error.problem))
+                await pipe.finish()
+                raise
+            if not stays or self._closing:
+                await pipe.write(_farewell(_Close.SUPERSEDED, "the stream in the other direction stays"))
+                await pipe.finish()
+                return None
+            self._generation[neighbor.index] += 1
+            link = _Link(
+                self,
+                neighbor,
+                pipe,
+                terms,
+                dialled=True,
+                received=received,
+                connection=_dialled_connection(neighbor, terms.seen_as, older),
+            )
+            self._attach(link)
+            pipe = None
+            return link
+        except TimeoutError:
+            raise PeerUnreachable(
+                f"{neighbor.name} at {neighbor.address} did not answer within {self._options.dial_timeout_s:g} s"
+            ) from None
+        except grpc.RpcError as error:
+            raise PeerUnreachable(_explain(error, neighbor, encrypted=self._security is not None)) from None
+        finally:
+            if pipe is not None:
+                await pipe.abandon()
+
+    def _note_refusal(self, neighbor: Neighbor, reason: str) -> None:
+        self.problems[neighbor.index] = reason
+        if self.refusals.get(neighbor.index) != reason:
+            self.refusals[neighbor.index] = reason
+            log.error("%s and this peer do not belong together: %s", neighbor.name, reason)
+            self._tell(self._handler.link_down, neighbor.index, reason)
+
+    def _note_problem(self, neighbor: Neighbor, reason: str) -> None:
+        if self.problems.get(neighbor.index) != reason:
+            self.problems[neighbor.index] = reason
+            log.info("no link to %s yet: %s", neighbor.name, reason)
+
+    # Links
+
+    def _give_way(self, neighbor: Neighbor, terms: Terms, *, dialled: bool) -> bool:
+        """Return whether a new stream takes over; then the older one of the pair, if any, is gone.
+
+        The newest wins. Only where both ends dial each other at the same time, the one dialled by the lower index
+        wins, so that both ends choose the same.
+        """
+        if terms.nonce in self._replaced[neighbor.index]:
+            raise HandshakeRefused(
+                f"a newer process of {quote(neighbor.name)} took the place of this one; is it running twice?"
+            )
+        old = self._links.get(neighbor.index)
+        if old is None:
+            return True
+        if old.nonce == terms.nonce:
+            if old.dialled != dialled and old.dialled == (self.me < neighbor.index):
+                return False
+        else:
+            self._replaced[neighbor.index].append(old.nonce)
+        old.end(_Close.SUPERSEDED, "a newer stream of the same pair took over")
+        self._detach(old, "a newer connection took over")
+        return True
+
+    def _attach(self, link: _Link) -> None:
+        peer = link.neighbor.index
+        self._links[peer] = link
+        self.refusals.pop(peer, None)
+        self.problems.pop(peer, None)
+        log.info("link to %s is up", link.neighbor.name)
+        try:
+            for seq, frame in self._handler.link_up(peer, link.terms.received):
+                link.send(seq, frame)
+        except RemoteError as error:
+            link.end(_Close.VIOLATION, error.problem)
+        except Exception as error:
+            self._fail(error)
+            raise
+
+    def _detach(self, link: _Link, reason: str) -> None:
+        """Take a link out of use, if it still is in use."""
+        peer = link.neighbor.index
+        if self._links.get(peer) is not link:
+            return
+        self._past[peer] = _add(self._past[peer], link.counters())
+        del self._links[peer]
+        self.problems[peer] = reason
+        self._went_down[peer].set()
+        log.info("link to %s is down: %s", link.neighbor.name, reason)
+        self._tell(self._handler.link_down, peer, reason)
+
+    def _tell(self, call: Callable[[int, str], None], peer: int, reason: str) -> None:
+        try:
+            call(peer, reason)
+        except Exception as error:
+            self._fail(error)
+            raise
+
+    def _our_hello(self, received: int, seen_as: str) -> bytes:
+        ours = self._hello
+        hello = exchange_pb2.Hello(
+            protocol_min=PROTOCOL_MIN,
+            protocol_max=PROTOCOL_MAX,
+            run=ours.run,
+            algorithm=ours.algorithm,
+            model_digest=ours.model_digest,
+            graph_digest=ours.graph_digest,
+            job_digest=ours.job_digest,
+            num_peers=ours.num_peers,
+            index=self.me,
+            name=ours.name,
+            nonce=self._nonce,
+            received=received,
+            window_bytes=self._window_bytes,
+            chunk_bytes=self._chunk_bytes,
+            heartbeat_ms=max(1, round(self._options.heartbeat_s * 1000)),
+            software=ours.software,
+            seen_as=seen_as,
+        )
+        return exchange_pb2.Envelope(hello=hello).SerializeToString()
+
+    def _channel_options(self) -> list[tuple[str, int]]:
+        return [
+            ("grpc.max_receive_message_length", self._chunk_bytes + _ENVELOPE_SLACK),
+            ("grpc.max_send_message_length", -1),
+            # How much may be on its way inside HTTP/2; our own credit bounds the whole.
+            ("grpc.http2.lookahead_bytes", min(self._window_bytes, 4 * 1024**2)),
+            ("grpc.http2.bdp_probe", 0),
+        ]
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._reap)
+        return task
+
+    def _reap(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_exception(error)
+
+
+class _Link:
+    """One connection to one neighbour, after the hellos."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        neighbor: Neighbor,
+        pipe: _ServerPipe | _ClientPipe,
+        terms: Terms,
+        *,
+        dialled: bool,
+        received: int,
+        connection: tcp_info.Connection | None,
+    ) -> None:
+        self.neighbor, self.terms, self.dialled, self.nonce = neighbor, terms, dialled, terms.nonce
+        self._transport, self._handler, self._pipe = transport, transport._handler, pipe
+        self._loop = asyncio.get_running_loop()
+        self.ended: asyncio.Future[None] = self._loop.create_future()
+        self._cutter = Cutter(
+            chunk_bytes=min(transport._chunk_bytes, terms.chunk_bytes), credit_bytes=terms.credit_bytes
+        )
+        self._assembler = Assembler(
+            window_bytes=transport._window_bytes,
+            chunk_bytes=transport._chunk_bytes,
+            max_frame_bytes=transport._max_frame_bytes,
+            last_seq=received,
+        )
+        self._window_bytes = transport._window_bytes
+        self._counters = LinkCounters(connections=1)
+        self._connection, self._tcp = connection, None if connection is None else connection.counters()
+        self._wake = asyncio.Event()
+        self._bulletins: deque[exchange_pb2.Bulletin] = deque(maxlen=_MAX_QUEUED_BULLETINS)
+        self._farewell: tuple[int, str] | None = None
+        self._reason = "it closed the connection"
+
+        self._receipt = received  # what `acknowledge` said last
+        self._receipt_sent = received
+        self._receipt_due = False
+        self._receipt_at = 0.0
+        self._receipt_timer: asyncio.TimerHandle | None = None
+        self._received_bytes = 0  # since the last receipt
+        self._held: deque[tuple[int, int]] = deque()
+        self._held_bytes = 0
+
+        self._sent_at = self._heard_at = self._loop.time()
+        self._heartbeat_s = transport._options.heartbeat_s
+        self._silence_s = 3 * max(self._heartbeat_s, terms.heartbeat_s)
+        self._heartbeat_due = False
+        self._timer = self._loop.call_later(self._tick_s, self._tick)
+
+    @property
+    def _tick_s(self) -> float:
+        return min(1.0, self._heartbeat_s / 4)
+
+    def send(self, seq: int, frame: bytes) -> None:
+        transport, peer = self._transport, self.neighbor.index
+        if seq <= transport._highest_sent[peer]:
+            self._counters.frames_resent += 1
+        else:
+            transport._highest_sent[peer] = seq
+        self._cutter.push(seq, frame)
+        self._wake.set()
+
+    def bulletin(self, topic: str, data: bytes) -> None:
+        self._bulletins.append(exchange_pb2.Bulletin(topic=topic, data=data))
+        self._wake.set()
+
+    def acknowledge(self, upto: int) -> None:
+        if upto <= self._receipt:
+            return
+        self._receipt = upto
+        self._receipt_at = self._loop.time()
+        if upto - self._receipt_sent >= _RECEIPT_FRAMES or 4 * self._received_bytes >= self._window_bytes:
+            self._receipt_due = True
+            self._wake.set()
+        elif self._receipt_timer is None:
+            self._receipt_timer = self._loop.call_later(_RECEIPT_DELAY_S, self._receipt_waited)
+
+    def _receipt_waited(self) -> None:
+        self._receipt_timer = None
+        if self._receipt == self._receipt_sent:
+            return
+        rest = self._receipt_at + _RECEIPT_DELAY_S - self._loop.time()
+        if rest > 0.01:
+            self._receipt_timer = self._loop.call_later(rest, self._receipt_waited)
+        else:
+            self._receipt_due = True
+            self._wake.set()
+
+    def taken(self, upto: int) -> None:
+        while self._held and self._held[0][0] <= upto:
+            self._held_bytes -= self._held.popleft()[1]
+        self._wake.set()
+
+    def end(self, kind: int, reason: str) -> None:
+        """Say why, and end the connection soon. The first reason stays."""
+        if self._farewell is None:
+            self._farewell = (kind, reason)
+            self._reason = reason
+            self._wake.set()
+
+    def counters(self) -> LinkCounters:
+        """Return what went over this connection so far."""
+        if self._connection is not None and (tcp := self._connection.counters()) is not None:
+            self._tcp = tcp
+        if self._tcp is not None:
+            self._counters.socket_bytes_sent = self._tcp.bytes_sent
+            self._counters.socket_bytes_received = self._tcp.bytes_received
+            self._counters.packet_bytes_sent = self._tcp.packet_bytes_sent
+            self._counters.packet_bytes_received = self._tcp.packet_bytes_received
+            self._counters.retransmitted_bytes = self._tcp.bytes_retransmitted
+        return self._counters
+
+    async def run(self) -> None:
+        """Carry the connection to its end."""
+        transport = self._transport
+        reader = transport._spawn(self._read(), f"read {self.neighbor.name}")
+        writer = transport._spawn(self._write(), f"write {self.neighbor.name}")
+        try:
+            # The writer ends after a farewell of ours; the reader after one of theirs, when the connection is gone, or
+            # when it heard something that makes us say farewell.
+            await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
+            if self._farewell is not None:
+                await asyncio.wait((writer,), timeout=_FAREWELL_S)
+                await self._pipe.finish()
+        finally:
+            self._timer.cancel()
+            if self._receipt_timer is not None:
+                self._receipt_timer.cancel()
+            transport._detach(self, self._reason)
+            reader.cancel()
+            writer.cancel()
+            await asyncio.wait((reader, writer))
+            await self._pipe.abandon()
+            if not self.ended.done():
+                self.ended.set_result(None)
+
+    async def _read(self) -> None:
+        pipe, counters = self._pipe, self._counters
+        try:
+            while (data := await pipe.read()) is not None:
+                self._heard_at = self._loop.time()
+                counters.protobuf_bytes_received += len(data)
+                if self._transport._links.get(self.neighbor.index) is not self:
+                    continue
+                if not self._take(_parse(data)):
+                    return
+        except RemoteError as error:
+            log.warning("%s broke the protocol: %s", self.neighbor.name, error.problem)
+            self.end(_Close.VIOLATION, error.problem)
+        except grpc.RpcError as error:
+            if self._farewell is None:
+                self._reason = f"the connection is lost ({_details(error)})"
+
+    def _take(self, envelope: exchange_pb2.Envelope) -> bool:
+        """Act on one envelope; return whether more may follow."""
+        peer, handler, counters = self.neighbor.index, self._handler, self._counters
+        if envelope.chunks:
+            for seq, frame in self._assembler.take(envelope):
+                counters.frames_received += 1
+                counters.frame_bytes_received += len(frame)
+                self._received_bytes += len(frame)
+                if handler.frame_received(peer, seq, frame) is False:
+                    self._held.append((seq, len(frame)))
+                    self._held_bytes += len(frame)
+            if self._credit_is_due():
+                self._wake.set()
+        if envelope.receipt:
+            handler.receipt(peer, envelope.receipt)
+        if envelope.credit:
+            self._cutter.credit_bytes += envelope.credit
+            if self._cutter.credit_bytes > 1 << 50:
+                raise RemoteProtocolError(f"it granted credit of {self._cutter.credit_bytes} bytes")
+            self._wake.set()
+        for bulletin in envelope.bulletins:
+            if len(bulletin.data) > MAX_BULLETIN_BYTES or len(bulletin.topic) > MAX_TOPIC:
+                raise RemoteProtocolError(f"it sent a note of {len(bulletin.data)} bytes")
+            handler.bulletin_received(peer, bulletin.topic, bulletin.data)
+        if envelope.HasField("hello"):
+            raise RemoteProtocolError("it sent a second hello")
+        if envelope.HasField("close"):
+            reason = _clean(envelope.close.reason)
+            if envelope.close.kind == _Close.GOODBYE:
+                self._reason = f"it left: {reason}"
+                handler.goodbye(peer, reason)
+            else:
+                self._reason = f"it ended the connection: {reason}"
+            return False
+        return True
+
+    def _credit_is_due(self) -> bool:
+        return self._held_bytes < self._window_bytes and self._assembler.owes
+
+    async def _write(self) -> None:
+        pipe, counters = self._pipe, self._counters
+        try:
+            while True:
+                self._wake.clear()
+                while (data := self._next_envelope()) is not None:
+                    counters.protobuf_bytes_sent += len(data)
+                    await pipe.write(data)
+                    self._sent_at = self._loop.time()
+                if self._farewell is not None:
+                    data = _farewell(*self._farewell)
+                    counters.protobuf_bytes_sent += len(data)
+                    await asyncio.wait_for(pipe.write(data), _FAREWELL_S)
+                    return
+                await self._wake.wait()
+        except TimeoutError:
+            pass
+        except grpc.RpcError as error:
+            # The reader hears the same, and more exactly; but it may be waiting for this task.
+            if self._farewell is None:
+                self._reason = f"the connection is lost ({_details(error)})"
+
+    def _next_envelope(self) -> bytes | None:
+        """Return what is ready to be sent, as one envelope; None if nothing is."""
+        if self._farewell is not None and self._farewell[0] != _Close.GOODBYE:
+            return None
+        chunks, credit = self._cutter.ready, self._credit_is_due()
+        if not (chunks or credit or self._bulletins or self._receipt_due or self._heartbeat_due):
+            return None
+        envelope = exchange_pb2.Envelope()
+        self._heartbeat_due = False
+        if self._receipt > self._receipt_sent:
+            envelope.receipt = self._receipt_sent = self._receipt
+            self._received_bytes = 0
+        self._receipt_due = False
+        if credit:
+            envelope.credit = self._assembler.grant()
+        if self._bulletins:
+            envelope.bulletins.append(self._bulletins.popleft())
+        if chunks:
+            frames, frame_bytes = self._cutter.fill(envelope)
+            self._counters.frames_sent += frames
+            self._counters.frame_bytes_sent += frame_bytes
+        return envelope.SerializeToString()
+
+    def _tick(self) -> None:
+        now = self._loop.time()
+        before = self._tcp
+        self.counters()
+        # A chunk may take longer over a thin link than a heartbeat; the kernel sees it come.
+        if before is not None and self._tcp is not None and self._tcp.bytes_received > before.bytes_received:
+            self._heard_at = now
+        if now - self._heard_at > self._silence_s:
+            log.warning("%s was silent for %.1f s", self.neighbor.name, now - self._heard_at)
+            self.end(_Close.VIOLATION, f"nothing was heard for {self._silence_s:g} s")
+            self._transport._detach(self, self._reason)
+            return
+        if now - self._sent_at >= self._heartbeat_s:
+            self._heartbeat_due = True
+            self._wake.set()
+        self._timer = self._loop.call_later(self._tick_s, self._tick)
+
+
+class _ServerPipe:
+    """The listener's end of a stream."""
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+        self.caller: str = context.peer()
+
+    def identity(self) -> Identity:
+        """Return whose certificate the caller showed. Raises SecurityError."""
+        return _caller_identity(self._context)
+
+    async def read(self) -> bytes | None:
+        data = await self._context.read()
+        return None if data is _EOF else data
+
+    async def write(self, data: bytes) -> None:
+        await self._context.write(data)
+
+    async def finish(self) -> None:
+        """Nothing is left to do: the stream ends, after what was written, when its method returns."""
+
+    async def abandon(self) -> None:
+        """Likewise."""
+
+
+class _ClientPipe:
+    """The dialler's end of a stream, with the channel that carries nothing else."""
+
+    def __init__(self, neighbor: Neighbor, security: Credentials | None, options: list[tuple[str, int]]) -> None:
+        assert neighbor.address is not None
+        # Typed loosely: the published stubs of grpc.aio know neither raw bytes nor read and write.
+        channel: Any = _open_channel(neighbor.address, neighbor.name, security, options)
+        self._channel = channel
+        self._call: Any = channel.stream_stream(f"/{_PEER_SERVICE}/Exchange")()
+
+    async def read(self) -> bytes | None:
+        data = await self._call.read()
+        return None if data is _EOF else data
+
+    async def write(self, data: bytes) -> None:
+        await self._call.write(data)
+
+    async def finish(self) -> None:
+        """Let what was written arrive: a stream that is cancelled loses it."""
+        with contextlib.suppress(TimeoutError, grpc.RpcError):
+            async with asyncio.timeout(_FAREWELL_S):
+                await self._call.done_writing()
+                await self._call.code()
+
+    async def abandon(self) -> None:
+        """End the stream and the connection at once."""
+        self._call.cancel()
+        await self._channel.close()
+
+
+async def call_control(
+    address: str,
+    verb: str,
+    arguments: Mapping[str, Any] | None = None,
+    *,
+    name: str,
+    security: Credentials | None,
+    timeout_s: float = 10.0,
+) -> dict[str, Any]:
+    """Return what the peer `name` at `address` ("host:port") answers to "status", "stop" or "snapshot".
+
+    Raises PeerUnreachable, SecurityError if it does not accept the certificate for this, RemoteError if it cannot.
+    """
+    if verb not in CONTROL_VERBS:
+        raise LocalProtocolError(f"there is no control call {verb!r}")
+    _split_address(address, key="address")
+    channel: Any = _open_channel(address, name, security, [])
+    try:
+        method = channel.unary_unary(
+            f"/{_CONTROL_SERVICE}/{verb.capitalize()}",
+            request_serializer=control_pb2.ControlRequest.SerializeToString,
+            response_deserializer=control_pb2.ControlResponse.FromString,
+        )
+        request = control_pb2.ControlRequest(arguments=json.dumps(dict(arguments or {})))
+        response = await method(request, timeout=timeout_s)
+        result = json.loads(response.result or "{}")
+    except grpc.RpcError as error:
+        code = error.code()
+        if code is grpc.StatusCode.PERMISSION_DENIED:
+            raise SecurityError(f"{name} at {address} does not allow it: {_details(error)}") from None
+        if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+            raise PeerUnreachable(f"{name} at {address} did not answer within {timeout_s:g} s") from None
+        if code in (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT):
+            raise RemoteError(f"{name} at {address}: {_details(error)}") from None
+        neighbor = Neighbor(-1, name, address, dial=True)
+        raise PeerUnreachable(_explain(error, neighbor, encrypted=security is not None)) from None
+    except (ValueError, RecursionError):
+        raise RemoteProtocolError(f"{name} at {address} answered with something that is not JSON") from None
+    finally:
+        await channel.close()
+    if not isinstance(result, dict):
+        raise RemoteProtocolError(f"{name} at {address} answered with something that is not a JSON object")
+    return result
+
+
+def _open_channel(
+    address: str, name: str, security: Credentials | None, options: list[tuple[str, int]]
+) -> grpc.aio.Channel:
+    settings: list[tuple[str, Any]] = [
+        *options,
+        # Each channel has a connection of its own, made when we say so and to whom we say.
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.enable_http_proxy", 0),
+        ("grpc.enable_retries", 0),
+        ("grpc.service_config_disable_resolution", 1),
+    ]
+    if security is None:
+        return grpc.aio.insecure_channel(address, options=settings)
+    settings.append(("grpc.ssl_target_name_override", name))
+    credentials = grpc.ssl_channel_credentials(security.ca, security.key, security.certificate)
+    return grpc.aio.secure_channel(address, credentials, options=settings)
+
+
+def _server_credentials(security: Credentials) -> grpc.ServerCredentials:
+    return grpc.ssl_server_credentials(
+        [(security.key, security.certificate)], root_certificates=security.ca, require_client_auth=True
+    )
+
+
+def _caller_identity(context: Any) -> Identity:
+    certificates = context.auth_context().get("x509_pem_cert", [])
+    if len(certificates) != 1:
+        raise SecurityError("the caller showed no certificate")
+    return identify(certificates[0], "the caller's certificate")
+
+
+def _dialled_connection(neighbor: Neighbor, seen_as: str, older: set[tuple[str, int]]) -> tcp_info.Connection | None:
+    """Return our socket of a stream just opened: the one the listener sees, or (behind NAT) the only new one."""
+    _, port = _split_address(neighbor.address or "", key="address")
+    new = [each for each in tcp_info.connections() if each.remote[1] == port and each.local not in older]
+    seen = tcp_info.parse_peer(seen_as)
+    same = [each for each in new if seen is not None and each.local[1] == seen[1]]
+    candidates = same or new
+    return candidates[0] if len(candidates) == 1 else None
+
+
+def _split_address(address: str, *, key: str) -> tuple[str, int]:
+    """Return host and port of "host:port" or "[::1]:port". Raises ConfigError."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isdecimal() or int(port) > 65535 or (":" in host and host[0] != "["):
+        raise ConfigError("is not an address with a port", key=key, value=address, valid="host:port, [ipv6]:port")
+    return host.strip("[]"), int(port)
+
+
+def _why_not_bound(host: str, port: int) -> str:
+    """Return, by trying it plainly, why an address could not be listened on."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            probe.listen()
+    except socket.gaierror:
+        return f"the host name {host!r} is not known here"
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            return f"port {port} is in use by another program; choose another port, or end that program"
+        if error.errno == errno.EADDRNOTAVAIL:
+            return f"this machine has no address {host}; listen on 0.0.0.0 and put the public address into advertise"
+        return f"cannot be listened on: {error.strerror}"
+    return "cannot be listened on"
+
+
+def _explain(error: grpc.RpcError, neighbor: Neighbor, *, encrypted: bool) -> str:
+    """Return a sentence for a call that failed before it was answered."""
+    details = _details(error)
+    who = f"{neighbor.name} at {neighbor.address}"
+    if "CERTIFICATE_VERIFY_FAILED" in details:
+        return f"{who} shows a certificate that this run's CA did not sign, or that is not valid today"
+    if "not in peer certificate" in details or "Hostname Verification Check failed" in details:
+        return f"{who} shows a certificate made out to another name; is this the address of {neighbor.name}?"
+    if "WRONG_VERSION_NUMBER" in details or "HTTP_REQUEST" in details:
+        return f"{who} does not speak TLS; security.mode must be the same on every peer"
+    if "Connection refused" in details:
+        return f"nobody listens at {neighbor.address}, the address of {neighbor.name}"
+    if "DNS resolution failed" in details or "Domain name not found" in details:
+        return f"the host name in {neighbor.address}, the address of {neighbor.name}, is not known"
+    if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+        return f"{who} is not a peer of this program"
+    if error.code() is grpc.StatusCode.UNAVAILABLE and any(
+        sign in details for sign in ("Socket closed", "Connection reset", "Broken pipe", "handshak", "GOAWAY", "EOF")
+    ):
+        cause = "it may not accept our certificate, or speak without TLS" if encrypted else "it may want TLS"
+        return f"{who} closed the connection at once; {cause}"
+    return f"{who} cannot be reached ({details})"
+
+
+def _details(error: grpc.RpcError) -> str:
+    details = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
+    return _clean(details or type(error).__name__)
+
+
+def _clean(text: str) -> str:
+    """Return a text of somebody else, printable and not too long."""
+    return "".join(c if c.isprintable() else " " for c in text[:_MAX_REASON])
+
+
+def _parse(data: bytes) -> exchange_pb2.Envelope:
+    try:
+        return exchange_pb2.Envelope.FromString(data)
+    except DecodeError:
+        raise RemoteProtocolError(f"it sent {len(data)} bytes that are no envelope") from None
+
+
+def _parse_hello(data: bytes) -> exchange_pb2.Hello:
+    envelope = _parse(data)
+    if not envelope.HasField("hello") or len(envelope.ListFields()) != 1:
+        raise RemoteProtocolError("its first envelope is not a hello")
+    return envelope.hello
+
+
+def _farewell(kind: int, reason: str) -> bytes:
+    close = exchange_pb2.Close(kind=kind, reason=_clean(reason))  # type: ignore[arg-type]
+    return exchange_pb2.Envelope(close=close).SerializeToString()
+
+
+def _add(one: LinkCounters, other: LinkCounters) -> LinkCounters:
+    """Return the sums; None counts as nothing beside a number."""
+    total = LinkCounters()
+    for each in fields(LinkCounters):
+        values = [value for part in (one, other) if (value := getattr(part, each.name)) is not None]
+        setattr(total, each.name, sum(values) if values else None)
+    return total
