@@ -95,8 +95,10 @@ def build(kind: str, **settings: Any) -> BoundedCompressor:
     for name, required in known.items():
         if required and settings.get(name) is None:
             raise ValueError(f"the compressor {kind} needs the setting {name!r}")
+    make: Any = COMPRESSORS[kind]
     try:
-        return COMPRESSORS[kind](**{name: _named(kind, name, value) for name, value in settings.items()})
+        compressor: BoundedCompressor = make(**{name: _named(kind, name, value) for name, value in settings.items()})
+        return compressor
     except ValueError as error:
         raise ValueError(f"compressor {kind}: {error}") from None
 

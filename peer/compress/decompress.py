@@ -10,9 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from peer.compress.layout import Layout
-from peer.compress.levels import level_values
+from peer.compress.levels import add_levels_, level_values
 from peer.compress.payload import Dense, FloatArray, LayerPayload, Levels, Payload, Sparse, num_values
 from peer.errors import RemoteProtocolError
+from peer.native import ffi, lib
 
 
 def decompress(payload: LayerPayload, dtype: npt.DTypeLike) -> FloatArray:
@@ -47,16 +48,41 @@ def add_decompressed_(out: FloatArray, payload: Payload, layout: Layout, scale: 
     A sparse layer touches only its k coordinates. That is bit for bit what adding all of its values would give, but for a −0.0
     in `out`, which stays −0.0 where nothing was sent.
     """
-    weight = out.dtype.type(scale)
     for part, layer in zip(layout.slices, _checked(payload, layout), strict=True):
         target = out[part]
         if isinstance(layer, Sparse):
             _check_indices(layer)
-            kept = _values(layer.values, out.dtype)
-            target[layer.indices] += kept if scale == 1.0 else kept * weight
+            _add_sparse_(target, layer.indices, _values(layer.values, out.dtype), scale)
+        elif isinstance(layer, Levels):
+            add_levels_(target, layer, scale)
         else:
-            values = _values(layer, out.dtype)
-            target += values if scale == 1.0 else values * weight
+            _add_dense_(target, _values(layer, out.dtype), scale)
+
+
+def _add_sparse_(out: FloatArray, indices: npt.NDArray[np.int64], values: FloatArray, weight: float) -> None:
+    if lib is None or out.dtype != np.float32 or not out.flags.c_contiguous or not values.flags.c_contiguous:
+        out[indices] += values if weight == 1.0 else values * out.dtype.type(weight)
+        return
+    # The kernel checks every index itself: memory must not depend on what was promised.
+    outside = lib.add_sparse(
+        ffi.from_buffer("float[]", out), out.size, ffi.from_buffer("int64_t[]", indices),
+        ffi.from_buffer("float[]", values), min(values.size, indices.size), weight,
+    )  # fmt: skip
+    if outside:
+        raise RemoteProtocolError(f"{outside} indices lie outside of a layer of {out.size}")
+
+
+_CHUNK = 1 << 14
+
+
+def _add_dense_(out: FloatArray, values: FloatArray, weight: float) -> None:
+    if weight == 1.0:
+        out += values
+    elif lib is not None and out.dtype == np.float32 and out.flags.c_contiguous and values.flags.c_contiguous:
+        lib.add_scaled(ffi.from_buffer("float[]", out), ffi.from_buffer("float[]", values), out.size, weight)
+    else:
+        for start in range(0, out.size, _CHUNK):
+            out[start : start + _CHUNK] += values[start : start + _CHUNK] * out.dtype.type(weight)
 
 
 def _values(payload: LayerPayload, dtype: np.dtype[np.floating]) -> FloatArray:

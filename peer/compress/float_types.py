@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from peer.compress.payload import Dense, FloatArray, ValueType
+from peer.native import ffi, lib
 
 _LARGEST = {ValueType.BFLOAT16: float.fromhex("0x1.fep127"), ValueType.FLOAT16: 65504.0}
 
@@ -47,6 +48,10 @@ def rounded(v: FloatArray, value_type: ValueType) -> Dense:
         if v.dtype == np.float64:
             np.clip(values, -np.finfo(np.float32).max, np.finfo(np.float32).max, out=values)
         return Dense(values, value_type)
+    if value_type is ValueType.BFLOAT16 and lib is not None and v.dtype == np.float32:
+        source, result = np.ascontiguousarray(v), np.empty(v.size, np.float32)
+        lib.round_to_bfloat16(ffi.from_buffer("float[]", source), v.size, ffi.from_buffer("float[]", result))
+        return Dense(result, value_type)
     limit = v.dtype.type(_LARGEST[value_type])
     values = np.clip(v, -limit, limit)
     if value_type is ValueType.FLOAT16:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,23 @@ def level_values(levels: Levels, dtype: npt.DTypeLike) -> FloatArray:
     if not np.isfinite(table).all() and not np.isfinite(values).all():
         raise RemoteProtocolError(f"levels of scale {levels.scale:g} exceed the range of {np.dtype(dtype)}")
     return values
+
+
+def add_levels_(out: FloatArray, levels: Levels, weight: float) -> None:
+    """Add `weight` times the values of the codes to `out`, in place: the bits of `out += weight * level_values(…)`."""
+    codes = levels.codes
+    ends = abs(levels.base) + abs(levels.step) * 2**levels.bits
+    safe = ends < 2**31 and levels.divisor < 2**24 and ends * abs(levels.scale) < float(np.finfo(np.float32).max)
+    if lib is None or out.dtype != np.float32 or not out.flags.c_contiguous or not safe:
+        values = level_values(levels, out.dtype)
+        out += values if weight == 1.0 else values * out.dtype.type(weight)
+        return
+    if codes.shape != out.shape:
+        raise ValueError(f"{codes.size} codes cannot be added to {out.size} numbers")
+    lib.add_levels(
+        ffi.from_buffer("float[]", out), ffi.from_buffer("uint8_t[]", np.ascontiguousarray(codes)), codes.itemsize,
+        out.size, levels.scale, levels.base, levels.step, levels.divisor, weight,
+    )  # fmt: skip
 
 
 def _values(levels: Levels, codes: npt.NDArray[np.integer[Any]], dtype: np.dtype[Any]) -> FloatArray:
@@ -100,7 +118,10 @@ def _uniform_arguments(uniforms: FloatArray | Stream, v: FloatArray) -> tuple[An
         return ffi.NULL, uniforms.counter
     if uniforms.shape != v.shape or uniforms.dtype != v.dtype:
         raise ValueError(f"{v.size} uniforms of {v.dtype} are needed, not {uniforms.size} of {uniforms.dtype}")
-    return ffi.from_buffer("float[]", np.ascontiguousarray(uniforms)), (0, 0, 0, 0)
+    return ffi.from_buffer("float[]", np.ascontiguousarray(uniforms)), _NO_STREAM
+
+
+_NO_STREAM = (0, 0, 0, 0)
 
 
 def nearest_levels(v: FloatArray, bits: int) -> Levels:
@@ -119,30 +140,38 @@ def nearest_levels(v: FloatArray, bits: int) -> Levels:
         return Levels(float(scale), divisor=1, base=-1, step=2, bits=1, codes=(v >= 0).view(np.uint8))
     steps = 2 ** (bits - 1) - 1
     largest = max_magnitude(v)
-    best: tuple[float, Levels] | None = None
-    for i in range(12):
-        scale = v.dtype.type(largest * 2.0 ** (-i / 4))
-        if best is not None and scale < np.finfo(v.dtype).tiny * steps:
+    best, best_scale, best_codes = math.inf, 0.0, np.full(v.size, steps, code_type(bits))
+    codes = np.empty_like(best_codes)
+    for i in range(_SCALES):
+        scale = float(v.dtype.type(largest * 2.0 ** (-i / 4)))
+        if scale < float(np.finfo(v.dtype).tiny) * steps:
+            # A step of this scale would be denormal, or the layer is zero.
             break
-        levels = Levels(float(scale), steps, -steps, 1, bits, _nearest_codes(v, scale, steps, bits))
-        error = level_values(levels, v.dtype)
-        error -= v
-        squares = sum_of_squares(error)
-        if best is None or squares < best[0]:
-            best = squares, levels
-    assert best is not None
-    return best[1]
+        error = _nearest_codes(v, scale, steps, codes)
+        if error < best:
+            best, best_scale = error, scale
+            best_codes, codes = codes, best_codes
+    return Levels(best_scale, divisor=steps, base=-steps, step=1, bits=bits, codes=best_codes)
 
 
-def _nearest_codes(v: FloatArray, scale: Any, steps: int, bits: int) -> CodeArray:
-    if scale == 0:
-        return np.full(v.size, steps, code_type(bits))
-    ratio = v / scale
-    np.clip(ratio, -1, 1, out=ratio)
-    ratio *= v.dtype.type(steps)
+_SCALES = 12
+
+
+def _nearest_codes(v: FloatArray, scale: float, steps: int, codes: CodeArray) -> float:
+    """Write the codes nearest to `v` on the levels up to `scale`; return the sum of their squared errors."""
+    if lib is not None and v.dtype == np.float32 and v.flags.c_contiguous:
+        target = ffi.from_buffer("uint8_t[]", codes)
+        return float(lib.nearest_codes(ffi.from_buffer("float[]", v), v.size, scale, steps, codes.itemsize, target))
+    real = v.dtype.type
+    ratio = v / real(scale)
+    np.clip(ratio, real(-1), real(1), out=ratio)
+    ratio *= real(steps)
     np.rint(ratio, out=ratio)
-    ratio += v.dtype.type(steps)
-    return ratio.astype(code_type(bits))
+    np.copyto(codes, ratio + real(steps), casting="unsafe")
+    ratio *= real(scale)
+    ratio /= real(steps)
+    ratio -= v
+    return sum_of_squares(ratio)
 
 
 def grid_multiples(v: FloatArray, step: float, uniforms: FloatArray | Stream | None) -> tuple[FloatArray, float, float]:
@@ -151,8 +180,17 @@ def grid_multiples(v: FloatArray, step: float, uniforms: FloatArray | Stream | N
     With uniforms ⌊v/step⌋, plus one if the uniform is at most the fraction; without, ⌊v/step + ½⌋. Where v/step is
     beyond the range of the type, the multiple is infinite.
     """
+    if lib is not None and v.dtype == np.float32 and v.flags.c_contiguous:
+        multiples: FloatArray = np.empty_like(v)
+        drawn, words = (ffi.NULL, _NO_STREAM) if uniforms is None else _uniform_arguments(uniforms, v)
+        ends = ffi.new("float[2]")
+        lib.grid_multiples(
+            ffi.from_buffer("float[]", v), v.size, step, uniforms is not None, drawn, *words,
+            ffi.from_buffer("float[]", multiples), ends,
+        )  # fmt: skip
+        return multiples, ends[0], ends[1]
     with np.errstate(over="ignore", invalid="ignore"):
-        multiples: FloatArray = v / v.dtype.type(step)
+        multiples = v / v.dtype.type(step)
         if uniforms is None:
             multiples += v.dtype.type(0.5)
             np.floor(multiples, out=multiples)

@@ -179,7 +179,7 @@ class ModuloCode:
             omega = None
         elif omega is None:
             raise ValueError(f"a modulo code with {self.rounding.name.lower()} rounding needs its uniforms ω")
-        if self._encode_numpy(x, b, _drawn(omega, x.size, x.dtype, start), integers, residues, values):
+        if self._encode_native(x, b, omega, start, integers, residues, values):
             return
         if not math.isfinite(max_magnitude(x)):
             raise ValueError("a modulo code needs finite values")
@@ -188,6 +188,30 @@ class ModuloCode:
             f"θ is too small for {self.bits}-bit modulo codes of weights up to {max_magnitude(x):.3g}: "
             f"use at least {floor:.3g}"
         )
+
+    def _encode_native(
+        self,
+        x: FloatArray,
+        b: float,
+        omega: Omega,
+        start: int,
+        integers: IntegerArray | None,
+        residues: CodeArray | None,
+        values: FloatArray | None,
+    ) -> bool:
+        """Do what `_encode_numpy` does, natively where that is built."""
+        arrays = [array for array in (x, integers, residues, values) if array is not None]
+        if lib is None or not all(array.flags.c_contiguous for array in arrays):
+            return self._encode_numpy(x, b, _drawn(omega, x.size, x.dtype, start), integers, residues, values)
+        real, kernel = _native("modulo_encode", x.dtype)
+        drawn, words = _omega_arguments(omega, x, real)
+        width = 1 if residues is None else residues.itemsize
+        return bool(
+            kernel(
+                ffi.from_buffer(real, x), x.size, b, self.bits, int(self.rounding), largest_integer(x.dtype), drawn, start,
+                *words, _pointer("int64_t[]", integers), width, _pointer("uint8_t[]", residues), _pointer(real, values),
+            )
+        )  # fmt: skip
 
     def _encode_numpy(
         self,
@@ -259,7 +283,7 @@ def recover_checked(
 
 def hash_integers(integers: IntegerArray) -> int:
     """Return XXH3-64, seed 0, of K as little-endian int64."""
-    return xxhash.xxh3_64_intdigest(_little_endian(integers))
+    return xxhash.xxh3_64_intdigest(_little_endian(np.ascontiguousarray(integers)))
 
 
 def more_bits(integers: IntegerArray, low: int, bits: int) -> MoreBits:
@@ -393,10 +417,35 @@ def _recover(
         omega = None
     elif omega is None:
         raise ValueError(f"a modulo code with {code.rounding.name.lower()} rounding needs its uniforms ω")
-    if not _recover_numpy(code, b, payload.residues, y, _drawn(omega, y.size, y.dtype, start), integers, values):
+    if not _recover_native(code, b, payload.residues, y, omega, start, integers, values):
         if not math.isfinite(max_magnitude(y)):
             raise ValueError("the receiver's own vector holds a value that is not finite")
         raise RemoteProtocolError(f"θ = {payload.theta:g} is too small for the receiver's weights")
+
+
+def _recover_native(
+    code: ModuloCode,
+    b: float,
+    residues: CodeArray,
+    y: FloatArray,
+    omega: Omega,
+    start: int,
+    integers: IntegerArray | None,
+    values: FloatArray | None,
+) -> bool:
+    """Do what `_recover_numpy` does, natively where that is built."""
+    arrays = [array for array in (residues, y, integers, values) if array is not None]
+    if lib is None or not all(array.flags.c_contiguous for array in arrays):
+        return _recover_numpy(code, b, residues, y, _drawn(omega, y.size, y.dtype, start), integers, values)
+    real, kernel = _native("modulo_recover", y.dtype)
+    drawn, words = _omega_arguments(omega, y, real)
+    return bool(
+        kernel(
+            ffi.from_buffer("uint8_t[]", residues), residues.itemsize, ffi.from_buffer(real, y), y.size, b, code.bits,
+            int(code.rounding), 2 * largest_integer(y.dtype), drawn, start, *words, _pointer("int64_t[]", integers),
+            _pointer(real, values),
+        )
+    )  # fmt: skip
 
 
 def _recover_numpy(
@@ -435,6 +484,25 @@ def _recover_numpy(
     return True
 
 
+def _native(name: str, dtype: np.dtype[Any]) -> tuple[str, Any]:
+    """Return the C type and the kernel for a float type."""
+    return (
+        ("float[]", getattr(lib, name + "_f32")) if dtype == np.float32 else ("double[]", getattr(lib, name + "_f64"))
+    )
+
+
+def _pointer(kind: str, array: npt.NDArray[Any] | None) -> Any:
+    return ffi.NULL if array is None else ffi.from_buffer(kind, array)
+
+
+def _omega_arguments(omega: Omega, x: FloatArray, real: str) -> tuple[Any, tuple[int, int, int, int]]:
+    """Return a pointer to ω, or NULL and the names of the stream to draw it from."""
+    if isinstance(omega, Stream):
+        return ffi.NULL, omega.counter
+    drawn = _drawn(omega, x.size, x.dtype)
+    return _pointer(real, None if drawn is None else np.ascontiguousarray(drawn)), (0, 0, 0, 0)
+
+
 def _part(omega: Omega, part: slice) -> Omega:
     """Return ω of a part of the layer; a stream is cut by the number of its first coordinate instead."""
     return omega[part] if isinstance(omega, np.ndarray) else omega
@@ -448,5 +516,5 @@ def _drawn(omega: Omega, size: int, dtype: np.dtype[Any], start: int = 0) -> Flo
     return omega
 
 
-def _little_endian(integers: IntegerArray) -> IntegerArray:
-    return integers if sys.byteorder == "little" else integers.byteswap()
+def _little_endian(integers: IntegerArray) -> memoryview:
+    return (integers if sys.byteorder == "little" else integers.byteswap()).data

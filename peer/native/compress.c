@@ -5,59 +5,164 @@
 #include <stdlib.h>
 #include <string.h>
 
-#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
+#if defined(__x86_64__) && defined(__GNUC__)
+#define WIDE 1
+#include <immintrin.h>
+#endif
+
+/* Compiled once for each width of register, chosen when the module is loaded. */
+#if defined(WIDE) && defined(__GLIBC__) && !defined(__clang__)
 #define CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
 #define CLONES
 #endif
 
-#define LANES 16
+/* As many coordinates as are worked on at a time: their draws and integers stay in the first-level cache. */
+#define CHUNK 1024
+#define SUM_LANES 1024
 
-/* LANES blocks of Philox, block numbers first to first + LANES - 1, their words in order. */
-static inline __attribute__((always_inline)) void philox_blocks(uint32_t *restrict out, uint32_t first, uint32_t key0,
-                                                                uint32_t key1, uint32_t layer, uint32_t round)
+/* Philox: groups of 32 blocks, whose 128 words come out in order. Compilers do not find the widening products in the
+   portable loop, hence one version by hand for each of the wide registers. */
+#define GROUP 32
+#define M0 0xD2511F53u
+#define M1 0xCD9E8D57u
+#define W0 0x9E3779B9u
+#define W1 0xBB67AE85u
+
+static void philox_portable(uint32_t *out, uint32_t first, uint64_t groups, uint32_t key0, uint32_t key1,
+                            uint32_t layer, uint32_t round)
 {
-    uint32_t c0[LANES], c1[LANES], c2[LANES], c3[LANES];
-    for (int l = 0; l < LANES; l++) {
-        c0[l] = first + (uint32_t)l;
-        c1[l] = layer;
-        c2[l] = round;
-        c3[l] = 0;
-    }
-    for (int r = 0; r < 10; r++) {
-        for (int l = 0; l < LANES; l++) {
-            uint64_t p0 = (uint64_t)0xD2511F53u * c0[l];
-            uint64_t p1 = (uint64_t)0xCD9E8D57u * c2[l];
-            c0[l] = (uint32_t)(p1 >> 32) ^ c1[l] ^ key0;
-            c1[l] = (uint32_t)p1;
-            c2[l] = (uint32_t)(p0 >> 32) ^ c3[l] ^ key1;
-            c3[l] = (uint32_t)p0;
+    for (uint64_t block = 0; block < groups * GROUP; block++) {
+        uint32_t c0 = first + (uint32_t)block, c1 = layer, c2 = round, c3 = 0, k0 = key0, k1 = key1;
+        for (int r = 0; r < 10; r++) {
+            uint64_t p0 = (uint64_t)M0 * c0, p1 = (uint64_t)M1 * c2;
+            c0 = (uint32_t)(p1 >> 32) ^ c1 ^ k0;
+            c1 = (uint32_t)p1;
+            c2 = (uint32_t)(p0 >> 32) ^ c3 ^ k1;
+            c3 = (uint32_t)p0;
+            k0 += W0;
+            k1 += W1;
         }
-        key0 += 0x9E3779B9u;
-        key1 += 0xBB67AE85u;
-    }
-    for (int l = 0; l < LANES; l++) {
-        out[4 * l] = c0[l];
-        out[4 * l + 1] = c1[l];
-        out[4 * l + 2] = c2[l];
-        out[4 * l + 3] = c3[l];
+        out[4 * block] = c0;
+        out[4 * block + 1] = c1;
+        out[4 * block + 2] = c2;
+        out[4 * block + 3] = c3;
     }
 }
 
-CLONES void philox_words(uint32_t *out, uint64_t n, uint64_t start, uint32_t key0, uint32_t key1, uint32_t layer,
-                         uint32_t round)
+#ifdef WIDE
+/* Each 64-bit lane holds one block; only the low halves of c0 to c3 count. Blocks are laid over the lanes so that the
+   unpacking at the end puts their words in order: lane 2i is block i, lane 2i + 1 block i + half the lanes. */
+__attribute__((target("avx512f"))) static void philox_avx512(uint32_t *out, uint32_t first, uint64_t groups,
+                                                             uint32_t key0, uint32_t key1, uint32_t layer,
+                                                             uint32_t round)
 {
-    uint32_t block[4 * LANES];
+    const __m512i m0 = _mm512_set1_epi64(M0), m1 = _mm512_set1_epi64(M1);
+    const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
+    for (uint64_t g = 0; g < groups; g++) {
+        __m512i c0[4], c1[4], c2[4], c3[4];
+        uint32_t k0 = key0, k1 = key1;
+        for (int j = 0; j < 4; j++) {
+            c0[j] = _mm512_add_epi32(_mm512_set1_epi64((uint32_t)(first + g * GROUP + 8 * (unsigned)j)), order);
+            c1[j] = _mm512_set1_epi64(layer);
+            c2[j] = _mm512_set1_epi64(round);
+            c3[j] = _mm512_setzero_si512();
+        }
+#pragma GCC unroll 10
+        for (int r = 0; r < 10; r++) {
+            __m512i key_a = _mm512_set1_epi64(k0), key_b = _mm512_set1_epi64(k1);
+#pragma GCC unroll 4
+            for (int j = 0; j < 4; j++) {
+                __m512i p0 = _mm512_mul_epu32(c0[j], m0), p1 = _mm512_mul_epu32(c2[j], m1);
+                c0[j] = _mm512_ternarylogic_epi64(_mm512_srli_epi64(p1, 32), c1[j], key_a, 0x96);
+                c2[j] = _mm512_ternarylogic_epi64(_mm512_srli_epi64(p0, 32), c3[j], key_b, 0x96);
+                c1[j] = p1;
+                c3[j] = p0;
+            }
+            k0 += W0;
+            k1 += W1;
+        }
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; j++) {
+            __m512i a = _mm512_mask_shuffle_epi32(c0[j], 0xAAAA, c1[j], _MM_PERM_CCAA);
+            __m512i b = _mm512_mask_shuffle_epi32(c2[j], 0xAAAA, c3[j], _MM_PERM_CCAA);
+            uint32_t *at = out + 4 * (g * GROUP + 8 * (unsigned)j);
+            _mm512_storeu_si512(at, _mm512_unpacklo_epi64(a, b));
+            _mm512_storeu_si512(at + 16, _mm512_unpackhi_epi64(a, b));
+        }
+    }
+}
+
+__attribute__((target("avx2"))) static void philox_avx2(uint32_t *out, uint32_t first, uint64_t groups, uint32_t key0,
+                                                        uint32_t key1, uint32_t layer, uint32_t round)
+{
+    const __m256i m0 = _mm256_set1_epi64x(M0), m1 = _mm256_set1_epi64x(M1);
+    const __m256i order = _mm256_setr_epi64x(0, 2, 1, 3);
+    for (uint64_t g = 0; g < groups * (GROUP / 8); g++) {
+        __m256i c0[2], c1[2], c2[2], c3[2];
+        uint32_t k0 = key0, k1 = key1;
+        for (int j = 0; j < 2; j++) {
+            c0[j] = _mm256_add_epi32(_mm256_set1_epi64x((uint32_t)(first + g * 8 + 4 * (unsigned)j)), order);
+            c1[j] = _mm256_set1_epi64x(layer);
+            c2[j] = _mm256_set1_epi64x(round);
+            c3[j] = _mm256_setzero_si256();
+        }
+#pragma GCC unroll 10
+        for (int r = 0; r < 10; r++) {
+            __m256i key_a = _mm256_set1_epi64x(k0), key_b = _mm256_set1_epi64x(k1);
+#pragma GCC unroll 2
+            for (int j = 0; j < 2; j++) {
+                __m256i p0 = _mm256_mul_epu32(c0[j], m0), p1 = _mm256_mul_epu32(c2[j], m1);
+                c0[j] = _mm256_xor_si256(_mm256_xor_si256(_mm256_srli_epi64(p1, 32), c1[j]), key_a);
+                c2[j] = _mm256_xor_si256(_mm256_xor_si256(_mm256_srli_epi64(p0, 32), c3[j]), key_b);
+                c1[j] = p1;
+                c3[j] = p0;
+            }
+            k0 += W0;
+            k1 += W1;
+        }
+#pragma GCC unroll 2
+        for (int j = 0; j < 2; j++) {
+            __m256i a = _mm256_blend_epi32(c0[j], _mm256_slli_epi64(c1[j], 32), 0xAA);
+            __m256i b = _mm256_blend_epi32(c2[j], _mm256_slli_epi64(c3[j], 32), 0xAA);
+            uint32_t *at = out + 4 * (g * 8 + 4 * (unsigned)j);
+            _mm256_storeu_si256((__m256i *)at, _mm256_unpacklo_epi64(a, b));
+            _mm256_storeu_si256((__m256i *)(at + 8), _mm256_unpackhi_epi64(a, b));
+        }
+    }
+}
+#endif
+
+static void philox_groups(uint32_t *out, uint32_t first, uint64_t groups, uint32_t key0, uint32_t key1,
+                          uint32_t layer, uint32_t round)
+{
+#ifdef WIDE
+    if (__builtin_cpu_supports("avx512f")) {
+        philox_avx512(out, first, groups, key0, key1, layer, round);
+        return;
+    }
+    if (__builtin_cpu_supports("avx2")) {
+        philox_avx2(out, first, groups, key0, key1, layer, round);
+        return;
+    }
+#endif
+    philox_portable(out, first, groups, key0, key1, layer, round);
+}
+
+void philox_words(uint32_t *out, uint64_t n, uint64_t start, uint32_t key0, uint32_t key1, uint32_t layer,
+                  uint32_t round)
+{
+    uint32_t words[4 * GROUP];
     uint64_t done = 0;
     while (done < n) {
-        uint64_t word = start + done, skip = word % 4;
-        if (skip == 0 && n - done >= 4 * LANES) {
-            philox_blocks(out + done, (uint32_t)(word / 4), key0, key1, layer, round);
-            done += 4 * LANES;
+        uint64_t word = start + done, skip = word % 4, groups = (n - done) / (4 * GROUP);
+        if (skip == 0 && groups > 0) {
+            philox_groups(out + done, (uint32_t)(word / 4), groups, key0, key1, layer, round);
+            done += groups * 4 * GROUP;
         } else {
-            uint64_t count = 4 * LANES - skip < n - done ? 4 * LANES - skip : n - done;
-            philox_blocks(block, (uint32_t)(word / 4), key0, key1, layer, round);
-            memcpy(out + done, block + skip, count * sizeof *out);
+            uint64_t count = 4 * GROUP - skip < n - done ? 4 * GROUP - skip : n - done;
+            philox_groups(words, (uint32_t)(word / 4), 1, key0, key1, layer, round);
+            memcpy(out + done, words + skip, count * sizeof *out);
             done += count;
         }
     }
@@ -66,43 +171,27 @@ CLONES void philox_words(uint32_t *out, uint64_t n, uint64_t start, uint32_t key
 CLONES void philox_uniforms_f32(float *out, uint64_t n, uint64_t start, uint32_t key0, uint32_t key1, uint32_t layer,
                                 uint32_t round)
 {
-    uint32_t block[4 * LANES];
-    uint64_t done = 0;
-    while (done < n) {
-        uint64_t word = start + done, skip = word % 4;
-        uint64_t count = 4 * LANES - skip < n - done ? 4 * LANES - skip : n - done;
-        philox_blocks(block, (uint32_t)(word / 4), key0, key1, layer, round);
-        if (count == 4 * LANES) {
-            for (int i = 0; i < 4 * LANES; i++)
-                out[done + i] = (float)(int32_t)(block[i] >> 8) * 0x1p-24f;
-        } else {
-            for (uint64_t i = 0; i < count; i++)
-                out[done + i] = (float)(int32_t)(block[skip + i] >> 8) * 0x1p-24f;
-        }
-        done += count;
+    uint32_t words[CHUNK];
+    for (uint64_t done = 0; done < n; done += CHUNK) {
+        int count = n - done < CHUNK ? (int)(n - done) : CHUNK;
+        philox_words(words, (uint64_t)count, start + done, key0, key1, layer, round);
+        for (int i = 0; i < count; i++)
+            out[done + i] = (float)(int32_t)(words[i] >> 8) * 0x1p-24f;
     }
 }
 
 CLONES void philox_uniforms_f64(double *out, uint64_t n, uint64_t start, uint32_t key0, uint32_t key1, uint32_t layer,
                                 uint32_t round)
 {
-    uint32_t block[4 * LANES];
-    uint64_t done = 0;
-    while (done < n) {
-        uint64_t word = 2 * (start + done), skip = word % 4;
-        uint64_t count = (4 * LANES - skip) / 2 < n - done ? (4 * LANES - skip) / 2 : n - done;
-        philox_blocks(block, (uint32_t)(word / 4), key0, key1, layer, round);
-        for (uint64_t i = 0; i < count; i++) {
-            uint32_t high = block[skip + 2 * i] >> 5, low = block[skip + 2 * i + 1] >> 6;
-            out[done + i] = ((double)(int32_t)high * 0x1p26 + (double)(int32_t)low) * 0x1p-53;
-        }
-        done += count;
+    uint32_t words[2 * CHUNK];
+    for (uint64_t done = 0; done < n; done += CHUNK) {
+        int count = n - done < CHUNK ? (int)(n - done) : CHUNK;
+        philox_words(words, 2 * (uint64_t)count, 2 * (start + done), key0, key1, layer, round);
+        for (int i = 0; i < count; i++)
+            out[done + i] = ((double)(int32_t)(words[2 * i] >> 5) * 0x1p26 + (double)(int32_t)(words[2 * i + 1] >> 6))
+                            * 0x1p-53;
     }
 }
-
-/* As many coordinates as are worked on at a time: their draws and integers stay in the first-level cache. */
-#define CHUNK 1024
-#define SUM_LANES 1024
 
 #define REAL float
 #define WORD uint32_t
@@ -129,71 +218,94 @@ CLONES void philox_uniforms_f64(double *out, uint64_t n, uint64_t start, uint32_
 #define FABS fabs
 #include "compress_real.h"
 
-/* The r-th largest of the keys (r from 1), by three counting passes over 11, 11 and 10 bits; `above` gets how many are
-   larger. */
-static uint32_t rth_largest(const uint32_t *keys, uint64_t n, uint64_t r, uint64_t *above)
+/* The r-th largest of the keys (r from 1), all of them at least `floor`, by three counting passes; `above` gets how many
+   are larger. Counting what exceeds the floor, from its highest bit in use, spreads the first pass over all counters:
+   the keys of the largest magnitudes differ little in their upper bits, and increments of one counter wait for each other. */
+static uint32_t rth_largest(const uint32_t *keys, uint64_t n, uint64_t r, uint32_t floor, uint64_t *above)
 {
-    uint32_t counts[2048], prefix = 0, decided = 0;
+    uint32_t counts[2048], largest = 0, prefix = 0, decided = 0;
     uint64_t larger = 0;
-    static const int shifts[3] = {21, 10, 0};
-    for (int pass = 0; pass < 3; pass++) {
-        int shift = shifts[pass];
-        uint32_t digits = pass < 2 ? 2047 : 1023;
+    for (uint64_t i = 0; i < n; i++)
+        largest = keys[i] > largest ? keys[i] : largest;
+    int bits = 0;
+    while (bits < 32 && ((uint64_t)largest - floor) >> bits)
+        bits++;
+    while (bits > 0) {
+        int shift = bits > 11 ? bits - 11 : 0;
+        uint32_t digits = ((uint32_t)1 << (bits - shift)) - 1;
         memset(counts, 0, sizeof counts);
-        if (pass == 0)
-            for (uint64_t i = 0; i < n; i++)
-                counts[keys[i] >> 21]++;
-        else
-            for (uint64_t i = 0; i < n; i++)
-                if ((keys[i] & decided) == prefix)
-                    counts[(keys[i] >> shift) & digits]++;
+        for (uint64_t i = 0; i < n; i++) {
+            uint32_t key = keys[i] - floor;
+            if ((key & decided) == prefix)
+                counts[(key >> shift) & digits]++;
+        }
         uint32_t digit = digits;
         while (larger + counts[digit] < r)
             larger += counts[digit--];
         prefix |= digit << shift;
         decided |= digits << shift;
+        bits = shift;
     }
     *above = larger;
-    return prefix;
+    return floor + prefix;
 }
 
-/* Keys of at least `floor` and their positions, in order; stops after `room` of them. Returns how many. */
-static inline __attribute__((always_inline)) uint64_t gather(const uint32_t *raw, uint64_t n, uint32_t mask,
-                                                             uint32_t flip, uint32_t floor, uint32_t *keys,
-                                                             uint32_t *positions, uint64_t room)
+/* Keys of at least `floor` and their positions, in order, both arrays having `room` entries and 32 to spare. Returns how
+   many there are, or more than `room` where they did not fit. */
+static uint64_t gather_portable(const uint32_t *raw, uint64_t n, uint32_t mask, uint32_t flip, uint32_t floor,
+                                uint32_t *keys, uint32_t *positions, uint64_t room)
 {
-    uint64_t count = 0, i = 0;
-    for (; i + 32 <= n; i += 32) {
+    uint64_t count = 0;
+    for (uint64_t i = 0; i < n && count <= room; i += 32) {
+        uint64_t end = n - i < 32 ? n : i + 32;
         int any = 0;
-        for (int l = 0; l < 32; l++)
-            any |= ((raw[i + l] & mask) ^ flip) >= floor;
+        for (uint64_t j = i; j < end; j++)
+            any |= ((raw[j] & mask) ^ flip) >= floor;
         if (!any)
             continue;
-        if (count + 32 > room)
-            return room + 1;
-        for (int l = 0; l < 32; l++) {
-            uint32_t key = (raw[i + l] & mask) ^ flip;
+        for (uint64_t j = i; j < end; j++) {
+            uint32_t key = (raw[j] & mask) ^ flip;
             keys[count] = key;
-            positions[count] = (uint32_t)(i + l);
+            positions[count] = (uint32_t)j;
             count += key >= floor;
         }
-    }
-    for (; i < n; i++) {
-        uint32_t key = (raw[i] & mask) ^ flip;
-        if (key < floor)
-            continue;
-        if (count == room)
-            return room + 1;
-        keys[count] = key;
-        positions[count++] = (uint32_t)i;
     }
     return count;
 }
 
-CLONES static uint64_t gather_keys(const uint32_t *raw, uint64_t n, uint32_t mask, uint32_t flip, uint32_t floor,
-                                   uint32_t *keys, uint32_t *positions, uint64_t room)
+#ifdef WIDE
+__attribute__((target("avx512f"))) static uint64_t gather_avx512(const uint32_t *raw, uint64_t n, uint32_t mask,
+                                                                 uint32_t flip, uint32_t floor, uint32_t *keys,
+                                                                 uint32_t *positions, uint64_t room)
 {
-    return gather(raw, n, mask, flip, floor, keys, positions, room);
+    const __m512i masks = _mm512_set1_epi32((int)mask), flips = _mm512_set1_epi32((int)flip);
+    const __m512i floors = _mm512_set1_epi32((int)floor), sixteen = _mm512_set1_epi32(16);
+    __m512i at = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    uint64_t count = 0;
+    for (uint64_t i = 0; i < n && count <= room; i += 16) {
+        __mmask16 valid = n - i < 16 ? (__mmask16)((1u << (n - i)) - 1) : (__mmask16)0xFFFF;
+        __m512i key = _mm512_maskz_loadu_epi32(valid, raw + i);
+        key = _mm512_xor_si512(_mm512_and_si512(key, masks), flips);
+        __mmask16 enough = _mm512_mask_cmpge_epu32_mask(valid, key, floors);
+        if (enough) {
+            _mm512_storeu_si512(keys + count, _mm512_maskz_compress_epi32(enough, key));
+            _mm512_storeu_si512(positions + count, _mm512_maskz_compress_epi32(enough, at));
+            count += (uint64_t)__builtin_popcount(enough);
+        }
+        at = _mm512_add_epi32(at, sixteen);
+    }
+    return count;
+}
+#endif
+
+static uint64_t gather(const uint32_t *raw, uint64_t n, uint32_t mask, uint32_t flip, uint32_t floor, uint32_t *keys,
+                       uint32_t *positions, uint64_t room)
+{
+#ifdef WIDE
+    if (__builtin_cpu_supports("avx512f"))
+        return gather_avx512(raw, n, mask, flip, floor, keys, positions, room);
+#endif
+    return gather_portable(raw, n, mask, flip, floor, keys, positions, room);
 }
 
 int select_largest(const uint32_t *raw, uint64_t n, uint64_t k, uint32_t mask, uint32_t flip, int64_t *indices)
@@ -211,8 +323,8 @@ int select_largest(const uint32_t *raw, uint64_t n, uint64_t k, uint32_t mask, u
         double expected = (double)sampled * (double)k / (double)n;
         uint64_t rank = (uint64_t)(expected + 4 * sqrt(expected) + 4), above;
         if (rank < sampled) {
-            floor = rth_largest(sample, sampled, rank, &above);
-            room = (uint64_t)((double)n * ((double)rank + 4 * sqrt((double)rank) + 4) / (double)sampled) + 32;
+            floor = rth_largest(sample, sampled, rank, 0, &above);
+            room = (uint64_t)((double)n * ((double)rank + 4 * sqrt((double)rank) + 4) / (double)sampled);
             room = room < n ? room : n;
         }
         free(sample);
@@ -222,10 +334,10 @@ int select_largest(const uint32_t *raw, uint64_t n, uint64_t k, uint32_t mask, u
         if (keys == NULL)
             return -1;
         uint32_t *positions = keys + room + 32;
-        uint64_t count = gather_keys(raw, n, mask, flip, floor, keys, positions, room + 32);
-        if (count >= k && count <= room + 32) {
+        uint64_t count = gather(raw, n, mask, flip, floor, keys, positions, room);
+        if (count >= k && count <= room) {
             uint64_t above, taken = 0;
-            uint32_t last = rth_largest(keys, count, k, &above);
+            uint32_t last = rth_largest(keys, count, k, floor, &above);
             uint64_t ties = k - above;
             for (uint64_t i = 0; i < count; i++) {
                 int tie = keys[i] == last && ties > 0;
@@ -310,4 +422,77 @@ uint64_t add_sparse(float *restrict out, uint64_t size, const int64_t *restrict 
             outside++;
     }
     return outside;
+}
+
+CLONES void round_to_bfloat16(const float *restrict v, uint64_t n, float *restrict out)
+{
+    for (uint64_t i = 0; i < n; i++) {
+        uint32_t bits, largest = 0x7F7F0000u;
+        memcpy(&bits, v + i, sizeof bits);
+        uint32_t magnitude = bits & 0x7FFFFFFFu;
+        magnitude = (magnitude + 0x7FFFu + ((magnitude >> 16) & 1)) & 0xFFFF0000u;
+        magnitude = magnitude < largest ? magnitude : largest;
+        bits = (bits & 0x80000000u) | magnitude;
+        memcpy(out + i, &bits, sizeof bits);
+    }
+}
+
+CLONES void grid_multiples(const float *restrict v, uint64_t n, float step, int stochastic,
+                           const float *restrict uniforms, uint32_t key0, uint32_t key1, uint32_t layer,
+                           uint32_t round, float *restrict multiples, float *restrict ends)
+{
+    float drawn[CHUNK], lowest = INFINITY, highest = -INFINITY;
+    for (uint64_t done = 0; done < n; done += CHUNK) {
+        int count = n - done < CHUNK ? (int)(n - done) : CHUNK;
+        const float *part = v + done, *u = drawn;
+        float *out = multiples + done;
+        if (!stochastic) {
+            for (int i = 0; i < count; i++)
+                out[i] = floorf(part[i] / step + 0.5f);
+        } else {
+            if (uniforms != NULL)
+                u = uniforms + done;
+            else
+                philox_uniforms_f32(drawn, (uint64_t)count, done, key0, key1, layer, round);
+            for (int i = 0; i < count; i++) {
+                float exact = part[i] / step, down = floorf(exact);
+                out[i] = down + (u[i] <= exact - down ? 1.0f : 0.0f);
+            }
+        }
+        for (int i = 0; i < count; i++) {
+            lowest = out[i] < lowest ? out[i] : lowest;
+            highest = out[i] > highest ? out[i] : highest;
+        }
+    }
+    ends[0] = lowest;
+    ends[1] = highest;
+}
+
+CLONES double nearest_codes(const float *v, uint64_t n, float scale, int32_t steps, int width, uint8_t *codes)
+{
+    double lanes[SUM_LANES] = {0};
+    const float most = (float)steps;
+    for (uint64_t done = 0; done < n; done += SUM_LANES) {
+        int count = n - done < SUM_LANES ? (int)(n - done) : SUM_LANES;
+        int32_t code[SUM_LANES];
+        for (int i = 0; i < count; i++) {
+            float ratio = v[done + i] / scale;
+            ratio = ratio > 1.0f ? 1.0f : ratio;
+            ratio = ratio < -1.0f ? -1.0f : ratio;
+            float level = rintf(ratio * most);
+            code[i] = (int32_t)level + steps;
+            double error = (double)(level * scale / most - v[done + i]);
+            lanes[i] += error * error;
+        }
+        if (width == 1)
+            for (int i = 0; i < count; i++)
+                codes[done + i] = (uint8_t)code[i];
+        else
+            for (int i = 0; i < count; i++)
+                ((uint16_t *)codes)[done + i] = (uint16_t)code[i];
+    }
+    for (int half = SUM_LANES / 2; half > 0; half /= 2)
+        for (int l = 0; l < half; l++)
+            lanes[l] += lanes[l + half];
+    return lanes[0];
 }

@@ -28,6 +28,16 @@ int select_largest(const uint32_t *raw, uint64_t n, uint64_t k, uint32_t mask, u
 void stochastic_codes(const float *v, uint64_t n, float shrink, int32_t steps, float scale, const float *uniforms,
                       uint32_t key0, uint32_t key1, uint32_t layer, uint32_t round, int width, uint8_t *codes);
 
+/* v rounded to bfloat16, ties to even, no further than its largest number. */
+void round_to_bfloat16(const float *v, uint64_t n, float *out);
+
+/* The multiples of `step` that v is rounded to; ends[0] and ends[1] get the lowest and the highest. */
+void grid_multiples(const float *v, uint64_t n, float step, int stochastic, const float *uniforms, uint32_t key0,
+                    uint32_t key1, uint32_t layer, uint32_t round, float *multiples, float *ends);
+
+/* Codes of the nearest levels scale * (code - steps) / steps; returns the sum of the squared errors. */
+double nearest_codes(const float *v, uint64_t n, float scale, int32_t steps, int width, uint8_t *codes);
+
 /* out += weight * (scale * (base + step * code) / divisor). */
 void add_levels(float *out, const uint8_t *codes, int width, uint64_t n, float scale, int32_t base, int32_t step,
                 float divisor, float weight);
