@@ -11,23 +11,13 @@
 
 /* ---- bit packing ---- */
 
-static inline uint64_t load(const void *values, int itemsize, uint64_t i) {
-    switch (itemsize) {
-    case 1: return ((const uint8_t *)values)[i];
-    case 2: return ((const uint16_t *)values)[i];
-    case 4: return ((const uint32_t *)values)[i];
-    default: return ((const uint64_t *)values)[i];
+#define EACH_TYPE(itemsize, BODY)                                                                                      \
+    switch (itemsize) {                                                                                                \
+    case 1: BODY(uint8_t) break;                                                                                       \
+    case 2: BODY(uint16_t) break;                                                                                      \
+    case 4: BODY(uint32_t) break;                                                                                      \
+    default: BODY(uint64_t) break;                                                                                     \
     }
-}
-
-static inline void store(void *values, int itemsize, uint64_t i, uint64_t v) {
-    switch (itemsize) {
-    case 1: ((uint8_t *)values)[i] = (uint8_t)v; break;
-    case 2: ((uint16_t *)values)[i] = (uint16_t)v; break;
-    case 4: ((uint32_t *)values)[i] = (uint32_t)v; break;
-    default: ((uint64_t *)values)[i] = v; break;
-    }
-}
 
 static inline uint64_t low_bits(int width) { return width >= 64 ? ~0ull : (1ull << width) - 1; }
 
@@ -38,27 +28,32 @@ typedef struct {
     int filled;
 } bit_writer;
 
+/* Appends up to 56 bits. Far from the end it always stores eight bytes, of which the full ones count. */
 static inline int put(bit_writer *w, uint64_t v, int width) {
     w->bits |= v << w->filled;
     w->filled += width;
-    if (w->filled >= 64) {
-        if (w->end - w->at < 8) return -1;
+    if (w->end - w->at >= 8) {
         memcpy(w->at, &w->bits, 8);
-        w->at += 8;
-        w->filled -= 64;
-        /* What did not fit; where everything did, the shift would be by the whole width. */
-        w->bits = w->filled ? v >> (width - w->filled) : 0;
+    } else if (w->end - w->at >= w->filled >> 3) {
+        memcpy(w->at, &w->bits, (size_t)(w->filled >> 3));
+    } else {
+        return -1;
     }
+    w->at += w->filled >> 3;
+    w->bits >>= w->filled & 56;
+    w->filled &= 7;
     return 0;
 }
 
+static inline int put_long(bit_writer *w, uint64_t v, int width) {
+    if (width <= 56) return put(w, v, width);
+    return put(w, v & 0xffffffff, 32) || put(w, v >> 32, width - 32) ? -1 : 0;
+}
+
 static inline int flush(bit_writer *w) {
-    while (w->filled > 0) {
-        if (w->at >= w->end) return -1;
-        *w->at++ = (uint8_t)w->bits;
-        w->bits >>= 8;
-        w->filled -= 8;
-    }
+    if (w->filled == 0) return 0;
+    if (w->at >= w->end) return -1;
+    *w->at++ = (uint8_t)w->bits;
     return 0;
 }
 
@@ -107,7 +102,10 @@ void wire_pack(const void *values, int itemsize, uint64_t n, int width, uint8_t 
     if (itemsize == 4 && width == 24) {
         for (; i + 1 < n; i++, w.at += 3) memcpy(w.at, (const uint32_t *)values + i, 4);
     }
-    for (; i < n; i++) put(&w, load(values, itemsize, i), width);
+#define BODY(type)                                                                                                     \
+    for (const type *in = values; i < n; i++) put_long(&w, in[i], width);
+    EACH_TYPE(itemsize, BODY)
+#undef BODY
     flush(&w);
 }
 
@@ -120,7 +118,16 @@ int wire_unpack(const uint8_t *data, uint64_t size, uint64_t n, int width, void 
             memcpy((uint8_t *)out + i, &x, 8);
         }
     }
-    for (; i < n; i++) store(out, itemsize, i, bits_at(data, size, i * width, width));
+#define BODY(type)                                                                                                     \
+    {                                                                                                                  \
+        type *to = out;                                                                                                \
+        if (width <= 56)                                                                                               \
+            for (; i < n && i * width / 8 + 8 <= size; i++)                                                            \
+                to[i] = (type)(load8(data + i * width / 8) >> (i * width & 7) & low_bits(width));                      \
+        for (; i < n; i++) to[i] = (type)bits_at(data, size, i * width, width);                                        \
+    }
+    EACH_TYPE(itemsize, BODY)
+#undef BODY
     return 0;
 }
 
@@ -145,14 +152,6 @@ static inline uint8_t token_of(uint64_t z, int raw_bits, int direct) {
     return (uint8_t)((1u << direct) + 4u * (unsigned)(octave - direct) + (unsigned)(h >> (octave - 2) & 3));
 }
 
-#define EACH_TYPE(itemsize, BODY)                                                                                      \
-    switch (itemsize) {                                                                                                \
-    case 1: BODY(uint8_t) break;                                                                                       \
-    case 2: BODY(uint16_t) break;                                                                                      \
-    case 4: BODY(uint32_t) break;                                                                                      \
-    default: BODY(uint64_t) break;                                                                                     \
-    }
-
 void wire_tokens(const void *values, int itemsize, uint64_t n, int width, uint64_t centre, int folds, int raw_bits,
                  int direct, uint8_t *tokens) {
     if (itemsize == 1) {
@@ -162,11 +161,18 @@ void wire_tokens(const void *values, int itemsize, uint64_t n, int width, uint64
         for (uint64_t i = 0; i < n; i++) tokens[i] = table[in[i]];
         return;
     }
+    if (width <= raw_bits + direct) {
+        /* All tokens are direct. */
 #define BODY(type)                                                                                                     \
-    {                                                                                                                  \
-        const type *in = values;                                                                                       \
-        for (uint64_t i = 0; i < n; i++) tokens[i] = token_of(folded(in[i], width, centre, folds), raw_bits, direct);  \
+    for (uint64_t i = 0; i < n; i++)                                                                                   \
+        tokens[i] = (uint8_t)(folded(((const type *)values)[i], width, centre, folds) >> raw_bits);
+        EACH_TYPE(itemsize, BODY)
+#undef BODY
+        return;
     }
+#define BODY(type)                                                                                                     \
+    for (uint64_t i = 0; i < n; i++)                                                                                   \
+        tokens[i] = token_of(folded(((const type *)values)[i], width, centre, folds), raw_bits, direct);
     EACH_TYPE(itemsize, BODY)
 #undef BODY
 }
@@ -186,15 +192,32 @@ void wire_counts(const uint8_t *tokens, uint64_t n, int64_t *counts) {
     }
 }
 
+/* The width that all tokens have, or -1. */
+static int same_width(const uint8_t *raw_widths) {
+    for (int t = 1; t < 256; t++)
+        if (raw_widths[t] != raw_widths[0]) return -1;
+    return raw_widths[0];
+}
+
 int wire_raw_bits(const void *values, int itemsize, uint64_t n, int width, uint64_t centre, int folds,
                   const uint8_t *tokens, const uint8_t *raw_widths, uint8_t *out, uint64_t size) {
     bit_writer w = {out, out + size, 0, 0};
+    uint64_t i = 0;
+    int same = same_width(raw_widths);
 #define BODY(type)                                                                                                     \
     {                                                                                                                  \
         const type *in = values;                                                                                       \
-        for (uint64_t i = 0; i < n; i++) {                                                                             \
+        if (same == 24)                                                                                                \
+            for (; i < n && w.end - w.at >= 4; i++, w.at += 3) {                                                       \
+                uint32_t z = (uint32_t)folded(in[i], width, centre, folds);                                            \
+                memcpy(w.at, &z, 4);                                                                                   \
+            }                                                                                                          \
+        if (same > 0 && same <= 56)                                                                                    \
+            for (; i < n; i++)                                                                                         \
+                if (put(&w, folded(in[i], width, centre, folds) & low_bits(same), same)) return -1;                    \
+        for (; i < n; i++) {                                                                                           \
             int raw = raw_widths[tokens[i]];                                                                           \
-            if (put(&w, folded(in[i], width, centre, folds) & low_bits(raw), raw)) return -1;                          \
+            if (put_long(&w, folded(in[i], width, centre, folds) & low_bits(raw), raw)) return -1;                     \
         }                                                                                                              \
     }
     EACH_TYPE(itemsize, BODY)
@@ -204,20 +227,32 @@ int wire_raw_bits(const void *values, int itemsize, uint64_t n, int width, uint6
 
 int wire_values(const uint8_t *tokens, uint64_t n, const uint8_t *raw, uint64_t size, const uint64_t *bases,
                 const uint8_t *raw_widths, int width, uint64_t centre, int folds, void *out, int itemsize) {
-    uint64_t position = 0;
-    if (itemsize == 1 && size == 0) {
+    uint64_t i = 0, position = 0;
+    int same = same_width(raw_widths);
+    if (itemsize == 1 && same == 0) {
         uint8_t table[256];
         for (int t = 0; t < 256; t++) table[t] = (uint8_t)unfolded(bases[t], width, centre, folds);
-        for (uint64_t i = 0; i < n; i++) {
-            if (raw_widths[tokens[i]]) return -1;
-            ((uint8_t *)out)[i] = table[tokens[i]];
-        }
+        for (; i < n; i++) ((uint8_t *)out)[i] = table[tokens[i]];
         return 0;
     }
 #define BODY(type)                                                                                                     \
     {                                                                                                                  \
         type *to = out;                                                                                                \
-        for (uint64_t i = 0; i < n; i++) {                                                                             \
+        if (same >= 0 && same <= 56) {                                                                                 \
+            for (; i < n && position / 8 + 8 <= size; i++, position += (uint64_t)same) {                               \
+                uint64_t more = load8(raw + position / 8) >> (position & 7) & low_bits(same);                          \
+                to[i] = (type)unfolded(bases[tokens[i]] | more, width, centre, folds);                                 \
+            }                                                                                                          \
+        } else {                                                                                                       \
+            for (; i < n && position / 8 + 8 <= size; i++) {                                                           \
+                int more = raw_widths[tokens[i]];                                                                      \
+                if (more > 56) break;                                                                                  \
+                uint64_t low = load8(raw + position / 8) >> (position & 7) & low_bits(more);                           \
+                position += (uint64_t)more;                                                                            \
+                to[i] = (type)unfolded(bases[tokens[i]] | low, width, centre, folds);                                  \
+            }                                                                                                          \
+        }                                                                                                              \
+        for (; i < n; i++) {                                                                                           \
             int more = raw_widths[tokens[i]];                                                                          \
             uint64_t z = bases[tokens[i]];                                                                             \
             if (more) {                                                                                                \
@@ -298,17 +333,21 @@ int wire_rans_decode(uint32_t *states, uint64_t lanes, const uint8_t *words, uin
     for (uint64_t start = 0; start < n; start += lanes) {
         uint64_t in_row = n - start < lanes ? n - start : lanes;
         if (num_words - at >= in_row) {
+            /* Enough words for whatever the row takes. Whether a lane takes one is a coin's toss to the branch
+               predictor, so there is no branch on it. */
+            const uint8_t *next = words + 2 * at;
             for (uint64_t lane = 0; lane < in_row; lane++) {
                 uint32_t x = states[lane], slot = x & mask;
                 uint8_t token = owners[slot];
                 uint16_t word;
-                memcpy(&word, words + 2 * at, 2);
+                memcpy(&word, next, 2);
                 tokens[start + lane] = token;
                 x = frequencies[token] * (x >> scale) + slot - firsts[token];
-                int low = x < LOWEST_STATE;
-                states[lane] = low ? x << 16 | word : x;
-                at += (uint64_t)low;
+                uint32_t low = x < LOWEST_STATE;
+                states[lane] = x << (low << 4) | (word & -low);
+                next += 2 * low;
             }
+            at = (uint64_t)(next - words) / 2;
             continue;
         }
         for (uint64_t lane = 0; lane < in_row; lane++) {

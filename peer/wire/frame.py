@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from peer.compress.layout import Layout
-from peer.compress.payload import LayerPayload, Levels, MoreBits, Residues, Sparse, WholeIntegers
+from peer.compress.payload import LayerPayload, MoreBits, WholeIntegers
 from peer.errors import LocalProtocolError
 from peer.wire import sections
 from peer.wire.errors import (
@@ -60,7 +60,7 @@ def encode(message: Message, layout: Layout, *, previous: Message | None = None)
     _check_message(message, layout)
     if previous is not None and (previous.sender != message.sender or not _has_residues(previous, layout)):
         previous = None
-    repeats = sections.Repeats(wide=not all(map(sections.fits_single, _scalars(message.layers))))
+    repeats = sections.Repeats(wide=sections.needs_double(message.layers))
     numbers = range(layout.num_layers) if message.layer_ids is None else message.layer_ids
     parts: list[Part] = []
     predicted = False
@@ -206,18 +206,6 @@ def _check_message(message: Message, layout: Layout) -> None:
 
 def _has_residues(message: Message, layout: Layout) -> bool:
     return message.layer_ids is None and len(message.layers) == layout.num_layers
-
-
-def _scalars(layers: Sequence[LayerPayload]) -> list[float]:
-    """Return the numbers that travel in the frame's scalar type. A float64 value makes the frame a float64 frame."""
-    found: list[float] = []
-    for layer in layers:
-        inner = layer.values if isinstance(layer, Sparse) else layer
-        if isinstance(inner, Levels):
-            found.append(inner.scale)
-        elif isinstance(inner, Residues):
-            found.append(inner.theta)
-    return found
 
 
 def _weight(weight: float) -> bytes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import math
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -132,8 +133,18 @@ def is_predicted(section: list[Part]) -> bool:
     return bool(tag & 7 == Tag.RESIDUES and tag & _PREDICTED)
 
 
-def fits_single(value: float) -> bool:
-    """Return whether a number is a float32 exactly."""
+def needs_double(layers: Sequence[LayerPayload]) -> bool:
+    """Return whether a scale or θ is not a float32 exactly, so that all of the frame's are sent as float64."""
+    for layer in layers:
+        inner = layer.values if isinstance(layer, Sparse) else layer
+        if isinstance(inner, Levels) and not _fits_single(inner.scale):
+            return True
+        if isinstance(inner, Residues) and not _fits_single(inner.theta):
+            return True
+    return False
+
+
+def _fits_single(value: float) -> bool:
     try:
         return bool(struct.unpack("<f", struct.pack("<f", value))[0] == value)
     except OverflowError:
@@ -219,7 +230,7 @@ def _encode_residues(payload: Residues, repeats: Repeats, previous: LayerPayload
     _check_codes(payload.residues, payload.bits)
     codes, predicted = payload.residues, False
     plan = integers.plan_codes(codes, payload.bits)
-    if _predicts(previous, payload.bits, codes.size):
+    if predicts(previous, payload.bits, codes.size):
         assert isinstance(previous, Residues)
         change = integers.plan_change(codes, previous.residues, payload.bits)
         if change.bits_needed < plan.bits_needed:
@@ -410,7 +421,7 @@ def _decode_residues(
     codes = integers.decode(reader, tag >> _CODEC, size, bits, _code_type(bits))
     _book(ledger, reader, "values", tag >> _CODEC)
     if tag & _PREDICTED:
-        if not isinstance(previous, Residues) or not _predicts(previous, bits, size):
+        if not isinstance(previous, Residues) or not predicts(previous, bits, size):
             raise MissingPrevious("residues are coded against earlier ones that this receiver does not hold")
         codes += previous.residues
         _keep_low_bits(codes, bits)
@@ -453,7 +464,8 @@ def _keep_low_bits(codes: UnsignedArray, width: int) -> None:
         codes &= codes.dtype.type((1 << width) - 1)
 
 
-def _predicts(previous: LayerPayload | None, width: int, size: int) -> bool:
+def predicts(previous: LayerPayload | None, width: int, size: int) -> bool:
+    """Return whether residues of `width` bits can be coded against an earlier payload of their layer."""
     return isinstance(previous, Residues) and previous.bits == width and previous.residues.size == size
 
 

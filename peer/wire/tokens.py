@@ -50,7 +50,7 @@ class TokenMap:
 
     @property
     def raw_widths(self) -> ByteArray:
-        """The number of raw bits of each token: uint8[256], zero from `max_tokens` on."""
+        """The number of raw bits of each token: uint8[256], r from `max_tokens` on."""
         return _tables(self.max_tokens, self.raw_bits, self.direct)[1]
 
     @property
@@ -150,7 +150,7 @@ def _tables(num_tokens: int, raw_bits: int, direct: int) -> tuple[npt.NDArray[np
     high = np.where(is_direct, tokens, (4 + beyond % 4) << np.maximum(octave - 2, 0))
     bases = np.zeros(256, np.uint64)
     bases[:num_tokens] = high.astype(np.uint64) << np.uint64(raw_bits)
-    raw_widths = np.zeros(256, np.uint8)
+    raw_widths = np.full(256, raw_bits, np.uint8)
     raw_widths[:num_tokens] = np.where(is_direct, 0, octave - 2) + raw_bits
     return bases, raw_widths
 

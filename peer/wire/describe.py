@@ -1,0 +1,136 @@
+"""Where the bytes of a frame went, and how few could have carried it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from peer.compress.layout import Layout
+from peer.compress.payload import Dense, LayerPayload, Levels, MoreBits, Residues, Sparse, ValueType
+from peer.wire import sections
+from peer.wire.bits import UnsignedArray
+from peer.wire.frame import CHECKSUM_BYTES, decode
+from peer.wire.integers import entropy_of
+from peer.wire.message import Message
+from peer.wire.tokens import counts
+
+_VALUE_BITS = {ValueType.FLOAT64: 64, ValueType.FLOAT32: 32, ValueType.BFLOAT16: 16, ValueType.FLOAT16: 16}
+_PIECE = 1 << 16
+
+
+@dataclass(frozen=True)
+class LayerReport:
+    """The bytes of one section."""
+
+    name: str
+    payload: str
+    """Name of the payload's type."""
+    codecs: tuple[str, ...]
+    """How indices (where there are any) and values are coded."""
+    header_bytes: int
+    index_bytes: int
+    value_bytes: int
+    scale_bytes: int
+    """Scales and θ."""
+    check_bytes: int
+    """Hashes of modulo codes."""
+
+
+@dataclass(frozen=True)
+class FrameReport:
+    """The bytes of one frame."""
+
+    message: Message
+    frame_bytes: int
+    header_bytes: int
+    """Up to the first section."""
+    checksum_bytes: int
+    layers: tuple[LayerReport, ...]
+    bound_bits: float
+    """See `entropy_bound_bits`."""
+
+    @property
+    def payload_bytes(self) -> int:
+        """Indices, values, scales and checks: the frame without its headers and checksum."""
+        return sum(
+            layer.index_bytes + layer.value_bytes + layer.scale_bytes + layer.check_bytes for layer in self.layers
+        )
+
+    @property
+    def overhead_bytes(self) -> int:
+        """Headers and checksum."""
+        return self.frame_bytes - self.payload_bytes
+
+
+def describe(frame: bytes | bytearray | memoryview, layout: Layout, *, previous: Message | None = None) -> FrameReport:
+    """Return where the bytes of a frame went. Raises what `decode` raises."""
+    ledgers: list[sections.Ledger] = []
+    message = decode(frame, layout, previous=previous, ledgers=ledgers)
+    numbers = message.layer_ids if message.layer_ids is not None else range(len(message.layers))
+    layers = tuple(
+        LayerReport(
+            name=layout.names[number],
+            payload=type(payload).__name__,
+            codecs=tuple(ledger.codecs),
+            header_bytes=ledger.spent.get("header", 0),
+            index_bytes=ledger.spent.get("indices", 0),
+            value_bytes=ledger.spent.get("values", 0),
+            scale_bytes=ledger.spent.get("scales", 0),
+            check_bytes=ledger.spent.get("checks", 0),
+        )
+        for number, payload, ledger in zip(numbers, message.layers, ledgers[1:], strict=True)
+    )
+    size = memoryview(frame).nbytes
+    bound = entropy_bound_bits(message, previous=previous)
+    return FrameReport(message, size, ledgers[0].spent["header"], CHECKSUM_BYTES, layers, bound)
+
+
+def entropy_bound_bits(message: Message, *, previous: Message | None = None) -> float:
+    """Return about the fewest bits that can carry the message's layers, headers left out.
+
+    log₂ C(n, k) for k indices of n coordinates; for codes their empirical entropy (of order 0), with `previous` the
+    smaller of theirs and that of their change, at most b bits a number; the bits of its float type for every real,
+    scale and θ; 64 bits for a check.
+    """
+    earlier: tuple[LayerPayload | None, ...] = (None,) * len(message.layers)
+    if previous is not None and message.layer_ids is None and len(previous.layers) == len(message.layers):
+        earlier = previous.layers
+    scalar_bits = 64 if sections.needs_double(message.layers) else 32
+    return sum(_bound(layer, before, scalar_bits) for layer, before in zip(message.layers, earlier, strict=True))
+
+
+def _bound(layer: LayerPayload, previous: LayerPayload | None, scalar_bits: int) -> float:
+    if isinstance(layer, Dense):
+        return float(layer.values.size * _VALUE_BITS[layer.value_type])
+    if isinstance(layer, Levels):
+        return scalar_bits + _code_bits(layer.codes, layer.bits)
+    if isinstance(layer, Sparse):
+        return log2_choose(layer.size, layer.indices.size) + _bound(layer.values, None, scalar_bits)
+    if isinstance(layer, Residues):
+        bits = _code_bits(layer.residues, layer.bits)
+        if sections.predicts(previous, layer.bits, layer.residues.size):
+            assert isinstance(previous, Residues)
+            change = sections.difference(layer.residues, previous.residues, layer.bits)
+            bits = min(bits, _code_bits(change, layer.bits))
+        return bits + scalar_bits + (0 if layer.check is None else 64)
+    if isinstance(layer, MoreBits):
+        return _code_bits(layer.codes, layer.bits)
+    _, occurrences = np.unique(layer.integers, return_counts=True)
+    return layer.integers.size * min(64.0, entropy_of(occurrences))
+
+
+def log2_choose(n: int, k: int) -> float:
+    """Return log₂ C(n, k): the bits that tell which k of n."""
+    return (math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)) / math.log(2)
+
+
+def _code_bits(codes: UnsignedArray, width: int) -> float:
+    if codes.dtype == np.uint8:
+        histogram = counts(codes)
+    else:
+        histogram = np.zeros(1 << width, np.int64)
+        for start in range(0, codes.size, _PIECE):
+            histogram += np.bincount(codes[start : start + _PIECE], minlength=1 << width)
+    return codes.size * min(float(width), entropy_of(histogram))
