@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from peer import __version__
+from peer import __version__, wire
 from peer.config import Config
 from peer.errors import DivergenceError, PeerUnreachable, RemoteProtocolError, SottoError, StateError
 from peer.guard import reason_to_stop
@@ -572,13 +572,14 @@ class Daemon:
             neighbors.append(Neighbor(index=peer, name=config.peers[peer].name, address=address, dial=dial))
         hello = HelloInfo(
             run=config.run.name,
-            peer=self.me,
-            name=self.name,
-            num_peers=self.job.num_peers,
             algorithm=config.algorithm.name,
             job_digest=config.job_digest(),
-            layout_digest=self.trainer.layout.digest,
+            model_digest=self.trainer.start_digest(),
             graph_digest=self.job.schedule.digest,
+            num_peers=self.job.num_peers,
+            name=self.name,
+            software=f"sottovoce {__version__}",
+            max_frame_bytes=wire.max_frame_bytes(self.trainer.layout),
         )
         security = None
         if config.security.mode == "mtls":
@@ -635,7 +636,7 @@ class Daemon:
                     socket_bytes=counters.socket_bytes_sent,
                     packet_bytes=counters.packet_bytes_sent,
                     reconnects=counters.reconnects,
-                    resent_frames=counters.resent_frames,
+                    resent_frames=counters.frames_resent,
                     up=self.transport.is_up(peer),
                 )
             )

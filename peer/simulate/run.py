@@ -20,6 +20,7 @@ from peer.compress.payload import FloatArray
 from peer.config import Config
 from peer.errors import DivergenceError
 from peer.guard import reason_to_stop
+from peer.init import write_resolved
 from peer.job import Job
 from peer.metrics import ConsensusRecord, EvaluationRecord, LinkRecord, MetricsStore, RoundRecord, Summary
 from peer.participant import LocalSteps, Parcel, Participant
@@ -294,7 +295,7 @@ def run(
     base: Path,
     *,
     num_peers: int,
-    directory: Path,
+    directory: Path | None = None,
     links: LinkModel | None = None,
     step_s: float = 0.0,
     slow: Mapping[int, float] | None = None,
@@ -303,13 +304,13 @@ def run(
     on_progress: Callable[[Progress], None] | None = None,
     stop: threading.Event | None = None,
 ) -> Simulation:
-    """Simulate a run and leave metrics, averaged model and summary in `directory`, which exists and is empty.
+    """Simulate a run and leave metrics, averaged model and summary in `directory`, if given: it exists and is empty.
 
     `baseline`: also train one process on all data, to compare with. Raises DivergenceError (with the summary of what
     there was already written) and whatever is wrong with the configuration.
     """
     started = time.monotonic()
-    metrics = MetricsStore(directory / "metrics.sqlite")
+    metrics = MetricsStore(directory / "metrics.sqlite" if directory is not None else Path(":memory:"))
     try:
         simulator = Simulator(
             config, base, num_peers=num_peers, metrics=metrics, links=links, step_s=step_s, slow=slow, stacked=stacked
@@ -330,9 +331,12 @@ def run(
             simulator.put_links()
             baseline_wanted = baseline and ended == "completed"
             finish_summary(summary, [metrics], config, simulator.job, baseline=baseline_wanted)
-            summary.save(directory / "summary.json")
+            if directory is not None:
+                summary.save(directory / "summary.json")
         averaged = simulator.averaged_model()
-        simulator.trainer.save_model(averaged, directory / "model.safetensors")
+        if directory is not None:
+            simulator.trainer.save_model(averaged, directory / "model.safetensors")
+            write_resolved(config, directory / "config.toml")
         models = [participant.model().copy() for participant in simulator.participants]
         return Simulation(summary, models, averaged, simulator.trainer)
     finally:
