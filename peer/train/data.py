@@ -100,7 +100,7 @@ def most_likely_is_right(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
     return logits.argmax(dim=1) == targets
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Classification:
     """A task that names one class for each sample: cross-entropy to train, the largest logit to judge."""
 
@@ -146,7 +146,7 @@ class Classification:
 
 
 def crop_and_flip(batch: Batch, uniforms: torch.Tensor, *, padding: int = 4) -> Batch:
-    """Return square images shifted by up to `padding` pixels each way (black enters) and mirrored half of the time.
+    """Return square images shifted by up to `padding` pixels each way (zeros enter) and mirrored half of the time.
 
     `batch[0]: float32[b, c, s, s]`. Uniforms 0, 1 and 2 of a sample choose row, column and mirroring.
     """

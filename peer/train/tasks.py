@@ -6,17 +6,21 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from peer.errors import ConfigError, DataError, SottoError
 from peer.random import SHARED, Purpose, stream
-from peer.train.data import Classification, TensorData
-from peer.train.models import mlp
+from peer.train.data import Batch, Classification, ImageData, TensorData, crop_and_flip
+from peer.train.image_files import find_idx, read_cifar, read_idx_images, read_idx_labels
+from peer.train.models import Quadratic, logistic, mlp, resnet20, vgg11
+from peer.train.models.resnet import NORMS, Norm
 from peer.train.task import Task
 
 OptionValue = str | int | float | bool
@@ -56,8 +60,154 @@ def digits(*, hidden: int = 128) -> Task:
     )
 
 
+def mnist(*, model: str = "logistic", hidden: int = 256, directory: str | None = None) -> Task:
+    """Return MNIST, 60,000 and 10,000 digits of 28×28 pixels, for logistic regression or an MLP 784-hidden-10."""
+    _choice("model", model, ("logistic", "mlp"))
+    _whole("hidden", hidden, 1, 65536)
+    folder = _required(directory, "the four files of MNIST (train-images-idx3-ubyte.gz, …)")
+
+    def read(split: str) -> ImageData:
+        images = read_idx_images(find_idx(folder, f"{split}-images-idx3-ubyte"))
+        labels = read_idx_labels(find_idx(folder, f"{split}-labels-idx1-ubyte"))
+        if len(images) != len(labels):
+            raise DataError(f"{folder}: {len(images)} images but {len(labels)} labels in the files {split}-…")
+        return ImageData(images, labels, mean=(0.1307,), std=(0.3081,))
+
+    return Classification(
+        name="mnist",
+        num_classes=10,
+        model=(lambda: logistic(784, 10)) if model == "logistic" else (lambda: mlp((784, hidden, 10))),
+        train=lambda: read("train"),
+        test=lambda: read("t10k"),
+    )
+
+
+def cifar10(
+    *, model: str = "resnet20", norm: str = "evonorm", augmentation: bool = True, directory: str | None = None
+) -> Task:
+    """Return CIFAR-10, 50,000 and 10,000 colour images of 32×32 pixels, for ResNet-20 or VGG-11."""
+    source = _Cifar(
+        _required(directory, "cifar-10-batches-bin or its archive"),
+        folder="cifar-10-batches-bin",
+        train=tuple(f"data_batch_{i}.bin" for i in range(1, 6)),
+        test=("test_batch.bin",),
+        label_bytes=1,
+        num_classes=10,
+        mean=(0.4914, 0.4822, 0.4465),
+        std=(0.2470, 0.2435, 0.2616),
+    )
+    return _cifar("cifar10", source, model, norm, augmentation)
+
+
+def cifar100(
+    *, model: str = "resnet20", norm: str = "evonorm", augmentation: bool = True, directory: str | None = None
+) -> Task:
+    """Return CIFAR-100 with its 100 fine labels, 50,000 and 10,000 images, for ResNet-20 or VGG-11."""
+    source = _Cifar(
+        _required(directory, "cifar-100-binary or its archive"),
+        folder="cifar-100-binary",
+        train=("train.bin",),
+        test=("test.bin",),
+        label_bytes=2,
+        num_classes=100,
+        mean=(0.5071, 0.4865, 0.4409),
+        std=(0.2673, 0.2564, 0.2762),
+    )
+    return _cifar("cifar100", source, model, norm, augmentation)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Cifar:
+    """Where a CIFAR data set lies; both splits are read at once, for an archive has to be read to its end anyway."""
+
+    directory: str = field(kw_only=False)
+    folder: str
+    train: tuple[str, ...]
+    test: tuple[str, ...]
+    label_bytes: int
+    num_classes: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    @cached_property
+    def splits(self) -> tuple[ImageData, ImageData]:
+        """Training and test set."""
+        batches = read_cifar(
+            self.directory,
+            (*self.train, *self.test),
+            folder=self.folder,
+            label_bytes=self.label_bytes,
+            num_classes=self.num_classes,
+        )
+        train, test = (self._joined([batches.pop(name) for name in names]) for names in (self.train, self.test))
+        return train, test
+
+    def _joined(self, batches: list[tuple[torch.Tensor, torch.Tensor]]) -> ImageData:
+        images, labels = zip(*batches, strict=True)
+        return ImageData(torch.cat(images), torch.cat(labels), mean=self.mean, std=self.std)
+
+
+def _cifar(name: str, source: _Cifar, model: str, norm: str, augmentation: bool) -> Task:
+    if not isinstance(augmentation, bool):
+        raise ConfigError("is neither true nor false", key="training.task_options.augmentation", value=augmentation)
+    return Classification(
+        name=name,
+        num_classes=source.num_classes,
+        model=_image_model(model, norm, source.num_classes),
+        train=lambda: source.splits[0],
+        test=lambda: source.splits[1],
+        augmentation=crop_and_flip if augmentation else None,
+    )
+
+
+class Synthetic:
+    """A quadratic of any number of parameters on random samples: no learning, all the traffic."""
+
+    name = "synthetic"
+    num_classes = 0
+
+    def __init__(self, parameters: int, layers: int, samples: int) -> None:
+        self.parameters, self.layers = parameters, layers
+        numbers = stream(0, SHARED, Purpose.SIMULATION).normals(2 * samples).reshape(samples, 2)
+        inputs = torch.from_numpy(numbers).to(torch.float32)
+        # Curvatures of at least ½ keep the descent stable at rates below 1.
+        inputs[:, 0] = inputs[:, 0].abs().clamp(max=1.0) * 0.5 + 0.5
+        self._data = TensorData(inputs, labels=torch.arange(samples) % 10)
+
+    def make_model(self) -> nn.Module:
+        return Quadratic(self.parameters, self.layers)
+
+    def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        loss: torch.Tensor = model(batch[0])
+        return loss
+
+    def train_data(self) -> TensorData:
+        return self._data
+
+    def test_data(self) -> TensorData:
+        return self._data
+
+    def correct(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        return torch.zeros(len(batch[0]), dtype=torch.bool)
+
+    def augment(self, batch: Batch, uniforms: torch.Tensor) -> Batch:
+        return batch
+
+
+def synthetic(*, parameters: int = 270_000, layers: int = 20, samples: int = 4096) -> Task:
+    """Return a quadratic of that many parameters in that many layers, with a cheap gradient."""
+    _whole("parameters", parameters, 1, 2**31)
+    _whole("layers", layers, 1, 10_000)
+    _whole("samples", samples, 1, 2**24)
+    return Synthetic(parameters, layers, samples)
+
+
 TASKS: Mapping[str, TaskInfo] = {
     "digits": TaskInfo(digits, "Handwritten digits, 8×8 pixels, that come with scikit-learn: no download."),
+    "mnist": TaskInfo(mnist, "MNIST: handwritten digits, 28×28 pixels, from its four IDX files."),
+    "cifar10": TaskInfo(cifar10, "CIFAR-10: colour images in 10 classes, from the binary batches or their archive."),
+    "cifar100": TaskInfo(cifar100, "CIFAR-100: colour images in 100 classes, from the binary files or their archive."),
+    "synthetic": TaskInfo(synthetic, "Any number of parameters and a cheap gradient: measures all but training."),
 }
 
 
@@ -174,3 +324,25 @@ def _whole(option: str, value: object, low: int, high: int) -> None:
             value=value,
             valid=f"{low} to {high}",
         )
+
+
+def _choice(option: str, value: object, valid: Sequence[str]) -> None:
+    if value not in valid:
+        raise ConfigError(
+            "is not one of the choices", key=f"training.task_options.{option}", value=value, valid=", ".join(valid)
+        )
+
+
+def _required(directory: str | None, content: str) -> str:
+    if directory is None:
+        raise ConfigError(f"is missing: name the folder with {content}", key="data.directory")
+    return directory
+
+
+def _image_model(model: str, norm: str, num_classes: int) -> Callable[[], nn.Module]:
+    _choice("model", model, ("resnet20", "vgg11"))
+    _choice("norm", norm, NORMS)
+    if model == "vgg11":
+        return lambda: vgg11(num_classes)
+    chosen: Norm = norm  # type: ignore[assignment]
+    return lambda: resnet20(num_classes, norm=chosen)

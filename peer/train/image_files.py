@@ -1,0 +1,174 @@
+"""Reading MNIST (IDX files) and CIFAR (binary batches), byte by byte as their authors published them.
+
+The files come from outside: sizes are checked before anything is allocated, no archive is unpacked to disk, and a
+compressed file is read no further than its header says it goes.
+"""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+import struct
+import tarfile
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import BinaryIO, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from peer.errors import DataError
+
+_MAX_ITEMS = 2**20
+"""Images of one IDX file: far above any data set in that format, and 822 MB of pixels."""
+_MAX_BATCH_BYTES = 2**28
+"""One CIFAR file; the largest published one has 154 MB."""
+_DAMAGED = (EOFError, OSError, zlib.error, lzma.LZMAError, tarfile.TarError)
+
+PIXELS = 3 * 32 * 32
+
+
+def read_idx_images(path: Path, *, height: int = 28, width: int = 28) -> torch.Tensor:
+    """Return the images of an IDX file, plain or .gz, as uint8[m, 1, height, width].
+
+    Raises DataError unless magic number, dimensions and length are exactly those of such images.
+    """
+    pixels = _read_idx(path, magic=0x00000803, shape=(height, width))
+    return torch.from_numpy(pixels).view(-1, 1, height, width)
+
+
+def read_idx_labels(path: Path, *, num_classes: int = 10) -> torch.Tensor:
+    """Return the labels of an IDX file, plain or .gz, as int64[m]. Raises DataError as `read_idx_images` does."""
+    labels = _read_idx(path, magic=0x00000801, shape=())
+    if labels.max() >= num_classes:
+        raise DataError(f"{path} holds the label {labels.max()}; they go from 0 to {num_classes - 1}")
+    return torch.from_numpy(labels).to(torch.int64)
+
+
+def find_idx(directory: str | Path, stem: str) -> Path:
+    """Return the path of an IDX file in a folder, or in `mnist` or `MNIST/raw` under it; plain or .gz."""
+    folder = _folder(directory)
+    for place in (folder, folder / "mnist", folder / "MNIST" / "raw"):
+        for name in (f"{stem}.gz", stem):
+            if (place / name).is_file():
+                return place / name
+    raise DataError(f"data.directory: {folder} does not hold {stem}.gz")
+
+
+def read_cifar(
+    directory: str | Path, names: Iterable[str], *, folder: str, label_bytes: int, num_classes: int
+) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """Return images uint8[m, 3, 32, 32] and labels int64[m] of each of the named binary batches.
+
+    `directory` is the folder of the batches or of `folder`, the official archive of it (.tar.gz or .tar.xz), or a
+    folder with that archive. Each record is `label_bytes` labels, of which the last counts, and 3,072 pixels, channel
+    by channel. Raises DataError for anything else.
+    """
+    result = {}
+    for name, data in _find_batches(_folder(directory), tuple(names), folder).items():
+        records = _records(data, name, label_bytes, num_classes)
+        images = torch.from_numpy(np.ascontiguousarray(records[:, label_bytes:])).view(-1, 3, 32, 32)
+        result[name] = images, torch.from_numpy(records[:, label_bytes - 1].astype(np.int64))
+    return result
+
+
+def _folder(directory: str | Path) -> Path:
+    path = Path(directory).expanduser()
+    if not path.exists():
+        raise DataError(f"data.directory: there is no {path}")
+    return path
+
+
+def _read_idx(path: Path, *, magic: int, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
+    """Return the payload of an IDX file of unsigned bytes as uint8[m, *shape]."""
+    header = struct.Struct(f">{2 + len(shape)}I")
+    try:
+        with cast(BinaryIO, gzip.open(path) if path.suffix == ".gz" else open(path, "rb")) as file:
+            head = file.read(header.size)
+            if len(head) < header.size:
+                raise DataError(f"{path} ends within its header")
+            found, items, *dimensions = header.unpack(head)
+            if found != magic:
+                raise DataError(f"{path} starts with {found:#010x}, not with {magic:#010x}")
+            if tuple(dimensions) != shape:
+                raise DataError(f"{path} holds items of {dimensions}, expected {list(shape)}")
+            if not 1 <= items <= _MAX_ITEMS:
+                raise DataError(f"{path} claims {items} items; at least 1 and at most {_MAX_ITEMS} can be")
+            size = items * int(np.prod(shape, dtype=np.int64))
+            data = file.read(size + 1)
+    except _DAMAGED as error:
+        raise _unreadable(path, error) from None
+    if len(data) != size:
+        raise DataError(f"{path} should hold {size} bytes after its header and holds {_or_more(len(data), size)}")
+    return np.frombuffer(bytearray(data), np.uint8).reshape(items, *shape)
+
+
+def _find_batches(path: Path, names: tuple[str, ...], folder: str) -> dict[str, bytes]:
+    if path.is_file():
+        return _read_archive(path, names)
+    for place in (path, path / folder):
+        found = [name for name in names if (place / name).is_file()]
+        if found:
+            lacking = [name for name in names if name not in found]
+            if lacking:
+                raise DataError(f"data.directory: {place} holds {found[0]} but not {', '.join(lacking)}")
+            return {name: _read_bounded(place / name) for name in names}
+    stem = folder.replace("-batches-bin", "-binary")
+    for suffix in (".tar.gz", ".tar.xz"):
+        if (path / f"{stem}{suffix}").is_file():
+            return _read_archive(path / f"{stem}{suffix}", names)
+    raise DataError(f"data.directory: {path} holds neither {folder}/{names[0]} nor {stem}.tar.gz")
+
+
+def _read_bounded(path: Path) -> bytes:
+    try:
+        if path.stat().st_size > _MAX_BATCH_BYTES:
+            raise DataError(f"{path} is larger than {_MAX_BATCH_BYTES} bytes: no CIFAR batch")
+        return path.read_bytes()
+    except OSError as error:
+        raise _unreadable(path, error) from None
+
+
+def _read_archive(path: Path, names: tuple[str, ...]) -> dict[str, bytes]:
+    """Return the named files of an archive, found by their last path component; nothing is written to disk."""
+    found: dict[str, bytes] = {}
+    try:
+        with tarfile.open(path, "r:*") as archive:
+            for member in archive:
+                name = member.name.rpartition("/")[2]
+                if name not in names or not member.isreg():
+                    continue
+                if name in found:
+                    raise DataError(f"{path} holds {name} twice")
+                if member.size > _MAX_BATCH_BYTES:
+                    raise DataError(f"{path}: {name} is larger than {_MAX_BATCH_BYTES} bytes: no CIFAR batch")
+                file = archive.extractfile(member)
+                assert file is not None
+                found[name] = file.read()
+                if len(found) == len(names):
+                    return found
+    except _DAMAGED as error:
+        raise _unreadable(path, error) from None
+    raise DataError(f"{path} lacks {', '.join(name for name in names if name not in found)}")
+
+
+def _records(data: bytes, name: str, label_bytes: int, num_classes: int) -> npt.NDArray[np.uint8]:
+    record = label_bytes + PIXELS
+    if not data or len(data) % record:
+        raise DataError(f"{name} has {len(data)} bytes, no multiple of the {record} of a record")
+    records = np.frombuffer(data, np.uint8).reshape(-1, record)
+    highest = int(records[:, label_bytes - 1].max())
+    if highest >= num_classes:
+        raise DataError(f"{name} holds the label {highest}; they go from 0 to {num_classes - 1}")
+    return records
+
+
+def _unreadable(path: Path, error: BaseException) -> DataError:
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return DataError(f"{path} cannot be read: {reason}")
+
+
+def _or_more(found: int, size: int) -> str:
+    return str(found) if found <= size else "more"
