@@ -7,8 +7,8 @@ decoded with numbers that the receiver draws anew, hence all of this is part of 
 
     key      the 8 bytes of BLAKE2b with a digest length of 8 and no key, over 32 bytes: the 15 bytes
              "sottovoce draws", the byte 1, the run seed as uint64, the peer as uint32 (2³² − 1 where all peers
-             share the numbers) and the purpose as uint32, all little-endian; key word 0 is bytes 0 to 3 of the digest as
-             little-endian uint32, key word 1 bytes 4 to 7
+             share the numbers) and the purpose as uint32, all little-endian; key word 0 is bytes 0 to 3 of the
+             digest as little-endian uint32, key word 1 bytes 4 to 7
     counter  (block, layer, round, 0), four uint32
     word i   of a stream is output word i mod 4 of block i div 4
     float32  uniform i is (word i >> 8) · 2⁻²⁴
@@ -206,9 +206,7 @@ class PhiloxSource:
         return PeerDraws(self.seed, self.peer, t)
 
 
-def words(
-    seed: int, peer: int | None, purpose: Purpose, round: int, layer: int, size: int
-) -> npt.NDArray[np.uint32]:
+def words(seed: int, peer: int | None, purpose: Purpose, round: int, layer: int, size: int) -> npt.NDArray[np.uint32]:
     """Return `size` random words, uint32[size]."""
     return stream(seed, peer, purpose, round, layer).words(size)
 

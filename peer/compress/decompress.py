@@ -1,10 +1,12 @@
 """From payloads back to numbers: the values that every peer, the sender included, must agree on to the bit.
 
-One value is computed as in `levels.level_values` or was sent as it is; it is then multiplied by the weight, rounded, and
-added, rounded again (no fused operations), all in the vector's own float type.
+One value is computed as in `levels.level_values`, or was sent as it is; it is then multiplied by the weight, rounded,
+and added, rounded again (no fused operations), all in the vector's own float type.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,14 +21,15 @@ from peer.native import ffi, lib
 def decompress(payload: LayerPayload, dtype: npt.DTypeLike) -> FloatArray:
     """Return the values of one layer, float[n] of `dtype`; it may share memory with the payload, so do not write to it.
 
-    Raises TypeError for payloads that need a reference (`compress.modulo` reads those), and RemoteProtocolError for values
-    that `dtype` cannot hold.
+    Raises TypeError for payloads that need a reference (`compress.modulo` reads those), and RemoteProtocolError for
+    values that `dtype` cannot hold.
     """
+    kind: np.dtype[Any] = np.dtype(dtype)
     if not isinstance(payload, Sparse):
-        return _values(payload, np.dtype(dtype))
-    values = np.zeros(payload.size, dtype)
+        return _values(payload, kind)
     _check_indices(payload)
-    values[payload.indices] = _values(payload.values, np.dtype(dtype))
+    values: FloatArray = np.zeros(payload.size, kind)
+    values[payload.indices] = _values(payload.values, kind)
     return values
 
 
@@ -45,8 +48,8 @@ def decompress_layers(payload: Payload, layout: Layout, dtype: npt.DTypeLike) ->
 def add_decompressed_(out: FloatArray, payload: Payload, layout: Layout, scale: float = 1.0) -> None:
     """Add `scale` times the decompressed payload to the flat vector `out`, in place.
 
-    A sparse layer touches only its k coordinates. That is bit for bit what adding all of its values would give, but for a −0.0
-    in `out`, which stays −0.0 where nothing was sent.
+    A sparse layer touches only its k coordinates. That is bit for bit what adding all of its values would give, but for
+    a −0.0 in `out`, which stays −0.0 where nothing was sent.
     """
     for part, layer in zip(layout.slices, _checked(payload, layout), strict=True):
         target = out[part]
@@ -85,7 +88,7 @@ def _add_dense_(out: FloatArray, values: FloatArray, weight: float) -> None:
             out[start : start + _CHUNK] += values[start : start + _CHUNK] * out.dtype.type(weight)
 
 
-def _values(payload: LayerPayload, dtype: np.dtype[np.floating]) -> FloatArray:
+def _values(payload: LayerPayload, dtype: np.dtype[Any]) -> FloatArray:
     if isinstance(payload, Levels):
         return level_values(payload, dtype)
     if not isinstance(payload, Dense):

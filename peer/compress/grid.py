@@ -22,8 +22,8 @@ class Grid:
     """Sends multiples of Δ. Stochastic: up if the uniform is **at most** the fraction of v/Δ. Nearest: ⌊v/Δ + ½⌋.
 
     Give `step` for an endless grid. Give `bits` and `range` for the 2^bits multiples of Δ = range/2^(bits−1) from
-    −range to range − Δ, to which everything beyond is clipped: a fixed-point number of that many bits, with zero among the
-    levels, as the study's quantized model needs.
+    −range to range − Δ, to which everything beyond is clipped: a fixed-point number of that many bits with zero among
+    its values, as the study's quantized model needs.
     """
 
     kind: ClassVar[str] = "grid"
@@ -33,7 +33,7 @@ class Grid:
     step: float | None = None
     rounding: Literal["stochastic", "nearest"] = "stochastic"
     bits: int | None = None
-    """2 to 16, with `range`."""
+    """1 to 16, with `range`."""
     range: float | None = None
 
     def __post_init__(self) -> None:
@@ -59,8 +59,9 @@ class Grid:
         """Δ."""
         if self.step is not None:
             return self.step
-        assert self.bits is not None and self.range is not None
-        return float(self.range / 2 ** (self.bits - 1))
+        assert self.bits is not None
+        assert self.range is not None
+        return float(self.range) / (1 << (self.bits - 1))
 
     def compress(self, v: FloatArray, layer: int, draws: Draws) -> Levels | Dense:
         """Return the multiples as levels; where more than 2^16 of them are needed, as plain values.
@@ -74,7 +75,7 @@ class Grid:
         uniforms = own_uniforms(draws, layer, v) if self.rounding == "stochastic" else None
         multiples, lowest, highest = grid_multiples(v, float(step), uniforms)
         if self.bits is not None:
-            base, bits = -(2 ** (self.bits - 1)), self.bits
+            base, bits = -(1 << (self.bits - 1)), self.bits
             np.clip(multiples, base, -base - 1, out=multiples)
         elif lowest >= -(2.0**31) and highest - lowest < 2**16:
             base, bits = int(lowest), max(1, int(highest - lowest).bit_length())

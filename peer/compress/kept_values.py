@@ -40,8 +40,8 @@ class KeptValues:
 
     def written_unbiased(self, kept: FloatArray, uniforms: FloatArray | Stream) -> Levels:
         """Return the values on 2·L + 1 levels up to the largest magnitude, rounded stochastically."""
-        assert self.value_bits is not None and self.value_bits >= 2
-        steps, scale = 2 ** (self.value_bits - 1) - 1, max_magnitude(kept)
+        assert self.value_bits is not None
+        steps, scale = (1 << (self.value_bits - 1)) - 1, max_magnitude(kept)
         codes = stochastic_codes(kept, scale, steps, uniforms)
         return Levels(scale, divisor=steps, base=-steps, step=1, bits=self.value_bits, codes=codes)
 

@@ -127,20 +127,21 @@ _NO_STREAM = (0, 0, 0, 0)
 def nearest_levels(v: FloatArray, bits: int) -> Levels:
     """Return the values `v` on a symmetric grid of `bits` bits, the sign included, rounded to nearest.
 
-    One bit: ± mean |v|. More: the 2·L + 1 multiples of scale/L from −scale to scale, L = 2^(bits−1) − 1, zero among them. With
-    zero among the levels no coordinate can end further from its value than zero is, so whatever the distribution
-    the error never exceeds the vector and error feedback stays stable; a grid without zero saves the one code
-    that this leaves unused, but turns values far below the scale into ± half a step, larger than they were.
-    Clipping has the same property, so of the scales max |v| · 2^(−i/4), i = 0 … 11, the one with the
-    smallest squared error is taken, the largest of equal ones: heavy tails, as gradients have, would otherwise spend nearly all
-    levels on a few values. Deterministic, because error feedback sends what rounding left.
+    One bit: ± mean |v|. More: the 2·L + 1 multiples of scale/L from −scale to scale, L = 2^(bits−1) − 1, zero among
+    them. With zero among the levels no coordinate ends further from its value than zero is, so the error never exceeds
+    the vector whatever its distribution, and error feedback stays stable; a grid without zero would use the one code
+    that this leaves idle, but turn values far below the scale into ± half a step, larger than they were. Clipping
+    has the same property, so of the scales max |v| · 2^(−i/4), i = 0 … 11, the one with the smallest squared error is
+    taken, the largest of equal ones: under heavy tails, as gradients have them, max |v| would spend nearly all levels
+    on a few values. Deterministic, because error feedback sends what rounding left.
     """
     if bits == 1:
         scale = v.dtype.type(sum_of_magnitudes(v) / v.size)
         return Levels(float(scale), divisor=1, base=-1, step=2, bits=1, codes=(v >= 0).view(np.uint8))
     steps = 2 ** (bits - 1) - 1
     largest = max_magnitude(v)
-    best, best_scale, best_codes = math.inf, 0.0, np.full(v.size, steps, code_type(bits))
+    best, best_scale = math.inf, 0.0
+    best_codes: CodeArray = np.full(v.size, steps, code_type(bits))
     codes = np.empty_like(best_codes)
     for i in range(_SCALES):
         scale = float(v.dtype.type(largest * 2.0 ** (-i / 4)))

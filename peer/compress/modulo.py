@@ -8,11 +8,11 @@ knows the rest. With L = 2^bits levels, B = 2θ/(1 − 2δ) and ω uniform in [0
     stochastic   ⌊L x/B + ω⌋     K · B/L                1/L
     dither       ⌊L x/B + ω⌋     (K + ½ − ω) · B/L      1/(2L)
 
-Everything is computed in the vector's own float type, in this order: x/B, times L (exact), plus ω, floor; K as a float, plus
-½ or plus (½ − ω), times (B/L); B itself in float64 from θ, then rounded. `values_of` is the **only** place where an integer
-becomes a number, for the sender's own term, for receivers and after a repair: whoever holds the same K and ω holds
-the same bits. Recovery therefore means recovering K: of the integers with the received residue, the one whose value lies
-in [y − B/2, y + B/2), which is the paper's `((qB − y) mod B) + y`.
+Everything is computed in the vector's own float type, in this order: x/B, times L (exact), plus ω, floor; K as a
+float, plus ½ or plus (½ − ω), times (B/L); B itself in float64 from θ (which is rounded to the vector's type first),
+then rounded. An integer becomes a number in this one way, for the sender's own term, for receivers and after a repair:
+whoever holds the same K and ω holds the same bits. Recovery therefore means recovering K: of the integers with the
+received residue, the one whose value lies in [y − B/2, y + B/2), which is the paper's `((qB − y) mod B) + y`.
 
 The hash that tells a receiver whether it recovered the right K is XXH3-64 with seed 0 over the integers of the layer
 as int64, little-endian.
@@ -56,7 +56,7 @@ class CodeRangeError(DivergenceError, ValueError):
 
 def delta(bits: int, rounding: Rounding) -> float:
     """Return δ: the error of a recovered value is at most δ · B."""
-    return (1.0 if rounding is Rounding.STOCHASTIC else 0.5) / 2**bits
+    return (1.0 if rounding is Rounding.STOCHASTIC else 0.5) / (1 << bits)
 
 
 def modulus(theta: float, bits: int, rounding: Rounding) -> float:
@@ -75,8 +75,8 @@ def theta_floor(largest: float, bits: int, rounding: Rounding, dtype: npt.DTypeL
     Whoever lets θ shrink with the consensus distance takes the larger of both: a larger θ is always correct.
     """
     kind = np.finfo(np.dtype(dtype))
-    needed = 2.0 * 2**bits * largest / largest_integer(dtype)
-    return max(needed, 4.0 * 2**bits * float(kind.tiny)) * (1.0 - 2.0 * delta(bits, rounding)) / 2.0
+    needed = 2.0 * (1 << bits) * largest / largest_integer(dtype)
+    return max(needed, 4.0 * (1 << bits) * float(kind.tiny)) * (1.0 - 2.0 * delta(bits, rounding)) / 2.0
 
 
 @dataclass(frozen=True)
@@ -99,19 +99,22 @@ class ModuloCode:
         return delta(self.bits, self.rounding)
 
     def encode(self, x: FloatArray, theta: float, omega: Omega = None) -> IntegerArray:
-        """Return K, int64[n]. Raises CodeRangeError where |K| exceeds `largest_integer`, ValueError for a bad θ or x."""
+        """Return K, int64[n].
+
+        Raises CodeRangeError where |K| exceeds `largest_integer`, ValueError for a bad θ or x.
+        """
         integers = np.empty(x.size, np.int64)
         self._encode(x, self._modulus(theta, x.dtype, ValueError), omega, 0, integers=integers)
         return integers
 
     def residues(self, integers: IntegerArray) -> CodeArray:
         """Return K mod 2^bits, uint8[n] for up to 8 bits, uint16[n] above."""
-        return (integers & (2**self.bits - 1)).astype(code_type(self.bits))
+        return _low_bits(integers, self.bits)
 
     def payload(self, x: FloatArray, theta: float, omega: Omega = None, *, verified: bool = False) -> Residues:
         """Return the residues of x with θ as the vector's type holds it, and in verified mode the hash of K."""
-        theta = float(x.dtype.type(theta))
         b = self._modulus(theta, x.dtype, ValueError)
+        theta = float(x.dtype.type(theta))
         residues = np.empty(x.size, code_type(self.bits))
         if not verified:
             self._encode(x, b, omega, 0, residues=residues)
@@ -130,13 +133,12 @@ class ModuloCode:
         """Return the number that K stands for: the canonical x̂ (see the module docstring)."""
         kind = np.dtype(dtype)
         b = self._modulus(theta, kind, RemoteProtocolError)
-        result = integers.astype(kind) if out is None else out
-        if out is not None:
-            np.copyto(out, integers, casting="unsafe")
+        result: FloatArray = np.empty(integers.size, kind) if out is None else out
+        np.copyto(result, integers, casting="unsafe")
         offset = self._offset(_drawn(omega, integers.size, kind), kind)
         if offset is not None:
             result += offset
-        result *= kind.type(b / 2**self.bits)
+        result *= kind.type(b / (1 << self.bits))
         return result
 
     def own_value(self, x: FloatArray, theta: float, omega: Omega = None, out: FloatArray | None = None) -> FloatArray:
@@ -150,8 +152,8 @@ class ModuloCode:
         if not (math.isfinite(theta) and theta > 0.0):
             raise error(f"θ of a modulo code is a number above 0, not {theta}")
         with np.errstate(over="ignore"):
-            b = float(dtype.type(modulus(theta, self.bits, self.rounding)))
-        if not (math.isfinite(b) and b / 2**self.bits >= float(np.finfo(dtype).tiny)):
+            b = float(dtype.type(modulus(float(dtype.type(theta)), self.bits, self.rounding)))
+        if not (math.isfinite(b) and b / (1 << self.bits) >= float(np.finfo(dtype).tiny)):
             raise error(f"θ = {theta:g} leaves the range of {dtype} with {self.bits} bits")
         return b
 
@@ -225,7 +227,7 @@ class ModuloCode:
         real = x.dtype.type
         with np.errstate(over="ignore", invalid="ignore"):
             k = x / real(b)
-            k *= real(2**self.bits)
+            k *= real(1 << self.bits)
             if omega is not None:
                 k += omega
             np.floor(k, out=k)
@@ -235,12 +237,12 @@ class ModuloCode:
         if integers is not None:
             np.copyto(integers, k, casting="unsafe")
         if residues is not None:
-            np.copyto(residues, whole & (2**self.bits - 1), casting="unsafe")
+            np.copyto(residues, whole & ((1 << self.bits) - 1), casting="unsafe")
         if values is not None:
             offset = self._offset(omega, x.dtype)
             if offset is not None:
                 k += offset
-            np.multiply(k, real(b / 2**self.bits), out=values)
+            np.multiply(k, real(b / (1 << self.bits)), out=values)
         return True
 
 
@@ -289,7 +291,7 @@ def hash_integers(integers: IntegerArray) -> int:
 def more_bits(integers: IntegerArray, low: int, bits: int) -> MoreBits:
     """Return bits `low` to `low + bits − 1` of K, 1 to 16 of them."""
     require_whole("bits of a repair", bits, 1, 16)
-    return MoreBits(low, bits, ((integers >> low) & (2**bits - 1)).astype(code_type(bits)))
+    return MoreBits(low, bits, _low_bits(integers >> low, bits))
 
 
 def apply_repair(
@@ -297,9 +299,9 @@ def apply_repair(
 ) -> IntegerArray:
     """Return K from its residues and the further bits that came since, against the same reference `y` and ω.
 
-    Each repair multiplies B by 2^bits, L too, and leaves the integers as they are: nothing is quantized anew. The caller
-    compares `hash_integers` with `first.check`, and takes `values` of the code for x̂. Raises RemoteProtocolError where
-    the repairs do not continue each other.
+    Each repair multiplies B and L by 2^bits and leaves the integers as they are: nothing is quantized anew. The caller
+    compares `hash_integers` of the result with `first.check`, and takes `values_of` it for x̂. Raises
+    RemoteProtocolError where the repairs do not continue each other.
     """
     code = _code_of(first)
     if repairs and isinstance(repairs[-1], WholeIntegers):
@@ -322,13 +324,13 @@ def apply_repair(
     b = code._modulus(first.theta, y.dtype, RemoteProtocolError)
     offset = code._offset(_drawn(omega, y.size, y.dtype), y.dtype)
     # In float64 whatever the vector's type: a repair is rare, and its high bits need the room.
-    turns = y.astype(np.float64) / b * 2.0**code.bits
+    turns = y.astype(np.float64) / b * (1 << code.bits)
     if not np.all(np.abs(turns) <= 2.0**_MOST_KNOWN_BITS):
         raise RemoteProtocolError(f"θ = {first.theta:g} is too small for the receiver's weights")
     turns -= known
     if offset is not None:
         turns -= offset
-    wraps = np.ceil(turns / 2.0**total - 0.5).astype(np.int64)
+    wraps = np.ceil(turns / (1 << total) - 0.5).astype(np.int64)
     return known + (wraps << total)
 
 
@@ -379,9 +381,12 @@ class Modulo:
         used = self.theta if theta is None else theta
         if used is None:
             raise ValueError("a modulo code needs θ: give theta a number above 0")
-        if v.size and not math.isfinite(max_magnitude(v)):
-            raise not_finite(layer)
-        return self.code.payload(v, used, self.omega(v, layer, draws), verified=self.verified)
+        try:
+            return self.code.payload(v, used, self.omega(v, layer, draws), verified=self.verified)
+        except ValueError:
+            if not math.isfinite(max_magnitude(v)):
+                raise not_finite(layer) from None
+            raise
 
     def bits_per_value(self, size: int, float_bits: int = 32) -> float:
         return self.bits + (64.0 / size if self.verified else 0.0)
@@ -391,6 +396,11 @@ class Modulo:
             return ErrorBound()
         code = self.code
         return ErrorBound(absolute=code.delta * modulus(self.theta, self.bits, self.rounding))
+
+
+def _low_bits(integers: IntegerArray, bits: int) -> CodeArray:
+    codes: CodeArray = (integers & ((1 << bits) - 1)).astype(code_type(bits))
+    return codes
 
 
 def _code_of(payload: Residues) -> ModuloCode:
@@ -457,7 +467,7 @@ def _recover_numpy(
     integers: IntegerArray | None,
     values: FloatArray | None,
 ) -> bool:
-    real, levels = y.dtype.type, 2**code.bits
+    real, levels = y.dtype.type, 1 << code.bits
     offset = code._offset(omega, y.dtype)
     with np.errstate(over="ignore", invalid="ignore"):
         turns = y / real(b)

@@ -37,6 +37,6 @@ class NoCompression:
         return float(float_bits if self.value_type is None else BITS[self.value_type])
 
     def error_bound(self, size: int) -> ErrorBound:
-        if self.unbiased:
+        if self.value_type is None or self.unbiased:
             return ErrorBound(contraction=1.0, variance=0.0, absolute=0.0)
-        return ErrorBound(contraction=1.0 - RELATIVE_ERROR[ValueType(self.value_type)] ** 2)
+        return ErrorBound(contraction=1.0 - RELATIVE_ERROR[self.value_type] ** 2)

@@ -2,8 +2,8 @@
 
 A scale is sent, hashed into digests and compared between runs, so its bits may depend neither on the processor nor on
 whether the native kernels were built. numpy's own sums do (their order follows the width of the registers).
-Here: coordinate i goes to lane i mod 1024; every lane sums in float64 in ascending order, starting from zero; then lane j
-takes in lane j + 512 for j < 512, then j + 256, and so on down to one.
+Here: coordinate i goes to lane i mod 1024; every lane sums in float64 in ascending order, starting from zero; then
+lane j takes in lane j + 512 for j < 512, then j + 256, and so on down to one.
 """
 
 from __future__ import annotations

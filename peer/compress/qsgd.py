@@ -21,8 +21,8 @@ from peer.compress.sources import own_uniforms
 class Qsgd:
     """Sends `sign(v) ‖v‖ level/s` with s = 2^bits − 1 and stochastic levels of |v|/‖v‖, so that E C(v) = v.
 
-    `bits` counts the level; the sign is one more bit, and bits + 1 is what is reported. Biased, the values are scaled by
-    1/(1 + ω), ω = min(d/s², √d/s) with d the size of the layer, which makes the compressor a contraction.
+    `bits` counts the level; the sign is one more bit, and bits + 1 is what is reported. Biased, the values are scaled
+    by 1/(1 + ω), ω = min(d/s², √d/s) with d the size of the layer, which makes the compressor a contraction.
     """
 
     kind: ClassVar[str] = "qsgd"
@@ -50,7 +50,7 @@ class Qsgd:
     @property
     def steps(self) -> int:
         """s, the number of levels above zero."""
-        return int(2**self.bits - 1)
+        return (1 << self.bits) - 1
 
     def bits_per_value(self, size: int, float_bits: int = 32) -> float:
         return float(self.bits + 1)

@@ -21,8 +21,8 @@ from peer.compress.sources import own_uniforms
 class RandomK(KeptValues):
     """Sends k coordinates drawn without replacement: those with the k smallest words, ties won by the lowest index.
 
-    Biased, their own values; unbiased, scaled by size/k. Values of `value_bits` bits are rounded to nearest where biased
-    and stochastically, with the uniforms of coordinates 0 to k − 1, where unbiased.
+    Biased, their own values; unbiased, scaled by size/k. Values of `value_bits` bits are rounded to nearest where
+    biased, and stochastically, with the uniforms of coordinates 0 to k − 1, where unbiased.
     """
 
     kind: ClassVar[str] = "random_k"
