@@ -77,7 +77,7 @@ class Stream:
 
     def words(self, size: int, start: int = 0, out: UInt32Array | None = None) -> UInt32Array:
         """Return words `start` to `start + size − 1` as uint32[size], written to `out` if given."""
-        result = _output(out, size, np.dtype(np.uint32), start + size)
+        result: UInt32Array = _output(out, size, np.dtype(np.uint32), start + size)
         if lib is not None:
             lib.philox_words(ffi.from_buffer("uint32_t[]", result), size, start, *self.counter)
         else:
@@ -88,7 +88,8 @@ class Stream:
         self, size: int, dtype: npt.DTypeLike = np.float32, start: int = 0, out: FloatArray | None = None
     ) -> FloatArray:
         """Return uniforms `start` to `start + size − 1` in [0, 1) as float32[size] or float64[size]."""
-        kind = np.dtype(dtype)
+        kind: np.dtype[Any] = np.dtype(dtype)
+        result: FloatArray
         if kind == np.float32:
             result = _output(out, size, kind, start + size)
             if lib is not None:

@@ -136,8 +136,8 @@ def nearest_levels(v: FloatArray, bits: int) -> Levels:
     on a few values. Deterministic, because error feedback sends what rounding left.
     """
     if bits == 1:
-        scale = v.dtype.type(sum_of_magnitudes(v) / v.size)
-        return Levels(float(scale), divisor=1, base=-1, step=2, bits=1, codes=(v >= 0).view(np.uint8))
+        mean = float(v.dtype.type(sum_of_magnitudes(v) / v.size))
+        return Levels(mean, divisor=1, base=-1, step=2, bits=1, codes=(v >= 0).view(np.uint8))
     steps = 2 ** (bits - 1) - 1
     largest = max_magnitude(v)
     best, best_scale = math.inf, 0.0

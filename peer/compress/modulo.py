@@ -131,7 +131,7 @@ class ModuloCode:
         self, integers: IntegerArray, theta: float, omega: Omega, dtype: npt.DTypeLike, out: FloatArray | None = None
     ) -> FloatArray:
         """Return the number that K stands for: the canonical x̂ (see the module docstring)."""
-        kind = np.dtype(dtype)
+        kind: np.dtype[Any] = np.dtype(dtype)
         b = self._modulus(theta, kind, RemoteProtocolError)
         result: FloatArray = np.empty(integers.size, kind) if out is None else out
         np.copyto(result, integers, casting="unsafe")
@@ -210,8 +210,9 @@ class ModuloCode:
         width = 1 if residues is None else residues.itemsize
         return bool(
             kernel(
-                ffi.from_buffer(real, x), x.size, b, self.bits, int(self.rounding), largest_integer(x.dtype), drawn, start,
-                *words, _pointer("int64_t[]", integers), width, _pointer("uint8_t[]", residues), _pointer(real, values),
+                ffi.from_buffer(real, x), x.size, b, self.bits, int(self.rounding), largest_integer(x.dtype), drawn,
+                start, *words, _pointer("int64_t[]", integers), width, _pointer("uint8_t[]", residues),
+                _pointer(real, values),
             )
         )  # fmt: skip
 
