@@ -21,6 +21,24 @@ def size(num_bytes: float | None) -> str:
     raise AssertionError("the last unit always returns")
 
 
+def short_size(num_bytes: float) -> str:
+    """Return a round number of bytes without trailing zeros, for an axis: "200 kB"."""
+    for factor, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if num_bytes >= factor:
+            return f"{num_bytes / factor:g} {unit}"
+    return f"{num_bytes:g} B" if num_bytes else "0"
+
+
+def short_duration(seconds: float) -> str:
+    """Return a round number of seconds, for an axis."""
+    return f"{seconds:g}" if seconds < 6000 else duration(seconds)
+
+
+def short(value: float) -> str:
+    """Return a round number, for an axis."""
+    return f"{value:g}"
+
+
 def times(factor: float | None) -> str:
     """Return a reduction as "312×"."""
     if factor is None:

@@ -1,0 +1,236 @@
+"""The curves of a report: which figure against which, from the rows of a run."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from peer.metrics import RoundRecord
+from peer.report.line_chart import Axis, Line, line_chart, smooth, thin_out
+from peer.report.numbers import short, short_duration, short_size
+from peer.report.run_data import RunData, mean
+
+MOST_POINTS = 200
+"""Points of one curve: more than the chart has room for."""
+
+MOST_PEERS = 32
+"""Peers drawn one by one; of more, so many evenly spread ones."""
+
+Reading = Callable[[RoundRecord], float | None]
+
+
+@dataclass(frozen=True)
+class Against:
+    """One way to measure how far a run has come."""
+
+    name: str
+    axis: Axis
+    of_round: Callable[[int, int], float]
+    """(peer, completed rounds) → position on the axis."""
+    of_all: Callable[[int], float]
+    """Completed rounds → position for curves that belong to no single peer."""
+
+
+def drawn_peers(data: RunData) -> list[int]:
+    """Return the peers that get a thin curve of their own."""
+    peers = data.peers
+    if len(peers) <= MOST_PEERS:
+        return peers
+    return [peers[round(i * (len(peers) - 1) / (MOST_PEERS - 1))] for i in range(MOST_PEERS)]
+
+
+def measures(data: RunData) -> list[Against]:
+    """Return rounds, bytes and seconds as horizontal axes; the latter two only where they were recorded."""
+    result = [
+        Against(
+            "round", Axis(label="round", write=_whole, whole=True, low=0.0), lambda _, done: done, lambda done: done
+        ),
+    ]
+    if any(record.frame_bytes for record in data.rounds):
+        axis = Axis(label="bytes sent by a peer, as frames", write=short_size, low=0.0)
+        result.append(_cumulative(data, "bytes", axis, lambda record: record.frame_bytes, running=False))
+    if any(record.time_s for record in data.rounds):
+        axis = Axis(label="seconds", write=short_duration, low=0.0)
+        result.append(_cumulative(data, "time", axis, lambda record: record.time_s, running=True))
+    return result
+
+
+def accuracy_charts(data: RunData) -> list[str]:
+    """Return accuracy on the common test set against each measure."""
+    rows = [row for row in data.evaluations if row.split == "test"]
+    by_peer: dict[int, list[tuple[int, float]]] = {}
+    for row in rows:
+        by_peer.setdefault(row.peer, []).append((row.round, row.accuracy))
+    own = {peer: points for peer, points in by_peer.items() if peer >= 0}
+    by_round: dict[int, list[float]] = {}
+    for points in own.values():
+        for done, accuracy in points:
+            by_round.setdefault(done, []).append(accuracy)
+    # A round that only some peers have finished says nothing about the worst of all.
+    worst = [(done, min(values)) for done, values in sorted(by_round.items()) if len(values) == len(own)]
+    single = data.summary.single_process_accuracy if data.summary is not None else None
+    charts = []
+    for measure in measures(data):
+        lines = [
+            Line(label=data.peer_name(peer), points=_at(measure, peer, own[peer]), style="peer", in_legend=False)
+            for peer in drawn_peers(data)
+            if peer in own
+        ]
+        lines.append(Line(label="worst peer", points=_at(measure, None, worst), style="worst"))
+        lines.append(Line(label="averaged model", points=_at(measure, None, by_peer.get(-1, [])), style="mean"))
+        ends = [x for line in lines for x, _ in line.points]
+        if single is not None and ends:
+            level = [(0.0, single), (max(ends), single)]
+            lines.append(Line(label="one process, all data", points=level, style="baseline"))
+        low = _accuracy_floor(worst)
+        charts.append(
+            line_chart(
+                f"Accuracy by {measure.name}",
+                lines,
+                measure.axis,
+                Axis(label="accuracy", write=_percent, low=low, high=1.0),
+            )
+        )
+    return charts
+
+
+def loss_charts(data: RunData) -> list[str]:
+    """Return training loss against each measure, smoothed: single batches are noise."""
+    charts = []
+    for measure in measures(data):
+        lines = _peer_lines(data, lambda record: record.loss, measure)
+        lines += _mean_and_worst(data, lambda record: record.loss, measure, worst="highest of all peers")
+        charts.append(
+            line_chart(
+                f"Training loss by {measure.name}",
+                lines,
+                measure.axis,
+                Axis(label="loss", write=short, log=True),
+            )
+        )
+    return charts
+
+
+def health_charts(data: RunData) -> list[str]:
+    """Return the curves that tell whether gossip itself is well."""
+    rounds = measures(data)[0]
+    whole = [(float(record.round), record.consensus_distance) for record in data.consensus]
+    consensus = [Line(label="all models", points=thin_out(whole, MOST_POINTS), style="mean")]
+    consensus += _peer_lines(
+        data, lambda record: record.neighbor_distance, rounds, legend="each peer, to its neighbours"
+    )
+    charts = [line_chart("Consensus distance", consensus, rounds.axis, Axis(label="distance", write=short, log=True))]
+    for title, reading, log in _HEALTH:
+        lines = _peer_lines(data, reading, rounds, legend="each peer")
+        lines += _mean_and_worst(data, reading, rounds)
+        charts.append(line_chart(title, lines, rounds.axis, Axis(label=title, write=short, log=log)))
+    charts.append(_bits_chart(data, rounds))
+    return charts
+
+
+_HEALTH: tuple[tuple[str, Reading, bool], ...] = (
+    ("Push-sum weight u", lambda record: record.push_weight, False),
+    ("Norm of the error memory", lambda record: record.error_norm, True),
+    ("Replica error", lambda record: record.replica_error, True),
+)
+
+
+def _bits_chart(data: RunData, rounds: Against) -> str:
+    lines = _peer_lines(data, _bits, rounds, legend="each peer")
+    lines += _mean_and_worst(data, _bits, rounds)
+    bound = _over_peers(data, lambda r: r.entropy_bits / r.values if r.values and r.entropy_bits else None, mean)
+    lines.append(Line(label="entropy bound", points=smooth(bound, MOST_POINTS), style="bound"))
+    axis = Axis(label="bits", write=short, low=0.0)
+    return line_chart("Payload bits a parameter", lines, rounds.axis, axis)
+
+
+def _bits(record: RoundRecord) -> float | None:
+    return 8 * record.payload_bytes / record.values if record.values else None
+
+
+def _peer_lines(data: RunData, reading: Reading, measure: Against, *, legend: str | None = None) -> list[Line]:
+    lines = []
+    for number, peer in enumerate(drawn_peers(data)):
+        points = [(r.round + 1, value) for r in data.rounds_of(peer) if (value := reading(r)) is not None]
+        smoothed = [(measure.of_round(peer, done), value) for done, value in _smooth_rounds(points)]
+        lines.append(Line(label=data.peer_name(peer), points=smoothed, style="peer", in_legend=False))
+        if legend is not None and number == 0:
+            # One entry stands for all the thin lines.
+            lines.append(Line(label=legend, points=smoothed, style="peer"))
+    return lines
+
+
+def _mean_and_worst(data: RunData, reading: Reading, measure: Against, *, worst: str | None = None) -> list[Line]:
+    lines = []
+    if worst is not None:
+        points = _smooth_rounds(_over_peers(data, reading, max))
+        lines.append(Line(label=worst, points=[(measure.of_all(done), value) for done, value in points], style="worst"))
+    points = _smooth_rounds(_over_peers(data, reading, mean))
+    lines.append(
+        Line(label="mean of all peers", points=[(measure.of_all(done), value) for done, value in points], style="mean")
+    )
+    return lines
+
+
+def _over_peers(
+    data: RunData, reading: Reading, combine: Callable[[Sequence[float]], float]
+) -> list[tuple[int, float]]:
+    values: dict[int, list[float]] = {}
+    for record in data.rounds:
+        value = reading(record)
+        if value is not None:
+            values.setdefault(record.round + 1, []).append(value)
+    return [(done, combine(values[done])) for done in sorted(values)]
+
+
+def _smooth_rounds(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+    return [(int(done), value) for done, value in smooth(points, MOST_POINTS)]
+
+
+def _at(measure: Against, peer: int | None, points: Sequence[tuple[int, float]]) -> list[tuple[float, float]]:
+    place = measure.of_all if peer is None else (lambda done: measure.of_round(peer, done))
+    return thin_out([(place(done), value) for done, value in points], MOST_POINTS)
+
+
+def _cumulative(
+    data: RunData, name: str, axis: Axis, reading: Callable[[RoundRecord], float], *, running: bool
+) -> Against:
+    """Return a measure that is read from the rows: a running total already (`running`), or to be summed up."""
+    rounds: dict[int, list[int]] = {}
+    totals: dict[int, list[float]] = {}
+    for peer in data.peers:
+        rows = data.rounds_of(peer)
+        rounds[peer] = [row.round for row in rows]
+        values = [float(reading(row)) for row in rows]
+        totals[peer] = values if running else list(accumulate(values))
+
+    def of_round(peer: int, done: int) -> float:
+        place = bisect_left(rounds.get(peer, []), done)
+        return totals[peer][place - 1] if place else 0.0
+
+    cache: dict[int, float] = {}
+
+    def of_all(done: int) -> float:
+        if done not in cache:
+            cache[done] = mean([of_round(peer, done) for peer in data.peers])
+        return cache[done]
+
+    return Against(name, axis, of_round, of_all)
+
+
+def _accuracy_floor(worst: Sequence[tuple[int, float]]) -> float:
+    """Return where the accuracy axis begins: low enough for everything after the first tenth of the run."""
+    if not worst:
+        return 0.0
+    late = [value for done, value in worst if done >= worst[-1][0] / 10]
+    return max(0.0, int(10 * min(late) - 0.5) / 10)
+
+
+def _whole(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.0f} %"

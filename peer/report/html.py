@@ -1,0 +1,353 @@
+"""One self-contained HTML page about a run: no script, nothing loaded from anywhere, light and dark.
+
+Everything that comes from a run folder is escaped. A figure that was not recorded is left open; a section whose data
+is missing says so.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+
+from peer import __version__
+from peer.errors import StateError
+from peer.metrics import EvaluationRecord, LinkRecord, Summary
+from peer.report.curves import MOST_PEERS, accuracy_charts, health_charts, loss_charts
+from peer.report.numbers import MISSING, count, duration, percent, significant, size, times
+from peer.report.run_data import RunData, load_run, mean
+from peer.report.style import STYLE
+from peer.report.summary_table import reduction
+
+MOST_ROWS = 200
+"""Rows of one table; what is left out is said below it."""
+
+
+def write_report(directory: Path, output: Path | None = None) -> Path:
+    """Write the report of a run folder, by default as report.html in it; return where.
+
+    Raises StateError if the folder is no run folder or the file cannot be written.
+    """
+    output = output or directory / "report.html"
+    text = render(load_run(directory))
+    try:
+        output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise StateError(f"{output}: cannot be written: {error.strerror}") from None
+    return output
+
+
+def render(data: RunData) -> str:
+    """Return the page."""
+    sections = (
+        ("figures", "Key figures", _key_figures(data)),
+        (
+            "accuracy",
+            "Accuracy",
+            _charts(data, accuracy_charts(data), "Every peer's own model on the common test set."),
+        ),
+        (
+            "loss",
+            "Training loss",
+            _charts(data, loss_charts(data), "Means of consecutive rounds: single batches are noise."),
+        ),
+        ("classes", "Worst peer, class by class", _classes(data)),
+        ("peers", "Peers", _peers(data)),
+        ("gossip", "Health of the gossip", _charts(data, health_charts(data))),
+        ("time", "Where the time goes", _time(data)),
+        ("traffic", "Traffic", _traffic(data)),
+        ("links", "Links", _links(data)),
+        ("graph", "Graph", _graph(data)),
+        ("configuration", "Configuration", _configuration(data)),
+        ("machine", "Machine", _machine(data)),
+    )
+    title = escape(f"{data.name} · Sottovoce")
+    contents = "".join(f'<a href="#{name}">{escape(heading)}</a>' for name, heading, _ in sections)
+    body = "".join(
+        f'<section id="{name}"><h2>{escape(heading)}</h2>{content}</section>' for name, heading, content in sections
+    )
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta name="color-scheme" content="light dark">'
+        f"<title>{title}</title><style>{STYLE}</style></head><body>"
+        f"{_header(data)}<nav>{contents}</nav><main>{body}</main>"
+        f"<footer>Sottovoce {escape(__version__)}</footer></body></html>\n"
+    )
+
+
+def _header(data: RunData) -> str:
+    summary = data.summary
+    parts = [f"<header><p class='kicker'>Run</p><h1>{escape(data.name)}</h1>"]
+    if summary is not None:
+        facts = (
+            summary.algorithm,
+            summary.compressor,
+            summary.graph,
+            f"{summary.num_peers} peers",
+            f"{count(summary.rounds)} rounds",
+            f"seed {summary.seed}",
+        )
+        parts.append("<p class='facts'>" + "".join(f"<span>{escape(fact)}</span>" for fact in facts) + "</p>")
+        if summary.ended != "completed":
+            parts.append(f"<p class='banner'>Ended early: {escape(summary.ended)}</p>")
+    parts.extend(f"<p class='banner'>{escape(note)}</p>" for note in data.notes)
+    return "".join(parts) + "</header>"
+
+
+def _key_figures(data: RunData) -> str:
+    summary = data.summary
+    if summary is None:
+        return _missing("They are written when a run ends.")
+    cards = [
+        _card("Worst peer", percent(summary.worst_accuracy), _against_single(summary)),
+        _card("Averaged model", percent(summary.averaged_accuracy), "Σ x over Σ u of all peers"),
+        _card(
+            "Payload",
+            times(reduction(summary, summary.payload_bytes)),
+            f"less: {size(summary.payload_bytes)} in place of {size(summary.full_precision_payload_bytes or None)}",
+        ),
+    ]
+    if summary.socket_bytes is not None:
+        cards.append(
+            _card(
+                "On the socket",
+                times(reduction(summary, summary.socket_bytes)),
+                f"less: {size(summary.socket_bytes)} with TLS, HTTP/2 and control",
+            )
+        )
+    else:
+        cards.append(
+            _card("Frames", times(reduction(summary, summary.frame_bytes)), f"less: {size(summary.frame_bytes)}")
+        )
+    bound = summary.entropy_bits_per_parameter
+    cards.append(
+        _card(
+            "Bits a parameter",
+            significant(summary.bits_per_parameter),
+            f"entropy bound {significant(bound)}" if bound is not None else "payload of each message",
+        )
+    )
+    per_round = f"{1000 * summary.seconds_per_round:.1f} ms a round" if summary.seconds_per_round else ""
+    cards.append(_card("Time", duration(summary.seconds), per_round))
+    return f'<div class="cards">{"".join(cards)}</div>'
+
+
+def _against_single(summary: Summary) -> str:
+    single, worst = summary.single_process_accuracy, summary.worst_accuracy
+    if single is None or worst is None:
+        return "on the common test set"
+    points = 100 * (worst - single)
+    return f"{points:+.1f} points against one process on all data ({percent(single)})"
+
+
+def _card(label: str, figure: str, note: str) -> str:
+    return (
+        f'<div class="card"><p class="label">{escape(label)}</p><p class="figure">{escape(figure)}</p>'
+        f'<p class="note">{escape(note)}</p></div>'
+    )
+
+
+def _charts(data: RunData, charts: Sequence[str], note: str = "") -> str:
+    if len(data.peers) > MOST_PEERS:
+        note = f"{note} {MOST_PEERS} of {len(data.peers)} peers are drawn one by one.".strip()
+    text = f'<p class="remark">{escape(note)}</p>' if note else ""
+    return f'{text}<div class="charts">{"".join(charts)}</div>'
+
+
+def _classes(data: RunData) -> str:
+    worst = _worst_evaluation(data)
+    if worst is None or len(worst.total) < 2:
+        return _missing("No accuracy by class was recorded.")
+    rows = []
+    for index, (right, total) in enumerate(zip(worst.correct, worst.total, strict=True)):
+        share = right / total if total else 0.0
+        rows.append(
+            f"<tr><th>{index}</th><td class='bar'><i style='width:{100 * share:.1f}%'></i></td>"
+            f"<td class='number'>{percent(share)}</td><td class='number dim'>{right} of {total}</td></tr>"
+        )
+    remark = f"{data.peer_name(worst.peer)} after {count(worst.round)} rounds: {percent(worst.accuracy)} in all."
+    return f"<p class='remark'>{escape(remark)}</p><table class='bars'>{''.join(rows)}</table>"
+
+
+def _worst_evaluation(data: RunData) -> EvaluationRecord | None:
+    newest = _newest(data, "test")
+    return min(newest.values(), key=lambda row: row.accuracy) if newest else None
+
+
+def _newest(data: RunData, split: str) -> dict[int, EvaluationRecord]:
+    """Return the last evaluation of every peer."""
+    return {row.peer: row for row in data.evaluations if row.split == split and row.peer >= 0}
+
+
+def _peers(data: RunData) -> str:
+    if not data.peers:
+        return _missing("No peer has recorded a round.")
+    test, holdout = _newest(data, "test"), _newest(data, "holdout")
+    heads = ["peer", "rounds", "loss", "test accuracy"]
+    heads += ["hold-out accuracy"] if holdout else []
+    heads += ["payload", "frames", "bits a parameter", "late neighbours", "repairs", "u"]
+    rows = []
+    for peer in data.peers[:MOST_ROWS]:
+        records = data.rounds_of(peer)
+        losses = [record.loss for record in records[-50:] if record.loss is not None]
+        payload, values = sum(r.payload_bytes for r in records), sum(r.values for r in records)
+        cells = [
+            data.peer_name(peer),
+            count(records[-1].round + 1) if records else MISSING,
+            significant(mean(losses)) if losses else MISSING,
+            percent(test[peer].accuracy) if peer in test else MISSING,
+        ]
+        if holdout:
+            cells.append(percent(holdout[peer].accuracy) if peer in holdout else MISSING)
+        cells += [
+            size(payload),
+            size(sum(r.frame_bytes for r in records)),
+            significant(8 * payload / values) if values else MISSING,
+            count(sum(r.late for r in records)),
+            count(records[-1].repairs) if records else MISSING,
+            significant(records[-1].push_weight) if records else MISSING,
+        ]
+        rows.append(cells)
+    return _table(heads, rows) + _left_out(len(data.peers))
+
+
+def _time(data: RunData) -> str:
+    rows, widest = [], 0.0
+    for peer in data.peers[:MOST_ROWS]:
+        records = data.rounds_of(peer)
+        if records:
+            parts = [1000 * mean([getattr(r, name) for r in records]) for name, _, _ in _STAGES]
+            widest = max(widest, sum(parts))
+            rows.append((peer, parts, 1000 * mean([r.cpu_s for r in records])))
+    if not widest:
+        return _missing("No times were recorded.")
+    lines = []
+    for peer, parts, cpu in rows:
+        bars = "".join(
+            f"<i class='{style}' style='width:{100 * part / widest:.2f}%' title='{label} {part:.2f} ms'></i>"
+            for part, (_, label, style) in zip(parts, _STAGES, strict=True)
+        )
+        cells = "".join(f"<td class='number'>{part:.2f}</td>" for part in (*parts, cpu))
+        lines.append(f"<tr><th>{escape(data.peer_name(peer))}</th><td class='bar'>{bars}</td>{cells}</tr>")
+    legend = "".join(f"<li><i class='{style}'></i>{escape(label)}</li>" for _, label, style in _STAGES)
+    head = "".join(f"<th class='number'>{escape(label)}</th>" for _, label, _ in _STAGES)
+    return (
+        "<p class='remark'>Means over all rounds, in milliseconds. In a simulation waiting is virtual.</p>"
+        f"<ul class='legend'>{legend}</ul>"
+        f"<table class='bars'><thead><tr><th></th><td></td>{head}<th class='number'>CPU</th></tr></thead>"
+        f"<tbody>{''.join(lines)}</tbody></table>{_left_out(len(data.peers))}"
+    )
+
+
+_STAGES = (("train_s", "local step", "train"), ("gossip_s", "gossip", "gossip"), ("wait_s", "waiting", "wait"))
+"""Field of a round's row, its name, and its colour."""
+
+
+def _traffic(data: RunData) -> str:
+    summary = data.summary
+    if summary is None:
+        return _missing("Totals are written when a run ends.")
+    stages = (
+        ("Full precision", "the same messages as float32", summary.full_precision_payload_bytes or None),
+        ("Payload", "layers of the frames", summary.payload_bytes),
+        ("Frames", "with header and checksum", summary.frame_bytes),
+        ("Protobuf", "frames in chunks, receipts, heartbeats", summary.protobuf_bytes or None),
+        ("Socket", "TCP payload: HTTP/2 and TLS too, as the kernel counted", summary.socket_bytes),
+        ("Packets", "with 40 bytes of IP and TCP header for each segment", summary.packet_bytes),
+    )
+    rows = [
+        [name, what, size(num_bytes), times(reduction(summary, num_bytes))]
+        for name, what, num_bytes in stages
+        if num_bytes is not None
+    ]
+    return _table(["", "what it counts", "all peers, whole run", "less than full precision"], rows, text_columns=2)
+
+
+def _links(data: RunData) -> str:
+    if not data.links:
+        return _missing("No links were recorded.")
+    parameters = data.summary.parameters if data.summary is not None else 0
+    bound = {
+        peer: sum(r.entropy_bits for r in records) / sum(r.values for r in records)
+        for peer in data.peers
+        if (records := [r for r in data.rounds_of(peer) if r.entropy_bits and r.values])
+    }
+    heads = ["from", "to", "frames", "payload", "frame bytes", "protobuf", "socket", "packets"]
+    heads += ["bits a parameter", "entropy bound", "resent", "reconnects"]
+    rows = [
+        [
+            data.peer_name(link.peer),
+            data.peer_name(link.neighbor),
+            count(link.frames),
+            size(link.payload_bytes or None),
+            size(link.frame_bytes or None),
+            size(link.protobuf_bytes or None),
+            size(link.socket_bytes),
+            size(link.packet_bytes),
+            _link_bits(link, parameters),
+            significant(bound.get(link.peer)),
+            count(link.resent_frames),
+            count(link.reconnects),
+        ]
+        for link in data.links[:MOST_ROWS]
+    ]
+    remark = (
+        "Totals of each direction, as its sender counted them. The entropy bound is that of all messages of the sender."
+    )
+    return f"<p class='remark'>{escape(remark)}</p>{_table(heads, rows, text_columns=2)}{_left_out(len(data.links))}"
+
+
+def _link_bits(link: LinkRecord, parameters: int) -> str:
+    if not link.payload_bytes or not link.frames or not parameters:
+        return MISSING
+    return significant(8 * link.payload_bytes / (link.frames * parameters))
+
+
+def _graph(data: RunData) -> str:
+    if data.graph_svg is None:
+        return _missing("The run folder holds no graph.svg.")
+    # As an image, a drawing can neither run scripts nor clash with the page.
+    encoded = base64.b64encode(data.graph_svg).decode("ascii")
+    name = data.summary.graph if data.summary is not None else "the run"
+    alt = escape(f"Graph of {name}: arrows from sender to receiver", quote=True)
+    return f'<div class="paper"><img alt="{alt}" src="data:image/svg+xml;base64,{encoded}"></div>'
+
+
+def _configuration(data: RunData) -> str:
+    if data.config is None:
+        return _missing("The run folder holds no config.toml.")
+    # The comments explain every key; here only the settings are of interest.
+    settings = "\n".join(line for line in data.config.splitlines() if line.strip() and not line.startswith("#"))
+    settings = re.sub(r"\n(?=\[)", "\n\n", settings)
+    return f"<details><summary>All settings as they were resolved</summary><pre>{escape(settings)}</pre></details>"
+
+
+def _machine(data: RunData) -> str:
+    if data.summary is None or not data.summary.machine:
+        return _missing("The machine was not recorded.")
+    rows = "".join(
+        f"<dt>{escape(key)}</dt><dd>{escape(str(value))}</dd>" for key, value in data.summary.machine.items()
+    )
+    return f"<p class='remark'>Bit identity is promised for equal machines.</p><dl>{rows}</dl>"
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, text_columns: int = 1) -> str:
+    """Return a table whose first columns are text and the others figures."""
+
+    def cell(tag: str, column: int, text: str) -> str:
+        return f"<{tag}{'' if column < text_columns else ' class=number'}>{escape(text)}</{tag}>"
+
+    head = "".join(cell("th", column, text) for column, text in enumerate(heads))
+    body = "".join("<tr>" + "".join(cell("td", c, text) for c, text in enumerate(row)) + "</tr>" for row in rows)
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _left_out(total: int) -> str:
+    return f"<p class='remark'>{count(total - MOST_ROWS)} more are left out.</p>" if total > MOST_ROWS else ""
+
+
+def _missing(text: str) -> str:
+    return f'<p class="missing">{escape(text)}</p>'

@@ -1,0 +1,145 @@
+"""Everything that a run folder holds, read for the report; what is missing or unreadable is noted, not fatal.
+
+Layout of a run folder: config.toml, summary.json, metrics.sqlite (a simulation, or figures over all peers),
+peers/peer-K/state/metrics.sqlite, model.safetensors, graph.svg.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from peer.errors import StateError
+from peer.metrics import ConsensusRecord, EvaluationRecord, LinkRecord, MetricsStore, RoundRecord, Summary
+
+
+@dataclass
+class RunData:
+    """The content of a run folder."""
+
+    directory: Path
+    summary: Summary | None = None
+    config: str | None = None
+    """Text of config.toml."""
+    graph_svg: bytes | None = None
+    rounds: list[RoundRecord] = field(default_factory=list)
+    """By round and peer."""
+    evaluations: list[EvaluationRecord] = field(default_factory=list)
+    links: list[LinkRecord] = field(default_factory=list)
+    consensus: list[ConsensusRecord] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    """Sentences about files that are missing or could not be read."""
+
+    @property
+    def name(self) -> str:
+        return self.summary.name if self.summary is not None else self.directory.resolve().name
+
+    @property
+    def peers(self) -> list[int]:
+        """Indices of the peers that figures exist of, ascending."""
+        known = {record.peer for record in self.rounds} | {e.peer for e in self.evaluations if e.peer >= 0}
+        return sorted(known)
+
+    def peer_name(self, peer: int) -> str:
+        """Return the name of a peer as the configuration gives it."""
+        names = self.summary.peer_names if self.summary is not None else []
+        return names[peer] if peer < len(names) else f"peer {peer}"
+
+    def rounds_of(self, peer: int) -> list[RoundRecord]:
+        """Return the rows of one peer, by round."""
+        return self._by_peer.get(peer, [])
+
+    def __post_init__(self) -> None:
+        self._by_peer: dict[int, list[RoundRecord]] = {}
+        self.index_()
+
+    def index_(self) -> None:
+        """Sort `rounds` by peer for `rounds_of`, after they were changed."""
+        self._by_peer = {}
+        for record in self.rounds:
+            self._by_peer.setdefault(record.peer, []).append(record)
+
+
+def load_run(directory: Path) -> RunData:
+    """Return what a run folder holds. Raises StateError if it is not one: neither a summary nor metrics."""
+    if not directory.is_dir():
+        raise StateError(f"{directory}: no such folder; `sotto up` and `sotto simulate` make run folders")
+    data = RunData(directory)
+    _read_summary(data)
+    data.config = _read_text(data, "config.toml")
+    svg = directory / "graph.svg"
+    if svg.exists():
+        data.graph_svg = svg.read_bytes()
+    found = _read_metrics(data)
+    if data.summary is None and not found:
+        raise StateError(f"{directory}: is not a run folder: it holds neither summary.json nor metrics")
+    data.index_()
+    return data
+
+
+def _read_summary(data: RunData) -> None:
+    file = data.directory / "summary.json"
+    try:
+        data.summary = Summary.load(file)
+    except FileNotFoundError:
+        data.notes.append("There is no summary.json: the run is still going on, or was cut off.")
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+        data.notes.append(f"summary.json cannot be read: {_reason(error)}.")
+
+
+def _read_text(data: RunData, name: str) -> str | None:
+    try:
+        return (data.directory / name).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        data.notes.append(f"{name} cannot be read: {_reason(error)}.")
+        return None
+
+
+def _read_metrics(data: RunData) -> bool:
+    """Read every metrics file of the run; return whether there was one."""
+    files = [data.directory / "metrics.sqlite", *_peer_files(data.directory)]
+    files = [file for file in files if file.exists()]
+    rounds: dict[tuple[Any, ...], RoundRecord] = {}
+    evaluations: dict[tuple[Any, ...], EvaluationRecord] = {}
+    links: dict[tuple[Any, ...], LinkRecord] = {}
+    consensus: dict[int, ConsensusRecord] = {}
+    for file in files:
+        try:
+            store = MetricsStore(file, read_only=True)
+            try:
+                rounds |= {(row.round, row.peer): row for row in store.rounds()}
+                evaluations |= {(row.round, row.peer, row.split): row for row in store.evaluations()}
+                links |= {(row.peer, row.neighbor): row for row in store.links()}
+                consensus |= {row.round: row for row in store.consensus()}
+            finally:
+                store.close()
+        except (sqlite3.Error, json.JSONDecodeError, TypeError) as error:
+            data.notes.append(f"{file.relative_to(data.directory)} cannot be read: {_reason(error)}.")
+    data.rounds = _sorted_values(rounds)
+    data.evaluations = _sorted_values(evaluations)
+    data.links = _sorted_values(links)
+    data.consensus = _sorted_values(consensus)
+    return bool(files)
+
+
+def _peer_files(directory: Path) -> Iterable[Path]:
+    return sorted(directory.glob("peers/peer-*/state/metrics.sqlite"))
+
+
+def _sorted_values(rows: dict[Any, Any]) -> list[Any]:
+    return [rows[key] for key in sorted(rows)]
+
+
+def _reason(error: Exception) -> str:
+    return (getattr(error, "strerror", None) or str(error) or type(error).__name__).rstrip(".")
+
+
+def mean(values: Sequence[float]) -> float:
+    """Return the arithmetic mean of at least one number."""
+    return sum(values) / len(values)
