@@ -1,0 +1,678 @@
+"""What the papers' theory, and what was measured, say against a configuration before its first round.
+
+`check` looks at plain values and returns findings. An error is a configuration that cannot converge, or cannot run at
+all; a warning is one that may not, or that costs more than it seems. Each finding names the key to change, says what is
+wrong and what to do about it. Each rule is one function, in the order of the data: graph, compressor, rates, momentum,
+rounds; numbers that are judgements stand as constants with their reason.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from peer.compress.base import Compressor
+from peer.compress.bound import ErrorBound
+from peer.compress.modulo import delta, modulus
+from peer.compress.payload import Rounding
+from peer.gossip.base import AlgorithmSpec, GraphNeed
+from peer.gossip.topology import D2_EIGENVALUE_BOUND, D2_EIGENVALUE_MARGIN, Schedule
+
+DIRECTED_ALTERNATIVES = {
+    "d-psgd": "sgp",
+    "naive-quantized": "quant-sgp",
+    "deep-squeeze": "sparse-push",
+    "choco-sgd": "quant-sgp",
+    "dcd-psgd": "quant-sgp",
+    "ecd-psgd": "quant-sgp",
+    "moniqua": "quant-sgp",
+    "d2": "sgp",
+    "moniqua-d2": "quant-sgp",
+    "ad-psgd": "sgp",
+    "moniqua-ad-psgd": "quant-sgp",
+}
+"""The push-sum algorithm that does on directed graphs what each of these does on undirected ones."""
+
+LONG_RUN_RATES = ((0.001, 0.001), (0.01, 0.005), (0.1, 0.01), (0.5, 0.08), (1.0, 1.0))
+"""(fraction kept, η): the averaging rates of Sparse-Push's table 5, for runs of 200 epochs."""
+
+SHORT_RUN_RATE = (0.02, 0.15, 0.7)
+"""(kept₀, η₀, exponent): the highest η to trust in runs of 1,000 rounds is η₀ (kept / kept₀)^exponent. Measured on a
+directed ring of 8 with label skew 0.8: top 2 % is robust at 0.1 and top 1 % at 0.05; both collapse at 0.3."""
+
+RATE_FACTOR = 10.0
+"""An η this many times above or below that of the long runs is far from what is known to converge."""
+
+MODULO_RATES = ((0.9, 0.3), (0.3, 0.5))
+"""(δB/θ, η): from this error of a modulo code on, averaging with a higher η does not bring peers together. Measured
+with θ following the largest distance, on rings of 8 and 16 and a hypercube of 8: 1 bit (δB = θ) up to 0.3, 2 bits (θ/3)
+up to 0.7, 3 bits (θ/7) at any rate."""
+
+BOUND_SLACK = 4.0
+"""A variance bound is up to this many times what dense vectors show: beyond it a violated condition is certain."""
+
+MAX_EFFECTIVE_RATE = 5.0
+"""γ/(1 − β) above this is far outside of what the papers use (1: 0.1 with momentum 0.9)."""
+
+MAX_ADAM_RATE = 0.02
+"""Adam moves each weight by γ a step, whatever the gradient: its usual rate is 0.001."""
+
+COLLAPSING_QG_RATE = 0.1
+"""Quasi-global momentum at this γ or more collapsed together with strong compression (top 1 %, β 0.9)."""
+
+STRONG_COMPRESSION = 0.1
+"""Keeping less than this is called strong."""
+
+STARVATION_ROUNDS = 2000
+"""How many rounds the recursion of the push-sum weights is followed to find the smallest one."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that theory or measurement says against a configuration."""
+
+    level: Literal["error", "warning"]
+    key: str
+    """The dotted key of the configuration that should change."""
+    sentence: str
+    """What is wrong and what to change."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Everything that the rules look at."""
+
+    spec: AlgorithmSpec
+    schedule: Schedule
+    compressor: Compressor
+    averaging_rate: float
+    learning_rate: float
+    momentum: str
+    beta: float
+    local_steps: int
+    late: str
+    rounds: int
+    final_rounds: int
+    theta_mode: str
+    theta: tuple[float, ...]
+    server: int
+    push_weight_guard: float
+    min_push_weight: float
+    layer_size: int
+    gradient_bound: float
+    typical_weight: float
+
+    @property
+    def num_peers(self) -> int:
+        return self.schedule.num_peers
+
+    @property
+    def averages(self) -> bool:
+        """Whether models are mixed by W (not the baselines)."""
+        return self.spec.graph in (GraphNeed.COLUMN, GraphNeed.DOUBLY, GraphNeed.SYMMETRIC)
+
+    @property
+    def feeds_errors_back(self) -> bool:
+        """Whether what the compressor leaves out is kept and sent later (error memory or replicas of CHOCO's kind)."""
+        return self.spec.compresses and not self.spec.needs_unbiased and not self.spec.modulo
+
+    @property
+    def bound(self) -> ErrorBound:
+        """What the compressor promises for the largest layer."""
+        error_bound = getattr(self.compressor, "error_bound", None)
+        if error_bound is None:
+            return ErrorBound()
+        bound: ErrorBound = error_bound(self.layer_size)
+        return bound
+
+    @property
+    def kept(self) -> float | None:
+        """Which part of a vector's energy one message carries at least, None where that is unknown.
+
+        For sparse compressors the fraction of the coordinates, as in Sparse-Push's table.
+        """
+        fraction = getattr(self.compressor, "fraction", None)
+        if fraction is not None:
+            return float(fraction)
+        if self.compressor.kind == "sign":
+            # Its worst case, 1/d, is a vector of one coordinate; for Gaussian ones it is 2/π.
+            return 2.0 / math.pi
+        return self.bound.contraction
+
+
+def check(
+    spec: AlgorithmSpec,
+    schedule: Schedule,
+    compressor: Compressor,
+    *,
+    averaging_rate: float = 1.0,
+    learning_rate: float = 0.1,
+    momentum: str = "none",
+    beta: float = 0.9,
+    local_steps: int = 1,
+    late: str = "wait",
+    rounds: int = 1000,
+    final_rounds: int = 0,
+    theta_mode: str = "verified",
+    theta: float | Sequence[float] = 2.0,
+    server: int = 0,
+    push_weight_guard: float = 0.5,
+    min_push_weight: float = 1e-6,
+    layer_size: int = 10_000,
+    gradient_bound: float = 1.0,
+    typical_weight: float = 0.05,
+) -> list[Finding]:
+    """Return everything found against the configuration, errors first; none for a sound one.
+
+    `layer_size` is that of the largest layer; `gradient_bound` G∞, the largest coordinate of a gradient;
+    `typical_weight` the root mean square of the model's weights. The other names are those of the configuration.
+    """
+    plan = Plan(
+        spec=spec,
+        schedule=schedule,
+        compressor=compressor,
+        averaging_rate=averaging_rate,
+        learning_rate=learning_rate,
+        momentum=momentum,
+        beta=beta,
+        local_steps=local_steps,
+        late=late,
+        rounds=rounds,
+        final_rounds=final_rounds,
+        theta_mode=theta_mode,
+        theta=tuple(theta) if isinstance(theta, Sequence) else (theta,),
+        server=server,
+        push_weight_guard=push_weight_guard,
+        min_push_weight=min_push_weight,
+        layer_size=layer_size,
+        gradient_bound=gradient_bound,
+        typical_weight=typical_weight,
+    )
+    findings = [finding for rule in RULES for finding in rule(plan)]
+    return sorted(findings, key=lambda finding: finding.level != "error")
+
+
+def _graph_connects(plan: Plan) -> Iterator[Finding]:
+    """Convergence needs the union over the cycle to be strongly connected."""
+    if plan.averages and not plan.schedule.is_strongly_connected:
+        yield _error(
+            "graph.kind",
+            "some peers can never hear from some others, so they cannot agree on one model; add edges until there is a"
+            " directed path from every peer to every other",
+        )
+
+
+def _graph_mixes_in_time(plan: Plan) -> Iterator[Finding]:
+    """η (1 − ρ) rounds is how often disagreement falls by a factor e."""
+    if not plan.averages or plan.num_peers == 1 or not plan.schedule.is_strongly_connected:
+        return
+    gap = plan.schedule.spectral_gap * plan.averaging_rate
+    if gap * plan.rounds < 1.0:
+        needed = f"about {1.0 / gap:,.0f} rounds" if gap > 1e-12 else "for ever"
+        yield _warning(
+            "graph.kind",
+            f"this graph mixes so slowly (spectral gap {plan.schedule.spectral_gap:.2g} at averaging rate"
+            f" {plan.averaging_rate:g}) that peers need {needed} to come closer by a factor e, and the run has"
+            f" {plan.rounds}; use exponential or random-regular, a higher averaging rate or more rounds",
+        )
+
+
+def _graph_suits_algorithm(plan: Plan) -> Iterator[Finding]:
+    """Who averages without a push-sum weight needs rows that sum to 1: else the average drifts to a weighted one."""
+    spec, schedule = plan.spec, plan.schedule
+    alternative = DIRECTED_ALTERNATIVES.get(spec.name, "sgp")
+    if spec.graph is GraphNeed.DOUBLY and not schedule.is_doubly_stochastic:
+        worst = max(float(np.abs(matrix.row_sums() - 1.0).max()) for matrix in schedule.matrices)
+        repair = 'set graph.weights = "metropolis"' if _is_undirected(schedule) else "use an undirected graph"
+        yield _error(
+            "algorithm.name",
+            f"{spec.name} needs a doubly stochastic graph, and here a row sums to 1 only within {worst:.2g}, so peers"
+            f" would agree on a weighted average at best; {repair}, or use {alternative}, which is made for it",
+        )
+    if spec.graph is GraphNeed.SYMMETRIC and not (schedule.is_symmetric and schedule.is_doubly_stochastic):
+        yield _error(
+            "algorithm.name",
+            f"{spec.name} needs a symmetric graph, where each edge has the same weight both ways; use an undirected one"
+            f' with graph.weights = "metropolis", or use {alternative}, which works on directed graphs',
+        )
+    if spec.graph is GraphNeed.COMPLETE and not schedule.is_complete:
+        yield _error(
+            "graph.kind",
+            f'{spec.name} sends from everybody to everybody; set graph.kind = "complete"',
+        )
+
+
+def _server_reaches_all(plan: Plan) -> Iterator[Finding]:
+    """A parameter server exchanges with every worker in every round."""
+    if plan.spec.graph is not GraphNeed.SERVER:
+        return
+    n, server = plan.num_peers, plan.server
+    if not 0 <= server < n:
+        yield _error(
+            "algorithm.server", f"peer {server} cannot be the server: the {n} peers are numbered from 0 to {n - 1}"
+        )
+    elif any(len(m.senders(server)) < n - 1 or len(m.receivers(server)) < n - 1 for m in plan.schedule.matrices):
+        repair = 'set graph.kind = "star"' if server == 0 else 'set graph.kind = "complete" or algorithm.server = 0'
+        yield _error(
+            "graph.kind",
+            f"the server, peer {server}, does not exchange with every other peer in every round; {repair}",
+        )
+
+
+def _schedule_may_change(plan: Plan) -> Iterator[Finding]:
+    """Who keeps state about a neighbour, or remembers its own last mixing, needs one graph."""
+    spec, schedule = plan.spec, plan.schedule
+    if not schedule.is_time_varying:
+        return
+    if not spec.time_varying and spec.graph is not GraphNeed.NONE:
+        yield _error(
+            "graph.kind",
+            f"{spec.name} works on one fixed graph only; choose a single graph that does not change, or use"
+            f" {'sparse-push' if spec.compresses else 'sgp'}, which is made for graphs that change",
+        )
+    elif "replicas" in spec.state:
+        needed, sent = schedule.messages_per_round, schedule.replica_messages_per_round
+        if sent > needed:
+            yield _warning(
+                "algorithm.name",
+                f"{spec.name} keeps replicas, so its messages must also reach those who hear the sender in other rounds"
+                f" only: {sent:g} messages a round instead of {needed:g}; sparse-push keeps none and sends {needed:g}",
+            )
+
+
+def _slack_eigenvalue_of_d2(plan: Plan) -> Iterator[Finding]:
+    """D² needs λ_min(W̄) > −1/3 (Tang et al. 2018b, assumption 1)."""
+    spec, schedule = plan.spec, plan.schedule
+    if spec.graph is not GraphNeed.SYMMETRIC or spec.asynchronous or not schedule.is_symmetric:
+        return
+    needed = D2_EIGENVALUE_BOUND + D2_EIGENVALUE_MARGIN
+    if schedule.smallest_slack_eigenvalue(plan.averaging_rate) > needed:
+        return
+    smallest = schedule.smallest_slack_eigenvalue()
+    # η λ + 1 − η > −1/3 for every η below (4/3) / (1 − λ), which is at least 2/3.
+    limit = (1.0 - D2_EIGENVALUE_BOUND) / (1.0 - smallest)
+    yield _error(
+        "algorithm.averaging_rate",
+        f"{spec.name} diverges unless every eigenvalue of ηW + (1 − η)I lies above −1/3, and here the smallest is"
+        f" {schedule.smallest_slack_eigenvalue(plan.averaging_rate):.4g}; set algorithm.averaging_rate = 0.5"
+        f" (anything below {limit:.3g} will do)",
+    )
+
+
+def _push_weights_stay_up(plan: Plan) -> Iterator[Finding]:
+    """A peer's step in z is γ/u: where the graph starves a peer, u falls and the step explodes or is scaled down."""
+    if not plan.spec.push_sum or not plan.schedule.is_strongly_connected:
+        return
+    lowest, settled, peer = _push_weights(plan)
+    if lowest <= plan.min_push_weight:
+        yield _error(
+            "graph.weights",
+            f"the push-sum weight of a peer falls to {lowest:.2g} on this graph, below guard.min_push_weight ="
+            f' {plan.min_push_weight:g}; give that peer more incoming weight, or set graph.weights = "metropolis"'
+            " on an undirected graph",
+        )
+    elif settled < plan.push_weight_guard * (1.0 - 1e-6):
+        yield _warning(
+            "algorithm.push_weight_guard",
+            f"the push-sum weight of peer {peer} settles at {settled:.2g} on this graph, so its local steps are scaled"
+            f" by {settled / plan.push_weight_guard:.2g} for ever; lower algorithm.push_weight_guard to"
+            f" {0.9 * settled:.1g}, or give that peer more incoming weight",
+        )
+
+
+def _push_weights(plan: Plan) -> tuple[float, float, int]:
+    """Return the smallest u of any round, the smallest in the last cycle, and whose that is."""
+    u = np.ones(plan.num_peers)
+    lowest, settled, peer = 1.0, 1.0, 0
+    rounds = min(plan.rounds, STARVATION_ROUNDS)
+    last_cycle = rounds - min(rounds, plan.schedule.cycle_rounds)
+    if all(matrix.is_doubly_stochastic for matrix in plan.schedule.matrices):
+        return lowest, settled, peer
+    for t in range(rounds):
+        u = u + plan.averaging_rate * (plan.schedule.at(t).apply(u) - u)
+        smallest = int(np.argmin(u))
+        lowest = min(lowest, float(u[smallest]))
+        if t >= last_cycle and u[smallest] < settled:
+            settled, peer = float(u[smallest]), smallest
+    return lowest, settled, peer
+
+
+def _compressor_is_used(plan: Plan) -> Iterator[Finding]:
+    if not plan.spec.compresses and not plan.spec.modulo and plan.compressor.kind != "none":
+        yield _warning(
+            "compressor.kind",
+            f"{plan.spec.name} sends in full precision, so the compressor {plan.compressor.kind} does nothing; set"
+            ' compressor.kind = "none", or choose an algorithm that compresses, such as sparse-push or quant-sgp',
+        )
+
+
+def _modulo_with_modulo_only(plan: Plan) -> Iterator[Finding]:
+    """A modulo code decodes only against a vector near the sender's: what the modulo algorithms hold."""
+    spec, compressor = plan.spec, plan.compressor
+    if spec.modulo and not compressor.needs_reference:
+        yield _error(
+            "compressor.kind",
+            f'{spec.name} sends modulo codes; set compressor.kind = "modulo" instead of {compressor.kind}',
+        )
+    if compressor.needs_reference and not spec.modulo:
+        yield _error(
+            "compressor.kind",
+            f"{spec.name} cannot read modulo codes, which need a receiver near the sender; choose another compressor,"
+            " or the algorithm moniqua",
+        )
+
+
+def _modulo_rounding(plan: Plan) -> Iterator[Finding]:
+    """Lemma 2 of Moniqua asks for δ < ½, and 1-bit stochastic rounding has δ = ½."""
+    code = _modulo_code(plan.compressor)
+    if code is not None and delta(*code) >= 0.5:
+        yield _error(
+            "compressor.rounding",
+            "a modulo code with stochastic rounding needs at least 2 bits: with 1 bit its error is as large as its"
+            ' range; set compressor.rounding = "dither" (as tight as nearest, and unbiased) or compressor.bits = 2',
+        )
+
+
+def _modulo_noise(plan: Plan) -> Iterator[Finding]:
+    """With few bits the error of the code, δB, is near θ itself, and only a small η averages it out (Theorem 3)."""
+    spec, code = plan.spec, _modulo_code(plan.compressor)
+    if not spec.modulo or spec.asynchronous or code is None or delta(*code) >= 0.5 or plan.theta_mode == "constant":
+        return
+    error = delta(*code) * modulus(1.0, *code)
+    limit = next((rate for least, rate in MODULO_RATES if error >= least), 1.0)
+    if plan.averaging_rate > limit:
+        yield _warning(
+            "algorithm.averaging_rate",
+            f"{code[0]}-bit modulo codes are so coarse that at averaging rate {plan.averaging_rate:g} rounding drives"
+            f" the peers apart as fast as averaging brings them together; set algorithm.averaging_rate to {limit:g} or"
+            " less (Moniqua's slack matrix; its paper uses 0.005), or use more bits",
+        )
+
+
+def _theta_is_useful(plan: Plan) -> Iterator[Finding]:
+    """θ by the theorems is loose: an error δB above the size of the weights is no information about them."""
+    code = _modulo_code(plan.compressor)
+    if not plan.spec.modulo or code is None or delta(*code) >= 0.5 or plan.theta_mode == "verified":
+        return
+    theta = max(plan.theta) if plan.theta_mode == "constant" else theorem_theta(plan)
+    if theta is None:
+        return
+    worst = delta(*code) * modulus(theta, *code)
+    if worst > plan.typical_weight:
+        source = "this θ" if plan.theta_mode == "constant" else f"the theorem's θ of {theta:.3g}"
+        key = "algorithm.theta_value" if plan.theta_mode == "constant" else "algorithm.theta"
+        yield _warning(
+            key,
+            f"{source} lets {code[0]}-bit codes be wrong by up to {worst:.2g}, more than the weights themselves"
+            f' (about {plan.typical_weight:g}); set algorithm.theta = "verified", which finds the smallest θ, or use'
+            " more bits",
+        )
+
+
+def theorem_theta(plan: Plan) -> float | None:
+    """Return Moniqua's a-priori θ, None where the graph never mixes.
+
+    Theorem 3: 2 γ G∞ ln(16 n) / (η (1 − ρ)). D² (Theorem 4): (6 D₁ n + 8) γ G∞ with D₁ = 1, its least. AD-PSGD:
+    16 t_mix γ G∞ with t_mix = ln(4 n)/(1 − ρ). Momentum makes of G∞ up to G∞/(1 − β).
+    """
+    added = plan.learning_rate * plan.gradient_bound
+    if plan.momentum not in ("none", "adam"):
+        added /= 1.0 - plan.beta
+    n, gap = plan.num_peers, plan.schedule.spectral_gap
+    if gap <= 1e-12:
+        return None
+    if plan.spec.asynchronous:
+        return 16.0 * math.log(4 * n) / gap * added
+    if plan.spec.graph is GraphNeed.SYMMETRIC:
+        return (6.0 * n + 8.0) * added
+    return 2.0 * added * math.log(16 * n) / (plan.averaging_rate * gap)
+
+
+def _bias_needs_feedback(plan: Plan) -> Iterator[Finding]:
+    """Without error feedback a bias adds up round after round."""
+    spec, compressor = plan.spec, plan.compressor
+    if spec.needs_unbiased and not compressor.unbiased and compressor.kind != "none" and not compressor.needs_reference:
+        alternative = "choco-sgd or quant-sgp" if plan.averages else "deep-squeeze or quant-sgp"
+        yield _error(
+            "compressor.kind",
+            f"{spec.name} has no error feedback, so the bias of {compressor.kind} adds up in every round; use an"
+            f" unbiased compressor (qsgd with compressor.unbiased = true), or {alternative}, which feeds errors back",
+        )
+
+
+def _feedback_needs_contraction(plan: Plan) -> Iterator[Finding]:
+    """An error memory with E‖C(v) − v‖² ≥ ‖v‖² grows for ever, whatever η is; scaled down, the same C contracts."""
+    variance = plan.bound.variance
+    if not plan.feeds_errors_back or plan.bound.contraction is not None or variance is None:
+        return
+    sentence = (
+        f"{plan.spec.name} keeps what {plan.compressor.kind} leaves out, and in layers of {plan.layer_size:,} numbers"
+        f" that error can be {variance:.2g} times what is sent, so it grows from round to round; set"
+        " compressor.unbiased = false, or use top_k or more bits"
+    )
+    yield (
+        _error("compressor.unbiased", sentence)
+        if variance >= BOUND_SLACK
+        else _warning("compressor.unbiased", sentence)
+    )
+
+
+def _replica_noise_of_dcd(plan: Plan) -> Iterator[Finding]:
+    """DCD and ECD inject the compressor's noise into the models: E‖x − x̄‖² gets the factor ρ² + ω μ² in each round.
+
+    μ = max |1 − λ_i| (Tang et al. 2018a, who ask for even less noise). Below 1 disagreement shrinks; their papers and
+    Moniqua's table 6 see it grow at 1 and 2 bits.
+    """
+    spec, schedule, variance = plan.spec, plan.schedule, plan.bound.variance
+    if not (spec.needs_unbiased and "replicas" in spec.state) or variance is None or plan.num_peers == 1:
+        return
+    spread = 1.0 - schedule.smallest_slack_eigenvalue() if schedule.is_symmetric else 2.0
+    limit = (1.0 - schedule.second_eigenvalue**2) / spread**2
+    if variance <= limit:
+        return
+    sentence = (
+        f"{spec.name} diverges when its compressor is too coarse: in layers of {plan.layer_size:,} numbers the noise of"
+        f" {_describe(plan.compressor)} is up to {variance:.2g} of what is sent, and this graph bears"
+        f" {limit:.2g}; use more bits, a graph that mixes faster, or choco-sgd"
+    )
+    yield (
+        _error("compressor.bits", sentence) if variance > BOUND_SLACK * limit else _warning("compressor.bits", sentence)
+    )
+
+
+def _naive_floor(plan: Plan) -> Iterator[Finding]:
+    """Moniqua's Theorem 1: E‖∇f‖² ≥ φ²Δ²/(8 (1 + φ²)) for ever, φ the smallest weight, Δ the distance of two levels."""
+    if plan.spec.name != "naive-quantized" or plan.compressor.kind == "none":
+        return
+    floor = ""
+    spacing = plan.bound.absolute
+    if spacing is not None:
+        weights = (float(matrix.column_weights[matrix.column_weights > 0].min()) for matrix in plan.schedule.matrices)
+        phi = min(weights)
+        floor = f" (the squared gradient never falls below {phi**2 * spacing**2 / (8 * (1 + phi**2)):.2g})"
+    yield _warning(
+        "algorithm.name",
+        f"naive-quantized stalls at a floor that no learning rate removes{floor}; it is here to show that: use moniqua"
+        " or choco-sgd to train",
+    )
+
+
+def _averaging_rate_known(plan: Plan) -> Iterator[Finding]:
+    """η falls with what the compressor keeps; far from the known rates the models collapse, or never meet."""
+    spec, rate = plan.spec, plan.averaging_rate
+    if not 0 < rate <= 1:
+        yield _error("algorithm.averaging_rate", f"the averaging rate lies above 0 and at most at 1, not at {rate:g}")
+        return
+    if not spec.uses_averaging_rate:
+        if rate != 1.0:
+            yield _warning(
+                "algorithm.averaging_rate",
+                f"{spec.name} has no averaging rate, so {rate:g} does nothing; leave algorithm.averaging_rate out",
+            )
+        return
+    kept = plan.kept if plan.feeds_errors_back else 1.0
+    if kept is None or not plan.averages or spec.modulo or spec.asynchronous:
+        return
+    known = long_run_rate(kept)
+    highest = max(RATE_FACTOR * known, short_run_rate(kept))
+    if rate > highest:
+        yield _warning(
+            "algorithm.averaging_rate",
+            f"an averaging rate of {rate:g} is far above what is known to converge when {kept:.2g} of each model is"
+            f" sent (short runs: up to {short_run_rate(kept):.2g}, long runs: {known:.2g}), and models collapse beyond"
+            " a cliff; lower algorithm.averaging_rate or send more",
+        )
+    elif rate < known / RATE_FACTOR:
+        yield _warning(
+            "algorithm.averaging_rate",
+            f"an averaging rate of {rate:g} is far below what is known to work when {kept:.2g} of each model is sent"
+            f" ({known:.2g}), and the peers hardly learn from each other; raise algorithm.averaging_rate",
+        )
+
+
+def long_run_rate(kept: float) -> float:
+    """Return the η that Sparse-Push's table 5 gives for this fraction kept, interpolated in logarithms."""
+    fractions, rates = zip(*LONG_RUN_RATES, strict=True)
+    logarithm = np.interp(math.log(max(kept, 1e-12)), np.log(fractions), np.log(rates))
+    return math.exp(float(logarithm))
+
+
+def short_run_rate(kept: float) -> float:
+    """Return the highest η to trust in short runs at this fraction kept, at most 1."""
+    kept0, rate0, exponent = SHORT_RUN_RATE
+    return min(1.0, rate0 * math.pow(kept / kept0, exponent))
+
+
+def _learning_rate_with_momentum(plan: Plan) -> Iterator[Finding]:
+    rate, beta = plan.learning_rate, plan.beta
+    if plan.momentum == "adam":
+        if rate > MAX_ADAM_RATE:
+            yield _warning(
+                "training.learning_rate",
+                f"Adam moves every weight by the learning rate in each step, and {rate:g} is far above its usual 0.001;"
+                f" set training.learning_rate below {MAX_ADAM_RATE:g}",
+            )
+        return
+    effective = rate if plan.momentum == "none" else rate / (1.0 - beta)
+    if effective > MAX_EFFECTIVE_RATE:
+        yield _warning(
+            "training.learning_rate",
+            f"a learning rate of {rate:g} with momentum {beta if plan.momentum != 'none' else 0:g} acts like"
+            f" {effective:.3g} (the papers: 1), which diverges on most tasks; lower training.learning_rate",
+        )
+    kept = plan.kept
+    if (
+        plan.momentum.startswith("qg")
+        and plan.feeds_errors_back
+        and rate >= COLLAPSING_QG_RATE
+        and kept is not None
+        and kept < STRONG_COMPRESSION
+    ):
+        yield _warning(
+            "training.momentum",
+            f"quasi-global momentum collapsed at learning rates of {COLLAPSING_QG_RATE:g} and above when so little of"
+            f" each model ({kept:.2g}) is sent; lower training.learning_rate, send more, or set"
+            ' training.momentum = "nesterov"',
+        )
+
+
+def _local_steps_allowed(plan: Plan) -> Iterator[Finding]:
+    if plan.local_steps > 1 and not plan.spec.local_steps:
+        yield _error(
+            "training.local_steps",
+            f"{plan.spec.name} exchanges after every single gradient; set training.local_steps = 1, or use d-psgd or"
+            " sgp, which allow more",
+        )
+
+
+def _late_neighbours(plan: Plan) -> Iterator[Finding]:
+    spec = plan.spec
+    if plan.late != "skip" or spec.graph is GraphNeed.NONE:
+        return
+    if spec.asynchronous:
+        yield _warning(
+            "rounds.late", f'{spec.name} never waits for a round, so "skip" does nothing; set rounds.late = "wait"'
+        )
+    elif not spec.tolerates_late:
+        yield _error(
+            "rounds.late",
+            f'{spec.name} cannot go on without a neighbour; set rounds.late = "wait", or use an algorithm of the'
+            " push-sum family (sgp, sparse-push, scsp, quant-sgp)",
+        )
+    elif spec.push_sum and plan.push_weight_guard == 0.0:
+        yield _warning(
+            "algorithm.push_weight_guard",
+            "a peer that goes on without its neighbours loses push-sum weight while its step grows like 1/u (20 rounds"
+            " ended in NaN); set algorithm.push_weight_guard = 0.5",
+        )
+
+
+def _final_rounds_fit(plan: Plan) -> Iterator[Finding]:
+    if plan.spec.name != "scsp":
+        return
+    if plan.final_rounds >= plan.rounds:
+        yield _error(
+            "algorithm.final_rounds",
+            f"all {plan.rounds} rounds of the run would be final ones, which do not train; set algorithm.final_rounds"
+            " well below run.rounds (the paper: 40 of some 78,000)",
+        )
+    elif plan.final_rounds < 1:
+        yield _warning(
+            "algorithm.final_rounds",
+            "without final rounds scsp is sparse-push; set algorithm.final_rounds = 40, as in the paper",
+        )
+
+
+RULES = (
+    _graph_connects,
+    _graph_mixes_in_time,
+    _graph_suits_algorithm,
+    _server_reaches_all,
+    _schedule_may_change,
+    _slack_eigenvalue_of_d2,
+    _push_weights_stay_up,
+    _compressor_is_used,
+    _modulo_with_modulo_only,
+    _modulo_rounding,
+    _modulo_noise,
+    _theta_is_useful,
+    _bias_needs_feedback,
+    _feedback_needs_contraction,
+    _replica_noise_of_dcd,
+    _naive_floor,
+    _averaging_rate_known,
+    _learning_rate_with_momentum,
+    _local_steps_allowed,
+    _late_neighbours,
+    _final_rounds_fit,
+)
+
+
+def _error(key: str, sentence: str) -> Finding:
+    return Finding("error", key, sentence)
+
+
+def _warning(key: str, sentence: str) -> Finding:
+    return Finding("warning", key, sentence)
+
+
+def _modulo_code(compressor: Compressor) -> tuple[int, Rounding] | None:
+    """Return bits and rounding of a modulo code, None for another compressor."""
+    if not compressor.needs_reference:
+        return None
+    settings: Any = compressor
+    return int(settings.bits), Rounding(settings.rounding)
+
+
+def _describe(compressor: Compressor) -> str:
+    bits = getattr(compressor, "bits", None)
+    return compressor.kind if bits is None else f"{bits}-bit {compressor.kind}"
+
+
+def _is_undirected(schedule: Schedule) -> bool:
+    """Whether every edge has its reverse, with whatever weight."""
+    return all(m.senders(peer) == m.receivers(peer) for m in schedule.matrices for peer in range(schedule.num_peers))
