@@ -1,0 +1,168 @@
+"""The centralized baselines, over the same messages and the same accounting: all-reduce and a parameter server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from peer.compress import add_decompressed_, build, decompress_layers
+from peer.compress.base import Compressor, Draws, compress_layers
+from peer.compress.payload import FloatArray, Payload
+from peer.errors import ConfigError
+from peer.gossip.base import Algorithm, AlgorithmSpec, Exchange, GraphNeed, Metrics, NodeContext
+from peer.gossip.mixing import add_scaled_, check_inbox, in_sender_order, whole
+from peer.wire.message import Message, MessageKind
+
+
+class AllReduce(Algorithm):
+    """x ← x − γ · mean_j g_j(x): everyone sends its gradient whole to everyone.
+
+    Synchronous data-parallel SGD. The mean is the same to the last bit on all peers (ascending index), and so is x.
+    """
+
+    spec: ClassVar[AlgorithmSpec] = AlgorithmSpec(
+        name="allreduce",
+        summary="Every peer gets the mean of all gradients in full precision; the centralized reference.",
+        source="baseline; Lu et al., empirical study, section 4.1",
+        graph=GraphNeed.COMPLETE,
+        uses_averaging_rate=False,
+        local_steps=False,
+    )
+
+    def __init__(self, node: NodeContext, x0: FloatArray) -> None:
+        super().__init__(node, x0)
+        self._others = tuple(j for j in range(node.schedule.num_peers) if j != node.peer)
+        self._t, self._rate = -1, 0.0
+        self._own: Payload = ()
+
+    def begin(self, t: int, gradient: FloatArray, rate: float) -> Exchange:
+        self._t, self._rate, self._own = t, rate, whole(gradient, self.node.layout)
+        share = 1.0 / self.node.schedule.num_peers
+        message = Message(MessageKind.GOSSIP, self.node.peer, t, mixing_weight=share, layers=self._own)
+        return Exchange(dict.fromkeys(self._others, message), frozenset(self._others))
+
+    def advance(self, inbox: Mapping[int, Message]) -> Exchange | None:
+        check_inbox(inbox, self._others, self._t, self.node.layout, may_lack=False)
+        add_mean_(self.x, self.node, -self._rate, self._own, inbox)
+        return None
+
+    def metrics(self) -> Metrics:
+        return Metrics(neighbor_distance=0.0)
+
+
+class ParameterServer(Algorithm):
+    """x ← x − γ · mean_j C[g_j(x)]: workers push compressed gradients, the server answers with the model.
+
+    Lu et al., empirical study, section 4.1. The server (`settings["server"]`, 0 unless set) is a worker too and its own
+    gradient goes through C like the others'; the pull is in full precision.
+
+    With `settings["model_bits"]` the quantized model of section 5.4: x ← Q(x − γ · mean_j Q(g_j)), Q a stochastic grid
+    of that many bits over ± `settings["model_range"]` (gradients: ± `settings["gradient_range"]`, the same unless set).
+    The study gives no range: report it with the result. The pull then needs those bits only.
+    """
+
+    spec: ClassVar[AlgorithmSpec] = AlgorithmSpec(
+        name="parameter-server",
+        summary="Workers push compressed gradients to one server and pull the model.",
+        source="Lu et al., An Empirical Study of Low-precision Training, sections 4.1 and 5.4",
+        graph=GraphNeed.SERVER,
+        compresses=True,
+        needs_unbiased=True,
+        uses_averaging_rate=False,
+        local_steps=False,
+    )
+
+    def __init__(self, node: NodeContext, x0: FloatArray) -> None:
+        super().__init__(node, x0)
+        peers = range(node.schedule.num_peers)
+        self.server = int(node.settings.get("server", 0))
+        if self.server not in peers:
+            raise ConfigError(
+                "is no peer of the run", key="algorithm.server", value=self.server, valid=f"0 to {len(peers) - 1}"
+            )
+        self._workers = tuple(j for j in peers if j != self.server)
+        self._model_grid: Compressor | None
+        self._gradient_grid: Compressor | None
+        self._model_grid, self._gradient_grid = _grids(node)
+        self._t, self._rate, self._pulling = -1, 0.0, False
+        self._own: Payload = ()
+
+    @property
+    def is_server(self) -> bool:
+        return self.node.peer == self.server
+
+    def begin(self, t: int, gradient: FloatArray, rate: float) -> Exchange:
+        """Push the own gradient; the server waits for all of them."""
+        self._t, self._rate, self._pulling = t, rate, False
+        node, compressor = self.node, self._gradient_grid or self.node.compressor
+        draws = node.draw_source.draws(t)
+        self._own = compress_layers(compressor, gradient, node.layout, draws, whole_below=node.whole_below)
+        if self.is_server:
+            return Exchange({}, frozenset(self._workers))
+        share = 1.0 / node.schedule.num_peers
+        push = Message(MessageKind.GOSSIP, node.peer, t, mixing_weight=share, layers=self._own)
+        return Exchange({self.server: push}, frozenset())
+
+    def advance(self, inbox: Mapping[int, Message]) -> Exchange | None:
+        if self._pulling:
+            if not self.is_server:
+                check_inbox(inbox, {self.server}, self._t, self.node.layout, may_lack=False)
+                self.x = decompress_layers(inbox[self.server].layers, self.node.layout, self.x.dtype)
+            return None
+        self._pulling = True
+        if not self.is_server:
+            return Exchange({}, frozenset({self.server}), phase=1)
+        check_inbox(inbox, self._workers, self._t, self.node.layout, may_lack=False)
+        add_mean_(self.x, self.node, -self._rate, self._own, inbox)
+        pulled = whole(self.x, self.node.layout)
+        if self._model_grid is not None:
+            draws = SharedDraws(self.node.draw_source.draws(self._t))
+            pulled = compress_layers(self._model_grid, self.x, self.node.layout, draws)
+            self.x = decompress_layers(pulled, self.node.layout, self.x.dtype)
+        pull = Message(MessageKind.GOSSIP, self.server, self._t, phase=1, mixing_weight=1.0, layers=pulled)
+        return Exchange(dict.fromkeys(self._workers, pull), frozenset(), phase=1)
+
+    def metrics(self) -> Metrics:
+        return Metrics(neighbor_distance=0.0)
+
+
+def add_mean_(x: FloatArray, node: NodeContext, scale: float, own: Payload, inbox: Mapping[int, Message]) -> None:
+    """Add scale · mean_j c_j to `x` in place, over the senders and the peer itself, ascending."""
+    mean = np.zeros_like(x)
+    for _, message in in_sender_order(node.peer, inbox):
+        add_decompressed_(mean, own if message is None else message.layers, node.layout, 1.0)
+    add_scaled_(x, scale / (len(inbox) + 1), mean)
+
+
+def _grids(node: NodeContext) -> tuple[Compressor, Compressor] | tuple[None, None]:
+    """Return Q of the model and Q of the gradients, or None twice where the model is not quantized."""
+    bits = node.settings.get("model_bits")
+    if bits is None:
+        return None, None
+    model_range = node.settings.get("model_range", 1.0)
+    try:
+        return (
+            build("grid", bits=bits, range=model_range),
+            build("grid", bits=bits, range=node.settings.get("gradient_range", model_range)),
+        )
+    except ValueError as error:
+        raise ConfigError(str(error), key="algorithm.model_bits") from None
+
+
+class SharedDraws:
+    """Draws whose own uniforms are the shared ones: the server's second draw of a round, for the model."""
+
+    def __init__(self, draws: Draws) -> None:
+        self._draws = draws
+
+    def own(self, layer: int, size: int, dtype: npt.DTypeLike) -> FloatArray:
+        return self._draws.shared(layer, size, dtype)
+
+    def shared(self, layer: int, size: int, dtype: npt.DTypeLike) -> FloatArray:
+        return self._draws.shared(layer, size, dtype)
+
+    def words(self, layer: int, size: int) -> npt.NDArray[np.uint32]:
+        return self._draws.words(layer, size)

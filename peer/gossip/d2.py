@@ -1,0 +1,81 @@
+"""D²: decentralized SGD whose memory of the last step cancels what sets the peers' data apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy.typing as npt
+
+from peer.compress.payload import FloatArray, Payload
+from peer.gossip.base import Algorithm, AlgorithmSpec, Exchange, GraphNeed, Metrics, NodeContext
+from peer.gossip.mixing import (
+    add_neighbours_,
+    add_scaled_,
+    check_inbox,
+    compress,
+    gossip_messages,
+    payload_distance,
+    restored_like,
+)
+from peer.wire.message import Message
+
+
+class D2(Algorithm):
+    """h = 2x − x₋₁ − γ g(x) + γ₋₁ g₋₁; x ← Σ_j W̄_ij h_j, with W̄ = η W + (1 − η) I.
+
+    Tang et al. 2018, D²: Decentralized Training over Decentralized Data, Algorithm 1. First round: x₋₁ = x₀ and
+    γ₋₁ g₋₁ = 0, so that h = x₀ − γ g. Converges with any difference between the peers' data if W is symmetric and
+    λ_min(W̄) > −1/3; η = ½ gives that on every graph.
+    """
+
+    spec: ClassVar[AlgorithmSpec] = AlgorithmSpec(
+        name="d2",
+        summary="D-PSGD with a memory of the last step: converges even when every peer has labels of its own.",
+        source="Tang et al. 2018, D², Algorithm 1",
+        graph=GraphNeed.SYMMETRIC,
+        state=("last_step",),
+    )
+
+    def __init__(self, node: NodeContext, x0: FloatArray) -> None:
+        super().__init__(node, x0)
+        self.last_step = self.x.copy()
+        """x₋₁ − γ₋₁ g₋₁: the two memories of D² enter as this difference only, so that one vector holds both."""
+        self._t = -1
+        self._own: Payload = ()
+        self._heard: Mapping[int, Message] = {}
+
+    def begin(self, t: int, gradient: FloatArray, rate: float) -> Exchange:
+        self.x, self.last_step = half_step_(self.x, self.last_step, gradient, rate)
+        self._t, self._own = t, compress(self.node, t, self.x)
+        senders = self.node.schedule.senders(t, self.node.peer)
+        return Exchange(gossip_messages(self.node, t, self._own), frozenset(senders))
+
+    def advance(self, inbox: Mapping[int, Message]) -> Exchange | None:
+        node, t = self.node, self._t
+        check_inbox(inbox, node.schedule.senders(t, node.peer), t, node.layout, may_lack=False)
+        add_neighbours_(self.x, node, t, node.averaging_rate, self._own, inbox)
+        self._heard = dict(inbox)
+        return None
+
+    def metrics(self) -> Metrics:
+        return Metrics(neighbor_distance=payload_distance(self, self._own, 1.0, self._heard))
+
+    def state(self) -> dict[str, npt.NDArray[Any]]:
+        return {**super().state(), "last_step": self.last_step}
+
+    def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        super().restore(state)
+        self.last_step = restored_like(self.x, state["last_step"])
+
+
+def half_step_(
+    x: FloatArray, last_step: FloatArray, gradient: FloatArray, rate: float
+) -> tuple[FloatArray, FloatArray]:
+    """Return (h, x − γ g), which replace (x, x₋₁ − γ₋₁ g₋₁). Both arrays are reused."""
+    last_step *= -1
+    last_step += x
+    add_scaled_(x, -rate, gradient)
+    # x is x − γ g now, and last_step holds what h has beyond it: x − x₋₁ + γ₋₁ g₋₁.
+    last_step += x
+    return last_step, x

@@ -1,0 +1,157 @@
+"""Gossip that sends whole models: local training, D-PSGD and push-sum SGD (SGP).
+
+They lose nothing themselves. With a compressor other than `none` (bfloat16 on the wire, say) both ends still count what
+was sent, so that the average of all models moves by the gradients alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy.typing as npt
+
+from peer.compress import add_decompressed_, decompress_layers
+from peer.compress.payload import FloatArray, Payload
+from peer.gossip.base import Algorithm, AlgorithmSpec, Exchange, GraphNeed, Metrics, NodeContext
+from peer.gossip.mixing import (
+    HeldBack,
+    absorb_push_sum_,
+    add_neighbours_,
+    add_scaled_,
+    check_inbox,
+    check_message,
+    compress,
+    gossip_messages,
+    local_step_rate,
+    mixed_push_weight,
+    payload_distance,
+)
+from peer.wire.message import Message
+
+
+class Local(Algorithm):
+    """x ← x − γ g(x): every peer for itself, the baseline of no communication."""
+
+    spec: ClassVar[AlgorithmSpec] = AlgorithmSpec(
+        name="local",
+        summary="Every peer trains alone; the baseline that shows what communication is worth.",
+        source="baseline",
+        graph=GraphNeed.NONE,
+        time_varying=True,
+        uses_averaging_rate=False,
+    )
+
+    def begin(self, t: int, gradient: FloatArray, rate: float) -> Exchange:
+        add_scaled_(self.x, -rate, gradient)
+        return Exchange({}, frozenset())
+
+    def advance(self, inbox: Mapping[int, Message]) -> Exchange | None:
+        return None
+
+    def metrics(self) -> Metrics:
+        return Metrics()
+
+
+class DPsgd(Algorithm):
+    """x ← x + η Σ_j (W_ij − I_ij) x_j − γ g(x), combine then adapt: the gradient is that at the old x.
+
+    Lian et al. 2017 (D-PSGD), equation 4 of the Moniqua paper. What is sent does not depend on the gradient, so that
+    compute and communication can overlap. Invariant on doubly stochastic W: Σ x changes by the gradient steps only.
+    """
+
+    spec: ClassVar[AlgorithmSpec] = AlgorithmSpec(
+        name="d-psgd",
+        summary="Averages whole models with the neighbours while the gradient is being computed.",
+        source="Lian et al. 2017, D-PSGD, Algorithm 1",
+        graph=GraphNeed.DOUBLY,
+        tolerates_late=True,
+        time_varying=True,
+    )
+
+    def __init__(self, node: NodeContext, x0: FloatArray) -> None:
+        super().__init__(node, x0)
+        self._held = HeldBack()
+        self._t = -1
+        self._own: Payload = ()
+        self._heard: Mapping[int, Message] = {}
+
+    def begin(self, t: int, gradient: FloatArray, rate: float) -> Exchange:
+        self._t, self._own = t, compress(self.node, t, self.x)
+        add_scaled_(self.x, -rate, gradient)
+        senders = self.node.schedule.senders(t, self.node.peer)
+        return Exchange(gossip_messages(self.node, t, self._own), frozenset(senders))
+
+    def advance(self, inbox: Mapping[int, Message]) -> Exchange | None:
+        node, t = self.node, self._t
+        awaits = node.schedule.senders(t, node.peer)
+        check_inbox(inbox, awaits, t, node.layout, may_lack=True)
+        add_neighbours_(self.x, node, t, node.averaging_rate, self._own, inbox)
+        if missing := set(awaits) - inbox.keys():
+            value = decompress_layers(self._own, node.layout, self.x.dtype)
+            self._held.keep_(self.x, node, t, node.averaging_rate, missing, value)
+        self._heard = dict(inbox)
+        return None
+
+    def absorb_late(self, message: Message) -> None:
+        check_message(message, self.node.layout)
+        scale = self.node.averaging_rate * message.mixing_weight
+        self._held.settle_(self.x, message.round, message.sender)
+        add_decompressed_(self.x, message.layers, self.node.layout, scale)
+
+    def metrics(self) -> Metrics:
+        return Metrics(neighbor_distance=payload_distance(self, self._own, 1.0, self._heard))
+
+    def state(self) -> dict[str, npt.NDArray[Any]]:
+        return {**super().state(), **self._held.state()}
+
+    def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        super().restore(state)
+        self._held.restore(state)
+
+
+class Sgp(Algorithm):
+    """x̃ = x − γ g(z); x ← x̃ + η Σ_j (W_ij − I_ij) x̃_j; the same for u; z = x / u.
+
+    Assran et al. 2019, Stochastic Gradient Push. Needs columns that sum to 1 and nothing of the rows, so that graphs
+    may be directed and change. Invariants: Σ u = n and Σ x changes by the gradient steps only, with what is in
+    flight.
+    """
+
+    spec: ClassVar[AlgorithmSpec] = AlgorithmSpec(
+        name="sgp",
+        summary="Push-sum: whole models over directed graphs that may change in every round.",
+        source="Assran et al. 2019, Stochastic Gradient Push, Algorithm 1",
+        graph=GraphNeed.COLUMN,
+        push_sum=True,
+        tolerates_late=True,
+        time_varying=True,
+    )
+
+    def __init__(self, node: NodeContext, x0: FloatArray) -> None:
+        super().__init__(node, x0)
+        self._t = -1
+        self._own: Payload = ()
+        self._u_sent = 1.0
+        self._heard: Mapping[int, Message] = {}
+
+    def begin(self, t: int, gradient: FloatArray, rate: float) -> Exchange:
+        add_scaled_(self.x, -local_step_rate(rate, self.u, self.node.push_weight_guard), gradient)
+        self._t, self._own, self._u_sent = t, compress(self.node, t, self.x), self.u
+        messages = gossip_messages(self.node, t, self._own, push_weight=self.u)
+        return Exchange(messages, frozenset(self.node.schedule.senders(t, self.node.peer)))
+
+    def advance(self, inbox: Mapping[int, Message]) -> Exchange | None:
+        node, t, rate = self.node, self._t, self.node.averaging_rate
+        check_inbox(inbox, node.schedule.senders(t, node.peer), t, node.layout, may_lack=True)
+        add_neighbours_(self.x, node, t, rate, self._own, inbox)
+        self.u = mixed_push_weight(self.u, node, t, rate, inbox)
+        self._heard = dict(inbox)
+        return None
+
+    def absorb_late(self, message: Message) -> None:
+        absorb_push_sum_(self, message, self.node.averaging_rate)
+
+    def metrics(self) -> Metrics:
+        distance = payload_distance(self, self._own, self._u_sent, self._heard)
+        return Metrics(push_weight=self.u, neighbor_distance=distance)

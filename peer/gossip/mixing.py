@@ -1,0 +1,254 @@
+"""The gossip step that the algorithms share: what a peer tells its neighbours, and the weighted sum of what it hears.
+
+Every sum over neighbours runs in ascending sender index with the peer itself in its place, so that the result depends
+on what was sent and never on when it came. Weights are those that the senders told: column j of W is j's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from peer.compress import add_decompressed_, decompress_layers
+from peer.compress.base import compress_layers
+from peer.compress.layout import Layout
+from peer.compress.payload import Dense, FloatArray, Payload, Residues, ValueType, num_values
+from peer.errors import LocalProtocolError, RemoteProtocolError
+from peer.gossip.base import Algorithm, NodeContext
+from peer.wire.message import Message, MessageKind
+
+BLOCK = 1 << 15
+"""Numbers handled at once by the passes over whole vectors: a block and its temporaries stay in the cache."""
+
+
+def add_scaled_(out: FloatArray, scale: float, values: FloatArray) -> None:
+    """Add `scale · values` to `out` in place, in the dtype of `out` and without a temporary of full size."""
+    factor = out.dtype.type(scale)
+    for start in range(0, out.size, BLOCK):
+        part = slice(start, start + BLOCK)
+        out[part] += factor * values[part]
+
+
+def local_step_rate(rate: float, push_weight: float, guard: float) -> float:
+    """Return γ scaled by min(1, u / guard); a guard of 0 leaves it.
+
+    A peer that hears nobody loses u geometrically and its step in z = x / u is γ / u, which explodes.
+    """
+    return rate * min(1.0, push_weight / guard) if guard > 0.0 else rate
+
+
+def compress(node: NodeContext, t: int, v: FloatArray) -> Payload:
+    """Return what the node's compressor makes of `v` in round t."""
+    return compress_layers(node.compressor, v, node.layout, node.draw_source.draws(t), whole_below=node.whole_below)
+
+
+def whole(v: FloatArray, layout: Layout) -> Payload:
+    """Return `v` as a payload that loses nothing."""
+    return tuple(whole_layer(v[part]) for part in layout.slices)
+
+
+def whole_layer(values: FloatArray) -> Dense:
+    """Return one layer as a payload that loses nothing."""
+    return Dense(values.copy(), ValueType.FLOAT64 if values.dtype == np.float64 else ValueType.FLOAT32)
+
+
+def own_weight(node: NodeContext, t: int) -> float:
+    """Return W_ii of round t."""
+    return float(node.schedule.matrix(t)[node.peer, node.peer])
+
+
+def gossip_messages(
+    node: NodeContext,
+    t: int,
+    payload: Payload,
+    *,
+    receivers: Collection[int] | None = None,
+    push_weight: float = 1.0,
+) -> dict[int, Message]:
+    """Return the message of round t to each receiver (by default those of round t); all share the payload."""
+    weights = node.schedule.matrix(t)[:, node.peer]
+    return {
+        receiver: Message(
+            MessageKind.GOSSIP,
+            node.peer,
+            t,
+            mixing_weight=float(weights[receiver]),
+            push_weight=push_weight,
+            layers=payload,
+        )
+        for receiver in (node.schedule.receivers(t, node.peer) if receivers is None else receivers)
+    }
+
+
+def check_inbox(
+    inbox: Mapping[int, Message],
+    awaits: Collection[int],
+    t: int,
+    layout: Layout,
+    *,
+    may_lack: bool,
+    modulo: bool = False,
+) -> None:
+    """Check everything that was received before any of it is applied, so that a refusal leaves the state as it was.
+
+    Raises RemoteProtocolError naming the sender that sent what cannot be used, and LocalProtocolError if the driver
+    brought messages that were not asked for or left out some that cannot be done without.
+    """
+    unexpected, lacking = inbox.keys() - set(awaits), set(awaits) - inbox.keys()
+    if unexpected or (lacking and not may_lack):
+        raise LocalProtocolError(
+            f"round {t}: messages of {sorted(unexpected)} not awaited, of {sorted(lacking)} lacking"
+        )
+    for sender, message in inbox.items():
+        if message.sender != sender or message.round != t:
+            raise LocalProtocolError(f"round {t}: the driver took {message} for a message of peer {sender}")
+        check_message(message, layout, modulo=modulo)
+
+
+def check_message(message: Message, layout: Layout, *, modulo: bool = False) -> None:
+    """Raise RemoteProtocolError unless the message is a GOSSIP or NOTHING that fits the layout and the algorithm."""
+    sender = message.sender
+    if message.kind is MessageKind.NOTHING:
+        return
+    if message.kind is not MessageKind.GOSSIP:
+        raise RemoteProtocolError(f"sent {message.kind.name} where a GOSSIP message was due", peer=sender)
+    if not (0.0 <= message.mixing_weight <= 1.0 and 0.0 <= message.push_weight < np.inf):
+        raise RemoteProtocolError(
+            f"told the weights {message.mixing_weight} and {message.push_weight}, which no column of W can hold",
+            peer=sender,
+        )
+    check_layers(message.layers, layout, sender, modulo=modulo)
+
+
+def check_layers(layers: Payload, layout: Layout, sender: int, *, modulo: bool = False) -> None:
+    """Raise RemoteProtocolError unless there is one layer of the right size and kind for each of the layout's."""
+    if len(layers) != layout.num_layers:
+        raise RemoteProtocolError(f"sent {len(layers)} layers, the model has {layout.num_layers}", peer=sender)
+    for index, (layer, size) in enumerate(zip(layers, layout.sizes, strict=True)):
+        if num_values(layer) != size:
+            raise RemoteProtocolError(
+                f"sent {num_values(layer)} numbers for layer {index}, which has {size}", peer=sender
+            )
+        usable = isinstance(layer, (Dense, Residues)) if modulo else not isinstance(layer, Residues)
+        if not usable:
+            raise RemoteProtocolError(f"sent {type(layer).__name__} where the algorithm cannot use it", peer=sender)
+
+
+def in_sender_order(peer: int, inbox: Mapping[int, Message]) -> Iterator[tuple[int, Message | None]]:
+    """Yield (sender, message) ascending, the peer itself in its place with None; senders of NOTHING are left out."""
+    for sender in sorted({*inbox, peer}):
+        if sender == peer:
+            yield peer, None
+        elif inbox[sender].kind is not MessageKind.NOTHING:
+            yield sender, inbox[sender]
+
+
+def add_neighbours_(
+    x: FloatArray, node: NodeContext, t: int, rate: float, own: Payload, inbox: Mapping[int, Message]
+) -> None:
+    """Add η Σ_j (W_ij − I_ij) c_j to `x` in place, where c_j is what j's payload decompresses to (`own` for j = i).
+
+    The own term goes through the payload too, "apply what you sent": then what leaves one peer is exactly what arrives
+    at the others, and Σ x is conserved whatever the compressor lost.
+    """
+    for _, message in in_sender_order(node.peer, inbox):
+        if message is None:
+            add_decompressed_(x, own, node.layout, rate * (own_weight(node, t) - 1.0))
+        else:
+            add_decompressed_(x, message.layers, node.layout, rate * message.mixing_weight)
+
+
+def mixed_push_weight(u: float, node: NodeContext, t: int, rate: float, inbox: Mapping[int, Message]) -> float:
+    """Return u + η Σ_j (W_ij − I_ij) u_j."""
+    mixed = u
+    for _, message in in_sender_order(node.peer, inbox):
+        if message is None:
+            mixed += rate * (own_weight(node, t) - 1.0) * u
+        else:
+            mixed += rate * message.mixing_weight * message.push_weight
+    return mixed
+
+
+def absorb_push_sum_(algorithm: Algorithm, message: Message, rate: float) -> None:
+    """Add η W_ij(s) c_j(s) and η W_ij(s) u_j(s) of an earlier round s: exactly what it would have added then."""
+    check_message(message, algorithm.node.layout)
+    if message.kind is MessageKind.NOTHING:
+        return
+    scale = rate * message.mixing_weight
+    add_decompressed_(algorithm.x, message.layers, algorithm.node.layout, scale)
+    algorithm.u += scale * message.push_weight
+
+
+def payload_distance(
+    algorithm: Algorithm, own: Payload, push_weight: float, heard: Mapping[int, Message]
+) -> float | None:
+    """Return the mean over the neighbours heard of ‖c_j / u_j − c_i / u_i‖₂, or None if none was heard."""
+    node, distances = algorithm.node, []
+    for _, message in in_sender_order(node.peer, heard):
+        if message is not None and message.push_weight > 0.0:
+            difference = decompress_layers(message.layers, node.layout, algorithm.x.dtype)
+            difference /= difference.dtype.type(message.push_weight)
+            add_decompressed_(difference, own, node.layout, -1.0 / push_weight)
+            distances.append(float(np.linalg.norm(difference)))
+    return sum(distances) / len(distances) if distances else None
+
+
+def restored_like(x: FloatArray, saved: npt.NDArray[Any]) -> FloatArray:
+    """Return a copy of a saved vector. Raises ValueError unless it has the shape and dtype of `x`."""
+    if saved.shape != x.shape or saved.dtype != x.dtype:
+        raise ValueError(f"a saved vector has shape {saved.shape} and type {saved.dtype}, not {x.shape} and {x.dtype}")
+    return np.array(saved, copy=True)
+
+
+class HeldBack:
+    """What a peer without push-sum weights keeps for the neighbours it went on without: its own value of that round.
+
+    Going on without j in round s takes the difference form for j: the peer puts η W_ij v_i(s) back for the time being,
+    and when j's message comes it adds η W_ij (v_j(s) − v_i(s)). In the end it is as if j had been on time; until then
+    the peer's own model is not pulled toward zero by the missing share.
+    """
+
+    def __init__(self) -> None:
+        self._values: dict[int, FloatArray] = {}
+        self._scales: dict[tuple[int, int], float] = {}
+
+    def keep_(
+        self, x: FloatArray, node: NodeContext, t: int, rate: float, missing: Collection[int], value: FloatArray
+    ) -> None:
+        """Add η W_ij v_i to `x` for every missing sender j and keep `value`, which is v_i of round t (copied)."""
+        weights = node.schedule.matrix(t)[node.peer]
+        for sender in sorted(missing):
+            self._scales[t, sender] = rate * float(weights[sender])
+            add_scaled_(x, self._scales[t, sender], value)
+        if missing:
+            self._values[t] = value.copy()
+
+    def settle_(self, x: FloatArray, t: int, sender: int) -> None:
+        """Take η W_ij v_i(t) out of `x` again, because the sender's message of round t has come."""
+        if (t, sender) not in self._scales:
+            raise LocalProtocolError(f"a late message of peer {sender}, round {t}, but nothing was held back for it")
+        add_scaled_(x, -self._scales.pop((t, sender)), self._values[t])
+        if all(held != t for held, _ in self._scales):
+            del self._values[t]
+
+    def state(self) -> dict[str, npt.NDArray[Any]]:
+        """Return what is held as arrays: nothing while nobody is late."""
+        if not self._scales:
+            return {}
+        order = sorted(self._scales)
+        return {
+            "held.missing": np.array(order, np.int64),
+            "held.scales": np.array([self._scales[pair] for pair in order]),
+            **{f"held.{t}": value for t, value in sorted(self._values.items())},
+        }
+
+    def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Take back what `state` returned."""
+        self._scales, self._values = {}, {}
+        if "held.missing" in state:
+            pairs = [(int(t), int(sender)) for t, sender in state["held.missing"]]
+            self._scales = dict(zip(pairs, map(float, state["held.scales"]), strict=True))
+            self._values = {t: np.array(state[f"held.{t}"], copy=True) for t, _ in pairs}

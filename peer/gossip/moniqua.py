@@ -1,0 +1,545 @@
+"""Moniqua: quantized gossip with no state beyond the model, because neighbours already know most of each other.
+
+A peer sends only the low bits of the integers that its weights round to; a receiver whose own weights are within θ
+knows the rest (`compress.modulo`). The own term of the average goes through the same code, which cancels the code's
+error out of Σ x.
+
+**Verified** mode, the default of the product, makes a wrong θ harmless: every layer carries 64 bits of hash over the
+integers. A receiver that recovered others asks for further high bits of the *same* integers, at last for all of them,
+until the hash fits; nothing is quantized anew, so that what it adds is to the last bit what the sender subtracts.
+Between rounds only the numbers θ are state. The vector that the last codes came from is kept until every neighbour
+has shown, by its next message, that it needs no repair; it belongs to the transport (`transport_state`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from peer.compress.modulo import (
+    Modulo,
+    Omega,
+    apply_repair,
+    delta,
+    hash_integers,
+    modulus,
+    more_bits,
+    recover,
+    recover_checked,
+    theta_floor,
+    values_of,
+)
+from peer.compress.norms import max_magnitude
+from peer.compress.payload import (
+    Dense,
+    FloatArray,
+    LayerPayload,
+    MoreBits,
+    Payload,
+    Residues,
+    WholeIntegers,
+)
+from peer.errors import ConfigError, LocalProtocolError, RemoteProtocolError
+from peer.gossip.base import Algorithm, AlgorithmSpec, Exchange, GraphNeed, Metrics, NodeContext
+from peer.gossip.d2 import half_step_
+from peer.gossip.mixing import (
+    BLOCK,
+    add_scaled_,
+    check_inbox,
+    gossip_messages,
+    own_weight,
+    restored_like,
+    whole_layer,
+)
+from peer.gossip.theta import ThetaControl, d2_constant, second_eigenvalue, theorem_2, theorem_3, theorem_4
+from peer.wire.message import Message, MessageKind, RepairWish
+
+FURTHER_BITS = (4, 8, 16, 0)
+"""How many more bits of K the first, second, … request for a layer asks for; 0 is all of K, and the last."""
+
+
+class Moniqua(Algorithm):
+    """x ← x + Σ_j W̄_ij (x̂_j − x̂_i) − γ g(x), with W̄ = η W + (1 − η) I.
+
+    Lu and De Sa 2020, Moniqua, Algorithm 1; with η < 1 the slack matrix of Theorem 3, which allows 1 bit. Invariant:
+    Σ x moves by the gradient steps only, to rounding, whatever θ is (in verified mode also with far too small a θ).
+    """
+
+    spec: ClassVar[AlgorithmSpec] = AlgorithmSpec(
+        name="moniqua",
+        summary="D-PSGD in a few bits a number and without additional memory.",
+        source="Lu and De Sa 2020, Moniqua, Algorithm 1 and Theorems 2 and 3",
+        graph=GraphNeed.DOUBLY,
+        compresses=True,
+        modulo=True,
+    )
+
+    def __init__(self, node: NodeContext, x0: FloatArray) -> None:
+        super().__init__(node, x0)
+        self._gossip = ModuloGossip(node)
+        self._theta = theta_control(node)
+        w = node.schedule.matrix(0)
+        self._rho = second_eigenvalue(w) if self._theta.mode == "theorem" else 0.0
+
+    def begin(self, t: int, gradient: FloatArray, rate: float) -> Exchange:
+        reference = self.x
+        bound = 0.0
+        if self._theta.mode == "theorem":
+            self._theta.see_gradient(max_magnitude(gradient))
+            bound = self._theorem(rate)
+        self.x = self._gossip.copy_of(reference)
+        add_scaled_(self.x, -rate, gradient)
+        return self._gossip.begin(t, reference, self._theta, bound)
+
+    def _theorem(self, rate: float) -> float:
+        node, n = self.node, self.node.schedule.num_peers
+        if node.averaging_rate < 1.0:
+            return theorem_3(rate, self._theta.gradient_bound, n, self._rho, node.averaging_rate)
+        decay = float(node.settings.get("step_size_decay", 1.0))
+        return theorem_2(rate, self._theta.gradient_bound, n, self._rho, decay=decay)
+
+    def advance(self, inbox: Mapping[int, Message]) -> Exchange | None:
+        return self._gossip.advance(self.x, inbox, self._theta)
+
+    def answer(self, request: Message) -> Message:
+        return self._gossip.answer(request)
+
+    def metrics(self) -> Metrics:
+        return self._gossip.metrics()
+
+    def state(self) -> dict[str, npt.NDArray[Any]]:
+        return {**super().state(), **self._theta.state(), **self._gossip.state()}
+
+    def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        super().restore(state)
+        self._theta.restore(state)
+        self._gossip.restore(state)
+
+    def transport_state(self) -> dict[str, npt.NDArray[Any]]:
+        return self._gossip.transport_state()
+
+    def restore_transport(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        self._gossip.restore_transport(state, self.x)
+
+
+class MoniquaD2(Algorithm):
+    """h = 2x − x₋₁ − γ g(x) + γ₋₁ g₋₁; x ← h + Σ_j W̄_ij (ĥ_j − ĥ_i): D² whose exchange is Moniqua's code of h.
+
+    Lu and De Sa 2020, Moniqua, section 5 and Theorem 4. θ bounds the distances between the h. See `D2`.
+    """
+
+    spec: ClassVar[AlgorithmSpec] = AlgorithmSpec(
+        name="moniqua-d2",
+        summary="D² in a few bits a number.",
+        source="Lu and De Sa 2020, Moniqua, section 5 and Theorem 4",
+        graph=GraphNeed.SYMMETRIC,
+        compresses=True,
+        modulo=True,
+        state=("last_step",),
+    )
+
+    def __init__(self, node: NodeContext, x0: FloatArray) -> None:
+        super().__init__(node, x0)
+        self.last_step = self.x.copy()
+        """x₋₁ − γ₋₁ g₋₁, see `D2`."""
+        self._gossip = ModuloGossip(node)
+        self._theta = theta_control(node)
+        self._d1 = 0.0
+        if self._theta.mode == "theorem":
+            given = node.settings.get("d1")
+            self._d1 = d2_constant(node.schedule.matrix(0), node.averaging_rate) if given is None else float(given)
+
+    def begin(self, t: int, gradient: FloatArray, rate: float) -> Exchange:
+        bound = 0.0
+        if self._theta.mode == "theorem":
+            self._theta.see_gradient(max_magnitude(gradient))
+            bound = theorem_4(rate, self._theta.gradient_bound, self.node.schedule.num_peers, self._d1)
+        reference, self.last_step = half_step_(self.x, self.last_step, gradient, rate)
+        self.x = self._gossip.copy_of(reference)
+        return self._gossip.begin(t, reference, self._theta, bound)
+
+    def advance(self, inbox: Mapping[int, Message]) -> Exchange | None:
+        return self._gossip.advance(self.x, inbox, self._theta)
+
+    def answer(self, request: Message) -> Message:
+        return self._gossip.answer(request)
+
+    def metrics(self) -> Metrics:
+        return self._gossip.metrics()
+
+    def state(self) -> dict[str, npt.NDArray[Any]]:
+        return {**super().state(), "last_step": self.last_step, **self._theta.state(), **self._gossip.state()}
+
+    def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        super().restore(state)
+        self.last_step = restored_like(self.x, state["last_step"])
+        self._theta.restore(state)
+        self._gossip.restore(state)
+
+    def transport_state(self) -> dict[str, npt.NDArray[Any]]:
+        return self._gossip.transport_state()
+
+    def restore_transport(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        self._gossip.restore_transport(state, self.x)
+
+
+def modulo_compressor(node: NodeContext) -> Modulo:
+    """Return the node's compressor, carrying hashes exactly in verified mode. Raises ConfigError if it is another."""
+    if not isinstance(node.compressor, Modulo):
+        raise ConfigError(
+            "a modulo algorithm needs the modulo compressor",
+            key="compressor.kind",
+            value=node.compressor.kind,
+            valid="modulo",
+        )
+    return replace(node.compressor, verified=node.verified)
+
+
+def theta_control(node: NodeContext) -> ThetaControl:
+    """Return the node's way to choose θ."""
+    mode = node.settings.get("theta_mode", "verified" if node.verified else "constant")
+    if mode == "verified" and not node.verified:
+        raise ConfigError("adapting θ needs the hashes of verified mode", key="algorithm.theta", value=mode)
+    return ThetaControl(mode, node.theta, node.layout.num_layers)
+
+
+@dataclass(frozen=True)
+class Source:
+    """What the codes of one round came from, kept for repairs."""
+
+    values: FloatArray
+    thetas: npt.NDArray[np.float64]
+
+
+class ModuloGossip:
+    """One round of modulo codes after the other: sends, recovers, asks for repairs, answers them.
+
+    A round has one phase, and one more for each repair that a neighbour's code needs. Neighbours may be a round ahead
+    or behind, so that the sources of two rounds can be needed at once; between rounds it is one.
+    """
+
+    def __init__(self, node: NodeContext) -> None:
+        self._node = node
+        self._compressor = modulo_compressor(node)
+        senders, receivers = node.schedule.all_senders(node.peer), node.schedule.all_receivers(node.peer)
+        if node.verified and senders != receivers:
+            raise ConfigError(
+                "verified θ needs a graph whose edges go both ways, since receivers ask for repairs",
+                key="algorithm.theta",
+                value="verified",
+                valid="constant or theorem, or an undirected graph",
+            )
+        self.repairs = 0
+        """Layers that had to be repaired so far."""
+        self._sources: dict[int, Source] = {}
+        self._spare: list[FloatArray] = []
+        self._scratch: FloatArray | None = None
+        self._t, self._phase = -1, 0
+        self._own: Payload = ()
+        self._reference: FloatArray = np.zeros(0)
+        self._messages: dict[int, Message] = {}
+        self._to_add: list[int] = []
+        self._further: dict[tuple[int, int], list[MoreBits | WholeIntegers]] = {}
+        self._asked: dict[int, tuple[RepairWish, ...]] = {}
+        layers = node.layout.num_layers
+        self._distances, self._violated = np.zeros(layers), np.zeros(layers)
+        self._heard = np.zeros(layers)
+        self._neighbor_distances: list[float] = []
+
+    def copy_of(self, values: FloatArray) -> FloatArray:
+        """Return a copy, in the memory of a source that is no longer needed where there is one."""
+        if not self._spare:
+            return values.copy()
+        buffer = self._spare.pop()
+        buffer[:] = values
+        return buffer
+
+    def begin(self, t: int, reference: FloatArray, theta: ThetaControl, bound: float) -> Exchange:
+        """Send the codes of `reference`, which is kept and must not be written to until the next round is over."""
+        node, compressor = self._node, self._compressor
+        thetas = theta.thetas(t, bound, self._floors(reference) if theta.mode != "constant" else np.zeros(0))
+        draws = node.draw_source.draws(t)
+        self._own = tuple(
+            whole_layer(reference[part])
+            if part.stop - part.start < node.whole_below
+            else compressor.compress(reference[part], layer, draws, theta=float(thetas[layer]))
+            for layer, part in enumerate(node.layout.slices)
+        )
+        self._t, self._phase, self._reference = t, 0, reference
+        self._sources[t] = Source(reference, thetas)
+        self._further, self._asked = {}, {}
+        self._distances[:], self._violated[:], self._heard[:] = 0.0, 0.0, 0.0
+        self._neighbor_distances = []
+        return Exchange(gossip_messages(node, t, self._own), frozenset(node.schedule.senders(t, node.peer)))
+
+    def _floors(self, reference: FloatArray) -> npt.NDArray[np.float64]:
+        code, slices = self._compressor, self._node.layout.slices
+        return np.array(
+            [theta_floor(max_magnitude(reference[part]), code.bits, code.rounding, reference.dtype) for part in slices]
+        )
+
+    def advance(self, x: FloatArray, inbox: Mapping[int, Message], theta: ThetaControl) -> Exchange | None:
+        """Add Σ_j W̄_ij (x̂_j − x̂_i) to `x`, as far as the codes can be read; ask for repairs of the others."""
+        if self._phase == 0:
+            self._take_codes(inbox)
+        else:
+            self._take_repairs(inbox)
+        self._add_readable_(x)
+        if not self._to_add:
+            self._finish(theta)
+            return None
+        # Whoever else needs a repair is asked in the same phase.
+        self._asked = {}
+        for sender in self._to_add:
+            if sender != self._node.peer and (wishes := self._recover(sender)):
+                self._asked[sender] = tuple(wishes)
+        self._phase += 1
+        if self._phase == 1:
+            self.repairs += sum(map(len, self._asked.values()))
+        requests = {
+            sender: Message(MessageKind.REPAIR_REQUEST, self._node.peer, self._t, phase=self._phase, wanted=wishes)
+            for sender, wishes in self._asked.items()
+        }
+        return Exchange(requests, frozenset(requests), phase=self._phase)
+
+    def _take_codes(self, inbox: Mapping[int, Message]) -> None:
+        node, t = self._node, self._t
+        check_inbox(inbox, node.schedule.senders(t, node.peer), t, node.layout, may_lack=False, modulo=True)
+        for sender, message in inbox.items():
+            for layer in message.layers:
+                if isinstance(layer, Residues):
+                    check_code(self._compressor, layer, sender)
+        self._messages = dict(inbox)
+        self._to_add = sorted({*inbox, node.peer})
+        # Every neighbour is in round t, hence through with t − 1: nobody will ask for that source again.
+        for round_ in [r for r in self._sources if r < t]:
+            self._retire(round_)
+
+    def _retire(self, round_: int) -> None:
+        self._spare.append(self._sources.pop(round_).values)
+        del self._spare[:-1]
+
+    def _take_repairs(self, inbox: Mapping[int, Message]) -> None:
+        if inbox.keys() != self._asked.keys():
+            raise LocalProtocolError(f"round {self._t}: repairs of {sorted(inbox)}, asked {sorted(self._asked)}")
+        for sender, message in inbox.items():
+            wishes = self._asked[sender]
+            wanted = tuple(wish.layer for wish in wishes)
+            if message.kind is not MessageKind.REPAIR or message.layer_ids != wanted:
+                raise RemoteProtocolError("answered a request for repair with something else", peer=sender)
+            for wish, layer in zip(wishes, message.layers, strict=True):
+                check_repair(wish, layer, sender)
+        for sender, message in inbox.items():
+            for wish, layer in zip(self._asked[sender], message.layers, strict=True):
+                assert isinstance(layer, (MoreBits, WholeIntegers))
+                self._further.setdefault((sender, wish.layer), []).append(layer)
+
+    def _add_readable_(self, x: FloatArray) -> None:
+        """Add the senders' terms in ascending order, up to the first whose code cannot be read yet."""
+        node, rate = self._node, self._node.averaging_rate
+        if self._scratch is None:
+            self._scratch = np.empty_like(x)
+        while self._to_add:
+            sender = self._to_add[0]
+            if sender == node.peer:
+                self._recover_own()
+                weight = own_weight(node, self._t) - 1.0
+            elif self._recover(sender):
+                return
+            else:
+                self._measure(sender)
+                weight = self._messages[sender].mixing_weight
+            add_scaled_(x, rate * weight, self._scratch)
+            self._to_add.pop(0)
+
+    def _omega(self, layer: int, part: slice) -> Omega:
+        draws = self._node.draw_source.draws(self._t)
+        return self._compressor.omega(self._reference[part], layer, draws)
+
+    def _recover_own(self) -> None:
+        """Write x̂_i to the scratch vector: to the bit what every receiver holds of it."""
+        assert self._scratch is not None
+        for layer, (part, sent) in enumerate(zip(self._node.layout.slices, self._own, strict=True)):
+            if isinstance(sent, Residues):
+                code = self._compressor.code
+                code.own_value(self._reference[part], sent.theta, self._omega(layer, part), out=self._scratch[part])
+            else:
+                self._scratch[part] = self._reference[part]
+
+    def _recover(self, sender: int) -> list[RepairWish]:
+        """Write x̂_j to the scratch vector and return what is wanted for the layers that cannot be read yet."""
+        assert self._scratch is not None
+        wishes = []
+        for layer, part in enumerate(self._node.layout.slices):
+            sent, out, reference = self._messages[sender].layers[layer], self._scratch[part], self._reference[part]
+            if isinstance(sent, Dense):
+                out[:] = sent.values
+                continue
+            assert isinstance(sent, Residues)
+            omega = self._omega(layer, part)
+            further = self._further.get((sender, layer), [])
+            wish = recover_or_wish(sent, further, layer, reference, omega, out, self._compressor.verified, sender)
+            if wish is not None:
+                wishes.append(wish)
+                self._violated[layer] = max(self._violated[layer], sent.theta)
+        return wishes
+
+    def _measure(self, sender: int) -> None:
+        """Take note of how far the sender's x̂, in the scratch vector, is from the own reference."""
+        assert self._scratch is not None
+        squares = 0.0
+        for layer, (part, sent) in enumerate(zip(self._node.layout.slices, self._messages[sender].layers, strict=True)):
+            largest, layer_squares = distances(self._scratch[part], self._reference[part])
+            squares += layer_squares
+            if isinstance(sent, Residues):
+                self._distances[layer] = max(self._distances[layer], largest - code_error(sent))
+                self._heard[layer] = max(self._heard[layer], sent.theta)
+        self._neighbor_distances.append(squares**0.5)
+
+    def _finish(self, theta: ThetaControl) -> None:
+        self._messages = {}
+        if theta.mode == "verified":
+            theta.after_round(self._sources[self._t].thetas, self._distances, self._heard, self._violated)
+        if not self._compressor.verified:
+            self._retire(self._t)  # Nobody can ask for a repair.
+
+    def answer(self, request: Message) -> Message:
+        """Return the further bits of this or the last round's integers that a receiver asks for."""
+        source = self._sources.get(request.round)
+        if request.sender not in self._node.schedule.all_receivers(self._node.peer):
+            raise RemoteProtocolError("asks for a repair but is no neighbour", peer=request.sender)
+        if request.kind is not MessageKind.REPAIR_REQUEST or source is None or not request.wanted:
+            raise RemoteProtocolError(f"asks to repair round {request.round}, which is over", peer=request.sender)
+        draws, slices = self._node.draw_source.draws(request.round), self._node.layout.slices
+        layers: list[LayerPayload] = []
+        for wish in request.wanted:
+            if not 0 <= wish.layer < len(slices):
+                raise RemoteProtocolError(f"asks to repair layer {wish.layer}, which is none", peer=request.sender)
+            values = source.values[slices[wish.layer]]
+            if values.size < self._node.whole_below:
+                raise RemoteProtocolError(f"asks to repair layer {wish.layer}, sent whole", peer=request.sender)
+            omega = self._compressor.omega(values, wish.layer, draws)
+            layers.append(
+                repair_of(self._compressor, values, float(source.thetas[wish.layer]), omega, wish, request.sender)
+            )
+        return Message(
+            MessageKind.REPAIR,
+            self._node.peer,
+            request.round,
+            phase=request.phase,
+            layers=tuple(layers),
+            layer_ids=tuple(wish.layer for wish in request.wanted),
+        )
+
+    def metrics(self) -> Metrics:
+        """Return the health figures of the last round."""
+        measured = self._neighbor_distances
+        used = [layer.theta for layer in self._own if isinstance(layer, Residues)]
+        return Metrics(
+            neighbor_distance=sum(measured) / len(measured) if measured else None,
+            repairs=self.repairs,
+            theta=max(used, default=None),
+        )
+
+    def state(self) -> dict[str, npt.NDArray[Any]]:
+        """Return the count of repairs, the only thing beside θ that outlives a round."""
+        return {"repairs": np.array([self.repairs], np.int64)}
+
+    def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Take back what `state` returned."""
+        self.repairs = int(state["repairs"][0])
+
+    def transport_state(self) -> dict[str, npt.NDArray[Any]]:
+        """Return the source of the last round's codes, for receivers that may still ask for a repair."""
+        if not self._compressor.verified or not self._sources:
+            return {}
+        t = max(self._sources)
+        source = self._sources[t]
+        return {"round": np.array([t], np.int64), "values": source.values, "thetas": source.thetas}
+
+    def restore_transport(self, state: Mapping[str, npt.NDArray[Any]], x: FloatArray) -> None:
+        """Take back what `transport_state` returned; `x` says of which shape the vector has to be."""
+        self._sources.clear()
+        if "round" in state:
+            values, thetas = restored_like(x, state["values"]), np.array(state["thetas"], np.float64)
+            self._sources[int(state["round"][0])] = Source(values, thetas)
+
+
+def recover_or_wish(
+    sent: Residues,
+    further: list[MoreBits | WholeIntegers],
+    layer: int,
+    reference: FloatArray,
+    omega: Omega,
+    out: FloatArray,
+    verified: bool,
+    sender: int,
+) -> RepairWish | None:
+    """Write x̂ of one layer to `out` and return None, or return what more is needed to read it.
+
+    Raises RemoteProtocolError if not even all of K fits the hash.
+    """
+    if not verified:
+        recover(sent, reference, omega, out=out)
+        return None
+    if not further:
+        _, right = recover_checked(sent, reference, omega, out=out)
+    else:
+        integers = apply_repair(sent, further, reference, omega)
+        right = hash_integers(integers) == sent.check
+        if right:
+            values_of(sent, integers, omega, reference.dtype, out)
+    if right:
+        return None
+    if further and isinstance(further[-1], WholeIntegers):
+        raise RemoteProtocolError(f"the hash of layer {layer} does not belong to its integers", peer=sender)
+    known = sent.bits + sum(more.bits for more in further if isinstance(more, MoreBits))
+    return RepairWish(layer, known, FURTHER_BITS[len(further)])
+
+
+def check_code(own: Modulo, layer: Residues, sender: int) -> None:
+    """Raise RemoteProtocolError unless the code has this run's settings."""
+    if (layer.bits, layer.rounding) != (own.bits, own.rounding) or (own.verified and layer.check is None):
+        raise RemoteProtocolError("sent a modulo code of other settings than this run's", peer=sender)
+
+
+def check_repair(wish: RepairWish, layer: LayerPayload, sender: int) -> None:
+    """Raise RemoteProtocolError unless the layer is what was wished for."""
+    fits = isinstance(layer, WholeIntegers) or (
+        wish.more_bits > 0
+        and isinstance(layer, MoreBits)
+        and (layer.low, layer.bits) == (wish.known_bits, wish.more_bits)
+    )
+    if not fits:
+        raise RemoteProtocolError("answered a request for repair with other bits", peer=sender)
+
+
+def repair_of(
+    compressor: Modulo, values: FloatArray, theta: float, omega: Omega, wish: RepairWish, asker: int
+) -> MoreBits | WholeIntegers:
+    """Return the bits of K that a receiver wishes for; K anew from what it came from, which gives the same K."""
+    integers = compressor.code.encode(values, float(values.dtype.type(theta)), omega)
+    if wish.more_bits == 0:
+        return WholeIntegers(integers)
+    if not (compressor.bits <= wish.known_bits <= 52 and 1 <= wish.more_bits <= 16):
+        raise RemoteProtocolError(f"asks for {wish.more_bits} bits above {wish.known_bits}", peer=asker)
+    return more_bits(integers, wish.known_bits, wish.more_bits)
+
+
+def code_error(sent: Residues) -> float:
+    """Return δ B, the largest error of a value recovered from this code."""
+    return delta(sent.bits, sent.rounding) * modulus(sent.theta, sent.bits, sent.rounding)
+
+
+def distances(a: FloatArray, b: FloatArray) -> tuple[float, float]:
+    """Return (‖a − b‖∞, ‖a − b‖₂²)."""
+    largest = squares = 0.0
+    for start in range(0, a.size, BLOCK):
+        difference = a[start : start + BLOCK] - b[start : start + BLOCK]
+        squares += float(difference @ difference)
+        largest = max(largest, float(difference.max()), -float(difference.min()))
+    return largest, squares

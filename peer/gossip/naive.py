@@ -1,0 +1,65 @@
+"""Direct quantization of what is exchanged: the algorithm whose failure the others are there to avoid."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from peer.compress import add_decompressed_
+from peer.compress.payload import FloatArray, Payload
+from peer.gossip.base import Algorithm, AlgorithmSpec, Exchange, GraphNeed, Metrics, NodeContext
+from peer.gossip.mixing import (
+    add_scaled_,
+    check_inbox,
+    compress,
+    gossip_messages,
+    in_sender_order,
+    own_weight,
+    payload_distance,
+)
+from peer.wire.message import Message
+
+
+class NaiveQuantized(Algorithm):
+    """x ← W_ii x + Σ_{j≠i} W_ij C[x_j] − γ g(x).
+
+    Equation 4 of the Moniqua paper. Its Theorem 1: with an unbiased grid of step Δ there is a quadratic on which
+    E‖∇f(x_i)‖² ≥ φ²Δ² / (8 (1 + φ²)) for every round and step size, φ the smallest non-zero weight. The own term stays
+    exact while the others' is quantized, so that Σ x is not conserved.
+    """
+
+    spec: ClassVar[AlgorithmSpec] = AlgorithmSpec(
+        name="naive-quantized",
+        summary="D-PSGD on quantized models without any correction; stalls at a floor.",
+        source="Lu and De Sa 2020, Moniqua, equation 4",
+        graph=GraphNeed.DOUBLY,
+        compresses=True,
+        needs_unbiased=True,
+        time_varying=True,
+        uses_averaging_rate=False,
+    )
+
+    def __init__(self, node: NodeContext, x0: FloatArray) -> None:
+        super().__init__(node, x0)
+        self._t = -1
+        self._own: Payload = ()
+        self._heard: Mapping[int, Message] = {}
+
+    def begin(self, t: int, gradient: FloatArray, rate: float) -> Exchange:
+        self._t, self._own = t, compress(self.node, t, self.x)
+        self.x *= self.x.dtype.type(own_weight(self.node, t))
+        add_scaled_(self.x, -rate, gradient)
+        senders = self.node.schedule.senders(t, self.node.peer)
+        return Exchange(gossip_messages(self.node, t, self._own), frozenset(senders))
+
+    def advance(self, inbox: Mapping[int, Message]) -> Exchange | None:
+        node, t = self.node, self._t
+        check_inbox(inbox, node.schedule.senders(t, node.peer), t, node.layout, may_lack=False)
+        for _, message in in_sender_order(node.peer, inbox):
+            if message is not None:
+                add_decompressed_(self.x, message.layers, node.layout, message.mixing_weight)
+        self._heard = dict(inbox)
+        return None
+
+    def metrics(self) -> Metrics:
+        return Metrics(neighbor_distance=payload_distance(self, self._own, 1.0, self._heard))

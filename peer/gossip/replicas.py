@@ -1,0 +1,383 @@
+"""Replicas: peers send compressed differences, and everyone who hears a peer keeps a copy x̂ of it.
+
+CHOCO-SGD, Quant-SGP, DCD-PSGD, ECD-PSGD. A copy is built from the payloads alone, by the same additions at the sender
+and at every receiver, so that all copies of one peer are the same to the last bit. There is one copy for each
+in-neighbour of the whole schedule rather than one running sum Σ_j W_ij x̂_j: it serves graphs that change and
+messages that are late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from peer.compress import add_decompressed_
+from peer.compress.payload import FloatArray, Payload
+from peer.errors import LocalProtocolError, RemoteProtocolError
+from peer.gossip.base import Algorithm, AlgorithmSpec, Exchange, GraphNeed, Metrics, NodeContext
+from peer.gossip.mixing import (
+    HeldBack,
+    add_scaled_,
+    check_inbox,
+    check_message,
+    compress,
+    gossip_messages,
+    in_sender_order,
+    local_step_rate,
+    mixed_push_weight,
+    own_weight,
+    restored_like,
+)
+from peer.wire.message import Message, MessageKind
+
+
+class Replicas:
+    """The copies x̂_j that one peer keeps of itself and of everyone it ever hears."""
+
+    def __init__(self, node: NodeContext, start: FloatArray) -> None:
+        """Let every copy start at `start` (zeros, or x₀ where the algorithm says so)."""
+        self._node = node
+        self.senders = node.schedule.all_senders(node.peer)
+        self.receivers = node.schedule.all_receivers(node.peer)
+        self.of: dict[int, FloatArray] = {j: start.copy() for j in sorted({node.peer, *self.senders})}
+        self._rounds: dict[int, int] = dict.fromkeys(self.senders, 0)
+
+    @property
+    def own(self) -> FloatArray:
+        """The copy that the others hold of this peer."""
+        return self.of[self._node.peer]
+
+    def messages(self, t: int, payload: Payload, push_weight: float = 1.0) -> dict[int, Message]:
+        """Return the messages of round t: to everyone who holds a copy, also where the weight is 0 in this round."""
+        return gossip_messages(self._node, t, payload, receivers=self.receivers, push_weight=push_weight)
+
+    def check(self, message: Message) -> None:
+        """Raise unless the message is the next difference of its sender."""
+        check_message(message, self._node.layout)
+        if message.kind is MessageKind.NOTHING:
+            raise RemoteProtocolError("sent NOTHING where others keep a copy of it", peer=message.sender)
+        if message.round != self._rounds[message.sender]:
+            raise LocalProtocolError(
+                f"peer {message.sender}'s difference of round {message.round} came before that of round "
+                f"{self._rounds[message.sender]}: late messages have to be absorbed first"
+            )
+
+    def apply_(self, message: Message, scale: float = 1.0, decay: float = 1.0) -> FloatArray:
+        """Set x̂_j ← decay · x̂_j + scale · C_j for the sender j and return that copy."""
+        self._rounds[message.sender] = message.round + 1
+        return self._add_(self.of[message.sender], message.layers, scale, decay)
+
+    def apply_own_(self, payload: Payload, scale: float = 1.0, decay: float = 1.0) -> FloatArray:
+        """Do to the own copy what every receiver does to its copy of this peer."""
+        return self._add_(self.own, payload, scale, decay)
+
+    def _add_(self, copy: FloatArray, payload: Payload, scale: float, decay: float) -> FloatArray:
+        if decay != 1.0:
+            copy *= copy.dtype.type(decay)
+        add_decompressed_(copy, payload, self._node.layout, scale)
+        return copy
+
+    def mean_distance(self, push_weights: Mapping[int, float]) -> float | None:
+        """Return the mean over the given senders of ‖x̂_j / u_j − x̂_i / u_i‖₂, self left out of the mean."""
+        dtype = self.own.dtype.type
+        centre = self.own / dtype(push_weights[self._node.peer])
+        distances = [
+            float(np.linalg.norm(self.of[j] / dtype(u) - centre))
+            for j, u in sorted(push_weights.items())
+            if j != self._node.peer and u > 0.0
+        ]
+        return sum(distances) / len(distances) if distances else None
+
+    def state(self) -> dict[str, npt.NDArray[Any]]:
+        """Return the copies as `replica.<peer>`, and how many differences of each sender they hold."""
+        rounds = np.array([self._rounds[j] for j in self.senders], np.int64)
+        return {"replica.rounds": rounds, **{f"replica.{j}": copy for j, copy in self.of.items()}}
+
+    def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Take back what `state` returned."""
+        self._rounds = dict(zip(self.senders, map(int, state["replica.rounds"]), strict=True))
+        self.of = {j: restored_like(copy, state[f"replica.{j}"]) for j, copy in self.of.items()}
+
+
+def _heard_weights(node: NodeContext, inbox: Mapping[int, Message], push_weight: float) -> dict[int, float]:
+    """Return u_j of the senders that had a share in the round, and the own u."""
+    heard = {j: message.push_weight for j, message in inbox.items() if message.mixing_weight > 0.0}
+    return {**heard, node.peer: push_weight}
+
+
+class ChocoSgd(Algorithm):
+    """x̃ = x − γ g(x); q = C[x̃ − x̂]; x̂_j ← x̂_j + q_j for all heard; x ← x̃ + η Σ_j (W_ij − I_ij) x̂_j.
+
+    Koloskova et al. 2019 (CHOCO-SGD); Algorithm 3 in the supplement of the low-precision paper, in the form that
+    conserves Σ x on every column-stochastic W. The printed Σ_j (W_ij − I_ij)(x̂_j − x̂_i) equals it where rows sum to 1
+    and loses mass where they do not.
+    """
+
+    spec: ClassVar[AlgorithmSpec] = AlgorithmSpec(
+        name="choco-sgd",
+        summary="Compressed differences to replicas that the neighbours keep, on undirected graphs.",
+        source="Koloskova et al. 2019, CHOCO-SGD; Aketi et al. 2021, low precision training, Algorithm 3",
+        graph=GraphNeed.DOUBLY,
+        compresses=True,
+        tolerates_late=True,
+        time_varying=True,
+        state=("replicas",),
+    )
+
+    def __init__(self, node: NodeContext, x0: FloatArray) -> None:
+        super().__init__(node, x0)
+        self.replicas = Replicas(node, np.zeros_like(self.x))
+        self._scratch = np.empty_like(self.x)
+        self._held = HeldBack()
+        self._t = -1
+        self._heard: dict[int, float] = {}
+
+    def begin(self, t: int, gradient: FloatArray, rate: float) -> Exchange:
+        add_scaled_(self.x, -rate, gradient)
+        self._t = t
+        payload = compress_difference_(self.node, t, self.x, self.replicas, self._scratch)
+        return Exchange(self.replicas.messages(t, payload), frozenset(self.replicas.senders))
+
+    def advance(self, inbox: Mapping[int, Message]) -> Exchange | None:
+        node, t, rate = self.node, self._t, self.node.averaging_rate
+        check_inbox(inbox, self.replicas.senders, t, node.layout, may_lack=True)
+        add_replicas_(self.x, node, t, rate, self.replicas, inbox)
+        missing = set(self.replicas.senders) - inbox.keys()
+        self._held.keep_(self.x, node, t, rate, missing, self.replicas.own)
+        self._heard = _heard_weights(node, inbox, 1.0)
+        return None
+
+    def absorb_late(self, message: Message) -> None:
+        self.replicas.check(message)
+        self._held.settle_(self.x, message.round, message.sender)
+        scale = self.node.averaging_rate * message.mixing_weight
+        add_scaled_(self.x, scale, self.replicas.apply_(message))
+
+    def metrics(self) -> Metrics:
+        distance = self.replicas.mean_distance(self._heard) if self._heard else None
+        return Metrics(replica_error=float(np.linalg.norm(self.x - self.replicas.own)), neighbor_distance=distance)
+
+    def state(self) -> dict[str, npt.NDArray[Any]]:
+        return {**super().state(), **self.replicas.state(), **self._held.state()}
+
+    def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        super().restore(state)
+        self.replicas.restore(state)
+        self._held.restore(state)
+
+
+class QuantSgp(Algorithm):
+    """CHOCO-SGD with gradients at z = x / u and push-sum weights: u ← u + η Σ_j (W_ij − I_ij) u_j.
+
+    Taheri et al. 2020; Algorithm 5 in the supplement of the low-precision paper, in the conserving form of `ChocoSgd`.
+    On a graph that changes, q goes to everyone who will ever need the copy, also in rounds where the weight is 0.
+    A late q_s contributes η W_ij(s) x̂_j(s), the copy right after it: with a stale copy Σ x would be lost while Σ u
+    stays perfect. Invariants as for SGP.
+    """
+
+    spec: ClassVar[AlgorithmSpec] = AlgorithmSpec(
+        name="quant-sgp",
+        summary="Compressed push-sum with replicas, for directed graphs; the most accurate at high compression.",
+        source="Taheri et al. 2020; Aketi et al. 2021, low precision training, Algorithm 5",
+        graph=GraphNeed.COLUMN,
+        push_sum=True,
+        compresses=True,
+        tolerates_late=True,
+        time_varying=True,
+        state=("replicas",),
+    )
+
+    def __init__(self, node: NodeContext, x0: FloatArray) -> None:
+        super().__init__(node, x0)
+        self.replicas = Replicas(node, np.zeros_like(self.x))
+        self._scratch = np.empty_like(self.x)
+        self._t = -1
+        self._heard: dict[int, float] = {}
+
+    def begin(self, t: int, gradient: FloatArray, rate: float) -> Exchange:
+        add_scaled_(self.x, -local_step_rate(rate, self.u, self.node.push_weight_guard), gradient)
+        self._t = t
+        payload = compress_difference_(self.node, t, self.x, self.replicas, self._scratch)
+        return Exchange(self.replicas.messages(t, payload, self.u), frozenset(self.replicas.senders))
+
+    def advance(self, inbox: Mapping[int, Message]) -> Exchange | None:
+        node, t, rate = self.node, self._t, self.node.averaging_rate
+        check_inbox(inbox, self.replicas.senders, t, node.layout, may_lack=True)
+        add_replicas_(self.x, node, t, rate, self.replicas, inbox)
+        self._heard = _heard_weights(node, inbox, self.u)
+        self.u = mixed_push_weight(self.u, node, t, rate, inbox)
+        return None
+
+    def absorb_late(self, message: Message) -> None:
+        self.replicas.check(message)
+        scale = self.node.averaging_rate * message.mixing_weight
+        add_scaled_(self.x, scale, self.replicas.apply_(message))
+        self.u += scale * message.push_weight
+
+    def metrics(self) -> Metrics:
+        return Metrics(
+            push_weight=self.u,
+            replica_error=float(np.linalg.norm(self.x - self.replicas.own)),
+            neighbor_distance=self.replicas.mean_distance(self._heard) if self._heard else None,
+        )
+
+    def state(self) -> dict[str, npt.NDArray[Any]]:
+        return {**super().state(), **self.replicas.state()}
+
+    def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        super().restore(state)
+        self.replicas.restore(state)
+
+
+def compress_difference_(node: NodeContext, t: int, x: FloatArray, replicas: Replicas, scratch: FloatArray) -> Payload:
+    """Return q = C[x̃ − x̂] and bring the own copy up to date with it: x̂ ← x̂ + q. Overwrites `scratch`."""
+    np.subtract(x, replicas.own, out=scratch)
+    payload = compress(node, t, scratch)
+    replicas.apply_own_(payload)
+    return payload
+
+
+def add_replicas_(
+    x: FloatArray, node: NodeContext, t: int, rate: float, replicas: Replicas, inbox: Mapping[int, Message]
+) -> None:
+    """Bring the copies of all senders up to date, then add η Σ_j (W_ij − I_ij) x̂_j to `x` in place."""
+    for received in inbox.values():
+        replicas.check(received)
+    for _, message in in_sender_order(node.peer, inbox):
+        if message is None:
+            add_scaled_(x, rate * (own_weight(node, t) - 1.0), replicas.own)
+            continue
+        copy = replicas.apply_(message)
+        if message.mixing_weight > 0.0:
+            add_scaled_(x, rate * message.mixing_weight, copy)
+
+
+class DcdPsgd(Algorithm):
+    """h = Σ_j W_ij x̂_j − γ g(x); x ← x + C[h − x]; every copy follows by the same difference, so that x̂_j = x_j.
+
+    Tang et al. 2018, difference compression (DCD-PSGD). Copies start at x₀. The error of C enters x itself, unbiased
+    and uncorrected: good for mild compression only.
+    """
+
+    spec: ClassVar[AlgorithmSpec] = AlgorithmSpec(
+        name="dcd-psgd",
+        summary="D-PSGD whose every step is a compressed difference; for mild, unbiased compression.",
+        source="Tang et al. 2018, Communication Compression for Decentralized Training, Algorithm 1",
+        graph=GraphNeed.DOUBLY,
+        compresses=True,
+        needs_unbiased=True,
+        uses_averaging_rate=False,
+        state=("replicas",),
+    )
+
+    def __init__(self, node: NodeContext, x0: FloatArray) -> None:
+        super().__init__(node, x0)
+        self.replicas = Replicas(node, self.x)
+        self._scratch = np.empty_like(self.x)
+        self._t = -1
+        self._heard: dict[int, float] = {}
+
+    def begin(self, t: int, gradient: FloatArray, rate: float) -> Exchange:
+        self._t = t
+        weighted_replicas_(self._scratch, self.node, t, self.replicas)
+        add_scaled_(self._scratch, -rate, gradient)
+        self._scratch -= self.x
+        payload = compress(self.node, t, self._scratch)
+        add_decompressed_(self.x, payload, self.node.layout, 1.0)
+        self.replicas.apply_own_(payload)
+        return Exchange(self.replicas.messages(t, payload), frozenset(self.replicas.senders))
+
+    def advance(self, inbox: Mapping[int, Message]) -> Exchange | None:
+        _update_all_(self.replicas, self.node, self._t, inbox, 1.0, 1.0)
+        self._heard = _heard_weights(self.node, inbox, 1.0)
+        return None
+
+    def metrics(self) -> Metrics:
+        distance = self.replicas.mean_distance(self._heard) if self._heard else None
+        return Metrics(replica_error=float(np.linalg.norm(self.x - self.replicas.own)), neighbor_distance=distance)
+
+    def state(self) -> dict[str, npt.NDArray[Any]]:
+        return {**super().state(), **self.replicas.state()}
+
+    def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        super().restore(state)
+        self.replicas.restore(state)
+
+
+class EcdPsgd(Algorithm):
+    """x' = Σ_j W_ij x̂_j − γ g(x); send C[(1 − s/2) x + (s/2) x'], s = t + 1; x̂_j ← (1 − 2/s) x̂_j + (2/s) C_j; x ←
+    x'.
+
+    Tang et al. 2018, extrapolation compression (ECD-PSGD), Algorithm 2. Copies start at x₀; the own term of the sum is
+    the own estimate too. What is sent grows with s, so that C has to be fine and unbiased.
+    """
+
+    spec: ClassVar[AlgorithmSpec] = AlgorithmSpec(
+        name="ecd-psgd",
+        summary="D-PSGD on estimates fed by compressed extrapolations; for fine, unbiased compression.",
+        source="Tang et al. 2018, Communication Compression for Decentralized Training, Algorithm 2",
+        graph=GraphNeed.DOUBLY,
+        compresses=True,
+        needs_unbiased=True,
+        uses_averaging_rate=False,
+        state=("replicas",),
+    )
+
+    def __init__(self, node: NodeContext, x0: FloatArray) -> None:
+        super().__init__(node, x0)
+        self.replicas = Replicas(node, self.x)
+        self._scratch = np.empty_like(self.x)
+        self._t = -1
+        self._heard: dict[int, float] = {}
+
+    def begin(self, t: int, gradient: FloatArray, rate: float) -> Exchange:
+        self._t, s = t, t + 1
+        following = self._scratch
+        weighted_replicas_(following, self.node, t, self.replicas)
+        add_scaled_(following, -rate, gradient)
+        # x becomes the extrapolation; its own memory is free after that and serves as the next scratch.
+        extrapolation = self.x
+        extrapolation *= self.x.dtype.type(1.0 - s / 2.0)
+        add_scaled_(extrapolation, s / 2.0, following)
+        payload = compress(self.node, t, extrapolation)
+        self.x, self._scratch = following, extrapolation
+        self.replicas.apply_own_(payload, 2.0 / s, 1.0 - 2.0 / s)
+        return Exchange(self.replicas.messages(t, payload), frozenset(self.replicas.senders))
+
+    def advance(self, inbox: Mapping[int, Message]) -> Exchange | None:
+        s = self._t + 1
+        _update_all_(self.replicas, self.node, self._t, inbox, 2.0 / s, 1.0 - 2.0 / s)
+        self._heard = _heard_weights(self.node, inbox, 1.0)
+        return None
+
+    def metrics(self) -> Metrics:
+        distance = self.replicas.mean_distance(self._heard) if self._heard else None
+        return Metrics(replica_error=float(np.linalg.norm(self.x - self.replicas.own)), neighbor_distance=distance)
+
+    def state(self) -> dict[str, npt.NDArray[Any]]:
+        return {**super().state(), **self.replicas.state()}
+
+    def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        super().restore(state)
+        self.replicas.restore(state)
+
+
+def weighted_replicas_(out: FloatArray, node: NodeContext, t: int, replicas: Replicas) -> None:
+    """Overwrite `out` with Σ_j W_ij x̂_j, self in its place."""
+    weights = node.schedule.matrix(t)[node.peer]
+    out.fill(0)
+    for j, copy in replicas.of.items():
+        add_scaled_(out, float(weights[j]), copy)
+
+
+def _update_all_(
+    replicas: Replicas, node: NodeContext, t: int, inbox: Mapping[int, Message], scale: float, decay: float
+) -> None:
+    check_inbox(inbox, replicas.senders, t, node.layout, may_lack=False)
+    for message in inbox.values():
+        replicas.check(message)
+    for sender in sorted(inbox):
+        replicas.apply_(inbox[sender], scale, decay)

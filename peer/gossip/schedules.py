@@ -1,0 +1,116 @@
+"""Learning-rate schedules: γ as a function of the round, and nothing else."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from peer.errors import ConfigError
+
+KINDS = ("constant", "step", "cosine")
+
+
+class LearningRate(Protocol):
+    """γ of every round of a run."""
+
+    def rate(self, t: int) -> float:
+        """Return γ of round t, counted from 0."""
+        ...
+
+
+@dataclass(frozen=True)
+class Constant:
+    """Always the same γ."""
+
+    peak: float
+
+    def rate(self, t: int) -> float:
+        return self.peak
+
+
+@dataclass(frozen=True)
+class Step:
+    """`peak`, multiplied by `factor` from each of the rounds in `milestones` on."""
+
+    peak: float
+    milestones: tuple[int, ...]
+    factor: float = 0.1
+
+    def rate(self, t: int) -> float:
+        return self.peak * self.factor ** sum(t >= milestone for milestone in self.milestones)
+
+
+@dataclass(frozen=True)
+class Cosine:
+    """From `peak` down half a cosine, to reach `floor` in the last of `rounds`."""
+
+    peak: float
+    rounds: int
+    floor: float = 0.0
+
+    def rate(self, t: int) -> float:
+        progress = min(max(t, 0) / max(self.rounds - 1, 1), 1.0)
+        return self.floor + (self.peak - self.floor) * 0.5 * (1.0 + math.cos(math.pi * progress))
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """In the first `rounds` a straight line up, γ (t + 1)/rounds; the schedule `then`, in its own time, at the t of the
+    run."""
+
+    rounds: int
+    then: LearningRate
+
+    def rate(self, t: int) -> float:
+        return self.then.rate(t) * min((t + 1) / self.rounds, 1.0) if self.rounds > 0 else self.then.rate(t)
+
+
+@dataclass(frozen=True)
+class Listed:
+    """One γ for each round; the last one stays."""
+
+    rates: tuple[float, ...]
+
+    def rate(self, t: int) -> float:
+        return self.rates[min(t, len(self.rates) - 1)]
+
+
+def build(
+    kind: str,
+    *,
+    peak: float,
+    rounds: int,
+    warmup_rounds: int = 0,
+    milestones: Sequence[float] = (0.5, 0.75),
+    factor: float = 0.1,
+) -> LearningRate:
+    """Return the schedule of a configuration; `milestones` are fractions of the run.
+
+    Warm-up multiplies: γ(t) · min(1, (t + 1)/warmup_rounds). Raises ConfigError for an unknown kind.
+    """
+    schedule: LearningRate
+    if kind == "constant":
+        schedule = Constant(peak)
+    elif kind == "step":
+        schedule = Step(peak, tuple(math.ceil(fraction * rounds) for fraction in milestones), factor)
+    elif kind == "cosine":
+        schedule = Cosine(peak, rounds)
+    else:
+        raise ConfigError("is no schedule", key="training.schedule", value=kind, valid=", ".join(KINDS))
+    return WarmUp(warmup_rounds, schedule) if warmup_rounds > 0 else schedule
+
+
+def step_size_decay(rates: Sequence[float]) -> float:
+    """Return the smallest C_α for which γ_k / γ_{k+t} ≤ C_α holds all along (Moniqua, Theorem 2, with η_α = 1).
+
+    `rates` are the γ of a run in order, all above 0.
+    """
+    largest, decay = 0.0, 1.0
+    for rate in rates:
+        if rate <= 0.0:
+            raise ValueError("the bound needs every γ to be above 0")
+        largest = max(largest, rate)
+        decay = max(decay, largest / rate)
+    return decay

@@ -1,0 +1,162 @@
+"""θ of the modulo code: how far apart two neighbours' numbers may be. The theorems' bounds, and the rule that adapts
+it.
+
+Three modes. *constant*: given, one number or one for each round. *theorem*: the bounds below with the largest
+gradient seen so far; rigorous and loose. *verified*: from the distances that were measured, safe because every code
+carries a hash and what was recovered wrongly is repaired exactly.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from peer.errors import ConfigError
+
+MODES = ("constant", "theorem", "verified")
+
+SAFETY = 2.0
+"""Verified: θ is at least this many times the largest distance measured."""
+SHRINK = 0.95
+"""Verified: θ falls by this factor a round at most, so that one quiet round does not cost repairs in the next."""
+GROWTH = 2.0
+"""Verified: after a violation θ is at least this many times the θ that was too small."""
+
+
+def theorem_2(
+    rate: float, gradient_bound: float, num_peers: int, rho: float, *, decay: float = 1.0, decay_base: float = 1.0
+) -> float:
+    """Return θ = 2 γ G∞ C_α ln(16 n) / (1 − η_α ρ) for Moniqua.
+
+    `decay` C_α and `decay_base` η_α describe the step size, γ_k / γ_{k+t} ≤ C_α η_α^t (both 1 for a constant one); they
+    are not the averaging rate. `rho` is the second largest magnitude of W's eigenvalues, below 1.
+    """
+    return 2.0 * rate * gradient_bound * decay * math.log(16 * num_peers) / (1.0 - decay_base * rho)
+
+
+def theorem_3(rate: float, gradient_bound: float, num_peers: int, rho: float, averaging_rate: float) -> float:
+    """Return θ = 2 γ G∞ ln(16 n) / (η (1 − ρ)) for Moniqua with the slack matrix η W + (1 − η) I."""
+    return 2.0 * rate * gradient_bound * math.log(16 * num_peers) / (averaging_rate * (1.0 - rho))
+
+
+def theorem_4(rate: float, gradient_bound: float, num_peers: int, d1: float) -> float:
+    """Return θ = (6 D₁ n + 8) γ G∞ for Moniqua on D²."""
+    return (6.0 * d1 * num_peers + 8.0) * rate * gradient_bound
+
+
+def theorem_5(rate: float, gradient_bound: float, mixing_time: float) -> float:
+    """Return θ = 16 t_mix γ G∞ for Moniqua on AD-PSGD."""
+    return 16.0 * mixing_time * rate * gradient_bound
+
+
+def second_eigenvalue(w: npt.NDArray[np.float64]) -> float:
+    """Return ρ of a doubly stochastic W: its largest singular value beside the one of the average."""
+    n = len(w)
+    return float(np.linalg.norm(w - np.full((n, n), 1.0 / n), 2)) if n > 1 else 0.0
+
+
+def d2_constant(w: npt.NDArray[np.float64], averaging_rate: float = 1.0) -> float:
+    """Return D₁ of a symmetric W: how far D² carries one disturbance, summed over all later rounds.
+
+    Along an eigenvector of W̄ with eigenvalue λ the rounds are y_{t+1} = λ (2 y_t − y_{t−1} + e_t); this is Σ_k |r_k|
+    of that recurrence's impulse response r, for the worst λ below 1. The paper says of D₁ only that the eigenvalues
+    determine it. Raises ConfigError where the sum does not converge (λ ≤ −1/3).
+    """
+    eigenvalues = averaging_rate * np.linalg.eigvalsh((w + w.T) / 2.0) + 1.0 - averaging_rate
+    worst = 0.0
+    for eigenvalue in eigenvalues[eigenvalues < 1.0 - 1e-12]:
+        if eigenvalue <= -1.0 / 3.0 + 1e-6:
+            raise ConfigError(
+                f"D² does not converge with the eigenvalue {eigenvalue:.4f} of the averaging",
+                key="algorithm.averaging_rate",
+                value=averaging_rate,
+                valid="0.5, which keeps every eigenvalue above −1/3",
+            )
+        before, response, total = 0.0, float(eigenvalue), abs(float(eigenvalue))
+        for _ in range(1_000_000):
+            before, response = response, float(eigenvalue) * (2.0 * response - before)
+            total += abs(response)
+            if abs(response) + abs(before) < 1e-9 * total:
+                break
+        worst = max(worst, total)
+    return worst
+
+
+def pairwise_mixing_time(w: npt.NDArray[np.float64]) -> float:
+    """Return an estimate of t_mix of AD-PSGD, in exchanges over the whole graph.
+
+    Where a random peer averages with a random neighbour, E‖X_{k+1} − X̄‖² = λ₂ E‖X_k − X̄‖² at most, λ₂ the second
+    eigenvalue of the expected exchange matrix; ‖·‖₁ ≤ √n ‖·‖₂ then falls to ½ within 2 ln(2 √n) / ln(1/λ₂) exchanges.
+    """
+    n = len(w)
+    edges = (w + w.T > 0.0) & ~np.eye(n, dtype=bool)
+    chance = edges / np.maximum(edges.sum(axis=1, keepdims=True), 1) / n
+    pairs = (chance + chance.T) / 2.0
+    expected = np.eye(n) - np.diag(pairs.sum(axis=1)) + pairs
+    if n < 2:
+        return 1.0
+    second = float(np.linalg.eigvalsh(expected)[-2])
+    if second >= 1.0 - 1e-12:
+        raise ConfigError("the graph is not connected, so that no number of exchanges mixes it", key="graph.kind")
+    return 1.0 if second <= 0.0 else max(1.0, 2.0 * math.log(2.0 * math.sqrt(n)) / math.log(1.0 / second))
+
+
+class ThetaControl:
+    """θ of every layer of one peer's own codes.
+
+    In verified mode it is a function of what was decoded, never of when a request came: distance is symmetric, so the
+    distances that a peer measures as receiver are those that its receivers will meet. The neighbours' θ count as well
+    (they travel in the frames): a peer that found a θ too small raises its own, and the others follow in the next
+    round.
+    """
+
+    def __init__(self, mode: str, given: tuple[float, ...], num_layers: int) -> None:
+        """`given` is a constant or schedule; in verified mode its first entry is the first θ."""
+        if mode not in MODES:
+            raise ConfigError("is no way to choose θ", key="algorithm.theta", value=mode, valid=", ".join(MODES))
+        if mode != "theorem" and not given:
+            raise ConfigError("needs a value", key="algorithm.theta_value", valid="a number above 0")
+        if any(not (math.isfinite(theta) and theta > 0.0) for theta in given):
+            raise ConfigError("has to be above 0", key="algorithm.theta_value", value=given)
+        self.mode = mode
+        self._given = given
+        self._adapted = np.full(num_layers, given[0] if given else 1.0)
+        self.gradient_bound = 0.0
+        """G∞: the largest magnitude so far of what the algorithm adds to x, without γ."""
+
+    def thetas(self, t: int, bound: float, floors: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Return θ of every layer in round t. `bound` is the theorem's; `floors` what the float type asks for."""
+        if self.mode == "constant":
+            return np.full_like(self._adapted, self._given[min(t, len(self._given) - 1)])
+        return np.maximum(floors, bound if self.mode == "theorem" else self._adapted)
+
+    def see_gradient(self, largest: float) -> None:
+        """Take note of max|G| of a round."""
+        self.gradient_bound = max(self.gradient_bound, largest)
+
+    def after_round(
+        self,
+        used: npt.NDArray[np.float64],
+        distances: npt.NDArray[np.float64],
+        heard: npt.NDArray[np.float64],
+        violated: npt.NDArray[np.float64],
+    ) -> None:
+        """Adapt θ. All float64[num_layers]: the own θ of the round, the largest distance measured (without the code's
+        own error), the largest θ heard, and the largest θ found too small (0 where none was)."""
+        slow = SHRINK * np.maximum(used, heard)
+        self._adapted = np.maximum.reduce([SAFETY * distances, slow, GROWTH * violated])
+
+    def state(self) -> dict[str, npt.NDArray[Any]]:
+        """Return the few numbers that are kept."""
+        return {"theta": self._adapted, "gradient_bound": np.array([self.gradient_bound])}
+
+    def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Take back what `state` returned."""
+        if state["theta"].shape != self._adapted.shape:
+            raise ValueError(f"the saved θ has {state['theta'].size} layers, not {self._adapted.size}")
+        self._adapted = np.array(state["theta"], np.float64)
+        self.gradient_bound = float(state["gradient_bound"][0])
