@@ -22,6 +22,8 @@
 #define CLONES
 #endif
 
+int widest_registers = 512;
+
 /* As many coordinates as are worked on at a time: their draws and integers stay in the first-level cache. */
 #define CHUNK 1024
 #define SUM_LANES 1024
@@ -142,11 +144,11 @@ static void philox_groups(uint32_t *out, uint32_t first, uint64_t groups, uint32
                           uint32_t layer, uint32_t round)
 {
 #ifdef WIDE
-    if (__builtin_cpu_supports("avx512f")) {
+    if (widest_registers >= 512 && __builtin_cpu_supports("avx512f")) {
         philox_avx512(out, first, groups, key0, key1, layer, round);
         return;
     }
-    if (__builtin_cpu_supports("avx2")) {
+    if (widest_registers >= 256 && __builtin_cpu_supports("avx2")) {
         philox_avx2(out, first, groups, key0, key1, layer, round);
         return;
     }
@@ -309,7 +311,7 @@ static uint64_t gather(const uint32_t *raw, uint64_t n, uint32_t mask, uint32_t 
                        uint32_t *positions, uint64_t room)
 {
 #ifdef WIDE
-    if (__builtin_cpu_supports("avx512f"))
+    if (widest_registers >= 512 && __builtin_cpu_supports("avx512f"))
         return gather_avx512(raw, n, mask, flip, floor, keys, positions, room);
 #endif
     return gather_portable(raw, n, mask, flip, floor, keys, positions, room);

@@ -2,6 +2,9 @@
 #define SOTTOVOCE_COMPRESS_H
 #include <stdint.h>
 #include <stddef.h>
+/* Bits of the widest registers that hand-written kernels may use; tests lower it to reach the narrower versions. */
+extern int widest_registers;
+
 /* Philox 4x32-10: words or uniforms `start` to `start + n - 1` of the stream (key, layer, round). */
 void philox_words(uint32_t *out, uint64_t n, uint64_t start, uint32_t key0, uint32_t key1, uint32_t layer,
                   uint32_t round);
