@@ -143,9 +143,9 @@ def common_options() -> list[click.Option]:
     ]
 
 
-def print_json(value: Any) -> None:
+def print_json(value: Any, *, indent: int | None = 2) -> None:
     """Write one JSON document to stdout. Numbers that JSON cannot write (NaN, infinities) become null."""
-    click.echo(json.dumps(_finite(value), indent=2, ensure_ascii=False, default=str))
+    click.echo(json.dumps(_finite(value), indent=indent, ensure_ascii=False, default=str))
 
 
 def is_interactive() -> bool:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from peer.cli.app import SottoCommand, print_json
 from peer.cli.options import config_option, json_option, load_peer
 from peer.errors import ConfigError, RemoteError
+
+if TYPE_CHECKING:
+    from peer.config import Config
 
 run_option = click.option(
     "-r",
@@ -88,6 +91,7 @@ def _call(config_file: Path | None, directory: Path | None, everybody: bool, ver
 
     if directory is not None and (config_file is not None or everybody):
         raise ConfigError("names all peers by itself; leave out --config and --all", key="--run")
+    targets: list[tuple[Config, Path, int | None]]
     if directory is not None:
         targets = [(*load_peer(file), None) for file in find_peer_files(directory)]
     else:
@@ -107,4 +111,4 @@ def _call(config_file: Path | None, directory: Path | None, everybody: bool, ver
 
 
 def _exit_code(answers: list[dict[str, Any]]) -> int:
-    return max(answer.get("exit_code", 0) for answer in answers)
+    return max(int(answer.get("exit_code", 0)) for answer in answers)

@@ -63,7 +63,7 @@ def job_options(command: Command) -> Command:
 
     The command gets `config_file`, `settings` and `shorthands`.
     """
-    for name, (key, kind, text) in reversed(_SHORTHANDS.items()):
+    for name, (key, kind, text) in reversed(list(_SHORTHANDS.items())):
         command = click.option(
             f"--{name}", type=kind, expose_value=False, callback=_keep_shorthand, help=f"{text} Short for --set {key}=…"
         )(command)

@@ -8,6 +8,10 @@ import click
 
 from peer.cli.app import SottoCommand, print_json
 from peer.cli.options import json_option
+from peer.errors import SottoError
+
+TOLERANCE = 1e-9
+"""How far a replayed trajectory may be from the expected one: rounding of float64 stays far below."""
 
 
 @click.command(cls=SottoCommand)
@@ -83,16 +87,29 @@ def report(directory: Path, output: Path | None, as_json: bool) -> None:
 def replay(scenario: Path, as_json: bool) -> None:
     """Run a scenario file through algorithm, compressor and encoded bytes, in float64.
 
-    Prints the trajectory {"x": …, "z": …, "u": …} of every peer before round 0 and after each round. A file that says
-    what to expect is compared with it.
+    --json prints the trajectory {"x": …, "z": …, "u": …} of every node, before round 0 and after each round; without it
+    only the last models are shown. A file that says what to expect is compared with it; the exit code is 1 if they
+    differ by more than 1e-9.
 
     \b
     Examples:
       sotto replay scenario.json
       sotto replay scenario.json --json > trajectory.json
     """
-    from peer.replay import replay_file
+    from peer import replay as scenarios
 
-    result = replay_file(scenario)
+    content = scenarios.read_scenario(scenario)
+    result = scenarios.replay(content)
+    difference = None if content.expect is None else scenarios.largest_difference(result, content.expect)
     if as_json:
-        print_json(result)
+        print_json(result, indent=None)
+    else:
+        steps = f"{len(result['x']) - 1} {'events' if content.events else 'rounds'}"
+        click.echo(f"{content.algorithm}: {content.num_nodes} nodes, {steps}")
+        for node, values in enumerate(result.get("z", result["x"])[-1]):
+            shown = "  ".join(f"{value:.6g}" for value in values[:6])
+            click.echo(f"  node {node}  {shown}{'  …' if len(values) > 6 else ''}")
+        if difference is not None:
+            click.echo(f"largest difference from what the file expects: {difference:.3g}")
+    if difference is not None and difference > TOLERANCE:
+        raise SottoError(f"{scenario}: differs by {difference:.3g} from what the file expects, more than {TOLERANCE:g}")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import tempfile
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +22,7 @@ from peer.cli.options import (
     peers_option,
     set_option,
 )
-from peer.errors import ConfigError, DivergenceError
+from peer.errors import ConfigError, DivergenceError, SottoError
 
 if TYPE_CHECKING:
     from peer.config import Config
@@ -36,12 +39,16 @@ runs_option = click.option(
     metavar="DIR",
     help="Where run folders lie.",
 )
+baseline_option = click.option(
+    "--no-baseline", is_flag=True, help="Leave out the comparison with one process that trains on all data."
+)
 live_option = click.option("--no-live", is_flag=True, help="Print a line now and then instead of the live view.")
 
 
 @click.command(cls=SottoCommand)
 @peers_option
 @job_options
+@baseline_option
 @name_option
 @runs_option
 @live_option
@@ -50,6 +57,7 @@ def up(
     config_file: Path | None,
     settings: tuple[str, ...],
     num_peers: int | None,
+    no_baseline: bool,
     name: str | None,
     runs_dir: Path,
     no_live: bool,
@@ -73,10 +81,17 @@ def up(
     config, base = load_config(config_file, settings)
     count = count_peers(config, num_peers)
     _warn(config, base, count)
-    directory = choose_directory(runs_dir, name, config.run.name)
-    with StopOnSignal() as stop, _view(no_live) as view:
+    directory = make_directory(runs_dir, name, config.run.name)
+    _draw_graph(config, base, count, directory)
+    with StopOnSignal() as stop, _report_in_any_case(directory), _view(no_live) as view:
         summary = cluster.up(
-            config, base=base, num_peers=count, directory=directory, on_progress=view.update, stop=stop.event
+            config,
+            base,
+            num_peers=count,
+            directory=directory,
+            on_progress=view.update,
+            stop=stop.event,
+            baseline=not no_baseline,
         )
     return _finish(summary, directory, as_json, interrupted=stop.event.is_set())
 
@@ -106,6 +121,14 @@ def up(
     metavar="MS",
     help="How long a local step takes on the virtual clock.",
 )
+@click.option(
+    "--slow",
+    multiple=True,
+    metavar="PEER=FACTOR",
+    help="This peer's steps take so many times as long; may be repeated.",
+)
+@click.option("--stacked", is_flag=True, help="Train all peers as one batch: many times faster, equal within rounding.")
+@baseline_option
 @name_option
 @runs_option
 @click.option("--no-save", is_flag=True, help="Write no run folder; only print the figures.")
@@ -118,6 +141,9 @@ def simulate(
     rate_kbit: float | None,
     latency_ms: float,
     step_ms: float,
+    slow: tuple[str, ...],
+    stacked: bool,
+    no_baseline: bool,
     name: str | None,
     runs_dir: Path,
     no_save: bool,
@@ -135,25 +161,38 @@ def simulate(
       sotto simulate --rate-kbit 1000 --latency-ms 20
       sotto simulate --peers 100 --rounds 200 --no-save --json
     """
-    from peer import simulate as simulator
+    from peer.init import write_resolved
+    from peer.simulate import run as simulator
+    from peer.simulate.network import LinkModel
 
     config, base = load_config(config_file, settings)
     count = count_peers(config, num_peers)
+    slower = dict(_parse_slow(text, count) for text in slow)
     _warn(config, base, count)
-    directory = None if no_save else choose_directory(runs_dir, name, f"{config.run.name}-simulated")
-    with StopOnSignal() as stop, _view(no_live) as view:
-        summary = simulator.run(
+    with contextlib.ExitStack() as stack:
+        if no_save:
+            directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        else:
+            directory = make_directory(runs_dir, name, f"{config.run.name}-simulated")
+            write_resolved(config, directory / "config.toml")
+            _draw_graph(config, base, count, directory)
+            stack.enter_context(_report_in_any_case(directory))
+        stop = stack.enter_context(StopOnSignal())
+        view = stack.enter_context(_view(no_live))
+        simulation = simulator.run(
             config,
-            base=base,
+            base,
             num_peers=count,
             directory=directory,
+            links=LinkModel(rate_kbit_s=rate_kbit, latency_s=latency_ms / 1000),
+            step_s=step_ms / 1000,
+            slow=slower,
+            stacked=stacked,
+            baseline=not no_baseline,
             on_progress=view.update,
             stop=stop.event,
-            rate_kbit=rate_kbit,
-            latency_s=latency_ms / 1000,
-            step_s=step_ms / 1000,
         )
-    return _finish(summary, directory, as_json, interrupted=stop.event.is_set())
+    return _finish(simulation.summary, None if no_save else directory, as_json, interrupted=stop.event.is_set())
 
 
 @click.command(cls=SottoCommand)
@@ -178,8 +217,18 @@ def run(config_file: Path | None, settings: tuple[str, ...]) -> int:
     return daemon.run(config, base)
 
 
+def make_directory(runs_dir: Path, name: str | None, default: str) -> Path:
+    """Create and return an empty folder for a new run. Raises ConfigError if that cannot be done."""
+    directory = choose_directory(runs_dir, name, default)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot be created: {error.strerror}", file=str(directory)) from None
+    return directory
+
+
 def choose_directory(runs_dir: Path, name: str | None, default: str) -> Path:
-    """Return a folder for a new run. Without a name the default is numbered until it is free.
+    """Return where a new run goes. Without a name the default is numbered until it is free.
 
     Raises ConfigError if the named folder already holds something.
     """
@@ -209,6 +258,41 @@ def _view(no_live: bool) -> Any:
     from peer.report import live
 
     return live.open_view(live=is_interactive() and not no_live)
+
+
+def _draw_graph(config: Config, base: Path, num_peers: int, directory: Path) -> None:
+    """Write graph.svg, which the report shows."""
+    from peer import job
+    from peer.report import graph_view
+
+    drawing = graph_view.svg(job.build_schedule(config, base, num_peers))
+    (directory / "graph.svg").write_text(drawing, encoding="utf-8")
+
+
+@contextlib.contextmanager
+def _report_in_any_case(directory: Path) -> Iterator[None]:
+    """Write the report of a run that ends with an error too: it shows what led there."""
+    from peer.report.html import write_report
+
+    try:
+        yield
+    except SottoError:
+        with contextlib.suppress(SottoError):  # The run's own error is the one to tell.
+            click.echo(f"report: {write_report(directory)}", err=True)
+        raise
+
+
+def _parse_slow(text: str, num_peers: int) -> tuple[int, float]:
+    """Return the peer and its factor of PEER=FACTOR. Raises ConfigError."""
+    peer, _, factor = text.partition("=")
+    try:
+        slow = int(peer), float(factor)
+    except ValueError:
+        slow = -1, 0.0
+    if not (0 <= slow[0] < num_peers and 0 < slow[1] < 1e6):
+        valid = f"PEER=FACTOR, with a peer from 0 to {num_peers - 1} and a factor above 0"
+        raise ConfigError("is not valid", key="--slow", value=text, valid=valid)
+    return slow
 
 
 def _finish(summary: Summary, directory: Path | None, as_json: bool, *, interrupted: bool) -> int:
