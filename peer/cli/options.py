@@ -47,15 +47,21 @@ peers_option = click.option(
     help=f"Number of peers; by default those of the configuration, or {DEFAULT_PEERS}.",
 )
 
-_SHORTHANDS: Mapping[str, tuple[str, type, str]] = {
-    "skew": ("data.skew", float, "How far the data is sorted by label before it is dealt: 0 not at all, 1 entirely."),
-    "rounds": ("run.rounds", int, "Number of gossip rounds."),
-    "seed": ("run.seed", int, "Seed of every random number of the run."),
-    "algorithm": ("algorithm.name", str, "Algorithm (`sotto list algorithms`)."),
-    "compressor": ("compressor.kind", str, "Compressor (`sotto list compressors`)."),
-    "graph": ("graph.kind", str, "Graph (`sotto list graphs`)."),
-    "task": ("training.task", str, 'Task (`sotto list tasks`), or your own as "package.module:make_task".'),
+_SHORTHANDS: Mapping[str, tuple[str, type, str, str]] = {
+    "skew": (
+        "data.skew",
+        float,
+        "FRACTION",
+        "How far data is sorted by label before it is dealt: 0 not at all, 1 all.",
+    ),
+    "rounds": ("run.rounds", int, "N", "Number of gossip rounds."),
+    "seed": ("run.seed", int, "N", "Seed of every random number of the run."),
+    "algorithm": ("algorithm.name", str, "NAME", "Algorithm, see `sotto list algorithms`."),
+    "compressor": ("compressor.kind", str, "NAME", "Compressor, see `sotto list compressors`."),
+    "graph": ("graph.kind", str, "NAME", "Graph, see `sotto list graphs`."),
+    "task": ("training.task", str, "NAME", 'Task, see `sotto list tasks`, or your own as "package.module:make_task".'),
 }
+"""Option → key it sets, type, how help calls its value, what it does."""
 
 
 def job_options(command: Command) -> Command:
@@ -63,9 +69,14 @@ def job_options(command: Command) -> Command:
 
     The command gets `config_file`, `settings` and `shorthands`.
     """
-    for name, (key, kind, text) in reversed(list(_SHORTHANDS.items())):
+    for name, (key, kind, metavar, text) in reversed(list(_SHORTHANDS.items())):
         command = click.option(
-            f"--{name}", type=kind, expose_value=False, callback=_keep_shorthand, help=f"{text} Short for --set {key}=…"
+            f"--{name}",
+            type=kind,
+            metavar=metavar,
+            expose_value=False,
+            callback=_keep_shorthand,
+            help=f"{text} [{key}]",
         )(command)
     return config_option(set_option(command))
 

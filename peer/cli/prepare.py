@@ -61,7 +61,9 @@ def init(context: click.Context, output: Path, settings: tuple[str, ...], force:
     help="Where peer 0, 1, 2, … is reached; give it once for each peer, or once for all of them on one machine (ports "
     'then count up). "-" is a peer that nobody can reach: it dials out. Without --host all run on this machine.',
 )
-@click.option("--port", type=click.IntRange(1, 65535), default=7700, show_default=True, help="First or only port.")
+@click.option(
+    "--port", type=click.IntRange(1, 65535), metavar="PORT", default=7700, show_default=True, help="First or only port."
+)
 @job_options
 @force_option
 def cluster(
