@@ -488,8 +488,9 @@ def weigh(graph: Graph, weights: str, name: str = "explicit") -> MixingMatrix:
         larger = np.maximum(degrees[graph.senders], degrees[graph.receivers])
         edge_weights = (1.0 / (1.0 + larger)).astype(np.float64)
         given_away = _sums(graph.senders, edge_weights, graph.num_peers)
-        # At least 1/(degree + 1) is left in theory; rounding must not tell a regular graph from its uniform weights.
-        self_weights = np.maximum(1.0 - given_away, 1.0 / (degrees + 1.0))
+        rest, even = 1.0 - given_away, 1.0 / (degrees + 1.0)
+        # On a regular graph this is the uniform rule, and has to be so to the last bit (digest, circulant).
+        self_weights = np.where(np.abs(rest - even) < SYMMETRY_TOLERANCE, even, rest)
     peers = np.arange(graph.num_peers)
     # An edge of weight 0 is no edge: nothing travels on it.
     real = edge_weights != 0.0
