@@ -93,11 +93,13 @@ def write_cluster(
     authority_files = (directory / "ca.pem", directory / "ca.key")
     operator_files = (directory / "operator.pem", directory / "operator.key")
     peer_files = [(folder / "peer.pem", folder / "peer.key") for folder in folders]
-    for file in (*authority_files, *operator_files, *(file for pair in peer_files for file in pair)):
-        if not force:
+    certificates = [*authority_files, *operator_files, *(file for pair in peer_files for file in pair)]
+    # All are looked at before the first is written: half of an old cluster is worse than an error.
+    if not force:
+        for file in (*certificates, *(folder / "peer.toml" for folder in folders)):
             _refuse_existing(file)
-        else:
-            file.unlink(missing_ok=True)
+    for file in certificates:
+        file.unlink(missing_ok=True)
     for index, folder in enumerate(folders):
         mine = _peer_config(config, index, hosts, names)
         write_peer_file(folder / "peer.toml", _move_paths(mine, base, folder), force=force)
