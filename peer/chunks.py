@@ -9,8 +9,8 @@ from __future__ import annotations
 import io
 from collections import deque
 
+from peer.envelope import Piece
 from peer.errors import RemoteProtocolError
-from peer.proto.sottovoce.v1 import exchange_pb2 as pb
 
 CHUNK_COST = 64
 """Credit that a chunk costs beside its data, so that a flood of tiny ones is bounded too."""
@@ -44,23 +44,20 @@ class Cutter:
         rest = len(self._queue[0][1]) - self._offset
         return self.credit_bytes >= CHUNK_COST + min(rest, self._crumb_bytes)
 
-    def fill(self, envelope: pb.Envelope) -> tuple[int, int]:
-        """Add the next chunks to an envelope; return (frames that are complete with it, their bytes)."""
+    def cut(self) -> tuple[list[Piece], int, int]:
+        """Return the chunks of the next envelope, how many frames they complete, and the bytes of those."""
+        pieces: list[Piece] = []
         room = self._chunk_bytes
         frames = frame_bytes = 0
         while room and self.ready:
             seq, frame = self._queue[0]
             rest = len(frame) - self._offset
             take = min(rest, room, self.credit_bytes - CHUNK_COST)
-            if take < rest and take < self._crumb_bytes and take < self._chunk_bytes:
-                break
-            chunk = envelope.chunks.add(sequence=seq)
             if take == len(frame):
-                chunk.data = frame
+                pieces.append(Piece(seq, 0, 0, frame))
             else:
-                chunk.data = bytes(memoryview(frame)[self._offset : self._offset + take])
-                chunk.offset = self._offset
-                chunk.frame_bytes = len(frame)
+                part = memoryview(frame)[self._offset : self._offset + take]
+                pieces.append(Piece(seq, self._offset, len(frame), part))
             self.credit_bytes -= take + CHUNK_COST
             room -= take
             self._offset += take
@@ -69,7 +66,7 @@ class Cutter:
                 self._offset = 0
                 frames += 1
                 frame_bytes += len(frame)
-        return frames, frame_bytes
+        return pieces, frames, frame_bytes
 
 
 class Assembler:
@@ -85,24 +82,24 @@ class Assembler:
         self._total = 0
         self._buffer: io.BytesIO | None = None
 
-    def take(self, envelope: pb.Envelope) -> list[tuple[int, bytes]]:
-        """Return the frames that an envelope's chunks complete, with their numbers, in order.
+    def take(self, pieces: list[Piece]) -> list[tuple[int, bytes]]:
+        """Return the frames that the chunks of an envelope complete, with their numbers, in order.
 
         Raises RemoteProtocolError if a number in a chunk is impossible or more was sent than was granted.
         """
         frames = []
         envelope_bytes = 0
-        for chunk in envelope.chunks:
-            data = chunk.data
-            envelope_bytes += len(data)
+        for piece in pieces:
+            envelope_bytes += len(piece.data)
             if envelope_bytes > self._chunk_bytes:
                 raise RemoteProtocolError(f"it sent more than {self._chunk_bytes} bytes of chunks in one envelope")
-            self._granted_bytes -= len(data) + CHUNK_COST
+            cost = len(piece.data) + CHUNK_COST
+            self._granted_bytes -= cost
             if self._granted_bytes < 0:
                 raise RemoteProtocolError(f"it sent {-self._granted_bytes} bytes more than it had credit for")
-            self._used_bytes += len(data) + CHUNK_COST
-            if (frame := self._add(chunk.sequence, chunk.offset, chunk.frame_bytes, data)) is not None:
-                frames.append((chunk.sequence, frame))
+            self._used_bytes += cost
+            if (frame := self._add(piece.sequence, piece.offset, piece.frame_bytes, piece.data)) is not None:
+                frames.append((piece.sequence, frame))
         return frames
 
     @property
@@ -116,7 +113,7 @@ class Assembler:
         self._granted_bytes += granted
         return granted
 
-    def _add(self, seq: int, offset: int, total: int, data: bytes) -> bytes | None:
+    def _add(self, seq: int, offset: int, total: int, data: bytes | memoryview) -> bytes | None:
         if not data:
             raise RemoteProtocolError(f"it sent an empty chunk of frame {seq}")
         total = total or len(data)
@@ -128,7 +125,7 @@ class Assembler:
         if self._buffer is None:
             self._begin(seq, offset, total)
             if len(data) == total:
-                return data
+                return bytes(data)
             # Grows as the data comes: an announced size alone allocates nothing.
             self._buffer = io.BytesIO()
         elif seq != self._seq or total != self._total or offset != self._buffer.tell():

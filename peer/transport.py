@@ -25,9 +25,10 @@ import random
 import secrets
 import socket
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
+from urllib.parse import unquote
 
 # gRPC reads these when it is imported. Peers are exec'd, never forked; what matters is logged here in sentences.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
@@ -35,11 +36,11 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 import grpc
 import grpc.aio
-from google.protobuf.message import DecodeError
 
 from peer import tcp_info
 from peer.chunks import Assembler, Cutter
 from peer.config import TransportOptions
+from peer.envelope import Piece, decode, encode
 from peer.errors import (
     ConfigError,
     HandshakeRefused,
@@ -351,7 +352,7 @@ class Transport:
                 await pipe.write(_farewell(_Close.REFUSED, "too many connections wait for their hello"))
             elif (link := await self._greet_caller(pipe)) is not None:
                 await link.run()
-        except (grpc.RpcError, asyncio.InvalidStateError, grpc.aio.UsageError) as error:
+        except _ConnectionLostError as error:
             log.info("a caller at %s went away: %s", pipe.caller, error)
         except SottoError as error:
             log.warning("a caller at %s was turned away: %s", pipe.caller, error)
@@ -377,7 +378,7 @@ class Transport:
             await pipe.write(_farewell(_Close.REFUSED, reason))
         except RemoteError as error:
             kind = _Close.REFUSED if isinstance(error, HandshakeRefused) else _Close.VIOLATION
-            if neighbor is not None:
+            if neighbor is not None and neighbor.index not in self._links:
                 self._note_refusal(neighbor, error.problem)
             else:
                 log.warning("refused a caller at %s: %s", pipe.caller, error.problem)
@@ -494,7 +495,7 @@ class Transport:
                 first = await pipe.read()
             if first is None:
                 raise PeerUnreachable(f"{neighbor.name} at {neighbor.address} closed the connection without an answer")
-            answer = _parse(first)
+            answer, _ = decode(first)
             if answer.HasField("close"):
                 reason = _clean(answer.close.reason)
                 if answer.close.kind == _Close.SUPERSEDED:
@@ -533,8 +534,8 @@ class Transport:
             raise PeerUnreachable(
                 f"{neighbor.name} at {neighbor.address} did not answer within {self._options.dial_timeout_s:g} s"
             ) from None
-        except grpc.RpcError as error:
-            raise PeerUnreachable(_explain(error, neighbor, encrypted=self._security is not None)) from None
+        except _ConnectionLostError as error:
+            raise PeerUnreachable(_explain(error.error, neighbor, encrypted=self._security is not None)) from None
         finally:
             if pipe is not None:
                 await pipe.abandon()
@@ -802,20 +803,20 @@ class _Link:
                 counters.protobuf_bytes_received += len(data)
                 if self._transport._links.get(self.neighbor.index) is not self:
                     continue
-                if not self._take(_parse(data)):
+                if not self._take(*decode(data)):
                     return
         except RemoteError as error:
             log.warning("%s broke the protocol: %s", self.neighbor.name, error.problem)
             self.end(_Close.VIOLATION, error.problem)
-        except grpc.RpcError as error:
+        except _ConnectionLostError as error:
             if self._farewell is None:
-                self._reason = f"the connection is lost ({_details(error)})"
+                self._reason = f"the connection is lost ({error})"
 
-    def _take(self, envelope: exchange_pb2.Envelope) -> bool:
+    def _take(self, envelope: exchange_pb2.Envelope, pieces: list[Piece]) -> bool:
         """Act on one envelope; return whether more may follow."""
         peer, handler, counters = self.neighbor.index, self._handler, self._counters
-        if envelope.chunks:
-            for seq, frame in self._assembler.take(envelope):
+        if pieces:
+            for seq, frame in self._assembler.take(pieces):
                 counters.frames_received += 1
                 counters.frame_bytes_received += len(frame)
                 self._received_bytes += len(frame)
@@ -867,10 +868,9 @@ class _Link:
                 await self._wake.wait()
         except TimeoutError:
             pass
-        except grpc.RpcError as error:
-            # The reader hears the same, and more exactly; but it may be waiting for this task.
+        except _ConnectionLostError as error:
             if self._farewell is None:
-                self._reason = f"the connection is lost ({_details(error)})"
+                self._reason = f"the connection is lost ({error})"
 
     def _next_envelope(self) -> bytes | None:
         """Return what is ready to be sent, as one envelope; None if nothing is."""
@@ -889,11 +889,12 @@ class _Link:
             envelope.credit = self._assembler.grant()
         if self._bulletins:
             envelope.bulletins.append(self._bulletins.popleft())
-        if chunks:
-            frames, frame_bytes = self._cutter.fill(envelope)
-            self._counters.frames_sent += frames
-            self._counters.frame_bytes_sent += frame_bytes
-        return envelope.SerializeToString()
+        if not chunks:
+            return envelope.SerializeToString()
+        pieces, frames, frame_bytes = self._cutter.cut()
+        self._counters.frames_sent += frames
+        self._counters.frame_bytes_sent += frame_bytes
+        return encode(envelope, pieces)
 
     def _tick(self) -> None:
         now = self._loop.time()
@@ -913,29 +914,48 @@ class _Link:
         self._timer = self._loop.call_later(self._tick_s, self._tick)
 
 
+class _ConnectionLostError(Exception):
+    """The stream is gone; the text says what gRPC says."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(_details(error))
+        self.error = error
+
+
+@contextlib.contextmanager
+def _losses() -> Iterator[None]:
+    """Turn the ways in which gRPC reports a stream that is gone into one."""
+    try:
+        yield
+    except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError) as error:
+        raise _ConnectionLostError(error) from None
+
+
 class _ServerPipe:
     """The listener's end of a stream."""
 
     def __init__(self, context: Any) -> None:
         self._context = context
-        self.caller: str = context.peer()
+        self.caller: str = unquote(context.peer())
 
     def identity(self) -> Identity:
         """Return whose certificate the caller showed. Raises SecurityError."""
         return _caller_identity(self._context)
 
     async def read(self) -> bytes | None:
-        data = await self._context.read()
+        with _losses():
+            data = await self._context.read()
         return None if data is _EOF else data
 
     async def write(self, data: bytes) -> None:
-        await self._context.write(data)
+        with _losses():
+            await self._context.write(data)
 
     async def finish(self) -> None:
-        """Nothing is left to do: the stream ends, after what was written, when its method returns."""
+        """Do nothing: the stream ends, after what was written, when the method that serves it returns."""
 
     async def abandon(self) -> None:
-        """Likewise."""
+        """Do nothing, likewise."""
 
 
 class _ClientPipe:
@@ -949,15 +969,17 @@ class _ClientPipe:
         self._call: Any = channel.stream_stream(f"/{_PEER_SERVICE}/Exchange")()
 
     async def read(self) -> bytes | None:
-        data = await self._call.read()
+        with _losses():
+            data = await self._call.read()
         return None if data is _EOF else data
 
     async def write(self, data: bytes) -> None:
-        await self._call.write(data)
+        with _losses():
+            await self._call.write(data)
 
     async def finish(self) -> None:
         """Let what was written arrive: a stream that is cancelled loses it."""
-        with contextlib.suppress(TimeoutError, grpc.RpcError):
+        with contextlib.suppress(TimeoutError, _ConnectionLostError), _losses():
             async with asyncio.timeout(_FAREWELL_S):
                 await self._call.done_writing()
                 await self._call.code()
@@ -1081,7 +1103,7 @@ def _why_not_bound(host: str, port: int) -> str:
     return "cannot be listened on"
 
 
-def _explain(error: grpc.RpcError, neighbor: Neighbor, *, encrypted: bool) -> str:
+def _explain(error: BaseException, neighbor: Neighbor, *, encrypted: bool) -> str:
     """Return a sentence for a call that failed before it was answered."""
     details = _details(error)
     who = f"{neighbor.name} at {neighbor.address}"
@@ -1095,9 +1117,10 @@ def _explain(error: grpc.RpcError, neighbor: Neighbor, *, encrypted: bool) -> st
         return f"nobody listens at {neighbor.address}, the address of {neighbor.name}"
     if "DNS resolution failed" in details or "Domain name not found" in details:
         return f"the host name in {neighbor.address}, the address of {neighbor.name}, is not known"
-    if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+    code = error.code() if isinstance(error, grpc.aio.AioRpcError) else grpc.StatusCode.UNAVAILABLE
+    if code is grpc.StatusCode.UNIMPLEMENTED:
         return f"{who} is not a peer of this program"
-    if error.code() is grpc.StatusCode.UNAVAILABLE and any(
+    if code is grpc.StatusCode.UNAVAILABLE and any(
         sign in details for sign in ("Socket closed", "Connection reset", "Broken pipe", "handshak", "GOAWAY", "EOF")
     ):
         cause = "it may not accept our certificate, or speak without TLS" if encrypted else "it may want TLS"
@@ -1105,7 +1128,7 @@ def _explain(error: grpc.RpcError, neighbor: Neighbor, *, encrypted: bool) -> st
     return f"{who} cannot be reached ({details})"
 
 
-def _details(error: grpc.RpcError) -> str:
+def _details(error: BaseException) -> str:
     details = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
     return _clean(details or type(error).__name__)
 
@@ -1115,15 +1138,8 @@ def _clean(text: str) -> str:
     return "".join(c if c.isprintable() else " " for c in text[:_MAX_REASON])
 
 
-def _parse(data: bytes) -> exchange_pb2.Envelope:
-    try:
-        return exchange_pb2.Envelope.FromString(data)
-    except DecodeError:
-        raise RemoteProtocolError(f"it sent {len(data)} bytes that are no envelope") from None
-
-
 def _parse_hello(data: bytes) -> exchange_pb2.Hello:
-    envelope = _parse(data)
+    envelope, _ = decode(data)
     if not envelope.HasField("hello") or len(envelope.ListFields()) != 1:
         raise RemoteProtocolError("its first envelope is not a hello")
     return envelope.hello
