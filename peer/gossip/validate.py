@@ -470,6 +470,8 @@ def _replica_noise_of_dcd(plan: Plan) -> Iterator[Finding]:
     spec, schedule, variance = plan.spec, plan.schedule, plan.bound.variance
     if not (spec.needs_unbiased and "replicas" in spec.state) or variance is None or plan.num_peers == 1:
         return
+    if not schedule.is_strongly_connected:
+        return
     spread = 1.0 - schedule.smallest_slack_eigenvalue() if schedule.is_symmetric else 2.0
     limit = (1.0 - schedule.second_eigenvalue**2) / spread**2
     if variance <= limit:
