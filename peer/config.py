@@ -171,7 +171,7 @@ class TrainingOptions(Section):
     """A task (`sotto list tasks`), or your own as "package.module:make_task"."""
     task_options: dict[str, str | int | float | bool] = Field(default_factory=dict)
     """Passed to the task as keyword arguments."""
-    batch_size: Count = 32
+    batch_size: Count = 8
     """Samples of a batch on each peer."""
     local_steps: Count = 1
     """τ, gradient steps for each gossip round."""

@@ -6,10 +6,11 @@ the arguments of the layers below; it knows no network and no clock.
 
 from __future__ import annotations
 
+import enum
 import math
 import platform
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from peer import __version__, compress, gossip
-from peer.compress.base import Compressor
+from peer.compress.bound import BoundedCompressor
 from peer.compress.layout import Layout
 from peer.config import Config
 from peer.errors import ConfigError
@@ -47,14 +48,18 @@ def algorithm_spec(config: Config) -> AlgorithmSpec:
     return gossip.ALGORITHMS[name].spec
 
 
-def build_compressor(config: Config) -> Compressor:
+def build_compressor(config: Config) -> BoundedCompressor:
     """Return the configured compressor; `none` where the algorithm sends in full precision anyway."""
     options, spec = config.compressor, algorithm_spec(config)
     if not spec.compresses:
         return compress.build("none")
     settings: dict[str, Any] = {}
     if options.kind in ("top_k", "random_k"):
-        settings = {"fraction": options.fraction, "value_bits": options.value_bits, "value_type": options.value_type}
+        settings = {"fraction": options.fraction}
+        if options.value_bits is not None:
+            settings["value_bits"] = options.value_bits
+        else:
+            settings["value_type"] = options.value_type
     elif options.kind == "none":
         settings = {"value_type": options.value_type}
     elif options.kind in ("qsgd", "modulo"):
@@ -97,7 +102,7 @@ def build_schedule(config: Config, base: Path, num_peers: int, *, rounds_per_epo
     )
 
 
-def default_averaging_rate(spec: AlgorithmSpec, compressor: Compressor, layout_size: int = 10_000) -> float:
+def default_averaging_rate(spec: AlgorithmSpec, compressor: BoundedCompressor, layout_size: int = 10_000) -> float:
     """Return a rate η that is known to be robust for the pair.
 
     Exact averaging takes 1, D² ½ (its smallest eigenvalue). With error feedback the rate falls with what the
@@ -110,15 +115,36 @@ def default_averaging_rate(spec: AlgorithmSpec, compressor: Compressor, layout_s
         return 1.0
     if not spec.uses_averaging_rate:
         return 1.0
-    kept = compress.contraction(compressor, layout_size)
-    return float(min(1.0, max(0.01, 0.1 * (kept / 0.02) ** 0.7)))
+    if compressor.kind == "sign":
+        # Its guarantee, 1/n, is that of a vector with one large coordinate; models and gradients are far from that.
+        return 0.3
+    # An unbiased compressor of variance ω contracts by 1 / (1 + ω) once it is scaled down (as error feedback does).
+    bound = compressor.error_bound(layout_size)
+    kept = bound.contraction if bound.contraction is not None else 1.0 / (1.0 + (bound.variance or 0.0))
+    return float(f"{min(1.0, max(0.01, 0.1 * (kept / 0.02) ** 0.7)):.1g}")
 
 
-def averaging_rate(config: Config, compressor: Compressor | None = None) -> float:
+def averaging_rate(config: Config, compressor: BoundedCompressor | None = None) -> float:
     """Return the configured η, or the default for algorithm and compressor."""
     if config.algorithm.averaging_rate is not None:
         return config.algorithm.averaging_rate
     return default_averaging_rate(algorithm_spec(config), compressor or build_compressor(config))
+
+
+def describe_compressor(compressor: BoundedCompressor) -> str:
+    """Return the compressor with its settings in a few words, such as "top_k 2 % 4 bits"."""
+    words = [compressor.kind]
+    for item in fields(compressor):  # type: ignore[arg-type]  # every compressor is a dataclass of its settings
+        value = getattr(compressor, item.name)
+        if item.name == "fraction":
+            words.append(f"{100 * value:g} %")
+        elif item.name in ("bits", "value_bits") and value is not None:
+            words.append(f"{value} bits")
+        elif isinstance(value, (str, float)) and item.name != "fraction":
+            words.append(f"{value:g}" if isinstance(value, float) else value)
+        elif isinstance(value, enum.Enum):
+            words.append(value.name.lower())
+    return " ".join(words)
 
 
 def validate_config(config: Config, base: Path, num_peers: int | None = None) -> list[validate.Finding]:
@@ -178,7 +204,7 @@ class Job:
     task: Task
     manifest: Manifest
     schedule: Schedule
-    compressor: Compressor
+    compressor: BoundedCompressor
 
     @classmethod
     def open(cls, config: Config, base: Path, num_peers: int | None = None) -> Job:

@@ -199,7 +199,7 @@ class Participant:
         encoded = self._frames.get(key) if message.layers else None
         if encoded is None:
             frame = wire.encode(message, self.layout)
-            encoded = frame, wire.payload_bytes(frame)
+            encoded = frame, wire.payload_bytes(frame, self.layout)
             if message.layers:
                 self._frames[key] = encoded
         frame, payload_bytes = encoded

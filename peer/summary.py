@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from peer import __version__, compress
+from peer import __version__
 from peer.compress.layout import Layout
 from peer.compress.payload import FloatArray
 from peer.config import Config
-from peer.job import Job, machine_facts
+from peer.job import Job, describe_compressor, machine_facts
 from peer.metrics import ConsensusRecord, EvaluationRecord, MetricsStore, Summary
 from peer.train.baseline import single_process
 from peer.train.local_step import Evaluation
@@ -22,7 +22,7 @@ def describe_run(config: Config, job: Job, layout: Layout) -> Summary:
     return Summary(
         name=config.run.name,
         algorithm=config.algorithm.name,
-        compressor=compress.describe(job.compressor) if job.spec.compresses else "none (full precision)",
+        compressor=describe_compressor(job.compressor) if job.spec.compresses else "none (full precision)",
         graph=job.schedule.name,
         num_peers=job.num_peers,
         rounds=config.run.rounds,

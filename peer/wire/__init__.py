@@ -1,7 +1,7 @@
 """Frames: one message as bytes."""
 
 from peer.wire.describe import FrameReport, LayerReport, describe, entropy_bound_bits
-from peer.wire.frame import decode, encode, max_frame_bytes
+from peer.wire.frame import decode, encode, max_frame_bytes, payload_bytes
 from peer.wire.message import Message, MessageKind, RepairWish
 
 __all__ = [
@@ -15,4 +15,5 @@ __all__ = [
     "encode",
     "entropy_bound_bits",
     "max_frame_bytes",
+    "payload_bytes",
 ]

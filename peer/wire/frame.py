@@ -50,6 +50,11 @@ def max_frame_bytes(layout: Layout) -> int:
     return 9 * layout.size + 64 * layout.num_layers + 128
 
 
+def allocation_bound(layout: Layout) -> int:
+    """Return how many bytes `decode` allocates at most, the message that it returns included, whatever the frame."""
+    return 48 * layout.size + 1024 * layout.num_layers + (4 << 20)
+
+
 def encode(message: Message, layout: Layout, *, previous: Message | None = None) -> bytes:
     """Return the frame of a message.
 
@@ -102,7 +107,7 @@ def decode(
 
     `dtype` float32: refuse float64 numbers. `previous`: the message that residues may be coded against; without it, or
     with another than the frame names, such a frame raises `MissingPrevious`. `ledgers` (see `describe`) receives one
-    entry for the header and one for each section. Never allocates more than 40 bytes a number of the layout and 1 MiB.
+    entry for the header and one for each section. Never allocates more than `allocation_bound`.
     """
     data = memoryview(frame).cast("B")
     if len(data) > max_frame_bytes(layout):
@@ -173,6 +178,26 @@ def decode(
     if reader.left:
         raise TrailingBytes(f"{reader.left} bytes follow the last section")
     return Message(kind, sender, round_, phase, mixing_weight, push_weight, tuple(layers), layer_ids, wanted)
+
+
+def payload_bytes(frame: bytes, layout: Layout) -> int:
+    """Return how many bytes of a frame that `encode` returned its layers take: all but the header and the checksum."""
+    reader = Reader(memoryview(frame), 3, len(frame) - CHECKSUM_BYTES)
+    flags = reader.byte()
+    for _ in range(3):
+        reader.varint()
+    _read_weight(reader)
+    _read_weight(reader)
+    if flags & _PREDICTED:
+        reader.varint()
+        reader.varint()
+    count = reader.varint()
+    kind = MessageKind(flags & 15)
+    if kind is MessageKind.REPAIR_REQUEST:
+        return 0
+    if kind is MessageKind.REPAIR:
+        _read_numbers(reader, count, layout.num_layers)
+    return reader.left
 
 
 def _check_message(message: Message, layout: Layout) -> None:
