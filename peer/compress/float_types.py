@@ -15,8 +15,8 @@ BITS = {ValueType.FLOAT64: 64, ValueType.FLOAT32: 32, ValueType.BFLOAT16: 16, Va
 RELATIVE_ERROR = {
     ValueType.FLOAT64: 0.0,
     ValueType.FLOAT32: 2.0**-24,
-    ValueType.BFLOAT16: 2.0**-9,
-    ValueType.FLOAT16: 2.0**-12,
+    ValueType.BFLOAT16: 2.0**-8,
+    ValueType.FLOAT16: 2.0**-11,
 }
 """Half a unit in the last place, of numbers in the normal range of the type."""
 

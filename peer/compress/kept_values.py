@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from peer.compress.bound import ErrorBound
 from peer.compress.float_types import BITS, RELATIVE_ERROR, own_type, rounded
-from peer.compress.levels import nearest_levels, stochastic_codes
+from peer.compress.levels import checked_scale, nearest_levels, stochastic_codes
 from peer.compress.norms import max_magnitude
 from peer.compress.payload import Dense, FloatArray, Levels, ValueType
 from peer.compress.settings import require_positive, require_whole
@@ -32,16 +32,17 @@ class KeptValues:
         if self.value_bits is not None and self.value_type is not None:
             raise ValueError("value_bits and value_type exclude each other; leave one of them out")
 
-    def written(self, kept: FloatArray) -> Dense | Levels:
+    def written(self, kept: FloatArray, layer: int) -> Dense | Levels:
         """Return the values rounded to nearest."""
         if self.value_bits is not None:
-            return nearest_levels(kept, self.value_bits)
+            return nearest_levels(kept, self.value_bits, layer)
         return rounded(kept, own_type(kept) if self.value_type is None else self.value_type)
 
-    def written_unbiased(self, kept: FloatArray, uniforms: FloatArray | Stream) -> Levels:
+    def written_unbiased(self, kept: FloatArray, uniforms: FloatArray | Stream, layer: int) -> Levels:
         """Return the values on 2·L + 1 levels up to the largest magnitude, rounded stochastically."""
         assert self.value_bits is not None
-        steps, scale = (1 << (self.value_bits - 1)) - 1, max_magnitude(kept)
+        steps = (1 << (self.value_bits - 1)) - 1
+        scale = checked_scale(max_magnitude(kept), steps, kept.dtype, layer)
         codes = stochastic_codes(kept, scale, steps, uniforms)
         return Levels(scale, divisor=steps, base=-steps, step=1, bits=self.value_bits, codes=codes)
 

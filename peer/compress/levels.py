@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from peer.compress.norms import max_magnitude, sum_of_magnitudes, sum_of_squares
+from peer.compress.norms import max_magnitude, not_finite, sum_of_magnitudes, sum_of_squares
 from peer.compress.payload import FloatArray, Levels
 from peer.errors import RemoteProtocolError
 from peer.native import ffi, lib
@@ -72,34 +72,42 @@ def _values(levels: Levels, codes: npt.NDArray[np.integer[Any]], dtype: np.dtype
     return values
 
 
+def checked_scale(scale: float, steps: int, dtype: np.dtype[Any], layer: int) -> float:
+    """Return `scale` as the type holds it. Raises ValueError, naming the layer, where `steps` times it could overflow.
+
+    That includes everything that is not finite.
+    """
+    with np.errstate(over="ignore"):
+        result = float(dtype.type(scale))
+    if not result * steps <= float(np.finfo(dtype).max) / 2:
+        raise not_finite(layer)
+    return result
+
+
 def stochastic_codes(v: FloatArray, scale: float, steps: int, uniforms: FloatArray | Stream) -> CodeArray:
     """Return codes of the levels −scale … scale in `2 · steps + 1` values: `steps + sign(v_i) · level_i`.
 
     level = ⌊steps |v|/scale⌋, plus one if the uniform is **below** the fractional part, never above `steps`
-    (QSGD, Alistarh et al. 2017, section 3.1). A scale of 0 gives the code of zero everywhere.
+    (QSGD, Alistarh et al. 2017, section 3.1). A scale of 0 gives the code of zero everywhere; one that `checked_scale`
+    passed does not overflow.
     """
     codes = np.empty(v.size, code_type((2 * steps).bit_length()))
     if scale == 0.0:
         codes.fill(steps)
         return codes
-    # steps · |v| must not overflow; a power of two changes no digit.
-    shrink = 1.0 if scale < float(np.finfo(v.dtype).max) / 1024 else 2.0**-10
     if lib is not None and v.dtype == np.float32 and v.flags.c_contiguous:
         drawn, words = _uniform_arguments(uniforms, v)
         lib.stochastic_codes(
-            ffi.from_buffer("float[]", v), v.size, shrink, steps, scale * shrink, drawn, *words,
+            ffi.from_buffer("float[]", v), v.size, steps, scale, drawn, *words,
             codes.itemsize, ffi.from_buffer("uint8_t[]", codes),
         )  # fmt: skip
         return codes
     drawn = uniforms.uniforms(v.size, v.dtype) if isinstance(uniforms, Stream) else uniforms
-    return _stochastic_codes_numpy(v, v.dtype.type(scale * shrink), shrink, steps, drawn, codes)
+    return _stochastic_codes_numpy(v, v.dtype.type(scale), steps, drawn, codes)
 
 
-def _stochastic_codes_numpy(
-    v: FloatArray, scale: Any, shrink: float, steps: int, uniforms: FloatArray, codes: CodeArray
-) -> CodeArray:
+def _stochastic_codes_numpy(v: FloatArray, scale: Any, steps: int, uniforms: FloatArray, codes: CodeArray) -> CodeArray:
     exact = np.abs(v)
-    exact *= v.dtype.type(shrink)
     exact *= v.dtype.type(steps)
     exact /= scale
     level = np.floor(exact)
@@ -124,7 +132,7 @@ def _uniform_arguments(uniforms: FloatArray | Stream, v: FloatArray) -> tuple[An
 _NO_STREAM = (0, 0, 0, 0)
 
 
-def nearest_levels(v: FloatArray, bits: int) -> Levels:
+def nearest_levels(v: FloatArray, bits: int, layer: int) -> Levels:
     """Return the values `v` on a symmetric grid of `bits` bits, the sign included, rounded to nearest.
 
     One bit: ± mean |v|. More: the 2·L + 1 multiples of scale/L from −scale to scale, L = 2^(bits−1) − 1, zero among
@@ -136,10 +144,10 @@ def nearest_levels(v: FloatArray, bits: int) -> Levels:
     on a few values. Deterministic, because error feedback sends what rounding left.
     """
     if bits == 1:
-        mean = float(v.dtype.type(sum_of_magnitudes(v) / v.size))
+        mean = checked_scale(sum_of_magnitudes(v) / v.size, 1, v.dtype, layer)
         return Levels(mean, divisor=1, base=-1, step=2, bits=1, codes=(v >= 0).view(np.uint8))
     steps = 2 ** (bits - 1) - 1
-    largest = max_magnitude(v)
+    largest = checked_scale(max_magnitude(v), steps, v.dtype, layer)
     best, best_scale = math.inf, 0.0
     best_codes: CodeArray = np.full(v.size, steps, code_type(bits))
     codes = np.empty_like(best_codes)

@@ -27,7 +27,7 @@ def require_finite(v: FloatArray, layer: int) -> None:
 
 def not_finite(layer: int) -> ValueError:
     """Return the error for a layer that cannot be compressed."""
-    return ValueError(f"layer {layer} holds a value that is not finite; nothing sensible can be sent for it")
+    return ValueError(f"layer {layer} holds values that are not finite, or too large to compress")
 
 
 def max_magnitude(v: FloatArray) -> float:

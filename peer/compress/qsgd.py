@@ -6,12 +6,10 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
 from peer.compress.base import Draws
 from peer.compress.bound import ErrorBound
-from peer.compress.levels import stochastic_codes
-from peer.compress.norms import not_finite, sum_of_squares
+from peer.compress.levels import checked_scale, stochastic_codes
+from peer.compress.norms import sum_of_squares
 from peer.compress.payload import FloatArray, Levels
 from peer.compress.settings import require_flag, require_whole
 from peer.compress.sources import own_uniforms
@@ -39,10 +37,7 @@ class Qsgd:
     def compress(self, v: FloatArray, layer: int, draws: Draws) -> Levels:
         """Return the levels of `v`; a layer of norm 0 gives zeros."""
         # The norm is the fixed-order float64 sum of `norms`, rounded once to the vector's type.
-        with np.errstate(over="ignore"):
-            norm = float(v.dtype.type(math.sqrt(sum_of_squares(v))))
-        if not math.isfinite(norm):
-            raise not_finite(layer)
+        norm = checked_scale(math.sqrt(sum_of_squares(v)), self.steps, v.dtype, layer)
         codes = stochastic_codes(v, norm, self.steps, own_uniforms(draws, layer, v))
         scale = norm if self.unbiased else float(v.dtype.type(norm / (1.0 + self._variance(v.size))))
         return Levels(scale, divisor=self.steps, base=-self.steps, step=1, bits=self.bits + 1, codes=codes)

@@ -46,13 +46,13 @@ class RandomK(KeptValues):
         indices = smallest_words(draws.words(layer, v.size), k)
         kept: FloatArray = np.take(v, indices)
         if not self.unbiased:
-            return Sparse(v.size, indices, self.written(kept))
+            return Sparse(v.size, indices, self.written(kept, layer))
         with np.errstate(over="ignore"):
             kept *= v.dtype.type(v.size / k)
         require_finite(kept, layer)
         if self.value_bits is None:
-            return Sparse(v.size, indices, self.written(kept))
-        return Sparse(v.size, indices, self.written_unbiased(kept, own_uniforms(draws, layer, kept)))
+            return Sparse(v.size, indices, self.written(kept, layer))
+        return Sparse(v.size, indices, self.written_unbiased(kept, own_uniforms(draws, layer, kept), layer))
 
     def bits_per_value(self, size: int, float_bits: int = 32) -> float:
         return self.bits_with_indices(size, count_of(self.fraction, size), float_bits)

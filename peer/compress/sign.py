@@ -9,7 +9,8 @@ import numpy as np
 
 from peer.compress.base import Draws
 from peer.compress.bound import ErrorBound
-from peer.compress.norms import not_finite, sum_of_magnitudes
+from peer.compress.levels import checked_scale
+from peer.compress.norms import sum_of_magnitudes
 from peer.compress.payload import FloatArray, Levels
 
 
@@ -24,9 +25,7 @@ class Sign:
 
     def compress(self, v: FloatArray, layer: int, draws: Draws) -> Levels:
         """Return the signs of `v` and its mean magnitude (a fixed-order sum, see `norms`)."""
-        scale = float(v.dtype.type(sum_of_magnitudes(v) / v.size))
-        if not np.isfinite(scale):
-            raise not_finite(layer)
+        scale = checked_scale(sum_of_magnitudes(v) / v.size, 1, v.dtype, layer)
         return Levels(scale, divisor=1, base=-1, step=2, bits=1, codes=(v >= 0).view(np.uint8))
 
     def bits_per_value(self, size: int, float_bits: int = 32) -> float:

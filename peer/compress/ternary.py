@@ -8,8 +8,8 @@ from typing import ClassVar
 
 from peer.compress.base import Draws
 from peer.compress.bound import ErrorBound
-from peer.compress.levels import stochastic_codes
-from peer.compress.norms import max_magnitude, not_finite
+from peer.compress.levels import checked_scale, stochastic_codes
+from peer.compress.norms import max_magnitude
 from peer.compress.payload import FloatArray, Levels
 from peer.compress.sources import own_uniforms
 
@@ -25,9 +25,7 @@ class Ternary:
 
     def compress(self, v: FloatArray, layer: int, draws: Draws) -> Levels:
         """Return the ternary levels of `v`; a layer of zeros gives zeros."""
-        largest = max_magnitude(v)
-        if not math.isfinite(largest):
-            raise not_finite(layer)
+        largest = checked_scale(max_magnitude(v), 1, v.dtype, layer)
         # With one step above zero QSGD's rule is TernGrad's: level 0, or 1 if the uniform is below |v|/max.
         codes = stochastic_codes(v, largest, 1, own_uniforms(draws, layer, v))
         return Levels(largest, divisor=1, base=-1, step=1, bits=2, codes=codes)

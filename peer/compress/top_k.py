@@ -34,7 +34,7 @@ class TopK(KeptValues):
         # What is not finite ranks above everything finite, so it is among the kept.
         if not np.isfinite(kept).all():
             raise not_finite(layer)
-        return Sparse(v.size, indices, self.written(kept))
+        return Sparse(v.size, indices, self.written(kept, layer))
 
     def bits_per_value(self, size: int, float_bits: int = 32) -> float:
         return self.bits_with_indices(size, count_of(self.fraction, size), float_bits)

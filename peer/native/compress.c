@@ -363,7 +363,7 @@ int select_largest(const uint32_t *raw, uint64_t n, uint64_t k, uint32_t mask, u
     }
 }
 
-CLONES void stochastic_codes(const float *v, uint64_t n, float shrink, int32_t steps, float scale,
+CLONES void stochastic_codes(const float *v, uint64_t n, int32_t steps, float scale,
                              const float *uniforms, uint32_t key0, uint32_t key1, uint32_t layer, uint32_t round,
                              int width, uint8_t *codes)
 {
@@ -378,7 +378,7 @@ CLONES void stochastic_codes(const float *v, uint64_t n, float shrink, int32_t s
         else
             philox_uniforms_f32(drawn, (uint64_t)count, done, key0, key1, layer, round);
         for (int i = 0; i < count; i++) {
-            float exact = fabsf(part[i]) * shrink * most / scale;
+            float exact = fabsf(part[i]) * most / scale;
             float level = floorf(exact);
             level += u[i] < exact - level ? 1.0f : 0.0f;
             level = level < most ? level : most;

@@ -26,9 +26,9 @@ double sum_of_magnitudes_f64(const double *v, uint64_t n);
 /* The indices of the k largest keys `(raw & mask) ^ flip`, ascending, ties won by the lowest; 0, or -1 for no memory. */
 int select_largest(const uint32_t *raw, uint64_t n, uint64_t k, uint32_t mask, uint32_t flip, int64_t *indices);
 
-/* Codes steps + sign(v) * level, level = floor(steps |v| shrink / scale), plus one where the uniform is below the
+/* Codes steps + sign(v) * level, level = floor(steps |v| / scale), plus one where the uniform is below the
    fraction. `uniforms` NULL: drawn from the stream. `codes`: uint8 or uint16, by `width`. */
-void stochastic_codes(const float *v, uint64_t n, float shrink, int32_t steps, float scale, const float *uniforms,
+void stochastic_codes(const float *v, uint64_t n, int32_t steps, float scale, const float *uniforms,
                       uint32_t key0, uint32_t key1, uint32_t layer, uint32_t round, int width, uint8_t *codes);
 
 /* v rounded to bfloat16, ties to even, no further than its largest number. */
