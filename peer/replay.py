@@ -30,7 +30,7 @@ from peer.compress.layout import Layout
 from peer.compress.payload import FloatArray
 from peer.errors import ConfigError, LocalProtocolError
 from peer.gossip import ALGORITHMS, build, build_pair_node
-from peer.gossip.base import Algorithm, Exchange, GraphNeed, NodeContext
+from peer.gossip.base import Algorithm, AlgorithmSpec, Exchange, GraphNeed, NodeContext
 from peer.gossip.momentum import Momentum
 from peer.gossip.pairwise import PairNode
 from peer.random import PhiloxSource
@@ -251,7 +251,8 @@ class MatrixSchedule:
         return int(self._matrices.shape[1])
 
     def matrix(self, t: int) -> Float64Array:
-        return self._matrices[self._index(t)]
+        w: Float64Array = self._matrices[self._index(t)]
+        return w
 
     def senders(self, t: int, peer: int) -> tuple[int, ...]:
         return _positions(self._edges[self._index(t)][peer])
@@ -337,7 +338,7 @@ def parse_scenario(tree: object, file: str = "scenario") -> Scenario:
         target=objective.array("target", (nodes, dim)),
         x0=read.array("x0", (dim,)),
         rates=read.per_round("lr", rounds),
-        schedule=_read_schedule(read, nodes, spec.graph),
+        schedule=_read_schedule(read, nodes, spec),
         compressor=compressor,
         theta=theta,
         verified=verified,
@@ -432,13 +433,14 @@ def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _read_schedule(read: _Reader, nodes: int, need: GraphNeed) -> MatrixSchedule:
+def _read_schedule(read: _Reader, nodes: int, spec: AlgorithmSpec) -> MatrixSchedule:
     """Return the mixing matrices; algorithms that mix nothing do without."""
-    unused = need in (GraphNeed.NONE, GraphNeed.COMPLETE, GraphNeed.SERVER)
+    if spec.asynchronous:
+        # Who averages with whom is in the events.
+        return MatrixSchedule(np.full((1, nodes, nodes), 1.0 / nodes), 1)
+    unused = spec.graph in (GraphNeed.NONE, GraphNeed.COMPLETE, GraphNeed.SERVER)
     if "mixing" not in read.tree and unused:
         return MatrixSchedule(np.eye(nodes)[np.newaxis], 1)
-    if "mixing" not in read.tree and "events" in read.tree:
-        return MatrixSchedule(np.full((1, nodes, nodes), 1.0 / nodes), 1)
     matrices = read.array("mixing", (None, nodes, nodes))
     if not len(matrices):
         raise read.error("mixing", "holds no matrix", valid=f"one or more {nodes} x {nodes} matrices")

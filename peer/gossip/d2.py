@@ -47,7 +47,7 @@ class D2(Algorithm):
 
     def begin(self, t: int, gradient: FloatArray, rate: float) -> Exchange:
         self.x, self.last_step = half_step_(self.x, self.last_step, gradient, rate)
-        self._t, self._own = t, compress(self.node, t, self.x)
+        self._t, self._own, self._heard = t, compress(self.node, t, self.x), {}
         senders = self.node.schedule.senders(t, self.node.peer)
         return Exchange(gossip_messages(self.node, t, self._own), frozenset(senders))
 

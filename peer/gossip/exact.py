@@ -77,7 +77,7 @@ class DPsgd(Algorithm):
         self._heard: Mapping[int, Message] = {}
 
     def begin(self, t: int, gradient: FloatArray, rate: float) -> Exchange:
-        self._t, self._own = t, compress(self.node, t, self.x)
+        self._t, self._own, self._heard = t, compress(self.node, t, self.x), {}
         add_scaled_(self.x, -rate, gradient)
         senders = self.node.schedule.senders(t, self.node.peer)
         return Exchange(gossip_messages(self.node, t, self._own), frozenset(senders))
@@ -137,7 +137,7 @@ class Sgp(Algorithm):
 
     def begin(self, t: int, gradient: FloatArray, rate: float) -> Exchange:
         add_scaled_(self.x, -local_step_rate(rate, self.u, self.node.push_weight_guard), gradient)
-        self._t, self._own, self._u_sent = t, compress(self.node, t, self.x), self.u
+        self._t, self._own, self._u_sent, self._heard = t, compress(self.node, t, self.x), self.u, {}
         messages = gossip_messages(self.node, t, self._own, push_weight=self.u)
         return Exchange(messages, frozenset(self.node.schedule.senders(t, self.node.peer)))
 

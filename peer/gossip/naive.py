@@ -46,7 +46,7 @@ class NaiveQuantized(Algorithm):
         self._heard: Mapping[int, Message] = {}
 
     def begin(self, t: int, gradient: FloatArray, rate: float) -> Exchange:
-        self._t, self._own = t, compress(self.node, t, self.x)
+        self._t, self._own, self._heard = t, compress(self.node, t, self.x), {}
         self.x *= self.x.dtype.type(own_weight(self.node, t))
         add_scaled_(self.x, -rate, gradient)
         senders = self.node.schedule.senders(t, self.node.peer)
