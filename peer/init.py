@@ -206,6 +206,8 @@ def write_bytes(path: Path, data: bytes, *, force: bool = True) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
+    except (FileExistsError, NotADirectoryError):
+        raise ConfigError("cannot be written: a file stands where a folder should be", file=str(path)) from None
     except OSError as error:
         raise ConfigError(f"cannot be written: {error.strerror}", file=str(path)) from None
 

@@ -87,8 +87,6 @@ def find_peer_files(directory: Path) -> list[Path]:
 
 def _call(config_file: Path | None, directory: Path | None, everybody: bool, verb: str) -> list[dict[str, Any]]:
     """Return each peer's answer; one that gave none has `error` and `exit_code` instead."""
-    from peer import control
-
     if directory is not None and (config_file is not None or everybody):
         raise ConfigError("names all peers by itself; leave out --config and --all", key="--run")
     targets: list[tuple[Config, Path, int | None]]
@@ -97,6 +95,8 @@ def _call(config_file: Path | None, directory: Path | None, everybody: bool, ver
     else:
         config, base = load_peer(config_file)
         targets = [(config, base, index) for index in (range(config.num_peers) if everybody else (None,))]
+    from peer import control
+
     answers = []
     for config, base, index in targets:
         position = config.peer.index if index is None else index

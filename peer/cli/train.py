@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -76,12 +77,12 @@ def up(
       sotto up --config job.toml --set training.learning_rate=0.05 --name slower
       sotto up --no-live --json > summary.json
     """
-    from peer import cluster
-
     config, base = load_config(config_file, settings)
     count = count_peers(config, num_peers)
     _warn(config, base, count)
     directory = make_directory(runs_dir, name, config.run.name)
+    from peer import cluster
+
     _draw_graph(config, base, count, directory)
     with StopOnSignal() as stop, _report_in_any_case(directory), _view(no_live) as view:
         summary = cluster.up(
@@ -161,14 +162,14 @@ def simulate(
       sotto simulate --rate-kbit 1000 --latency-ms 20
       sotto simulate --peers 100 --rounds 200 --no-save --json
     """
-    from peer.init import write_resolved
-    from peer.simulate import run as simulator
-    from peer.simulate.network import LinkModel
-
     config, base = load_config(config_file, settings)
     count = count_peers(config, num_peers)
     slower = dict(_parse_slow(text, count) for text in slow)
     _warn(config, base, count)
+    from peer.init import write_resolved
+    from peer.simulate import run as simulator
+    from peer.simulate.network import LinkModel
+
     with contextlib.ExitStack() as stack:
         if no_save:
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -271,14 +272,18 @@ def _draw_graph(config: Config, base: Path, num_peers: int, directory: Path) -> 
 
 @contextlib.contextmanager
 def _report_in_any_case(directory: Path) -> Iterator[None]:
-    """Write the report of a run that ends with an error too: it shows what led there."""
+    """Write the report of a run that ends with an error too, since it shows what led there; remove the folder of one
+    that never began."""
     from peer.report.html import write_report
 
     try:
         yield
     except SottoError:
-        with contextlib.suppress(SottoError):  # The run's own error is the one to tell.
-            click.echo(f"report: {write_report(directory)}", err=True)
+        if not (directory / "summary.json").exists():
+            shutil.rmtree(directory, ignore_errors=True)
+        else:
+            with contextlib.suppress(SottoError):  # The run's own error is the one to tell.
+                click.echo(f"report: {write_report(directory)}", err=True)
         raise
 
 
