@@ -131,6 +131,58 @@ int wire_unpack(const uint8_t *data, uint64_t size, uint64_t n, int width, void 
     return 0;
 }
 
+/* ---- Rice codes ---- */
+
+uint64_t wire_rice_bits(const int64_t *values, uint64_t n, int r) {
+    uint64_t bits = n * (uint64_t)(r + 1);
+    for (uint64_t i = 0; i < n; i++) bits += (uint64_t)values[i] >> r;
+    return bits;
+}
+
+void wire_rice_encode(const int64_t *values, uint64_t n, int r, uint8_t *out, uint64_t size) {
+    uint64_t low_size = (n * (uint64_t)r + 7) / 8, position = 8 * low_size;
+    bit_writer low = {out, out + low_size, 0, 0};
+    for (uint64_t i = 0; i < n; i++) {
+        uint64_t v = (uint64_t)values[i];
+        if (r) put_long(&low, v & low_bits(r), r);
+        position += v >> r;
+        if (position >= 8 * size) return;
+        out[position >> 3] |= (uint8_t)(1u << (position & 7));
+        position++;
+    }
+    flush(&low);
+}
+
+int64_t wire_rice_decode(const uint8_t *data, uint64_t size, uint64_t n, int r, uint64_t greatest_sum,
+                         int64_t *values) {
+    if (n == 0) return 0;
+    if (r < 0 || r > 56 || size < (n * (uint64_t)r + 7) / 8) return -1;
+    uint64_t low_size = (n * (uint64_t)r + 7) / 8, longest = (n + (greatest_sum >> r) + 7) / 8;
+    const uint8_t *unary = data + low_size;
+    uint64_t left = size - low_size < longest ? size - low_size : longest;
+    uint64_t before = 0, found = 0, at = 0, word = 0;
+    while (found < n) {
+        if (at >= left) return -1;
+        uint64_t step = left - at < 8 ? left - at : 8;
+        word = 0;
+        memcpy(&word, unary + at, step);
+        for (uint64_t rest = word; rest && found < n; rest &= rest - 1) {
+            uint64_t one = 8 * at + (uint64_t)__builtin_ctzll(rest);
+            values[found++] = (int64_t)(one - before);
+            before = one + 1;
+        }
+        at += step;
+    }
+    /* `before` is the number of bits of the unary part. */
+    uint64_t used = (before + 7) / 8;
+    if (before % 8 && unary[used - 1] >> before % 8) return -2;
+    if (n * (uint64_t)r % 8 && data[low_size - 1] >> n * (uint64_t)r % 8) return -2;
+    if (r)
+        for (uint64_t i = 0; i < n; i++)
+            values[i] = values[i] << r | (int64_t)bits_at(data, low_size, i * (uint64_t)r, r);
+    return (int64_t)(low_size + used);
+}
+
 /* ---- tokens ---- */
 
 static inline uint64_t folded(uint64_t v, int width, uint64_t centre, int folds) {

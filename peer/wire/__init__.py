@@ -1,7 +1,171 @@
-"""Frames: one message as bytes."""
+"""Frames: what one peer tells another, in close to the fewest bytes that can carry it.
+
+This docstring is the format, version 1. It is complete: a peer in another language can be written from it.
+
+# Conventions
+
+- Integers of a fixed number of bytes are little-endian and unsigned. `float32` and `float64` are IEEE 754,
+  little-endian.
+- A **varint** is unsigned LEB128: seven bits a byte, lowest first, the top bit set in all bytes but the last; at most
+  10 bytes and below 2^64; the last byte of several is not zero.
+- **zigzag** maps 0, −1, 1, −2, 2, … to 0, 1, 2, 3, 4, …
+- A **bit string** fills bytes from their lowest bit: bit i of the string is bit i mod 8 of byte ⌊i/8⌋. An integer of
+  w bits lies in it lowest bit first. It ends in a whole byte, whose unused bits are zero.
+- n is the number of values of the layer, known to both sides from the layout (the names and sizes of the model's
+  layers, whose digest both compared before). Sizes therefore do not travel.
+- `a mod b` is never negative.
+
+Whatever breaks a rule below is refused, each kind of lie with an error of its own (`peer.wire.errors`). A reader
+checks every length before it uses it; it need not allocate more than a fixed number of bytes for each number of the
+layout.
+
+# Frame
+
+| bytes | field |
+|---|---|
+| 2 | magic `53 56` ("SV") |
+| 1 | version, 1 |
+| 1 | kind and flags |
+| varint | sender |
+| varint | round |
+| varint | phase |
+| weight | mixing weight |
+| weight | push weight, not negative |
+| 2 varints | only with flag *predicted*: round and phase of the earlier message |
+| varint | layer count |
+| varints | only in kinds *repair request* and *repair*: layer numbers |
+| 2 bytes each | only in kind *repair request*: wishes |
+| | one section for each layer, in order |
+| 4 | CRC-32 (polynomial 04C11DB7 reflected, as in zlib, gzip and PNG) of all bytes before it |
+
+Kind and flags: bits 0–3 are the kind; bit 4, *wide*: scales and θ are float64, otherwise float32; bit 5, *predicted*:
+at least one section is coded against an earlier message of the same sender; bits 6 and 7 are zero.
+
+| kind | name | layers |
+|---|---|---|
+| 0 | gossip | all of the layout |
+| 1 | nothing | none |
+| 2 | repair request | count and layer numbers of the wishes; no sections |
+| 3 | repair | those whose numbers are given |
+| 4 | pair request | all of the layout |
+| 5 | pair reply | all of the layout |
+| 6 | pair busy | none |
+
+A **weight** is a varint: 0 stands for 0.0; 1 is followed by a float64, which is finite; m + 1 with m ≥ 1 stands for
+the float64 nearest to 1/m.
+
+**Layer numbers** ascend. Each travels as a varint: how many layers were skipped since the one before.
+
+A **wish** is two bytes: how many low bits of the integers the receiver holds (0 to 64) and how many more it asks for
+(0 to 16; 0 asks for all).
+
+# Sections
+
+The lowest three bits of the first byte, the **tag**, name the payload. Unless stated otherwise bits 6 and 7 are the
+codec of the stream of integers that ends the section (see *Streams*), and bits not mentioned are zero.
+
+| tag | payload | allowed in kinds |
+|---|---|---|
+| 0 | dense | 0, 4, 5 |
+| 1 | levels | 0, 4, 5 |
+| 2 | sparse | 0, 4, 5 |
+| 3 | residues | 0, 4, 5 |
+| 4 | more bits | 3 |
+| 5 | whole integers | 3 |
+
+**Dense.** Bits 3–4: value type, 0 float64, 1 float32, 2 bfloat16, 3 float16. Then a stream of n integers of 64, 32,
+16 or 16 bits, the bit patterns of the values, all finite. With the entropy codec, and only then, every pattern of w
+bits is rotated left by one before it is coded: exponent, mantissa, sign.
+
+**Levels.** value = scale · (base + step · code) / divisor. Bit 3, *same*: divisor, base, step and bits are those of
+the last section (or of the values of the last sparse section) that gave them in this frame. Otherwise follow: one
+byte, bits − 1 (0 to 15); varint divisor, 1 to 2^53; varint zigzag(base); varint step, 1 to 2^53; |base| + step ·
+2^bits is at most 2^53. Then the scale; scale · (base + step · code) has to be finite in the scale's type for all
+codes up to 2^bits. Then a stream of n codes of `bits` bits.
+
+**Sparse.** Bits 3–7 are the code of the indices (see *Indices*). Then varint k, at most n; the k indices; and the k
+values: a tag for dense or levels and what belongs to it, with k in the place of n.
+
+**Residues.** Moniqua's K mod 2^bits. Bit 3, *same*: parameters as in the last residues of this frame. Otherwise one
+byte: bits 0–3 are bits − 1; bits 4–5 the rounding, 0 nearest, 1 stochastic, 2 dither; bit 6, whether there is a
+check; bit 7 zero. Bit 4 of the tag: θ is that of the last residues of this frame; otherwise θ follows, finite. Then,
+if there is a check, 8 bytes: the hash of the un-modded integers. Then a stream of n integers of `bits` bits: the
+residues or, with bit 5 of the tag, (residue − residue of the earlier message) mod 2^bits. The earlier message is the
+one that the header names; its payload of this layer must be residues of as many bits.
+
+**More bits.** Bits `low` to `low + bits − 1` of the same integers. Bit 3, *same*: parameters as in the last such
+section. Otherwise two bytes: low (0 to 63) and bits − 1 (0 to 15). Then a stream of n integers of `bits` bits.
+
+**Whole integers.** One byte, w − 1 (0 to 63); then a stream of n integers of w bits: zigzag(K), K being signed
+64-bit.
+
+# Streams
+
+A stream is `count` integers of w bits, in one of three codecs.
+
+**0, packed.** A bit string of count · w bits.
+
+**1, entropy.** Each integer is split into a token (below 256), which is entropy-coded, and some raw bits.
+
+| bytes | field |
+|---|---|
+| 1 | bits 0–3: e (2 to 8); bit 4: whether the map folds; bits 5–6: Rice parameter of the table; bit 7: zero |
+| 1 | bits 0–2: s − 8 (s is 8 to 15); bit 3: zero; bits 4–7: log₂ of the number of lanes (0 to 10) |
+| 1 | m − 1, with m the number of tokens |
+| 1 | r, below w |
+| varint | centre, below 2^w |
+| | table of frequencies, if m > 1 |
+| varint | number of words, if m > 1 |
+| 4 each | states, one for each lane, at least 2^16, if m > 1 |
+| 2 each | words, if m > 1 |
+| | bit string of the raw bits |
+
+*From integer to token.* d = (v − centre) mod 2^w. z = d or, if the map folds, z = zigzag of d read as a signed number
+of w bits. h = ⌊z/2^r⌋. If h < 2^e the token is h, and the lowest r bits of z are raw. Otherwise, with L = ⌊log₂ h⌋,
+the token is 2^e + 4 (L − e) + (⌊h/2^(L−2)⌋ mod 4), and the lowest r + L − 2 bits of z are raw. So tokens beyond the
+direct ones cut every octave into four. The raw bits of all integers follow one another in the last bit string. No
+token that z < 2^w cannot have is below m, and m is at most 256. With m = 1 all tokens are 0.
+
+*Table of frequencies.* Every token i has a weight (4 + q mod 4) · 2^⌊q/4⌋ with q = qᵢ of 0 to 63. With T the sum of
+all weights and Cᵢ of those before i, token i owns the slots from ⌊Cᵢ (2^s − m)/T⌋ + i up to the next token's first
+slot; all slots together are 2^s, and every token has one at least. m is below 2^s. What travels is the Rice code (see
+below) of the m numbers zigzag(qᵢ − qᵢ₋₁), with q₋₁ = 60.
+
+*Entropy code* (interleaved rANS). Token number i belongs to lane i mod N. To decode it with the lane's state x: slot
+= x mod 2^s; the token is the slot's owner, with first slot f and F slots; x becomes F · ⌊x/2^s⌋ + slot − f; if that
+is below 2^16, it becomes 2^16 x + the next word. After the last token every state is 2^16 and no word is left. (An
+encoder runs backwards from there: if x ≥ F · 2^(32 − s), emit x mod 2^16 and let x become ⌊x/2^16⌋; then x becomes
+2^s ⌊x/F⌋ + (x mod F) + f.)
+
+**2, zstd.** A varint, the length; one Zstandard frame (RFC 8878) that tells its content size, needs no window above 8
+MiB and no dictionary. The content is the integers, each in as many whole bytes as its kind takes: 1 for codes and
+residues of up to 8 bits and 2 above, those of the value type for dense values, 8 for whole integers.
+
+A **Rice code** of k non-negative integers with parameter r is two bit strings: the lowest r bits of every integer;
+then, for each integer v, ⌊v/2^r⌋ zeros and a one. The second is no longer than k plus ⌊S/2^r⌋ bits, S being the
+largest sum that the integers may have: n − k for gaps, 128 m for a table.
+
+# Indices
+
+k strictly ascending numbers below n. The gap of an index is how many numbers were skipped since the one before, so
+unsorted and repeated indices cannot be written.
+
+| code | indices |
+|---|---|
+| 0–28 | Rice code of the gaps, the code being the parameter |
+| 29 | bit string of n bits, k of them set |
+| 30 | the gaps as a stream in the entropy codec, of w = ⌊log₂ n⌋ + 1 bits each |
+| 31 | nothing, as k = n |
+
+# Choices that are the writer's
+
+Codecs, codes, maps, tables, lanes, and whether to predict: a reader takes any. This writer decides from a histogram
+of a sample of each stream (and for zstd from compressing a small piece of it), and from the exact length of the Rice
+codes.
+"""
 
 from peer.wire.describe import FrameReport, LayerReport, describe, entropy_bound_bits
-from peer.wire.frame import decode, encode, max_frame_bytes, payload_bytes
+from peer.wire.frame import allocation_bound, decode, encode, max_frame_bytes
 from peer.wire.message import Message, MessageKind, RepairWish
 
 __all__ = [
@@ -10,10 +174,10 @@ __all__ = [
     "Message",
     "MessageKind",
     "RepairWish",
+    "allocation_bound",
     "decode",
     "describe",
     "encode",
     "entropy_bound_bits",
     "max_frame_bytes",
-    "payload_bytes",
 ]

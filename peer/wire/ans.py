@@ -65,7 +65,7 @@ class Table:
     @cached_property
     def frequencies(self) -> npt.NDArray[np.int64]:
         """Number of slots of every token: int64[m], all at least 1."""
-        return np.diff(self.bounds)
+        return self.bounds[1:] - self.bounds[:-1]
 
     @cached_property
     def owners(self) -> ByteArray:
@@ -78,7 +78,9 @@ class Table:
 
     def encode(self) -> tuple[int, bytes]:
         """Return the Rice parameter (0 to 3) and the Rice code of the table."""
-        steps = np.diff(self.quantized, prepend=_FIRST_Q)
+        steps = self.quantized.copy()
+        steps[0] -= _FIRST_Q
+        steps[1:] -= self.quantized[:-1]
         codes = np.where(steps >= 0, 2 * steps, -2 * steps - 1)
         parameter = min(range(4), key=lambda r: rice.size_in_bits(codes, r))
         return parameter, rice.encode(codes, parameter)
@@ -128,6 +130,8 @@ def encode(tokens: ByteArray, table: Table, lanes_log2: int) -> tuple[StateArray
 
 def decode(states: StateArray, words: WordArray, table: Table, count: int) -> ByteArray:
     """Return `uint8[count]` tokens. Raises `MalformedEntropyCode` where states or words do not come out even."""
+    if states.min() < LOWEST_STATE:
+        raise MalformedEntropyCode("an entropy-coded stream begins in a state that no encoder leaves")
     if native.lib is not None:
         return _decode_native(states, words, table, count)
     lanes = states.size
@@ -145,7 +149,7 @@ def decode(states: StateArray, words: WordArray, table: Table, count: int) -> By
         row = owners[slot.astype(np.intp)]
         tokens[start : start + lanes] = row
         x = frequency[row] * (x >> scale) + slot - first[row]
-        low = np.flatnonzero(x < LOWEST_STATE)
+        low = (x < LOWEST_STATE).nonzero()[0]
         if low.size > words.size - at:
             raise MalformedEntropyCode("an entropy-coded stream runs out of words")
         x[low] = (x[low] << np.uint64(16)) | words[at : at + low.size]

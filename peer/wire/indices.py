@@ -29,7 +29,8 @@ def encode(indices: npt.NDArray[np.int64], size: int) -> tuple[int, list[Part]]:
         return ALL, []
     if count == 0:
         return 0, []
-    gaps = np.diff(indices, prepend=-1) - 1
+    gaps = indices.copy()
+    gaps[1:] -= indices[:-1] + 1
     code, cost = _best_rice(gaps, size)
     if size < cost:
         code, cost = BITMAP, float(size)

@@ -26,6 +26,8 @@ from peer.wire.errors import (
 from peer.wire.reader import Reader, varint
 from peer.wire.tokens import MAX_DIRECT, MIN_DIRECT, TokenMap, counts
 
+WORTH_CODING = 512
+"""Bits below which a stream's header and table cost about what a better code can save."""
 SAMPLE = 1 << 15
 ZSTD_SAMPLE = 1 << 13
 ZSTD_LEVEL = 1
@@ -54,14 +56,14 @@ class Plan:
 
 def plan_codes(values: UnsignedArray, width: int) -> Plan:
     """Return how to code levels or residues: `values: uint8[n]` or `uint16[n]`, below 2**width, width 1 to 16."""
-    if values.size < 16:
+    if values.size * width < WORTH_CODING:
         return packed_plan(values.size, width)
     return _plan_from(_sampled(values, SAMPLE), values, width)
 
 
 def plan_change(values: UnsignedArray, previous: UnsignedArray, width: int) -> Plan:
     """Return how to code (values − previous) mod 2**width, judged by a sample, so that only that is computed."""
-    if values.size < 16:
+    if values.size * width < WORTH_CODING:
         return packed_plan(values.size, width)
     sample = _sampled(values, SAMPLE) - _sampled(previous, SAMPLE)
     sample &= sample.dtype.type((1 << width) - 1)
@@ -89,7 +91,7 @@ def plan_floats(patterns: UnsignedArray, exponent_bits: int) -> Plan:
     """Return how to code bit patterns of reals. The map of tokens is for patterns rotated left by one: exponent first,
     then mantissa, then sign."""
     width = 8 * patterns.itemsize
-    if patterns.size < 16:
+    if patterns.size * exponent_bits < WORTH_CODING:
         return packed_plan(patterns.size, width)
     sample = _sampled(patterns, SAMPLE)
     kind = patterns.dtype.type
