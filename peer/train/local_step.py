@@ -97,8 +97,8 @@ class Trainer:
             check_data(task, data, name)
         holdout = np.empty(0, np.int64) if holdout_indices is None else holdout_indices
         self._indices: Mapping[Split, npt.NDArray[np.int64]] = {
-            "train": _checked_indices(train_indices, len(self._train)),
-            "holdout": _checked_indices(holdout, len(self._train)),
+            "train": checked_indices(train_indices, len(self._train)),
+            "holdout": checked_indices(holdout, len(self._train)),
             "test": np.arange(len(self._test), dtype=np.int64),
         }
         self._schedule = BatchSchedule(self._indices["train"], options.batch_size, seed=seed, peer=peer)
@@ -170,7 +170,8 @@ class Trainer:
     def evaluate(self, z: Vector, split: Split = "test") -> Evaluation:
         """Return how the model at z does on a split; nothing that training reads is changed."""
         data = self._test if split == "test" else self._train
-        return self._evaluate(z, data, self._indices[split])
+        self._load(z)
+        return evaluate_model(self.task, self._model, data, self._indices[split], self.device)
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
         """Return what the next round reads beside z: momentum, and the buffers of norm layers."""
@@ -227,29 +228,39 @@ class Trainer:
             batch = aligned(self.task.augment(batch, torch.from_numpy(uniforms).to(self.device)), self.device)
         return batch
 
-    def _evaluate(self, z: Vector, data: Data, indices: npt.NDArray[np.int64]) -> Evaluation:
-        self._load(z)
-        classes = max(1, self.task.num_classes)
-        correct, total = np.zeros(classes, np.int64), np.zeros(classes, np.int64)
-        loss = 0.0
-        buffers = [(buffer, buffer.clone()) for buffer in self._model.buffers()]
-        self._model.eval()
-        try:
-            with torch.no_grad():
-                for start in range(0, len(indices), EVALUATION_BATCH):
-                    part = torch.from_numpy(indices[start : start + EVALUATION_BATCH])
-                    batch = aligned(data.batch(part), self.device)
-                    batch_loss, right = judge(self.task, self._model, batch)
-                    labels = data.labels[part].numpy() if self.task.num_classes else np.zeros(len(part), np.int64)
-                    correct += np.bincount(labels[right.cpu().numpy()], minlength=classes)
-                    total += np.bincount(labels, minlength=classes)
-                    loss += float(batch_loss) * len(part)
-        finally:
-            self._model.train()
-            # An own model may write to its buffers even in evaluation.
-            for buffer, value in buffers:
-                buffer.copy_(value)
-        return Evaluation(correct, total, loss / max(1, len(indices)))
+
+def evaluate_model(
+    task: Task, model: torch.nn.Module, data: Data, indices: npt.NDArray[np.int64], device: torch.device
+) -> Evaluation:
+    """Return how a model in training mode does on the samples at `indices`; it is left as it was."""
+    classes = max(1, task.num_classes)
+    correct, total = np.zeros(classes, np.int64), np.zeros(classes, np.int64)
+    loss = 0.0
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            for start in range(0, len(indices), EVALUATION_BATCH):
+                part = torch.from_numpy(indices[start : start + EVALUATION_BATCH])
+                batch_loss, right = judge(task, model, aligned(data.batch(part), device))
+                labels = class_labels(task, data, part)
+                correct += np.bincount(labels[right.cpu().numpy()], minlength=classes)
+                total += np.bincount(labels, minlength=classes)
+                loss += float(batch_loss) * len(part)
+    finally:
+        model.train()
+        # An own model may write to its buffers even in evaluation.
+        for buffer, value in buffers:
+            buffer.copy_(value)
+    return Evaluation(correct, total, loss / max(1, len(indices)))
+
+
+def class_labels(task: Task, data: Data, indices: torch.Tensor) -> npt.NDArray[np.int64]:
+    """Return the class of each sample, int64[b]; all 0 where the task has no classes."""
+    if not task.num_classes:
+        return np.zeros(len(indices), np.int64)
+    labels: npt.NDArray[np.int64] = data.labels[indices].numpy()
+    return labels
 
 
 def learning_rates(options: TrainingOptions, rounds: int) -> schedules.LearningRate:
@@ -345,12 +356,13 @@ def seed_operators(seed: int, peer: int, t: int, local: int, device: torch.devic
         torch.cuda.manual_seed(value)
 
 
-def _torch_seed(source: Stream) -> int:
-    low, high = source.words(2)
-    return int(high) << 32 | int(low)
-
-
-def _checked_indices(indices: npt.NDArray[np.int64], num_samples: int) -> npt.NDArray[np.int64]:
+def checked_indices(indices: npt.NDArray[np.int64], num_samples: int) -> npt.NDArray[np.int64]:
+    """Return indices of samples, int64[m]. Raises LocalProtocolError if one is out of range."""
     if indices.ndim != 1 or (indices.size and not 0 <= indices.min() <= indices.max() < num_samples):
         raise LocalProtocolError(f"indices of samples lie between 0 and {num_samples - 1}")
     return np.ascontiguousarray(indices, np.int64)
+
+
+def _torch_seed(source: Stream) -> int:
+    low, high = source.words(2)
+    return int(high) << 32 | int(low)

@@ -57,9 +57,9 @@ class BatchSchedule:
 def augmentation_uniforms(seed: int, draw: BatchDraw, num_samples: int) -> npt.NDArray[np.float32]:
     """Return the uniforms that augment a batch, float32[b, 4]: a function of seed, sample and epoch."""
     result = np.empty((len(draw.indices), 4), np.float32)
-    for epoch in range(int(draw.epochs[0]), int(draw.epochs[-1]) + 1):
+    for epoch in np.unique(draw.epochs):
         chosen = draw.epochs == epoch
-        result[chosen] = _epoch_uniforms(seed, epoch, num_samples)[draw.indices[chosen]]
+        result[chosen] = _epoch_uniforms(seed, int(epoch), num_samples)[draw.indices[chosen]]
     return result
 
 

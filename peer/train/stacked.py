@@ -1,0 +1,445 @@
+"""The local steps of all peers of one process at once: parameters stacked to [peers, ...], one operator for all.
+
+For simulations. Small models cost a fraction of what they cost one by one, and a GPU is kept busy. Gradients equal
+those of `Trainer` within float32 rounding, not bit for bit: a batched product adds up in another order. Samples, start,
+momentum and schedule are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.func import functional_call, vmap
+
+from peer.compress.layout import Layout
+from peer.config import TrainingOptions
+from peer.errors import DataError, LocalProtocolError
+from peer.train.data import Batch, Classification, ImageData, TensorData, crop_and_flip
+from peer.train.local_step import (
+    EVALUATION_BATCH,
+    Evaluation,
+    Split,
+    Vector,
+    augments,
+    check_data,
+    checked_indices,
+    class_labels,
+    evaluate_model,
+    judge,
+    learning_rates,
+    make_momentum,
+    make_start_model,
+    seed_operators,
+    trained_parameters,
+)
+from peer.train.memory import aligned, open_device, own_memory_
+from peer.train.sampling import BatchDraw, BatchSchedule, augmentation_uniforms
+from peer.train.task import Data, Task
+
+Matrix: TypeAlias = npt.NDArray[np.float32]
+How: TypeAlias = Literal["auto", "stacked", "one by one"]
+
+_EVALUATED_AT_ONCE = 64
+"""Peers; bounds the memory of activations."""
+
+
+@dataclass(frozen=True)
+class StackedStep:
+    """What a round's local steps came to, a row for each peer."""
+
+    gradients: Matrix
+    """G of each peer, float32[peers, n]: read only, and good until the next local step."""
+    losses: npt.NDArray[np.float64]
+    """float64[peers], as `LocalStep.loss`."""
+    samples: int
+    """Of each peer."""
+
+
+class StackedTrainer:
+    """The local steps of many peers; the arguments and methods of `Trainer` with a row for each peer."""
+
+    def __init__(
+        self,
+        task: Task,
+        options: TrainingOptions,
+        *,
+        rounds: int,
+        seed: int,
+        shards: Sequence[npt.NDArray[np.int64]],
+        holdouts: Sequence[npt.NDArray[np.int64]] | None = None,
+        device: str = "cpu",
+        base: Path | None = None,
+        how: How = "auto",
+    ) -> None:
+        """Set up one peer for each of `shards`, indices of its training samples.
+
+        `how` "auto" computes one peer after the other where stacking does not pay: models with convolutions on a CPU,
+        which become grouped convolutions (measured: no faster for ResNet-20). Raises what `Trainer` raises.
+        """
+        self.task, self.options, self.seed = task, options, seed
+        self.device, self._base = open_device(device), base or Path()
+        for name, data in (("training", task.train_data()), ("test", task.test_data())):
+            check_data(task, data, name)
+        self._train, self._test = _on_device(task.train_data(), self.device), _on_device(task.test_data(), self.device)
+        self._shards = [checked_indices(shard, len(self._train)) for shard in shards]
+        empty = [np.empty(0, np.int64)] * len(shards)
+        self._holdouts = [checked_indices(holdout, len(self._train)) for holdout in holdouts or empty]
+        self._schedules = [
+            BatchSchedule(shard, options.batch_size, seed=seed, peer=peer) for peer, shard in enumerate(self._shards)
+        ]
+        self._rates = learning_rates(options, rounds)
+        self._momentum = make_momentum(options)
+        self._augments = augments(task)
+        # Shifting and mirroring treats every sample alone, so that all peers' samples can be one batch.
+        self._augments_together = isinstance(task, Classification) and task.augmentation is crop_and_flip
+
+        model = make_start_model(task, options, seed, self._base)
+        model.train()
+        trained = trained_parameters(model, options.only)
+        own_memory_(model, self.device)
+        self.layout = Layout(tuple(trained), tuple(p.numel() for p in trained.values()))
+        stacks = how == "stacked" or (how == "auto" and (self.device.type == "cuda" or not _has_convolutions(model)))
+        engine = _Stacked if stacks else _OneByOne
+        self._engine: _Stacked | _OneByOne = engine(task, model, trained, self.num_peers, seed)
+
+    @property
+    def num_peers(self) -> int:
+        return len(self._shards)
+
+    @property
+    def needs_displacement(self) -> bool:
+        """Whether `after_round` has anything to do."""
+        return self._momentum.needs_round
+
+    def initial_vector(self) -> Vector:
+        """Return the vector that every peer of the run starts from, float32[n]."""
+        model = make_start_model(self.task, self.options, self.seed, self._base)
+        trained = trained_parameters(model, self.options.only)
+        return np.concatenate([p.detach().reshape(-1).numpy() for p in trained.values()])
+
+    def rate(self, t: int) -> float:
+        """Return γ of round t."""
+        return self._rates.rate(t)
+
+    def gradients(self, z: Matrix, t: int, z_steps: npt.NDArray[np.floating[Any]] | float) -> StackedStep:
+        """Return the local steps of round t from `z: float32[peers, n]`, which is not changed.
+
+        `z_steps`, one number or one for each peer, is how far z moves for each unit of gradient between local steps.
+        """
+        shape = (self.num_peers, self.layout.size)
+        if z.dtype != np.float32 or z.shape != shape:
+            raise LocalProtocolError(f"z is {z.dtype}{list(z.shape)}, the peers take float32{list(shape)}")
+        steps = self.options.local_steps
+        factor = np.broadcast_to(np.asarray(z_steps, np.float32), (self.num_peers,))[:, None]
+        moved = z
+        total: Matrix | None = None
+        direction: Matrix | None = None
+        losses = np.zeros(self.num_peers)
+        for local in range(steps):
+            if direction is not None:
+                moved = moved - factor * direction
+            gradient, local_losses = self._engine.gradients(moved, self._batch(t, local), t, local)
+            # Momentum acts number by number, so that all peers together are one long vector.
+            flat = self._momentum.direction(gradient.reshape(-1), moved.reshape(-1))
+            direction = flat.reshape(shape)
+            losses += local_losses
+            if steps > 1:
+                total = direction.copy() if total is None else np.add(total, direction, out=total)
+        assert direction is not None
+        return StackedStep(direction if total is None else total, losses / steps, steps * self.options.batch_size)
+
+    def after_round(self, z_before: Matrix, z_after: Matrix, rate: float) -> None:
+        """Let quasi-global momentum see how z moved in a round of learning rate `rate`; see `Trainer.after_round`."""
+        self._momentum.after_round(z_before.reshape(-1), z_after.reshape(-1), rate * self.options.local_steps)
+
+    def evaluate(self, z: Matrix, split: Split = "test") -> list[Evaluation]:
+        """Return how the model of each peer does on a split; nothing that training reads is changed."""
+        if split == "test":
+            return self._engine.evaluate_all(z, self._test)
+        indices = self._holdouts if split == "holdout" else self._shards
+        return [self._engine.evaluate(peer, z[peer], self._train, indices[peer]) for peer in range(self.num_peers)]
+
+    def state(self) -> dict[str, npt.NDArray[Any]]:
+        """Return what the next round reads beside z, a row for each peer."""
+        state = {f"momentum.{name}": value for name, value in self._momentum.state().items()}
+        for name, buffer in self._engine.buffers.items():
+            state[f"buffer.{name}"] = buffer.cpu().numpy().copy()
+        return state
+
+    def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Take back what `state` returned. Raises KeyError or ValueError if it does not fit."""
+        prefix = "momentum."
+        momentum = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+        for name in ("m", "v"):
+            if name in momentum and momentum[name].size != self.num_peers * self.layout.size:
+                raise ValueError(f"momentum {name} has {momentum[name].size} numbers, which do not fit these peers")
+        self._momentum.restore(momentum)
+        for name, buffer in self._engine.buffers.items():
+            value = torch.from_numpy(np.array(state[f"buffer.{name}"]))
+            if value.shape != buffer.shape or value.dtype != buffer.dtype:
+                raise ValueError(f"buffer {name} has shape {list(value.shape)}, expected {list(buffer.shape)}")
+            buffer.copy_(value)
+
+    def _batch(self, t: int, local: int) -> Batch:
+        """Return the batches of all peers, each tensor stacked to [peers, b, ...]."""
+        step = t * self.options.local_steps + local
+        draws = [schedule.batch(step) for schedule in self._schedules]
+        draw = BatchDraw(
+            np.concatenate([draw.indices for draw in draws]), np.concatenate([draw.epochs for draw in draws])
+        )
+        batch = tuple(part.to(self.device) for part in self._train.batch(torch.from_numpy(draw.indices)))
+        if not self._augments:
+            return self._by_peer(batch)
+        uniforms = torch.from_numpy(augmentation_uniforms(self.seed, draw, len(self._train))).to(self.device)
+        if self._augments_together:
+            return self._by_peer(self.task.augment(batch, uniforms))
+        rows = zip(zip(*self._by_peer(batch), strict=True), *self._by_peer((uniforms,)), strict=True)
+        augmented = [self.task.augment(row, numbers) for row, numbers in rows]
+        return tuple(torch.stack(parts) for parts in zip(*augmented, strict=True))
+
+    def _by_peer(self, batch: Batch) -> Batch:
+        return tuple(part.view(self.num_peers, self.options.batch_size, *part.shape[1:]) for part in batch)
+
+
+class _Stacked:
+    """One operator for all peers."""
+
+    def __init__(
+        self,
+        task: Task,
+        model: torch.nn.Module,
+        trained: Mapping[str, torch.nn.Parameter],
+        num_peers: int,
+        seed: int,
+    ) -> None:
+        self._task, self._model = task, model
+        self._device = next(iter(trained.values())).device
+        self._names = [f"model.{name}" for name in trained]
+        self._shapes = [parameter.shape for parameter in trained.values()]
+        self._sizes = [parameter.numel() for parameter in trained.values()]
+        self.buffers = {
+            name: buffer.detach()[None].repeat(num_peers, *[1] * buffer.ndim) for name, buffer in model.named_buffers()
+        }
+        self._loss, self._judge = _Loss(task, model), _Judge(task, model)
+        self._graph: _Graph | None = None
+        self._may_capture = self._device.type == "cuda"
+
+    def gradients(self, z: Matrix, batch: Batch, t: int, local: int) -> tuple[Matrix, npt.NDArray[np.float64]]:
+        flat = torch.from_numpy(z).to(self._device)
+        if self._may_capture and self._graph is None:
+            self._graph = self._capture(flat, batch)
+            self._may_capture = self._graph is not None
+        gradient, losses = self._compute(flat, batch) if self._graph is None else self._graph.replay(flat, batch)
+        return gradient.cpu().numpy(), losses.double().cpu().numpy()
+
+    def evaluate_all(self, z: Matrix, data: Data) -> list[Evaluation]:
+        """Return the evaluation of all peers on the same samples."""
+        return [
+            evaluation
+            for start in range(0, len(z), _EVALUATED_AT_ONCE)
+            for evaluation in self._evaluate_some(z, slice(start, min(start + _EVALUATED_AT_ONCE, len(z))), data)
+        ]
+
+    def evaluate(self, peer: int, z: Vector, data: Data, indices: npt.NDArray[np.int64]) -> Evaluation:
+        """Return the evaluation of one peer."""
+        with torch.no_grad():
+            flat = torch.from_numpy(z).to(self._device)
+            parts = dict(self._model.named_parameters())
+            for name, part in zip(self._names, torch.split(flat, self._sizes), strict=True):
+                parameter = parts[name.removeprefix("model.")]
+                parameter.copy_(part.view(parameter.shape))
+            for name, buffer in self._model.named_buffers():
+                buffer.copy_(self.buffers[name][peer])
+        return evaluate_model(self._task, self._model, data, indices, self._device)
+
+    def _compute(self, flat: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return gradients float32[peers, n] and losses float32[peers]; the peers' losses share no number, so that the
+        gradient of their sum is that of each."""
+        flat = flat.detach().requires_grad_()
+        losses = self._vmapped(self._loss, flat, batch, self.buffers, batch_dim=0)
+        assert isinstance(losses, torch.Tensor)
+        (gradient,) = torch.autograd.grad(losses.sum(), flat)
+        return gradient, losses.detach()
+
+    def _vmapped(
+        self,
+        module: torch.nn.Module,
+        flat: torch.Tensor,
+        batch: Batch,
+        buffers: Mapping[str, torch.Tensor],
+        *,
+        batch_dim: int | None,
+    ) -> Any:
+        parameters = {
+            name: part.view(len(flat), *shape)
+            for name, part, shape in zip(self._names, torch.split(flat, self._sizes, dim=1), self._shapes, strict=True)
+        }
+        parameters |= {f"model.{name}": buffer for name, buffer in buffers.items()}
+
+        def one(own: dict[str, torch.Tensor], samples: Batch) -> Any:
+            return functional_call(module, own, (samples,))
+
+        try:
+            return vmap(one, in_dims=(0, batch_dim))(parameters, batch)
+        except RuntimeError as error:
+            if "vmap" not in str(error):
+                raise
+            raise DataError(
+                f"the model or loss of task {self._task.name} cannot be computed for all peers at once; dropout, .item() "
+                f"and decisions on values cannot ({str(error).splitlines()[0]})"
+            ) from error
+
+    def _evaluate_some(self, z: Matrix, peers: slice, data: Data) -> list[Evaluation]:
+        count, classes = peers.stop - peers.start, max(1, self._task.num_classes)
+        correct = np.zeros((count, classes), np.int64)
+        total, loss = np.zeros(classes, np.int64), np.zeros(count)
+        flat = torch.from_numpy(z[peers]).to(self._device)
+        buffers = {name: buffer[peers].clone() for name, buffer in self.buffers.items()}
+        self._model.eval()
+        try:
+            with torch.no_grad():
+                for start in range(0, len(data), EVALUATION_BATCH):
+                    part = torch.arange(start, min(start + EVALUATION_BATCH, len(data)))
+                    batch = tuple(tensor.to(self._device) for tensor in data.batch(part))
+                    losses, right = self._vmapped(self._judge, flat, batch, buffers, batch_dim=None)
+                    labels = class_labels(self._task, data, part)
+                    hits = right.cpu().numpy()
+                    correct += np.stack([np.bincount(labels[row], minlength=classes) for row in hits])
+                    total += np.bincount(labels, minlength=classes)
+                    loss += losses.double().cpu().numpy() * len(part)
+        finally:
+            self._model.train()
+        return [Evaluation(correct[row], total.copy(), float(loss[row] / len(data))) for row in range(count)]
+
+    def _capture(self, flat: torch.Tensor, batch: Batch) -> _Graph | None:
+        """Return the recorded computation, or None where it cannot be recorded or does not repeat what it computed."""
+        before = {name: buffer.clone() for name, buffer in self.buffers.items()}
+        try:
+            graph = _Graph(self._compute, flat, batch)
+            same = torch.allclose(graph.replay(flat, batch)[0], self._compute(flat, batch)[0], rtol=1e-3, atol=1e-5)
+        except RuntimeError:
+            torch.cuda.synchronize(self._device)
+            return None
+        finally:
+            # Recording ran the step several times; norm layers must not have seen it.
+            for name, buffer in self.buffers.items():
+                buffer.copy_(before[name])
+        return graph if same else None
+
+
+class _OneByOne:
+    """One peer after the other, through one model."""
+
+    def __init__(
+        self,
+        task: Task,
+        model: torch.nn.Module,
+        trained: Mapping[str, torch.nn.Parameter],
+        num_peers: int,
+        seed: int,
+    ) -> None:
+        self._task, self._model, self._seed = task, model, seed
+        self._parameters = list(trained.values())
+        self._device = self._parameters[0].device
+        self._sizes = [parameter.numel() for parameter in self._parameters]
+        self.buffers = {
+            name: buffer.detach()[None].repeat(num_peers, *[1] * buffer.ndim) for name, buffer in model.named_buffers()
+        }
+        self._gradients = torch.empty((num_peers, sum(self._sizes)), device=self._device)
+
+    def gradients(self, z: Matrix, batch: Batch, t: int, local: int) -> tuple[Matrix, npt.NDArray[np.float64]]:
+        losses = np.empty(len(z))
+        for peer in range(len(z)):
+            self._load(peer, z[peer])
+            seed_operators(self._seed, peer, t, local, self._device)
+            loss = self._task.loss(self._model, aligned(tuple(part[peer] for part in batch), self._device))
+            parts = torch.autograd.grad(loss, self._parameters, materialize_grads=True)
+            torch.cat([part.reshape(-1) for part in parts], out=self._gradients[peer])
+            losses[peer] = float(loss.detach())
+            for name, buffer in self._model.named_buffers():
+                self.buffers[name][peer] = buffer
+        return self._gradients.cpu().numpy(), losses
+
+    def evaluate_all(self, z: Matrix, data: Data) -> list[Evaluation]:
+        """Return the evaluation of all peers on the same samples."""
+        everything = np.arange(len(data), dtype=np.int64)
+        return [self.evaluate(peer, z[peer], data, everything) for peer in range(len(z))]
+
+    def evaluate(self, peer: int, z: Vector, data: Data, indices: npt.NDArray[np.int64]) -> Evaluation:
+        """Return the evaluation of one peer."""
+        self._load(peer, z)
+        return evaluate_model(self._task, self._model, data, indices, self._device)
+
+    def _load(self, peer: int, z: Vector) -> None:
+        flat = torch.from_numpy(z).to(self._device)
+        with torch.no_grad():
+            for parameter, part in zip(self._parameters, torch.split(flat, self._sizes), strict=True):
+                parameter.copy_(part.view(parameter.shape))
+            for name, buffer in self._model.named_buffers():
+                buffer.copy_(self.buffers[name][peer])
+
+
+class _Graph:
+    """A CUDA graph of one local step: hundreds of small kernels started by one call."""
+
+    def __init__(self, compute: Any, flat: torch.Tensor, batch: Batch) -> None:
+        self._flat, self._batch = flat.clone(), tuple(part.clone() for part in batch)
+        # Libraries choose their kernels and workspaces in the first runs, which must not be recorded.
+        aside = torch.cuda.Stream(flat.device)  # type: ignore[no-untyped-call]
+        aside.wait_stream(torch.cuda.current_stream(flat.device))
+        with torch.cuda.stream(aside):
+            for _ in range(3):
+                compute(self._flat, self._batch)
+        torch.cuda.current_stream(flat.device).wait_stream(aside)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            self._result = compute(self._flat, self._batch)
+
+    def replay(self, flat: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the result for these inputs, good until the next replay."""
+        self._flat.copy_(flat)
+        for own, part in zip(self._batch, batch, strict=True):
+            own.copy_(part)
+        self._graph.replay()
+        gradient, losses = self._result
+        return gradient, losses
+
+
+class _Loss(torch.nn.Module):
+    """The task's loss as a module, so that its model's parameters can be replaced from outside."""
+
+    def __init__(self, task: Task, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.task, self.model = task, model
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        return self.task.loss(self.model, batch)
+
+
+class _Judge(torch.nn.Module):
+    """The task's loss and its verdict on each sample."""
+
+    def __init__(self, task: Task, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.task, self.model = task, model
+
+    def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        return judge(self.task, self.model, batch)
+
+
+def _on_device(data: Data, device: torch.device) -> Data:
+    """Return the data set on the device if it is one that can move; others are moved batch by batch."""
+    if isinstance(data, (TensorData, ImageData)) and device.type != "cpu":
+        return data.to(device)
+    return data
+
+
+def _has_convolutions(model: torch.nn.Module) -> bool:
+    kinds = (torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
+    return any(isinstance(module, kinds) for module in model.modules())
