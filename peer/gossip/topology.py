@@ -37,11 +37,9 @@ SYMMETRY_TOLERANCE = 1e-12
 ZERO_EIGENVALUE = 1e-12
 """Eigenvalues below this are rounding errors of 0 (exact averaging, as after one cycle of exponential-one-peer)."""
 
-D2_EIGENVALUE_BOUND = -1.0 / 3.0
-"""D² needs λ_min(W̄) above this."""
-
-D2_EIGENVALUE_MARGIN = 1e-6
-"""By how much: uniform even rings have exactly −1/3, which floating point shows as −0.33333333333333315."""
+D2_LEAST_EIGENVALUE = -1.0 / 3.0 + 1e-6
+"""D² needs λ_min(W̄) above this. The margin is for uniform even rings: theirs is −1/3 exactly, which floating point
+shows as −0.33333333333333315."""
 
 DENSE_LIMIT = 1024
 """Up to this many peers eigenvalues come from the dense matrix; above it from an Arnoldi iteration, whose ρ is a lower

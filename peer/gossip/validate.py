@@ -20,7 +20,8 @@ from peer.compress.bound import ErrorBound
 from peer.compress.modulo import delta, modulus
 from peer.compress.payload import Rounding
 from peer.gossip.base import AlgorithmSpec, GraphNeed
-from peer.gossip.topology import D2_EIGENVALUE_BOUND, D2_EIGENVALUE_MARGIN, Schedule
+from peer.gossip.theta import d2_constant, pairwise_mixing_time, theorem_3, theorem_4, theorem_5
+from peer.gossip.topology import D2_LEAST_EIGENVALUE, DENSE_LIMIT, Schedule
 
 DIRECTED_ALTERNATIVES = {
     "d-psgd": "sgp",
@@ -289,12 +290,11 @@ def _slack_eigenvalue_of_d2(plan: Plan) -> Iterator[Finding]:
     spec, schedule = plan.spec, plan.schedule
     if spec.graph is not GraphNeed.SYMMETRIC or spec.asynchronous or not schedule.is_symmetric:
         return
-    needed = D2_EIGENVALUE_BOUND + D2_EIGENVALUE_MARGIN
-    if schedule.smallest_slack_eigenvalue(plan.averaging_rate) > needed:
+    if schedule.smallest_slack_eigenvalue(plan.averaging_rate) > D2_LEAST_EIGENVALUE:
         return
     smallest = schedule.smallest_slack_eigenvalue()
     # η λ + 1 − η > −1/3 for every η below (4/3) / (1 − λ), which is at least 2/3.
-    limit = (1.0 - D2_EIGENVALUE_BOUND) / (1.0 - smallest)
+    limit = (4.0 / 3.0) / (1.0 - smallest)
     yield _error(
         "algorithm.averaging_rate",
         f"{spec.name} diverges unless every eigenvalue of ηW + (1 − η)I lies above −1/3, and here the smallest is"
@@ -398,7 +398,7 @@ def _theta_is_useful(plan: Plan) -> Iterator[Finding]:
     code = _modulo_code(plan.compressor)
     if not plan.spec.modulo or code is None or delta(*code) >= 0.5 or plan.theta_mode == "verified":
         return
-    theta = max(plan.theta) if plan.theta_mode == "constant" else theorem_theta(plan)
+    theta = max(plan.theta) if plan.theta_mode == "constant" else _theorem_theta(plan)
     if theta is None:
         return
     worst = delta(*code) * modulus(theta, *code)
@@ -413,23 +413,24 @@ def _theta_is_useful(plan: Plan) -> Iterator[Finding]:
         )
 
 
-def theorem_theta(plan: Plan) -> float | None:
-    """Return Moniqua's a-priori θ, None where the graph never mixes.
+def _theorem_theta(plan: Plan) -> float | None:
+    """Return the a-priori θ of the theorem for this algorithm, None where there is none (or only at great cost).
 
-    Theorem 3: 2 γ G∞ ln(16 n) / (η (1 − ρ)). D² (Theorem 4): (6 D₁ n + 8) γ G∞ with D₁ = 1, its least. AD-PSGD:
-    16 t_mix γ G∞ with t_mix = ln(4 n)/(1 − ρ). Momentum makes of G∞ up to G∞/(1 − β).
+    Momentum makes of G∞ up to G∞/(1 − β).
     """
-    added = plan.learning_rate * plan.gradient_bound
-    if plan.momentum not in ("none", "adam"):
-        added /= 1.0 - plan.beta
-    n, gap = plan.num_peers, plan.schedule.spectral_gap
-    if gap <= 1e-12:
+    schedule, rate = plan.schedule, plan.averaging_rate
+    if plan.num_peers > DENSE_LIMIT or not schedule.is_strongly_connected or not rate > 0:
         return None
+    bound = plan.gradient_bound
+    if plan.momentum not in ("none", "adam"):
+        bound /= 1.0 - plan.beta
     if plan.spec.asynchronous:
-        return 16.0 * math.log(4 * n) / gap * added
-    if plan.spec.graph is GraphNeed.SYMMETRIC:
-        return (6.0 * n + 8.0) * added
-    return 2.0 * added * math.log(16 * n) / (plan.averaging_rate * gap)
+        return theorem_5(plan.learning_rate, bound, pairwise_mixing_time(schedule.matrix(0)))
+    if plan.spec.graph is not GraphNeed.SYMMETRIC:
+        return theorem_3(plan.learning_rate, bound, plan.num_peers, schedule.second_eigenvalue, rate)
+    if not schedule.is_symmetric or schedule.smallest_slack_eigenvalue(rate) <= D2_LEAST_EIGENVALUE:
+        return None
+    return theorem_4(plan.learning_rate, bound, plan.num_peers, d2_constant(schedule.matrix(0), rate))
 
 
 def _bias_needs_feedback(plan: Plan) -> Iterator[Finding]:

@@ -10,7 +10,7 @@ import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from xml.sax.saxutils import escape
+from xml.sax.saxutils import escape, quoteattr
 
 from peer.gossip.topology import MixingMatrix, Schedule
 
@@ -76,7 +76,7 @@ def svg(schedule: Schedule, *, names: Sequence[str] | None = None) -> str:
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height:g}"'
-            f' viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{escape(title(schedule))}">',
+            f' viewBox="0 0 {width:g} {height:g}" role="img" aria-label={quoteattr(title(schedule))}>',
             "<style>",
             "text { font-family: 'Helvetica Neue', Helvetica, Arial, 'DejaVu Sans', sans-serif; text-anchor: middle;"
             f" fill: {INK}; }}",
