@@ -1,0 +1,106 @@
+"""From payloads to numbers: dense, added, sparse, refused."""
+
+import numpy as np
+import pytest
+
+from peer.compress import (
+    Dense,
+    Layout,
+    Levels,
+    MoreBits,
+    Residues,
+    Rounding,
+    Sparse,
+    ValueType,
+    WholeIntegers,
+    add_decompressed_,
+    build,
+    compress_layers,
+    decompress,
+    decompress_layers,
+)
+from peer.errors import RemoteProtocolError
+from peer.random import PhiloxSource
+from tests.compress.test_bias_and_bounds import ALL
+
+LAYOUT = Layout.of_sizes([700, 1, 64, 3000])
+
+
+@pytest.mark.parametrize("weight", [1.0, 0.25, -0.3, 1 / 3])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("compressor", [*ALL, build("top_k", fraction=0.05, value_bits=4)], ids=str)
+def test_adding_a_payload_gives_the_bits_of_adding_its_values(compressor, dtype, weight):
+    rng = np.random.default_rng(0)
+    v, start = (rng.normal(size=LAYOUT.size).astype(dtype) for _ in range(2))
+    payload = compress_layers(compressor, v, LAYOUT, PhiloxSource(1, 2).draws(0))
+    values = decompress_layers(payload, LAYOUT, dtype)
+    assert values.dtype == dtype
+    for part, layer in zip(LAYOUT.slices, payload, strict=True):
+        assert decompress(layer, dtype).tobytes() == values[part].tobytes()
+    expected = start + values if weight == 1.0 else start + np.dtype(dtype).type(weight) * values
+    added = start.copy()
+    add_decompressed_(added, payload, LAYOUT, weight)
+    assert added.dtype == dtype
+    assert added.tobytes() == expected.tobytes()
+
+
+def test_a_sparse_layer_touches_only_what_it_holds():
+    out = np.array([-0.0, 1.0, np.nan, 2.0], np.float32)
+    layer = Sparse(4, np.array([1, 3]), Dense(np.array([0.5, -2.0], np.float32), ValueType.FLOAT32))
+    add_decompressed_(out, (layer,), Layout.of_sizes([4]), 2.0)
+    assert out[[1, 3]].tolist() == [2.0, -2.0]
+    assert np.signbit(out[0])
+    assert np.isnan(out[2])
+
+
+def test_sums_go_to_strided_vectors_too():
+    memory = np.zeros(20, np.float32)
+    layer = Levels(0.5, 1, -1, 1, 2, np.array([0, 1, 2] * 3 + [0], np.uint8))
+    add_decompressed_(memory[::2], (layer,), Layout.of_sizes([10]), 3.0)
+    assert memory[::2].tolist() == [-1.5, 0.0, 1.5] * 3 + [-1.5]
+    assert not memory[1::2].any()
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        Residues(1.0, 4, Rounding.NEAREST, np.zeros(4, np.uint8), None),
+        MoreBits(4, 2, np.zeros(4, np.uint8)),
+        WholeIntegers(np.zeros(4, np.int64)),
+    ],
+)
+def test_what_needs_a_reference_cannot_be_decompressed_without(payload):
+    with pytest.raises(TypeError, match="receiver's own vector"):
+        decompress(payload, np.float32)
+
+
+@pytest.mark.parametrize("indices", [[-1, 2], [1, 4], [2, 2**40], [1, -1]])
+def test_indices_outside_of_the_layer_are_refused(indices):
+    layer = Sparse(4, np.array(indices), Dense(np.ones(2, np.float32), ValueType.FLOAT32))
+    for out in (np.zeros(4, np.float32), np.zeros(4)):
+        with pytest.raises(RemoteProtocolError):
+            add_decompressed_(out, (layer,), Layout.of_sizes([4]))
+    with pytest.raises(RemoteProtocolError):
+        decompress(layer, np.float32)
+
+
+def test_an_index_that_hides_between_good_ends_reaches_no_foreign_memory():
+    layer = Sparse(4, np.array([0, 2**40, 3]), Dense(np.ones(3, np.float32), ValueType.FLOAT32))
+    with pytest.raises((RemoteProtocolError, IndexError)):
+        add_decompressed_(np.zeros(4, np.float32), (layer,), Layout.of_sizes([4]))
+
+
+def test_payloads_of_another_shape_are_refused():
+    layer = Dense(np.ones(4, np.float32), ValueType.FLOAT32)
+    for payload in ((), (layer, layer), (Dense(np.ones(3, np.float32), ValueType.FLOAT32),)):
+        with pytest.raises(RemoteProtocolError, match="shape of this model"):
+            add_decompressed_(np.zeros(4, np.float32), payload, Layout.of_sizes([4]))
+        with pytest.raises(RemoteProtocolError, match="shape of this model"):
+            decompress_layers(payload, Layout.of_sizes([4]), np.float32)
+
+
+def test_values_beyond_the_type_are_refused():
+    layer = Dense(np.array([1e300]), ValueType.FLOAT64)
+    with pytest.raises(RemoteProtocolError, match="range of float32"):
+        decompress(layer, np.float32)
+    assert decompress(layer, np.float64)[0] == 1e300
