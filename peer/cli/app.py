@@ -58,6 +58,14 @@ class SottoGroup(click.Group):
         self.sections: dict[str, list[str]] = {}
         """Names of commands under headings, in the order of the help text."""
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            # click would turn it into exit code 1, which means something else here.
+            raise _ReaderGone from None
+
     def add_section(self, heading: str, commands: Sequence[click.Command]) -> None:
         """Add commands that the help text lists under a heading of their own."""
         for command in commands:
@@ -89,7 +97,7 @@ class SottoGroup(click.Group):
             result = super().main(args=args, prog_name=prog_name or "sotto", **extra)
             # Flushed here, so that a reader that is gone shows up inside the try.
             sys.stdout.flush()
-        except BrokenPipeError:
+        except (BrokenPipeError, _ReaderGone):
             # Python flushes stdout once more at exit; let that go nowhere instead of complaining.
             with suppress(OSError, ValueError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -115,6 +123,10 @@ class SottoGroup(click.Group):
             _complain(f"this is a bug: {type(error).__name__}: {error}{_HOW_TO_REPORT}")
             sys.exit(LocalProtocolError.exit_code)
         sys.exit(result if isinstance(result, int) else 0)
+
+
+class _ReaderGone(Exception):
+    """Whoever read our output has ended."""
 
 
 _HOW_TO_REPORT = " (run the same command with --debug for the traceback, and please report it)"

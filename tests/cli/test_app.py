@@ -1,0 +1,113 @@
+"""What holds for every command: errors, exit codes, signals, pipes, and how fast the help is."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from peer import errors
+from peer.cli import app, prepare
+from peer.cli.app import EXIT_CODES, StopOnSignal
+from tests.cli.runner import sotto
+
+
+def fail_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    """Make `sotto list graphs` raise `error`."""
+
+    def broken() -> list[dict[str, object]]:
+        raise error
+
+    monkeypatch.setitem(prepare._LISTS, "graphs", broken)
+
+
+def all_errors(kind: type[errors.SottoError] = errors.SottoError) -> list[type[errors.SottoError]]:
+    return [kind, *(each for child in kind.__subclasses__() for each in all_errors(child))]
+
+
+@pytest.mark.parametrize("kind", all_errors(), ids=lambda kind: kind.__name__)
+def test_every_error_has_an_exit_code_that_the_help_explains(
+    kind: type[errors.SottoError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail_with(monkeypatch, kind("the reason"))
+    result = sotto("list", "graphs")
+    assert result.exit_code == kind.exit_code
+    assert kind.exit_code in EXIT_CODES
+    assert "the reason" in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert f"{kind.exit_code:>3}  {EXIT_CODES[kind.exit_code]}" in sotto("--help").stdout
+
+
+def test_a_bug_is_one_line_that_says_how_to_see_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    fail_with(monkeypatch, ZeroDivisionError("division by\nzero"))
+    result = sotto("list", "graphs")
+    assert result.exit_code == 70
+    assert result.stderr.startswith("sotto: error: this is a bug: ZeroDivisionError: division by zero (")
+    assert "--debug" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [("--debug", "list", "graphs"), ("list", "graphs", "--debug")])
+def test_debug_lets_the_error_through(arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    fail_with(monkeypatch, ZeroDivisionError())
+    assert isinstance(sotto(*arguments).exception, ZeroDivisionError)
+
+
+def test_an_interrupt_is_quiet_and_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    fail_with(monkeypatch, KeyboardInterrupt())
+    result = sotto("list", "graphs")
+    assert result.exit_code == 130
+    assert result.stderr.strip() == "sotto: interrupted"
+
+
+def test_the_first_signal_asks_and_the_second_insists() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with StopOnSignal() as stop:
+        assert not stop.event.is_set()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.event.is_set()
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_reader_that_went_away_is_no_error() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "peer", "list", "graphs"]
+    result = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, check=False)
+    os.close(writing)
+    assert result.returncode == app.BROKEN_PIPE
+    assert result.stderr == b""
+
+
+def test_help_loads_nothing_that_is_slow() -> None:
+    code = (
+        "import sys, peer.cli\n"
+        "try: peer.cli.cli.main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "print(sorted({'torch', 'numpy', 'pydantic', 'grpc', 'matplotlib', 'rich'} & set(sys.modules)))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.splitlines()[-1] == "[]"
+
+
+def test_without_arguments_the_help_is_shown() -> None:
+    result = sotto()
+    assert result.exit_code == 2
+    assert "Try it on this machine" in result.stderr
+
+
+@pytest.mark.parametrize("arguments", [("-v", "version"), ("version", "-vv"), ("version", "--verbose", "--debug")])
+def test_every_command_takes_the_common_options(arguments: tuple[str, ...]) -> None:
+    assert sotto(*arguments).exit_code == 0
+
+
+def test_json_has_no_numbers_that_json_cannot_read(capsys: pytest.CaptureFixture[str]) -> None:
+    app.print_json({"a": float("nan"), "b": [float("inf"), 1.5], "c": Path("x")})
+    assert json.loads(capsys.readouterr().out) == {"a": None, "b": [None, 1.5], "c": "x"}

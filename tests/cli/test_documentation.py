@@ -1,0 +1,75 @@
+"""Help texts and the reference pages that are rendered from them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from peer.cli import cli
+from tests.cli.runner import sotto
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+
+import render_docs  # noqa: E402 - tools/ is no package
+
+COMMANDS = {path: command for path, command, _ in render_docs.walk()}
+
+
+def test_all_commands_are_found() -> None:
+    expected = (
+        "init, init cluster, run, up, status, stop, export, validate, graph, simulate, replay, list, report, version"
+    )
+    assert {f"sotto {name}" for name in expected.split(", ")} <= set(COMMANDS)
+
+
+@pytest.mark.parametrize("path", COMMANDS)
+def test_every_command_explains_itself_with_examples(path: str) -> None:
+    result = sotto(*path.split()[1:], "--help")
+    assert result.exit_code == 0
+    assert "Examples:" in result.stdout
+    assert path in result.stdout
+    command = COMMANDS[path]
+    for parameter in command.params:
+        if isinstance(parameter, click.Option) and not parameter.hidden:
+            assert parameter.help, f"{path} {parameter.opts}"
+
+
+@pytest.mark.parametrize("path", COMMANDS)
+def test_examples_parse(path: str) -> None:
+    """Each example names an existing command, and only options that it has."""
+    for line in (COMMANDS[path].help or "").splitlines():
+        words = (
+            line.split("  ")[0].split() if line.strip().startswith("sotto ") else line.strip().split("  ")[0].split()
+        )
+        if "sotto" not in words:
+            continue
+        words = words[words.index("sotto") + 1 :]
+        words = words[: words.index(">")] if ">" in words else words
+        command: click.Command = cli
+        while isinstance(command, click.Group) and words and words[0] in command.commands:
+            command, words = command.commands[words[0]], words[1:]
+        known = {option for parameter in command.params for option in parameter.opts}
+        assert {word for word in words if word.startswith("-") and word != "-"} <= known, line
+
+
+def test_every_command_is_in_the_reference() -> None:
+    page = (ROOT / "docs" / "commands.md").read_text()
+    for path in COMMANDS:
+        assert f"\n## {path}\n" in page
+
+
+def test_the_rendered_pages_are_up_to_date() -> None:
+    assert render_docs.stale_pages() == []
+
+
+def test_a_stale_page_is_noticed(tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "commands.md").write_text("old")
+    assert render_docs.stale_pages(tmp_path) == [
+        "docs/commands.md is out of date",
+        "docs/configuration.md is missing",
+    ]

@@ -1,0 +1,98 @@
+"""init, validate, graph and list."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from peer.config import load
+from tests.cli.runner import sotto
+
+
+@pytest.fixture(autouse=True)
+def _in_a_new_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_init_writes_a_file_with_the_settings_given() -> None:
+    result = sotto("init", "-o", "job.toml", "--set", "run.rounds=7", "-s", "graph.kind=torus")
+    assert (result.exit_code, result.stdout) == (0, "wrote job.toml\n")
+    config = load(Path("job.toml"), environment={})
+    assert (config.run.rounds, config.graph.kind) == (7, "torus")
+
+
+def test_init_cluster_writes_peers_that_validate() -> None:
+    result = sotto("init", "cluster", "kits", "--peers", "3", "--rounds", "9")
+    assert result.exit_code == 0
+    assert "sotto run --config kits/peer-0/peer.toml" in result.stdout
+    for index in range(3):
+        file = f"kits/peer-{index}/peer.toml"
+        assert sotto("validate", "--config", file).exit_code == 0
+        assert load(Path(file), environment={}).run.rounds == 9
+
+
+def test_a_valid_configuration_is_called_valid() -> None:
+    result = sotto("validate", "-n", "8")
+    assert result.exit_code == 0
+    assert "valid: quant-sgp for 8 peers, 1000 rounds" in result.stdout
+
+
+def test_what_theory_excludes_is_an_error_with_a_reason() -> None:
+    arguments = ("validate", "-n", "4", "--algorithm", "moniqua", "--graph", "ring", "--compressor", "top_k")
+    result = sotto(*arguments)
+    assert result.exit_code == 2
+    assert "error: " in result.stdout
+    assert "modulo" in result.stdout
+    assert "valid:" not in result.stdout.splitlines()[-1]
+    answer = json.loads(sotto(*arguments, "--json").stdout)
+    assert answer["valid"] is False
+    assert answer["num_peers"] == 4
+    assert any(finding["level"] == "error" and finding["sentence"] for finding in answer["findings"])
+
+
+def test_a_run_that_theory_excludes_does_not_start() -> None:
+    result = sotto("up", "-n", "4", "--algorithm", "moniqua", "--graph", "ring", "--compressor", "top_k")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("sotto: error: ")
+    assert not Path("runs").exists()
+
+
+def test_the_file_in_the_folder_is_used_unless_a_job_is_described() -> None:
+    Path("peer.toml").write_text("[run]\nrounds = 31\n" + "".join(f"[[peers]]\nname = 'p{i}'\n" for i in range(5)))
+    assert "for 5 peers, 31 rounds" in sotto("validate").stdout
+    assert "for 3 peers, 1000 rounds" in sotto("validate", "-n", "3").stdout
+
+
+def test_graph_shows_weights_and_figures() -> None:
+    result = sotto("graph", "-n", "4", "--graph", "ring")
+    assert result.exit_code == 0
+    assert "spectral gap" in result.stdout
+    assert "1/3" in result.stdout
+
+
+def test_graph_as_json_gives_columns_that_sum_to_one() -> None:
+    answer = json.loads(sotto("graph", "-n", "6", "--graph", "exponential-one-peer", "--json").stdout)
+    assert answer["time_varying"] is True
+    assert len(answer["graphs"]) == 3
+    for edges in answer["graphs"]:
+        for sender in range(6):
+            assert sum(e["weight"] for e in edges if e["sender"] == sender) == pytest.approx(1)
+
+
+def test_graph_draws_files_and_keeps_stdout_for_json() -> None:
+    result = sotto("graph", "-n", "4", "--svg", "g.svg", "--png", "new/g.png", "--json")
+    assert json.loads(result.stdout)["num_peers"] == 4
+    assert Path("g.svg").read_text().lstrip().startswith("<")
+    assert Path("new/g.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("what", ["models", "tasks", "algorithms", "compressors", "graphs"])
+def test_lists_are_complete_sentences_and_json(what: str) -> None:
+    rows = json.loads(sotto("list", what, "--json").stdout)
+    text = sotto("list", what).stdout
+    assert len(rows) >= 2
+    for row in rows:
+        assert row["name"] in text
+        assert row["summary"] in text
