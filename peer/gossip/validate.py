@@ -441,7 +441,7 @@ def _bias_needs_feedback(plan: Plan) -> Iterator[Finding]:
         yield _error(
             "compressor.kind",
             f"{spec.name} has no error feedback, so the bias of {compressor.kind} adds up in every round; use an"
-            f" unbiased compressor (qsgd with compressor.unbiased = true), or {alternative}, which feeds errors back",
+            f" unbiased compressor (qsgd with compressor.unbiased = true), or {alternative}, which feed errors back",
         )
 
 
@@ -450,16 +450,17 @@ def _feedback_needs_contraction(plan: Plan) -> Iterator[Finding]:
     variance = plan.bound.variance
     if not plan.feeds_errors_back or plan.bound.contraction is not None or variance is None:
         return
+    scalable = plan.compressor.kind in ("qsgd", "random_k")
+    key, repair = (
+        ("compressor.unbiased", "set compressor.unbiased = false, or use more bits or top_k")
+        if scalable
+        else ("compressor.kind", "use top_k, sign, or qsgd with compressor.unbiased = false")
+    )
     sentence = (
         f"{plan.spec.name} keeps what {plan.compressor.kind} leaves out, and in layers of {plan.layer_size:,} numbers"
-        f" that error can be {variance:.2g} times what is sent, so it grows from round to round; set"
-        " compressor.unbiased = false, or use top_k or more bits"
+        f" that error can be {variance:.2g} times what is sent, so it grows from round to round; {repair}"
     )
-    yield (
-        _error("compressor.unbiased", sentence)
-        if variance >= BOUND_SLACK
-        else _warning("compressor.unbiased", sentence)
-    )
+    yield _error(key, sentence) if variance >= BOUND_SLACK else _warning(key, sentence)
 
 
 def _replica_noise_of_dcd(plan: Plan) -> Iterator[Finding]:

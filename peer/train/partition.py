@@ -1,6 +1,7 @@
 """The split of a labelled data set among the peers, the same on every device without anybody telling it.
 
-A partition is a function of the labels, the number of peers, the kind with its settings, and a seed; nothing else.
+A partition is a function of the labels, the number of peers, the kind of split with its settings, and a seed;
+nothing else.
 Every sample belongs to exactly one peer, and no peer is left without. `Manifest.digest` says in 64 hex digits which
 split it is, so that peers can compare it before the first round.
 
@@ -34,7 +35,7 @@ KINDS: Mapping[str, str] = {
     "shards": "Each peer holds samples of labels_per_peer classes only.",
     "iid": "Samples are dealt at random.",
 }
-"""One sentence for each kind."""
+"""One sentence for each kind of split."""
 
 FORMAT = 1
 """Version of the manifest file and of the bytes under its digest."""
@@ -46,7 +47,7 @@ class Manifest:
 
     kind: str
     settings: Mapping[str, float | int]
-    """What the kind was given: skew, alpha or labels_per_peer; and holdout_fraction."""
+    """What that kind uses: skew, alpha or labels_per_peer; and holdout_fraction."""
     seed: int
     labels_digest: str
     """Hex SHA-256 of the labels that were split."""
