@@ -12,8 +12,7 @@ import numpy.typing as npt
 from peer.compress.payload import FloatArray
 from peer.errors import ConfigError, LocalProtocolError
 from peer.job import Job
-from peer.train.local_step import learning_rates, make_momentum
-from peer.train.stacked import StackedTrainer
+from peer.train.stacked import StackedStep, StackedTrainer
 
 
 @dataclass(frozen=True)
@@ -24,84 +23,90 @@ class _RowStep:
 
 
 class StackedRows:
-    """Computes the gradients of all peers at once and hands each its row."""
+    """Computes the local steps of all peers at once and hands each its row."""
 
-    def __init__(self, job: Job, x0: FloatArray) -> None:
+    def __init__(self, job: Job) -> None:
         """Raises ConfigError where peers cannot be stacked."""
         config = job.config
         if config.rounds.late == "skip":
-            raise ConfigError(
-                "stacked peers go through rounds together and never skip", key="rounds.late", valid="wait"
-            )
-        if config.training.local_steps != 1:
-            raise ConfigError(
-                "stacked peers take one local step a round",
-                key="training.local_steps",
-                value=config.training.local_steps,
-                valid="1",
-            )
+            raise ConfigError("is impossible for stacked peers, which go together", key="rounds.late", valid="wait")
         self.job = job
         self.trainer = StackedTrainer(
             job.task,
             config.training,
+            rounds=config.run.rounds,
             seed=config.run.seed,
-            partitions=job.manifest.train,
+            shards=job.manifest.train,
+            holdouts=job.manifest.holdout,
             device=config.peer.device,
             base=job.base,
         )
         self.ready_at = [0.0] * job.num_peers
-        self.stack = np.empty((job.num_peers, x0.size), dtype=np.float32)
-        self.gradients: npt.NDArray[np.float32] = np.empty_like(self.stack)
-        self.losses: npt.NDArray[np.float32] = np.zeros(job.num_peers, dtype=np.float32)
+        """When each peer finished its last round, in virtual seconds."""
+        self.step: StackedStep | None = None
         self.computed = -1
+        """The round that `step` belongs to."""
+        shape = (job.num_peers, self.trainer.layout.size)
+        self._models = np.empty(shape, dtype=np.float32)
+        self._before = np.empty(shape, dtype=np.float32) if self.trainer.needs_displacement else None
+        self._after = np.empty_like(self._models) if self.trainer.needs_displacement else None
+        self._displaced = 0
 
     def row(self, peer: int) -> StackedRow:
         """Return the local steps of one peer."""
         return StackedRow(self, peer)
 
-    def compute(self, models: Sequence[FloatArray], t: int) -> None:
-        """Compute the plain gradients of round t for all peers."""
+    def compute(self, models: Sequence[FloatArray], push_weights: Sequence[float], guard: float, t: int) -> None:
+        """Compute the local steps of round t for all peers."""
         for peer, z in enumerate(models):
-            self.stack[peer] = z
-        self.gradients, self.losses = self.trainer.gradients(self.stack, t)
+            self._models[peer] = z
+        rate = self.trainer.rate(t)
+        scales = [rate * (min(1.0, u / guard) if guard else 1.0) / u for u in push_weights]
+        self.step = self.trainer.gradients(self._models, t, np.array(scales))
         self.computed = t
+
+    def displaced(self, peer: int, z_before: FloatArray, z_after: FloatArray, rate: float) -> None:
+        """Take note of how one peer's model moved; the momentum moves on when all have."""
+        assert self._before is not None
+        assert self._after is not None
+        self._before[peer], self._after[peer] = z_before, z_after
+        self._displaced += 1
+        if self._displaced == self.job.num_peers:
+            self.trainer.after_round(self._before, self._after, rate)
+            self._displaced = 0
 
 
 class StackedRow:
-    """One peer's view of the stack; its momentum is its own."""
+    """One peer's view of the stack."""
 
     def __init__(self, rows: StackedRows, peer: int) -> None:
         self._rows, self._peer = rows, peer
-        options = rows.job.config.training
-        self._batch_size = options.batch_size
-        self._rates = learning_rates(options, rows.job.config.run.rounds)
-        self._momentum = make_momentum(options)
 
     def rate(self, t: int) -> float:
         """Return γ of round t."""
-        return self._rates.rate(t)
+        return self._rows.trainer.rate(t)
 
     def gradient(self, z: FloatArray, t: int, rate: float, z_step: float) -> _RowStep:
-        """Return the peer's row of the gradients of round t, momentum and weight decay included."""
-        del rate, z_step  # One local step: z does not move within the round.
-        if self._rows.computed != t:
-            raise LocalProtocolError(f"the stack holds the gradients of round {self._rows.computed}, not {t}")
-        direction = self._momentum.direction(self._rows.gradients[self._peer], z)
-        return _RowStep(direction, float(self._rows.losses[self._peer]), self._batch_size)
+        """Return the peer's row of the local steps of round t."""
+        del z, rate, z_step  # `StackedRows.compute` was given them.
+        step = self._rows.step
+        if step is None or self._rows.computed != t:
+            raise LocalProtocolError(f"the stack holds the local steps of round {self._rows.computed}, not {t}")
+        return _RowStep(step.gradients[self._peer], float(step.losses[self._peer]), step.samples)
 
     @property
     def needs_displacement(self) -> bool:
         """Whether `after_round` has anything to do."""
-        return self._momentum.needs_round
+        return self._rows.trainer.needs_displacement
 
     def after_round(self, z_before: FloatArray, z_after: FloatArray, rate: float) -> None:
         """Let quasi-global momentum see how z moved."""
-        self._momentum.after_round(z_before, z_after, rate)
+        self._rows.displaced(self._peer, z_before, z_after, rate)
 
     def state(self) -> Mapping[str, npt.NDArray[Any]]:
-        """Return the momentum."""
-        return self._momentum.state()
+        """Refuse: a stacked simulation has no checkpoints."""
+        raise LocalProtocolError("stacked peers are not saved one by one")
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Take back what `state` returned."""
-        self._momentum.restore(dict(state))
+        """Refuse: a stacked simulation has no checkpoints."""
+        raise LocalProtocolError("stacked peers are not restored one by one")

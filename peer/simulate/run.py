@@ -93,7 +93,7 @@ class Simulator:
         self._step_s = [step_s * (slow or {}).get(peer, 1.0) for peer in range(num_peers)]
         self.trainer = self.job.trainer(0)
         x0 = self.trainer.initial_vector()
-        self._rows = StackedRows(self.job, x0) if stacked else None
+        self._rows = StackedRows(self.job) if stacked else None
         self.participants = []
         for peer in range(num_peers):
             steps: LocalSteps
@@ -241,7 +241,13 @@ class Simulator:
         self._rows.ready_at[peer] = now
         if len(self._ready) == self.num_peers:
             self._ready.clear()
-            self._rows.compute([p.model() for p in self.participants], self.participants[0].round)
+            algorithms = [participant.algorithm for participant in self.participants]
+            self._rows.compute(
+                [algorithm.model() for algorithm in algorithms],
+                [algorithm.u for algorithm in algorithms],
+                self.config.algorithm.push_weight_guard,
+                self.participants[0].round,
+            )
             for other, participant in enumerate(self.participants):
                 participant.step()
                 self._agenda.add(self._rows.ready_at[other] + self._step_s[other], _StepDone(other))

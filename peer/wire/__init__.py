@@ -165,7 +165,7 @@ codes.
 """
 
 from peer.wire.describe import FrameReport, LayerReport, describe, entropy_bound_bits
-from peer.wire.frame import allocation_bound, decode, encode, max_frame_bytes
+from peer.wire.frame import allocation_bound, decode, encode, max_frame_bytes, payload_bytes
 from peer.wire.message import Message, MessageKind, RepairWish
 
 __all__ = [
@@ -180,4 +180,5 @@ __all__ = [
     "encode",
     "entropy_bound_bits",
     "max_frame_bytes",
+    "payload_bytes",
 ]
