@@ -1,9 +1,8 @@
 """The split of a labelled data set among the peers, the same on every device without anybody telling it.
 
-A partition is a function of the labels, the number of peers, the kind of split with its settings, and a seed;
-nothing else.
-Every sample belongs to exactly one peer, and no peer is left without. `Manifest.digest` says in 64 hex digits which
-split it is, so that peers can compare it before the first round.
+A partition is a function of the labels, the number of peers, the kind of split with its settings, and a seed; nothing
+else. Every sample belongs to exactly one peer, and no peer is left without. `Manifest.digest` says in 64 hex digits
+which split it is, so that peers can compare it before the first round.
 
 Knows labels only: no images, no torch, no files but the manifest's own.
 """
