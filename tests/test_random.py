@@ -81,9 +81,7 @@ class TestStream:
     @pytest.mark.parametrize("size", [0, 1, 3, 4, 127, 128, 129, 700])
     def test_a_later_start_gives_the_same_words(self, start, size):
         block = [(start + i) // 4 for i in range(size)]
-        expected = [
-            philox4x32((b, 4, 3, 0), (0x78774078, 0xE60A0D9B))[(start + i) % 4] for i, b in enumerate(block)
-        ]
+        expected = [philox4x32((b, 4, 3, 0), (0x78774078, 0xE60A0D9B))[(start + i) % 4] for i, b in enumerate(block)]
         assert SOURCE.words(size, start).tolist() == expected
 
     def test_uniforms_are_words_in_24_and_53_bits(self):
