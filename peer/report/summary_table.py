@@ -45,7 +45,7 @@ def _accuracy(summary: Summary) -> Table:
     worst = summary.worst_accuracy
     if len(named) <= MAX_PEERS:
         for name, accuracy in named:
-            table.add_row(name, percent(accuracy))
+            table.add_row(Text(name), percent(accuracy))
     else:
         ordered = sorted(summary.peer_accuracy)
         table.add_row("median peer", percent(ordered[len(ordered) // 2]))

@@ -1,0 +1,178 @@
+"""The page about a run: complete, self-contained, and unimpressed by missing data and hostile names."""
+
+from __future__ import annotations
+
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from peer.errors import StateError
+from peer.metrics import LinkRecord, Summary
+from peer.report.html import render, write_report
+from peer.report.run_data import RunData, load_run
+from tests.report.sample_run import evaluation, round_record, write_sample_run
+
+VOID = {"meta", "img", "link", "br"}
+
+
+class Page(HTMLParser):
+    """Checks that tags are closed in order; collects headings, text and every address that the page refers to."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.headings: list[str] = []
+        self.text: list[str] = []
+        self.addresses: list[str] = []
+        self.tags: set[str] = set()
+        self.ids: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.addresses += [value or "" for name, value in attrs if name in {"src", "href", "data", "action"}]
+        self.ids += [value or "" for name, value in attrs if name == "id"]
+        assert not any(name.startswith("on") for name, _ in attrs)
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] == "h2":
+            self.headings.append(data)
+        self.text.append(data)
+
+    @property
+    def words(self) -> str:
+        return " ".join(self.text)
+
+
+SECTIONS = [
+    "Key figures",
+    "Accuracy",
+    "Training loss",
+    "Worst peer, class by class",
+    "Peers",
+    "Health of the gossip",
+    "Where the time goes",
+    "Traffic",
+    "Links",
+    "Graph",
+    "Configuration",
+    "Machine",
+]
+
+
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_sample_run(tmp_path_factory.mktemp("runs") / "digits")
+
+
+@pytest.fixture
+def run(whole_run: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(whole_run, tmp_path / "digits"))
+
+
+def test_the_page_is_complete(run: Path) -> None:
+    assert write_report(run) == run / "report.html"
+    text = (run / "report.html").read_text()
+    page = Page(text)
+    assert page.headings == SECTIONS
+    assert text.count("<polyline") > 40
+    for figure in ("95.0 %", "97.2 %", "128×", "55×", "peer-3", "directed-ring", "Some CPU", "learning_rate = 0.1"):
+        assert figure in page.words
+    assert "Not recorded" not in page.words
+
+
+def test_the_page_needs_nothing_else(run: Path) -> None:
+    text = render(load_run(run))
+    page = Page(text)
+    assert "script" not in page.tags
+    assert "link" not in page.tags
+    assert all(address.startswith(("#", "data:image/svg+xml;base64,")) for address in page.addresses)
+    assert {address.removeprefix("#") for address in page.addresses if address.startswith("#")} <= set(page.ids)
+    assert "http://" not in text
+    assert "https://" not in text
+    assert "@import" not in text
+    assert "url(" not in text
+
+
+@pytest.mark.parametrize(
+    ("missing", "phrase"),
+    [
+        (["summary.json"], "still going on"),
+        (["config.toml"], "holds no config.toml"),
+        (["graph.svg"], "holds no graph.svg"),
+        (["metrics.sqlite"], "Key figures"),
+        (["peers"], "No peer has recorded a round"),
+        (["config.toml", "graph.svg", "peers", "metrics.sqlite"], "No links were recorded"),
+        (["summary.json", "config.toml", "graph.svg", "metrics.sqlite"], "The machine was not recorded"),
+    ],
+)
+def test_what_is_missing_is_said_and_does_no_harm(missing: list[str], phrase: str, run: Path) -> None:
+    for name in missing:
+        shutil.rmtree(run / name) if (run / name).is_dir() else (run / name).unlink()
+    page = Page(render(load_run(run)))
+    assert page.headings == SECTIONS
+    assert phrase in page.words
+
+
+def test_names_from_the_run_are_text_not_markup(run: Path) -> None:
+    evil = '"><script>alert(1)</script><img src=x onerror=alert(1)>'
+    summary = Summary.load(run / "summary.json")
+    summary.name = summary.algorithm = summary.graph = summary.ended = evil
+    summary.peer_names = [evil] * 4
+    summary.machine = {evil: evil}
+    summary.save(run / "summary.json")
+    (run / "config.toml").write_text(f"[run]\nname = '{evil}'\n")
+    (run / "graph.svg").write_text(f"<svg>{evil}</svg>")
+    text = render(load_run(run))
+    page = Page(text)
+    assert "<script" not in text
+    assert "onerror=alert(1)>" not in text
+    assert evil in page.words
+
+
+def test_a_run_that_ended_early_says_so(run: Path) -> None:
+    summary = Summary.load(run / "summary.json")
+    summary.ended = "diverged: the loss is not finite"
+    summary.save(run / "summary.json")
+    assert "Ended early: diverged: the loss is not finite" in Page(render(load_run(run))).words
+
+
+def test_figures_of_a_simulation_leave_the_socket_out(run: Path) -> None:
+    summary = Summary.load(run / "summary.json")
+    summary.socket_bytes = summary.packet_bytes = None
+    summary.save(run / "summary.json")
+    page = Page(render(load_run(run)))
+    assert "On the socket" not in page.words
+    assert "107×" in page.words
+
+
+def test_many_peers_are_drawn_in_part_and_listed_in_part(tmp_path: Path) -> None:
+    peers = range(250)
+    data = RunData(
+        tmp_path,
+        rounds=[round_record(peer, number, 20) for number in range(20) for peer in peers],
+        evaluations=[evaluation(peer, 20, "test", offset=0) for peer in peers],
+        links=[LinkRecord(peer=peer, neighbor=(peer + 1) % 250, frames=20) for peer in peers],
+    )
+    text = render(data)
+    page = Page(text)
+    assert "32 of 250 peers are drawn one by one" in page.words
+    assert "50 more are left out" in page.words
+    assert len(text) < 1_000_000
+
+
+def test_a_page_that_cannot_be_written_is_an_error(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(StateError, match="cannot be written"):
+        write_report(run, tmp_path / "nowhere" / "report.html")

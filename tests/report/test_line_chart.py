@@ -1,0 +1,113 @@
+"""Charts: what is drawn, where, and that nothing breaks the page."""
+
+from __future__ import annotations
+
+import re
+from xml.etree import ElementTree
+
+import pytest
+
+from peer.report.line_chart import HEIGHT, WIDTH, Axis, Line, line_chart, smooth, thin_out, ticks
+
+X = Axis(label="round", write=lambda value: f"{value:g}")
+Y = Axis(label="loss", write=lambda value: f"{value:g}")
+LOG = Axis(label="loss", write=lambda value: f"{value:g}", log=True)
+
+
+def line(*points: tuple[float, float], label: str = "a", style: str = "mean") -> Line:
+    return Line(label=label, points=points, style=style)
+
+
+def parsed(chart: str) -> ElementTree.Element:
+    return ElementTree.fromstring(chart)
+
+
+def drawn(chart: str) -> list[list[tuple[float, float]]]:
+    """Return the points of every curve in the drawing."""
+    return [
+        [(float(x), float(y)) for x, y in (pair.split(",") for pair in path.split())]
+        for path in re.findall(r'points="([^"]*)"', chart)
+    ]
+
+
+def test_a_chart_is_well_formed_and_labelled() -> None:
+    chart = parsed(line_chart("Loss", [line((0, 1), (1, 2))], X, Y))
+    svg = chart.find("svg")
+    assert svg is not None
+    assert svg.get("aria-label") == "Loss: loss against round"
+    assert [element.text for element in chart.iter("li")] == [None]
+    assert "a" in "".join(chart.itertext())
+
+
+def test_larger_values_are_higher_and_later_ones_further_right() -> None:
+    ((start, middle, end),) = drawn(line_chart("t", [line((0, 1), (5, 2), (10, 3))], X, Y))
+    assert start[0] < middle[0] < end[0]
+    assert start[1] > middle[1] > end[1]
+    assert all(0 <= x <= WIDTH and 0 <= y <= HEIGHT for x, y in (start, middle, end))
+
+
+def test_a_logarithmic_axis_spaces_decades_evenly() -> None:
+    ((a, b, c),) = drawn(line_chart("t", [line((0, 1), (1, 10), (2, 100))], X, LOG))
+    assert a[1] - b[1] == pytest.approx(b[1] - c[1], abs=0.2)
+
+
+def test_values_that_cannot_be_drawn_are_left_out() -> None:
+    points = ((0, 1.0), (1, float("nan")), (2, float("inf")), (3, 0.0), (4, -1.0), (5, 2.0))
+    assert [len(path) for path in drawn(line_chart("t", [line(*points)], X, Y))] == [4]
+    assert [len(path) for path in drawn(line_chart("t", [line(*points)], X, LOG))] == [2]
+
+
+def test_a_single_point_is_a_dot() -> None:
+    chart = line_chart("t", [line((3, 4))], X, Y)
+    assert "<circle" in chart
+    assert not drawn(chart)
+
+
+@pytest.mark.parametrize("lines", [[], [line()], [line((0, float("nan")))]])
+def test_nothing_to_draw_is_said(lines: list[Line]) -> None:
+    assert "Not recorded" in line_chart("Loss", lines, X, Y)
+
+
+def test_names_are_escaped() -> None:
+    chart = line_chart("<b>&", [line((0, 1), (1, 1), label='"><script>alert(1)</script>')], X, Y)
+    assert "<script" not in chart
+    parsed(chart)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "log", "whole", "expected"),
+    [
+        (0, 10, False, False, [0, 2, 4, 6, 8, 10]),
+        (0, 1000, False, True, [0, 200, 400, 600, 800, 1000]),
+        (0, 2, False, True, [0, 1, 2]),
+        (0.7, 1.0, False, False, [0.7, 0.8, 0.9, 1.0]),
+        (-1, 1, False, False, [-1, -0.5, 0, 0.5, 1]),
+        (0.01, 100, True, False, [0.01, 0.1, 1, 10, 100]),
+        (0.1, 1, True, False, [0.1, 0.2, 0.5, 1]),
+        (1e-12, 1, True, False, [1e-12, 1e-10, 1e-8, 1e-6, 1e-4, 1e-2, 1]),
+    ],
+)
+def test_ticks_are_round_numbers(low: float, high: float, log: bool, whole: bool, expected: list[float]) -> None:
+    assert ticks(low, high, log=log, whole=whole) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("value", [0.0, 5.0, -3.0, 1e-9])
+def test_a_constant_curve_can_be_drawn(value: float) -> None:
+    ((first, last),) = drawn(line_chart("t", [line((0, value), (1, value))], X, Y))
+    assert first[1] == last[1]
+    assert 0 < first[1] < HEIGHT
+
+
+def test_thinning_keeps_both_ends() -> None:
+    points = [(float(i), float(i * i)) for i in range(1000)]
+    thin = thin_out(points, 50)
+    assert len(thin) == 50
+    assert (thin[0], thin[-1]) == (points[0], points[-1])
+    assert thin_out(points[:3], 50) == points[:3]
+
+
+def test_smoothing_keeps_the_mean() -> None:
+    points = [(float(i), float(i % 2)) for i in range(1000)]
+    assert all(value == pytest.approx(0.5) for _, value in smooth(points, 100))
+    assert len(smooth(points, 100)) == 100
+    assert smooth(points, 100)[-1][0] == 999

@@ -1,0 +1,126 @@
+"""What is shown while a run goes on."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+from rich.console import Console
+
+from peer.report.live import MAX_ROWS, LineView, LiveView, line, open_view, render, select_rows
+from peer.report.progress import PeerProgress, Progress
+
+PEERS = tuple(
+    PeerProgress(
+        name=f"peer-{index}",
+        round=40 + index,
+        loss=0.5,
+        accuracy=0.9 + index / 100,
+        payload_bytes=1_000,
+        frame_bytes=1_200,
+        socket_bytes=2_000,
+        values=25_000,
+        neighbors=2,
+        neighbors_up=2 - index,
+        awaited=1,
+        state="training",
+    )
+    for index in range(2)
+)
+RUN = Progress(
+    phase="training", rounds=100, elapsed_s=8.0, peers=PEERS, averaged_accuracy=0.95, consensus_distance=0.25
+)
+
+
+def shown(progress: Progress) -> str:
+    console = Console(file=io.StringIO(), width=140)
+    console.print(render(progress))
+    output = console.file
+    assert isinstance(output, io.StringIO)
+    return output.getvalue()
+
+
+def test_the_table_has_every_peer_and_the_figures_of_the_run() -> None:
+    text = shown(RUN)
+    for figure in (
+        "training",
+        "round 40 of 100",
+        "8.0 s",
+        "12.0 s left",
+        "90.0 %",
+        "95.0 %",
+        "0.250",
+        "2.00 kB",
+        "100×",
+    ):
+        assert figure in text
+    for peer in PEERS:
+        assert peer.name in text
+    assert "1/2" in text
+
+
+def test_before_the_first_round_nothing_is_made_up() -> None:
+    text = shown(Progress(phase="starting peers", rounds=100, elapsed_s=0.1, peers=(PeerProgress(name="peer-0"),)))
+    assert "starting peers" in text
+    assert "%" not in text
+    assert "left" not in text
+    assert "×" not in text
+
+
+def test_the_slowest_peer_is_the_round_of_the_run_and_the_worst_needs_all() -> None:
+    assert RUN.round == 40
+    assert RUN.worst_accuracy == 0.9
+    silent = replace(PEERS[0], accuracy=None)
+    assert replace(RUN, peers=(silent, PEERS[1])).worst_accuracy is None
+
+
+def test_of_many_peers_those_in_trouble_and_the_slowest_are_shown() -> None:
+    many = [replace(PEERS[0], name=f"p{index}", round=500 + index) for index in range(200)]
+    many[150] = replace(many[150], state="lost")
+    many[180] = replace(many[180], round=3)
+    names = [peer.name for peer in select_rows(many)]
+    assert len(names) == MAX_ROWS
+    assert {"p150", "p180", "p0"} <= set(names)
+    assert names == sorted(names, key=lambda name: int(name[1:]))
+    assert "176 more" in shown(replace(RUN, peers=tuple(many)))
+
+
+def test_without_a_terminal_there_is_a_line_now_and_then() -> None:
+    output = io.StringIO()
+    with LineView(Console(file=output, width=60)) as view:
+        for moment in range(100):
+            view.update(replace(RUN, elapsed_s=moment / 4))
+        view.update(replace(RUN, elapsed_s=25.0, phase="one process on all data"))
+    lines = output.getvalue().splitlines()
+    assert len(lines) == 6
+    assert lines[0].split()[:2] == ["0.0", "s"]
+    assert "one process on all data" in lines[-1]
+
+
+def test_the_last_state_is_always_printed() -> None:
+    output = io.StringIO()
+    with LineView(Console(file=output)) as view:
+        view.update(RUN)
+        view.update(replace(RUN, elapsed_s=8.1, peers=(replace(PEERS[0], round=100),)))
+    assert "round 100/100" in output.getvalue().splitlines()[-1]
+
+
+def test_a_line_tells_of_trouble() -> None:
+    assert "peer-1 lost" in line(replace(RUN, peers=(PEERS[0], replace(PEERS[1], state="lost"))))
+
+
+def test_names_are_not_markup() -> None:
+    assert "[red]x" in shown(replace(RUN, peers=(replace(PEERS[0], name="[red]x"),)))
+    assert "[red]x lost" in line(replace(RUN, peers=(replace(PEERS[0], name="[red]x", state="lost"),)))
+
+
+def test_the_live_view_draws_and_restores_the_terminal() -> None:
+    output = io.StringIO()
+    console = Console(file=output, force_terminal=True, width=140)
+    view = open_view(live=True, console=console)
+    assert isinstance(view, LiveView)
+    with view:
+        view.update(RUN)
+    assert "peer-1" in output.getvalue()
+    assert output.getvalue().rstrip().endswith("\x1b[?25h")
+    assert isinstance(open_view(live=False, console=console), LineView)

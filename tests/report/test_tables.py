@@ -1,0 +1,72 @@
+"""The table at the end of a run and the table of `sotto status`."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console, RenderableType
+
+from peer.report.status_table import status_table
+from peer.report.summary_table import reduction, summary_table
+from tests.report.sample_run import sample_summary
+
+
+def shown(table: RenderableType) -> str:
+    output = io.StringIO()
+    Console(file=output, width=140).print(table)
+    return output.getvalue()
+
+
+def test_accuracy_and_traffic_of_a_run() -> None:
+    summary = sample_summary(["kitchen", "garage", "[bold]attic"], 1000)
+    text = shown(summary_table(summary))
+    for figure in (
+        "kitchen",
+        "[bold]attic",
+        "95.0 %",
+        "97.2 %",
+        "97.5 %",
+        "-2.5 pts",
+        "128×",
+        "55×",
+        "0.250",
+        "41.0 ms",
+    ):
+        assert figure in text
+    assert "ended early" not in text
+
+
+def test_what_was_not_measured_is_left_out() -> None:
+    summary = sample_summary(["a"], 10)
+    summary.socket_bytes = summary.packet_bytes = summary.single_process_accuracy = None
+    summary.peer_accuracy = []
+    summary.ended = "stopped"
+    text = shown(summary_table(summary))
+    assert "socket" not in text
+    assert "pts" not in text
+    assert "ended early: stopped" in text
+
+
+def test_a_thousand_peers_do_not_fill_the_screen() -> None:
+    text = shown(summary_table(sample_summary([f"peer-{i}" for i in range(1000)], 10)))
+    assert len(text.splitlines()) < 30
+    assert "median peer" in text
+
+
+def test_the_reduction_is_against_the_same_messages_in_full_precision() -> None:
+    summary = sample_summary(["a"], 10)
+    assert reduction(summary, summary.payload_bytes) == 4 * 9610 / 300
+    assert reduction(summary, 0) is None
+    assert reduction(summary, None) is None
+
+
+def test_status_shows_what_each_peer_said() -> None:
+    training = {"name": "kitchen", "round": 7, "rounds": 10, "loss": 0.5, "accuracy": 0.9, "payload_bytes": 1234}
+    answers = [
+        {**training, "state": "training", "neighbors": 2, "neighbors_up": 1},
+        {"name": "garage", "error": "peer 1: cannot be reached", "state": "unreachable"},
+        {"index": 2},
+    ]
+    text = shown(status_table(answers))
+    for figure in ("kitchen", "7/10", "0.500", "90.0 %", "1.23 kB", "1/2", "training", "garage", "cannot be reached"):
+        assert figure in text
