@@ -777,12 +777,14 @@ class _Link:
         reader = transport._spawn(self._read(), f"read {self.neighbor.name}")
         writer = transport._spawn(self._write(), f"write {self.neighbor.name}")
         try:
-            # The writer ends after a farewell of ours; the reader after one of theirs, when the connection is gone, or
-            # when it heard something that makes us say farewell.
+            # The writer ends after a farewell of ours; the reader after one of theirs, or when the connection is gone.
             await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
-            if self._farewell is not None:
-                await asyncio.wait((writer,), timeout=_FAREWELL_S)
-                await self._pipe.finish()
+            transport._detach(self, self._reason)
+            if not reader.done():
+                # What they are still sending is read and dropped until they have heard the farewell and end the stream:
+                # gRPC loses a last message if the stream ends under a write.
+                await self._pipe.done_writing()
+                await asyncio.wait((reader,), timeout=_FAREWELL_S)
         finally:
             self._timer.cancel()
             if self._receipt_timer is not None:
@@ -796,18 +798,20 @@ class _Link:
                 self.ended.set_result(None)
 
     async def _read(self) -> None:
-        pipe, counters = self._pipe, self._counters
+        counters, links, peer = self._counters, self._transport._links, self.neighbor.index
         try:
-            while (data := await pipe.read()) is not None:
+            while (data := await self._pipe.read()) is not None:
                 self._heard_at = self._loop.time()
                 counters.protobuf_bytes_received += len(data)
-                if self._transport._links.get(self.neighbor.index) is not self:
+                if links.get(peer) is not self:
                     continue
-                if not self._take(*decode(data)):
-                    return
-        except RemoteError as error:
-            log.warning("%s broke the protocol: %s", self.neighbor.name, error.problem)
-            self.end(_Close.VIOLATION, error.problem)
+                try:
+                    if not self._take(*decode(data)):
+                        return
+                except RemoteError as error:
+                    log.warning("%s broke the protocol: %s", self.neighbor.name, error.problem)
+                    self.end(_Close.VIOLATION, error.problem)
+                    self._transport._detach(self, error.problem)
         except _ConnectionLostError as error:
             if self._farewell is None:
                 self._reason = f"the connection is lost ({error})"
@@ -951,7 +955,7 @@ class _ServerPipe:
         with _losses():
             await self._context.write(data)
 
-    async def finish(self) -> None:
+    async def done_writing(self) -> None:
         """Do nothing: the stream ends, after what was written, when the method that serves it returns."""
 
     async def abandon(self) -> None:
@@ -977,12 +981,18 @@ class _ClientPipe:
         with _losses():
             await self._call.write(data)
 
+    async def done_writing(self) -> None:
+        """Say that nothing more will be written."""
+        with contextlib.suppress(_ConnectionLostError), _losses():
+            await self._call.done_writing()
+
     async def finish(self) -> None:
-        """Let what was written arrive: a stream that is cancelled loses it."""
-        with contextlib.suppress(TimeoutError, _ConnectionLostError), _losses():
+        """Let what was written arrive, while nobody reads: a stream that is cancelled loses it."""
+        with contextlib.suppress(TimeoutError, _ConnectionLostError):
             async with asyncio.timeout(_FAREWELL_S):
-                await self._call.done_writing()
-                await self._call.code()
+                await self.done_writing()
+                while await self.read() is not None:
+                    pass
 
     async def abandon(self) -> None:
         """End the stream and the connection at once."""

@@ -1,0 +1,90 @@
+"""A caller that says whatever a test makes it say."""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import Any, Self
+
+import grpc.aio
+
+from peer.proto.sottovoce.v1 import exchange_pb2 as pb
+from peer.security import Credentials
+from peer.transport import _open_channel
+from tests.transport_peers import NAMES, credentials
+
+GENEROUS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+
+
+def hello(**changes: Any) -> pb.Hello:
+    """Return the hello of ben (peer 1) to ada, with changes."""
+    fields: dict[str, Any] = {
+        "protocol_min": 1,
+        "protocol_max": 1,
+        "run": "tests",
+        "algorithm": "sgp",
+        "job_digest": "1" * 64,
+        "model_digest": "2" * 64,
+        "graph_digest": "3" * 64,
+        "num_peers": 4,
+        "index": 1,
+        "name": NAMES[1],
+        "nonce": 12345,
+        "window_bytes": 1 << 20,
+        "chunk_bytes": 1 << 16,
+        "heartbeat_ms": 10_000,
+    }
+    return pb.Hello(**(fields | changes))
+
+
+class Caller:
+    """One stream to a listener, with nothing between the test and the bytes."""
+
+    def __init__(self, port: int | None, security: Credentials | str | None = "own") -> None:
+        own = credentials(NAMES[1]) if isinstance(security, str) else security
+        channel: Any = _open_channel(f"127.0.0.1:{port}", NAMES[0], own, GENEROUS)
+        self._channel = channel
+        self._call: Any = channel.stream_stream("/sottovoce.v1.Peer/Exchange")()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._call.cancel()
+        await self._channel.close()
+
+    async def send(self, data: bytes | pb.Envelope) -> None:
+        await self._call.write(data if isinstance(data, bytes) else data.SerializeToString())
+
+    async def done(self) -> None:
+        await self._call.done_writing()
+
+    async def greet(self, **changes: Any) -> pb.Hello:
+        """Say hello properly and return the answer."""
+        await self.send(pb.Envelope(hello=hello(**changes)))
+        answer = await self.next()
+        assert answer is not None
+        assert answer.HasField("hello")
+        return answer.hello
+
+    async def next(self) -> pb.Envelope | None:
+        """Return the next envelope, or None at the end of the stream."""
+        async with asyncio.timeout(20):
+            data = await self._call.read()
+        return None if data is grpc.aio.EOF else pb.Envelope.FromString(data)
+
+    async def verdict(self) -> pb.Close:
+        """Return with which words the listener ends the stream."""
+        while (envelope := await self.next()) is not None:
+            if envelope.HasField("close"):
+                await self.done()
+                assert await self.next() is None, "a farewell is the last thing said"
+                return envelope.close
+        raise AssertionError("it ended without a word")
+
+
+def chunk(sequence: int = 1, data: bytes = b"data", offset: int = 0, frame_bytes: int = 0) -> pb.Envelope:
+    """Return an envelope with one chunk."""
+    return pb.Envelope(chunks=[pb.Chunk(sequence=sequence, data=data, offset=offset, frame_bytes=frame_bytes)])

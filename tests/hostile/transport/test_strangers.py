@@ -1,0 +1,334 @@
+"""Callers that are not who they should be, or that never say who they are, get a sentence and cost nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from peer.config import TransportOptions
+from peer.proto.sottovoce.v1 import exchange_pb2 as pb
+from peer.security import CertificateAuthority
+from peer.transport import Transport
+from tests.hostile.transport.caller import Caller, chunk, hello
+from tests.transport_peers import NAMES, Mind, build, credentials, dialled, hello_of, passive, running, until
+
+
+def listen(mind: Mind, **options: Any) -> Transport:
+    return build(0, mind, [passive(1), passive(2)], options=TransportOptions(**({"dial_timeout_s": 1} | options)))
+
+
+async def unharmed(listener: Transport) -> None:
+    """Check that an honest peer gets a link."""
+    options = TransportOptions(dial_timeout_s=5, backoff_max_s=0.3)
+    dialler = build(2, Mind(), [dialled(0, listener.port)], listen=None, options=options)
+    async with running(dialler):
+        await until(lambda: dialler.is_up(0) and listener.is_up(2))
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        chunk(),
+        pb.Envelope(),
+        pb.Envelope(receipt=1),
+        pb.Envelope(hello=hello(), receipt=1),
+        pb.Envelope(hello=hello(), chunks=chunk().chunks),
+        pb.Envelope(close=pb.Close(kind=pb.Close.GOODBYE)),
+        b"\xff\xff\xff",
+        b"\x0a\xff\xff\xff\xff\x0f",
+    ],
+    ids=["frame", "heartbeat", "receipt", "hello+receipt", "hello+frame", "close", "garbage", "truncated"],
+)
+def test_the_first_envelope_must_be_a_hello_and_nothing_else(first: pb.Envelope | bytes) -> None:
+    async def story() -> None:
+        ada = Mind()
+        listener = listen(ada)
+        async with running(listener):
+            async with Caller(listener.port) as caller:
+                await caller.send(first)
+                verdict = await caller.verdict()
+                assert verdict.kind == pb.Close.VIOLATION
+                assert "not a hello" in verdict.reason or "no envelope" in verdict.reason
+            assert not ada.frames
+            assert not ada.events
+            await unharmed(listener)
+
+    asyncio.run(story())
+
+
+HELLOS: list[tuple[dict[str, Any], str]] = [
+    ({"run": "another"}, "'ben' is in run 'another', we are in 'tests'"),
+    ({"algorithm": "moniqua"}, "trains with algorithm 'moniqua', we train with 'sgp'"),
+    ({"model_digest": "f" * 64}, "the layout of the model of 'ben' has the digest 'ffffffffffff'"),
+    ({"graph_digest": "f" * 64}, "the graph of 'ben' has the digest 'ffffffffffff', ours '333333333333'"),
+    ({"job_digest": "f" * 64}, "the job of 'ben' has the digest 'ffffffffffff', ours '111111111111'"),
+    ({"num_peers": 5}, "'ben' has 5 peers in its list, we have 4"),
+    ({"protocol_min": 2, "protocol_max": 3}, "'ben' speaks versions 2 to 3 of the protocol"),
+    ({"protocol_min": 0, "protocol_max": 0}, "speaks version 0 of the protocol"),
+    ({"index": 2}, "it says it is peer 2, 'ben', where we expect peer 2, 'cleo'"),
+    ({"index": 2, "name": "cleo"}, "its certificate is made out to 'ben'"),
+    ({"name": "cleo"}, "it calls itself 'cleo', but its certificate is made out to 'ben'"),
+    ({"index": 0}, "is no neighbour"),
+    ({"index": 77}, "peer 77, 'ben', is no neighbour of peer 0, 'ada'"),
+    ({"run": "x" * 257}, "a run of 257 characters"),
+    ({"window_bytes": 0}, "takes only 0 bytes at a time"),
+    ({"chunk_bytes": 0}, "in pieces of 0"),
+    ({"heartbeat_ms": 0}, "speaks up every 0 ms"),
+    ({"heartbeat_ms": 2**32 - 1}, "speaks up every 4294967295 ms"),
+]
+
+
+@pytest.mark.parametrize(("changes", "words"), HELLOS, ids=[str(index) for index in range(len(HELLOS))])
+def test_a_hello_that_does_not_match_is_refused_in_a_sentence(changes: dict[str, Any], words: str) -> None:
+    async def story() -> None:
+        listener = listen(Mind())
+        async with running(listener):
+            async with Caller(listener.port) as caller:
+                await caller.send(pb.Envelope(hello=hello(**changes)))
+                verdict = await caller.verdict()
+                assert verdict.kind == pb.Close.REFUSED
+                assert words in verdict.reason
+            assert not listener.is_up(1)
+            await unharmed(listener)
+
+    asyncio.run(story())
+
+
+def test_a_peer_that_speaks_later_versions_too_is_welcome() -> None:
+    async def story() -> None:
+        listener = listen(Mind())
+        async with running(listener), Caller(listener.port) as caller:
+            answer = await caller.greet(protocol_min=1, protocol_max=9)
+            assert (answer.protocol_min, answer.protocol_max) == (1, 1)
+            await until(lambda: listener.is_up(1))
+
+    asyncio.run(story())
+
+
+def test_texts_of_a_stranger_cannot_forge_log_lines() -> None:
+    async def story() -> None:
+        ada = Mind()
+        listener = listen(ada)
+        async with running(listener), Caller(listener.port) as caller:
+            await caller.send(pb.Envelope(hello=hello(algorithm="sgp\nERROR all is lost\x1b[2J")))
+            verdict = await caller.verdict()
+            assert "\n" not in verdict.reason
+            assert "\x1b" not in verdict.reason
+            assert "\n" not in listener.refusals[1]
+
+    asyncio.run(story())
+
+
+def test_a_certificate_of_another_authority_is_worth_nothing() -> None:
+    async def story() -> None:
+        elsewhere = CertificateAuthority.create("elsewhere")
+        theirs = elsewhere.credentials(elsewhere.issue(NAMES[1]))
+        # It knows our authority, and so trusts us; but we do not know its own.
+        theirs = type(theirs)(theirs.identity, credentials(NAMES[1]).ca, theirs.certificate, theirs.key)
+        listener = listen(Mind())
+        async with running(listener):
+            with pytest.raises((grpc.aio.AioRpcError, asyncio.InvalidStateError)):
+                async with Caller(listener.port, theirs) as caller:
+                    await caller.greet()
+            assert not listener.is_up(1)
+            dialler = build(1, Mind(), [dialled(0, listener.port)], listen=None, security=theirs)
+            async with running(dialler):
+                await until(lambda: 0 in dialler.problems)
+                assert "it may not accept our certificate" in dialler.problems[0]
+            await unharmed(listener)
+
+    asyncio.run(story())
+
+
+def test_a_listener_of_another_authority_is_not_believed() -> None:
+    async def story() -> None:
+        elsewhere = CertificateAuthority.create("elsewhere")
+        listener = build(0, Mind(), [passive(1)], security=elsewhere.credentials(elsewhere.issue(NAMES[0])))
+        async with running(listener):
+            dialler = build(1, Mind(), [dialled(0, listener.port)], listen=None)
+            async with running(dialler):
+                await until(lambda: 0 in dialler.problems)
+                assert "certificate that this run's CA did not sign" in dialler.problems[0]
+
+    asyncio.run(story())
+
+
+def test_a_listener_that_is_another_peer_is_refused_by_the_dialler() -> None:
+    async def story() -> None:
+        # Without TLS only the hello can tell: "cleo" answers where "ada" was expected.
+        listener = build(2, Mind(), [passive(1)], security=None)
+        async with running(listener):
+            dialler = build(1, Mind(), [dialled(0, listener.port)], listen=None, security=None)
+            async with running(dialler):
+                await until(lambda: 0 in dialler.refusals)
+                assert "it says it is peer 2, 'cleo', where we expect peer 0, 'ada'" in dialler.refusals[0]
+                await until(lambda: not listener.is_up(1))
+
+    asyncio.run(story())
+
+
+def test_a_caller_without_tls_gets_nowhere() -> None:
+    async def story() -> None:
+        listener = listen(Mind())
+        async with running(listener):
+            with pytest.raises((grpc.aio.AioRpcError, asyncio.InvalidStateError)):
+                async with Caller(listener.port, None) as caller:
+                    await caller.greet()
+            await unharmed(listener)
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("encrypted", [True, False], ids=["mtls", "insecure"])
+def test_garbage_on_the_port_harms_nobody(encrypted: bool) -> None:
+    async def story() -> None:
+        security = "own" if encrypted else None
+        listener = build(0, Mind(), [passive(2)], options=TransportOptions(dial_timeout_s=1), security=security)
+        async with running(listener):
+            for data in (b"", b"\0" * 70_000, os.urandom(70_000), b"GET / HTTP/1.1\r\n\r\n", b"PRI * HTTP/2.0\r\n"):
+                with socket.create_connection(("127.0.0.1", listener.port or 0)) as stranger:
+                    try:
+                        stranger.sendall(data)
+                    except OSError:
+                        continue
+                await asyncio.sleep(0.01)
+            options = TransportOptions(backoff_max_s=0.3)
+            dialler = build(2, Mind(), [dialled(0, listener.port)], listen=None, options=options, security=security)
+            async with running(dialler):
+                await until(lambda: dialler.is_up(0))
+
+    asyncio.run(story())
+
+
+def test_a_flood_of_silent_connections_does_not_shut_the_others_out_for_long() -> None:
+    async def story() -> None:
+        ada = Mind()
+        listener = listen(ada)
+        async with running(listener):
+            flood = []
+            try:
+                for _ in range(400):
+                    connection = socket.socket()
+                    connection.setblocking(False)
+                    connection.connect_ex(("127.0.0.1", listener.port or 0))
+                    flood.append(connection)
+                    await asyncio.sleep(0)
+                await unharmed(listener)
+            finally:
+                for connection in flood:
+                    connection.close()
+
+    asyncio.run(story())
+
+
+def test_a_flood_does_not_touch_links_that_are_up() -> None:
+    async def story() -> None:
+        ada, cleo = Mind(), Mind()
+        listener = listen(ada)
+        async with running(listener):
+            dialler = build(2, cleo, [dialled(0, listener.port)], listen=None)
+            async with running(dialler):
+                await until(lambda: dialler.is_up(0))
+                flood = [socket.create_connection(("127.0.0.1", listener.port or 0)) for _ in range(150)]
+                try:
+                    for number in range(20):
+                        cleo.send(0, b"%d" % number)
+                    await until(lambda: len(ada.frames) == 20)
+                    assert len(cleo.events) == 1
+                finally:
+                    for connection in flood:
+                        connection.close()
+
+    asyncio.run(story())
+
+
+def test_a_caller_that_never_says_hello_is_sent_away() -> None:
+    async def story() -> None:
+        listener = listen(Mind(), dial_timeout_s=0.3)
+        async with running(listener):
+            async with Caller(listener.port) as caller:
+                verdict = await caller.verdict()
+                assert verdict.kind == pb.Close.REFUSED
+                assert "no hello came within 0.3 s" in verdict.reason
+            await unharmed(listener)
+
+    asyncio.run(story())
+
+
+def test_callers_that_never_say_hello_are_capped() -> None:
+    async def story() -> None:
+        listener = listen(Mind(), dial_timeout_s=1)
+        async with running(listener):
+            callers = [Caller(listener.port) for _ in range(64 + 8)]
+            try:
+                verdicts = await asyncio.gather(*(caller.verdict() for caller in callers), return_exceptions=True)
+                reasons = [each.reason for each in verdicts if isinstance(each, pb.Close)]
+                assert set(reasons) <= {"no hello came within 1 s", "too many connections wait for their hello"}
+                assert reasons.count("no hello came within 1 s") <= 64
+            finally:
+                for caller in callers:
+                    await caller.__aexit__(None, None, None)
+            await unharmed(listener)
+
+    asyncio.run(story())
+
+
+def test_another_hello_of_the_same_process_replaces_the_first_stream() -> None:
+    async def story() -> None:
+        ada = Mind()
+        listener = listen(ada)
+        async with running(listener), Caller(listener.port) as first, Caller(listener.port) as second:
+            await first.greet()
+            await first.send(chunk(sequence=1, data=b"one"))
+            await until(lambda: ada.frames)
+            await second.greet()
+            assert (await first.verdict()).kind == pb.Close.SUPERSEDED
+            await second.send(chunk(sequence=2, data=b"two"))
+            await until(lambda: len(ada.frames) == 2)
+            assert ada.frames == [(1, b"one"), (1, b"two")]
+
+    asyncio.run(story())
+
+
+def test_calls_that_do_not_exist_are_answered_so() -> None:
+    async def story() -> None:
+        listener = build(0, Mind(), [passive(1)], security=None)
+        async with running(listener), grpc.aio.insecure_channel(f"127.0.0.1:{listener.port}") as channel:
+            for method in ("/sottovoce.v1.Control/Explode", "/other.Service/Method"):
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await channel.unary_unary(method)(b"")
+                assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+            for arguments in (b"[1]", b"{", b"[" * 60_000):
+                request = b"\x0a" + _varint(len(arguments)) + arguments
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await channel.unary_unary("/sottovoce.v1.Control/Status")(request)
+                assert caught.value.details() == "the arguments are not a JSON object"
+
+    asyncio.run(story())
+
+
+def test_a_refusal_reads_the_same_on_both_sides() -> None:
+    async def story() -> None:
+        listener = build(0, Mind(), [passive(1)], hello=hello_of(0, algorithm="quant-sgp"))
+        async with running(listener), Caller(listener.port) as caller:
+            await caller.send(pb.Envelope(hello=hello()))
+            sentence = (await caller.verdict()).reason
+            assert sentence == listener.refusals[1]
+            assert "'sgp'" in sentence
+            assert "'quant-sgp'" in sentence
+
+    asyncio.run(story())
+
+
+def _varint(number: int) -> bytes:
+    out = b""
+    while number > 127:
+        out += bytes((number & 127 | 128,))
+        number >>= 7
+    return out + bytes((number,))

@@ -1,0 +1,208 @@
+from __future__ import annotations
+
+import datetime
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ed25519
+
+from peer.config import SecurityOptions
+from peer.errors import SecurityError
+from peer.security import (
+    CA_DAYS,
+    PEER_DAYS,
+    CertificateAuthority,
+    Credentials,
+    Role,
+    identify,
+    load_credentials,
+    thumbprint,
+)
+
+OPTIONS = SecurityOptions()
+NOW = datetime.datetime(2030, 5, 1, 12, tzinfo=datetime.UTC)
+
+
+@pytest.fixture
+def authority() -> CertificateAuthority:
+    return CertificateAuthority.create("digits", now=NOW)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, authority: CertificateAuthority) -> Path:
+    """A device's folder: ca.pem, peer.pem, peer.key."""
+    authority.write(tmp_path / "ca.pem", tmp_path / "elsewhere" / "ca.key")
+    authority.issue("ada", now=NOW).write(tmp_path / "peer.pem", tmp_path / "peer.key")
+    return tmp_path
+
+
+def load(folder: Path, name: str | None = "ada", *, role: Role = Role.PEER, days: float = 0) -> Credentials | None:
+    return load_credentials(OPTIONS, folder, name, role=role, now=NOW + datetime.timedelta(days=days))
+
+
+def test_what_was_issued_and_written_loads(folder: Path, authority: CertificateAuthority) -> None:
+    loaded = load(folder)
+    assert loaded is not None
+    assert loaded.ca == authority.certificate
+    assert (loaded.identity.name, loaded.identity.role) == ("ada", Role.PEER)
+    assert loaded.identity.not_after == NOW + datetime.timedelta(days=PEER_DAYS)
+    assert loaded.identity.not_before < NOW
+    assert load(folder, None) == loaded
+
+
+def test_insecure_mode_loads_nothing(tmp_path: Path) -> None:
+    assert load_credentials(SecurityOptions(mode="insecure"), tmp_path, "ada") is None
+
+
+def test_keys_are_readable_by_their_owner_alone(folder: Path) -> None:
+    for key in (folder / "peer.key", folder / "elsewhere" / "ca.key"):
+        assert stat.S_IMODE(key.stat().st_mode) == 0o600
+
+
+def test_keys_do_not_show_in_messages(folder: Path) -> None:
+    loaded = load(folder)
+    assert "PRIVATE KEY" not in repr(loaded)
+
+
+def test_nothing_is_overwritten(folder: Path, authority: CertificateAuthority) -> None:
+    before = (folder / "peer.key").read_bytes()
+    with pytest.raises(SecurityError, match="exists already and is not overwritten"):
+        authority.issue("ada").write(folder / "peer.pem", folder / "peer.key")
+    assert (folder / "peer.key").read_bytes() == before
+
+
+def test_the_thumbprint_is_that_of_openssl(folder: Path) -> None:
+    loaded = load(folder)
+    assert loaded is not None
+    printed = loaded.identity.thumbprint
+    assert printed == thumbprint(loaded.certificate)
+    assert len(printed) == 95
+    assert set(printed) <= set("0123456789ABCDEF:")
+
+
+def test_a_certificate_says_what_gRPC_checks(authority: CertificateAuthority) -> None:
+    issued = authority.issue("ada", ["192.0.2.7", "ada.example.org", "::1"], now=NOW)
+    certificate = x509.load_pem_x509_certificate(issued.certificate)
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["ada", "ada.example.org"]
+    assert [str(address) for address in names.get_values_for_type(x509.IPAddress)] == ["192.0.2.7", "::1"]
+    usage = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    assert len(list(usage)) == 2
+    assert not certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+
+
+def test_an_operator_can_call_but_not_listen(authority: CertificateAuthority) -> None:
+    issued = authority.issue("olga", role=Role.OPERATOR)
+    certificate = x509.load_pem_x509_certificate(issued.certificate)
+    usage = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    assert list(usage) == [x509.oid.ExtendedKeyUsageOID.CLIENT_AUTH]
+    assert identify(issued.certificate).role is Role.OPERATOR
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a/b", "-a", "a-", "ä", "a..b", "x" * 64, "a\nb", "*"])
+def test_names_that_cannot_stand_in_a_certificate(authority: CertificateAuthority, name: str) -> None:
+    with pytest.raises(SecurityError, match="no certificate can be made out to"):
+        authority.issue(name)
+
+
+def test_the_authority_is_saved_so_that_devices_can_be_added_later(folder: Path) -> None:
+    again = CertificateAuthority.load(folder / "ca.pem", folder / "elsewhere" / "ca.key")
+    again.issue("late", now=NOW).write(folder / "late.pem", folder / "late.key")
+    options = SecurityOptions(certificate="late.pem", key="late.key")
+    loaded = load_credentials(options, folder, "late", now=NOW)
+    assert loaded is not None
+    assert loaded.identity.name == "late"
+
+
+def test_an_authority_lives_ten_years_and_its_certificates_two(folder: Path) -> None:
+    assert load(folder, days=PEER_DAYS - 1) is not None
+    assert CA_DAYS > 3650
+    with pytest.raises(SecurityError, match=r"peer\.pem expired on 2032-05-01; issue a new one"):
+        load(folder, days=PEER_DAYS + 1)
+    with pytest.raises(SecurityError, match=r"ca\.pem expired on"):
+        load(folder, days=CA_DAYS + 1)
+
+
+def test_a_clock_that_is_a_little_behind_is_forgiven_and_one_far_behind_is_named(folder: Path) -> None:
+    assert load(folder, days=-0.9) is not None
+    with pytest.raises(SecurityError, match="is the clock of this device right"):
+        load(folder, days=-400)
+
+
+def test_files_of_another_peer(folder: Path) -> None:
+    with pytest.raises(SecurityError, match="is made out to 'ada', but this peer is 'ben'"):
+        load(folder, "ben")
+
+
+def test_an_operators_certificate_is_no_peers(folder: Path, authority: CertificateAuthority) -> None:
+    for file in ("peer.pem", "peer.key"):
+        (folder / file).unlink()
+    authority.issue("ada", role=Role.OPERATOR, now=NOW).write(folder / "peer.pem", folder / "peer.key")
+    with pytest.raises(SecurityError, match="certificate of an operator, where one of a peer is needed"):
+        load(folder)
+    assert load(folder, role=Role.OPERATOR) is not None
+
+
+def test_a_certificate_of_another_run(folder: Path) -> None:
+    for file in ("peer.pem", "peer.key"):
+        (folder / file).unlink()
+    CertificateAuthority.create("digits", now=NOW).issue("ada", now=NOW).write(folder / "peer.pem", folder / "peer.key")
+    with pytest.raises(SecurityError, match=r"peer\.pem is not signed by .*ca\.pem"):
+        load(folder)
+
+
+def test_the_key_of_another_certificate(folder: Path, authority: CertificateAuthority) -> None:
+    authority.issue("ben", now=NOW).write(folder / "ben.pem", folder / "ben.key")
+    os.replace(folder / "ben.key", folder / "peer.key")
+    with pytest.raises(SecurityError, match=r"peer\.key is not the key of .*peer\.pem"):
+        load(folder)
+
+
+def test_a_peers_certificate_in_place_of_the_authoritys(folder: Path) -> None:
+    (folder / "ca.pem").write_bytes((folder / "peer.pem").read_bytes())
+    with pytest.raises(SecurityError, match="not the certificate of an authority"):
+        load(folder)
+
+
+@pytest.mark.parametrize("file", ["ca.pem", "peer.pem", "peer.key"])
+def test_files_that_are_missing_or_hold_something_else(folder: Path, file: str) -> None:
+    (folder / file).write_bytes(b"-----BEGIN NONSENSE-----\n")
+    with pytest.raises(SecurityError, match=rf"{file} does not hold a PEM"):
+        load(folder)
+    (folder / file).unlink()
+    with pytest.raises(SecurityError, match=rf"{file} does not exist; `sotto init` makes certificates"):
+        load(folder)
+    (folder / file).mkdir()
+    with pytest.raises(SecurityError, match=rf"{file} cannot be read"):
+        load(folder)
+
+
+def test_a_key_with_a_password(folder: Path) -> None:
+    key = serialization.load_pem_private_key((folder / "peer.key").read_bytes(), None)
+    (folder / "peer.key").write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.BestAvailableEncryption(b"secret"),
+        )
+    )
+    with pytest.raises(SecurityError, match="protected by a password"):
+        load(folder)
+
+
+def test_a_key_of_a_kind_that_gRPC_does_not_take(folder: Path) -> None:
+    key = ed25519.Ed25519PrivateKey.generate()
+    (folder / "peer.key").write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    with pytest.raises(SecurityError, match="not an ECDSA key on P-256"):
+        load(folder)
+
+
+def test_a_certificate_that_somebody_else_made(authority: CertificateAuthority) -> None:
+    with pytest.raises(SecurityError, match="names no peer and no role"):
+        identify(authority.certificate)
