@@ -26,7 +26,7 @@ def summary_table(summary: Summary) -> RenderableType:
     parts: list[RenderableType] = [Text(), title]
     if summary.ended != "completed":
         parts.append(Text(f"ended early: {summary.ended}", style="bold red"))
-    grid = Table.grid(padding=(0, 4))
+    grid = Table.grid(padding=(0, 2))
     grid.add_row(_accuracy(summary), _traffic(summary))
     parts.extend([Text(), grid, Text()])
     return Group(*parts)
@@ -61,7 +61,7 @@ def _accuracy(summary: Summary) -> Table:
 
 
 def _traffic(summary: Summary) -> Table:
-    table = _table("sent by all peers", "bytes", "less than float32")
+    table = _table("sent by all", "bytes", "less")
     rows: Sequence[tuple[str, int | None]] = (
         ("full precision", summary.full_precision_payload_bytes or None),
         ("payload", summary.payload_bytes),

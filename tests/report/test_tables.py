@@ -36,6 +36,12 @@ def test_accuracy_and_traffic_of_a_run() -> None:
     assert "ended early" not in text
 
 
+def test_eighty_columns_are_enough() -> None:
+    output = io.StringIO()
+    Console(file=output, width=80).print(summary_table(sample_summary([f"peer-{i}" for i in range(8)], 1000)))
+    assert "…" not in output.getvalue()
+
+
 def test_what_was_not_measured_is_left_out() -> None:
     summary = sample_summary(["a"], 10)
     summary.socket_bytes = summary.packet_bytes = summary.single_process_accuracy = None
@@ -62,7 +68,7 @@ def test_the_reduction_is_against_the_same_messages_in_full_precision() -> None:
 
 def test_status_shows_what_each_peer_said() -> None:
     training = {"name": "kitchen", "round": 7, "rounds": 10, "loss": 0.5, "accuracy": 0.9, "payload_bytes": 1234}
-    answers = [
+    answers: list[dict[str, object]] = [
         {**training, "state": "training", "neighbors": 2, "neighbors_up": 1},
         {"name": "garage", "error": "peer 1: cannot be reached", "state": "unreachable"},
         {"index": 2},
