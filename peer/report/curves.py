@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from peer.metrics import RoundRecord
-from peer.report.line_chart import Axis, Line, line_chart, smooth, thin_out
+from peer.report.line_chart import Axis, Chart, Line, line_chart, smooth, thin_out
 from peer.report.numbers import short, short_duration, short_size
 from peer.report.run_data import RunData, mean
 
 MOST_POINTS = 200
 """Points of one curve: more than the chart has room for."""
+
+LOSS_POINTS = 80
+"""Points of a loss curve: single batches are noise, so that more rounds go into each."""
 
 MOST_PEERS = 32
 """Peers drawn one by one; of more, so many evenly spread ones."""
@@ -57,7 +60,7 @@ def measures(data: RunData) -> list[Against]:
     return result
 
 
-def accuracy_charts(data: RunData) -> list[str]:
+def accuracy_charts(data: RunData) -> list[Chart]:
     """Return accuracy on the common test set against each measure."""
     rows = [row for row in data.evaluations if row.split == "test"]
     by_peer: dict[int, list[tuple[int, float]]] = {}
@@ -96,12 +99,12 @@ def accuracy_charts(data: RunData) -> list[str]:
     return charts
 
 
-def loss_charts(data: RunData) -> list[str]:
+def loss_charts(data: RunData) -> list[Chart]:
     """Return training loss against each measure, smoothed: single batches are noise."""
     charts = []
     for measure in measures(data):
-        lines = _peer_lines(data, lambda record: record.loss, measure)
-        lines += _mean_and_worst(data, lambda record: record.loss, measure, worst="highest of all peers")
+        lines = _peer_lines(data, _loss, measure, most=LOSS_POINTS)
+        lines += _mean_and_worst(data, _loss, measure, most=LOSS_POINTS, worst="highest of all peers")
         charts.append(
             line_chart(
                 f"Training loss by {measure.name}",
@@ -113,7 +116,7 @@ def loss_charts(data: RunData) -> list[str]:
     return charts
 
 
-def health_charts(data: RunData) -> list[str]:
+def health_charts(data: RunData) -> list[Chart]:
     """Return the curves that tell whether gossip itself is well."""
     rounds = measures(data)[0]
     whole = [(float(record.round), record.consensus_distance) for record in data.consensus]
@@ -137,7 +140,7 @@ _HEALTH: tuple[tuple[str, Reading, bool], ...] = (
 )
 
 
-def _bits_chart(data: RunData, rounds: Against) -> str:
+def _bits_chart(data: RunData, rounds: Against) -> Chart:
     lines = _peer_lines(data, _bits, rounds, legend="each peer")
     lines += _mean_and_worst(data, _bits, rounds)
     bound = _over_peers(data, lambda r: r.entropy_bits / r.values if r.values and r.entropy_bits else None, mean)
@@ -146,32 +149,48 @@ def _bits_chart(data: RunData, rounds: Against) -> str:
     return line_chart("Payload bits a parameter", lines, rounds.axis, axis)
 
 
+def _loss(record: RoundRecord) -> float | None:
+    return record.loss
+
+
 def _bits(record: RoundRecord) -> float | None:
     return 8 * record.payload_bytes / record.values if record.values else None
 
 
-def _peer_lines(data: RunData, reading: Reading, measure: Against, *, legend: str | None = None) -> list[Line]:
+def _peer_lines(
+    data: RunData, reading: Reading, measure: Against, *, legend: str | None = None, most: int = MOST_POINTS
+) -> list[Line]:
     lines = []
     for number, peer in enumerate(drawn_peers(data)):
-        points = [(r.round + 1, value) for r in data.rounds_of(peer) if (value := reading(r)) is not None]
-        smoothed = [(measure.of_round(peer, done), value) for done, value in _smooth_rounds(points)]
-        lines.append(Line(label=data.peer_name(peer), points=smoothed, style="peer", in_legend=False))
+        points = [(measure.of_round(peer, done), value) for done, value in _smooth_peer(data, peer, reading, most)]
+        lines.append(Line(label=data.peer_name(peer), points=points, style="peer", in_legend=False))
         if legend is not None and number == 0:
             # One entry stands for all the thin lines.
-            lines.append(Line(label=legend, points=smoothed, style="peer"))
+            lines.append(Line(label=legend, points=points, style="peer"))
     return lines
 
 
-def _mean_and_worst(data: RunData, reading: Reading, measure: Against, *, worst: str | None = None) -> list[Line]:
+def _mean_and_worst(
+    data: RunData, reading: Reading, measure: Against, *, worst: str | None = None, most: int = MOST_POINTS
+) -> list[Line]:
+    smoothed: dict[int, list[float]] = {}
+    for peer in data.peers:
+        for done, value in _smooth_peer(data, peer, reading, most):
+            smoothed.setdefault(done, []).append(value)
+    rounds = sorted(smoothed)
     lines = []
     if worst is not None:
-        points = _smooth_rounds(_over_peers(data, reading, max))
-        lines.append(Line(label=worst, points=[(measure.of_all(done), value) for done, value in points], style="worst"))
-    points = _smooth_rounds(_over_peers(data, reading, mean))
-    lines.append(
-        Line(label="mean of all peers", points=[(measure.of_all(done), value) for done, value in points], style="mean")
-    )
+        # The highest of the smoothed curves: the highest of single batches would be the noise of them all.
+        highest = [(measure.of_all(done), max(smoothed[done])) for done in rounds]
+        lines.append(Line(label=worst, points=highest, style="worst"))
+    means = [(measure.of_all(done), mean(smoothed[done])) for done in rounds]
+    lines.append(Line(label="mean of all peers", points=means, style="mean"))
     return lines
+
+
+def _smooth_peer(data: RunData, peer: int, reading: Reading, most: int) -> list[tuple[int, float]]:
+    points = [(r.round + 1, value) for r in data.rounds_of(peer) if (value := reading(r)) is not None]
+    return [(int(done), value) for done, value in smooth(points, most)]
 
 
 def _over_peers(
@@ -183,10 +202,6 @@ def _over_peers(
         if value is not None:
             values.setdefault(record.round + 1, []).append(value)
     return [(done, combine(values[done])) for done in sorted(values)]
-
-
-def _smooth_rounds(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
-    return [(int(done), value) for done, value in smooth(points, MOST_POINTS)]
 
 
 def _at(measure: Against, peer: int | None, points: Sequence[tuple[int, float]]) -> list[tuple[float, float]]:

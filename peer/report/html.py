@@ -16,7 +16,8 @@ from peer import __version__
 from peer.errors import StateError
 from peer.metrics import EvaluationRecord, LinkRecord, Summary
 from peer.report.curves import MOST_PEERS, accuracy_charts, health_charts, loss_charts
-from peer.report.numbers import MISSING, count, duration, percent, significant, size, times
+from peer.report.line_chart import Chart
+from peer.report.numbers import MISSING, count, duration, percent, points, significant, size, times
 from peer.report.run_data import RunData, load_run, mean
 from peer.report.style import STYLE
 from peer.report.summary_table import reduction
@@ -139,8 +140,7 @@ def _against_single(summary: Summary) -> str:
     single, worst = summary.single_process_accuracy, summary.worst_accuracy
     if single is None or worst is None:
         return "on the common test set"
-    points = 100 * (worst - single)
-    return f"{points:+.1f} points against one process on all data ({percent(single)})"
+    return f"{points(worst - single)} points against one process on all data ({percent(single)})"
 
 
 def _card(label: str, figure: str, note: str) -> str:
@@ -150,11 +150,14 @@ def _card(label: str, figure: str, note: str) -> str:
     )
 
 
-def _charts(data: RunData, charts: Sequence[str], note: str = "") -> str:
+def _charts(data: RunData, charts: Sequence[Chart], note: str = "") -> str:
+    empty = [chart.title for chart in charts if not chart.drawing]
+    if empty:
+        note = f"{note} Not recorded in this run: {', '.join(empty)}.".strip()
     if len(data.peers) > MOST_PEERS:
         note = f"{note} {MOST_PEERS} of {len(data.peers)} peers are drawn one by one.".strip()
     text = f'<p class="remark">{escape(note)}</p>' if note else ""
-    return f'{text}<div class="charts">{"".join(charts)}</div>'
+    return f'{text}<div class="charts">{"".join(chart.drawing for chart in charts)}</div>'
 
 
 def _classes(data: RunData) -> str:
@@ -235,7 +238,8 @@ def _time(data: RunData) -> str:
     legend = "".join(f"<li><i class='{style}'></i>{escape(label)}</li>" for _, label, style in _STAGES)
     head = "".join(f"<th class='number'>{escape(label)}</th>" for _, label, _ in _STAGES)
     return (
-        "<p class='remark'>Means over all rounds, in milliseconds. In a simulation waiting is virtual.</p>"
+        "<p class='remark'>Means over all rounds, in milliseconds. CPU is that of the whole process; in a "
+        "simulation all peers share it, and waiting is virtual.</p>"
         f"<ul class='legend'>{legend}</ul>"
         f"<table class='bars'><thead><tr><th></th><td></td>{head}<th class='number'>CPU</th></tr></thead>"
         f"<tbody>{''.join(lines)}</tbody></table>{_left_out(len(data.peers))}"
@@ -297,6 +301,9 @@ def _links(data: RunData) -> str:
     remark = (
         "Totals of each direction, as its sender counted them. The entropy bound is that of all messages of the sender."
     )
+    # A simulation has no sockets: columns that nobody filled are left out.
+    kept = [column for column in range(len(heads)) if any(row[column] != MISSING for row in rows)]
+    heads, rows = [heads[column] for column in kept], [[row[column] for column in kept] for row in rows]
     return f"<p class='remark'>{escape(remark)}</p>{_table(heads, rows, text_columns=2)}{_left_out(len(data.links))}"
 
 

@@ -42,15 +42,23 @@ class Axis:
     """Ticks at whole numbers only."""
 
 
-def line_chart(title: str, lines: Sequence[Line], x: Axis, y: Axis) -> str:
-    """Return a <figure> with the chart; one that says so where there is nothing to draw.
+@dataclass(frozen=True)
+class Chart:
+    """A finished chart."""
+
+    title: str
+    drawing: str
+    """A <figure>; empty where there was nothing to draw."""
+
+
+def line_chart(title: str, lines: Sequence[Line], x: Axis, y: Axis) -> Chart:
+    """Return the chart of some lines.
 
     Points that are not finite, or not positive on a logarithmic axis, are left out.
     """
     lines = [line for line in (_drawable(line, x, y) for line in lines) if line.points]
-    heading = f"<figcaption>{escape(title)}</figcaption>"
     if not lines:
-        return f'<figure class="chart">{heading}<p class="missing">Not recorded in this run.</p></figure>'
+        return Chart(title, "")
     to_x = _scale(x, [p[0] for line in lines for p in line.points], _LEFT, WIDTH - _RIGHT)
     to_y = _scale(y, [p[1] for line in lines for p in line.points], HEIGHT - _BOTTOM, _TOP)
     label = escape(f"{title}: {y.label} against {x.label}", quote=True)
@@ -63,7 +71,8 @@ def line_chart(title: str, lines: Sequence[Line], x: Axis, y: Axis) -> str:
     )
     parts.extend(_path(line, to_x, to_y) for line in lines)
     parts.append("</svg></svg>")
-    return f'<figure class="chart">{heading}{_legend(lines)}{"".join(parts)}</figure>'
+    heading = f"<figcaption>{escape(title)}</figcaption>"
+    return Chart(title, f'<figure class="chart">{heading}{_legend(lines)}{"".join(parts)}</figure>')
 
 
 def thin_out(points: Points, most: int) -> list[tuple[float, float]]:

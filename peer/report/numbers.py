@@ -10,6 +10,11 @@ def percent(fraction: float | None, digits: int = 1) -> str:
     return MISSING if fraction is None else f"{100 * fraction:.{digits}f} %"
 
 
+def points(difference: float) -> str:
+    """Return a difference of two fractions in percentage points, with its sign: "−2.5"."""
+    return f"{100 * difference:+.1f}".replace("-", "−")
+
+
 def size(num_bytes: float | None) -> str:
     """Return bytes in units of 1,000: "3.2 MB"."""
     if num_bytes is None:

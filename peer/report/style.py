@@ -19,7 +19,7 @@ p{margin:0}
 .facts{color:var(--dim)}
 .facts span:not(:last-child)::after{content:"·";padding:0 .5em}
 .banner{background:var(--warn);color:var(--warn-ink);border-radius:8px;padding:9px 14px;margin-top:12px}
-nav{display:flex;flex-wrap:wrap;gap:4px 18px;margin-top:18px;padding-top:12px;padding-bottom:12px;font-size:13px}
+nav{display:flex;flex-wrap:wrap;gap:4px 12px;margin-top:18px;padding-top:12px;padding-bottom:12px;font-size:13px}
 nav a{color:var(--dim);text-decoration:none}
 nav a:hover,nav a:focus{color:var(--mean);text-decoration:underline}
 section{padding:26px 0;border-top:1px solid var(--rule)}
@@ -35,7 +35,6 @@ section{padding:26px 0;border-top:1px solid var(--rule)}
 padding:12px 12px 4px;min-width:0}
 .chart figcaption{font-size:13.5px;font-weight:600}
 .chart svg{display:block;width:100%;height:auto}
-.chart .missing{padding:26px 0;margin:0}
 .legend{list-style:none;display:flex;flex-wrap:wrap;gap:0 14px;margin:2px 0 6px;padding:0;
 font-size:12px;color:var(--dim)}
 .legend i{display:inline-block;width:14px;height:3px;border-radius:2px;margin-right:5px;vertical-align:middle}

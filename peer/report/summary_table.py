@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from peer.metrics import Summary
-from peer.report.numbers import MISSING, count, duration, percent, significant, size, times
+from peer.report.numbers import MISSING, count, duration, percent, points, significant, size, times
 
 MAX_PEERS = 16
 """Up to this many peers get a row of their own; more are summed up."""
@@ -55,8 +55,7 @@ def _accuracy(summary: Summary) -> Table:
     table.add_row("averaged model", percent(summary.averaged_accuracy), style="bold")
     table.add_row("one process, all data", percent(summary.single_process_accuracy))
     if worst is not None and summary.single_process_accuracy is not None:
-        points = 100 * (worst - summary.single_process_accuracy)
-        table.add_row("worst − one process", f"{points:+.1f} pts")
+        table.add_row("worst − one process", f"{points(worst - summary.single_process_accuracy)} pts")
     return table
 
 

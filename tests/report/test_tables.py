@@ -26,7 +26,7 @@ def test_accuracy_and_traffic_of_a_run() -> None:
         "95.0 %",
         "97.2 %",
         "97.5 %",
-        "-2.5 pts",
+        "−2.5 pts",
         "128×",
         "55×",
         "0.250",
