@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from peer.compress.bound import ErrorBound
 from peer.compress.float_types import BITS, RELATIVE_ERROR, own_type, rounded
 from peer.compress.levels import checked_scale, nearest_levels, stochastic_codes
 from peer.compress.norms import max_magnitude
@@ -57,7 +56,20 @@ class KeptValues:
         choices = (math.lgamma(size + 1) - math.lgamma(k + 1) - math.lgamma(size - k + 1)) / math.log(2.0)
         return (k * self.bits_of_values(float_bits) + choices) / size
 
-    def rounding_bound(self) -> ErrorBound:
-        """Return what rounding alone does to the kept values, if they are floats."""
-        relative = 0.0 if self.value_type is None else RELATIVE_ERROR[self.value_type]
-        return ErrorBound(contraction=1.0 - relative**2)
+    def kept_energy(self, k: int) -> float:
+        """Return which share of Σ v² of the k kept values survives rounding to nearest, at the least."""
+        if self.value_bits is None:
+            return 1.0 if self.value_type is None else 1.0 - RELATIVE_ERROR[self.value_type] ** 2
+        if self.value_bits == 1:
+            # What is left is ‖v‖₁²/k.
+            return 1.0 / k
+        # A squared error is at most min(v², c max²), c = (half a step)²: worst where all but the largest are just
+        # below half a step, or equal to it.
+        c = self.half_step**2
+        return min(1.0 / (1.0 + (k - 1) * c), (1.0 + (k - 1) * (1.0 - c)) / k)
+
+    @property
+    def half_step(self) -> float:
+        """Half the distance of two levels, over the largest of them; for two value bits and more."""
+        assert self.value_bits is not None
+        return 0.5 / ((1 << (self.value_bits - 1)) - 1)

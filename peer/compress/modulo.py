@@ -135,7 +135,7 @@ class ModuloCode:
         b = self._modulus(theta, kind, RemoteProtocolError)
         result: FloatArray = np.empty(integers.size, kind) if out is None else out
         np.copyto(result, integers, casting="unsafe")
-        offset = self._offset(_drawn(omega, integers.size, kind), kind)
+        offset = self._offset(_drawn(self._needed(omega), integers.size, kind), kind)
         if offset is not None:
             result += offset
         result *= kind.type(b / (1 << self.bits))
@@ -157,13 +157,19 @@ class ModuloCode:
             raise error(f"θ = {theta:g} leaves the range of {dtype} with {self.bits} bits")
         return b
 
-    def _offset(self, omega: FloatArray | None, dtype: np.dtype[Any]) -> Any:
-        """Return what is added to K before it is scaled; None for nothing."""
+    def _needed(self, omega: Omega) -> Omega:
+        """Return ω as this rounding uses it: None for nearest, never None otherwise."""
         if self.rounding is Rounding.NEAREST:
-            return dtype.type(0.5)
+            return None
         if omega is None:
             raise ValueError(f"a modulo code with {self.rounding.name.lower()} rounding needs its uniforms ω")
-        return None if self.rounding is Rounding.STOCHASTIC else dtype.type(0.5) - omega
+        return omega
+
+    def _offset(self, omega: FloatArray | None, dtype: np.dtype[Any]) -> Any:
+        """Return what is added to K before it is scaled; None for nothing."""
+        if self.rounding is Rounding.STOCHASTIC:
+            return None
+        return dtype.type(0.5) if omega is None else dtype.type(0.5) - omega
 
     def _encode(
         self,
@@ -177,11 +183,7 @@ class ModuloCode:
         values: FloatArray | None = None,
     ) -> None:
         """Write K, its residues or its values, whichever is asked for. `start` is the first coordinate's number."""
-        if self.rounding is Rounding.NEAREST:
-            omega = None
-        elif omega is None:
-            raise ValueError(f"a modulo code with {self.rounding.name.lower()} rounding needs its uniforms ω")
-        if self._encode_native(x, b, omega, start, integers, residues, values):
+        if self._encode_native(x, b, self._needed(omega), start, integers, residues, values):
             return
         if not math.isfinite(max_magnitude(x)):
             raise ValueError("a modulo code needs finite values")
@@ -323,7 +325,7 @@ def apply_repair(
         if total > _MOST_KNOWN_BITS:
             raise RemoteProtocolError(f"a repair by {total} bits: beyond {_MOST_KNOWN_BITS} all of K has to be sent")
     b = code._modulus(first.theta, y.dtype, RemoteProtocolError)
-    offset = code._offset(_drawn(omega, y.size, y.dtype), y.dtype)
+    offset = code._offset(_drawn(code._needed(omega), y.size, y.dtype), y.dtype)
     # In float64 whatever the vector's type: a repair is rare, and its high bits need the room.
     turns = y.astype(np.float64) / b * (1 << code.bits)
     if not np.all(np.abs(turns) <= 2.0**_MOST_KNOWN_BITS):
@@ -424,11 +426,7 @@ def _recover(
     if payload.residues.shape != y.shape:
         raise RemoteProtocolError(f"a modulo code has {payload.residues.size} residues for a layer of {y.size}")
     b = code._modulus(payload.theta, y.dtype, RemoteProtocolError)
-    if code.rounding is Rounding.NEAREST:
-        omega = None
-    elif omega is None:
-        raise ValueError(f"a modulo code with {code.rounding.name.lower()} rounding needs its uniforms ω")
-    if not _recover_native(code, b, payload.residues, y, omega, start, integers, values):
+    if not _recover_native(code, b, payload.residues, y, code._needed(omega), start, integers, values):
         if not math.isfinite(max_magnitude(y)):
             raise ValueError("the receiver's own vector holds a value that is not finite")
         raise RemoteProtocolError(f"θ = {payload.theta:g} is too small for the receiver's weights")

@@ -60,15 +60,8 @@ class RandomK(KeptValues):
     def error_bound(self, size: int) -> ErrorBound:
         k = count_of(self.fraction, size)
         if self.unbiased:
-            # A value's variance on the grid is at most |x|(step − …) ≤ max²/(4L²), max² ≤ (size/k)² ‖v_K‖².
-            extra = 0.0 if self.value_bits is None else k / (4.0 * (2 ** (self.value_bits - 1) - 1) ** 2)
+            # The variance of stochastic rounding is at most (half a step)² for each value, and max² ≤ ‖v_K‖².
+            extra = 0.0 if self.value_bits is None else k * self.half_step**2
             variance = size / k * (1.0 + extra) - 1.0
             return ErrorBound(variance=variance, contraction=1.0 - variance if variance < 1.0 else None)
-        if self.value_bits is None:
-            return ErrorBound(contraction=k / size * (self.rounding_bound().contraction or 0.0))
-        if self.value_bits == 1:
-            return ErrorBound(contraction=1.0 / size)
-        # Of the kept alone (d = k) the levels take away at most a share 1 − 1/(1 + (k−1) c); see `top_k`.
-        c = 1.0 / (2 * (2 ** (self.value_bits - 1) - 1)) ** 2
-        share = min(1.0 / (1.0 + (k - 1) * c), (1.0 + (k - 1) * (1.0 - c)) / k)
-        return ErrorBound(contraction=k / size * share)
+        return ErrorBound(contraction=k / size * self.kept_energy(k))

@@ -42,11 +42,10 @@ class TopK(KeptValues):
     def error_bound(self, size: int) -> ErrorBound:
         k = count_of(self.fraction, size)
         if self.value_bits is None:
-            return ErrorBound(contraction=k / size * (self.rounding_bound().contraction or 0.0))
+            return ErrorBound(contraction=k / size * self.kept_energy(k))
         if self.value_bits == 1:
-            # What is kept has energy ‖v_K‖₁²/k. Worst: all equal, or all but one zero.
+            # What is left is ‖v_K‖₁²/k. Worst: all equal, or all but one zero.
             return ErrorBound(contraction=min(1.0 / k, k / size))
-        # A kept coordinate's squared error is at most min(v², c max²), c = 1/(2L)². The ratio of the error to ‖v‖² is
-        # largest where all but the largest magnitude are just below half a step, or all equal to it.
-        c = 1.0 / (2 * (2 ** (self.value_bits - 1) - 1)) ** 2
+        # As `kept_energy`, with the coordinates that are left out as large as the rule allows.
+        c = self.half_step**2
         return ErrorBound(contraction=min(1.0 / (1.0 + (size - 1) * c), (1.0 + (k - 1) * (1.0 - c)) / size))

@@ -3,7 +3,7 @@
    WORD       the unsigned integer of its size
    WHOLE      the signed integer of its size
    NAME(f)    f with the suffix of the type
-   FLOOR, CEIL, FABS, INFINITE (the bits of infinity) */
+   FLOOR, CEIL, FABS */
 
 CLONES REAL NAME(max_magnitude)(const REAL *v, uint64_t n)
 {
@@ -122,6 +122,7 @@ CLONES int NAME(modulo_recover)(const uint8_t *residues, int width, const REAL *
                                 uint32_t key1, uint32_t layer, uint32_t round, int64_t *integers, REAL *values)
 {
     const REAL levels = (REAL)(1 << bits), scale = b / levels, one_level = 1 / levels, half = (REAL)0.5;
+    const WHOLE turn = (WHOLE)1 << bits;
     REAL drawn[CHUNK];
     WHOLE k[CHUNK], r[CHUNK];
     for (uint64_t done = 0; done < n; done += CHUNK) {
@@ -146,7 +147,7 @@ CLONES int NAME(modulo_recover)(const uint8_t *residues, int width, const REAL *
         bad |= !fits;                                                         \
         t = fits ? t : 0;                                                     \
         t = CEIL((t - (REAL)r[i] OFFSET) * one_level - half);                 \
-        k[i] = ((WHOLE)t << bits) + r[i];                                     \
+        k[i] = (WHOLE)t * turn + r[i];                                        \
     }
         if (dither == 0) {
             RECOVER(-half)
