@@ -52,7 +52,7 @@ def export_model(source: Path, output: Path, *, peer_index: int | None = None, f
     if not source.exists():
         raise StateError(f"{source}: no such folder")
     folders = _find_peers(source)
-    if peer_index is None and (source / "model.safetensors").exists():
+    if peer_index is None and not find_checkpoints(source) and (source / "model.safetensors").exists():
         return _copy(source / "model.safetensors", output)
     if not folders:
         hint = "a simulation keeps the averaged model only; leave out --peer" if peer_index is not None else ""

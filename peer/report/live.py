@@ -5,11 +5,12 @@ Both write to stderr, so that stdout stays free for results, and take `Progress`
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Protocol
+from typing import Literal, Protocol
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
 from rich.padding import Padding
 from rich.progress_bar import ProgressBar
@@ -126,18 +127,28 @@ def line(progress: Progress) -> str:
 
 
 def render(progress: Progress) -> RenderableType:
-    """Return the live view: a header with the progress bar, and a row for each peer."""
-    parts: list[RenderableType] = [_header(progress)]
-    if progress.peers:
-        parts.append(_peer_table(progress))
-    return Group(*parts)
+    """Return the live view: a header with the progress bar, and a row for each peer. Narrow terminals get fewer
+    columns."""
+    return _RunView(progress)
+
+
+class _RunView:
+    """Knows the width only when it is drawn."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield _header(self._progress)
+        if self._progress.peers:
+            yield _peer_table(self._progress, options.max_width)
 
 
 def _header(progress: Progress) -> RenderableType:
     grid = Table.grid(padding=(0, 2))
     cells: list[RenderableType] = [
         Text(progress.phase, style="bold"),
-        ProgressBar(total=max(1, progress.rounds), completed=progress.round, width=32),
+        ProgressBar(total=max(1, progress.rounds), completed=progress.round, width=24),
         Text(f"round {progress.round} of {progress.rounds}"),
         Text(duration(progress.elapsed_s), style="dim"),
     ]
@@ -168,18 +179,45 @@ def _remaining_s(progress: Progress) -> float | None:
     return progress.elapsed_s / progress.round * (progress.rounds - progress.round)
 
 
-def _peer_table(progress: Progress) -> RenderableType:
-    table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2))
-    table.add_column("peer", no_wrap=True)
-    for heading in ("round", "loss", "accuracy", "payload", "frames", "socket", "neighbours", "heard"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("state", no_wrap=True)
+def _peer_table(progress: Progress, width: int) -> RenderableType:
+    heard = any(peer.heard for peer in progress.peers)
+    columns = [column for column in _COLUMNS if width >= column.min_width and (heard or column.heading != "heard")]
+    table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 1))
+    for column in columns:
+        table.add_column(column.heading, justify=column.justify, no_wrap=True)
     rows = select_rows(progress.peers)
     for peer in rows:
-        table.add_row(*_cells(peer))
+        table.add_row(*(column.cell(peer) for column in columns))
     if len(rows) < len(progress.peers):
         table.add_row(Text(f"… {len(progress.peers) - len(rows)} more", style="dim"))
     return Padding(table, (1, 0, 0, 0))
+
+
+@dataclass(frozen=True)
+class _Column:
+    heading: str
+    cell: Callable[[PeerProgress], RenderableType]
+    min_width: int = 0
+    """Terminals narrower than this do without the column."""
+    justify: Literal["left", "right"] = "right"
+
+
+def _neighbors(peer: PeerProgress) -> Text:
+    return Text(f"{peer.neighbors_up}/{peer.neighbors}", style="" if peer.neighbors_up == peer.neighbors else "yellow")
+
+
+_COLUMNS = (
+    _Column("peer", lambda peer: Text(peer.name), justify="left"),
+    _Column("round", lambda peer: str(peer.round)),
+    _Column("loss", lambda peer: significant(peer.loss)),
+    _Column("accuracy", lambda peer: percent(peer.accuracy)),
+    _Column("payload", lambda peer: size(peer.payload_bytes)),
+    _Column("frames", lambda peer: size(peer.frame_bytes), min_width=90),
+    _Column("socket", lambda peer: size(peer.socket_bytes), min_width=70),
+    _Column("neighbours", _neighbors),
+    _Column("heard", lambda peer: f"{peer.heard}/{peer.awaited}", min_width=100),
+    _Column("state", lambda peer: Text(peer.state, style=_STATE_STYLES.get(peer.state, "")), justify="left"),
+)
 
 
 def select_rows(peers: Sequence[PeerProgress]) -> list[PeerProgress]:
@@ -196,19 +234,3 @@ def select_rows(peers: Sequence[PeerProgress]) -> list[PeerProgress]:
 
     chosen = {id(peer) for peer in sorted(peers, key=urgency)[:MAX_ROWS]}
     return [peer for peer in peers if id(peer) in chosen]
-
-
-def _cells(peer: PeerProgress) -> list[RenderableType]:
-    up_style = "" if peer.neighbors_up == peer.neighbors else "yellow"
-    return [
-        Text(peer.name),
-        str(peer.round),
-        significant(peer.loss),
-        percent(peer.accuracy),
-        size(peer.payload_bytes),
-        size(peer.frame_bytes),
-        size(peer.socket_bytes),
-        Text(f"{peer.neighbors_up}/{peer.neighbors}", style=up_style),
-        f"{peer.heard}/{peer.awaited}",
-        Text(peer.state, style=_STATE_STYLES.get(peer.state, "")),
-    ]

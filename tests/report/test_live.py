@@ -32,8 +32,8 @@ RUN = Progress(
 )
 
 
-def shown(progress: Progress) -> str:
-    console = Console(file=io.StringIO(), width=140)
+def shown(progress: Progress, width: int = 140) -> str:
+    console = Console(file=io.StringIO(), width=width)
     console.print(render(progress))
     output = console.file
     assert isinstance(output, io.StringIO)
@@ -57,6 +57,15 @@ def test_the_table_has_every_peer_and_the_figures_of_the_run() -> None:
     for peer in PEERS:
         assert peer.name in text
     assert "1/2" in text
+
+
+def test_a_narrow_terminal_shows_fewer_columns_whole() -> None:
+    peers = tuple(replace(PEERS[0], name=f"peer-{index}", payload_bytes=10**8, round=1000) for index in range(8))
+    text = shown(replace(RUN, peers=peers, rounds=1000), width=80)
+    assert "…" not in text
+    assert "socket" in text
+    assert "frames" not in text
+    assert "frames" in shown(RUN, width=120)
 
 
 def test_before_the_first_round_nothing_is_made_up() -> None:
