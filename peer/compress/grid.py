@@ -77,7 +77,7 @@ class Grid:
         if self.bits is not None:
             base, bits = -(1 << (self.bits - 1)), self.bits
             np.clip(multiples, base, -base - 1, out=multiples)
-        elif lowest >= -(2.0**31) and highest - lowest < 2**16:
+        elif max(-lowest, highest) < 2**31 and highest - lowest < 2**16:
             base, bits = int(lowest), max(1, int(highest - lowest).bit_length())
         else:
             exact = np.abs(multiples) < 2.0 ** np.finfo(v.dtype).nmant

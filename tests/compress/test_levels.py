@@ -99,6 +99,14 @@ def test_grid_errors_stay_below_the_step(name, rounding, dtype):
         assert int(payload.codes.max()).bit_length() == payload.bits or payload.bits == 1
 
 
+@pytest.mark.parametrize("value", [2.0**29, -(2.0**29), 2.0**53, -(2.0**53), 1e38])
+def test_multiples_far_from_zero_are_sent_one_way_or_the_other(value):
+    v = np.full(3, value, np.float32)
+    payload = build("grid", step=0.3).compress(v, 0, DRAWS)
+    assert isinstance(payload, Levels if abs(value) < 2**30 else Dense)
+    np.testing.assert_allclose(decompress(payload, np.float32), v, rtol=1e-6)
+
+
 def test_a_grid_over_a_range_clips_to_its_2_to_the_bits_levels():
     v = np.array([-9.0, -1.0, -0.3, 0.0, 0.3, 0.99, 9.0])
     payload = build("grid", bits=3, range=1.0, rounding="nearest").compress(v, 0, GivenDraws())
