@@ -6,9 +6,11 @@ Modules here import click and nothing that is slow; what a command works with is
 
 from __future__ import annotations
 
+import logging
+
 import click
 
-from peer.cli import control, prepare, results, train
+from peer.cli import control, prepare, results, train, tune
 from peer.cli.app import CONTEXT, EXIT_CODES, SottoCommand, SottoGroup, print_json
 from peer.cli.options import json_option
 
@@ -56,7 +58,7 @@ def version(as_json: bool) -> None:
         click.echo(f"sotto {__version__}")
 
 
-cli.add_section("Before a run", (prepare.init, prepare.validate, prepare.graph, prepare.show))
+cli.add_section("Before a run", (prepare.init, prepare.validate, prepare.graph, prepare.show, tune.tune))
 cli.add_section("Train", (train.up, train.run, train.simulate))
 cli.add_section("While it runs", (control.status, control.stop))
 cli.add_section("Afterwards", (results.export, results.report, results.replay, version))
@@ -64,4 +66,6 @@ cli.add_section("Afterwards", (results.export, results.report, results.replay, v
 
 def main() -> None:
     """Run the command line and exit."""
+    # Warnings of libraries (an overflow in a run that diverges) go to the log, which is silent without -v.
+    logging.captureWarnings(True)
     cli.main()

@@ -205,6 +205,7 @@ def _set_verbosity(context: click.Context, option: click.Parameter, count: int) 
     level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(count, 2)]
     logging.basicConfig(level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger().setLevel(level)
+    logging.getLogger("py.warnings").setLevel(logging.WARNING if count else logging.ERROR)
     return count
 
 

@@ -91,7 +91,9 @@ def _call(config_file: Path | None, directory: Path | None, everybody: bool, ver
         raise ConfigError("names all peers by itself; leave out --config and --all", key="--run")
     targets: list[tuple[Config, Path, int | None]]
     if directory is not None:
-        targets = [(*load_peer(file), None) for file in find_peer_files(directory)]
+        # By their advertised addresses, with their own certificates: the folder may be a copy on another machine.
+        peers = [load_peer(file) for file in find_peer_files(directory)]
+        targets = [(config, base, config.peer.index) for config, base in peers]
     else:
         config, base = load_peer(config_file)
         targets = [(config, base, index) for index in (range(config.num_peers) if everybody else (None,))]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich import box
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -14,31 +14,32 @@ from peer.report.numbers import MISSING, percent, significant, size
 
 
 def status_table(answers: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """Return one row for each peer; what a peer did not say is left open."""
+    """Return one row for each peer; what a peer did not say is left open, and why one was silent stands below."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim")
     table.add_column("peer", no_wrap=True)
-    for heading in ("round", "loss", "accuracy", "payload", "frames", "socket", "neighbours"):
+    for heading in ("round", "loss", "accuracy", "payload", "socket", "neighbours"):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("state", overflow="fold")
+    table.add_column("state", no_wrap=True)
     for answer in answers:
         table.add_row(*_cells(answer))
-    return table
+    errors = [Text(f"{_name(answer)}: {answer['error']}", style="red") for answer in answers if "error" in answer]
+    return Group(table, *errors)
 
 
 def _cells(answer: Mapping[str, Any]) -> list[RenderableType]:
-    name = Text(str(answer.get("name", answer.get("index", MISSING))))
-    if "error" in answer:
-        return [name, *[MISSING] * 7, Text(str(answer["error"]), style="red")]
     round_, rounds = answer.get("round"), answer.get("rounds")
     neighbors, neighbors_up = answer.get("neighbors"), answer.get("neighbors_up")
     return [
-        name,
+        Text(_name(answer)),
         MISSING if round_ is None else f"{round_}" + (f"/{rounds}" if rounds is not None else ""),
         significant(answer.get("loss")),
         percent(answer.get("accuracy")),
         size(answer.get("payload_bytes")),
-        size(answer.get("frame_bytes")),
         size(answer.get("socket_bytes")),
         MISSING if neighbors is None else f"{neighbors_up}/{neighbors}",
         Text(str(answer.get("state", MISSING))),
     ]
+
+
+def _name(answer: Mapping[str, Any]) -> str:
+    return str(answer.get("name", answer.get("index", MISSING)))

@@ -1,0 +1,89 @@
+"""status and stop: whom they ask, what they show, and what a silent peer means. The daemon's side of the calls is
+tested with the daemon."""
+
+from __future__ import annotations
+
+import json
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+import peer
+from peer.config import Config
+from peer.errors import PeerUnreachable
+from tests.cli.runner import sotto
+
+
+class Daemons:
+    """Answers control calls, and remembers them."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[int | None, str, str]] = []
+        self.silent: set[int] = set()
+
+    def call(self, config: Config, base: Path, peer_index: int | None, verb: str) -> dict[str, object]:
+        self.calls.append((peer_index, verb, base.name))
+        index = config.peer.index if peer_index is None else peer_index
+        if index in self.silent:
+            raise PeerUnreachable("cannot be reached at 127.0.0.1:7700", peer=index)
+        return {"round": 7, "rounds": 9, "state": "training", "neighbors": 2, "neighbors_up": 1}
+
+
+@pytest.fixture
+def daemons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Daemons:
+    monkeypatch.chdir(tmp_path)
+    assert sotto("init", "cluster", "kits", "-n", "3").exit_code == 0
+    answering = Daemons()
+    module = types.ModuleType("peer.control")
+    module.call = answering.call  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "peer.control", module)
+    monkeypatch.setattr(peer, "control", module, raising=False)
+    return answering
+
+
+def test_one_peer_is_asked_by_its_own_file(daemons: Daemons) -> None:
+    result = sotto("status", "-c", "kits/peer-1/peer.toml", "--json")
+    assert result.exit_code == 0
+    assert daemons.calls == [(None, "status", "peer-1")]
+    assert json.loads(result.stdout)["name"] == "peer-1"
+    assert json.loads(result.stdout)["round"] == 7
+
+
+def test_all_peers_of_a_folder_are_asked_with_their_own_certificates(daemons: Daemons) -> None:
+    result = sotto("status", "--run", "kits")
+    assert daemons.calls == [(0, "status", "peer-0"), (1, "status", "peer-1"), (2, "status", "peer-2")]
+    assert "7/9" in result.stdout
+    assert "peer-2" in result.stdout
+
+
+def test_all_peers_of_the_list_are_asked_with_the_certificate_at_hand(daemons: Daemons) -> None:
+    answers = json.loads(sotto("status", "--all", "-c", "kits/peer-0/peer.toml", "--json").stdout)
+    assert [call[0] for call in daemons.calls] == [0, 1, 2]
+    assert {call[2] for call in daemons.calls} == {"peer-0"}
+    assert [answer["name"] for answer in answers] == ["peer-0", "peer-1", "peer-2"]
+
+
+@pytest.mark.parametrize("verb", ["status", "stop"])
+def test_a_silent_peer_is_listed_and_gives_exit_code_6(verb: str, daemons: Daemons) -> None:
+    daemons.silent = {1}
+    result = sotto(verb, "--run", "kits")
+    assert result.exit_code == 6
+    assert "cannot be reached" in " ".join(result.stdout.split())
+    assert "peer-2" in result.stdout
+    answers = json.loads(sotto(verb, "--run", "kits", "--json").stdout)
+    assert [answer.get("state") for answer in answers] == ["training", "unreachable", "training"]
+
+
+def test_stop_tells_every_peer(daemons: Daemons) -> None:
+    result = sotto("stop", "--run", "kits")
+    assert result.exit_code == 0
+    assert [call[1] for call in daemons.calls] == ["stop"] * 3
+    assert result.stdout.splitlines()[0] == "peer-0: stops after this round"
+
+
+def test_ten_peers_are_in_the_order_of_their_numbers(daemons: Daemons) -> None:
+    assert sotto("init", "cluster", "more", "-n", "12").exit_code == 0
+    answers = json.loads(sotto("status", "--run", "more", "--json").stdout)
+    assert [answer["index"] for answer in answers] == list(range(12))

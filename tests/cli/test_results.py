@@ -1,0 +1,58 @@
+"""report, export and replay."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.runner import sotto
+from tests.cli.test_wrong_inputs import scenario
+from tests.report.sample_run import write_sample_run
+
+
+@pytest.fixture(autouse=True)
+def _in_a_new_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_report_is_rendered_anew_where_wanted() -> None:
+    write_sample_run(Path("runs/digits"))
+    assert json.loads(sotto("report", "runs/digits", "--json").stdout) == {"report": "runs/digits/report.html"}
+    assert sotto("report", "runs/digits", "-o", "page.html").stdout == "wrote page.html\n"
+    assert Path("page.html").read_text() == Path("runs/digits/report.html").read_text()
+
+
+def test_the_model_of_a_run_is_exported_once() -> None:
+    Path("old").mkdir()
+    Path("old/model.safetensors").write_bytes(b"weights")
+    assert sotto("export", "old", "-o", "new/m.safetensors").exit_code == 0
+    assert Path("new/m.safetensors").read_bytes() == b"weights"
+    assert sotto("export", "old", "-o", "new/m.safetensors").exit_code == 2
+    assert sotto("export", "old", "-o", "new/m.safetensors", "--force", "--json").exit_code == 0
+
+
+def test_replay_prints_the_whole_trajectory_as_json() -> None:
+    Path("s.json").write_bytes(scenario(rounds=2))
+    answer = json.loads(sotto("replay", "s.json", "--json").stdout)
+    assert set(answer) == {"x", "z", "u"}
+    assert [len(answer[key]) for key in ("x", "z", "u")] == [3, 3, 3]
+    # Node 1 steps toward 1 by a tenth, then both average.
+    assert answer["x"][1] == [[0.05], [0.05]]
+
+
+def test_replay_compares_with_what_the_file_expects() -> None:
+    Path("s.json").write_bytes(scenario(expect={"x": [[[0.0], [0.0]], [[0.05], [0.05]]]}))
+    result = sotto("replay", "s.json")
+    assert result.exit_code == 0
+    assert "sgp: 2 nodes, 1 rounds" in result.stdout
+    assert "largest difference from what the file expects: " in result.stdout
+
+
+def test_a_trajectory_that_differs_is_printed_and_fails() -> None:
+    Path("s.json").write_bytes(scenario(expect={"x": [[[0.0], [0.0]], [[0.05], [0.06]]]}))
+    result = sotto("replay", "s.json", "--json")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["x"][1] == [[0.05], [0.05]]
+    assert "differs by 0.01" in result.stderr

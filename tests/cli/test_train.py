@@ -1,0 +1,95 @@
+"""Commands that train: run folders, figures, exit codes. The simulator does the training; real processes are tested
+where they live."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from peer.cli.train import choose_directory
+from peer.config import load
+from peer.errors import ConfigError
+from peer.report import live
+from peer.report.progress import Progress
+from tests.cli.runner import sotto
+
+SMALL = ("-n", "2", "--rounds", "6", "-s", "evaluation.every_rounds=3", "-s", "training.warmup_rounds=0", "--no-live")
+
+
+@pytest.fixture(autouse=True)
+def _in_a_new_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_simulation_leaves_a_whole_run_folder() -> None:
+    result = sotto("simulate", *SMALL, "--name", "small", "--seed", "5", "--json")
+    assert result.exit_code == 0, result.stderr
+    answer = json.loads(result.stdout)
+    folder = Path("runs/small")
+    assert answer["directory"] == str(folder)
+    assert answer["rounds"] == 6
+    assert answer["seed"] == 5
+    assert answer["worst_accuracy"] == min(answer["peer_accuracy"])
+    assert answer["payload_bytes"] > 0
+    files = {"config.toml", "graph.svg", "metrics.sqlite", "model.safetensors", "report.html", "summary.json"}
+    assert files <= {path.name for path in folder.iterdir()}
+    assert load(folder / "config.toml", environment={}).run.rounds == 6
+    assert json.loads((folder / "summary.json").read_text())["payload_bytes"] == answer["payload_bytes"]
+    page = (folder / "report.html").read_text()
+    assert "quant-sgp" in page
+    assert "<polyline" in page
+
+
+def test_the_same_seed_gives_the_same_figures() -> None:
+    figures = []
+    for _ in range(2):
+        answer = json.loads(sotto("simulate", *SMALL, "--no-save", "--no-baseline", "--json").stdout)
+        figures.append([answer[key] for key in ("peer_accuracy", "payload_bytes", "consensus_distance")])
+    assert figures[0] == figures[1]
+    assert not Path("runs").exists()
+
+
+def test_without_json_a_table_is_printed_and_progress_goes_to_stderr() -> None:
+    result = sotto("simulate", *SMALL, "--no-baseline")
+    assert "worst peer" in result.stdout
+    assert "report: runs/digits-simulated/report.html" in result.stdout
+    assert "simulating  round 6/6" in result.stderr
+
+
+@pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning")
+def test_a_diverging_run_ends_with_4_and_still_gets_its_report() -> None:
+    result = sotto("simulate", *SMALL, "-s", "training.learning_rate=1e30", "--name", "wild")
+    assert result.exit_code == 4
+    assert "Traceback" not in result.output
+    assert result.stderr.splitlines()[-1].startswith("sotto: error: ")
+    assert "Ended early" in Path("runs/wild/report.html").read_text()
+
+
+def test_ctrl_c_stops_after_the_round_and_keeps_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Impatient(live.LineView):
+        def update(self, progress: Progress) -> None:
+            if progress.round and progress.round < progress.rounds:
+                monkeypatch.setattr(Impatient, "update", live.LineView.update)
+                os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(live, "LineView", Impatient)
+    result = sotto("simulate", *SMALL, "--rounds", "1000000", "--name", "long")
+    assert result.exit_code == 130
+    assert "stopping after this round" in result.stderr
+    assert json.loads(Path("runs/long/summary.json").read_text())["ended"] == "stopped"
+    assert Path("runs/long/report.html").exists()
+
+
+def test_run_folders_are_numbered_unless_named(tmp_path: Path) -> None:
+    assert choose_directory(tmp_path, None, "digits") == tmp_path / "digits"
+    (tmp_path / "digits").mkdir()
+    (tmp_path / "digits-2").mkdir()
+    assert choose_directory(tmp_path, None, "digits") == tmp_path / "digits-3"
+    assert choose_directory(tmp_path, "digits", "x") == tmp_path / "digits"
+    (tmp_path / "digits" / "summary.json").write_text("")
+    with pytest.raises(ConfigError, match="holds a run already"):
+        choose_directory(tmp_path, "digits", "x")
