@@ -79,6 +79,9 @@ class Assembler:
         self._used_bytes = 0
         self._highest_first = last_seq + 1
         self._seq = 0
+        """Number of the frame that is being put together; 0 for one outside the sequence."""
+        self._last = 0
+        """The highest number begun so far."""
         self._total = 0
         self._buffer: io.BytesIO | None = None
 
@@ -143,11 +146,14 @@ class Assembler:
         return frame
 
     def _begin(self, seq: int, offset: int, total: int) -> None:
-        if self._seq == 0:
-            if not 1 <= seq <= self._highest_first:
+        if seq == 0:
+            pass  # Outside the sequence.
+        elif self._last == 0:
+            if seq > self._highest_first:
                 raise RemoteProtocolError(f"it begins with frame {seq}, where {self._highest_first} is next")
-        elif seq != self._seq + 1:
-            raise RemoteProtocolError(f"it sent frame {seq} after frame {self._seq}")
+        elif seq != self._last + 1:
+            raise RemoteProtocolError(f"it sent frame {seq} after frame {self._last}")
         if offset:
             raise RemoteProtocolError(f"it begins frame {seq} at byte {offset}")
         self._seq, self._total = seq, total
+        self._last = seq or self._last

@@ -31,6 +31,7 @@ from peer.report.progress import PeerProgress, Progress
 from peer.store import find_checkpoints, load_checkpoint
 from peer.summary import consensus, describe_run, evaluation_record, finish_summary, train_single_process
 from peer.train.local_step import Trainer
+from peer.train.threads import use_one_thread
 
 KEEP_MODELS_BYTES_MAX = 256 << 20
 """The models of evaluations are kept, to measure the consensus distance, while all of them together are below this."""
@@ -77,6 +78,7 @@ class Cluster:
 
     def __init__(self, config: Config, base: Path, *, num_peers: int, directory: Path) -> None:
         """Check the configuration and write everything the peers need below `directory`. Raises SottoError."""
+        use_one_thread()
         self.directory, self.num_peers = directory, num_peers
         refuse_errors(validate_config(config, base, num_peers))
         self.job = Job.open(config, base, num_peers)

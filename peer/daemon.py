@@ -10,7 +10,6 @@ peer that was killed starts again from its checkpoint, asks for the frames after
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import os
@@ -38,6 +37,7 @@ from peer.security import load_credentials
 from peer.service_manager import notify
 from peer.store import Checkpoint, StateFolder
 from peer.summary import evaluation_record
+from peer.train.threads import use_one_thread
 from peer.transport import HelloInfo, Neighbor, Transport
 
 log = logging.getLogger("sotto")
@@ -57,12 +57,7 @@ def run(config: Config, base: Path) -> int:
 
     `base` is the folder that relative paths of the configuration start from. Raises SottoError.
     """
-    import torch
-
-    # Bit identity needs one order of summation; parallelism is by process.
-    torch.set_num_threads(1)
-    with contextlib.suppress(RuntimeError):  # Already set, in a process that trained before.
-        torch.set_num_interop_threads(1)
+    use_one_thread()
     for finding in refuse_errors(validate_config(config, base)):
         log.warning("%s: %s", finding.key, finding.sentence)
     daemon = Daemon(config, base)

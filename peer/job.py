@@ -24,7 +24,7 @@ from peer.compress.layout import Layout
 from peer.config import Config
 from peer.errors import ConfigError
 from peer.gossip import topology, validate
-from peer.gossip.base import AlgorithmSpec, NodeContext
+from peer.gossip.base import AlgorithmSpec, GraphNeed, NodeContext
 from peer.gossip.graphs import GraphFile
 from peer.gossip.session import LatePolicy
 from peer.gossip.topology import Schedule
@@ -99,6 +99,7 @@ def build_schedule(config: Config, base: Path, num_peers: int, *, rounds_per_epo
         probability=options.probability,
         seed=options.seed,
         file=None if options.file is None else _read_graph(base / options.file),
+        doubly=algorithm_spec(config).graph in (GraphNeed.DOUBLY, GraphNeed.SYMMETRIC),
     )
 
 
@@ -169,6 +170,7 @@ def validate_config(config: Config, base: Path, num_peers: int | None = None) ->
         theta=config.algorithm.theta_value,
         server=config.algorithm.server,
         push_weight_guard=config.algorithm.push_weight_guard,
+        min_push_weight=config.guard.min_push_weight,
     )
 
 

@@ -32,7 +32,7 @@ from urllib.parse import unquote
 
 # gRPC reads these when it is imported. Peers are exec'd, never forked; what matters is logged here in sentences.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 import grpc
 import grpc.aio
@@ -79,6 +79,8 @@ _BACKOFF_FIRST_S = 0.1
 _STABLE_S = 5.0  # a link that lived this long starts the back-off anew
 _FAREWELL_S = 1.0
 _MAX_GREETINGS = 64
+_MAX_CONTROL_CALLS = 32
+_MAX_ARGUMENTS = 64 * 1024
 _MAX_REASON = 500
 
 _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
@@ -238,7 +240,10 @@ class Transport:
         await asyncio.shield(self._ended)
 
     def send(self, peer: int, seq: int, frame: bytes) -> None:
-        """Queue a frame if the link is up; otherwise `link_up` will be asked for it."""
+        """Queue a frame if the link is up; otherwise `link_up` will be asked for it.
+
+        Number 0 stands outside the sequence: a request, or the answer to one, that is asked for again if it is lost.
+        """
         if not frame:
             raise LocalProtocolError("an empty frame cannot be sent")
         if (link := self._links.get(peer)) is not None:
@@ -258,13 +263,22 @@ class Transport:
             link.taken(upto)
 
     def bulletin(self, peer: int, topic: str, data: bytes) -> bool:
-        """Queue a note; return False, and drop it, if the link is down."""
+        """Queue a note; return False, and drop it, if the link is down.
+
+        Where more than 256 wait, the oldest is dropped.
+        """
         if len(data) > MAX_BULLETIN_BYTES or len(topic) > MAX_TOPIC:
             raise LocalProtocolError(f"a note of {len(data)} bytes under {topic[:80]!r} is too large")
         link = self._links.get(peer)
         if link is not None:
             link.bulletin(topic, data)
         return link is not None
+
+    def reset(self, peer: int, reason: str) -> None:
+        """Close the link to a neighbour that broke the protocol, telling it why; it is dialled anew."""
+        if (link := self._links.get(peer)) is not None:
+            link.end(_Close.VIOLATION, reason)
+            self._detach(link, reason)
 
     def is_up(self, peer: int) -> bool:
         """Return whether there is a link to a neighbour now."""
@@ -303,11 +317,14 @@ class Transport:
                 *self._channel_options(),
                 # Two daemons on one port would each get half of the neighbours.
                 ("grpc.so_reuseport", 0),
+                # A stranger gets this long for TLS, as long again without a call, and as long for the hello
+                # (`_greet_caller`). There is no limit of age: links live as long as the run.
                 ("grpc.server_handshake_timeout_ms", int(self._options.dial_timeout_s * 1000)),
                 ("grpc.max_connection_idle_ms", int(max(self._options.dial_timeout_s, 1) * 1000)),
                 ("grpc.max_allowed_incoming_connections", 2 * len(self._neighbors) + _MAX_GREETINGS),
                 ("grpc.max_concurrent_streams", 16),
-            ]
+            ],
+            maximum_concurrent_rpcs=2 * len(self._neighbors) + _MAX_GREETINGS + _MAX_CONTROL_CALLS,
         )
         server.add_generic_rpc_handlers((self._peer_methods(), self._control_methods()))
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -424,6 +441,8 @@ class Transport:
         if (reason := self._not_allowed(verb, context)) is not None:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, reason)
         try:
+            if len(request.arguments) > _MAX_ARGUMENTS:
+                raise ValueError("too long")
             arguments = json.loads(request.arguments or "{}")
             if not isinstance(arguments, dict):
                 raise ValueError("not an object")
@@ -714,9 +733,9 @@ class _Link:
 
     def send(self, seq: int, frame: bytes) -> None:
         transport, peer = self._transport, self.neighbor.index
-        if seq <= transport._highest_sent[peer]:
+        if 0 < seq <= transport._highest_sent[peer]:
             self._counters.frames_resent += 1
-        else:
+        elif seq:
             transport._highest_sent[peer] = seq
         self._cutter.push(seq, frame)
         self._wake.set()
@@ -792,9 +811,11 @@ class _Link:
             transport._detach(self, self._reason)
             reader.cancel()
             writer.cancel()
-            await asyncio.wait((reader, writer))
-            await self._pipe.abandon()
-            if not self.ended.done():
+            # gRPC may cancel this very task, once more and at any await, when the stream is gone.
+            try:
+                await asyncio.wait((reader, writer))
+                await self._pipe.abandon()
+            finally:
                 self.ended.set_result(None)
 
     async def _read(self) -> None:
@@ -1161,9 +1182,10 @@ def _farewell(kind: int, reason: str) -> bytes:
 
 
 def _add(one: LinkCounters, other: LinkCounters) -> LinkCounters:
-    """Return the sums; None counts as nothing beside a number."""
+    """Return the sums; None for what one of the connections could not be asked."""
+    parts = [part for part in (one, other) if part.connections]
     total = LinkCounters()
-    for each in fields(LinkCounters):
-        values = [value for part in (one, other) if (value := getattr(part, each.name)) is not None]
-        setattr(total, each.name, sum(values) if values else None)
+    for each in fields(LinkCounters) if parts else ():
+        values = [getattr(part, each.name) for part in parts]
+        setattr(total, each.name, None if None in values else sum(values))
     return total

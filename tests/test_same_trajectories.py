@@ -60,7 +60,7 @@ def test_four_processes_and_the_simulator_agree_bit_for_bit(tmp_path: Path, job:
         real = MetricsStore(state / "metrics.sqlite", read_only=True).rounds()
         simulated = MetricsStore(tmp_path / "simulated" / "metrics.sqlite", read_only=True).rounds()
         figures = [
-            [(r.round, r.loss, r.push_weight, r.neighbor_distance, r.payload_bytes, r.repairs) for r in rows]
+            [(r.round, r.loss, r.push_weight, r.neighbor_distance, r.repairs, r.theta) for r in rows]
             for rows in (real, [row for row in simulated if row.peer == peer])
         ]
         assert figures[0] == figures[1]

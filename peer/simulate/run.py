@@ -29,6 +29,7 @@ from peer.simulate.network import Agenda, LinkModel, VirtualNetwork
 from peer.simulate.rows import StackedRows
 from peer.summary import consensus, describe_run, evaluation_record, finish_summary
 from peer.train.local_step import Trainer
+from peer.train.threads import use_one_thread
 
 MODELS_EVALUATED_MAX = 64
 """With more peers than this, only so many, evenly spread, are evaluated one by one (and the averaged model)."""
@@ -86,6 +87,7 @@ class Simulator:
         """`step_s`: virtual seconds of a local step; `slow`: peer → how many times slower it is; `stacked`: train all
         peers as one batch (equal to one by one within float32 rounding). `after_round` is told of every completed
         round of every peer."""
+        use_one_thread()
         self.config, self.num_peers = config, num_peers
         self.job = Job.open(config, base, num_peers)
         self._metrics, self._after_round = metrics, after_round

@@ -131,7 +131,7 @@ def test_an_empty_chunk() -> None:
     tell(lie, "an empty chunk of frame 1")
 
 
-@pytest.mark.parametrize("first", [0, 2, 2**64 - 1])
+@pytest.mark.parametrize("first", [2, 2**64 - 1])
 def test_a_first_frame_with_a_wrong_number(first: int) -> None:
     async def lie(caller: Caller) -> None:
         await caller.send(chunk(sequence=first))
@@ -139,7 +139,7 @@ def test_a_first_frame_with_a_wrong_number(first: int) -> None:
     tell(lie, f"begins with frame {first}, where 1 is next")
 
 
-@pytest.mark.parametrize("second", [1, 3, 0])
+@pytest.mark.parametrize("second", [1, 3])
 def test_a_gap_or_a_step_back_in_the_numbers(second: int) -> None:
     async def lie(caller: Caller) -> None:
         await caller.send(chunk(sequence=1))

@@ -1,0 +1,15 @@
+"""One thread for torch: a different number of threads sums in a different order and gives other bits."""
+
+from __future__ import annotations
+
+import contextlib
+
+import torch
+
+
+def use_one_thread() -> None:
+    """Make torch compute in one thread in this process; parallelism is by process."""
+    torch.set_num_threads(1)
+    with contextlib.suppress(RuntimeError):
+        # Torch refuses to change this one after its first parallel work; nothing of ours uses inter-op threads.
+        torch.set_num_interop_threads(1)
