@@ -81,7 +81,7 @@ class Assembler:
         self._seq = 0
         """Number of the frame that is being put together; 0 for one outside the sequence."""
         self._last = 0
-        """The highest number begun so far."""
+        """Number of the last frame of the sequence that was begun."""
         self._total = 0
         self._buffer: io.BytesIO | None = None
 
@@ -146,14 +146,12 @@ class Assembler:
         return frame
 
     def _begin(self, seq: int, offset: int, total: int) -> None:
-        if seq == 0:
-            pass  # Outside the sequence.
-        elif self._last == 0:
-            if seq > self._highest_first:
+        if seq:
+            if self._last == 0 and seq > self._highest_first:
                 raise RemoteProtocolError(f"it begins with frame {seq}, where {self._highest_first} is next")
-        elif seq != self._last + 1:
-            raise RemoteProtocolError(f"it sent frame {seq} after frame {self._last}")
+            if self._last and seq != self._last + 1:
+                raise RemoteProtocolError(f"it sent frame {seq} after frame {self._last}")
+            self._last = seq
         if offset:
             raise RemoteProtocolError(f"it begins frame {seq} at byte {offset}")
         self._seq, self._total = seq, total
-        self._last = seq or self._last

@@ -148,7 +148,8 @@ class Handler(Protocol):
     def frame_received(self, peer: int, seq: int, frame: bytes) -> bool | None:
         """Take a whole frame. In order; one that was received but is not durable may come again.
 
-        Returning False keeps its credit back until `Transport.taken`.
+        Frames with number 0 stand outside the sequence. Returning False keeps the credit of the frame back until
+        `Transport.taken`.
         """
         ...
 
@@ -505,8 +506,8 @@ class Transport:
         """Return a new link; None if another stream of the pair is better. Raises RemoteError."""
         assert neighbor.address is not None
         older = {each.local for each in tcp_info.connections()}
-        pipe: _ClientPipe | None = _ClientPipe(neighbor, self._security, self._channel_options())
-        assert pipe is not None
+        pipe = _ClientPipe(neighbor, self._security, self._channel_options())
+        attached = False
         try:
             async with asyncio.timeout(self._options.dial_timeout_s):
                 received = self._handler.last_received(neighbor.index)
@@ -547,7 +548,7 @@ class Transport:
                 connection=_dialled_connection(neighbor, terms.seen_as, older),
             )
             self._attach(link)
-            pipe = None
+            attached = True
             return link
         except TimeoutError:
             raise PeerUnreachable(
@@ -556,7 +557,7 @@ class Transport:
         except _ConnectionLostError as error:
             raise PeerUnreachable(_explain(error.error, neighbor, encrypted=self._security is not None)) from None
         finally:
-            if pipe is not None:
+            if not attached:
                 await pipe.abandon()
 
     def _note_refusal(self, neighbor: Neighbor, reason: str) -> None:

@@ -135,6 +135,36 @@ def test_a_listener_that_restarts_is_found_again_and_gets_what_it_lacks() -> Non
     asyncio.run(story())
 
 
+def test_frames_outside_the_sequence_pass_between_the_others_and_need_no_receipt() -> None:
+    async def story() -> None:
+        ada, ben = Mind(), Mind()
+        async with pair(ada, ben, options=TransportOptions(chunk_kbytes=4)) as (_, dialler):
+            dialler.send(0, 0, b"a request before anything else")
+            ben.send(0, os.urandom(20_000))
+            dialler.send(0, 0, b"r" * 30_000)
+            ben.send(0, b"second")
+            await until(lambda: len(ada.frames) == 2)
+            assert ada.requests == [(1, b"a request before anything else"), (1, b"r" * 30_000)]
+            await until(lambda: ben.backlog(0) == 0)
+            assert dialler.counters(0).frames_resent == 0
+            assert dialler.counters(0).frames_sent == 4
+
+    asyncio.run(story())
+
+
+def test_a_link_that_is_reset_says_why_and_comes_back() -> None:
+    async def story() -> None:
+        ada, ben = Mind(), Mind()
+        async with pair(ada, ben) as (listener, dialler):
+            listener.reset(1, "its checksum is wrong")
+            await until(lambda: len(ada.events) == 3 and len(ben.events) == 3)
+            assert ada.events[1] == ("down", 1, "its checksum is wrong")
+            assert ben.events[1] == ("down", 0, "it ended the connection: its checksum is wrong")
+            assert dialler.counters(0).reconnects == 1
+
+    asyncio.run(story())
+
+
 def test_receipts_are_batched() -> None:
     async def story() -> None:
         ada, ben = Mind(), Mind()
@@ -192,17 +222,17 @@ def test_notes_arrive_and_are_refused_if_too_large() -> None:
 def test_heartbeats_keep_an_idle_link_and_silence_ends_it() -> None:
     async def story() -> None:
         ada, ben = Mind(), Mind()
-        options = TransportOptions(heartbeat_s=0.2, backoff_max_s=0.2)
+        options = TransportOptions(heartbeat_s=0.4, backoff_max_s=0.2)
         listener = build(0, ada, [passive(1)], options=options)
         async with running(listener), Proxy(listener.port or 0) as proxy:
             dialler = build(1, ben, [dialled(0, proxy.port)], listen=None, options=options)
             async with running(dialler):
                 await until(lambda: listener.is_up(1) and dialler.is_up(0))
-                await asyncio.sleep(1.5)
+                await asyncio.sleep(2)
                 assert len(ada.events) == len(ben.events) == 1, "an idle link stays up"
                 proxy.flowing.clear()
                 await until(lambda: len(ada.events) > 1 and len(ben.events) > 1)
-                assert ada.events[1] == ("down", 1, "nothing was heard for 0.6 s")
+                assert ada.events[1] == ("down", 1, "nothing was heard for 1.2 s")
                 proxy.cut()
                 proxy.flowing.set()
                 await until(lambda: listener.is_up(1) and dialler.is_up(0))

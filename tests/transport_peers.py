@@ -52,6 +52,7 @@ class Mind:
         self.out: dict[int, OutLink] = {}
         self.heard: dict[int, InLink] = {}
         self.frames: list[tuple[int, bytes]] = []
+        self.requests: list[tuple[int, bytes]] = []
         self.bulletins: list[tuple[int, str, bytes]] = []
         self.events: list[tuple[Any, ...]] = []
         self.takes_at_once = True
@@ -70,6 +71,9 @@ class Mind:
         self.events.append(("down", peer, reason))
 
     def frame_received(self, peer: int, seq: int, frame: bytes) -> bool | None:
+        if seq == 0:
+            self.requests.append((peer, frame))
+            return self.takes_at_once
         link = self._heard(peer)
         if link.accept(seq):
             self.frames.append((peer, frame))
