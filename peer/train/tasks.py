@@ -50,7 +50,7 @@ def digits(*, hidden: int = 256) -> Task:
     order = torch.from_numpy(stream(0, SHARED, Purpose.HOLD_OUT).permutation(len(bunch.target)))
     pixels = torch.from_numpy(bunch.data).to(torch.float32).div_(16)[order]
     labels = torch.from_numpy(bunch.target).to(torch.int64)[order]
-    num_train = round(0.8 * len(labels))
+    num_train = len(labels) * 4 // 5
     return Classification(
         name="digits",
         num_classes=10,

@@ -1,0 +1,111 @@
+"""Whole models on disk: what is written is read back, and what does not fit is refused and changes nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from peer.errors import DataError
+from peer.train.model_file import load_model_, model_digest, save_model
+
+
+def small() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(2, 2))
+
+
+def test_a_model_comes_back_as_it_was(tmp_path: Path):
+    model, other = small(), small()
+    model(torch.randn(5, 1, 3, 3))
+    save_model(model, tmp_path / "m.safetensors", metadata={"task": "t"})
+    assert model_digest(model) != model_digest(other)
+    load_model_(other, tmp_path / "m.safetensors")
+    assert model_digest(model) == model_digest(other)
+
+
+def test_the_file_is_a_plain_state_dict(tmp_path: Path):
+    model, other = small(), small()
+    save_model(model, tmp_path / "m.safetensors")
+    other.load_state_dict(load_file(tmp_path / "m.safetensors"))
+    assert model_digest(model) == model_digest(other)
+
+
+def test_nothing_but_the_file_is_left_behind(tmp_path: Path):
+    save_model(small(), tmp_path / "m.safetensors")
+    save_model(small(), tmp_path / "m.safetensors")
+    assert [path.name for path in tmp_path.iterdir()] == ["m.safetensors"]
+
+
+def test_tied_weights_are_written_once(tmp_path: Path):
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model[1].weight = model[0].weight
+    save_model(model, tmp_path / "m.safetensors")
+    assert set(load_file(tmp_path / "m.safetensors")) == {"0.weight", "0.bias", "1.bias"}
+    load_model_(model, tmp_path / "m.safetensors")
+
+
+def test_the_digest_sees_names_shapes_and_values():
+    torch.manual_seed(0)
+    model = small()
+    before = model_digest(model)
+    with torch.no_grad():
+        model[3].bias[1] += 1e-6
+    assert model_digest(model) != before
+    assert model_digest(nn.Sequential(nn.Flatten())) == model_digest(nn.Identity())
+
+
+def tensors() -> dict[str, torch.Tensor]:
+    return dict(small().state_dict())
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda t: t.pop("3.bias"), r"lacks 3\.bias"),
+        (lambda t: t.update({"4.weight": torch.zeros(2)}), r"holds 4\.weight, which the model does not have"),
+        (lambda t: t.update({"3.weight": torch.zeros(2, 3)}), r"3\.weight has shape \[2, 3\], the model has \[2, 2\]"),
+        (
+            lambda t: t.update({"3.weight": torch.full((2, 2), torch.nan)}),
+            r"3\.weight holds values that are not finite",
+        ),
+        (lambda t: t.update({"3.weight": torch.zeros(2, 2, dtype=torch.int32)}), r"3\.weight is torch\.int32"),
+    ],
+)
+def test_a_file_that_does_not_fit_is_refused_and_changes_nothing(tmp_path: Path, change, sentence: str):
+    content = tensors()
+    change(content)
+    save_file(content, tmp_path / "m.safetensors")
+    model = small()
+    before = model_digest(model)
+    with pytest.raises(DataError, match=sentence):
+        load_model_(model, tmp_path / "m.safetensors")
+    assert model_digest(model) == before
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\xff" * 64, b"\x08" + bytes(7) + b"not json", (2**62).to_bytes(8, "little")]
+)
+def test_bytes_that_are_no_safetensors_file_are_refused(tmp_path: Path, content: bytes):
+    (tmp_path / "m.safetensors").write_bytes(content)
+    with pytest.raises(DataError, match=r"is no valid safetensors file"):
+        load_model_(small(), tmp_path / "m.safetensors")
+
+
+def test_a_cut_off_file_is_refused(tmp_path: Path):
+    path = tmp_path / "m.safetensors"
+    save_model(small(), path)
+    path.write_bytes(path.read_bytes()[:-8])
+    with pytest.raises(DataError, match=r"is no valid safetensors file"):
+        load_model_(small(), path)
+
+
+def test_half_precision_files_start_a_float32_model(tmp_path: Path):
+    content = {name: t.half() if t.is_floating_point() else t for name, t in tensors().items()}
+    save_file(content, tmp_path / "m.safetensors")
+    model = small()
+    load_model_(model, tmp_path / "m.safetensors")
+    assert model[3].weight.dtype == torch.float32
+    assert torch.equal(model[3].weight, content["3.weight"].float())

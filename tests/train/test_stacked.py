@@ -1,0 +1,216 @@
+"""Stacked peers equal peers trained one by one, within float32 rounding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from peer.config import TrainingOptions
+from peer.errors import DataError, LocalProtocolError
+from peer.train.data import Classification, TensorData
+from peer.train.local_step import Trainer
+from peer.train.models import logistic
+from peer.train.stacked import StackedTrainer
+from peer.train.task import Task
+from peer.train.tasks import resolve_task
+from tests.train.small_tasks import images, points
+
+
+def options(**changes: object) -> TrainingOptions:
+    settings = {"momentum": "nesterov", "batch_size": 8, "warmup_rounds": 0, "weight_decay": 1e-3} | changes
+    return TrainingOptions(**settings)
+
+
+def shards_of(task: Task, num_peers: int) -> list[np.ndarray]:
+    """Overlapping shards of different sizes."""
+    numbers = np.random.default_rng(5)
+    size = len(task.train_data())
+    return [np.sort(numbers.permutation(size)[: 9 + 2 * peer]).astype(np.int64) for peer in range(num_peers)]
+
+
+def both(
+    task: Task, chosen: TrainingOptions, num_peers: int, *, how: str = "stacked", seed: int = 3
+) -> tuple[StackedTrainer, list[Trainer]]:
+    shards = shards_of(task, num_peers)
+    holdouts = [np.arange(peer, dtype=np.int64) for peer in range(num_peers)]
+    stacked = StackedTrainer(task, chosen, rounds=20, seed=seed, shards=shards, holdouts=holdouts, how=how)
+    single = [
+        Trainer(
+            task, chosen, rounds=20, seed=seed, peer=peer, train_indices=shards[peer], holdout_indices=holdouts[peer]
+        )
+        for peer in range(num_peers)
+    ]
+    return stacked, single
+
+
+def assert_equal_training(stacked: StackedTrainer, single: Sequence[Trainer], rounds: int, tolerance: float) -> None:
+    start = stacked.initial_vector()
+    assert np.array_equal(start, single[0].initial_vector())
+    assert stacked.layout == single[0].layout
+    # Different points, so that a mixed-up row shows.
+    numbers = np.random.default_rng(6)
+    rows = (start + 0.05 * numbers.normal(size=(len(single), start.size))).astype(np.float32)
+    z, steps = rows, np.linspace(0.05, 0.1, len(single)).astype(np.float32)
+    lone = list(rows)
+    for t in range(rounds):
+        rate = stacked.rate(t)
+        assert rate == single[0].rate(t)
+        together = stacked.gradients(z, t, steps)
+        alone = [trainer.gradient(lone[i], t, rate, float(steps[i])) for i, trainer in enumerate(single)]
+        scale = np.abs(alone[0].gradient).max()
+        for i, step in enumerate(alone):
+            np.testing.assert_allclose(together.gradients[i], step.gradient, atol=tolerance * scale, rtol=0)
+            assert together.losses[i] == pytest.approx(step.loss, rel=1e-4)
+            assert together.samples == step.samples
+        after = z - np.float32(rate) * together.gradients
+        stacked.after_round(z, after, rate)
+        for i, trainer in enumerate(single):
+            moved = lone[i] - np.float32(rate) * alone[i].gradient
+            trainer.after_round(lone[i], moved, rate)
+            lone[i] = moved
+        z = after
+    np.testing.assert_allclose(z, np.stack(lone), atol=tolerance * np.abs(rows).max(), rtol=0)
+
+
+@pytest.mark.parametrize("momentum", ["none", "nesterov", "qg", "adam"])
+@pytest.mark.parametrize("local_steps", [1, 3])
+def test_digits_equal_one_by_one(momentum: str, local_steps: int):
+    chosen = options(momentum=momentum, local_steps=local_steps, learning_rate=0.01)
+    # Adam divides by the root of tiny second moments, which magnifies rounding.
+    tolerance = 2e-3 if momentum == "adam" else 1e-5
+    assert_equal_training(*both(resolve_task("digits"), chosen, 6), rounds=6, tolerance=tolerance)
+
+
+def test_logistic_regression_equals_one_by_one():
+    digits = resolve_task("digits")
+    task = Classification(
+        name="l", num_classes=10, model=lambda: logistic(64, 10), train=digits.train_data(), test=digits.test_data()
+    )
+    assert_equal_training(*both(task, options(), 5), rounds=6, tolerance=1e-5)
+
+
+@pytest.mark.parametrize("how", ["stacked", "one by one"])
+@pytest.mark.parametrize("norm", ["evonorm", "group", "batch"])
+def test_resnet_equals_one_by_one(norm, how: str):
+    chosen = options(batch_size=2, learning_rate=0.01)
+    stacked, single = both(images(norm, augmented=True), chosen, 2, how=how)
+    assert_equal_training(stacked, single, rounds=2, tolerance=1e-3)
+    buffers = {name: value for name, value in stacked.state().items() if name.startswith("buffer.")}
+    assert bool(buffers) == (norm == "batch")
+    for name, value in buffers.items():
+        for peer, trainer in enumerate(single):
+            np.testing.assert_allclose(value[peer], trainer.state()[name], rtol=1e-3, atol=1e-5)
+
+
+def test_one_by_one_equals_the_trainer_bit_for_bit():
+    stacked, single = both(points(), options(), 4, how="one by one")
+    z = np.tile(stacked.initial_vector(), (4, 1))
+    together = stacked.gradients(z, 2, 0.1)
+    for i, trainer in enumerate(single):
+        assert np.array_equal(together.gradients[i], trainer.gradient(z[i], 2, 0.1, 0.1).gradient)
+
+
+def test_only_patterns_and_own_augmentation_apply():
+    plain = points()
+
+    def jitter(batch, uniforms):
+        assert batch[0].shape == (8, 2)  # one peer at a time: an own augmentation may mix the samples of a batch
+        return batch[0] + uniforms[:, :2] - batch[0].mean(dim=0), batch[1]
+
+    task = Classification(
+        name="p", num_classes=3, model=plain.model, train=plain.train, test=plain.test, augmentation=jitter
+    )
+    assert_equal_training(*both(task, options(only=("0.*", "4.weight")), 3), rounds=4, tolerance=1e-5)
+
+
+@pytest.mark.parametrize("how", ["stacked", "one by one"])
+@pytest.mark.parametrize("split", ["test", "holdout", "train"])
+def test_evaluations_equal_one_by_one(how: str, split):
+    stacked, single = both(points(), options(), 70, how=how)
+    numbers = np.random.default_rng(7)
+    z = numbers.normal(size=(70, stacked.layout.size)).astype(np.float32)
+    for peer, result in enumerate(stacked.evaluate(z, split)):
+        expected = single[peer].evaluate(z[peer], split)
+        assert result.correct.tolist() == expected.correct.tolist()
+        assert result.total.tolist() == expected.total.tolist()
+        assert result.loss == pytest.approx(expected.loss, rel=1e-5)
+
+
+@pytest.mark.parametrize("norm", ["group", "batch"])
+def test_stacked_evaluation_changes_nothing(norm):
+    stacked, _ = both(images(norm), options(batch_size=2), 2)
+    z = np.tile(stacked.initial_vector(), (2, 1))
+    stacked.gradients(z, 0, 0.1)
+    before = {name: value.copy() for name, value in stacked.state().items()}
+    first = stacked.evaluate(z)
+    assert all(np.array_equal(value, before[name]) for name, value in stacked.state().items())
+    assert [e.correct.tolist() for e in stacked.evaluate(z)] == [e.correct.tolist() for e in first]
+
+
+@pytest.mark.parametrize("how", ["stacked", "one by one"])
+def test_stacked_training_goes_on_from_its_state(how: str):
+    whole, first, second = (both(images("batch"), options(batch_size=2), 2, how=how)[0] for _ in range(3))
+
+    def train(trainer: StackedTrainer, z: np.ndarray, rounds: range) -> np.ndarray:
+        for t in rounds:
+            z = z - np.float32(0.05) * trainer.gradients(z, t, 0.05).gradients
+        return z
+
+    start = np.tile(whole.initial_vector(), (2, 1))
+    expected = train(whole, start, range(3))
+    middle = train(first, start, range(2))
+    second.restore(first.state())
+    assert np.array_equal(train(second, middle, range(2, 3)), expected)
+    with pytest.raises(ValueError, match="do not fit these peers"):
+        both(images("batch"), options(batch_size=2), 3)[0].restore(first.state())
+
+
+def test_a_hundred_peers_learn_together():
+    task = resolve_task("digits")
+    shards = np.array_split(np.arange(1437, dtype=np.int64), 100)
+    trainer = StackedTrainer(task, options(batch_size=14, learning_rate=0.1), rounds=60, seed=0, shards=shards)
+    z = np.tile(trainer.initial_vector(), (100, 1))
+    for t in range(60):
+        z = z - np.float32(trainer.rate(t)) * trainer.gradients(z, t, 0.1).gradients
+        z[:] = z.mean(axis=0)
+    results = trainer.evaluate(z)
+    assert len(results) == 100
+    assert min(result.accuracy for result in results) > 0.9
+
+
+@pytest.mark.parametrize("layer", [nn.Dropout(0.5), nn.Module])
+def test_what_cannot_be_stacked_is_refused_with_the_reason(layer):
+    class Deciding(nn.Module):
+        def forward(self, x):
+            return x if x.sum().item() > 0 else -x
+
+    data = TensorData(torch.randn(20, 2), torch.arange(20) % 2)
+    odd = Deciding() if layer is nn.Module else layer
+    task = Classification(
+        name="odd", num_classes=2, model=lambda: nn.Sequential(nn.Linear(2, 2), odd), train=data, test=data
+    )
+    stacked, single = both(task, options(), 2)
+    z = np.tile(stacked.initial_vector(), (2, 1))
+    with pytest.raises(DataError, match="task odd cannot be computed for all peers at once"):
+        stacked.gradients(z, 0, 0.1)
+    alone, _ = both(task, options(), 2, how="one by one")
+    gradients = alone.gradients(z, 0, 0.1).gradients
+    assert np.array_equal(gradients[1], single[1].gradient(z[1], 0, 0.1, 0.1).gradient)
+
+
+def test_models_with_convolutions_go_one_by_one_on_a_cpu():
+    chosen = options(batch_size=2)
+    by_choice, _ = both(images("group"), chosen, 2, how="auto")
+    one_by_one, _ = both(images("group"), chosen, 2, how="one by one")
+    z = np.tile(by_choice.initial_vector(), (2, 1))
+    assert np.array_equal(by_choice.gradients(z, 0, 0.1).gradients, one_by_one.gradients(z, 0, 0.1).gradients)
+
+
+def test_a_matrix_of_another_shape_is_a_broken_contract():
+    stacked, _ = both(points(), options(), 3)
+    with pytest.raises(LocalProtocolError, match=r"the peers take float32\[3, "):
+        stacked.gradients(np.zeros((2, stacked.layout.size), np.float32), 0, 0.1)
