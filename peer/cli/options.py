@@ -107,10 +107,9 @@ def load_peer(config_file: Path | None, settings: tuple[str, ...] = ()) -> tuple
 def load_job(config_file: Path | None, settings: tuple[str, ...], num_peers: int | None) -> tuple[Config, Path, int]:
     """Return configuration, folder and number of peers for commands that look at the whole run.
 
-    Without a file: ./peer.toml if nothing else describes a job, else the defaults.
+    Without a file: ./peer.toml if there is one, unless a number of peers asks for a job that is not its own.
     """
-    described = settings or num_peers is not None or click.get_current_context().meta.get("peer.shorthands")
-    if config_file is None and not described and DEFAULT_FILE.exists():
+    if config_file is None and num_peers is None and DEFAULT_FILE.exists():
         config_file = DEFAULT_FILE
     config, base = load_config(config_file, settings)
     return config, base, count_peers(config, num_peers)

@@ -103,7 +103,7 @@ def validate(config_file: Path | None, settings: tuple[str, ...], num_peers: int
     """Check a configuration, its graph and its algorithm before anything runs.
 
     Says what the theory has against it: errors are what cannot converge, warnings what may not. The exit code is 2 if
-    there is an error.
+    there is an error. Without --config it looks at ./peer.toml; with --peers alone, at the defaults.
 
     \b
     Examples:
@@ -149,6 +149,8 @@ def graph(
     as_json: bool,
 ) -> None:
     """Show who sends to whom with which weight, and how fast the graph mixes.
+
+    Without --config it looks at ./peer.toml; with --peers alone, at the defaults.
 
     \b
     Examples:

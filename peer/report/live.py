@@ -162,8 +162,10 @@ def _header(progress: Progress) -> RenderableType:
         ("worst peer", percent(progress.worst_accuracy)),
         ("averaged", percent(progress.averaged_accuracy)),
         ("consensus distance", significant(progress.consensus_distance)),
-        ("sent", size(progress.payload_bytes) if progress.payload_bytes else MISSING),
-        ("less than full precision", times(progress.reduction)),
+        (
+            "sent",
+            f"{size(progress.payload_bytes)}, {times(progress.reduction)} less" if progress.payload_bytes else MISSING,
+        ),
     ]
     text = Text()
     for label, figure in figures:
@@ -203,7 +205,9 @@ class _Column:
 
 
 def _neighbors(peer: PeerProgress) -> Text:
-    return Text(f"{peer.neighbors_up}/{peer.neighbors}", style="" if peer.neighbors_up == peer.neighbors else "yellow")
+    # Whoever has finished may hang up.
+    missed = peer.neighbors_up < peer.neighbors and peer.state != "finished"
+    return Text(f"{peer.neighbors_up}/{peer.neighbors}", style="yellow" if missed else "")
 
 
 _COLUMNS = (

@@ -4,7 +4,7 @@ STYLE = """
 :root{--paper:#fbfbf9;--panel:#fff;--ink:#1c2329;--dim:#66717b;--rule:#e3e5e2;--faint:#eef0ed;
 --worst:#c8500a;--mean:#0068a8;--baseline:#00825f;--bound:#9a5b86;--peer:#8b98a5;--warn:#fff3e2;--warn-ink:#7a3d00}
 @media (prefers-color-scheme:dark){:root{--paper:#14181b;--panel:#1b2125;--ink:#e6eaec;--dim:#98a3ab;--rule:#2c343a;
---faint:#242b30;--worst:#f08a3c;--mean:#56b4e9;--baseline:#2fc295;--bound:#cf93bd;--peer:#6d7a86;--warn:#3a2a12;
+--faint:#242b30;--worst:#f08a3c;--mean:#56b4e9;--baseline:#2fc295;--bound:#cf93bd;--peer:#8391a0;--warn:#3a2a12;
 --warn-ink:#ffd9a3}}
 *{box-sizing:border-box}
 html{scroll-behavior:smooth}

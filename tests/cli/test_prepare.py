@@ -59,9 +59,10 @@ def test_a_run_that_theory_excludes_does_not_start() -> None:
     assert not Path("runs").exists()
 
 
-def test_the_file_in_the_folder_is_used_unless_a_job_is_described() -> None:
+def test_the_file_in_the_folder_is_used_unless_a_number_of_peers_is_given() -> None:
     Path("peer.toml").write_text("[run]\nrounds = 31\n" + "".join(f"[[peers]]\nname = 'p{i}'\n" for i in range(5)))
     assert "for 5 peers, 31 rounds" in sotto("validate").stdout
+    assert "for 5 peers, 9 rounds" in sotto("validate", "--rounds", "9").stdout
     assert "for 3 peers, 1000 rounds" in sotto("validate", "-n", "3").stdout
 
 
