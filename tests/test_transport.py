@@ -240,6 +240,24 @@ def test_heartbeats_keep_an_idle_link_and_silence_ends_it() -> None:
     asyncio.run(story())
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="TCP_INFO is Linux's")
+def test_a_chunk_that_takes_longer_than_the_silence_allowed_is_no_silence() -> None:
+    async def story() -> None:
+        ada, ben = Mind(), Mind()
+        options = TransportOptions(heartbeat_s=0.3, chunk_kbytes=1024)
+        listener = build(0, ada, [passive(1)], options=options)
+        async with running(listener), Proxy(listener.port or 0) as proxy:
+            dialler = build(1, ben, [dialled(0, proxy.port)], listen=None, options=options)
+            async with running(dialler):
+                await until(lambda: listener.is_up(1) and dialler.is_up(0))
+                proxy.pause_s = 0.06
+                ben.send(0, bytes(512 * 1024))
+                await until(lambda: ada.frames)
+                assert len(ada.events) == len(ben.events) == 1
+
+    asyncio.run(story())
+
+
 def test_goodbye_is_said_on_every_link_and_nothing_stays_behind() -> None:
     async def story() -> None:
         ada, ben = Mind(), Mind()

@@ -183,6 +183,8 @@ class Proxy:
         self.target = port
         self.port = 0
         self.cut_after: int | None = None
+        self.pause_s = 0.0
+        """How long 16 kB take each."""
         self.connections = 0
         self.flowing = asyncio.Event()
         self.flowing.set()
@@ -225,6 +227,7 @@ class Proxy:
         with contextlib.suppress(OSError):
             while data := await source.read(16384):
                 await self.flowing.wait()
+                await asyncio.sleep(self.pause_s)
                 if budget[0] is not None:
                     budget[0] -= len(data)
                     if budget[0] < 0:
