@@ -63,7 +63,9 @@ def add_decompressed_(out: FloatArray, payload: Payload, layout: Layout, scale: 
 
 
 def _add_sparse_(out: FloatArray, indices: npt.NDArray[np.int64], values: FloatArray, weight: float) -> None:
-    if lib is None or out.dtype != np.float32 or not out.flags.c_contiguous or not values.flags.c_contiguous:
+    arrays = (out, indices, values)
+    native = lib is not None and all(array.flags.c_contiguous for array in arrays)
+    if not native or out.dtype != np.float32 or indices.dtype != np.int64:
         out[indices] += values if weight == 1.0 else values * out.dtype.type(weight)
         return
     # The kernel checks every index itself: memory must not depend on what was promised.

@@ -46,13 +46,18 @@ def add_levels_(out: FloatArray, levels: Levels, weight: float) -> None:
     """Add `weight` times the values of the codes to `out`, in place: the bits of `out += weight * level_values(…)`."""
     codes = levels.codes
     ends = abs(levels.base) + abs(levels.step) * 2**levels.bits
-    safe = ends < 2**31 and levels.divisor < 2**24 and ends * abs(levels.scale) < float(np.finfo(np.float32).max)
+    safe = (
+        codes.dtype in (np.uint8, np.uint16)
+        and ends < 2**31
+        and levels.divisor < 2**24
+        and ends * abs(levels.scale) < float(np.finfo(np.float32).max)
+    )
+    if codes.shape != out.shape:
+        raise ValueError(f"{codes.size} codes cannot be added to {out.size} numbers")
     if lib is None or out.dtype != np.float32 or not out.flags.c_contiguous or not safe:
         values = level_values(levels, out.dtype)
         out += values if weight == 1.0 else values * out.dtype.type(weight)
         return
-    if codes.shape != out.shape:
-        raise ValueError(f"{codes.size} codes cannot be added to {out.size} numbers")
     lib.add_levels(
         ffi.from_buffer("float[]", out), ffi.from_buffer("uint8_t[]", np.ascontiguousarray(codes)), codes.itemsize,
         out.size, levels.scale, levels.base, levels.step, levels.divisor, weight,

@@ -144,6 +144,7 @@ class ModuloCode:
     def own_value(self, x: FloatArray, theta: float, omega: Omega = None, out: FloatArray | None = None) -> FloatArray:
         """Return x̂ of the sender itself: what every receiver that recovers K holds, to the bit."""
         result = np.empty_like(x) if out is None else out
+        _require_like(result, x)
         self._encode(x, self._modulus(theta, x.dtype, ValueError), omega, 0, values=result)
         return result
 
@@ -423,7 +424,8 @@ def _recover(
 ) -> None:
     """Write the recovered K and its values, whichever is asked for."""
     code = _code_of(payload)
-    if payload.residues.shape != y.shape:
+    _require_like(values, y)
+    if payload.residues.shape != y.shape or payload.residues.dtype != code_type(payload.bits):
         raise RemoteProtocolError(f"a modulo code has {payload.residues.size} residues for a layer of {y.size}")
     b = code._modulus(payload.theta, y.dtype, RemoteProtocolError)
     if not _recover_native(code, b, payload.residues, y, code._needed(omega), start, integers, values):
@@ -491,6 +493,12 @@ def _recover_numpy(
             values += offset
         values *= real(b / levels)
     return True
+
+
+def _require_like(out: FloatArray | None, x: FloatArray) -> None:
+    """Raise ValueError unless `out` has room for exactly what belongs to `x`; the kernels write without looking."""
+    if out is not None and (out.shape != x.shape or out.dtype != x.dtype):
+        raise ValueError(f"out has to be {x.dtype}{list(x.shape)}, not {out.dtype}{list(out.shape)}")
 
 
 def _native(name: str, dtype: np.dtype[Any]) -> tuple[str, Any]:

@@ -53,6 +53,13 @@ def test_a_sparse_layer_touches_only_what_it_holds():
     assert np.isnan(out[2])
 
 
+def test_indices_of_another_type_are_read_as_they_are():
+    layer = Sparse(4, np.array([1, 3], np.int32), Dense(np.array([0.5, -2.0], np.float32), ValueType.FLOAT32))
+    out = np.zeros(4, np.float32)
+    add_decompressed_(out, (layer,), Layout.of_sizes([4]))
+    assert out.tolist() == [0.0, 0.5, 0.0, -2.0]
+
+
 def test_sums_go_to_strided_vectors_too():
     memory = np.zeros(20, np.float32)
     layer = Levels(0.5, 1, -1, 1, 2, np.array([0, 1, 2] * 3 + [0], np.uint8))

@@ -321,6 +321,19 @@ def test_omega_is_the_same_for_every_peer():
     assert build("modulo", bits=1, theta=1.0, rounding="nearest").omega(x, 3, PhiloxSource(1, 0).draws(2)) is None
 
 
+def test_memory_of_another_shape_is_refused():
+    x = np.ones(10, np.float32)
+    code = ModuloCode(4, Rounding.NEAREST)
+    for out in (np.zeros(9, np.float32), np.zeros(10)):
+        with pytest.raises(ValueError, match="out has to be"):
+            code.own_value(x, 1.0, out=out)
+        with pytest.raises(ValueError, match="out has to be"):
+            recover(code.payload(x, 1.0), x, out=out)
+    memory = np.zeros(12, np.float32)
+    assert (recover(code.payload(x, 1.0), x, out=memory[1:11]) == code.own_value(x, 1.0)).all()
+    assert memory[0] == memory[11] == 0
+
+
 def test_missing_or_misshapen_omega_is_refused():
     x = np.ones(10, np.float32)
     code = ModuloCode(4, Rounding.DITHER)
