@@ -217,7 +217,8 @@ def _replay_events(scenario: Scenario) -> Trajectory:
             read[i] = nodes[i].read()
         elif kind == "step":
             direction = momenta[i].direction(scenario.gradient(i, read[i]), read[i])
-            nodes[i].step(direction, scenario.rates[e])
+            # The logs of real peers carry γ with each step.
+            nodes[i].step(direction, event[2] if len(event) > 2 else scenario.rates[e])
         else:
             exchange_pair(nodes, i, event[2], event[3] if len(event) > 3 else e, scenario.carry)
         _record(result, nodes)

@@ -55,7 +55,15 @@ from peer.gossip.mixing import (
     restored_like,
     whole_layer,
 )
-from peer.gossip.theta import ThetaControl, d2_constant, second_eigenvalue, theorem_2, theorem_3, theorem_4
+from peer.gossip.theta import (
+    ThetaControl,
+    d2_constant,
+    refuse_unstable,
+    second_eigenvalue,
+    theorem_2,
+    theorem_3,
+    theorem_4,
+)
 from peer.wire.message import Message, MessageKind, RepairWish
 
 FURTHER_BITS = (4, 8, 16, 0)
@@ -82,25 +90,28 @@ class Moniqua(Algorithm):
         super().__init__(node, x0)
         self._gossip = ModuloGossip(node)
         self._theta = theta_control(node)
+        if self._theta.mode == "verified":
+            refuse_unstable(modulo_compressor(node), node.averaging_rate)
         w = node.schedule.matrix(0)
         self._rho = second_eigenvalue(w) if self._theta.mode == "theorem" else 0.0
 
     def begin(self, t: int, gradient: FloatArray, rate: float) -> Exchange:
         reference = self.x
-        bound = 0.0
+        unit = 0.0
         if self._theta.mode == "theorem":
             self._theta.see_gradient(max_magnitude(gradient))
-            bound = self._theorem(rate)
+            unit = self._theorem(rate)
         self.x = self._gossip.copy_of(reference)
         add_scaled_(self.x, -rate, gradient)
-        return self._gossip.begin(t, reference, self._theta, bound)
+        return self._gossip.begin(t, reference, self._theta, unit)
 
     def _theorem(self, rate: float) -> float:
+        """Return θ for G∞ = 1."""
         node, n = self.node, self.node.schedule.num_peers
         if node.averaging_rate < 1.0:
-            return theorem_3(rate, self._theta.gradient_bound, n, self._rho, node.averaging_rate)
+            return theorem_3(rate, 1.0, n, self._rho, node.averaging_rate)
         decay = float(node.settings.get("step_size_decay", 1.0))
-        return theorem_2(rate, self._theta.gradient_bound, n, self._rho, decay=decay)
+        return theorem_2(rate, 1.0, n, self._rho, decay=decay)
 
     def advance(self, inbox: Mapping[int, Message]) -> Exchange | None:
         return self._gossip.advance(self.x, inbox, self._theta)
@@ -148,19 +159,21 @@ class MoniquaD2(Algorithm):
         """x₋₁ − γ₋₁ g₋₁, see `D2`."""
         self._gossip = ModuloGossip(node)
         self._theta = theta_control(node)
+        if self._theta.mode == "verified":
+            refuse_unstable(modulo_compressor(node), node.averaging_rate, halfway=True)
         self._d1 = 0.0
         if self._theta.mode == "theorem":
             given = node.settings.get("d1")
             self._d1 = d2_constant(node.schedule.matrix(0), node.averaging_rate) if given is None else float(given)
 
     def begin(self, t: int, gradient: FloatArray, rate: float) -> Exchange:
-        bound = 0.0
+        unit = 0.0
         if self._theta.mode == "theorem":
             self._theta.see_gradient(max_magnitude(gradient))
-            bound = theorem_4(rate, self._theta.gradient_bound, self.node.schedule.num_peers, self._d1)
+            unit = theorem_4(rate, 1.0, self.node.schedule.num_peers, self._d1)
         reference, self.last_step = half_step_(self.x, self.last_step, gradient, rate)
         self.x = self._gossip.copy_of(reference)
-        return self._gossip.begin(t, reference, self._theta, bound)
+        return self._gossip.begin(t, reference, self._theta, unit)
 
     def advance(self, inbox: Mapping[int, Message]) -> Exchange | None:
         return self._gossip.advance(self.x, inbox, self._theta)
@@ -258,10 +271,10 @@ class ModuloGossip:
         buffer[:] = values
         return buffer
 
-    def begin(self, t: int, reference: FloatArray, theta: ThetaControl, bound: float) -> Exchange:
+    def begin(self, t: int, reference: FloatArray, theta: ThetaControl, unit: float) -> Exchange:
         """Send the codes of `reference`, which is kept and must not be written to until the next round is over."""
         node, compressor = self._node, self._compressor
-        thetas = theta.thetas(t, bound, self._floors(reference) if theta.mode != "constant" else np.zeros(0))
+        thetas = theta.thetas(t, unit, self._floors(reference) if theta.mode != "constant" else np.zeros(0))
         draws = node.draw_source.draws(t)
         self._own = tuple(
             whole_layer(reference[part])
@@ -402,8 +415,7 @@ class ModuloGossip:
 
     def _finish(self, theta: ThetaControl) -> None:
         self._messages = {}
-        if theta.mode == "verified":
-            theta.after_round(self._sources[self._t].thetas, self._distances, self._heard, self._violated)
+        theta.after_round(self._sources[self._t].thetas, self._distances, self._heard, self._violated)
         if not self._compressor.verified:
             self._retire(self._t)  # Nobody can ask for a repair.
 

@@ -11,9 +11,10 @@ A `PairNode` is one peer's side, without sockets or clock. How a pair stays atom
   while holding something that another one waits for, so that no graph can deadlock.
 - Both add ½ (x̂_other − x̂_own **as sent**), so that a gradient step between request and reply commutes with the mix.
   Only reading after such a step has to wait (`can_read`): what it saw would fit no serial order.
-- Requests that cross each other are won by the lower peer; the higher one answers and forgets its own, to which the
-  lower one, waiting itself, says busy. This needs links that deliver in order, as ours do.
-- A request that is repeated (after a broken connection, after a crash) is answered with the same reply, once applied.
+- Requests that cross each other are won by the lower peer: the higher one answers, while its own is refused by the
+  lower one, which is waiting itself.
+- Every exchange number has one outcome for ever. A request that is repeated (after a broken connection, after a crash)
+  gets the same reply, applied once; what was refused stays refused, and the initiator tries again under a new number.
 
 `events` is the serial log of one peer in the form of scenario files; `merge_events` makes one log of all of them, and
 replaying that log gives the same models.
@@ -47,7 +48,7 @@ from peer.gossip.moniqua import (
     repair_of,
     theta_control,
 )
-from peer.gossip.theta import pairwise_mixing_time, theorem_5
+from peer.gossip.theta import pairwise_mixing_time, refuse_unstable, theorem_5
 from peer.random import Purpose
 from peer.wire.message import Message, MessageKind, RepairWish
 
@@ -130,10 +131,12 @@ class PairNode(ABC):
         self._initiated: _Initiated | None = None
         self._responding: _Responding | None = None
         self._replies: dict[int, Message] = {}
+        """The last reply to each neighbour."""
+        self._refused: dict[int, int] = {}
+        """The last exchange of each neighbour that was refused."""
         self._at_read = (0, 0)
         self._events: list[Event] = []
         self._theirs, self._ours = np.empty_like(self.x), np.empty_like(self.x)
-        self._given_up: tuple[int, int] | None = None
         self._distance: float | None = None
 
     # What the driver calls.
@@ -193,8 +196,14 @@ class PairNode(ABC):
             raise LocalProtocolError(f"exchange {number} comes after {self._next_exchange - 1}")
         self._next_exchange = number + 1
         payload = self._code_request(number)
+        answered = self._replies.get(partner)
         message = Message(
-            MessageKind.PAIR_REQUEST, self.node.peer, number, mixing_weight=0.5, push_weight=1.0, layers=payload
+            MessageKind.PAIR_REQUEST,
+            self.node.peer,
+            number,
+            phase=0 if answered is None else answered.round + 1,
+            mixing_weight=0.5,
+            layers=payload,
         )
         self._initiated = _Initiated(partner, number, message, self.x.copy())
         return message
@@ -241,23 +250,33 @@ class PairNode(ABC):
     def _on_request(self, message: Message) -> PairOutcome:
         sender, number = message.sender, message.round
         answered = self._replies.get(sender)
-        if answered is not None and number <= answered.round:
-            # Repeated: the same reply; or older than what was answered last, hence answered too.
-            return PairOutcome(sends=((sender, answered),)) if number == answered.round else PairOutcome()
+        if answered is not None and number == answered.round:
+            return PairOutcome(sends=((sender, answered),))
+        if number == self._refused.get(sender):
+            return self._refuse(message)
+        if number < max(self._refused.get(sender, -1), -1 if answered is None else answered.round):
+            return PairOutcome()  # Its initiator has gone on since.
         if self._responding is not None:
             waiting = self._responding
             if (waiting.request.sender, waiting.request.round) == (sender, number):
                 return PairOutcome(sends=((sender, self._repair_request(waiting)),))
-            return self._busy(message)
-        if self._initiated is not None:
-            if self._initiated.partner != sender or self.node.peer < sender:
-                return self._busy(message)
-            # It will answer busy, waiting itself for our reply.
-            self._given_up, self._initiated = (sender, self._initiated.exchange), None
+            return self._refuse(message)
+        if self._initiated is not None and not self._gives_way(self._initiated, message):
+            return self._refuse(message)
         check_layers(message.layers, self.node.layout, sender, modulo=self.spec.modulo)
         return self._respond(_Responding(message, 0, (), {}))
 
-    def _busy(self, message: Message) -> PairOutcome:
+    def _gives_way(self, initiated: _Initiated, message: Message) -> bool:
+        """Return whether to answer a request although the own one is open: the two cross, and the other is lower.
+
+        Not if it has answered ours already and the answer was lost: then the exchanges would happen in one order there
+        and in the other one here. A request says by its phase which exchange its sender answered last.
+        """
+        crosses = initiated.partner == message.sender and message.phase != initiated.exchange + 1
+        return crosses and message.sender < self.node.peer
+
+    def _refuse(self, message: Message) -> PairOutcome:
+        self._refused[message.sender] = message.round
         return PairOutcome(sends=((message.sender, Message(MessageKind.PAIR_BUSY, self.node.peer, message.round)),))
 
     def _respond(self, responding: _Responding) -> PairOutcome:
@@ -273,9 +292,7 @@ class PairNode(ABC):
         self._responding = None
         number = request.round
         payload = self._code_reply(request)
-        reply = Message(
-            MessageKind.PAIR_REPLY, self.node.peer, number, mixing_weight=0.5, push_weight=1.0, layers=payload
-        )
+        reply = Message(MessageKind.PAIR_REPLY, self.node.peer, number, mixing_weight=0.5, layers=payload)
         self._mix(request, payload, self.x, frozenset(responding.further))
         self._replies[request.sender] = reply
         self._events.append(("mix", request.sender, self.node.peer, number))
@@ -311,8 +328,6 @@ class PairNode(ABC):
 
     def _on_reply(self, message: Message) -> PairOutcome:
         initiated = self._initiated
-        if self._given_up == (message.sender, message.round):
-            raise RemoteProtocolError("answered a request that its own had overruled", peer=message.sender)
         if initiated is None or (message.sender, message.round) != (initiated.partner, initiated.exchange):
             return PairOutcome()  # A repeated one.
         check_layers(message.layers, self.node.layout, message.sender, modulo=self.spec.modulo)
@@ -406,13 +421,21 @@ class PairNode(ABC):
             self._next_exchange, self._refusals, self.repairs, *self._at_read, staleness.steps, staleness.exchanges,
             staleness.exchanges_between, staleness.most_exchanges_between, staleness.steps_between,
         ]  # fmt: skip
-        state = {"x": self.x, "u": np.array([1.0]), "counters": np.array(counters, np.int64)}
+        state = {
+            "x": self.x,
+            "u": np.array([1.0]),
+            "counters": np.array(counters, np.int64),
+            "events": np.array([_row(event) for event in self._events], np.float64).reshape(-1, 4),
+            "refused": np.array(sorted(self._refused.items()), np.int64).reshape(-1, 2),
+        }
         for partner, reply in self._replies.items():
             state[f"reply.{partner}"] = self._frame(reply)
         if self._initiated is not None:
             state["request"] = self._frame(self._initiated.request)
             state["request.sent"] = self._initiated.sent
-            state["request.partner"] = np.array([self._initiated.partner], np.int64)
+            first_step = -1 if self._initiated.first_step is None else self._initiated.first_step
+            state["request.partner"] = np.array([self._initiated.partner, first_step], np.int64)
+            state["request.violated"] = np.array(sorted(self._initiated.violated), np.int64)
         return state
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
@@ -422,7 +445,9 @@ class PairNode(ABC):
         self._next_exchange, self._refusals, self.repairs = counters[:3]
         self._at_read = (counters[3], counters[4])
         self.staleness = Staleness(*counters[5:])
-        self._responding, self._initiated, self._given_up, self._events = None, None, None, []
+        self._responding, self._initiated = None, None
+        self._events = [_event(row) for row in state["events"]]
+        self._refused = {int(partner): int(number) for partner, number in state["refused"]}
         self._replies = {
             int(name.removeprefix("reply.")): self._message(frame)
             for name, frame in state.items()
@@ -430,8 +455,15 @@ class PairNode(ABC):
         }
         if "request" in state:
             request, sent = self._message(state["request"]), restored_like(self.x, state["request.sent"])
-            partner = int(state["request.partner"][0])
-            self._initiated = _Initiated(partner, request.round, request, sent)
+            partner, first_step = (int(value) for value in state["request.partner"])
+            self._initiated = _Initiated(
+                partner,
+                request.round,
+                request,
+                sent,
+                None if first_step < 0 else first_step,
+                {int(layer) for layer in state["request.violated"]},
+            )
 
     def _frame(self, message: Message) -> npt.NDArray[np.uint8]:
         return np.frombuffer(wire.encode(message, self.node.layout), np.uint8)
@@ -504,6 +536,8 @@ class MoniquaAdPsgd(PairNode):
         super().__init__(node, x0)
         self._compressor = modulo_compressor(node)
         self._theta = theta_control(node)
+        if self._theta.mode == "verified":
+            refuse_unstable(self._compressor, 0.5, halfway=True)
         self._rate = 0.0
         self._mixing_time = 1.0
         if self._theta.mode == "theorem":
@@ -517,8 +551,7 @@ class MoniquaAdPsgd(PairNode):
             self._theta.see_gradient(max_magnitude(gradient))
 
     def _thetas(self, number: int) -> npt.NDArray[np.float64]:
-        bound = theorem_5(self._rate, self._theta.gradient_bound, self._mixing_time)
-        return self._theta.thetas(number, bound, self._floors())
+        return self._theta.thetas(number, theorem_5(self._rate, 1.0, self._mixing_time), self._floors())
 
     def _floors(self) -> npt.NDArray[np.float64]:
         code = self._compressor
@@ -596,11 +629,10 @@ class MoniquaAdPsgd(PairNode):
         self._distance = squares**0.5
         used = self._thetas(heard.round)
         self._largest_theta = float(used.max())
-        if self._theta.mode == "verified":
-            too_small = np.zeros(num_layers)
-            for layer in violated:
-                too_small[layer] = max(thetas[layer], used[layer])
-            self._theta.after_round(used, measured, thetas, too_small)
+        too_small = np.zeros(num_layers)
+        for layer in violated:
+            too_small[layer] = max(thetas[layer], used[layer])
+        self._theta.after_round(used, measured, thetas, too_small)
 
     def _repair_layer(self, wish: RepairWish, initiated: _Initiated, asker: int) -> MoreBits | WholeIntegers:
         sent = initiated.request.layers[wish.layer] if 0 <= wish.layer < self.node.layout.num_layers else None
@@ -620,6 +652,25 @@ class MoniquaAdPsgd(PairNode):
         super().restore(state)
         self._theta.restore(state)
         self._rate = float(state["rate"][0])
+
+
+_KINDS = ("read", "step", "mix")
+
+
+def _row(event: Event) -> tuple[float, ...]:
+    """Return an event as four numbers."""
+    numbers = (float(_KINDS.index(event[0])), *map(float, event[1:]))
+    return numbers + (0.0,) * (4 - len(numbers))
+
+
+def _event(row: npt.NDArray[np.float64]) -> Event:
+    """Return the event of four numbers."""
+    kind = _KINDS[int(row[0])]
+    if kind == "read":
+        return (kind, int(row[1]))
+    if kind == "step":
+        return (kind, int(row[1]), float(row[2]))
+    return (kind, int(row[1]), int(row[2]), int(row[3]))
 
 
 def merge_events(logs: Sequence[Sequence[Event]]) -> list[Event]:
