@@ -402,6 +402,8 @@ class Daemon:
             next_seq, frames = link.next_seq, link.unacknowledged(0)
             state["out"][str(peer)] = {"next_seq": next_seq, "lengths": [len(frame) for _, frame in frames]}
             arrays[f"out/{peer}"] = np.frombuffer(b"".join(frame for _, frame in frames), dtype=np.uint8)
+        # The rounds before a checkpoint are never repeated, so that their rows have to be there.
+        self.metrics.flush()
         await self._work(self.folder.save, Checkpoint(self.participant.round, state, arrays))
         for peer, seq in durable.items():
             if seq > self.incoming[peer].durable_seq:

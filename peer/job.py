@@ -328,8 +328,10 @@ def deal(config: Config, data: Data, num_peers: int) -> Manifest:
 def _read_graph(path: Path) -> GraphFile:
     try:
         return GraphFile(str(path), path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot be read: {error}", key="graph.file", value=str(path)) from None
+    except UnicodeDecodeError:
+        raise ConfigError("is not UTF-8 text", key="graph.file", value=str(path)) from None
+    except OSError as error:
+        raise ConfigError(f"cannot be read: {error.strerror}", key="graph.file", value=str(path)) from None
 
 
 def _final_rounds(config: Config) -> int:

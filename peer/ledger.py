@@ -1,8 +1,8 @@
 """The audit trail of a peer: everything that a proof of the conservation of mass needs, round by round.
 
 Off by default (`state.ledger`), since it writes every model and every frame. For each round there is one file
-`round-<t>.npz` with `x` and `u` after the round and, as bytes, the frames sent in it and received since the last one,
-with whom and of which round. Mass in flight is what others sent and the ledger of the receiver does not list yet.
+`round-<t>.npz` with `x` and `u` after the round, the frames sent in it, and whose messages of which rounds were applied
+in it. Mass in flight is what others sent and the ledger of the receiver does not list as applied yet.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Ledger:
         self._lock = threading.Lock()
 
     def observe(self, what: str, round_: int, other: int, frame: bytes) -> None:
-        """Take note of a frame "sent" to or "received" from a neighbour."""
+        """Take note of a frame "sent" to a neighbour, or (without the frame) of one from it that was "applied"."""
         with self._lock:
             self._entries.append((what, round_, other, frame))
 

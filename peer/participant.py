@@ -147,8 +147,6 @@ class Participant:
         if message.sender != sender:
             raise RemoteProtocolError(f"sent a frame in the name of peer {message.sender}", peer=sender)
         outcome = self.session.receive(message, now)
-        if self._observe is not None and not outcome.duplicates and message.kind is MessageKind.GOSSIP:
-            self._observe("received", message.round, sender, bytes(frame))
         turn = self._perform(outcome, now)
         self._account.gossip_s += self._stopwatch() - started
         return turn
@@ -216,6 +214,9 @@ class Participant:
         if self._z_before is not None:
             self.local_steps.after_round(self._z_before, self.algorithm.model(), self._rate)
             self._z_before = None
+        for round_, sender in self.session.take_applied():
+            if self._observe is not None:
+                self._observe("applied", round_, sender, b"")
         account, cpu = self._account, self._cpu_clock()
         # The norms cost a pass over the model each: with a large one they are taken now and then.
         health = self.algorithm.metrics() if outcome.finished % self._health_every == 0 else Metrics(self.algorithm.u)

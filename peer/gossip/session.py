@@ -74,6 +74,7 @@ class Session:
         self._late_box: list[Message] = []
         """Late messages that came, to be absorbed between rounds."""
         self._skips_in_a_row: dict[int, int] = {}
+        self._applied: list[tuple[int, int]] = []
 
     @property
     def in_round(self) -> bool:
@@ -106,6 +107,7 @@ class Session:
             raise LocalProtocolError("late messages are applied between rounds")
         for message in sorted(self._late_box, key=lambda m: (m.round, m.sender)):
             self.algorithm.absorb_late(message)
+            self._applied.append((message.round, message.sender))
         self._late_box.clear()
 
     def receive(self, message: Message, now: float) -> Outcome:
@@ -145,6 +147,11 @@ class Session:
         if self._exchange is not None and self.wake_at is not None and now >= self.wake_at:
             self._advance_while_complete(now, outcome)
         return outcome
+
+    def take_applied(self) -> list[tuple[int, int]]:
+        """Return (round, sender) of the messages that the algorithm was given since the last call."""
+        taken, self._applied = self._applied, []
+        return taken
 
     def open_requests(self, receiver: int) -> list[Message]:
         """Return the requests to `receiver` that have no answer yet, to be sent again after a reconnect."""
@@ -214,6 +221,7 @@ class Session:
                 self._skips_in_a_row.pop(j, None)
                 if message.kind is not MessageKind.NOTHING:
                     inbox[j] = message
+            self._applied += [(self.round, sender) for sender in inbox]
             following = self.algorithm.advance(inbox)
             if following is not None:
                 self._open(following, now, outcome)
