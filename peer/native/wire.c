@@ -140,47 +140,42 @@ uint64_t wire_rice_bits(const int64_t *values, uint64_t n, int r) {
 }
 
 void wire_rice_encode(const int64_t *values, uint64_t n, int r, uint8_t *out, uint64_t size) {
-    uint64_t low_size = (n * (uint64_t)r + 7) / 8, position = 8 * low_size;
-    bit_writer low = {out, out + low_size, 0, 0};
+    bit_writer w = {out, out + size, 0, 0};
     for (uint64_t i = 0; i < n; i++) {
-        uint64_t v = (uint64_t)values[i];
-        if (r) put_long(&low, v & low_bits(r), r);
-        position += v >> r;
-        if (position >= 8 * size) return;
-        out[position >> 3] |= (uint8_t)(1u << (position & 7));
-        position++;
+        uint64_t zeros = (uint64_t)values[i] >> r;
+        for (; zeros >= 32; zeros -= 32) put(&w, 0, 32);
+        put(&w, 1ull << zeros, (int)zeros + 1);
     }
-    flush(&low);
+    if (r)
+        for (uint64_t i = 0; i < n; i++) put_long(&w, (uint64_t)values[i] & low_bits(r), r);
+    flush(&w);
 }
 
 int64_t wire_rice_decode(const uint8_t *data, uint64_t size, uint64_t n, int r, uint64_t greatest_sum,
                          int64_t *values) {
     if (n == 0) return 0;
-    if (r < 0 || r > 56 || size < (n * (uint64_t)r + 7) / 8) return -1;
-    uint64_t low_size = (n * (uint64_t)r + 7) / 8, longest = (n + (greatest_sum >> r) + 7) / 8;
-    const uint8_t *unary = data + low_size;
-    uint64_t left = size - low_size < longest ? size - low_size : longest;
-    uint64_t before = 0, found = 0, at = 0, word = 0;
+    if (r < 0 || r > 56) return -1;
+    uint64_t longest = (n + (greatest_sum >> r) + 7) / 8, left = size < longest ? size : longest;
+    uint64_t before = 0, found = 0, at = 0;
     while (found < n) {
         if (at >= left) return -1;
-        uint64_t step = left - at < 8 ? left - at : 8;
-        word = 0;
-        memcpy(&word, unary + at, step);
-        for (uint64_t rest = word; rest && found < n; rest &= rest - 1) {
-            uint64_t one = 8 * at + (uint64_t)__builtin_ctzll(rest);
+        uint64_t step = left - at < 8 ? left - at : 8, word = 0;
+        memcpy(&word, data + at, step);
+        for (; word && found < n; word &= word - 1) {
+            uint64_t one = 8 * at + (uint64_t)__builtin_ctzll(word);
             values[found++] = (int64_t)(one - before);
             before = one + 1;
         }
         at += step;
     }
     /* `before` is the number of bits of the unary part. */
-    uint64_t used = (before + 7) / 8;
-    if (before % 8 && unary[used - 1] >> before % 8) return -2;
-    if (n * (uint64_t)r % 8 && data[low_size - 1] >> n * (uint64_t)r % 8) return -2;
+    uint64_t bits = before + n * (uint64_t)r, used = (bits + 7) / 8;
+    if (used > size) return -1;
+    if (bits % 8 && data[used - 1] >> bits % 8) return -2;
     if (r)
         for (uint64_t i = 0; i < n; i++)
-            values[i] = values[i] << r | (int64_t)bits_at(data, low_size, i * (uint64_t)r, r);
-    return (int64_t)(low_size + used);
+            values[i] = values[i] << r | (int64_t)bits_at(data, used, before + i * (uint64_t)r, r);
+    return (int64_t)used;
 }
 
 /* ---- tokens ---- */
@@ -366,7 +361,7 @@ int64_t wire_rans_encode(const uint8_t *tokens, uint64_t n, const int64_t *first
     return at;
 }
 
-int wire_rans_decode(uint32_t *states, uint64_t lanes, const uint8_t *words, uint64_t num_words, const int64_t *first,
+int64_t wire_rans_decode(uint32_t *states, uint64_t lanes, const uint8_t *words, uint64_t num_words, const int64_t *first,
                      int num_tokens, int scale, uint64_t n, uint8_t *tokens) {
     uint8_t owners[1 << 15];
     uint16_t frequencies[256], firsts[256];
@@ -417,8 +412,7 @@ int wire_rans_decode(uint32_t *states, uint64_t lanes, const uint8_t *words, uin
             states[lane] = x;
         }
     }
-    if (at != num_words) return -1;
     for (uint64_t lane = 0; lane < lanes; lane++)
         if (states[lane] != LOWEST_STATE) return -1;
-    return 0;
+    return (int64_t)at;
 }

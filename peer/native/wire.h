@@ -9,10 +9,9 @@ void wire_pack(const void *values, int itemsize, uint64_t n, int width, uint8_t 
 /* The inverse. Returns 0, or -1 if `size` is not that of such a string. */
 int wire_unpack(const uint8_t *data, uint64_t size, uint64_t n, int width, void *out, int itemsize);
 
-/* Rice codes (see peer/wire/rice.py): low bits and unary parts, each in whole bytes, of `n` integers. `bits` returns
-   the length without padding; `encode` fills exactly the bytes that this takes, zeroed before. `decode` returns how many
-   of the `size` bytes it read, -1 if they do not suffice or if the unary part is longer than n + greatest_sum / 2^r
-   bits, -2 if padding is not zero. */
+/* Rice codes (see peer/wire/rice.py) of `n` integers. `bits` returns the length without padding; `encode` fills exactly
+   the bytes that this takes, zeroed before. `decode` returns how many of the `size` bytes it read, -1 if they do not
+   suffice or if the unary part is longer than n + greatest_sum / 2^r bits, -2 if padding is not zero. */
 uint64_t wire_rice_bits(const int64_t *values, uint64_t n, int r);
 void wire_rice_encode(const int64_t *values, uint64_t n, int r, uint8_t *out, uint64_t size);
 int64_t wire_rice_decode(const uint8_t *data, uint64_t size, uint64_t n, int r, uint64_t greatest_sum,
@@ -34,7 +33,7 @@ int wire_values(const uint8_t *tokens, uint64_t n, const uint8_t *raw, uint64_t 
    `words` backwards; returns where they begin, or -1 if `capacity` does not suffice. */
 int64_t wire_rans_encode(const uint8_t *tokens, uint64_t n, const int64_t *first, int num_tokens, int scale,
                          uint32_t *states, uint64_t lanes, uint16_t *words, int64_t capacity);
-/* Returns 0, or -1 if the words run out, are left over, or the states do not end where they began. */
-int wire_rans_decode(uint32_t *states, uint64_t lanes, const uint8_t *words, uint64_t num_words, const int64_t *first,
+/* Returns how many of the words the tokens take, or -1 if they run out or the states do not end where they should. */
+int64_t wire_rans_decode(uint32_t *states, uint64_t lanes, const uint8_t *words, uint64_t num_words, const int64_t *first,
                      int num_tokens, int scale, uint64_t n, uint8_t *tokens);
 #endif

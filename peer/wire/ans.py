@@ -1,13 +1,13 @@
 """Interleaved range asymmetric numeral systems (rANS): tokens below 256 to 16-bit words, order 0, static table.
 
 The table. Every token i of m has a weight (4 + q mod 4) · 2^⌊q/4⌋ with q = qᵢ of 0 to 63. With T the sum of the
-weights and Cᵢ the sum of those before i, token i owns the slots from ⌊Cᵢ (2^s − m)/T⌋ + i to below the next token's
-first: its frequency is at least 1, and all frequencies add up to 2^s. What travels is the sequence of zigzagged
-differences qᵢ − qᵢ₋₁ (q₋₁ = 60) as a Rice code.
+weights and Cᵢ the sum of those before i, token i owns the slots from ⌊Cᵢ (2^14 − m)/T⌋ + i to below the next token's
+first: its frequency is at least 1, and all frequencies add up to 2^14. What travels is the sequence of zigzagged
+differences qᵢ − qᵢ₋₁ (q₋₁ = 60) as a Rice code; a single token needs none.
 
 The coder (J. Duda, arXiv:1311.2540; words and lanes as in F. Giesen, arXiv:1402.3392): N lanes, a power of two, of one
 32-bit state each. Token number i belongs to lane i mod N. To decode token i with state x of its lane:
-slot = x mod 2^s; the token t is the owner of the slot; x ← frequency_t · ⌊x/2^s⌋ + slot − first_t; if then x < 2^16,
+slot = x mod 2^14; the token t is the owner of the slot; x ← frequency_t · ⌊x/2^14⌋ + slot − first_t; if then x < 2^16,
 x ← 2^16 x + the next word. After the last token every state is 2^16 and no word is left.
 """
 
@@ -27,7 +27,7 @@ from peer.wire.reader import Reader
 
 MAX_TOKENS = 256
 MAX_LANES_LOG2 = 10
-SCALES = range(8, 16)
+SCALE = 14
 LOWEST_STATE = 1 << 16
 _FIRST_Q = 60
 _LAST_Q = 63
@@ -41,25 +41,26 @@ StateArray = npt.NDArray[np.uint32]
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """How the 2**scale slots are shared out among tokens. `quantized: int64[m]`, each 0 to 63."""
+    """How the 2**14 slots are shared out among tokens. `quantized: int64[m]`, each 0 to 63; m from 1 to 256."""
 
     quantized: npt.NDArray[np.int64]
-    scale: int
 
     @classmethod
     def of_counts(cls, counts: npt.NDArray[np.int64]) -> Table:
-        """Return a table close to the best for tokens that occur `counts: int64[m]` times, m from 1 to 256."""
+        """Return a table close to the best for tokens that occur `counts: int64[m]` times."""
         relative = counts * (float(_WEIGHTS[_FIRST_Q]) / max(int(counts.max()), 1))
-        # Every token keeps at least one slot, so the more tokens, the finer the slots have to be.
-        scale = 12 if counts.size <= 48 else 14
-        return cls(np.searchsorted(_BETWEEN, relative, side="right").astype(np.int64), scale)
+        return cls(np.searchsorted(_BETWEEN, relative, side="right").astype(np.int64))
+
+    @property
+    def num_tokens(self) -> int:
+        return self.quantized.size
 
     @cached_property
     def bounds(self) -> npt.NDArray[np.int64]:
-        """First slot of every token, and 2**scale: int64[m + 1]."""
+        """First slot of every token, and 2**14: int64[m + 1]."""
         total = np.zeros(self.quantized.size + 1, np.int64)
         np.cumsum(_WEIGHTS[self.quantized], out=total[1:])
-        slots = (1 << self.scale) - self.quantized.size
+        slots = (1 << SCALE) - self.quantized.size
         return total * slots // int(total[-1]) + np.arange(total.size)
 
     @cached_property
@@ -69,15 +70,19 @@ class Table:
 
     @cached_property
     def owners(self) -> ByteArray:
-        """The token that owns each slot: uint8[2**scale]."""
+        """The token that owns each slot: uint8[2**14]."""
         return np.repeat(np.arange(self.quantized.size, dtype=np.uint8), self.frequencies)
 
     def bits_for(self, counts: npt.NDArray[np.int64]) -> float:
-        """Return how many bits tokens with these counts take under this table."""
-        return float(counts @ (self.scale - np.log2(self.frequencies)))
+        """Return how many bits tokens that occur `counts: int64[256]` times take, infinite if one has no slot."""
+        if counts[self.num_tokens :].any():
+            return float("inf")
+        return float(counts[: self.num_tokens] @ (SCALE - np.log2(self.frequencies)))
 
     def encode(self) -> tuple[int, bytes]:
         """Return the Rice parameter (0 to 3) and the Rice code of the table."""
+        if self.num_tokens == 1:
+            return 0, b""
         steps = self.quantized.copy()
         steps[0] -= _FIRST_Q
         steps[1:] -= self.quantized[:-1]
@@ -86,21 +91,21 @@ class Table:
         return parameter, rice.encode(codes, parameter)
 
     @classmethod
-    def decode(cls, reader: Reader, num_tokens: int, scale: int, parameter: int) -> Table:
+    def decode(cls, reader: Reader, num_tokens: int, parameter: int) -> Table:
         """Return the table that the reader is at."""
+        if num_tokens == 1:
+            return cls(np.full(1, _FIRST_Q))
         codes = rice.decode(reader, num_tokens, parameter, num_tokens * 2 * (_LAST_Q + 1))
         steps = np.where(codes & 1, -(codes + 1 >> 1), codes >> 1)
         quantized = _FIRST_Q + np.cumsum(steps)
         if quantized.min() < 0 or quantized.max() > _LAST_Q:
             raise MalformedEntropyCode("a table of frequencies leaves the range of its weights")
-        if scale not in SCALES or num_tokens >= 1 << scale:
-            raise MalformedEntropyCode(f"a table of {num_tokens} frequencies cannot have 2**{scale} slots")
-        return cls(quantized, scale)
+        return cls(quantized)
 
 
 def lanes_for(num_bits: float) -> int:
-    """Return log2 of the number of lanes for a stream of this size: about one lane for every 512 bytes."""
-    return min(max(int(num_bits / 4096), 1).bit_length() - 1, MAX_LANES_LOG2)
+    """Return log2 of the number of lanes for a stream of this size: about one lane for every 1024 bytes."""
+    return min(max(int(num_bits / 8192), 1).bit_length() - 1, MAX_LANES_LOG2)
 
 
 def encode(tokens: ByteArray, table: Table, lanes_log2: int) -> tuple[StateArray, WordArray]:
@@ -108,10 +113,10 @@ def encode(tokens: ByteArray, table: Table, lanes_log2: int) -> tuple[StateArray
     if native.lib is not None:
         return _encode_native(tokens, table, lanes_log2)
     lanes = 1 << lanes_log2
-    scale = np.uint64(table.scale)
+    scale = np.uint64(SCALE)
     frequency = table.frequencies.astype(np.uint64)
     first = table.bounds[:-1].astype(np.uint64)
-    # The first word of a renormalization leaves the state below 2^16 · frequency / 2^scale · 2^16.
+    # The first word of a renormalization leaves the state below 2^32 · frequency / 2^14.
     limit = frequency << (np.uint64(32) - scale)
     state = np.full(lanes, LOWEST_STATE, np.uint64)
     rows: list[WordArray] = []
@@ -128,15 +133,19 @@ def encode(tokens: ByteArray, table: Table, lanes_log2: int) -> tuple[StateArray
     return state.astype(np.uint32), np.concatenate(rows)
 
 
-def decode(states: StateArray, words: WordArray, table: Table, count: int) -> ByteArray:
-    """Return `uint8[count]` tokens. Raises `MalformedEntropyCode` where states or words do not come out even."""
+def decode(states: StateArray, reader: Reader, table: Table, count: int) -> ByteArray:
+    """Return `uint8[count]` tokens; the reader is left behind the last word that they take.
+
+    Raises `MalformedEntropyCode` where words run out or states do not end where they should.
+    """
     if states.min() < LOWEST_STATE:
         raise MalformedEntropyCode("an entropy-coded stream begins in a state that no encoder leaves")
     if native.lib is not None:
-        return _decode_native(states, words, table, count)
+        return _decode_native(states, reader, table, count)
+    words = np.frombuffer(reader.data[reader.position : reader.position + reader.left // 2 * 2], "<u2")
     lanes = states.size
-    scale = np.uint64(table.scale)
-    mask = np.uint64((1 << table.scale) - 1)
+    scale = np.uint64(SCALE)
+    mask = np.uint64((1 << SCALE) - 1)
     owners = table.owners
     frequency = table.frequencies.astype(np.uint64)
     first = table.bounds[:-1].astype(np.uint64)
@@ -150,12 +159,14 @@ def decode(states: StateArray, words: WordArray, table: Table, count: int) -> By
         tokens[start : start + lanes] = row
         x = frequency[row] * (x >> scale) + slot - first[row]
         low = (x < LOWEST_STATE).nonzero()[0]
-        if low.size > words.size - at:
-            raise MalformedEntropyCode("an entropy-coded stream runs out of words")
-        x[low] = (x[low] << np.uint64(16)) | words[at : at + low.size]
-        at += low.size
+        if low.size:
+            if low.size > words.size - at:
+                raise MalformedEntropyCode("an entropy-coded stream runs out of words")
+            x[low] = (x[low] << np.uint64(16)) | words[at : at + low.size]
+            at += low.size
         state[: x.size] = x
-    _check_end(bool(np.all(state == LOWEST_STATE)) and at == words.size)
+    _check_end(bool(np.all(state == LOWEST_STATE)))
+    reader.take(2 * at)
     return tokens
 
 
@@ -172,8 +183,8 @@ def _encode_native(tokens: ByteArray, table: Table, lanes_log2: int) -> tuple[St
         pointer(tokens),
         tokens.size,
         native.ffi.cast("int64_t *", pointer(table.bounds)),
-        table.quantized.size,
-        table.scale,
+        table.num_tokens,
+        SCALE,
         native.ffi.cast("uint32_t *", pointer(states)),
         states.size,
         native.ffi.cast("uint16_t *", pointer(words)),
@@ -182,19 +193,21 @@ def _encode_native(tokens: ByteArray, table: Table, lanes_log2: int) -> tuple[St
     return states, words[begin:]
 
 
-def _decode_native(states: StateArray, words: WordArray, table: Table, count: int) -> ByteArray:
+def _decode_native(states: StateArray, reader: Reader, table: Table, count: int) -> ByteArray:
     states = states.copy()
     tokens = np.empty(count, np.uint8)
-    status = native.lib.wire_rans_decode(
+    words = reader.data[reader.position : reader.end]
+    used = native.lib.wire_rans_decode(
         native.ffi.cast("uint32_t *", pointer(states)),
         states.size,
         pointer(words),
-        words.size,
+        len(words) // 2,
         native.ffi.cast("int64_t *", pointer(table.bounds)),
-        table.quantized.size,
-        table.scale,
+        table.num_tokens,
+        SCALE,
         count,
         pointer(tokens),
     )
-    _check_end(status == 0)
+    _check_end(used >= 0)
+    reader.take(2 * used)
     return tokens

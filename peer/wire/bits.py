@@ -110,9 +110,10 @@ class Writer:
 class BitReader:
     """Reads integers of varying widths from a bit string that is known to be long enough."""
 
-    def __init__(self, data: memoryview) -> None:
+    def __init__(self, data: memoryview, start: int = 0) -> None:
+        """Begin at bit `start`."""
         self._data = data
-        self._read = 0
+        self._read = start
 
     def next(self, widths: ByteArray) -> npt.NDArray[np.uint64]:
         """Return the next integers, of `widths: uint8[n]` bits: uint64[n]."""

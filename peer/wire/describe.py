@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from peer.compress.layout import Layout
-from peer.compress.payload import Dense, LayerPayload, Levels, MoreBits, Residues, Sparse, ValueType
+from peer.compress.payload import Dense, LayerPayload, MoreBits, Residues, Sparse, ValueType, WholeIntegers
 from peer.wire import sections
 from peer.wire.bits import UnsignedArray
 from peer.wire.frame import CHECKSUM_BYTES, decode
@@ -18,6 +18,7 @@ from peer.wire.tokens import counts
 
 _VALUE_BITS = {ValueType.FLOAT64: 64, ValueType.FLOAT32: 32, ValueType.BFLOAT16: 16, ValueType.FLOAT16: 16}
 _PIECE = 1 << 16
+_FEW = 256
 
 
 @dataclass(frozen=True)
@@ -48,15 +49,26 @@ class FrameReport:
     """Up to the first section."""
     checksum_bytes: int
     layers: tuple[LayerReport, ...]
+    pooled_index_bytes: int
+    pooled_value_bytes: int
+    """Indices and codes of small layers, which travel together; their layers' codec is called pooled."""
     bound_bits: float
     """See `entropy_bound_bits`."""
 
     @property
     def payload_bytes(self) -> int:
         """Indices, values, scales and checks: the frame without its headers and checksum."""
-        return sum(
-            layer.index_bytes + layer.value_bytes + layer.scale_bytes + layer.check_bytes for layer in self.layers
-        )
+        return self.index_bytes + self.value_bytes + sum(layer.scale_bytes + layer.check_bytes for layer in self.layers)
+
+    @property
+    def index_bytes(self) -> int:
+        """Bytes that tell which coordinates are sent."""
+        return self.pooled_index_bytes + sum(layer.index_bytes for layer in self.layers)
+
+    @property
+    def value_bytes(self) -> int:
+        """Bytes of codes, residues and reals; scales, θ and checks are not among them."""
+        return self.pooled_value_bytes + sum(layer.value_bytes for layer in self.layers)
 
     @property
     def overhead_bytes(self) -> int:
@@ -80,11 +92,14 @@ def describe(frame: bytes | bytearray | memoryview, layout: Layout, *, previous:
             scale_bytes=ledger.spent.get("scales", 0),
             check_bytes=ledger.spent.get("checks", 0),
         )
-        for number, payload, ledger in zip(numbers, message.layers, ledgers[1:], strict=True)
+        for number, payload, ledger in zip(numbers, message.layers, ledgers[1:-1], strict=True)
     )
     size = memoryview(frame).nbytes
     bound = entropy_bound_bits(message, previous=previous)
-    return FrameReport(message, size, ledgers[0].spent["header"], CHECKSUM_BYTES, layers, bound)
+    pools = ledgers[-1].spent
+    return FrameReport(
+        message, size, ledgers[0].spent["header"], CHECKSUM_BYTES, layers, pools["indices"], pools["values"], bound
+    )
 
 
 def entropy_bound_bits(message: Message, *, previous: Message | None = None) -> float:
@@ -92,33 +107,52 @@ def entropy_bound_bits(message: Message, *, previous: Message | None = None) -> 
 
     log₂ C(n, k) for k indices of n coordinates; for codes their empirical entropy (of order 0), with `previous` the
     smaller of theirs and that of their change, at most b bits a number; the bits of its float type for every real,
-    scale and θ; 64 bits for a check.
+    scale and θ; 64 bits for a check. Layers with fewer than 256 codes are taken together, by bits, for their
+    entropy: that of a handful of codes is near zero whatever they are.
     """
     earlier: tuple[LayerPayload | None, ...] = (None,) * len(message.layers)
     if previous is not None and message.layer_ids is None and len(previous.layers) == len(message.layers):
         earlier = previous.layers
     scalar_bits = 64 if sections.needs_double(message.layers) else 32
-    return sum(_bound(layer, before, scalar_bits) for layer, before in zip(message.layers, earlier, strict=True))
+    total, few = 0.0, _Few({}, {})
+    for layer, before in zip(message.layers, earlier, strict=True):
+        total += _bound(layer, before, scalar_bits, few)
+    for width, codes in few.codes.items():
+        joined = _code_bits(np.concatenate(codes), width)
+        total += min(joined, _code_bits(np.concatenate(few.changes[width]), width))
+    return total
 
 
-def _bound(layer: LayerPayload, previous: LayerPayload | None, scalar_bits: int) -> float:
+@dataclass(frozen=True)
+class _Few:
+    """The codes of small layers by their bits, and their changes (the codes again where there is no earlier one)."""
+
+    codes: dict[int, list[UnsignedArray]]
+    changes: dict[int, list[UnsignedArray]]
+
+
+def _bound(layer: LayerPayload, previous: LayerPayload | None, scalar_bits: int, few: _Few) -> float:
+    """Return the bits of a layer; what it adds to `few` is left out."""
     if isinstance(layer, Dense):
         return float(layer.values.size * _VALUE_BITS[layer.value_type])
-    if isinstance(layer, Levels):
-        return scalar_bits + _code_bits(layer.codes, layer.bits)
     if isinstance(layer, Sparse):
-        return log2_choose(layer.size, layer.indices.size) + _bound(layer.values, None, scalar_bits)
-    if isinstance(layer, Residues):
-        bits = _code_bits(layer.residues, layer.bits)
-        if sections.predicts(previous, layer.bits, layer.residues.size):
-            assert isinstance(previous, Residues)
-            change = sections.difference(layer.residues, previous.residues, layer.bits)
-            bits = min(bits, _code_bits(change, layer.bits))
-        return bits + scalar_bits + (0 if layer.check is None else 64)
-    if isinstance(layer, MoreBits):
-        return _code_bits(layer.codes, layer.bits)
-    _, occurrences = np.unique(layer.integers, return_counts=True)
-    return layer.integers.size * min(64.0, entropy_of(occurrences))
+        return log2_choose(layer.size, layer.indices.size) + _bound(layer.values, None, scalar_bits, few)
+    if isinstance(layer, WholeIntegers):
+        _, occurrences = np.unique(layer.integers, return_counts=True)
+        return layer.integers.size * min(64.0, entropy_of(occurrences))
+    codes = change = layer.residues if isinstance(layer, Residues) else layer.codes
+    if isinstance(layer, Residues) and sections.predicts(previous, layer.bits, codes.size):
+        assert isinstance(previous, Residues)
+        change = sections.difference(codes, previous.residues, layer.bits)
+    scalars = 0 if isinstance(layer, MoreBits) else scalar_bits
+    if isinstance(layer, Residues) and layer.check is not None:
+        scalars += 64
+    if codes.size < _FEW:
+        few.codes.setdefault(layer.bits, []).append(codes)
+        few.changes.setdefault(layer.bits, []).append(change)
+        return scalars
+    bits = _code_bits(codes, layer.bits)
+    return scalars + (bits if change is codes else min(bits, _code_bits(change, layer.bits)))
 
 
 def log2_choose(n: int, k: int) -> float:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from peer.compress.layout import Layout
 from peer.compress.payload import LayerPayload, MoreBits, WholeIntegers
 from peer.errors import LocalProtocolError
-from peer.wire import sections
+from peer.wire import integers, sections
 from peer.wire.errors import (
     BadMagic,
     ChecksumMismatch,
@@ -66,6 +66,7 @@ def encode(message: Message, layout: Layout, *, previous: Message | None = None)
     if previous is not None and (previous.sender != message.sender or not _has_residues(previous, layout)):
         previous = None
     repeats = sections.Repeats(wide=sections.needs_double(message.layers))
+    repeats.streams.pooled_widths = integers.widths_to_pool(sections.codes_of(message.layers))
     numbers = range(layout.num_layers) if message.layer_ids is None else message.layer_ids
     parts: list[Part] = []
     predicted = False
@@ -74,6 +75,7 @@ def encode(message: Message, layout: Layout, *, previous: Message | None = None)
         section = sections.encode(payload, layout.sizes[number], repeats, earlier)
         predicted |= sections.is_predicted(section)
         parts += section
+    parts += sections.encode_pools(repeats)
     header = bytearray(MAGIC)
     header += bytes((VERSION, message.kind | repeats.wide * _WIDE | predicted * _PREDICTED))
     header += varint(message.sender) + varint(message.round) + varint(message.phase)
@@ -107,7 +109,7 @@ def decode(
 
     `dtype` float32: refuse float64 numbers. `previous`: the message that residues may be coded against; without it, or
     with another than the frame names, such a frame raises `MissingPrevious`. `ledgers` (see `describe`) receives one
-    entry for the header and one for each section. Never allocates more than `allocation_bound`.
+    entry for the header, one for each section and one for the pools. Never allocates more than `allocation_bound`.
     """
     data = memoryview(frame).cast("B")
     if len(data) > max_frame_bytes(layout):
@@ -175,6 +177,11 @@ def decode(
         layers.append(sections.decode(reader, layout.sizes[number], repeats, before, single, ledger))
         if isinstance(layers[-1], _REPAIRS) != (kind is MessageKind.REPAIR):
             raise UnknownSection(f"a message of kind {kind.name} cannot hold {type(layers[-1]).__name__}")
+    ledger = None
+    if ledgers is not None:
+        ledger = sections.Ledger()
+        ledgers.append(ledger)
+    sections.finish(reader, repeats, ledger)
     if reader.left:
         raise TrailingBytes(f"{reader.left} bytes follow the last section")
     return Message(kind, sender, round_, phase, mixing_weight, push_weight, tuple(layers), layer_ids, wanted)

@@ -10,7 +10,7 @@ import enum
 import math
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -106,6 +106,9 @@ class Repeats:
     theta: float | None = None
     more_bits: tuple[int, int] | None = None
     """low, bits"""
+    changes: list[tuple[UnsignedArray, UnsignedArray, int]] = field(default_factory=list)
+    """Codes that `finish` has to add earlier ones to, those, and their bits."""
+    streams: integers.Memory = field(default_factory=integers.Memory)
 
 
 # --- encoding ---------------------------------------------------------------------------------------------------------
@@ -124,7 +127,24 @@ def encode(payload: LayerPayload, size: int, repeats: Repeats, previous: LayerPa
         return _encode_residues(payload, repeats, previous)
     if isinstance(payload, MoreBits):
         return _encode_more_bits(payload, repeats)
-    return _encode_whole_integers(payload)
+    return _encode_whole_integers(payload, repeats)
+
+
+def encode_pools(repeats: Repeats) -> list[Part]:
+    """Return what follows the last section: what the sections have pooled."""
+    return indices.encode_pool(repeats.streams) + integers.encode_pools(repeats.streams)
+
+
+def codes_of(layers: Sequence[LayerPayload]) -> list[tuple[int, int]]:
+    """Return the count and the bits of the codes of every layer that has any."""
+    found: list[tuple[int, int]] = []
+    for layer in layers:
+        inner = layer.values if isinstance(layer, Sparse) else layer
+        if isinstance(inner, Residues):
+            found.append((inner.residues.size, inner.bits))
+        elif isinstance(inner, (Levels, MoreBits)):
+            found.append((inner.codes.size, inner.bits))
+    return found
 
 
 def is_predicted(section: list[Part]) -> bool:
@@ -153,12 +173,12 @@ def _fits_single(value: float) -> bool:
 
 def _encode_values(payload: Dense | Levels, repeats: Repeats) -> list[Part]:
     if isinstance(payload, Dense):
-        return _encode_dense(payload)
+        return _encode_dense(payload, repeats)
     parameters = (payload.divisor, payload.base, payload.step, payload.bits)
     _check_level_parameters(*parameters, LocalProtocolError)
     _check_scaled(payload.scale, parameters, repeats.wide, LocalProtocolError)
     _check_codes(payload.codes, payload.bits)
-    codec, parts = integers.encode(payload.codes, payload.bits, integers.plan_codes(payload.codes, payload.bits))
+    codec, parts = integers.encode_codes(payload.codes, payload.bits, None, repeats.streams)
     head = bytearray((Tag.LEVELS | codec << _CODEC,))
     if parameters == repeats.levels:
         head[0] |= _SAME
@@ -170,21 +190,23 @@ def _encode_values(payload: Dense | Levels, repeats: Repeats) -> list[Part]:
     return [bytes(head), *parts]
 
 
-def _encode_dense(payload: Dense) -> list[Part]:
+def _encode_dense(payload: Dense, repeats: Repeats) -> list[Part]:
     width, exponent_bits, _ = _FORMATS[payload.value_type]
     patterns = _patterns_of(payload)
-    codec, parts = _encode_patterns(patterns, width, exponent_bits)
+    codec, parts = _encode_patterns(patterns, width, exponent_bits, repeats.streams)
     return [bytes((Tag.DENSE | payload.value_type << 3 | codec << _CODEC,)), *parts]
 
 
-def _encode_patterns(patterns: UnsignedArray, width: int, exponent_bits: int) -> tuple[Codec, list[Part]]:
+def _encode_patterns(
+    patterns: UnsignedArray, width: int, exponent_bits: int, memory: integers.Memory
+) -> tuple[Codec, list[Part]]:
     plan = integers.plan_floats(patterns, exponent_bits)
     if plan.codec is Codec.ENTROPY:
-        codec, parts = integers.encode(_rotated(patterns, 1), width, plan)
+        codec, parts = integers.encode(_rotated(patterns, 1), width, plan, memory)
         if codec is Codec.ENTROPY:
             return codec, parts
         plan = integers.packed_plan(patterns.size, width)
-    return integers.encode(patterns, width, plan)
+    return integers.encode(patterns, width, plan, memory)
 
 
 def _patterns_of(payload: Dense) -> UnsignedArray:
@@ -218,7 +240,7 @@ def _encode_sparse(payload: Sparse, repeats: Repeats) -> list[Part]:
         raise LocalProtocolError("a sparse payload needs int64 indices and one value for each")
     if where.size and (where[0] < 0 or where[-1] >= payload.size or np.any(where[1:] <= where[:-1])):
         raise LocalProtocolError("sparse indices must be strictly ascending and within their layer")
-    code, parts = indices.encode(where, payload.size)
+    code, parts = indices.encode(where, payload.size, repeats.streams)
     head = bytes((Tag.SPARSE | code << 3,)) + varint(where.size)
     return [head, *parts, *_encode_values(payload.values, repeats)]
 
@@ -228,14 +250,19 @@ def _encode_residues(payload: Residues, repeats: Repeats, previous: LayerPayload
         raise LocalProtocolError("residues have 1 to 16 bits and a check of 64 bits or none")
     _check_scaled(payload.theta, None, repeats.wide, LocalProtocolError)
     _check_codes(payload.residues, payload.bits)
-    codes, predicted = payload.residues, False
-    plan = integers.plan_codes(codes, payload.bits)
+    codes, plan, predicted = payload.residues, None, False
     if predicts(previous, payload.bits, codes.size):
         assert isinstance(previous, Residues)
-        change = integers.plan_change(codes, previous.residues, payload.bits)
-        if change.bits_needed < plan.bits_needed:
-            codes, plan, predicted = difference(codes, previous.residues, payload.bits), change, True
-    codec, parts = integers.encode(codes, payload.bits, plan)
+        if integers.is_pooled(codes.size, payload.bits, repeats.streams):
+            change = difference(codes, previous.residues, payload.bits)
+            predicted = integers.entropy_of(np.bincount(change)) < integers.entropy_of(np.bincount(codes))
+            codes = change if predicted else codes
+        else:
+            plan = integers.plan_codes(codes, payload.bits)
+            other = integers.plan_change(codes, previous.residues, payload.bits)
+            if other.bits_needed < plan.bits_needed:
+                codes, plan, predicted = difference(codes, previous.residues, payload.bits), other, True
+    codec, parts = integers.encode_codes(codes, payload.bits, plan, repeats.streams)
     head = bytearray((Tag.RESIDUES | predicted * _PREDICTED | codec << _CODEC,))
     parameters = (payload.bits, payload.rounding, payload.check is not None)
     if parameters == repeats.residues:
@@ -257,7 +284,7 @@ def _encode_more_bits(payload: MoreBits, repeats: Repeats) -> list[Part]:
     if not 1 <= payload.bits <= 16 or not 0 <= payload.low <= 63:
         raise LocalProtocolError(f"a repair cannot hold {payload.bits} bits from bit {payload.low} on")
     _check_codes(payload.codes, payload.bits)
-    codec, parts = integers.encode(payload.codes, payload.bits, integers.plan_codes(payload.codes, payload.bits))
+    codec, parts = integers.encode_codes(payload.codes, payload.bits, None, repeats.streams)
     head = bytearray((Tag.MORE_BITS | codec << _CODEC,))
     if (payload.low, payload.bits) == repeats.more_bits:
         head[0] |= _SAME
@@ -267,18 +294,18 @@ def _encode_more_bits(payload: MoreBits, repeats: Repeats) -> list[Part]:
     return [bytes(head), *parts]
 
 
-def _encode_whole_integers(payload: WholeIntegers) -> list[Part]:
+def _encode_whole_integers(payload: WholeIntegers, repeats: Repeats) -> list[Part]:
     whole = np.ascontiguousarray(payload.integers)
     if whole.dtype != np.int64:
         raise LocalProtocolError(f"whole integers are held as {whole.dtype}")
     folded = ((whole << 1) ^ (whole >> 63)).view(np.uint64)
     width = max(int(folded.max()).bit_length(), 1)
-    codec, parts = integers.encode(folded, width, integers.plan_wide(folded, width))
+    codec, parts = integers.encode(folded, width, integers.plan_wide(folded, width), repeats.streams)
     return [bytes((Tag.WHOLE_INTEGERS | codec << _CODEC, width - 1)), *parts]
 
 
 def _check_codes(codes: UnsignedArray, width: int) -> None:
-    if codes.dtype != _code_type(width) or not codes.flags.c_contiguous:
+    if codes.dtype != integers.code_type(width) or not codes.flags.c_contiguous:
         raise LocalProtocolError(f"codes of {width} bits are held as {codes.dtype}, or not contiguously")
     if width < 8 * codes.itemsize and codes.size and int(codes.max()) >> width:
         raise LocalProtocolError(f"a code exceeds its {width} bits")
@@ -317,12 +344,25 @@ def decode(
         if width > 64:
             raise ParameterOutOfRange(f"integers cannot have {width} bits")
         _book(ledger, reader, "header")
-        folded = integers.decode(reader, codec, size, width, np.uint64)
+        folded = integers.decode(reader, codec, size, width, np.uint64, repeats.streams)
         _book(ledger, reader, "values", codec)
         whole = (folded >> np.uint64(1)).view(np.int64)
         whole ^= -(folded & np.uint64(1)).view(np.int64)
         return WholeIntegers(whole)
     raise UnknownSection(f"a section has the unknown tag {tag:#04x}")
+
+
+def finish(reader: Reader, repeats: Repeats, ledger: Ledger | None = None) -> None:
+    """Read what follows the last section, and with it complete the payloads that `decode` has returned."""
+    if ledger is not None:
+        ledger.begin(reader)
+    indices.decode_pool(reader, repeats.streams)
+    _book(ledger, reader, "indices")
+    integers.decode_pools(reader, repeats.streams)
+    _book(ledger, reader, "values")
+    for codes, earlier, bits in repeats.changes:
+        codes += earlier
+        _keep_low_bits(codes, bits)
 
 
 def _decode_values(
@@ -331,7 +371,7 @@ def _decode_values(
     codec = tag >> _CODEC
     if tag & 7 == Tag.DENSE and not tag & _PREDICTED:
         _book(ledger, reader, "header")
-        dense = _decode_dense(reader, codec, size, ValueType(tag >> 3 & 3), single)
+        dense = _decode_dense(reader, codec, size, ValueType(tag >> 3 & 3), repeats, single)
         _book(ledger, reader, "values", codec)
         return dense
     if tag & 7 != Tag.LEVELS or tag & (_SAME_THETA | _PREDICTED):
@@ -349,16 +389,18 @@ def _decode_values(
     scale = reader.float64() if repeats.wide else reader.float32()
     _check_scaled(scale, repeats.levels, repeats.wide, NonFiniteValue)
     _book(ledger, reader, "scales")
-    codes = integers.decode(reader, codec, size, bits, _code_type(bits))
+    codes = integers.decode_codes(reader, codec, size, bits, repeats.streams)
     _book(ledger, reader, "values", codec)
     return Levels(scale, divisor, base, step, bits, codes)
 
 
-def _decode_dense(reader: Reader, codec: int, size: int, value_type: ValueType, single: bool) -> Dense:
+def _decode_dense(
+    reader: Reader, codec: int, size: int, value_type: ValueType, repeats: Repeats, single: bool
+) -> Dense:
     if single and value_type is ValueType.FLOAT64:
         raise WrongFloatType("a layer holds float64 values where this run computes in float32")
     width, _, dtype = _FORMATS[value_type]
-    patterns = integers.decode(reader, codec, size, width, dtype)
+    patterns = integers.decode(reader, codec, size, width, dtype, repeats.streams)
     if codec == Codec.ENTROPY:
         patterns = _rotated(patterns, width - 1)
     values: np.ndarray[tuple[int, ...], np.dtype[np.float32 | np.float64]]
@@ -383,7 +425,7 @@ def _decode_sparse(
     if count > size:
         raise IndexCountOutOfRange(f"a sparse layer of {size} numbers claims {count} entries")
     _book(ledger, reader, "header")
-    where = indices.decode(reader, code, count, size)
+    where = indices.decode(reader, code, count, size, repeats.streams)
     if ledger is not None:
         ledger.book(reader, "indices", indices.name(code))
     tag = reader.byte()
@@ -418,13 +460,12 @@ def _decode_residues(
     _book(ledger, reader, "scales")
     check = reader.word64() if has_check else None
     _book(ledger, reader, "checks")
-    codes = integers.decode(reader, tag >> _CODEC, size, bits, _code_type(bits))
+    codes = integers.decode_codes(reader, tag >> _CODEC, size, bits, repeats.streams)
     _book(ledger, reader, "values", tag >> _CODEC)
     if tag & _PREDICTED:
         if not isinstance(previous, Residues) or not predicts(previous, bits, size):
             raise MissingPrevious("residues are coded against earlier ones that this receiver does not hold")
-        codes += previous.residues
-        _keep_low_bits(codes, bits)
+        repeats.changes.append((codes, previous.residues, bits))
     return Residues(repeats.theta, bits, rounding, codes, check)
 
 
@@ -439,7 +480,7 @@ def _decode_more_bits(reader: Reader, tag: int, size: int, repeats: Repeats, led
         repeats.more_bits = low, bits
     low, bits = repeats.more_bits
     _book(ledger, reader, "header")
-    codes = integers.decode(reader, tag >> _CODEC, size, bits, _code_type(bits))
+    codes = integers.decode_codes(reader, tag >> _CODEC, size, bits, repeats.streams)
     _book(ledger, reader, "values", tag >> _CODEC)
     return MoreBits(low, bits, codes)
 
@@ -467,10 +508,6 @@ def _keep_low_bits(codes: UnsignedArray, width: int) -> None:
 def predicts(previous: LayerPayload | None, width: int, size: int) -> bool:
     """Return whether residues of `width` bits can be coded against an earlier payload of their layer."""
     return isinstance(previous, Residues) and previous.bits == width and previous.residues.size == size
-
-
-def _code_type(width: int) -> type[np.uint8] | type[np.uint16]:
-    return np.uint8 if width <= 8 else np.uint16
 
 
 def _rotated(patterns: UnsignedArray, by: int) -> UnsignedArray:

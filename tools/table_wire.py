@@ -1,0 +1,241 @@
+"""Prints what messages cost beside what they have to cost, on real gradients and models.
+
+    python tools/table_wire.py --data cifar-10-binary.tar.gz [--steps 300] [--json]
+
+A ResNet-20 (EvoNorm) is trained on CIFAR-10 for some hundred steps. The next gradient, the model, its change over the
+last ten steps and the model one step earlier are then sent through every compressor. The first table gives bits sent a
+parameter (the whole frame, header and checksum included), the fewest bits that could carry that payload
+(`peer.wire.entropy_bound_bits`) and their ratio, also of the indices and of the codes alone. The second compares bytes a
+round of one worker with other systems; it says which figures this run measured and which come from elsewhere.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import argparse
+import json
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from peer import compress, wire
+from peer.compress.layout import Layout
+from peer.compress.payload import Levels, Residues, Sparse
+from peer.random import PeerDraws
+from peer.train import tasks
+from peer.wire import Message, MessageKind
+from peer.wire.describe import log2_choose
+
+Vector = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Real numbers from the middle of a training run, each float32[n]."""
+
+    layout: Layout
+    gradient: Vector
+    model: Vector
+    before: Vector
+    """The model one step earlier."""
+    change: Vector
+    """Of the model over the last ten steps."""
+    loss: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """One compressor on one vector."""
+
+    what: str
+    of: str
+    frame_bytes: int
+    sent: float
+    """Bits a parameter."""
+    bound: float
+    """Bits a parameter."""
+    ratio: float
+    indices: float | None
+    """Bits of the indices over log₂ C(n, k)."""
+    codes: float | None
+    """Bits of the codes over the smaller of their entropy and their width."""
+    overhead_bytes: int
+    """Headers and checksum."""
+    overhead_allowed: int
+    """64 a message and 8 a layer."""
+
+
+def snapshot(data: str, steps: int, batch: int, seed: int) -> Snapshot:
+    """Return the vectors after training for `steps` steps of SGD with Nesterov momentum."""
+    torch.set_num_threads(1)
+    torch.manual_seed(seed)
+    task = tasks.cifar10(directory=data, norm="evonorm")
+    model = task.make_model()
+    train = task.train_data()
+    generator = torch.Generator().manual_seed(seed)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, nesterov=True, weight_decay=1e-4)
+    parameters = dict(model.named_parameters())
+    layout = Layout(tuple(parameters), tuple(p.numel() for p in parameters.values()))
+
+    def flat(tensors: Any) -> Vector:
+        return np.concatenate([t.detach().reshape(-1).numpy() for t in tensors]).astype(np.float32)
+
+    history: list[Vector] = []
+    loss = torch.zeros(())
+    for step in range(steps + 1):
+        indices = torch.randint(len(train), (batch,), generator=generator)
+        loss = task.loss(model, task.augment(train.batch(indices), torch.rand(batch, 4, generator=generator)))
+        optimizer.zero_grad()
+        loss.backward()
+        if step < steps:
+            optimizer.step()
+            if step >= steps - 11:
+                history.append(flat(parameters.values()))
+    gradient = flat(p.grad for p in parameters.values())
+    return Snapshot(layout, gradient, history[-1], history[-2], history[-1] - history[0], loss.item())
+
+
+def rows_of(shot: Snapshot) -> list[Row]:
+    """Return the table."""
+    rows: list[Row] = []
+    for fraction in (0.1, 0.01, 0.001):
+        for name, vector in (("gradient", shot.gradient), ("change of the model", shot.change)):
+            rows.append(row(f"top-k {fraction:.1%}, exact", name, vector, shot, kind="top_k", fraction=fraction))
+            rows.append(
+                row(f"top-k {fraction:.1%}, 4 bits", name, vector, shot, kind="top_k", fraction=fraction, value_bits=4)
+            )
+    for bits in (8, 4, 2, 1):
+        rows.append(row(f"qsgd {bits} bits", "gradient", shot.gradient, shot, kind="qsgd", bits=bits))
+        rows.append(row(f"qsgd {bits} bits", "change of the model", shot.change, shot, kind="qsgd", bits=bits))
+    # Twice the largest change of a step: what adaptive verification would settle near.
+    tight = 2 * float(np.abs(shot.model - shot.before).max())
+    for theta, note in ((tight, f"θ {tight:.2g}"), (2.0, "θ 2, the papers'")):
+        for bits in (8, 4, 2, 1):
+            settings = {"kind": "modulo", "bits": bits, "theta": theta, "rounding": "dither"}
+            rows.append(row(f"modulo {bits} bits, {note}", "model", shot.model, shot, **settings))
+            rows.append(
+                row(f"modulo {bits} bits, {note}", "model, against the last", shot.model, shot, shot.before, **settings)
+            )
+    for value_type in ("float32", "bfloat16"):
+        rows.append(row(f"none, {value_type}", "model", shot.model, shot, kind="none", value_type=value_type))
+    return rows
+
+
+def row(what: str, of: str, vector: Vector, shot: Snapshot, before: Vector | None = None, **settings: Any) -> Row:
+    """Return what one message costs."""
+    compressor = compress.build(**settings)
+    # Both messages in the same round: the shared draws of a dither belong to the coordinate here, not to the round.
+    draws = PeerDraws(1, 0, 1)
+
+    def message_of(x: Vector, number: int) -> Message:
+        layers = compress.compress_layers(compressor, x, shot.layout, draws)
+        return Message(MessageKind.GOSSIP, 3, number, mixing_weight=1 / 3, push_weight=0.9876543, layers=layers)
+
+    message = message_of(vector, 300)
+    previous = None if before is None else message_of(before, 299)
+    frame = wire.encode(message, shot.layout, previous=previous)
+    report = wire.describe(frame, shot.layout, previous=previous)
+    n = shot.layout.size
+    index_bits = 8 * report.index_bytes
+    index_bound = sum(log2_choose(p.size, p.indices.size) for p in message.layers if isinstance(p, Sparse))
+    inner = [p.values if isinstance(p, Sparse) else p for p in message.layers]
+    codes = None
+    if all(isinstance(p, (Levels, Residues)) for p in inner):
+        other = index_bound + 8 * sum(layer.scale_bytes + layer.check_bytes for layer in report.layers)
+        codes = 8 * report.value_bytes / (report.bound_bits - other)
+    return Row(
+        what,
+        of,
+        len(frame),
+        8 * len(frame) / n,
+        report.bound_bits / n,
+        8 * len(frame) / report.bound_bits,
+        index_bits / index_bound if index_bound else None,
+        codes,
+        report.overhead_bytes,
+        64 + 8 * shot.layout.num_layers,
+    )
+
+
+def elias_gamma_bytes(vector: Vector, fraction: float) -> int:
+    """Return the bytes of decentralizepy's coding of top-k: gaps of the flat vector in Elias gamma, values in float32."""
+    k = max(1, round(fraction * vector.size))
+    where = np.sort(np.argpartition(-np.abs(vector), k - 1)[:k])
+    gaps = np.diff(where, prepend=-1)
+    bits = int((2 * np.floor(np.log2(gaps)) + 1).sum())
+    return (bits + 7) // 8 + 4 * k
+
+
+ELSEWHERE = (
+    ("gloo, all-reduce (DDP)", 1938),
+    ("gloo, all-reduce, fp16 hook", 980),
+    ("gloo, all-reduce, PowerSGD rank 2", 142),
+    ("gloo, D-PSGD, undirected ring", 2167),
+    ("hivemind, averaging, 8 bit", 2503),
+    ("decentralizepy, full model, undirected ring", 2191),
+    ("decentralizepy, CHOCO 1 %, plain", 67),
+    ("decentralizepy, CHOCO 1 %, Elias + fpzip", 27),
+)
+"""kB a worker and round, 8 workers, this model: bytes that left one worker's network interface, packet headers
+included. Measured once, by running those systems; not by this tool."""
+
+
+def comparison(shot: Snapshot, rows: list[Row]) -> list[tuple[str, str, float]]:
+    """Return (what, where the figure comes from, kB a round of one worker with two neighbours)."""
+    n = shot.layout.size
+    found = [(name, "elsewhere, on the interface", float(kilobytes)) for name, kilobytes in ELSEWHERE]
+    coding = "this run, its coding alone"
+    found.append(("float32, 2 neighbours", coding, 2 * 4 * n / 1000))
+    found.append(("hivemind's 8 bit (a byte a number, 256 float32), 2 neighbours", coding, 2 * (n + 1024) / 1000))
+    elias = elias_gamma_bytes(shot.change, 0.01)
+    found.append(("decentralizepy's Elias gamma + float32, top 1 %, 2 neighbours", coding, 2 * elias / 1000))
+    for r in rows:
+        if r.of in ("change of the model", "model, against the last") and not r.what.endswith("papers'"):
+            found.append((f"sottovoce {r.what}, 2 neighbours", "this run, whole frames", 2 * r.frame_bytes / 1000))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", required=True, help="the official binary CIFAR-10: its folder or archive")
+    parser.add_argument("--steps", type=int, default=300, help="training steps before the snapshot")
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", action="store_true", help="print the rows as JSON")
+    options = parser.parse_args()
+    shot = snapshot(options.data, options.steps, options.batch, options.seed)
+    rows = rows_of(shot)
+    compared = comparison(shot, rows)
+    if options.json:
+        print(json.dumps({"loss": shot.loss, "rows": [asdict(r) for r in rows], "comparison": compared}, indent=1))
+        return
+    layout = shot.layout
+    print(
+        f"ResNet-20, {layout.size:,} parameters in {layout.num_layers} layers, after {options.steps} steps of batch "
+        f"{options.batch} (loss {shot.loss:.3f}, seed {options.seed})\n"
+    )
+    print(f"{'':34}{'of':26}{'frame B':>9}{'sent':>9}{'bound':>9}{'ratio':>7}{'index':>7}{'codes':>7}{'header B':>10}")
+    for r in rows:
+        parts = "".join(f"{v:>7.3f}" if v is not None else f"{'–':>7}" for v in (r.indices, r.codes))
+        print(
+            f"{r.what:34}{r.of:26}{r.frame_bytes:>9,}{r.sent:>9.4f}{r.bound:>9.4f}{r.ratio:>7.3f}{parts}"
+            f"{r.overhead_bytes:>6}/{r.overhead_allowed}"
+        )
+    print("\nsent, bound: bits a parameter; index, codes: bits over their own bound; header: bytes of at most\n")
+    print(f"{'one worker, one round':66}{'kB':>9}  measured")
+    for name, where, kilobytes in compared:
+        print(f"{name:66}{kilobytes:>9.1f}  {where}")
+
+
+if __name__ == "__main__":
+    main()
