@@ -330,6 +330,8 @@ def parse_scenario(tree: object, file: str = "scenario") -> Scenario:
     objective = _Reader(read.table("objective"), file, "objective.")
     compressor, theta, verified = _read_compressor(read, spec.modulo, rounds)
     settings = {key: tree[key] for key in ("server", "model_bits", "model_range", "gradient_range") if key in tree}
+    # θ is the file's, also where codes carry hashes: what is too small is repaired and stays.
+    settings["theta_mode"] = "constant"
     return Scenario(
         file=file,
         algorithm=name,

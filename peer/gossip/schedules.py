@@ -44,21 +44,20 @@ class Step:
 
 @dataclass(frozen=True)
 class Cosine:
-    """From `peak` down half a cosine, to reach `floor` in the last of `rounds`."""
+    """From `peak` down half a cosine that reaches `floor` after `rounds`, so that the last round still learns."""
 
     peak: float
     rounds: int
     floor: float = 0.0
 
     def rate(self, t: int) -> float:
-        progress = min(max(t, 0) / max(self.rounds - 1, 1), 1.0)
+        progress = min(t / max(self.rounds, 1), 1.0)
         return self.floor + (self.peak - self.floor) * 0.5 * (1.0 + math.cos(math.pi * progress))
 
 
 @dataclass(frozen=True)
 class WarmUp:
-    """In the first `rounds` a straight line up, γ (t + 1)/rounds; the schedule `then`, in its own time, at the t of the
-    run."""
+    """The schedule `then`, times (t + 1)/rounds in the first `rounds`."""
 
     rounds: int
     then: LearningRate

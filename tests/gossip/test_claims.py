@@ -10,7 +10,7 @@ from tests.gossip.drive import gossip, peers, ring, schedule_of, spread, total, 
 
 
 def test_theorem_1_naive_quantization_stalls_above_its_floor_and_moniqua_does_not():
-    """Moniqua, Theorem 1: on f = ½‖x − Δ/2‖² with a grid of step Δ, E‖∇f‖² ≥ φ²Δ² / (8 (1 + φ²)) in every coordinate."""
+    """Moniqua, Theorem 1: on f = ½‖x − Δ/2‖² with a grid of step Δ, E‖∇f‖² ≥ φ²Δ² / (8 (1 + φ²)) per coordinate."""
     n, d, step = 4, 400, 0.5
     w = ring(n)
     floor = (1 / 3) ** 2 * step**2 / (8 * (1 + (1 / 3) ** 2))
