@@ -1,0 +1,184 @@
+"""The command that finds η and γ of a job, and shows where the cliff is."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from peer.cli.app import INTERRUPTED, SottoCommand, StopOnSignal, print_json
+from peer.cli.options import job_options, json_option, load_job, peers_option
+from peer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from peer.tune import Trial, Tuning
+
+
+@click.command(cls=SottoCommand)
+@peers_option
+@job_options
+@click.option(
+    "--trials",
+    type=click.IntRange(min=3),
+    default=40,
+    show_default=True,
+    metavar="N",
+    help="Simulate at most this many runs; most of them are much shorter than the job.",
+)
+@click.option(
+    "--budget-seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    default=600.0,
+    show_default=True,
+    metavar="S",
+    help="Spend at most this long; where the plan would take longer, all runs become shorter.",
+)
+@click.option("--write", is_flag=True, help="Write both rates into the --config file; its comments stay.")
+@json_option
+def tune(
+    config_file: Path | None,
+    settings: tuple[str, ...],
+    num_peers: int | None,
+    trials: int,
+    budget_seconds: float,
+    write: bool,
+    as_json: bool,
+) -> int:
+    """Find the averaging rate η and the learning rate γ of a job.
+
+    Simulates the job with rates around the configured ones: many short runs, then fewer and longer ones, the last of
+    them in full. What counts is the accuracy of the worst peer, then the consensus distance. With strong compression
+    accuracy rises with both rates up to a cliff, beyond which models collapse or diverge: the table shows it, and the
+    rates that are chosen stay one step away from it. The same job, seed and number of trials give the same result if
+    the time suffices.
+
+    \b
+    Examples:
+      sotto tune --config job.toml --write
+      sotto tune --algorithm choco-sgd --graph ring --skew 0.8
+      sotto tune --rounds 300 --trials 20 --budget-seconds 60 --json
+    """
+    config, base, count = load_job(config_file, settings, num_peers)
+    if write and config_file is None:
+        raise ConfigError("needs a file to write to", key="--write", valid="together with --config FILE")
+    from peer import tune as tuner
+
+    def report(trial: Trial, number: int) -> None:
+        click.echo(f"trial {number:>3}  {_sentence(trial)}", err=True)
+
+    with StopOnSignal() as stop:
+        found = tuner.tune(
+            config,
+            base,
+            num_peers=count,
+            trials=trials,
+            budget_s=budget_seconds,
+            on_trial=report,
+            stop=stop.event,
+        )
+    written = None
+    if write and config_file is not None and found.ended != "stopped":
+        tuner.write(config_file, found)
+        written = str(config_file)
+    if as_json:
+        print_json(_document(found) | {"written": written})
+    else:
+        _print(found, written)
+    return INTERRUPTED if found.ended == "stopped" else 0
+
+
+def _document(found: Tuning) -> dict[str, Any]:
+    best = found.best
+    return {
+        "averaging_rate": best.averaging_rate if found.averages else None,
+        "learning_rate": best.learning_rate,
+        "safe": found.safe,
+        "worst_accuracy": best.worst_accuracy,
+        "averaged_accuracy": best.averaged_accuracy,
+        "consensus_distance": best.consensus_distance,
+        "rounds": best.rounds,
+        "shortened": found.shortened,
+        "ended": found.ended,
+        "seconds": found.seconds,
+        "trials": [asdict(trial) | {"over_the_cliff": found.over_the_cliff(trial)} for trial in found.trials],
+    }
+
+
+def _print(found: Tuning, written: str | None) -> None:
+    from rich.console import Console
+
+    best = found.best
+    console = Console()
+    console.print()
+    console.print(_table(found))
+    click.echo()
+    if found.averages:
+        click.echo(f"algorithm.averaging_rate = {best.averaging_rate:g}")
+    click.echo(f"training.learning_rate = {best.learning_rate:g}")
+    click.echo()
+    click.echo(f"{_sentence(best)}; {len(found.trials)} trials in {found.seconds:.0f} s")
+    if not found.safe:
+        click.echo(f"not confirmed: {_REASONS[found.ended]}, so the next steps to the cliff were not all run in full")
+    if found.shortened:
+        click.echo(f"the longest runs had {found.rounds} rounds: give --budget-seconds more for the whole length")
+    if written is not None:
+        click.echo(f"wrote {written}; the file must be the same in these two keys on every peer of the run")
+
+
+_REASONS = {
+    "done": "no point is a step away from the cliff",
+    "trials used up": "all trials were used up",
+    "time used up": "the time was used up",
+    "stopped": "the search was stopped",
+}
+
+
+def _table(found: Tuning) -> Table:
+    """Return the worst peer's accuracy at each point, from its longest run: γ to the right, η upward."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    newest = found.newest()
+    etas, gammas = sorted({eta for eta, _ in newest}, reverse=True), sorted({gamma for _, gamma in newest})
+    table = Table(box=box.SIMPLE_HEAD, title="worst peer, % (chosen: ◆, over the cliff: ✗)", title_style="bold")
+    table.add_column("η \\ γ" if found.averages else "γ", justify="right", style="bold")
+    for gamma in gammas:
+        table.add_column(f"{gamma:g}", justify="right")
+    for eta in etas:
+        cells: list[Text] = []
+        for gamma in gammas:
+            trial = newest.get((eta, gamma))
+            cells.append(Text("") if trial is None else _cell(found, trial))
+        table.add_row(f"{eta:g}" if found.averages else "", *cells)
+    shorter = sorted({trial.rounds for trial in newest.values()})
+    if len(shorter) > 1:
+        table.caption = "dim: shorter runs, of " + " or ".join(f"{rounds}" for rounds in shorter[:-1]) + " rounds"
+    return table
+
+
+def _cell(found: Tuning, trial: Trial) -> Any:
+    from rich.text import Text
+
+    if trial.verdict != "held" or trial.worst_accuracy is None:
+        return Text("✗ " + trial.verdict, style="red")
+    text = f"{100 * trial.worst_accuracy:.1f}"
+    if trial is found.best:
+        return Text(f"◆ {text}", style="bold green")
+    if found.over_the_cliff(trial):
+        return Text(f"✗ {text}", style="red")
+    return Text(text, style="" if trial.rounds == found.rounds else "dim")
+
+
+def _sentence(trial: Trial) -> str:
+    from peer.report.numbers import percent, significant
+
+    rates = f"η {trial.averaging_rate:<6g} γ {trial.learning_rate:<6g} {trial.rounds} rounds"
+    if trial.verdict != "held":
+        return f"{rates}  {trial.verdict}: {trial.reason}"
+    distance = significant(trial.consensus_distance)
+    return f"{rates}  worst peer {percent(trial.worst_accuracy)}, consensus distance {distance}"
