@@ -207,6 +207,22 @@ def test_everything_an_operator_reads_starts_on_64_bytes():
         assert tensor.data_ptr() % ALIGNMENT == 0
 
 
+def test_parameters_leave_memory_that_they_share_or_that_starts_elsewhere():
+    memory = torch.arange(16.0)
+
+    def sliced() -> nn.Module:
+        model = nn.Linear(2, 3)
+        model.weight.data = memory[1:7].view(3, 2)
+        model.bias.data = memory[7:10]
+        return model
+
+    trainer = make_trainer(points(model=sliced))
+    assert trainer.initial_vector().tolist() == list(range(1, 10))
+    assert all(p.data_ptr() % ALIGNMENT == 0 for p in trainer.model.parameters())
+    trainer.evaluate(np.zeros(9, np.float32))
+    assert torch.equal(memory, torch.arange(16.0))
+
+
 def test_peers_start_alike_and_draw_different_batches():
     first, second = recording(), recording()
     one, two = make_trainer(first, peer=0), make_trainer(second, peer=1)
@@ -347,6 +363,13 @@ def test_evaluation_changes_nothing_that_training_reads(norm: str):
     assert evaluated.model.training
 
 
+def test_evaluation_takes_the_models_own_form_for_it():
+    dropping = points(model=lambda: nn.Sequential(nn.Linear(2, 3), nn.Dropout(0.9)))
+    plain = points(model=lambda: nn.Sequential(nn.Linear(2, 3)))
+    z = make_trainer(plain).initial_vector()
+    assert make_trainer(dropping).evaluate(z).loss == make_trainer(plain).evaluate(z).loss
+
+
 def test_buffers_that_an_own_model_writes_in_evaluation_are_put_back():
     class Counting(nn.Module):
         def __init__(self):
@@ -375,7 +398,9 @@ def test_only_the_named_parameters_are_trained_and_sent():
     z = trainer.initial_vector()
     assert np.abs(descend(trainer, z, range(10)) - z).min() > 0
     for name, before in frozen.items():
-        assert torch.equal(before, dict(trainer.model.named_parameters())[name])
+        after = dict(trainer.model.named_parameters())[name]
+        assert torch.equal(before, after)
+        assert not after.requires_grad  # no time goes into its gradient
 
 
 def test_frozen_parameters_are_part_of_the_start_digest():

@@ -140,15 +140,38 @@ def test_evaluations_equal_one_by_one(how: str, split):
         assert result.loss == pytest.approx(expected.loss, rel=1e-5)
 
 
-@pytest.mark.parametrize("norm", ["group", "batch"])
-def test_stacked_evaluation_changes_nothing(norm):
-    stacked, _ = both(images(norm), options(batch_size=2), 2)
+class Counting(nn.Module):
+    """Writes a buffer in evaluation too."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(2, 3)
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x):
+        self.calls += 1
+        return self.linear(x) + (0 if self.training else x.sum())
+
+
+@pytest.mark.parametrize("task", [images("group"), images("batch"), points(model=Counting)])
+def test_stacked_evaluation_changes_nothing(task):
+    stacked, _ = both(task, options(batch_size=2), 2)
     z = np.tile(stacked.initial_vector(), (2, 1))
     stacked.gradients(z, 0, 0.1)
     before = {name: value.copy() for name, value in stacked.state().items()}
     first = stacked.evaluate(z)
     assert all(np.array_equal(value, before[name]) for name, value in stacked.state().items())
     assert [e.correct.tolist() for e in stacked.evaluate(z)] == [e.correct.tolist() for e in first]
+
+
+@pytest.mark.parametrize("how", ["stacked", "one by one"])
+def test_stacked_evaluation_takes_running_statistics(how: str):
+    stacked, single = both(images("batch"), options(batch_size=4), 2, how=how)
+    z = np.tile(stacked.initial_vector(), (2, 1))
+    stacked.gradients(z, 0, 0.1)
+    for peer, result in enumerate(stacked.evaluate(z)):
+        single[peer].gradient(z[peer], 0, 0.1, 0.1)
+        assert result.loss == pytest.approx(single[peer].evaluate(z[peer]).loss, rel=1e-3)
 
 
 @pytest.mark.parametrize("how", ["stacked", "one by one"])
