@@ -32,7 +32,7 @@ from tomlkit.exceptions import TOMLKitError
 
 from peer import job
 from peer.config import Config
-from peer.errors import ConfigError, DataError, DivergenceError
+from peer.errors import ConfigError, DataError, DivergenceError, SottoError
 from peer.init import write_bytes
 from peer.metrics import Summary
 
@@ -381,7 +381,7 @@ class _Search:
                     seconds=self.clock() - self.started,
                 )
         if not self.found:
-            raise DivergenceError(f"no trial was completed ({self.ended}); allow more time")
+            raise SottoError(f"no trial was completed: {self.ended}")
         reasons = [trial.reason for trial in self.found.values() if trial.reason]
         raise DivergenceError(
             f"all {len(self.found)} trials diverged, down to a learning rate of "
