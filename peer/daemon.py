@@ -100,6 +100,7 @@ class Daemon:
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="worker")
         self._pending: deque[tuple[int, int, bytes]] = deque()
         self._consumed: dict[int, dict[tuple[int, int], int]] = {peer: {} for peer in self.neighbors}
+        self._payload_bytes = dict.fromkeys(self.neighbors, 0)
         self._undurable_bytes = 0
         self._remote_durable: dict[int, int] = {}
         self._remote_has: dict[int, int] = {}
@@ -139,12 +140,17 @@ class Daemon:
             self.config.run.rounds,
         )
         notify("READY=1")
-        watchdog = asyncio.create_task(self._watch_parent())
         try:
-            await self._rounds()
-            await self._finish()
+            async with asyncio.TaskGroup() as tasks:
+                helpers = [tasks.create_task(self._watch_parent()), tasks.create_task(self.transport.wait_closed())]
+                await self._rounds()
+                await self._finish()
+                for helper in helpers:
+                    helper.cancel()
+        except BaseExceptionGroup as group:
+            # One error is enough to end with, and says more than a group of one.
+            raise group.exceptions[0] from None
         finally:
-            watchdog.cancel()
             notify("STOPPING=1")
             await self.transport.close(self._stop_reason or self.ended)
             self._record_links()
@@ -179,6 +185,8 @@ class Daemon:
         this completed."""
         while self._pending:
             peer, seq, frame = self._pending.popleft()
+            if seq:
+                self.transport.taken(peer, seq)
             if seq and seq <= self.incoming[peer].last_seq:
                 self.incoming[peer].accept(seq)  # Counts the duplicate.
                 continue
@@ -208,6 +216,7 @@ class Daemon:
 
     def _send(self, parcel: Parcel) -> None:
         peer = parcel.receiver
+        self._payload_bytes[peer] += parcel.payload_bytes
         if not parcel.sequenced:
             if self.transport.is_up(peer):
                 self.transport.send(peer, 0, parcel.frame)
@@ -461,11 +470,12 @@ class Daemon:
         log.info("lost %s: %s", self.config.peers[peer].name, reason)
         self._wake.set()
 
-    def frame_received(self, peer: int, seq: int, frame: bytes) -> None:
-        """A whole frame came."""
+    def frame_received(self, peer: int, seq: int, frame: bytes) -> bool | None:
+        """A whole frame came; its credit goes back when it has been looked at."""
         self._last_seen[peer] = self._now()
         self._pending.append((peer, seq, frame))
         self._wake.set()
+        return False if seq else None
 
     def receipt(self, peer: int, upto: int) -> None:
         """A neighbour has our frames up to `upto` for good."""
@@ -628,6 +638,7 @@ class Daemon:
                     peer=self.me,
                     neighbor=peer,
                     frames=counters.frames_sent,
+                    payload_bytes=self._payload_bytes[peer],
                     frame_bytes=counters.frame_bytes_sent,
                     protobuf_bytes=counters.protobuf_bytes_sent,
                     socket_bytes=counters.socket_bytes_sent,

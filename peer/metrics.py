@@ -37,7 +37,7 @@ class RoundRecord:
     protobuf_bytes: int = 0
     """Frames in their chunks, as handed to gRPC; receipts, heartbeats and bulletins included."""
     entropy_bits: float = 0.0
-    """Lower bound of the payload, in bits (`wire.entropy_bound_bits`)."""
+    """Lower bound of the payload, in bits (`wire.entropy_bound_bits`); 0 in the rounds in which it was not taken."""
     train_s: float = 0.0
     gossip_s: float = 0.0
     """Algorithm, compression, encoding and decoding."""

@@ -24,6 +24,9 @@ from peer.gossip.session import LatePolicy, Outcome, Session
 from peer.metrics import RoundRecord
 from peer.wire.message import Message, MessageKind
 
+ENTROPY_EVERY = 50
+"""The entropy bound is taken of every so many rounds: it costs more than the encoding."""
+
 
 class StepResult(Protocol):
     """What the local step of one round returns."""
@@ -54,6 +57,7 @@ class Parcel:
 
     receiver: int
     frame: bytes
+    payload_bytes: int
     sequenced: bool
     """Round messages are numbered and kept until acknowledged; requests and repairs are asked for again instead."""
 
@@ -99,7 +103,7 @@ class Participant:
         self._account = _Account()
         self._cpu_mark = cpu_clock()
         self._sent_at: float | None = None
-        self._frames: dict[tuple[object, ...], tuple[bytes, int]] = {}
+        self._frames: dict[tuple[object, ...], tuple[bytes, int, float]] = {}
 
     @property
     def round(self) -> int:
@@ -197,17 +201,20 @@ class Participant:
         encoded = self._frames.get(key) if message.layers else None
         if encoded is None:
             frame = wire.encode(message, self.layout)
-            encoded = frame, wire.payload_bytes(frame, self.layout)
+            bound = wire.entropy_bound_bits(message) if message.round % ENTROPY_EVERY == 0 else 0.0
+            encoded = frame, wire.payload_bytes(frame, self.layout), bound
             if message.layers:
                 self._frames[key] = encoded
-        frame, payload_bytes = encoded
+        frame, payload_bytes, entropy_bits = encoded
         self._account.messages += 1
         self._account.payload_bytes += payload_bytes
         self._account.frame_bytes += len(frame)
         self._account.values += self.layout.size if message.layer_ids is None else _num_values(message, self.layout)
         if self._observe is not None and message.kind is MessageKind.GOSSIP:
             self._observe("sent", message.round, receiver, frame)
-        return Parcel(receiver, frame, message.kind in (MessageKind.GOSSIP, MessageKind.NOTHING))
+        if message.round % ENTROPY_EVERY == 0:
+            self._account.entropy_bits += entropy_bits
+        return Parcel(receiver, frame, payload_bytes, message.kind in (MessageKind.GOSSIP, MessageKind.NOTHING))
 
     def _finish(self, outcome: Outcome, now: float) -> RoundRecord:
         assert outcome.finished is not None
@@ -230,6 +237,7 @@ class Participant:
             values=account.values,
             payload_bytes=account.payload_bytes,
             frame_bytes=account.frame_bytes,
+            entropy_bits=account.entropy_bits,
             train_s=account.train_s,
             gossip_s=account.gossip_s,
             wait_s=now - self._sent_at if self._sent_at is not None else 0.0,
@@ -254,6 +262,7 @@ class _Account:
     values: int = 0
     payload_bytes: int = 0
     frame_bytes: int = 0
+    entropy_bits: float = 0.0
     train_s: float = 0.0
     gossip_s: float = 0.0
 

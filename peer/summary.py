@@ -75,6 +75,10 @@ def finish_summary(
     values = sum(record.values for record in rounds)
     summary.full_precision_payload_bytes = 4 * values
     summary.bits_per_parameter = 8 * summary.payload_bytes / max(1, values)
+    sampled = [record for record in rounds if record.entropy_bits]
+    if sampled:
+        bits, described = sum(r.entropy_bits for r in sampled), sum(r.values for r in sampled)
+        summary.entropy_bits_per_parameter = bits / described
     last_of_peer = {record.peer: record for record in rounds}
     summary.repairs = sum(record.repairs for record in last_of_peer.values())
     summary.reconnects = sum(link.reconnects for link in links)

@@ -15,7 +15,6 @@ from typing import TypeAlias
 
 import numpy as np
 
-from peer import wire
 from peer.compress.payload import FloatArray
 from peer.config import Config
 from peer.errors import DivergenceError
@@ -110,10 +109,8 @@ class Simulator:
         self._snapshots: dict[int, dict[int, tuple[FloatArray, float]]] = {}
         """Evaluation round → peer → (x, u), until all peers have come there."""
         self._links: dict[tuple[int, int], list[int]] = {}
-        """(sender, receiver) → frames, frame bytes."""
+        """(sender, receiver) → frames, payload bytes, frame bytes."""
         self._totals = [_Totals() for _ in range(num_peers)]
-        self.entropy_bits = 0.0
-        self.entropy_values = 0
         self.now = 0.0
         self.averaged_accuracy: float | None = None
         self.last_consensus: float | None = None
@@ -171,8 +168,8 @@ class Simulator:
             return
         self._metrics.put(
             *(
-                LinkRecord(peer=sender, neighbor=receiver, frames=frames, frame_bytes=size)
-                for (sender, receiver), (frames, size) in sorted(self._links.items())
+                LinkRecord(peer=sender, neighbor=receiver, frames=frames, payload_bytes=payload, frame_bytes=size)
+                for (sender, receiver), (frames, payload, size) in sorted(self._links.items())
             )
         )
         self._metrics.flush()
@@ -201,16 +198,12 @@ class Simulator:
             self._finish_round(participant, turn.finished)
 
     def _deliver(self, sender: int, parcel: Parcel) -> None:
-        total = self._links.setdefault((sender, parcel.receiver), [0, 0])
+        total = self._links.setdefault((sender, parcel.receiver), [0, 0, 0])
         total[0] += 1
-        total[1] += len(parcel.frame)
+        total[1] += parcel.payload_bytes
+        total[2] += len(parcel.frame)
         arrival = self._network.arrival(sender, parcel.receiver, len(parcel.frame), self.now)
         self._agenda.add(arrival, _Arrival(parcel.receiver, sender, parcel.frame))
-        if self._is_evaluated(self.participants[sender].round + 1) and sender < 8:
-            # A sample is enough: the bound costs more than the encoding.
-            message = wire.decode(parcel.frame, self.trainer.layout, dtype=self.participants[sender].algorithm.x.dtype)
-            self.entropy_bits += wire.entropy_bound_bits(message)
-            self.entropy_values += self.trainer.layout.size
 
     def _finish_round(self, participant: Participant, record: RoundRecord) -> None:
         totals = self._totals[participant.peer]
@@ -334,8 +327,6 @@ def run(
         finally:
             summary.ended = ended
             summary.seconds = time.monotonic() - started
-            if simulator.entropy_values:
-                summary.entropy_bits_per_parameter = simulator.entropy_bits / simulator.entropy_values
             simulator.put_links()
             baseline_wanted = baseline and ended == "completed"
             finish_summary(summary, [metrics], config, simulator.job, baseline=baseline_wanted)
