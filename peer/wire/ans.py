@@ -3,7 +3,8 @@
 The table. Every token i of m has a weight (4 + q mod 4) · 2^⌊q/4⌋ with q = qᵢ of 0 to 63. With T the sum of the
 weights and Cᵢ the sum of those before i, token i owns the slots from ⌊Cᵢ (2^14 − m)/T⌋ + i to below the next token's
 first: its frequency is at least 1, and all frequencies add up to 2^14. What travels is the sequence of zigzagged
-differences qᵢ − qᵢ₋₁ (q₋₁ = 60) as a Rice code; a single token needs none.
+differences qᵢ − qᵢ₋₁ (q₋₁ = 60) as a Rice code; a single token needs none. In a coarse table all q are multiples of 4,
+and their quarters travel (q₋₁/4 = 15): for short streams, which would not win back what finer weights cost.
 
 The coder (J. Duda, arXiv:1311.2540; words and lanes as in F. Giesen, arXiv:1402.3392): N lanes, a power of two, of one
 32-bit state each. Token number i belongs to lane i mod N. To decode token i with state x of its lane:
@@ -26,12 +27,14 @@ from peer.wire.errors import MalformedEntropyCode
 from peer.wire.reader import Reader
 
 MAX_TOKENS = 256
-MAX_LANES_LOG2 = 10
+MAX_LANES_LOG2 = 7
 SCALE = 14
 LOWEST_STATE = 1 << 16
 _FIRST_Q = 60
 _LAST_Q = 63
 _WEIGHTS = np.array([(4 + q % 4) << q // 4 for q in range(_LAST_Q + 1)], np.int64)
+_FINE_FROM = 1 << 14
+"""Tokens from which on the length of the table no longer matters."""
 # Halfway (geometrically) between one weight and the next.
 _BETWEEN = np.sqrt(_WEIGHTS[:-1].astype(np.float64) * _WEIGHTS[1:])
 
@@ -44,12 +47,18 @@ class Table:
     """How the 2**14 slots are shared out among tokens. `quantized: int64[m]`, each 0 to 63; m from 1 to 256."""
 
     quantized: npt.NDArray[np.int64]
+    coarse: bool = False
 
     @classmethod
     def of_counts(cls, counts: npt.NDArray[np.int64]) -> Table:
         """Return a table close to the best for tokens that occur `counts: int64[m]` times."""
-        relative = counts * (float(_WEIGHTS[_FIRST_Q]) / max(int(counts.max()), 1))
-        return cls(np.searchsorted(_BETWEEN, relative, side="right").astype(np.int64))
+        # A token that does not occur is given a little: the less its weight falls, the shorter the table.
+        relative = np.maximum(counts, 0.4) * (float(_WEIGHTS[_FIRST_Q]) / max(int(counts.max()), 1))
+        fine = cls(np.searchsorted(_BETWEEN, relative, side="right").astype(np.int64))
+        if int(counts.sum()) >= _FINE_FROM or counts.size == 1:
+            return fine
+        coarse = cls((fine.quantized + 2) // 4 * 4, True)
+        return min((fine, coarse), key=lambda table: table.bits_for(counts) + table.size_in_bits)
 
     @property
     def num_tokens(self) -> int:
@@ -74,33 +83,48 @@ class Table:
         return np.repeat(np.arange(self.quantized.size, dtype=np.uint8), self.frequencies)
 
     def bits_for(self, counts: npt.NDArray[np.int64]) -> float:
-        """Return how many bits tokens that occur `counts: int64[256]` times take, infinite if one has no slot."""
+        """Return how many bits tokens that occur `counts: int64[≥ m]` times take, infinite if one has no slot."""
         if counts[self.num_tokens :].any():
             return float("inf")
         return float(counts[: self.num_tokens] @ (SCALE - np.log2(self.frequencies)))
 
-    def encode(self) -> tuple[int, bytes]:
-        """Return the Rice parameter (0 to 3) and the Rice code of the table."""
-        if self.num_tokens == 1:
-            return 0, b""
-        steps = self.quantized.copy()
-        steps[0] -= _FIRST_Q
-        steps[1:] -= self.quantized[:-1]
-        codes = np.where(steps >= 0, 2 * steps, -2 * steps - 1)
-        parameter = min(range(4), key=lambda r: rice.size_in_bits(codes, r))
-        return parameter, rice.encode(codes, parameter)
+    @cached_property
+    def _steps(self) -> npt.NDArray[np.int64]:
+        """What travels, before Rice coding."""
+        scaled = self.quantized // 4 if self.coarse else self.quantized
+        steps = scaled.copy()
+        steps[0] -= _FIRST_Q // 4 if self.coarse else _FIRST_Q
+        steps[1:] -= scaled[:-1]
+        folded: npt.NDArray[np.int64] = (steps << 1) ^ (steps >> 63)
+        return folded
+
+    @cached_property
+    def rice_parameter(self) -> int:
+        """The best Rice parameter of the table, 0 to 3."""
+        return 0 if self.num_tokens == 1 else min(range(4), key=lambda r: rice.size_in_bits(self._steps, r))
+
+    @property
+    def size_in_bits(self) -> int:
+        """Length of the table's Rice code."""
+        return 0 if self.num_tokens == 1 else rice.size_in_bits(self._steps, self.rice_parameter)
+
+    def encode(self) -> bytes:
+        """Return the Rice code of the table."""
+        return b"" if self.num_tokens == 1 else rice.encode(self._steps, self.rice_parameter)
 
     @classmethod
-    def decode(cls, reader: Reader, num_tokens: int, parameter: int) -> Table:
+    def decode(cls, reader: Reader, num_tokens: int, rice_parameter: int, coarse: bool) -> Table:
         """Return the table that the reader is at."""
         if num_tokens == 1:
-            return cls(np.full(1, _FIRST_Q))
-        codes = rice.decode(reader, num_tokens, parameter, num_tokens * 2 * (_LAST_Q + 1))
-        steps = np.where(codes & 1, -(codes + 1 >> 1), codes >> 1)
-        quantized = _FIRST_Q + np.cumsum(steps)
+            return cls(np.full(1, _FIRST_Q), coarse)
+        codes = rice.decode(reader, num_tokens, rice_parameter, num_tokens * 2 * (_LAST_Q + 1))
+        quantized = np.cumsum((codes >> 1) ^ -(codes & 1))
+        quantized += _FIRST_Q // 4 if coarse else _FIRST_Q
+        if coarse:
+            quantized *= 4
         if quantized.min() < 0 or quantized.max() > _LAST_Q:
             raise MalformedEntropyCode("a table of frequencies leaves the range of its weights")
-        return cls(quantized)
+        return cls(quantized, coarse)
 
 
 def lanes_for(num_bits: float) -> int:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from peer.compress.layout import Layout
 from peer.compress.payload import LayerPayload, MoreBits, WholeIntegers
 from peer.errors import LocalProtocolError
-from peer.wire import integers, sections
+from peer.wire import sections
 from peer.wire.errors import (
     BadMagic,
     ChecksumMismatch,
@@ -66,7 +66,7 @@ def encode(message: Message, layout: Layout, *, previous: Message | None = None)
     if previous is not None and (previous.sender != message.sender or not _has_residues(previous, layout)):
         previous = None
     repeats = sections.Repeats(wide=sections.needs_double(message.layers))
-    repeats.streams.pooled_widths = integers.widths_to_pool(sections.codes_of(message.layers))
+    repeats.streams.pooling = len(message.layers) > 1
     numbers = range(layout.num_layers) if message.layer_ids is None else message.layer_ids
     parts: list[Part] = []
     predicted = False

@@ -7,7 +7,6 @@ the bit patterns of real numbers all travel as such streams. What the streams of
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -32,8 +31,10 @@ WORTH_CODING = 256
 """Bits below which a stream's header and table cost about what a better code can save."""
 WORTH_SHARING = 1 << 16
 """Integers beyond which the size of a table of its own no longer matters."""
-POOLED_BITS = 1024
-"""Streams of codes below this many bits share one stream of the frame, if there are several."""
+WORTH_ORDERING = 1 << 12
+"""Integers beyond which the order of the tokens in the table does not matter."""
+POOLED_BITS = 2048
+"""Streams of codes that would need less than this many bits share one of the frame."""
 SAMPLE = 1 << 15
 ZSTD_SAMPLE = 1 << 13
 ZSTD_LEVEL = 1
@@ -58,10 +59,10 @@ class Memory:
 
     tables: dict[int, tuple[TokenMap, ans.Table]] = field(default_factory=dict)
     """Map and table of the last entropy-coded stream of each width."""
-    pooled_widths: frozenset[int] = frozenset()
-    """Widths whose small streams of codes the writer pools."""
-    pools: dict[int, list[UnsignedArray]] = field(default_factory=dict)
-    """The pooled streams of each width in order: their codes when writing, the arrays to fill when reading."""
+    pooling: bool = False
+    """Whether the writer pools small streams."""
+    pools: dict[tuple[int, int], list[UnsignedArray]] = field(default_factory=dict)
+    """The streams of each pool in order: their codes when writing, the arrays to fill when reading."""
     pooled_gaps: list[tuple[npt.NDArray[np.int64], int, int]] = field(default_factory=list)
     """Likewise the gaps of few indices, with the size of their layer and their bits."""
 
@@ -94,18 +95,38 @@ def plan_change(values: UnsignedArray, previous: UnsignedArray, width: int) -> P
 def _plan_from(sample: UnsignedArray, values: UnsignedArray, width: int) -> Plan:
     histogram = np.bincount(sample, minlength=1 << width)
     entropy = entropy_of(histogram)
-    # The most frequent code is the middle of what quantization gives; folding around it puts the rare codes last.
-    centre = int(histogram.argmax())
-    direct = MAX_DIRECT if width <= 8 else 5 if values.size < 1 << 14 else 7
     plan = packed_plan(values.size, width)
     coded = values.size * entropy + _overhead(int(np.count_nonzero(histogram)))
     if coded < 0.99 * plan.bits_needed:
-        plan = Plan(Codec.ENTROPY, coded, TokenMap(width, centre, folds=True, direct=direct))
+        plan = Plan(Codec.ENTROPY, coded, _map_for(histogram, values.size, width))
     if entropy < 0.97 * width:
         zstd = _zstd_bits(sample, values.size)
         if zstd < 0.95 * plan.bits_needed:
             return Plan(Codec.ZSTD, zstd)
     return plan
+
+
+def _map_for(histogram: npt.NDArray[np.int64], count: int, width: int) -> TokenMap:
+    """Return the map of tokens for codes with this histogram."""
+    # The most frequent code is the middle of what quantization gives; folding around it puts the rare codes last.
+    centre = int(histogram.argmax())
+    if width > MAX_DIRECT:
+        return TokenMap(width, centre, folds=True, direct=5 if count < 1 << 14 else 7)
+    folded = TokenMap(width, centre, folds=True)
+    if count >= WORTH_ORDERING:
+        return folded
+    # Of codes in two heaps, such as those of kept values, the natural order makes the shorter table. It begins behind
+    # the longest run of codes that do not occur, in a circle.
+    present = histogram.nonzero()[0]
+    gaps = np.diff(present, prepend=present[-1] - (1 << width))
+    natural = TokenMap(width, int(present[int(gaps.argmax())]))
+    codes: UnsignedArray = np.arange(1 << width, dtype=code_type(width))
+    sizes = []
+    for tokens in (folded, natural):
+        ordered = np.zeros(1 << width, np.int64)
+        ordered[tokens.tokens(codes)] = histogram
+        sizes.append(ans.Table.of_counts(ordered[: int(ordered.nonzero()[0][-1]) + 1]).size_in_bits)
+    return natural if sizes[1] < sizes[0] else folded
 
 
 def plan_floats(patterns: UnsignedArray, exponent_bits: int) -> Plan:
@@ -150,33 +171,33 @@ def packed_plan(count: int, width: int) -> Plan:
     return Plan(Codec.PACKED, float(count * width))
 
 
-def widths_to_pool(sizes_and_widths: Sequence[tuple[int, int]]) -> frozenset[int]:
-    """Return the widths of which a frame has several small streams of codes."""
-    small = [width for size, width in sizes_and_widths if 0 < size * width < POOLED_BITS]
-    return frozenset(width for width in small if small.count(width) > 1)
-
-
-def is_pooled(size: int, width: int, memory: Memory) -> bool:
-    """Return whether the writer pools a stream of `size` codes."""
-    return width in memory.pooled_widths and 0 < size * width < POOLED_BITS
-
-
 def encode_codes(values: UnsignedArray, width: int, plan: Plan | None, memory: Memory) -> tuple[Codec, list[Part]]:
-    """Return the codec and the bytes of codes: as `encode`, unless they go to the frame's pool. Without a plan one is
-    made where it is needed."""
-    if plan is None:
-        if is_pooled(values.size, width, memory):
-            memory.pools.setdefault(width, []).append(values)
-            return Codec.POOLED, []
+    """Return the codec and the bytes of codes: as `encode`, unless they go to a pool. Without a plan one is made where
+    it is needed."""
+    pooled = is_small(values.size, width)
+    if plan is None and not pooled:
         plan = plan_codes(values, width)
-    return encode(values, width, plan, memory)
+    if memory.pooling and (pooled or (plan is not None and plan.bits_needed < POOLED_BITS)):
+        memory.pools.setdefault(pool_of(values.size, width), []).append(values)
+        return Codec.POOLED, []
+    return encode(values, width, plan or plan_codes(values, width), memory)
+
+
+def is_small(size: int, width: int) -> bool:
+    """Return whether a stream of codes is pooled whatever they are, by this writer."""
+    return size * width < POOLED_BITS // 2
+
+
+def pool_of(size: int, width: int) -> tuple[int, int]:
+    """Return which pool a stream belongs to: those of one width and, from 256 integers on, of one octave share one."""
+    return width, max(size.bit_length(), 8)
 
 
 def encode_pools(memory: Memory) -> list[Part]:
-    """Return the streams that end a frame: one for each pooled width, ascending."""
+    """Return the streams that end a frame: one for each pool, in order."""
     parts: list[Part] = []
-    for width in sorted(memory.pools):
-        values = np.concatenate(memory.pools[width])
+    for pool in sorted(memory.pools):
+        values, width = np.concatenate(memory.pools[pool]), pool[0]
         codec, stream = encode(values, width, plan_codes(values, width), memory)
         parts += [bytes((codec,)), *stream]
     return parts
@@ -205,15 +226,15 @@ def decode_codes(reader: Reader, codec: int, count: int, width: int, memory: Mem
     """Return codes, uint8[count] for up to 8 bits and uint16[count] above. Pooled ones come with `decode_pools`."""
     if codec == Codec.POOLED:
         codes: UnsignedArray = np.empty(count, code_type(width))
-        memory.pools.setdefault(width, []).append(codes)
+        memory.pools.setdefault(pool_of(count, width), []).append(codes)
         return codes
     return decode(reader, codec, count, width, code_type(width), memory)
 
 
 def decode_pools(reader: Reader, memory: Memory) -> None:
     """Fill the arrays that `decode_codes` has promised to."""
-    for width in sorted(memory.pools):
-        arrays = memory.pools[width]
+    for pool in sorted(memory.pools):
+        arrays, width = memory.pools[pool], pool[0]
         codes = decode(reader, reader.byte(), sum(a.size for a in arrays), width, code_type(width), memory)
         start = 0
         for array in arrays:
@@ -237,7 +258,7 @@ def code_type(width: int) -> type[np.uint8] | type[np.uint16]:
     return np.uint8 if width <= 8 else np.uint16
 
 
-_SAME_TABLE = 1 << 4
+_SAME_TABLE, _SAME_MAP, _COARSE = 1 << 3, 1 << 4, 1 << 7
 _FOLDS, _HAS_RAW_BITS = 1 << 4, 1 << 5
 
 
@@ -246,24 +267,27 @@ def _entropy_encode(values: UnsignedArray, tokens: TokenMap, worth: int, memory:
     symbols = tokens.tokens(values)
     histogram = counts(symbols)
     table = ans.Table.of_counts(histogram[: int(histogram.nonzero()[0][-1]) + 1])
-    parameter, table_code = table.encode()
-    header = bytearray((tokens.direct | tokens.folds * _FOLDS, table.num_tokens - 1))
-    if tokens.raw_bits:
-        header[0] |= _HAS_RAW_BITS
-        header.append(tokens.raw_bits)
-    header += varint(tokens.centre) + table_code
+    last = memory.tables.get(tokens.width)
+    first = table.rice_parameter << 5 | table.coarse * _COARSE
+    header = bytearray()
+    if last is not None and last[0] == tokens:
+        first |= _SAME_MAP
+    else:
+        header.append(tokens.direct | tokens.folds * _FOLDS | bool(tokens.raw_bits) * _HAS_RAW_BITS)
+        header += bytes((tokens.raw_bits,)) if tokens.raw_bits else b""
+        header += varint(tokens.centre)
+    header.append(table.num_tokens - 1)
+    header += table.encode()
     cost = table.bits_for(histogram)
     raw_bits = int(histogram @ tokens.raw_widths.astype(np.int64))
-    first = parameter << 5
-    if values.size < WORTH_SHARING and tokens.width in memory.tables:
-        shared_tokens, shared_table = memory.tables[tokens.width]
-        shared_symbols = symbols if shared_tokens == tokens else shared_tokens.tokens(values)
-        shared_histogram = counts(shared_symbols)
-        shared_raw_bits = int(shared_histogram @ shared_tokens.raw_widths.astype(np.int64))
-        shared_cost = shared_table.bits_for(shared_histogram)
-        if shared_cost + shared_raw_bits <= cost + raw_bits + 8 * len(header):
-            tokens, table, symbols = shared_tokens, shared_table, shared_symbols
-            cost, raw_bits, first, header = shared_cost, shared_raw_bits, _SAME_TABLE, bytearray()
+    if last is not None and values.size < WORTH_SHARING:
+        last_symbols = symbols if last[0] == tokens else last[0].tokens(values)
+        last_histogram = counts(last_symbols)
+        last_raw_bits = int(last_histogram @ last[0].raw_widths.astype(np.int64))
+        last_cost = last[1].bits_for(last_histogram)
+        if last_cost + last_raw_bits <= cost + raw_bits + 8 * len(header):
+            (tokens, table), symbols = last, last_symbols
+            cost, raw_bits, first, header = last_cost, last_raw_bits, _SAME_TABLE, bytearray()
     lanes_log2 = ans.lanes_for(cost) if table.num_tokens > 1 else 0
     header.insert(0, first | lanes_log2)
     if len(header) + (cost + raw_bits) / 8 >= worth:
@@ -282,13 +306,18 @@ def _entropy_encode(values: UnsignedArray, tokens: TokenMap, worth: int, memory:
 
 def _entropy_decode(reader: Reader, count: int, width: int, dtype: npt.DTypeLike, memory: Memory) -> UnsignedArray:
     first = reader.byte()
-    lanes_log2 = first & 15
-    if first >> 7 or lanes_log2 > ans.MAX_LANES_LOG2:
-        raise ParameterOutOfRange("an entropy-coded stream has a first byte that cannot be")
+    lanes_log2 = first & 7
+    if first & (_SAME_TABLE | _SAME_MAP) and width not in memory.tables:
+        raise NothingToRepeat(f"a stream repeats the map of one of {width} bits, and there is none")
+    if first & _SAME_TABLE and first >> 4:
+        raise ParameterOutOfRange("a stream that repeats a table describes another")
     if not first & _SAME_TABLE:
-        memory.tables[width] = _read_table(reader, width, first >> 5)
-    elif width not in memory.tables:
-        raise NothingToRepeat(f"a stream repeats the table of one of {width} bits, and there is none")
+        tokens = memory.tables[width][0] if first & _SAME_MAP else _read_map(reader, width)
+        num_tokens = reader.byte() + 1
+        if num_tokens > tokens.max_tokens:
+            raise LevelOutOfRange(f"a stream has {num_tokens} tokens where {tokens.max_tokens} suffice")
+        table = ans.Table.decode(reader, num_tokens, first >> 5 & 3, bool(first & _COARSE))
+        memory.tables[width] = tokens, table
     tokens, table = memory.tables[width]
     if table.num_tokens > 1:
         states = np.frombuffer(reader.take(4 << lanes_log2), "<u4").astype(np.uint32)
@@ -303,18 +332,14 @@ def _entropy_decode(reader: Reader, count: int, width: int, dtype: npt.DTypeLike
     return tokens.values(symbols, raw, dtype)
 
 
-def _read_table(reader: Reader, width: int, parameter: int) -> tuple[TokenMap, ans.Table]:
+def _read_map(reader: Reader, width: int) -> TokenMap:
     form = reader.byte()
-    num_tokens = reader.byte() + 1
     raw_bits = reader.byte() if form & _HAS_RAW_BITS else 0
     centre = reader.varint()
     direct = form & 15
     if form >> 6 or not MIN_DIRECT <= direct <= MAX_DIRECT or raw_bits >= width or centre >> width:
         raise ParameterOutOfRange("an entropy-coded stream has a map of tokens that cannot be")
-    tokens = TokenMap(width, centre, bool(form & _FOLDS), raw_bits, direct)
-    if num_tokens > tokens.max_tokens:
-        raise LevelOutOfRange(f"an entropy-coded stream has {num_tokens} tokens where {tokens.max_tokens} suffice")
-    return tokens, ans.Table.decode(reader, num_tokens, parameter)
+    return TokenMap(width, centre, bool(form & _FOLDS), raw_bits, direct)
 
 
 def _zstd_decode(reader: Reader, count: int, width: int, dtype: npt.DTypeLike) -> UnsignedArray:
@@ -348,7 +373,7 @@ def entropy_of(histogram: npt.NDArray[np.int64]) -> float:
 
 def _overhead(num_tokens: int) -> float:
     """Return about how many bits an entropy-coded stream spends on its header and table."""
-    return 8 * (9 + 0.4 * num_tokens)
+    return 8 * (7 + 0.3 * num_tokens)
 
 
 def _zstd_bits(sample: UnsignedArray, count: int) -> float:

@@ -135,18 +135,6 @@ def encode_pools(repeats: Repeats) -> list[Part]:
     return indices.encode_pool(repeats.streams) + integers.encode_pools(repeats.streams)
 
 
-def codes_of(layers: Sequence[LayerPayload]) -> list[tuple[int, int]]:
-    """Return the count and the bits of the codes of every layer that has any."""
-    found: list[tuple[int, int]] = []
-    for layer in layers:
-        inner = layer.values if isinstance(layer, Sparse) else layer
-        if isinstance(inner, Residues):
-            found.append((inner.residues.size, inner.bits))
-        elif isinstance(inner, (Levels, MoreBits)):
-            found.append((inner.codes.size, inner.bits))
-    return found
-
-
 def is_predicted(section: list[Part]) -> bool:
     """Return whether decoding the section takes an earlier message."""
     tag = section[0][0]
@@ -253,7 +241,7 @@ def _encode_residues(payload: Residues, repeats: Repeats, previous: LayerPayload
     codes, plan, predicted = payload.residues, None, False
     if predicts(previous, payload.bits, codes.size):
         assert isinstance(previous, Residues)
-        if integers.is_pooled(codes.size, payload.bits, repeats.streams):
+        if integers.is_small(codes.size, payload.bits):
             change = difference(codes, previous.residues, payload.bits)
             predicted = integers.entropy_of(np.bincount(change)) < integers.entropy_of(np.bincount(codes))
             codes = change if predicted else codes
