@@ -122,8 +122,8 @@ def _best_rice(gaps: npt.NDArray[np.int64], size: int) -> tuple[int, float]:
     # For geometric gaps the best parameter is about log2(ln 2 · mean).
     guess = max(int(0.69 * (size - gaps.size) / gaps.size), 1).bit_length() - 1
     candidates = range(max(guess - 1, 0), min(guess + 1, MAX_RICE) + 1)
-    best = min(candidates, key=lambda r: rice.size_in_bits(gaps, r))
-    return best, float(rice.size_in_bits(gaps, best))
+    cost, best = min((rice.size_in_bits(gaps, r), r) for r in candidates)
+    return best, float(cost)
 
 
 def _accumulated(gaps: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.int64]:

@@ -121,19 +121,20 @@ def _map_for(histogram: npt.NDArray[np.int64], count: int, width: int) -> TokenM
     gaps = np.diff(present, prepend=present[-1] - (1 << width))
     natural = TokenMap(width, int(present[int(gaps.argmax())]))
     codes: UnsignedArray = np.arange(1 << width, dtype=code_type(width))
-    sizes = []
+    weights = np.log2(np.maximum(histogram, 0.4))
+    roughness = []
     for tokens in (folded, natural):
-        ordered = np.zeros(1 << width, np.int64)
-        ordered[tokens.tokens(codes)] = histogram
-        sizes.append(ans.Table.of_counts(ordered[: int(ordered.nonzero()[0][-1]) + 1]).size_in_bits)
-    return natural if sizes[1] < sizes[0] else folded
+        ordered = np.zeros(1 << width)
+        ordered[tokens.tokens(codes)] = weights
+        roughness.append(np.abs(ordered[1:] - ordered[:-1]).sum())
+    return natural if roughness[1] < roughness[0] else folded
 
 
 def plan_floats(patterns: UnsignedArray, exponent_bits: int) -> Plan:
     """Return how to code bit patterns of reals. The map of tokens is for patterns rotated left by one: exponent first,
     then mantissa, then sign."""
     width = 8 * patterns.itemsize
-    if patterns.size * exponent_bits < WORTH_CODING:
+    if patterns.size * exponent_bits < 2 * WORTH_CODING:
         return packed_plan(patterns.size, width)
     sample = _sampled(patterns, SAMPLE)
     kind = patterns.dtype.type
