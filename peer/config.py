@@ -128,7 +128,7 @@ class AlgorithmOptions(Section):
     push_weight_guard: Annotated[float, Field(ge=0, le=1)] = 0.5
     """Scale the local step by min(1, u / this): keeps a peer that hears nobody from exploding. 0 turns it off."""
     final_rounds: Whole | Literal["auto"] = 40
-    """scsp: how many of the last rounds are full-precision gossip; "auto" chooses from the consensus distance."""
+    """scsp: how many of the last rounds are full-precision gossip; "auto": enough to shrink the distance 1000-fold."""
     server: Whole = 0
     """parameter-server: index of the peer that is the server."""
     model_bits: Annotated[int, Field(ge=1, le=16)] | None = None

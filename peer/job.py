@@ -25,6 +25,7 @@ from peer.config import Config
 from peer.errors import ConfigError
 from peer.gossip import topology, validate
 from peer.gossip.base import AlgorithmSpec, GraphNeed, NodeContext
+from peer.gossip.error_feedback import final_rounds_for
 from peer.gossip.graphs import GraphFile
 from peer.gossip.session import LatePolicy
 from peer.gossip.topology import Schedule
@@ -154,9 +155,10 @@ def validate_config(config: Config, base: Path, num_peers: int | None = None) ->
     if count < 1:
         raise ConfigError("no peers are listed", key="peers", valid="one [[peers]] table for each device")
     spec, compressor = algorithm_spec(config), build_compressor(config)
+    schedule = build_schedule(config, base, count)
     return validate.check(
         spec,
-        build_schedule(config, base, count),
+        schedule,
         compressor,
         averaging_rate=averaging_rate(config, compressor),
         learning_rate=config.training.learning_rate,
@@ -165,7 +167,7 @@ def validate_config(config: Config, base: Path, num_peers: int | None = None) ->
         local_steps=config.training.local_steps,
         late=config.rounds.late,
         rounds=config.run.rounds,
-        final_rounds=_final_rounds(config),
+        final_rounds=final_rounds(config, schedule),
         theta_mode=config.algorithm.theta,
         theta=config.algorithm.theta_value,
         server=config.algorithm.server,
@@ -273,7 +275,7 @@ class Job:
             whole_below=options.whole_below,
             push_weight_guard=options.push_weight_guard,
             rounds=self.config.run.rounds,
-            final_rounds=_final_rounds(self.config),
+            final_rounds=final_rounds(self.config, self.schedule),
             theta=(options.theta_value,),
             verified=options.theta == "verified",
             settings={
@@ -334,11 +336,18 @@ def _read_graph(path: Path) -> GraphFile:
         raise ConfigError(f"cannot be read: {error.strerror}", key="graph.file", value=str(path)) from None
 
 
-def _final_rounds(config: Config) -> int:
+def final_rounds(config: Config, schedule: Schedule) -> int:
+    """Return how many of the last rounds are full-precision gossip (scsp).
+
+    "auto": as many as shrink the consensus distance a thousandfold on this graph, at most half of the run.
+    """
     if config.algorithm.name != "scsp":
         return 0
-    final = config.algorithm.final_rounds
-    return 40 if final == "auto" else final
+    wanted = config.algorithm.final_rounds
+    if wanted != "auto":
+        return wanted
+    contraction = min(1.0 - schedule.spectral_gap, 1.0 - 1e-9)
+    return min(final_rounds_for(1.0, max(0.0, contraction), 1e-3), config.run.rounds // 2)
 
 
 def _processor_name() -> str:

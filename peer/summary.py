@@ -10,6 +10,7 @@ from peer import __version__
 from peer.compress.layout import Layout
 from peer.compress.payload import FloatArray
 from peer.config import Config
+from peer.gossip.error_feedback import final_rounds_for
 from peer.job import Job, describe_compressor, machine_facts
 from peer.metrics import ConsensusRecord, EvaluationRecord, MetricsStore, Summary
 from peer.train.baseline import single_process
@@ -92,8 +93,14 @@ def finish_summary(
     if own:
         worst = min(own, key=lambda record: record.accuracy)
         summary.class_accuracy = [c / n if n else 0.0 for c, n in zip(worst.correct, worst.total, strict=True)]
+    kept = {r.peer: r for store in stores for r in store.evaluations() if r.split == "holdout"}
+    summary.holdout_accuracy = [kept[peer].accuracy for peer in sorted(kept)]
     if distances:
-        summary.consensus_distance = max(distances, key=lambda record: record.round).consensus_distance
+        last = max(distances, key=lambda record: record.round)
+        summary.consensus_distance = last.consensus_distance
+        contraction = 1.0 - job.schedule.spectral_gap
+        if last.model_norm > 0.0 and 0.0 <= contraction < 1.0:
+            summary.rounds_to_consensus = final_rounds_for(last.consensus_distance, contraction, 1e-3 * last.model_norm)
     if baseline:
         summary.single_process_accuracy = train_single_process(config, job)
 

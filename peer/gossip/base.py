@@ -60,6 +60,8 @@ class AlgorithmSpec:
     """Its theory needs an unbiased compressor (no error feedback)."""
     tolerates_late: bool = False
     """May go on without a late neighbour and apply the message when it comes."""
+    may_send_nothing: bool = False
+    """A sender may leave a receiver out of a round by telling it so (`MessageKind.NOTHING`)."""
     time_varying: bool = False
     """Works on graphs that change over time."""
     uses_averaging_rate: bool = True

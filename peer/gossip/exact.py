@@ -124,6 +124,7 @@ class Sgp(Algorithm):
         source="Assran et al. 2019, Stochastic Gradient Push, Algorithm 1",
         graph=GraphNeed.COLUMN,
         push_sum=True,
+        may_send_nothing=True,
         tolerates_late=True,
         time_varying=True,
     )

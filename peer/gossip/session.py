@@ -121,6 +121,8 @@ class Session:
             return outcome
         if message.kind not in _ROUND_KINDS:
             raise RemoteProtocolError(f"sent {message.kind.name} in a synchronous run", peer=sender)
+        if message.kind is MessageKind.NOTHING and not self.algorithm.spec.may_send_nothing:
+            raise RemoteProtocolError(f"left us out of a round, which {self.algorithm.spec.name} forbids", peer=sender)
         if sender not in self._in_neighbors:
             raise RemoteProtocolError("is no in-neighbour in this graph", peer=sender)
         if message.round > self.round + self._max_lead:

@@ -52,6 +52,11 @@ def _accuracy(summary: Summary) -> Table:
         table.add_row("best peer", percent(ordered[-1]))
     table.add_section()
     table.add_row("worst peer", percent(worst), style="bold")
+    if len(summary.class_accuracy) > 1:
+        lowest = min(range(len(summary.class_accuracy)), key=summary.class_accuracy.__getitem__)
+        table.add_row(f"its class {lowest}, its lowest", percent(summary.class_accuracy[lowest]))
+    if summary.holdout_accuracy:
+        table.add_row("worst on its own hold-out", percent(min(summary.holdout_accuracy)))
     table.add_row("averaged model", percent(summary.averaged_accuracy), style="bold")
     table.add_row("one process, all data", percent(summary.single_process_accuracy))
     if worst is not None and summary.single_process_accuracy is not None:

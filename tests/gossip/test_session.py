@@ -21,7 +21,9 @@ from peer.wire.message import Message, MessageKind
 class Recorder(Algorithm):
     """Sends to peer 2, hears 0 and 1, and writes down what it is given."""
 
-    spec = AlgorithmSpec(name="recorder", summary="", source="", graph=GraphNeed.COLUMN, tolerates_late=True)
+    spec = AlgorithmSpec(
+        name="recorder", summary="", source="", graph=GraphNeed.COLUMN, tolerates_late=True, may_send_nothing=True
+    )
     phases = 1
 
     def __init__(self) -> None:
@@ -202,6 +204,16 @@ def test_what_an_honest_peer_would_not_send_is_refused(wrong: Message, text: str
         s.receive(wrong, 0.0)
     assert caught.value.peer == wrong.sender
     assert s.waiting_for == (0, 1)
+
+
+def test_nobody_may_be_left_out_where_others_keep_a_replica() -> None:
+    class Keeper(Recorder):
+        spec = AlgorithmSpec(name="keeper", summary="", source="", graph=GraphNeed.COLUMN)
+
+    s = session(Keeper())
+    s.begin(G, 0.1, 0.0)
+    with pytest.raises(RemoteProtocolError, match="keeper forbids"):
+        s.receive(message(0, 0, kind=MessageKind.NOTHING), 0.0)
 
 
 def test_a_request_is_answered_in_the_middle_of_a_round() -> None:
