@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -47,6 +48,9 @@ How: TypeAlias = Literal["auto", "stacked", "one by one"]
 
 _EVALUATED_AT_ONCE = 64
 """Peers; bounds the memory of activations."""
+_NUMBERS_AT_ONCE = 2**20
+"""Parameters of the peers that one operator handles on a CPU: more do not fit the cache, and blocks of more than 32 MiB
+cost a page fault for every page each time."""
 
 
 @dataclass(frozen=True)
@@ -227,16 +231,33 @@ class _Stacked:
             name: buffer.detach()[None].repeat(num_peers, *[1] * buffer.ndim) for name, buffer in model.named_buffers()
         }
         self._loss, self._judge = _Loss(task, model), _Judge(task, model)
+        self._gradients: Matrix | None = None
         self._graph: _Graph | None = None
         self._may_capture = self._device.type == "cuda"
 
     def gradients(self, z: Matrix, batch: Batch, t: int, local: int) -> tuple[Matrix, npt.NDArray[np.float64]]:
+        if self._device.type == "cpu":
+            return self._in_groups(z, batch)
         flat = torch.from_numpy(z).to(self._device)
         if self._may_capture and self._graph is None:
             self._graph = self._capture(flat, batch)
             self._may_capture = self._graph is not None
-        gradient, losses = self._compute(flat, batch) if self._graph is None else self._graph.replay(flat, batch)
+        gradient, losses = (
+            self._compute(flat, batch, self.buffers) if self._graph is None else self._graph.replay(flat, batch)
+        )
         return gradient.cpu().numpy(), losses.double().cpu().numpy()
+
+    def _in_groups(self, z: Matrix, batch: Batch) -> tuple[Matrix, npt.NDArray[np.float64]]:
+        if self._gradients is None:
+            self._gradients = np.empty_like(z)
+        losses = np.empty(len(z))
+        group = max(1, _NUMBERS_AT_ONCE // z.shape[1])
+        for start in range(0, len(z), group):
+            peers = slice(start, start + group)
+            buffers = {name: buffer[peers] for name, buffer in self.buffers.items()}
+            gradient, loss = self._compute(torch.from_numpy(z[peers]), tuple(part[peers] for part in batch), buffers)
+            self._gradients[peers], losses[peers] = gradient.numpy(), loss.numpy()
+        return self._gradients, losses
 
     def evaluate_all(self, z: Matrix, data: Data) -> list[Evaluation]:
         """Return the evaluation of all peers on the same samples."""
@@ -258,11 +279,13 @@ class _Stacked:
                 buffer.copy_(self.buffers[name][peer])
         return evaluate_model(self._task, self._model, data, indices, self._device)
 
-    def _compute(self, flat: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    def _compute(
+        self, flat: torch.Tensor, batch: Batch, buffers: Mapping[str, torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return gradients float32[peers, n] and losses float32[peers]; the peers' losses share no number, so that the
         gradient of their sum is that of each."""
         flat = flat.detach().requires_grad_()
-        losses = self._vmapped(self._loss, flat, batch, self.buffers, batch_dim=0)
+        losses = self._vmapped(self._loss, flat, batch, buffers, batch_dim=0)
         assert isinstance(losses, torch.Tensor)
         (gradient,) = torch.autograd.grad(losses.sum(), flat)
         return gradient, losses.detach()
@@ -321,8 +344,9 @@ class _Stacked:
         """Return the recorded computation, or None where it cannot be recorded or does not repeat what it computed."""
         before = {name: buffer.clone() for name, buffer in self.buffers.items()}
         try:
-            graph = _Graph(self._compute, flat, batch)
-            same = torch.allclose(graph.replay(flat, batch)[0], self._compute(flat, batch)[0], rtol=1e-3, atol=1e-5)
+            graph = _Graph(partial(self._compute, buffers=self.buffers), flat, batch)
+            expected = self._compute(flat, batch, self.buffers)[0]
+            same = torch.allclose(graph.replay(flat, batch)[0], expected, rtol=1e-3, atol=1e-5)
         except RuntimeError:
             torch.cuda.synchronize(self._device)
             return None
