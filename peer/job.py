@@ -21,6 +21,7 @@ import numpy.typing as npt
 from peer import __version__, compress, gossip
 from peer.compress.bound import BoundedCompressor
 from peer.compress.layout import Layout
+from peer.compress.modulo import Modulo
 from peer.config import Config
 from peer.errors import ConfigError
 from peer.gossip import topology, validate
@@ -28,6 +29,7 @@ from peer.gossip.base import AlgorithmSpec, GraphNeed, NodeContext
 from peer.gossip.error_feedback import final_rounds_for
 from peer.gossip.graphs import GraphFile
 from peer.gossip.session import LatePolicy
+from peer.gossip.theta import largest_stable_rate
 from peer.gossip.topology import Schedule
 from peer.participant import LocalSteps, Participant
 from peer.random import PhiloxSource
@@ -113,7 +115,10 @@ def default_averaging_rate(spec: AlgorithmSpec, compressor: BoundedCompressor, l
     """
     if spec.name in ("d2", "moniqua-d2"):
         return 0.5
-    if not spec.compresses or spec.modulo or compressor.kind == "none":
+    if isinstance(compressor, Modulo) and spec.modulo:
+        # Coarse codes need the slack matrix: see `largest_stable_rate`.
+        return math.floor(100 * largest_stable_rate(compressor.bits, compressor.rounding)) / 100
+    if not spec.compresses or compressor.kind == "none":
         return 1.0
     if not spec.uses_averaging_rate:
         return 1.0

@@ -20,7 +20,7 @@ from peer.compress.bound import ErrorBound
 from peer.compress.modulo import delta, modulus
 from peer.compress.payload import Rounding
 from peer.gossip.base import AlgorithmSpec, GraphNeed
-from peer.gossip.theta import d2_constant, pairwise_mixing_time, theorem_3, theorem_4, theorem_5
+from peer.gossip.theta import d2_constant, largest_stable_rate, pairwise_mixing_time, theorem_3, theorem_4, theorem_5
 from peer.gossip.topology import D2_LEAST_EIGENVALUE, DENSE_LIMIT, Schedule
 
 DIRECTED_ALTERNATIVES = {
@@ -380,7 +380,22 @@ def _modulo_rounding(plan: Plan) -> Iterator[Finding]:
 def _modulo_noise(plan: Plan) -> Iterator[Finding]:
     """With few bits the error of the code, δB, is near θ itself, and only a small η averages it out (Theorem 3)."""
     spec, code = plan.spec, _modulo_code(plan.compressor)
-    if not spec.modulo or spec.asynchronous or code is None or delta(*code) >= 0.5 or plan.theta_mode == "constant":
+    if not spec.modulo or code is None or delta(*code) >= 0.5 or plan.theta_mode == "constant":
+        return
+    if plan.theta_mode == "verified":
+        halfway = spec.asynchronous or spec.graph is GraphNeed.SYMMETRIC
+        limit = math.floor(100 * largest_stable_rate(*code, halfway=halfway)) / 100
+        if plan.averaging_rate > limit:
+            change = "set compressor.bits to 3 or more"
+            if not halfway:
+                change += f", or algorithm.averaging_rate to {limit:g} or less"
+            yield _error(
+                "compressor.bits",
+                f"with {code[0]}-bit {code[1].name.lower()} codes the error of the code drives an adapted θ up without"
+                f" bound at averaging rate {plan.averaging_rate:g}; {change}",
+            )
+        return
+    if spec.asynchronous:
         return
     error = delta(*code) * modulus(1.0, *code)
     limit = next((rate for least, rate in MODULO_RATES if error >= least), 1.0)

@@ -253,13 +253,21 @@ def test_one_bit_stochastic_modulo_rounding_is_refused():
         assert '"dither"' in found("error", "compressor.rounding", findings)
 
 
-@pytest.mark.parametrize(("bits", "highest"), [(1, 0.3), (2, 0.5), (3, 1.0), (4, 1.0)])
+@pytest.mark.parametrize(("bits", "highest"), [(1, 0.2), (2, 0.62), (3, 1.0), (4, 1.0)])
 def test_coarse_modulo_codes_need_a_slack_matrix(bits, highest):
     code = compress.build("modulo", bits=bits, rounding=Rounding.DITHER)
     assert check(SPECS["moniqua"], graph(), code, averaging_rate=highest) == []
     if highest < 1:
         findings = check(SPECS["moniqua"], graph(), code, averaging_rate=1.0)
-        assert f"to {highest:g} or less" in found("warning", "algorithm.averaging_rate", findings)
+        assert f"to {highest:g} or less" in found("error", "compressor.bits", findings)
+
+
+def test_pairs_and_d2_need_three_bits_for_an_adapted_theta():
+    two, three = (compress.build("modulo", bits=bits, rounding=Rounding.DITHER) for bits in (2, 3))
+    for name, rate in (("moniqua-d2", 0.5), ("moniqua-ad-psgd", 1.0)):
+        findings = check(SPECS[name], graph(), two, averaging_rate=rate)
+        assert "3 or more" in found("error", "compressor.bits", findings)
+        assert not [f for f in check(SPECS[name], graph(), three, averaging_rate=rate) if f.level == "error"]
 
 
 def test_the_theorems_theta_is_warned_about_where_it_says_nothing_of_the_weights():
