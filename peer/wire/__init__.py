@@ -36,6 +36,7 @@ layout.
 | varints | only in kinds *repair request* and *repair*: layer numbers |
 | 2 bytes each | only in kind *repair request*: wishes |
 | | one section for each layer, in order |
+| | what the sections have pooled (see *Pools*) |
 | 4 | CRC-32 (polynomial 04C11DB7 reflected, as in zlib, gzip and PNG) of all bytes before it |
 
 Kind and flags: bits 0–3 are the kind; bit 4, *wide*: scales and θ are float64, otherwise float32; bit 5, *predicted*:
@@ -94,14 +95,16 @@ residues or, with bit 5 of the tag, (residue − residue of the earlier message)
 one that the header names; its payload of this layer must be residues of as many bits.
 
 **More bits.** Bits `low` to `low + bits − 1` of the same integers. Bit 3, *same*: parameters as in the last such
-section. Otherwise two bytes: low (0 to 63) and bits − 1 (0 to 15). Then a stream of n integers of `bits` bits.
+section. Otherwise two bytes: low and bits − 1 (0 to 15), low + bits being at most 64. Then a stream of n integers of
+`bits` bits.
 
 **Whole integers.** One byte, w − 1 (0 to 63); then a stream of n integers of w bits: zigzag(K), K being signed
 64-bit.
 
 # Streams
 
-A stream is `count` integers of w bits, in one of three codecs.
+A stream is `count` integers of w bits, in one of four codecs. Where a stream repeats something of "the last stream of
+w bits", that is the last entropy-coded one of this frame with the same w, whatever it was for.
 
 **0, packed.** A bit string of count · w bits.
 
@@ -109,41 +112,47 @@ A stream is `count` integers of w bits, in one of three codecs.
 
 | bytes | field |
 |---|---|
-| 1 | bits 0–3: e (2 to 8); bit 4: whether the map folds; bits 5–6: Rice parameter of the table; bit 7: zero |
-| 1 | bits 0–2: s − 8 (s is 8 to 15); bit 3: zero; bits 4–7: log₂ of the number of lanes (0 to 10) |
-| 1 | m − 1, with m the number of tokens |
-| 1 | r, below w |
+| 1 | bits 0–2: log₂ of the lanes; 3: same table; 4: same map; 5–6: Rice parameter of the table; 7: coarse table |
+| 1 | map: bits 0–3: e (2 to 8); bit 4: folds; bit 5: whether r follows; bits 6–7: zero |
+| 1 | r, below w, if the map says so; otherwise r is 0 |
 | varint | centre, below 2^w |
+| 1 | m − 1, with m the number of tokens |
 | | table of frequencies, if m > 1 |
-| varint | number of words, if m > 1 |
 | 4 each | states, one for each lane, at least 2^16, if m > 1 |
-| 2 each | words, if m > 1 |
+| 2 each | words, as many as decoding takes, if m > 1 |
 | | bit string of the raw bits |
+
+With *same map*, e, folds, r and centre are those of the last stream of w bits, and the fields from map to centre are
+left out. With *same table*, m and the table are too, the fields from map to table are left out, and bits 4 to 7 are
+zero.
 
 *From integer to token.* d = (v − centre) mod 2^w. z = d or, if the map folds, z = zigzag of d read as a signed number
 of w bits. h = ⌊z/2^r⌋. If h < 2^e the token is h, and the lowest r bits of z are raw. Otherwise, with L = ⌊log₂ h⌋,
 the token is 2^e + 4 (L − e) + (⌊h/2^(L−2)⌋ mod 4), and the lowest r + L − 2 bits of z are raw. So tokens beyond the
-direct ones cut every octave into four. The raw bits of all integers follow one another in the last bit string. No
-token that z < 2^w cannot have is below m, and m is at most 256. With m = 1 all tokens are 0.
+direct ones cut every octave into four. m is at most 256 and at most the number of tokens that z < 2^w can have. With
+m = 1 all tokens are 0. The raw bits of all integers follow one another in the last bit string.
 
 *Table of frequencies.* Every token i has a weight (4 + q mod 4) · 2^⌊q/4⌋ with q = qᵢ of 0 to 63. With T the sum of
-all weights and Cᵢ of those before i, token i owns the slots from ⌊Cᵢ (2^s − m)/T⌋ + i up to the next token's first
-slot; all slots together are 2^s, and every token has one at least. m is below 2^s. What travels is the Rice code (see
-below) of the m numbers zigzag(qᵢ − qᵢ₋₁), with q₋₁ = 60.
+all weights and Cᵢ of those before i, token i owns the slots from ⌊Cᵢ (2^14 − m)/T⌋ + i up to the next token's first
+slot; all slots together are 2^14, and every token has one at least. What travels is the Rice code (see below) of the
+m numbers zigzag(qᵢ − qᵢ₋₁), with q₋₁ = 60. In a coarse table all q are multiples of 4; what travels are the numbers
+zigzag(qᵢ/4 − qᵢ₋₁/4), with q₋₁/4 = 15.
 
-*Entropy code* (interleaved rANS). Token number i belongs to lane i mod N. To decode it with the lane's state x: slot
-= x mod 2^s; the token is the slot's owner, with first slot f and F slots; x becomes F · ⌊x/2^s⌋ + slot − f; if that
-is below 2^16, it becomes 2^16 x + the next word. After the last token every state is 2^16 and no word is left. (An
-encoder runs backwards from there: if x ≥ F · 2^(32 − s), emit x mod 2^16 and let x become ⌊x/2^16⌋; then x becomes
-2^s ⌊x/F⌋ + (x mod F) + f.)
+*Entropy code* (interleaved rANS). With N lanes, token number i belongs to lane i mod N. To decode it with the lane's
+state x: slot = x mod 2^14; the token is the slot's owner, with first slot f and F slots; x becomes F · ⌊x/2^14⌋ +
+slot − f; if that is below 2^16, it becomes 2^16 x + the next word. After the last token every state is 2^16. (An
+encoder runs backwards from there, through the tokens and the words: if x ≥ F · 2^18, emit x mod 2^16 and let x become
+⌊x/2^16⌋; then x becomes 2^14 ⌊x/F⌋ + (x mod F) + f.)
 
 **2, zstd.** A varint, the length; one Zstandard frame (RFC 8878) that tells its content size, needs no window above 8
 MiB and no dictionary. The content is the integers, each in as many whole bytes as its kind takes: 1 for codes and
 residues of up to 8 bits and 2 above, those of the value type for dense values, 8 for whole integers.
 
-A **Rice code** of k non-negative integers with parameter r is two bit strings: the lowest r bits of every integer;
-then, for each integer v, ⌊v/2^r⌋ zeros and a one. The second is no longer than k plus ⌊S/2^r⌋ bits, S being the
-largest sum that the integers may have: n − k for gaps, 128 m for a table.
+**3, pooled.** Nothing here; the integers come at the end of the frame. Only for levels, residues and more bits.
+
+A **Rice code** of k non-negative integers with parameter r is one bit string: for each integer v, ⌊v/2^r⌋ zeros and a
+one; then the lowest r bits of each. Its first part is no longer than k plus ⌊S/2^r⌋ bits, S being the largest sum
+that the integers may have: n − k for gaps, 128 m for a table.
 
 # Indices
 
@@ -152,12 +161,22 @@ unsorted and repeated indices cannot be written.
 
 | code | indices |
 |---|---|
-| 0–28 | Rice code of the gaps, the code being the parameter |
-| 29 | bit string of n bits, k of them set |
+| 0–28 | Rice code of the gaps, the code being the parameter (with 0, a bitmap cut behind its last one) |
+| 29 | nothing here; the gaps are pooled |
 | 30 | the gaps as a stream in the entropy codec, of w = ⌊log₂ n⌋ + 1 bits each |
 | 31 | nothing, as k = n |
 
-# Choices that are the writer's
+# Pools
+
+After the last section come, if any layer pooled its gaps, one bit string: for each such layer in order its k gaps, in
+as many bits each as the number n − k has; and then, for every pool, one byte, a codec from 0 to 2, and one stream in
+that codec.
+
+A stream of c integers of w bits that a section pooled is part of the pool (w, b), where b is the number of bits of c,
+but at least 8. The pools come in ascending order of w, then b. A pool's stream is that of its members' integers one
+after another, in the order of their sections.
+
+# The writer's choices
 
 Codecs, codes, maps, tables, lanes, and whether to predict: a reader takes any. This writer decides from a histogram
 of a sample of each stream (and for zstd from compressing a small piece of it), and from the exact length of the Rice

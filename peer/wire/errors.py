@@ -49,8 +49,8 @@ class LayerCountMismatch(FrameError):
     """The number of layers is not what the layout and the kind of message ask for."""
 
 
-class LayerNumberOutOfOrder(FrameError):
-    """Layer numbers are not strictly ascending, or beyond the layout."""
+class LayerNumberOutOfRange(FrameError):
+    """A layer number is beyond the layout. (Unsorted and repeated numbers cannot be expressed.)"""
 
 
 class WishOutOfRange(FrameError):
@@ -86,7 +86,7 @@ class WrongFloatType(FrameError):
 
 
 class IndexCountOutOfRange(FrameError):
-    """A sparse layer claims more entries than it has coordinates, or its bitmap marks another number of them."""
+    """A sparse layer claims more entries than it has coordinates, or all of them and another number."""
 
 
 class IndexOutOfRange(FrameError):

@@ -19,7 +19,7 @@ from peer.wire.errors import (
     ChecksumMismatch,
     FrameTooLarge,
     LayerCountMismatch,
-    LayerNumberOutOfOrder,
+    LayerNumberOutOfRange,
     MissingPrevious,
     TrailingBytes,
     TruncatedFrame,
@@ -272,7 +272,7 @@ def _read_numbers(reader: Reader, count: int, num_layers: int) -> tuple[int, ...
     for _ in range(count):
         last += reader.varint() + 1
         if last >= num_layers:
-            raise LayerNumberOutOfOrder(f"layer {last} is named where the layout has {num_layers}")
+            raise LayerNumberOutOfRange(f"layer {last} is named where the layout has {num_layers}")
         ids.append(last)
     return tuple(ids)
 

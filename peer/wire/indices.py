@@ -1,12 +1,13 @@
-"""Which k of n coordinates: five codes for a set of indices, of which the cheapest is chosen for each layer.
+"""Which k of n coordinates: four codes for a set of indices, of which the cheapest is chosen for each layer.
 
-`RICE`: gaps as Rice code; the parameter is the code's number, 0 to 27. `POOLED`: the gaps of a few indices, in just the
-bits that n − k needs, at the end of the frame, where small layers share a bit string. `BITMAP`: n bits. `ENTROPY`: gaps
+`RICE`: gaps as Rice code; the parameter is the code's number, 0 to 28. `POOLED`: the gaps of a few indices, in just the
+bits that n − k needs, at the end of the frame, where small layers share a bit string. `ENTROPY`: gaps
 as an entropy-coded stream. `ALL`: nothing, as k = n. The gap of an index is the number of coordinates skipped since the
 one before, so unsorted and repeated indices cannot be expressed.
 
-Elias–Fano is left out because it never wins: with the same parameter its low part is equal to Rice's and its high part
-ends at ⌊index/2^r⌋, the sum of all gaps, floored once, where Rice's ends at the sum of the floored gaps.
+A bitmap is the Rice code with parameter 0, cut behind its last one. Elias–Fano never wins: with the same parameter its
+low part is as long as Rice's, and its high part ends at ⌊index/2^r⌋, the sum of all gaps floored once, where Rice's ends
+at the sum of the floored gaps.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from peer.wire import bits, integers, rice
-from peer.wire.errors import IndexCountOutOfRange, IndexOutOfRange, UnknownCodec
+from peer.wire.errors import IndexCountOutOfRange, IndexOutOfRange
 from peer.wire.integers import Codec, Memory, Part
 from peer.wire.reader import Reader
 
-MAX_RICE = 27
-POOLED, BITMAP, ENTROPY, ALL = 28, 29, 30, 31
+MAX_RICE = 28
+POOLED, ENTROPY, ALL = 29, 30, 31
 MAX_POOLED = 8
 """Indices of a layer beyond which the writer does not pool them."""
 
@@ -35,8 +36,6 @@ def encode(indices: npt.NDArray[np.int64], size: int, memory: Memory) -> tuple[i
     gaps = indices.copy()
     gaps[1:] -= indices[:-1] + 1
     code, cost = _best_rice(gaps, size)
-    if size < cost:
-        code, cost = BITMAP, float(size)
     width = (size - count).bit_length()
     if count <= MAX_POOLED and count * width < cost + -cost % 8:
         memory.pooled_gaps.append((gaps, size, width))
@@ -48,10 +47,6 @@ def encode(indices: npt.NDArray[np.int64], size: int, memory: Memory) -> tuple[i
             codec, parts = integers.encode(gaps.view(np.uint64), gap_width(size), plan, memory)
             if codec is Codec.ENTROPY:
                 return ENTROPY, parts
-    if code == BITMAP:
-        marks = np.zeros(size, np.uint8)
-        marks[indices] = 1
-        return BITMAP, [bits.pack(marks, 1).data]
     return code, [rice.encode(gaps, code)]
 
 
@@ -61,12 +56,6 @@ def decode(reader: Reader, code: int, count: int, size: int, memory: Memory) -> 
         if count != size:
             raise IndexCountOutOfRange(f"a sparse layer claims all of {size} coordinates and gives {count}")
         return np.arange(size)
-    if code == BITMAP:
-        marks = bits.unpack(reader.take(bits.packed_size(size, 1)), size, 1, np.uint8)
-        indices = np.flatnonzero(marks)
-        if indices.size != count:
-            raise IndexCountOutOfRange(f"a bitmap marks {indices.size} coordinates where {count} were announced")
-        return indices
     if code == POOLED:
         gaps = np.empty(count, np.int64)
         memory.pooled_gaps.append((gaps, size, (size - count).bit_length()))
@@ -74,10 +63,8 @@ def decode(reader: Reader, code: int, count: int, size: int, memory: Memory) -> 
     if code == ENTROPY:
         width = gap_width(size)
         gaps = integers.decode(reader, Codec.ENTROPY, count, width, np.uint64, memory).view(np.int64)
-    elif code <= MAX_RICE:
-        gaps = rice.decode(reader, count, code, size - count)
     else:
-        raise UnknownCodec(f"indices have the unknown code {code}")
+        gaps = rice.decode(reader, count, code, size - count)
     return _accumulated(gaps, size)
 
 
@@ -145,4 +132,4 @@ def _accumulated(gaps: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.int64
 
 def name(code: int) -> str:
     """Return the code's name for reports."""
-    return {POOLED: "pooled", BITMAP: "bitmap", ENTROPY: "entropy", ALL: "all"}.get(code, f"rice-{code}")
+    return {POOLED: "pooled", ENTROPY: "entropy", ALL: "all"}.get(code, f"rice-{code}")

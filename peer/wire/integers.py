@@ -178,7 +178,7 @@ def encode_codes(values: UnsignedArray, width: int, plan: Plan | None, memory: M
     pooled = is_small(values.size, width)
     if plan is None and not pooled:
         plan = plan_codes(values, width)
-    if memory.pooling and (pooled or (plan is not None and plan.bits_needed < POOLED_BITS)):
+    if memory.pooling and values.size and (pooled or (plan is not None and plan.bits_needed < POOLED_BITS)):
         memory.pools.setdefault(pool_of(values.size, width), []).append(values)
         return Codec.POOLED, []
     return encode(values, width, plan or plan_codes(values, width), memory)

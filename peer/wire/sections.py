@@ -269,7 +269,7 @@ def _encode_residues(payload: Residues, repeats: Repeats, previous: LayerPayload
 
 
 def _encode_more_bits(payload: MoreBits, repeats: Repeats) -> list[Part]:
-    if not 1 <= payload.bits <= 16 or not 0 <= payload.low <= 63:
+    if not 1 <= payload.bits <= 16 or not 0 <= payload.low <= 64 - payload.bits:
         raise LocalProtocolError(f"a repair cannot hold {payload.bits} bits from bit {payload.low} on")
     _check_codes(payload.codes, payload.bits)
     codec, parts = integers.encode_codes(payload.codes, payload.bits, None, repeats.streams)
@@ -463,7 +463,7 @@ def _decode_more_bits(reader: Reader, tag: int, size: int, repeats: Repeats, led
             raise NothingToRepeat("a section repeats the parameters of a repair that no section gave")
     else:
         low, bits = reader.byte(), reader.byte() + 1
-        if low > 63 or bits > 16:
+        if bits > 16 or low + bits > 64:
             raise ParameterOutOfRange(f"a repair cannot hold {bits} bits from bit {low} on")
         repeats.more_bits = low, bits
     low, bits = repeats.more_bits

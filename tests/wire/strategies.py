@@ -101,7 +101,7 @@ def residues(draw: st.DrawFn, size: int, scalars: st.SearchStrategy[float] = fin
 @st.composite
 def more_bits(draw: st.DrawFn, size: int) -> MoreBits:
     bits = draw(st.integers(1, 16))
-    return MoreBits(draw(st.integers(0, 63)), bits, draw(code_arrays(size, bits)))
+    return MoreBits(draw(st.integers(0, 64 - bits)), bits, draw(code_arrays(size, bits)))
 
 
 @st.composite

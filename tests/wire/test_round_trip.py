@@ -11,6 +11,7 @@ from peer import native
 from peer.compress.layout import Layout
 from peer.compress.payload import Dense, Levels, Residues, Rounding, Sparse, ValueType
 from peer.wire import Message, MessageKind, decode, encode, max_frame_bytes
+from tests.wire import reference
 from tests.wire.comparing import assert_same, pure
 from tests.wire.strategies import messages
 
@@ -39,6 +40,13 @@ def test_numpy_and_the_kernels_write_the_same_bytes_and_read_each_others(case: t
         assert_same(decode(native_frame, layout), message)
     assert pure_frame == native_frame
     assert_same(decode(pure_frame, layout), message)
+
+
+@settings(relaxed, max_examples=60)
+@given(messages())
+def test_a_reader_written_from_the_description_understands_every_message(case: tuple[Message, Layout]) -> None:
+    message, layout = case
+    assert_same(reference.decode(encode(message, layout), layout), message)
 
 
 @relaxed
