@@ -16,7 +16,7 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +26,14 @@ import numpy as np
 
 from peer import __version__, wire
 from peer.config import Config
-from peer.errors import DivergenceError, PeerUnreachable, RemoteProtocolError, SottoError, StateError
+from peer.errors import (
+    DivergenceError,
+    HandshakeRefused,
+    PeerUnreachable,
+    RemoteProtocolError,
+    SottoError,
+    StateError,
+)
 from peer.guard import reason_to_stop
 from peer.job import Job, machine_facts, refuse_errors, validate_config
 from peer.ledger import Ledger
@@ -48,6 +55,8 @@ _UNDURABLE_BYTES_MAX = 64 << 20
 """Take a checkpoint early when neighbours have to keep more than this for us."""
 _BACKLOG_BYTES_MAX = 256 << 20
 """Start no further round while a neighbour has this much unacknowledged from us."""
+_REFUSED_S = 15.0
+"""Give up after this long when all that the round waits for refuse a peer that they never let in."""
 _STOP_GRACE_S = 5.0
 """After SIGTERM: how long to wait for the neighbours of the round under way."""
 
@@ -110,6 +119,9 @@ class Daemon:
         self._diverged: tuple[int, str] | None = None
         self._gone: dict[int, str] = {}
         self._last_seen: dict[int, float] = {}
+        self._met: set[int] = set()
+        """Neighbours to which there was a link since this process began."""
+        self._refused_since: float | None = None
         self._protobuf_before = 0
         self._last_loss: float | None = None
         self._previous_time_s = 0.0
@@ -323,18 +335,33 @@ class Daemon:
     def _give_up_on_the_lost(self) -> None:
         if not self.participant.session.in_round:
             return
-        for peer in self.participant.session.waiting_for:
+        waiting = self.participant.session.waiting_for
+        self._give_up_if_refused(waiting)
+        for peer in waiting:
             if self.transport.is_up(peer):
                 self._last_seen[peer] = self._now()
-            silent = self._now() - self._last_seen.get(peer, 0.0)
+            silent = self._now() - self._last_seen.setdefault(peer, self._previous_time_s)
             if silent > self.config.transport.give_up_after_s:
-                refusal = self.transport.refusals.get(peer)
+                reason = self.transport.refusals.get(peer) or self.transport.problems.get(peer)
                 name = self.config.peers[peer].name
                 raise PeerUnreachable(
-                    f"{name} has been away for {silent:.0f} s and round {self.participant.round} needs it"
-                    + (f"; it says: {refusal}" if refusal else "; is it running, and is its address right?"),
-                    peer=peer,
+                    f"{name} has been away for {silent:.0f} s and round {self.participant.round} needs it; "
+                    + (reason or "is it running, and is its address right?")
                 )
+
+    def _give_up_if_refused(self, waiting: Sequence[int]) -> None:
+        """End a peer that was started with the wrong configuration, rather than let it wait.
+
+        One that was let in before stays: then the neighbour is the one that changed, and it can be put right.
+        """
+        refusals = [self.transport.refusals.get(peer) for peer in waiting if peer not in self._met]
+        if not waiting or len(refusals) < len(waiting) or None in refusals:
+            self._refused_since = None
+            return
+        if self._refused_since is None:
+            self._refused_since = self._now()
+        if self._now() - self._refused_since > _REFUSED_S:
+            raise HandshakeRefused(f"none of the neighbours that it waits for lets it in: {refusals[0]}")
 
     def _stopping_in_vain(self) -> bool:
         if not self._stop.is_set():
@@ -455,6 +482,7 @@ class Daemon:
     def link_up(self, peer: int, remote_has: int) -> list[tuple[int, bytes]]:
         """A neighbour is connected and has our frames up to `remote_has`; return what to send (again)."""
         self._gone.pop(peer, None)
+        self._met.add(peer)
         self._last_seen[peer] = self._now()
         self._remote_has[peer] = remote_has
         frames = self.out[peer].unacknowledged(remote_has)

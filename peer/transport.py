@@ -76,6 +76,7 @@ _MAX_QUEUED_BULLETINS = 256
 _RECEIPT_FRAMES = 8
 _RECEIPT_DELAY_S = 0.5
 _BACKOFF_FIRST_S = 0.1
+_REFUSED_PAUSE_S = 4.0
 _STABLE_S = 5.0  # a link that lived this long starts the back-off anew
 _FAREWELL_S = 1.0
 _MAX_GREETINGS = 64
@@ -489,7 +490,7 @@ class Transport:
             except HandshakeRefused as error:
                 # Only a person can mend this, but then it should mend by itself.
                 self._note_refusal(neighbor, error.problem)
-                pause = self._options.backoff_max_s
+                pause = max(pause, _REFUSED_PAUSE_S)
             except RemoteError as error:
                 self._note_problem(neighbor, error.problem)
             else:
