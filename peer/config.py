@@ -54,6 +54,8 @@ class PeerOptions(Section):
     """Position of this peer in `peers`, counted from 0."""
     listen: str | None = "0.0.0.0:7700"
     """Address and port to accept connections on; leave empty ("") to dial out only."""
+    min_step_s: NonNegative = 0.0
+    """Make each local step last at least this long: stands for a device of known speed in a study."""
     slow_down: NonNegative = 0.0
     """Wait this many times the duration of each local step after it: makes a fast machine a slow peer for a study."""
     device: str = "cpu"
@@ -226,7 +228,11 @@ class RoundOptions(Section):
     late_after_s: Positive = 2.0
     """skip: how long after the own message a neighbour counts as late."""
     max_skipped_rounds: Count = 20
-    """skip: how many rounds in a row a neighbour may be missed before the peer waits for it after all."""
+    """skip: how many rounds in a row a neighbour may be missed before the peer waits for it after all. Asynchronous
+    algorithms: how many steps a peer takes while it has no neighbour at all."""
+    abandon_after_s: Positive = 30.0
+    """Asynchronous algorithms: give up an exchange whose partner has been away this long; if it had answered, half of
+    the exchange is lost."""
 
 
 class EvaluationOptions(Section):

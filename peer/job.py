@@ -28,9 +28,11 @@ from peer.gossip import topology, validate
 from peer.gossip.base import AlgorithmSpec, GraphNeed, NodeContext
 from peer.gossip.error_feedback import final_rounds_for
 from peer.gossip.graphs import GraphFile
+from peer.gossip.pairwise import PairNode
 from peer.gossip.session import LatePolicy
 from peer.gossip.theta import largest_stable_rate
 from peer.gossip.topology import Schedule
+from peer.pair_participant import PairParticipant
 from peer.participant import LocalSteps, Participant
 from peer.random import PhiloxSource
 
@@ -284,6 +286,7 @@ class Job:
             theta=(options.theta_value,),
             verified=options.theta == "verified",
             settings={
+                "seed": self.config.run.seed,
                 "server": options.server,
                 "model_bits": options.model_bits,
                 "model_range": options.model_range,
@@ -311,6 +314,38 @@ class Job:
             max_lead=self.max_lead,
             late=self.late_policy,
             observe=observe,
+            **({} if cpu_clock is None else {"cpu_clock": cpu_clock}),
+        )
+
+    def pair_node(self, peer: int, layout: Layout, x0: npt.NDArray[np.float32]) -> PairNode:
+        """Return one peer's side of the configured asynchronous algorithm."""
+        return gossip.build_pair_node(self.config.algorithm.name, self.node(peer, layout), x0)
+
+    def pair_participant(
+        self,
+        peer: int,
+        local_steps: LocalSteps,
+        layout: Layout,
+        x0: npt.NDArray[np.float32],
+        *,
+        reachable: Callable[[int], bool] = lambda peer: True,
+        keep_training_state: bool = False,
+        cpu_clock: Callable[[], float] | None = None,
+    ) -> PairParticipant:
+        """Return one peer of an asynchronous run, ready for its first step. Raises ConfigError for a momentum that
+        follows rounds."""
+        if local_steps.needs_displacement:
+            raise ConfigError(
+                f"follows the rounds of all peers, and {self.config.algorithm.name} has none",
+                key="training.momentum",
+                value=self.config.training.momentum,
+                valid="none, heavy-ball, nesterov, adam",
+            )
+        return PairParticipant(
+            algorithm=self.pair_node(peer, layout, x0),
+            local_steps=local_steps,
+            reachable=reachable,
+            keep_training_state=keep_training_state,
             **({} if cpu_clock is None else {"cpu_clock": cpu_clock}),
         )
 

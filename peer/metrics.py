@@ -53,6 +53,10 @@ class RoundRecord:
     neighbor_distance: float | None = None
     repairs: int = 0
     theta: float | None = None
+    exchanges: int = 0
+    """Asynchronous algorithms, whose rounds are single gradient steps: exchanges with neighbours since the last one."""
+    staleness: float | None = None
+    """Asynchronous algorithms: exchanges between reading the model and applying the gradient computed there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,6 +148,12 @@ class Summary:
     entropy_bits_per_parameter: float | None = None
     repairs: int = 0
     reconnects: int = 0
+    exchanges: int = 0
+    """Asynchronous algorithms: exchanges of all pairs."""
+    staleness: float | None = None
+    """Asynchronous algorithms: exchanges between reading the model and applying the gradient, mean of all steps."""
+    most_staleness: float | None = None
+    """The most for one step."""
     seconds_per_round: float = 0.0
     ended: str = "completed"
     """completed, stopped, diverged: reason, …"""

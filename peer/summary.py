@@ -82,6 +82,10 @@ def finish_summary(
         summary.entropy_bits_per_parameter = bits / described
     last_of_peer = {record.peer: record for record in rounds}
     summary.repairs = sum(record.repairs for record in last_of_peer.values())
+    summary.exchanges = sum(record.exchanges for record in rounds) // 2
+    stale = [record.staleness for record in rounds if record.staleness is not None]
+    if stale:
+        summary.staleness, summary.most_staleness = sum(stale) / len(stale), max(stale)
     summary.reconnects = sum(link.reconnects for link in links)
     completed = min((record.round + 1 for record in last_of_peer.values()), default=0)
     summary.seconds_per_round = max((r.time_s for r in last_of_peer.values()), default=0.0) / max(1, completed)

@@ -177,12 +177,17 @@ class PairNode(ABC):
             self._initiated.first_step = len(self._events)
         self._events.append(("step", self.node.peer, rate))
 
-    def choose_partner(self) -> int:
-        """Return a neighbour for the next request, drawn uniformly by seed, peer and exchange number."""
-        draw = random.integers(
-            self._seed, self.node.peer, Purpose.PAIRING, self._next_exchange, 0, 1, len(self.neighbors)
-        )
-        return self.neighbors[int(draw[0])]
+    def choose_partner(self, among: Sequence[int] | None = None) -> int:
+        """Return a neighbour for the next request, drawn uniformly by seed, peer and exchange number. `among`: those
+        who come into question, not empty; all unless given."""
+        candidates = self.neighbors if among is None else among
+        draw = random.integers(self._seed, self.node.peer, Purpose.PAIRING, self._next_exchange, 0, 1, len(candidates))
+        return candidates[int(draw[0])]
+
+    def skip_exchanges(self, count: int) -> None:
+        """Leave out `count` exchange numbers: after restoring a state that may be older than the last request, so that
+        no number stands for two exchanges."""
+        self._next_exchange += count
 
     def request(self, partner: int, exchange: int | None = None) -> Message:
         """Open an exchange and return the request for `partner`. `exchange` is its number, ascending; the next one
@@ -217,6 +222,10 @@ class PairNode(ABC):
         """Forget what is open with a peer that is declared lost for good."""
         if self._initiated is not None and self._initiated.partner == peer:
             self._initiated = None
+        self.hung_up(peer)
+
+    def hung_up(self, peer: int) -> None:
+        """Forget a repair under way with a peer whose connection broke: it repeats its request, or has forgotten it."""
         if self._responding is not None and self._responding.request.sender == peer:
             self._responding = None
 
@@ -255,7 +264,8 @@ class PairNode(ABC):
         if number == self._refused.get(sender):
             return self._refuse(message)
         if number < max(self._refused.get(sender, -1), -1 if answered is None else answered.round):
-            return PairOutcome()  # Its initiator has gone on since.
+            # Its initiator has gone on since and ignores this, unless it went back to an old state in a crash.
+            return PairOutcome(sends=((sender, Message(MessageKind.PAIR_BUSY, self.node.peer, number)),))
         if self._responding is not None:
             waiting = self._responding
             if (waiting.request.sender, waiting.request.round) == (sender, number):
