@@ -53,6 +53,10 @@ class RoundRecord:
     neighbor_distance: float | None = None
     repairs: int = 0
     theta: float | None = None
+    fraction: float | None = None
+    """top_k, random_k: which part of each layer was sent (a bandwidth budget lets it vary)."""
+    bits: int | None = None
+    """qsgd, modulo: bits of each number (a bandwidth budget lets them vary)."""
     exchanges: int = 0
     """Asynchronous algorithms, whose rounds are single gradient steps: exchanges with neighbours since the last one."""
     staleness: float | None = None

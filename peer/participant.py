@@ -1,14 +1,15 @@
 """One peer of a run, without clock, socket or disk: local step, algorithm, session and wire put together.
 
 The daemon drives it over gRPC and a state folder, the simulator on a virtual clock; because both drive this same
-object, their trajectories are equal bit for bit. The order of calls for a round is `step`, `begin`, then `receive` for
-every frame and `timer` when `wake_at` has passed, until a turn carries a `finished` round.
+object, their trajectories are equal bit for bit. The order of calls for a round is `ready` (and to wait for as long as
+it says), `step`, `begin`, then `receive` for every frame and `timer` when `wake_at` has passed, until a turn carries a
+`finished` round.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -16,10 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from peer import wire
+from peer.compress import Compressor
 from peer.compress.layout import Layout
 from peer.compress.payload import FloatArray
 from peer.errors import RemoteProtocolError, StateError
 from peer.gossip.base import Algorithm, Metrics
+from peer.gossip.budget import BandwidthBudget
 from peer.gossip.session import LatePolicy, Outcome, Session
 from peer.metrics import RoundRecord
 from peer.wire.message import Message, MessageKind
@@ -82,11 +85,14 @@ class Participant:
         layout: Layout,
         max_lead: int,
         late: LatePolicy | None = None,
+        budget: BandwidthBudget | None = None,
+        variants: Sequence[Compressor] = (),
         observe: Callable[[str, int, int, bytes], None] | None = None,
         cpu_clock: Callable[[], float] = time.process_time,
         stopwatch: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`observe(what, round, other, frame)` is told of every frame "sent" and "applied" (for tests of mass).
+        `budget` chooses among `variants`, the compressor and what it can be turned down to.
         The two clocks only fill the record of times; nothing that is computed depends on them."""
         self.peer = peer
         self.algorithm = algorithm
@@ -94,6 +100,7 @@ class Participant:
         self.layout = layout
         node = algorithm.node
         self.session = Session(algorithm, in_neighbors=node.schedule.all_senders(peer), max_lead=max_lead, late=late)
+        self.budget, self._variants = budget, tuple(variants)
         self._observe = observe
         self._cpu_clock, self._stopwatch = cpu_clock, stopwatch
         self._health_every = 1 if layout.size <= 100_000 else 10
@@ -113,6 +120,19 @@ class Participant:
     def model(self) -> FloatArray:
         """Return z: float32[n]. Not to be written to, and valid until the next call that changes the model."""
         return self.algorithm.model()
+
+    def ready(self, now: float) -> float:
+        """Choose how much the coming round sends and return the earliest time at which it may start.
+
+        Without a budget that is now, and there is no need to call this. A decision that it took
+        (`budget.take_decision`) has to be on disk before the round begins, where the round may have to be repeated.
+        """
+        if self.budget is None:
+            return now
+        begin_at = self.budget.ready(self.session.round, now)
+        if self.algorithm.node.compressor is not (chosen := self._variants[self.budget.variant]):
+            self.algorithm.use_compressor(chosen)
+        return begin_at
 
     def step(self) -> None:
         """Do the local step of the coming round (the expensive part: call it off the event loop)."""
@@ -174,6 +194,8 @@ class Participant:
         arrays = {f"algorithm/{name}": value for name, value in self.algorithm.state().items()}
         arrays |= {f"buffer/{name}": value for name, value in self.algorithm.transport_state().items()}
         arrays |= {f"training/{name}": value for name, value in self.local_steps.state().items()}
+        if self.budget is not None:
+            arrays |= {f"budget/{name}": value for name, value in self.budget.state().items()}
         return {"session": self.session.state(), "layout": self.layout.digest}, arrays
 
     def restore(self, state: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> None:
@@ -181,6 +203,9 @@ class Participant:
         if state.get("layout") != self.layout.digest:
             raise StateError("the checkpoint holds a model of another shape; use a new state folder")
         try:
+            if self.budget is not None:
+                self.budget.restore(_part(arrays, "budget/"))
+                self.algorithm.use_compressor(self._variants[self.budget.variant])
             self.algorithm.restore(_part(arrays, "algorithm/"))
             self.algorithm.restore_transport(_part(arrays, "buffer/"))
             self.local_steps.restore(_part(arrays, "training/"))
@@ -206,6 +231,8 @@ class Participant:
             if message.layers:
                 self._frames[key] = encoded
         frame, payload_bytes, entropy_bits = encoded
+        if self.budget is not None:
+            self.budget.sent(receiver, len(frame))
         self._account.messages += 1
         self._account.payload_bytes += payload_bytes
         self._account.frame_bytes += len(frame)
@@ -227,6 +254,7 @@ class Participant:
         account, cpu = self._account, self._cpu_clock()
         # The norms cost a pass over the model each: with a large one they are taken now and then.
         health = self.algorithm.metrics() if outcome.finished % self._health_every == 0 else Metrics(self.algorithm.u)
+        used = self.algorithm.node.compressor
         record = RoundRecord(
             peer=self.peer,
             round=outcome.finished,
@@ -249,6 +277,8 @@ class Participant:
             neighbor_distance=health.neighbor_distance,
             repairs=health.repairs,
             theta=health.theta,
+            fraction=getattr(used, "fraction", None),
+            bits=getattr(used, "bits", None),
         )
         self._step, self._account, self._cpu_mark = None, _Account(), cpu
         return record

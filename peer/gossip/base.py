@@ -17,7 +17,7 @@ from __future__ import annotations
 import enum
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -208,6 +208,10 @@ class Algorithm(ABC):
     def answer(self, request: Message) -> Message:
         """Return the answer to a request that may come at any time (repair of a modulo code)."""
         raise NotImplementedError(f"{self.spec.name} answers no requests")
+
+    def use_compressor(self, compressor: Compressor) -> None:
+        """Compress with other settings of the same compressor from the next round on. Called between rounds."""
+        self.node = replace(self.node, compressor=compressor)
 
     @abstractmethod
     def metrics(self) -> Metrics:

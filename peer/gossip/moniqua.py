@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from peer.compress.base import Compressor
 from peer.compress.modulo import (
     Modulo,
     Omega,
@@ -116,6 +117,10 @@ class Moniqua(Algorithm):
     def advance(self, inbox: Mapping[int, Message]) -> Exchange | None:
         return self._gossip.advance(self.x, inbox, self._theta)
 
+    def use_compressor(self, compressor: Compressor) -> None:
+        super().use_compressor(compressor)
+        self._gossip.use_compressor(self.node)
+
     def answer(self, request: Message) -> Message:
         return self._gossip.answer(request)
 
@@ -178,6 +183,10 @@ class MoniquaD2(Algorithm):
     def advance(self, inbox: Mapping[int, Message]) -> Exchange | None:
         return self._gossip.advance(self.x, inbox, self._theta)
 
+    def use_compressor(self, compressor: Compressor) -> None:
+        super().use_compressor(compressor)
+        self._gossip.use_compressor(self.node)
+
     def answer(self, request: Message) -> Message:
         return self._gossip.answer(request)
 
@@ -224,6 +233,7 @@ def theta_control(node: NodeContext) -> ThetaControl:
 class Source:
     """What the codes of one round came from, kept for repairs."""
 
+    compressor: Modulo
     values: FloatArray
     thetas: npt.NDArray[np.float64]
 
@@ -263,6 +273,10 @@ class ModuloGossip:
         self._heard = np.zeros(layers)
         self._neighbor_distances: list[float] = []
 
+    def use_compressor(self, node: NodeContext) -> None:
+        """Use the node's compressor from the next round on; repairs of earlier rounds keep theirs."""
+        self._node, self._compressor = node, modulo_compressor(node)
+
     def copy_of(self, values: FloatArray) -> FloatArray:
         """Return a copy, in the memory of a source that is no longer needed where there is one."""
         if not self._spare:
@@ -283,7 +297,7 @@ class ModuloGossip:
             for layer, part in enumerate(node.layout.slices)
         )
         self._t, self._phase, self._reference = t, 0, reference
-        self._sources[t] = Source(reference, thetas)
+        self._sources[t] = Source(compressor, reference, thetas)
         self._further, self._asked = {}, {}
         self._distances[:], self._violated[:], self._heard[:] = 0.0, 0.0, 0.0
         self._neighbor_distances = []
@@ -325,7 +339,7 @@ class ModuloGossip:
         for sender, message in inbox.items():
             for layer in message.layers:
                 if isinstance(layer, Residues):
-                    check_code(self._compressor, layer, sender)
+                    check_code(self._compressor, layer, sender, self._node.settings.get("bits_between"))
         self._messages = dict(inbox)
         self._to_add = sorted({*inbox, node.peer})
         # Every neighbour is in round t, hence through with t − 1: nobody will ask for that source again.
@@ -434,9 +448,9 @@ class ModuloGossip:
             values = source.values[slices[wish.layer]]
             if values.size < self._node.whole_below:
                 raise RemoteProtocolError(f"asks to repair layer {wish.layer}, sent whole", peer=request.sender)
-            omega = self._compressor.omega(values, wish.layer, draws)
+            omega = source.compressor.omega(values, wish.layer, draws)
             layers.append(
-                repair_of(self._compressor, values, float(source.thetas[wish.layer]), omega, wish, request.sender)
+                repair_of(source.compressor, values, float(source.thetas[wish.layer]), omega, wish, request.sender)
             )
         return Message(
             MessageKind.REPAIR,
@@ -471,14 +485,20 @@ class ModuloGossip:
             return {}
         t = max(self._sources)
         source = self._sources[t]
-        return {"round": np.array([t], np.int64), "values": source.values, "thetas": source.thetas}
+        return {
+            "round": np.array([t], np.int64),
+            "bits": np.array([source.compressor.bits], np.int64),
+            "values": source.values,
+            "thetas": source.thetas,
+        }
 
     def restore_transport(self, state: Mapping[str, npt.NDArray[Any]], x: FloatArray) -> None:
         """Take back what `transport_state` returned; `x` says of which shape the vector has to be."""
         self._sources.clear()
         if "round" in state:
             values, thetas = restored_like(x, state["values"]), np.array(state["thetas"], np.float64)
-            self._sources[int(state["round"][0])] = Source(values, thetas)
+            compressor = replace(self._compressor, bits=int(state["bits"][0]))
+            self._sources[int(state["round"][0])] = Source(compressor, values, thetas)
 
 
 def recover_or_wish(
@@ -513,9 +533,14 @@ def recover_or_wish(
     return RepairWish(layer, known, FURTHER_BITS[len(further)])
 
 
-def check_code(own: Modulo, layer: Residues, sender: int) -> None:
-    """Raise RemoteProtocolError unless the code has this run's settings."""
-    if (layer.bits, layer.rounding) != (own.bits, own.rounding) or (own.verified and layer.check is None):
+def check_code(own: Modulo, layer: Residues, sender: int, bits: tuple[int, int] | None = None) -> None:
+    """Raise RemoteProtocolError unless the code has this run's settings.
+
+    `bits` is the range in which every peer chooses the bits of its own codes, where a budget lets them.
+    """
+    low, high = bits or (own.bits, own.bits)
+    right = low <= layer.bits <= high and layer.rounding is own.rounding
+    if not right or (own.verified and layer.check is None):
         raise RemoteProtocolError("sent a modulo code of other settings than this run's", peer=sender)
 
 

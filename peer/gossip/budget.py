@@ -1,0 +1,210 @@
+"""A bandwidth budget: how much a message may carry so that every link of a peer stays below so many bytes a second.
+
+What is turned down is the compressor's own setting, the fraction that top_k and random_k keep or the bits of qsgd and
+modulo; the algorithm is none the wiser, because every payload says how it was made and its error feedback keeps the
+rest. Two things work together:
+
+- A token bucket for each link. It fills at the budget, holds `BURST_S` seconds of it, and a round may begin while no
+  bucket is in debt. A message may be larger than what is left, and the debt is waited for afterwards. So in any T
+  seconds a link carries at most budget · (T + BURST_S) bytes and one message more, whatever the second part does.
+- A decision in every `EVERY`-th round, meant to make that wait unnecessary: of the variants of the compressor the
+  largest whose messages, judging by those of the last rounds, fit into budget × (seconds of a round without the wait).
+
+All receivers of a round share one payload, so that the link with the most bytes decides. Where not even the smallest
+variant fits, what remains is the wait: the peer slows down.
+
+Decisions follow the clock, and are therefore state: `state` holds them, and a driver that may have to repeat rounds
+keeps every decision before it sends what came of it, and gives it back with `replay`. Here, too, the time is an
+argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from peer.compress import BoundedCompressor, Layout, Modulo, Qsgd, RandomK, TopK
+
+BURST_S = 1.0
+"""A link that was quiet may send so many seconds of its budget at once."""
+
+EVERY = 4
+"""Rounds from one decision to the next: a decision is kept on disk before anything is sent by it."""
+
+HEADROOM = 0.95
+"""Messages are chosen to use this part of the budget; what comes beside them (acknowledgements, heartbeats, headers of
+the link layer) and what a round varies by has the rest."""
+
+LEAST_FRACTION = 0.125
+"""The smallest variant keeps this part of what the configuration asks for: the averaging rate has to suit all
+variants, and a rate that suits much less would slow the run down more than the wait does."""
+
+VARIANTS_PER_HALVING = 8
+"""Neighbouring fractions differ by 9 %."""
+
+
+def variants_of(compressor: BoundedCompressor) -> tuple[BoundedCompressor, ...]:
+    """Return the compressor and what it can be turned down to, ever smaller; alone where it has nothing to turn."""
+    if isinstance(compressor, TopK | RandomK):
+        steps = round(-VARIANTS_PER_HALVING * float(np.log2(LEAST_FRACTION)))
+        fractions = [compressor.fraction * 2.0 ** (-step / VARIANTS_PER_HALVING) for step in range(steps + 1)]
+        return tuple(replace(compressor, fraction=fraction) for fraction in fractions)
+    if isinstance(compressor, Qsgd | Modulo):
+        found: list[BoundedCompressor] = []
+        for bits in range(compressor.bits, 0, -1):
+            try:
+                found.append(replace(compressor, bits=bits))
+            except ValueError:
+                break  # Stochastic rounding needs two bits.
+        return tuple(found)
+    return (compressor,)
+
+
+def nominal_bits(compressor: BoundedCompressor, layout: Layout, whole_below: int = 0) -> float:
+    """Return about how many bits a message has, headers and entropy coding left out: to compare variants by."""
+    return sum(32.0 * size if size < whole_below else size * compressor.bits_per_value(size) for size in layout.sizes)
+
+
+@dataclass
+class _Link:
+    """What one link has sent, and what it may still send."""
+
+    level: float
+    """Bytes in the bucket; below 0: to be waited for."""
+    handed_over: int = 0
+    """Bytes given to the link in frames."""
+    measured: int = 0
+    """Bytes that the kernel counted, which lag behind and include everything."""
+    charged: int = 0
+    """Bytes taken out of the bucket: the larger of the two."""
+    since_decision: int = 0
+
+
+class BandwidthBudget:
+    """The buckets of one peer's outgoing links, and which variant of the compressor its rounds use."""
+
+    def __init__(self, bytes_per_s: float, links: Collection[int], costs: Sequence[float]) -> None:
+        """`costs` are the nominal sizes of the variants, falling; only their ratios count."""
+        if not bytes_per_s > 0.0 or not costs or any(not cost > 0.0 for cost in costs):
+            raise ValueError("a budget and the sizes of messages are numbers above 0")
+        self.bytes_per_s = bytes_per_s
+        self.variant = 0
+        """Position of the variant in use."""
+        self._costs = tuple(costs)
+        self._capacity = bytes_per_s * BURST_S
+        self._links = {link: _Link(self._capacity) for link in sorted(links)}
+        self._filled_at: float | None = None
+        self._begun_at: float | None = None
+        self._busy_s, self._rounds = 0.0, 0
+        self._round_s: float | None = None
+        self._replayed: dict[int, int] = {}
+        self._new_decision: tuple[int, int] | None = None
+
+    @property
+    def is_least(self) -> bool:
+        """Whether messages cannot be made any smaller."""
+        return self.variant == len(self._costs) - 1
+
+    def ready(self, t: int, now: float) -> float:
+        """Choose the variant of round t, which could begin now; return when it may begin, and has to."""
+        self._fill(now)
+        if self._begun_at is not None:
+            self._busy_s += max(0.0, now - self._begun_at)
+            self._rounds += 1
+        if t % EVERY == 0:
+            if t in self._replayed:
+                self.variant = self._replayed[t]
+            else:
+                self.variant = self._decide()
+                self._new_decision = (t, self.variant)
+            self._busy_s, self._rounds = 0.0, 0
+            for link in self._links.values():
+                link.since_decision = 0
+        debt = max((-link.level for link in self._links.values()), default=0.0)
+        self._begun_at = now + max(0.0, debt) / self.bytes_per_s
+        return self._begun_at
+
+    def sent(self, link: int, num_bytes: int) -> None:
+        """Take note of a frame that is handed to a link."""
+        if link in self._links:
+            self._links[link].handed_over += num_bytes
+            self._charge(self._links[link])
+
+    def measured(self, link: int, total_bytes: int) -> None:
+        """Take note of what was counted on a link in all, since this object was made or restored."""
+        if link in self._links:
+            self._links[link].measured = max(total_bytes, self._links[link].measured)
+            self._charge(self._links[link])
+
+    def take_decision(self) -> tuple[int, int] | None:
+        """Return (round, variant) if that was decided anew since the last call: to be kept before anything is sent."""
+        decision, self._new_decision = self._new_decision, None
+        return decision
+
+    def replay(self, decisions: Mapping[int, int]) -> None:
+        """Let rounds that are repeated use the variants that they had: messages of them may have been received."""
+        if any(not 0 <= variant < len(self._costs) for variant in decisions.values()):
+            raise ValueError("a decision names a variant of the compressor that there is not")
+        self._replayed = dict(decisions)
+
+    def state(self) -> dict[str, npt.NDArray[Any]]:
+        """Return what must survive a crash between two rounds."""
+        return {
+            "variant": np.array([self.variant], np.int64),
+            "links": np.array(sorted(self._links), np.int64),
+            "levels": np.array([link.level for link in self._links.values()]),
+            "since_decision": np.array([link.since_decision for link in self._links.values()], np.int64),
+            "times": np.array(
+                [self._busy_s, self._rounds, _or_nan(self._round_s), _or_nan(self._filled_at), _or_nan(self._begun_at)]
+            ),
+        }
+
+    def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Take back what `state` returned; measuring starts at 0 again. Raises KeyError or ValueError."""
+        variant, times = int(state["variant"][0]), [float(value) for value in state["times"]]
+        if state["links"].tolist() != sorted(self._links) or not 0 <= variant < len(self._costs):
+            raise ValueError("the saved budget belongs to other links or another compressor")
+        self.variant = variant
+        for link, level, since in zip(
+            self._links, state["levels"].tolist(), state["since_decision"].tolist(), strict=True
+        ):
+            self._links[link] = _Link(level=level, since_decision=since)
+        busy_s, rounds, *optional = times
+        self._busy_s, self._rounds = busy_s, int(rounds)
+        self._round_s, self._filled_at, self._begun_at = (None if np.isnan(value) else value for value in optional)
+
+    def _fill(self, now: float) -> None:
+        if self._filled_at is not None:
+            gained = max(0.0, now - self._filled_at) * self.bytes_per_s
+            for link in self._links.values():
+                link.level = min(self._capacity, link.level + gained)
+        self._filled_at = now
+
+    def _charge(self, link: _Link) -> None:
+        due = max(link.handed_over, link.measured) - link.charged
+        link.charged += due
+        link.level -= due
+        link.since_decision += due
+
+    def _decide(self) -> int:
+        if not self._rounds or not self._links:
+            return self.variant
+        seconds = self._busy_s / self._rounds
+        self._round_s = seconds if self._round_s is None else 0.5 * (self._round_s + seconds)
+        allowed = HEADROOM * self.bytes_per_s * self._round_s
+        # A bucket that runs low is filled up again over the next few rounds.
+        lowest = min(link.level for link in self._links.values())
+        allowed += min(0.0, lowest - 0.5 * self._capacity) / (2 * EVERY)
+        used = max(link.since_decision for link in self._links.values()) / self._rounds
+        for variant, cost in enumerate(self._costs):
+            if used * cost <= allowed * self._costs[self.variant]:
+                return variant
+        return len(self._costs) - 1
+
+
+def _or_nan(value: float | None) -> float:
+    return np.nan if value is None else value
