@@ -21,13 +21,11 @@ def vgg11(num_classes: int = 10) -> nn.Sequential:
         nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
         layers += [_with_zero_bias(conv), nn.ReLU()]
         inputs = channels
-    layers.append(nn.Flatten())
-    for outputs in (512, num_classes):
-        linear = nn.Linear(512, outputs)
-        # Small, so that without a norm the first gradients are.
-        nn.init.normal_(linear.weight, std=0.01)
-        layers += [_with_zero_bias(linear), nn.ReLU()]
-    return nn.Sequential(*layers[:-1])
+    hidden, head = nn.Linear(512, 512), nn.Linear(512, num_classes)
+    nn.init.kaiming_normal_(hidden.weight, nonlinearity="relu")
+    # Small, so that without a norm the first gradients are.
+    nn.init.normal_(head.weight, std=0.01)
+    return nn.Sequential(*layers, nn.Flatten(), _with_zero_bias(hidden), nn.ReLU(), _with_zero_bias(head))
 
 
 def _with_zero_bias(layer: nn.Conv2d | nn.Linear) -> nn.Module:
