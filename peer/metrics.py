@@ -191,7 +191,11 @@ _TABLES: dict[str, tuple[type, tuple[str, ...]]] = {
 class MetricsStore:
     """The metrics file of one peer or one simulation. Writing is buffered; `flush` commits."""
 
-    def __init__(self, path: Path, *, read_only: bool = False) -> None:
+    def __init__(self, path: Path | None, *, read_only: bool = False) -> None:
+        """Open or create a file; None keeps everything in memory."""
+        if path is None:
+            self._connection = _create(":memory:")
+            return
         if read_only:
             self._connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True, check_same_thread=False)
             return
@@ -253,7 +257,7 @@ class MetricsStore:
         return result
 
 
-def _create(path: Path) -> sqlite3.Connection:
+def _create(path: Path | str) -> sqlite3.Connection:
     """Open a file for writing and make the tables that it lacks."""
     connection = sqlite3.connect(path, check_same_thread=False)
     # Metrics may lose the last moments before a power cut; they are rebuilt when the rounds are repeated.

@@ -60,3 +60,14 @@ def test_an_old_file_is_written_on(tmp_path: Path) -> None:
     again = MetricsStore(path, read_only=True)
     assert again.consensus() == [record]
     again.close()
+
+
+def test_metrics_in_memory_leave_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    record = ConsensusRecord(round=1, consensus_distance=0.5, model_norm=2.0)
+    store = MetricsStore(None)
+    store.put(record)
+    store.flush()
+    assert store.consensus() == [record]
+    store.close()
+    assert list(tmp_path.iterdir()) == []

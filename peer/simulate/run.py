@@ -311,7 +311,7 @@ def run(
     there was already written) and whatever is wrong with the configuration.
     """
     started = time.monotonic()
-    metrics = MetricsStore(directory / "metrics.sqlite" if directory is not None else Path(":memory:"))
+    metrics = MetricsStore(None if directory is None else directory / "metrics.sqlite")
     try:
         simulator = Simulator(
             config, base, num_peers=num_peers, metrics=metrics, links=links, step_s=step_s, slow=slow, stacked=stacked
