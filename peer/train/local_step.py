@@ -174,7 +174,10 @@ class Trainer:
         return evaluate_model(self.task, self._model, data, self._indices[split], self.device)
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
-        """Return what the next round reads beside z: momentum, and the buffers of norm layers."""
+        """Return what the next round reads beside z: momentum, and the buffers of norm layers.
+
+        The vectors of the momentum are its own, not copies: write them out before the next local step.
+        """
         state = {f"momentum.{name}": value for name, value in self._momentum.state().items()}
         for name, buffer in self._model.named_buffers():
             state[f"buffer.{name}"] = buffer.detach().cpu().numpy().copy()

@@ -170,7 +170,7 @@ class StackedTrainer:
         return [self._engine.evaluate(peer, z[peer], self._train, indices[peer]) for peer in range(self.num_peers)]
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
-        """Return what the next round reads beside z, a row for each peer."""
+        """Return what the next round reads beside z, of all peers; see `Trainer.state`."""
         state = {f"momentum.{name}": value for name, value in self._momentum.state().items()}
         for name, buffer in self._engine.buffers.items():
             state[f"buffer.{name}"] = buffer.cpu().numpy().copy()
