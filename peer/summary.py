@@ -110,7 +110,17 @@ def finish_summary(
 
 
 def train_single_process(config: Config, job: Job) -> float:
-    """Return the accuracy of one process that trains on all data with the same schedule."""
-    return single_process(
-        job.task, config.training, rounds=config.run.rounds, seed=config.run.seed, base=job.base
-    ).evaluation.accuracy
+    """Return the accuracy of one process that trains on all data with the same schedule.
+
+    Its batch is that of all peers together, so that it sees as many samples as the whole run.
+    """
+    baseline = single_process(
+        job.task,
+        config.training,
+        rounds=config.run.rounds,
+        seed=config.run.seed,
+        batch_size=config.training.batch_size * job.num_peers,
+        device=config.peer.device,
+        base=job.base,
+    )
+    return baseline.evaluation.accuracy
