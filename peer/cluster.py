@@ -171,11 +171,13 @@ class Cluster:
         return [record for store in self._stores if store is not None for record in store.links()]
 
     def close(self) -> None:
-        """Close the metrics files."""
+        """Close the metrics files, when the peers have ended."""
         self.central.close()
-        for store in self._stores:
+        for store, folder in zip(self._stores, self.state_folders, strict=True):
             if store is not None:
                 store.close()
+                # The peers could not tidy up behind themselves while this process was reading.
+                MetricsStore(folder / "metrics.sqlite").close()
 
     def final_states(self) -> list[tuple[FloatArray, float]]:
         """Return (x, u) of every peer's newest checkpoint."""

@@ -7,10 +7,11 @@ repeats rounds must not count them twice.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sqlite3
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -212,8 +213,9 @@ class MetricsStore:
         for record in records:
             table = next(name for name, (kind, _) in _TABLES.items() if kind is type(record))
             values = [json.dumps(v) if isinstance(v, tuple) else v for v in _values(record)]
+            columns = ", ".join(f'"{item.name}"' for item in fields(record))
             marks = ", ".join("?" * len(values))
-            self._connection.execute(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", values)
+            self._connection.execute(f"INSERT OR REPLACE INTO {table} ({columns}) VALUES ({marks})", values)
 
     def flush(self) -> None:
         """Make the rows visible to readers."""
@@ -241,6 +243,9 @@ class MetricsStore:
     def close(self) -> None:
         """Commit and close."""
         self._connection.commit()
+        with contextlib.suppress(sqlite3.OperationalError):
+            # Leave one plain file behind; impossible while others read, and for readers.
+            self._connection.execute("PRAGMA journal_mode = DELETE")
         self._connection.close()
 
     def _read(self, record: type[Any], table: str, rest: str, arguments: Iterable[object]) -> list[Any]:
@@ -266,6 +271,12 @@ def _create(path: Path | str) -> sqlite3.Connection:
     for table, (record, keys) in _TABLES.items():
         columns = ", ".join(f'"{item.name}"' for item in fields(record))
         connection.execute(f"CREATE TABLE IF NOT EXISTS {table} ({columns}, PRIMARY KEY ({', '.join(keys)}))")
+        # A file of an earlier version goes on with the columns that it lacked at their defaults.
+        there = {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
+        for item in fields(record):
+            if item.name not in there:
+                default = "NULL" if item.default is MISSING or item.default is None else repr(item.default)
+                connection.execute(f'ALTER TABLE {table} ADD COLUMN "{item.name}" DEFAULT {default}')
     return connection
 
 

@@ -1,73 +1,64 @@
-"""The metrics file: what is written is read back, also by another process while the writer is at it."""
+"""The metrics file: rows are replaced, files of earlier versions go on, nothing is left beside it."""
 
 from __future__ import annotations
 
 import sqlite3
 from pathlib import Path
 
-import pytest
-
-from peer import metrics
-from peer.metrics import ConsensusRecord, EvaluationRecord, MetricsStore
+from peer.metrics import ConsensusRecord, EvaluationRecord, LinkRecord, MetricsStore, RoundRecord, Summary
 
 
-def test_a_file_has_its_tables_from_the_moment_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reader polls for the file and must never meet one that is half made."""
+def test_a_round_that_is_repeated_counts_once(tmp_path: Path) -> None:
+    store = MetricsStore(tmp_path / "metrics.sqlite")
+    store.put(RoundRecord(peer=1, round=3, time_s=0.5, loss=2.0))
+    store.put(RoundRecord(peer=1, round=3, time_s=0.7, loss=1.0), RoundRecord(peer=0, round=3, time_s=0.7))
+    assert [(r.peer, r.loss) for r in store.rounds()] == [(0, None), (1, 1.0)]
+
+
+def test_what_is_written_comes_back(tmp_path: Path) -> None:
     path = tmp_path / "metrics.sqlite"
-    create, seen = metrics._create, []
-
-    def watch(each: Path) -> sqlite3.Connection:
-        seen.append(path.exists())
-        connection = create(each)
-        seen.append(path.exists())
-        return connection
-
-    monkeypatch.setattr(metrics, "_create", watch)
-    writer = MetricsStore(path)
-    assert seen == [False, False, True, True]
-    reader = MetricsStore(path, read_only=True)
-    assert reader.rounds() == reader.evaluations() == reader.links() == reader.consensus() == []
-    reader.close()
-    writer.close()
-    assert [file.name for file in tmp_path.iterdir()] == ["metrics.sqlite"]
-
-
-def test_what_is_flushed_is_read_back_and_a_repeated_round_counts_once(tmp_path: Path) -> None:
-    writer = MetricsStore(tmp_path / "metrics.sqlite")
-    reader = MetricsStore(tmp_path / "metrics.sqlite", read_only=True)
-    evaluation = EvaluationRecord(peer=1, round=10, split="test", correct=(3, 4), total=(5, 5))
-    first, repeated = (ConsensusRecord(round=10, consensus_distance=each, model_norm=2.0) for each in (1.0, 0.5))
-    writer.put(evaluation, first)
-    assert reader.evaluations() == []
-    writer.flush()
-    assert reader.evaluations() == [evaluation]
-    writer.put(repeated)
-    writer.flush()
-    assert reader.consensus() == [repeated]
-    writer.drop_after(9)
-    assert reader.consensus() == reader.evaluations() == []
-    writer.close()
-    reader.close()
-
-
-def test_an_old_file_is_written_on(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.sqlite"
-    record = ConsensusRecord(round=1, consensus_distance=0.5, model_norm=2.0)
-    for _ in range(2):
-        store = MetricsStore(path)
-        store.put(record)
-        store.close()
-    again = MetricsStore(path, read_only=True)
-    assert again.consensus() == [record]
-    again.close()
-
-
-def test_metrics_in_memory_leave_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    record = ConsensusRecord(round=1, consensus_distance=0.5, model_norm=2.0)
-    store = MetricsStore(None)
-    store.put(record)
-    store.flush()
-    assert store.consensus() == [record]
+    records = (
+        RoundRecord(peer=0, round=0, time_s=0.1, payload_bytes=7, theta=0.25),
+        EvaluationRecord(peer=0, round=1, split="test", correct=(1, 2), total=(3, 4), loss=0.5),
+        LinkRecord(peer=0, neighbor=1, frames=2, socket_bytes=None, up=True),
+        ConsensusRecord(round=1, consensus_distance=0.5, model_norm=2.0),
+    )
+    store = MetricsStore(path)
+    store.put(*records)
     store.close()
-    assert list(tmp_path.iterdir()) == []
+    assert [file.name for file in tmp_path.iterdir()] == ["metrics.sqlite"]
+    reader = MetricsStore(path, read_only=True)
+    assert (*reader.rounds(), *reader.evaluations(), *reader.links(), *reader.consensus()) == records
+    reader.close()
+
+
+def test_rounds_after_a_checkpoint_are_dropped(tmp_path: Path) -> None:
+    store = MetricsStore(tmp_path / "metrics.sqlite")
+    store.put(*(RoundRecord(peer=0, round=t, time_s=0.0) for t in range(5)))
+    store.drop_after(2)
+    assert [r.round for r in store.rounds()] == [0, 1, 2]
+    assert [r.round for r in store.rounds(after=1)] == [2]
+
+
+def test_a_file_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.sqlite"
+    with sqlite3.connect(path) as old:
+        old.execute('CREATE TABLE rounds ("peer", "round", "time_s", PRIMARY KEY (peer, round))')
+        old.execute("INSERT INTO rounds VALUES (0, 0, 0.5)")
+    old.close()
+    store = MetricsStore(path)
+    store.put(RoundRecord(peer=0, round=1, time_s=1.0, loss=0.25))
+    assert store.rounds() == [
+        RoundRecord(peer=0, round=0, time_s=0.5),
+        RoundRecord(peer=0, round=1, time_s=1.0, loss=0.25),
+    ]
+
+
+def test_a_summary_comes_back_from_its_file(tmp_path: Path) -> None:
+    summary = Summary(
+        name="a", algorithm="sgp", compressor="none", graph="ring", num_peers=2, rounds=1, seed=0, parameters=3,
+        seconds=1.5, peer_accuracy=[0.5, 0.25], peer_names=["a", "b"],
+    )  # fmt: skip
+    summary.save(tmp_path / "summary.json")
+    assert Summary.load(tmp_path / "summary.json") == summary
+    assert summary.worst_accuracy == 0.25

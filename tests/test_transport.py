@@ -282,9 +282,11 @@ def test_socket_bytes_come_from_the_kernel_and_agree_at_both_ends() -> None:
             await until(lambda: ben.backlog(0) == 0)
             await asyncio.sleep(0.2)
             sent, received = dialler.counters(0), listener.counters(1)
-            assert sent.socket_bytes_sent == received.socket_bytes_received
-            assert sent.socket_bytes_received == received.socket_bytes_sent
             assert sent.socket_bytes_sent is not None
+            assert received.socket_bytes_sent is not None
+            # A busy machine loses segments even on loopback: what was sent twice arrives once.
+            assert sent.socket_bytes_sent - (sent.retransmitted_bytes or 0) == received.socket_bytes_received
+            assert sent.socket_bytes_received == received.socket_bytes_sent - (received.retransmitted_bytes or 0)
             assert sent.packet_bytes_sent is not None
             assert sent.frame_bytes_sent == 5_000_000 < sent.protobuf_bytes_sent < sent.socket_bytes_sent
             assert sent.socket_bytes_sent < 1.01 * 5_000_000
