@@ -163,7 +163,7 @@ class CompressorOptions(Section):
     rounding: Literal["nearest", "stochastic", "dither"] | None = None
     """modulo: nearest, stochastic or dither; grid: nearest or stochastic. By default dither, and stochastic."""
     budget_kbytes_per_s: Positive | None = None
-    """Bandwidth each link may use: a controller lowers fraction or bits so that the link stays under it."""
+    """Bandwidth each link may use, headers included, in units of 1000 bytes/s: fraction or bits are lowered to fit."""
 
 
 class TrainingOptions(Section):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import math
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -26,6 +26,7 @@ from peer.config import Config
 from peer.errors import ConfigError
 from peer.gossip import topology, validate
 from peer.gossip.base import AlgorithmSpec, GraphNeed, NodeContext
+from peer.gossip.budget import BandwidthBudget, nominal_bits, variants_of
 from peer.gossip.error_feedback import final_rounds_for
 from peer.gossip.graphs import GraphFile
 from peer.gossip.pairwise import PairNode
@@ -41,6 +42,11 @@ if TYPE_CHECKING:
     from peer.train.local_step import Trainer
     from peer.train.partition import Manifest
     from peer.train.task import Data, Task
+
+
+LEAST_OF_RATE = 0.2
+"""A bandwidth budget may turn messages down as far as the averaging rate that suits them stays above this part of the
+one that suits full messages: with a lower one peers would learn less from each other than the larger messages save."""
 
 
 def algorithm_spec(config: Config) -> AlgorithmSpec:
@@ -134,10 +140,35 @@ def default_averaging_rate(spec: AlgorithmSpec, compressor: BoundedCompressor, l
 
 
 def averaging_rate(config: Config, compressor: BoundedCompressor | None = None) -> float:
-    """Return the configured η, or the default for algorithm and compressor."""
+    """Return the configured η, or the default for algorithm and compressor.
+
+    With a bandwidth budget the default suits the smallest messages that it may choose: both ends of a link have to
+    use the same rate, so that it cannot follow the decisions of one of them.
+    """
     if config.algorithm.averaging_rate is not None:
         return config.algorithm.averaging_rate
-    return default_averaging_rate(algorithm_spec(config), compressor or build_compressor(config))
+    compressor = compressor or build_compressor(config)
+    return default_averaging_rate(algorithm_spec(config), _reachable_variants(config, compressor)[-1])
+
+
+def budget_variants(config: Config, schedule: Schedule) -> tuple[BoundedCompressor, ...]:
+    """Return the compressor and what a bandwidth budget may turn it down to: as far as the rules of algorithm,
+    averaging rate and graph have nothing to say against it that they do not say against the compressor itself."""
+    variants = _reachable_variants(config, build_compressor(config))
+    known = {finding.key for finding in _check(config, schedule, variants[0])}
+    for position, variant in enumerate(variants):
+        if any(finding.key not in known for finding in _check(config, schedule, variant)):
+            return variants[:position]
+    return variants
+
+
+def _reachable_variants(config: Config, compressor: BoundedCompressor) -> tuple[BoundedCompressor, ...]:
+    """Return the variants whose default averaging rate is not too far below that of the compressor."""
+    if config.compressor.budget_kbytes_per_s is None:
+        return (compressor,)
+    spec = algorithm_spec(config)
+    least = LEAST_OF_RATE * default_averaging_rate(spec, compressor)
+    return tuple(c for c in variants_of(compressor) if default_averaging_rate(spec, c) >= least)
 
 
 def describe_compressor(compressor: BoundedCompressor) -> str:
@@ -161,13 +192,43 @@ def validate_config(config: Config, base: Path, num_peers: int | None = None) ->
     count = num_peers or config.num_peers
     if count < 1:
         raise ConfigError("no peers are listed", key="peers", valid="one [[peers]] table for each device")
-    spec, compressor = algorithm_spec(config), build_compressor(config)
     schedule = build_schedule(config, base, count)
+    return _check(config, schedule, build_compressor(config)) + list(_budget_findings(config, schedule))
+
+
+def _budget_findings(config: Config, schedule: Schedule) -> Iterator[validate.Finding]:
+    """Say what a bandwidth budget costs, and where it can do little or nothing."""
+    if config.compressor.budget_kbytes_per_s is None:
+        return
+    key, spec = "compressor.budget_kbytes_per_s", algorithm_spec(config)
+    if spec.asynchronous:
+        sentence = f"{spec.name} has no rounds that a budget could be shared out to; leave this key unset"
+        yield validate.Finding("error", key, sentence)
+        return
+    sentence = "a budget follows the clock: two runs of this configuration no longer end in the same bits"
+    yield validate.Finding("warning", key, sentence)
+    compressor = build_compressor(config)
+    if len(variants_of(compressor)) == 1:
+        kind = compressor.kind if spec.compresses else f"{spec.name}, which sends in full precision,"
+        sentence = (
+            f"{kind} has nothing to turn down, so that peers can only slow down to keep to the budget; use top_k,"
+            " random_k, qsgd or modulo for messages that become smaller"
+        )
+        yield validate.Finding("warning", key, sentence)
+    elif len(budget_variants(config, schedule)) == 1:
+        sentence = (
+            "this algorithm, averaging rate and graph leave no room for smaller messages, so that peers can only slow"
+            " down to keep to the budget; leave algorithm.averaging_rate unset, or lower it"
+        )
+        yield validate.Finding("warning", key, sentence)
+
+
+def _check(config: Config, schedule: Schedule, compressor: BoundedCompressor) -> list[validate.Finding]:
     return validate.check(
-        spec,
+        algorithm_spec(config),
         schedule,
         compressor,
-        averaging_rate=averaging_rate(config, compressor),
+        averaging_rate=averaging_rate(config),
         learning_rate=config.training.learning_rate,
         momentum=config.training.momentum,
         beta=config.training.beta,
@@ -239,6 +300,20 @@ class Job:
         return algorithm_spec(self.config)
 
     @cached_property
+    def variants(self) -> tuple[BoundedCompressor, ...]:
+        """The compressor and what the bandwidth budget may turn it down to."""
+        return budget_variants(self.config, self.schedule)
+
+    def budget(self, peer: int, layout: Layout) -> BandwidthBudget | None:
+        """Return what keeps one peer's links below the configured bandwidth, if there is a limit."""
+        limit = self.config.compressor.budget_kbytes_per_s
+        if limit is None:
+            return None
+        whole_below = self.config.algorithm.whole_below
+        costs = [nominal_bits(variant, layout, whole_below) for variant in self.variants]
+        return BandwidthBudget(1000.0 * limit, self.schedule.all_receivers(peer), costs)
+
+    @cached_property
     def max_lead(self) -> int:
         """How many rounds an in-neighbour can be ahead: it cannot pass what it hears of us by a detour."""
         lead = self.schedule.diameter or self.num_peers
@@ -291,8 +366,15 @@ class Job:
                 "model_bits": options.model_bits,
                 "model_range": options.model_range,
                 "theta_mode": options.theta,
+                "bits_between": self._bits_between,
             },
         )
+
+    @property
+    def _bits_between(self) -> tuple[int, int] | None:
+        """The fewest and the most bits that a peer's modulo codes may have."""
+        least, most = self.variants[-1], self.variants[0]
+        return (least.bits, most.bits) if isinstance(least, Modulo) and isinstance(most, Modulo) else None
 
     def participant(
         self,
@@ -313,6 +395,8 @@ class Job:
             layout=layout,
             max_lead=self.max_lead,
             late=self.late_policy,
+            budget=self.budget(peer, layout),
+            variants=self.variants,
             observe=observe,
             **({} if cpu_clock is None else {"cpu_clock": cpu_clock}),
         )

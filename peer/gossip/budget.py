@@ -94,7 +94,9 @@ class BandwidthBudget:
         self.bytes_per_s = bytes_per_s
         self.variant = 0
         """Position of the variant in use."""
-        self._costs = tuple(costs)
+        self._costs = np.log(np.array(costs))
+        self._sizes = np.full(len(costs), np.nan)
+        """Logarithm of the bytes that a round of each variant took, NaN where it has not been tried."""
         self._capacity = bytes_per_s * BURST_S
         self._links = {link: _Link(self._capacity) for link in sorted(links)}
         self._filled_at: float | None = None
@@ -147,7 +149,7 @@ class BandwidthBudget:
 
     def replay(self, decisions: Mapping[int, int]) -> None:
         """Let rounds that are repeated use the variants that they had: messages of them may have been received."""
-        if any(not 0 <= variant < len(self._costs) for variant in decisions.values()):
+        if any(not 0 <= variant < self._costs.size for variant in decisions.values()):
             raise ValueError("a decision names a variant of the compressor that there is not")
         self._replayed = dict(decisions)
 
@@ -155,6 +157,7 @@ class BandwidthBudget:
         """Return what must survive a crash between two rounds."""
         return {
             "variant": np.array([self.variant], np.int64),
+            "sizes": self._sizes,
             "links": np.array(sorted(self._links), np.int64),
             "levels": np.array([link.level for link in self._links.values()]),
             "since_decision": np.array([link.since_decision for link in self._links.values()], np.int64),
@@ -166,9 +169,9 @@ class BandwidthBudget:
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
         """Take back what `state` returned; measuring starts at 0 again. Raises KeyError or ValueError."""
         variant, times = int(state["variant"][0]), [float(value) for value in state["times"]]
-        if state["links"].tolist() != sorted(self._links) or not 0 <= variant < len(self._costs):
+        if state["links"].tolist() != sorted(self._links) or state["sizes"].shape != self._costs.shape:
             raise ValueError("the saved budget belongs to other links or another compressor")
-        self.variant = variant
+        self.variant, self._sizes = variant, np.array(state["sizes"], np.float64)
         for link, level, since in zip(
             self._links, state["levels"].tolist(), state["since_decision"].tolist(), strict=True
         ):
@@ -200,10 +203,30 @@ class BandwidthBudget:
         lowest = min(link.level for link in self._links.values())
         allowed += min(0.0, lowest - 0.5 * self._capacity) / (2 * EVERY)
         used = max(link.since_decision for link in self._links.values()) / self._rounds
-        for variant, cost in enumerate(self._costs):
-            if used * cost <= allowed * self._costs[self.variant]:
-                return variant
-        return len(self._costs) - 1
+        if used > 0.0:
+            self._learn(float(np.log(used)))
+        fitting = np.flatnonzero(self._expected_sizes() <= np.log(max(allowed, 1.0)))
+        return int(fitting[0]) if fitting.size else self._costs.size - 1
+
+    def _learn(self, size: float) -> None:
+        """Take note of what a round of the variant in use took; where that changed, the others' sizes change alike."""
+        known = self._sizes[self.variant]
+        if not np.isnan(known):
+            self._sizes += size - known
+        self._sizes[self.variant] = size
+
+    def _expected_sizes(self) -> npt.NDArray[np.float64]:
+        """Return the logarithm of the bytes a round would take with each variant.
+
+        Between two variants that were tried, along the line between them: entropy coding makes sizes fall otherwise
+        than the nominal ones. Beyond them, in proportion to the nominal sizes.
+        """
+        tried = np.flatnonzero(~np.isnan(self._sizes))
+        if not tried.size:
+            return np.full_like(self._sizes, -np.inf)
+        costs, ratios = self._costs[tried][::-1], (self._sizes - self._costs)[tried][::-1]
+        expected: npt.NDArray[np.float64] = self._costs + np.interp(self._costs, costs, ratios)
+        return expected
 
 
 def _or_nan(value: float | None) -> float:

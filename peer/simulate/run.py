@@ -227,6 +227,7 @@ class Simulator:
             self._ready_for_step(participant.peer, self.now)
 
     def _ready_for_step(self, peer: int, now: float) -> None:
+        now = self._keep_to_budget(self.participants[peer], now)
         if self._rows is None:
             self._agenda.add(now + self._step_s[peer], _StepDone(peer))
             return
@@ -246,6 +247,15 @@ class Simulator:
             for other, participant in enumerate(self.participants):
                 participant.step()
                 self._agenda.add(self._rows.ready_at[other] + self._step_s[other], _StepDone(other))
+
+    def _keep_to_budget(self, participant: Participant, now: float) -> float:
+        """Return when the next round may start; tell the budget what the packets of the virtual links come to."""
+        if participant.budget is not None:
+            overhead = self._network.model.overhead_bytes
+            for receiver in self.job.schedule.all_receivers(participant.peer):
+                frames, _, frame_bytes = self._links.get((participant.peer, receiver), (0, 0, 0))
+                participant.budget.measured(receiver, frame_bytes + frames * overhead)
+        return participant.ready(now)
 
     def _is_evaluated(self, done: int) -> bool:
         every = self.config.evaluation.every_rounds
