@@ -1,10 +1,8 @@
-"""The loop of one peer: three inputs (a local step done, a message, a timer), one ordered way to perform outcomes.
+"""The process of one peer, whatever its loop: state folder, job, transport, evaluation, operator, signals.
 
-The event loop belongs to the sockets; training, compression and decoding run in one worker thread, so that heartbeats
-and credits are answered during a step. What a neighbour may forget is decided by checkpoints: a frame counts as
-received for good only once a checkpoint that includes its effect is on disk, and until then its sender keeps it. A
-peer that was killed starts again from its checkpoint, asks for the frames after it, and repeats the rounds since; with
-`late = "wait"` it computes the very same bits, so that nobody can tell.
+The loops are `peer.synchronous` (rounds) and `peer.asynchronous` (pairs of peers, no rounds). The event loop of asyncio
+belongs to the sockets; whatever takes long runs in worker threads, so that heartbeats and credits are answered during
+a step.
 """
 
 from __future__ import annotations
@@ -15,8 +13,8 @@ import logging
 import os
 import signal
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -25,40 +23,28 @@ from typing import Any, TypeVar
 import numpy as np
 
 from peer import __version__, wire
+from peer.compress.payload import FloatArray
 from peer.config import Config
-from peer.errors import (
-    DivergenceError,
-    HandshakeRefused,
-    PeerUnreachable,
-    RemoteProtocolError,
-    SottoError,
-    StateError,
-)
+from peer.errors import DivergenceError, HandshakeRefused, SottoError, StateError
 from peer.guard import reason_to_stop
-from peer.job import Job, machine_facts, refuse_errors, validate_config
-from peer.ledger import Ledger
-from peer.link import InLink, OutLink
+from peer.hello import HelloInfo
+from peer.job import Job, algorithm_spec, machine_facts, refuse_errors, validate_config
 from peer.metrics import EvaluationRecord, LinkRecord, MetricsStore, RoundRecord
-from peer.participant import Parcel, Participant, Turn
+from peer.pair_participant import PairParticipant
+from peer.participant import Participant
 from peer.security import load_credentials
 from peer.service_manager import notify
 from peer.store import Checkpoint, StateFolder
 from peer.summary import evaluation_record
 from peer.train.threads import use_one_thread
-from peer.transport import HelloInfo, Neighbor, Transport
+from peer.transport import Neighbor, Transport
 
 log = logging.getLogger("sotto")
 
 T = TypeVar("T")
 
-_UNDURABLE_BYTES_MAX = 64 << 20
-"""Take a checkpoint early when neighbours have to keep more than this for us."""
-_BACKLOG_BYTES_MAX = 256 << 20
-"""Start no further round while a neighbour has this much unacknowledged from us."""
 _REFUSED_S = 15.0
 """Give up after this long when all that the round waits for refuse a peer that they never let in."""
-_STOP_GRACE_S = 5.0
-"""After SIGTERM: how long to wait for the neighbours of the round under way."""
 
 
 def run(config: Config, base: Path) -> int:
@@ -69,15 +55,26 @@ def run(config: Config, base: Path) -> int:
     use_one_thread()
     for finding in refuse_errors(validate_config(config, base)):
         log.warning("%s: %s", finding.key, finding.sentence)
-    daemon = Daemon(config, base)
+    daemon = open_peer(config, base)
     try:
         return asyncio.run(daemon.main())
     finally:
         daemon.close()
 
 
-class Daemon:
-    """One peer: owns the participant, the links, the transport and the state folder."""
+def open_peer(config: Config, base: Path) -> Daemon:
+    """Return the peer of a configuration, with data and checkpoint read. Raises SottoError."""
+    # Imported here: the loops build on this module.
+    from peer.asynchronous import AsynchronousDaemon
+    from peer.synchronous import SynchronousDaemon
+
+    return (AsynchronousDaemon if algorithm_spec(config).asynchronous else SynchronousDaemon)(config, base)
+
+
+class Daemon(ABC):
+    """One peer: owns the participant, the transport and the state folder."""
+
+    participant: Participant | PairParticipant
 
     def __init__(self, config: Config, base: Path) -> None:
         """Read data and checkpoint. Raises SottoError."""
@@ -88,31 +85,17 @@ class Daemon:
         self.folder = StateFolder(base / config.state.directory, keep=config.state.keep_checkpoints)
         self.job = Job.open(config, base)
         self.trainer = self.job.trainer(self.me)
-        self.ledger = Ledger(self.folder.directory / "ledger") if config.state.ledger else None
-        self.participant: Participant = self.job.participant(
-            self.me,
-            self.trainer,
-            self.trainer.layout,
-            self.trainer.initial_vector(),
-            observe=None if self.ledger is None else self.ledger.observe,
-        )
         schedule = self.job.schedule
         self.receivers = schedule.all_receivers(self.me)
         self.senders = schedule.all_senders(self.me)
         self.neighbors = tuple(sorted({*self.receivers, *self.senders}))
-        self.out = {peer: OutLink() for peer in self.neighbors}
-        self.incoming = {peer: InLink() for peer in self.neighbors}
         self.metrics = MetricsStore(self.folder.directory / "metrics.sqlite")
         self.evaluations: dict[tuple[int, str], EvaluationRecord] = {}
         """Newest known evaluation of every peer, by (peer, split): spread by gossip."""
         self.ended = "running"
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="worker")
-        self._pending: deque[tuple[int, int, bytes]] = deque()
-        self._consumed: dict[int, dict[tuple[int, int], int]] = {peer: {} for peer in self.neighbors}
         self._payload_bytes = dict.fromkeys(self.neighbors, 0)
-        self._undurable_bytes = 0
-        self._remote_durable: dict[int, int] = {}
-        self._remote_has: dict[int, int] = {}
+        self._machine = machine_facts()
         self._wake = asyncio.Event()
         self._stop = asyncio.Event()
         self._stop_reason: str | None = None
@@ -123,12 +106,12 @@ class Daemon:
         """Neighbours to which there was a link since this process began."""
         self._refused_since: float | None = None
         self._protobuf_before = 0
+        self._last_put: RoundRecord | None = None
         self._last_loss: float | None = None
         self._previous_time_s = 0.0
         self._started = time.monotonic()
         self._flushed = 0.0
         self.transport: Transport
-        self._restore()
 
     def close(self) -> None:
         """Release files and threads."""
@@ -136,7 +119,72 @@ class Daemon:
         self.metrics.close()
         self.folder.close()
 
-    # -- the loop -----------------------------------------------------------------------------------------------------
+    # -- what the loops differ in --------------------------------------------------------------------------------------
+
+    @abstractmethod
+    async def _rounds(self) -> None:
+        """Train until the last round, a stop, or a divergence."""
+
+    @abstractmethod
+    async def _linger(self) -> None:
+        """Stay, after the last round, until the others have all they need of us; leave a checkpoint of the end."""
+
+    @abstractmethod
+    async def _save_at_end(self) -> None:
+        """Save what a stop or the last round leaves, if it can be saved."""
+
+    @abstractmethod
+    async def _checkpoint(self) -> None:
+        """Save the state."""
+
+    @abstractmethod
+    def _checkpoint_is_wanted(self) -> bool:
+        """Whether a checkpoint should be taken before its time."""
+
+    @abstractmethod
+    async def _close_round(self, record: RoundRecord) -> None:
+        """Write the audit trail of a round, if there is one."""
+
+    @abstractmethod
+    async def _models(self) -> tuple[FloatArray, FloatArray]:
+        """Return (z, x), good until the next round."""
+
+    @abstractmethod
+    async def _take_snapshot(self) -> None:
+        """Save the state for the operator, now or as soon as it can be saved."""
+
+    @abstractmethod
+    def _frames_to_send(self, peer: int, remote_has: int) -> list[tuple[int, bytes]]:
+        """Return what a neighbour that is back needs, in order."""
+
+    @abstractmethod
+    def frame_received(self, peer: int, seq: int, frame: bytes) -> bool | None:
+        """A whole frame came; False keeps its credit back until `Transport.taken`."""
+
+    @abstractmethod
+    def receipt(self, peer: int, upto: int) -> None:
+        """A neighbour has our frames up to `upto` for good."""
+
+    @abstractmethod
+    def last_received(self, peer: int) -> int:
+        """Return the last frame of a neighbour that need not be sent again."""
+
+    @abstractmethod
+    def _figures(self) -> dict[str, Any]:
+        """Return what `sotto status` shows of this kind of loop alone."""
+
+    def _link_figures(self, peer: int) -> dict[str, Any]:
+        """Return the same for the link to one neighbour."""
+        return {}
+
+    def _give_up_on_the_lost(self) -> None:  # noqa: B027 (a loop that waits for nobody has nothing to do)
+        """Raise PeerUnreachable if a neighbour that is waited for has been away for too long."""
+
+    def _helpers(self) -> list[Coroutine[Any, Any, None]]:
+        """Return what runs beside the loop until it ends."""
+        return [self._watch_parent(), self.transport.wait_closed()]
+
+    # -- from the first round to the last ------------------------------------------------------------------------------
 
     async def main(self) -> int:
         """Run to the end; return the exit code."""
@@ -154,7 +202,7 @@ class Daemon:
         notify("READY=1")
         try:
             async with asyncio.TaskGroup() as tasks:
-                helpers = [tasks.create_task(self._watch_parent()), tasks.create_task(self.transport.wait_closed())]
+                helpers = [tasks.create_task(helper) for helper in self._helpers()]
                 await self._rounds()
                 await self._finish()
                 for helper in helpers:
@@ -170,85 +218,12 @@ class Daemon:
             raise DivergenceError(self._diverged[1])
         return 0
 
-    async def _rounds(self) -> None:
-        while self.participant.round < self.config.run.rounds and not self._stop.is_set():
-            await self._wait_for_room()
-            if self._stop.is_set():
-                return
-            record = self._perform(await self._work(self._step_and_begin))
-            while record is None:
-                if not self._pending:
-                    await self._wait(self.participant.wake_at)
-                if self._diverged is not None or self._stopping_in_vain():
-                    # The round cannot end: what is on disk is the last checkpoint, and it is repeated from there.
-                    return
-                record = await self._take_frames()
-            await self._after_round(record)
-
-    def _step_and_begin(self) -> Turn:
-        started = time.perf_counter()
-        self.participant.step()
-        if self.config.peer.slow_down:
-            time.sleep(self.config.peer.slow_down * (time.perf_counter() - started))
-        return self.participant.begin(self._now())
-
-    async def _take_frames(self) -> RoundRecord | None:
-        """Give the waiting frames, and the timer if it is due, to the participant; return the record of a round that
-        this completed."""
-        while self._pending:
-            peer, seq, frame = self._pending.popleft()
-            if seq:
-                self.transport.taken(peer, seq)
-            if seq and seq <= self.incoming[peer].last_seq:
-                self.incoming[peer].accept(seq)  # Counts the duplicate.
-                continue
-            try:
-                turn = await self._work(self.participant.receive, peer, frame, self._now())
-                if seq:
-                    self.incoming[peer].accept(seq)
-            except RemoteProtocolError as error:
-                log.error("dropped a message: %s", error)
-                # What follows it on this link makes no sense without it; the reconnect asks for it again.
-                self._pending = deque(item for item in self._pending if item[0] != peer)
-                self.transport.reset(peer, str(error))
-                continue
-            self._undurable_bytes += len(frame)
-            record = self._perform(turn)
-            if record is not None:
-                return record
-        wake_at = self.participant.wake_at
-        if wake_at is not None and self._now() >= wake_at:
-            return self._perform(await self._work(self.participant.timer, self._now()))
-        return None
-
-    def _perform(self, turn: Turn) -> RoundRecord | None:
-        for parcel in turn.parcels:
-            self._send(parcel)
-        return turn.finished
-
-    def _send(self, parcel: Parcel) -> None:
-        peer = parcel.receiver
-        self._payload_bytes[peer] += parcel.payload_bytes
-        if not parcel.sequenced:
-            if self.transport.is_up(peer):
-                self.transport.send(peer, 0, parcel.frame)
-            return
-        seq = self.out[peer].push(parcel.frame)
-        # After we were killed and repeat rounds, a neighbour may have this already, or even have it for good.
-        if seq <= self._remote_durable.get(peer, 0):
-            self.out[peer].acknowledge(seq)
-        if seq > self._remote_has.get(peer, 0) and self.transport.is_up(peer):
-            self.transport.send(peer, seq, parcel.frame)
-
     async def _after_round(self, record: RoundRecord) -> None:
         done = self.participant.round
         now = self._now()
-        protobuf = sum(self.transport.counters(peer).protobuf_bytes_sent for peer in self.neighbors)
         self._last_loss = record.loss if record.loss is not None else self._last_loss
-        self.metrics.put(replace(record, protobuf_bytes=max(0, protobuf - self._protobuf_before)))
-        self._protobuf_before = protobuf
-        if self.ledger is not None:
-            await self._work(self.ledger.close_round, record.round, self.participant.algorithm)
+        self._put_round(record)
+        await self._close_round(record)
         reason = reason_to_stop(self.config.guard, record, self.participant.algorithm.x)
         if reason is not None:
             await self._diverge(f"peer {self.name}: {reason}")
@@ -257,15 +232,19 @@ class Daemon:
         if done == self.config.run.rounds or (every and done % every == 0):
             await self._evaluate(done)
         every = self.config.state.checkpoint_every_rounds
-        if (
-            done == self.config.run.rounds
-            or (every and done % every == 0)
-            or self._undurable_bytes > _UNDURABLE_BYTES_MAX
-        ):
+        if done == self.config.run.rounds or (every and done % every == 0) or self._checkpoint_is_wanted():
             await self._checkpoint()
         if now - self._flushed > 0.5:
             self._flushed = now
             self.metrics.flush()
+
+    def _put_round(self, record: RoundRecord) -> None:
+        """Write the row of a round, with what went over the sockets since the last one."""
+        protobuf = sum(self.transport.counters(peer).protobuf_bytes_sent for peer in self.neighbors)
+        since = max(0, protobuf - self._protobuf_before)
+        self._last_put = replace(record, protobuf_bytes=record.protobuf_bytes + since)
+        self.metrics.put(self._last_put)
+        self._protobuf_before = protobuf
 
     async def _finish(self) -> None:
         """Stay until the neighbours have all they need of us, then write the model."""
@@ -278,40 +257,38 @@ class Daemon:
                 log.error("state put back to round %d", round_)
             self.metrics.flush()
             return
-        if not self.participant.session.in_round:
-            await self._checkpoint()
+        await self._save_at_end()
         self.ended = "completed" if completed else "stopped"
         self.metrics.flush()
         if not completed:
             return
-        deadline = self._now() + self.config.transport.linger_s
-        while self._now() < deadline and not self._stop.is_set() and not self._all_settled():
-            await self._wait(min(deadline, self._now() + 0.5))
-            if self._pending:
-                await self._take_frames()
-        if self.config.rounds.late == "skip":
-            # Messages that came after the last round still carry mass.
-            await self._checkpoint()
+        await self._linger()
         path = self.folder.directory / "model.safetensors"
-        z = self.participant.model()
+        z, _ = await self._models()
         await self._work(self.trainer.save_model, z, path)
         self.metrics.put(*self.evaluations.values())
         self.metrics.flush()
 
-    def _all_settled(self) -> bool:
-        """Whether every neighbour has all our frames for good and every peer's last evaluation has reached us."""
-        if any(self.out[peer].backlog_bytes for peer in self.receivers if peer not in self._gone):
-            return False
+    def _all_have_finished(self) -> bool:
+        """Whether every peer's last evaluation has reached us, or all neighbours have left."""
         final = self.config.run.rounds
         known = {
             peer for (peer, split), record in self.evaluations.items() if split == "test" and record.round == final
         }
         return len(known) == self.job.num_peers or len(self._gone) == len(self.neighbors)
 
-    # -- pieces of the loop -------------------------------------------------------------------------------------------
+    # -- pieces of the loops -------------------------------------------------------------------------------------------
 
     async def _work(self, function: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._worker, function, *arguments)
+
+    def _pace(self, started: float) -> None:
+        """Sleep, in the worker, for what a local step that began at `started` (perf_counter) is to take longer."""
+        options = self.config.peer
+        took = time.perf_counter() - started
+        wanted = max(took, options.min_step_s) * (1.0 + options.slow_down)
+        if wanted > took:
+            time.sleep(wanted - took)
 
     async def _wait(self, until: float | None) -> None:
         """Sleep until something happens or `until`."""
@@ -322,32 +299,6 @@ class Daemon:
         except TimeoutError:
             return
         self._wake.clear()
-
-    async def _wait_for_room(self) -> None:
-        """Hold the next round back while a neighbour has too much unacknowledged, or cannot be heard of at all."""
-        while not self._stop.is_set() and any(
-            self.out[peer].backlog_bytes > _BACKLOG_BYTES_MAX for peer in self.receivers
-        ):
-            if self._undurable_bytes > _UNDURABLE_BYTES_MAX:
-                await self._checkpoint()
-            await self._wait(None)
-
-    def _give_up_on_the_lost(self) -> None:
-        if not self.participant.session.in_round:
-            return
-        waiting = self.participant.session.waiting_for
-        self._give_up_if_refused(waiting)
-        for peer in waiting:
-            if self.transport.is_up(peer):
-                self._last_seen[peer] = self._now()
-            silent = self._now() - self._last_seen.setdefault(peer, self._previous_time_s)
-            if silent > self.config.transport.give_up_after_s:
-                reason = self.transport.refusals.get(peer) or self.transport.problems.get(peer)
-                name = self.config.peers[peer].name
-                raise PeerUnreachable(
-                    f"{name} has been away for {silent:.0f} s and round {self.participant.round} needs it; "
-                    + (reason or "is it running, and is its address right?")
-                )
 
     def _give_up_if_refused(self, waiting: Sequence[int]) -> None:
         """End a peer that was started with the wrong configuration, rather than let it wait.
@@ -363,34 +314,28 @@ class Daemon:
         if self._now() - self._refused_since > _REFUSED_S:
             raise HandshakeRefused(f"none of the neighbours that it waits for lets it in: {refusals[0]}")
 
-    def _stopping_in_vain(self) -> bool:
-        if not self._stop.is_set():
-            return False
-        waiting = self.participant.session.waiting_for
-        return self._now() > self._stop_at + _STOP_GRACE_S or all(peer in self._gone for peer in waiting)
-
     async def _evaluate(self, done: int) -> None:
         records = []
-        z = self.participant.model()
+        z, x = await self._models()
         splits = ["test"] + (["holdout"] if len(self.job.manifest.holdout[self.me]) else [])
         for split in splits:
             found = await self._work(self.trainer.evaluate, z, split)
             records.append(evaluation_record(self.me, done, split, found))
         self.metrics.put(*records)
         if self.config.evaluation.keep_models:
-            await self._work(self._keep_model, done)
+            await self._work(self._keep_model, done, x)
         every = self.config.evaluation.every_rounds * self.config.evaluation.share_every
         if done == self.config.run.rounds or (every and done % every == 0):
             for record in records:
                 self._learn(record)
 
-    def _keep_model(self, done: int) -> None:
+    def _keep_model(self, done: int, x: FloatArray) -> None:
         """Leave (x, u) for `sotto up`, which measures the consensus distance from all peers' files."""
         folder = self.folder.directory / "models"
         folder.mkdir(exist_ok=True)
         beside = folder / f".{done}.npy"
         with open(beside, "wb") as file:
-            np.save(file, np.append(self.participant.algorithm.x.astype(np.float64), self.participant.algorithm.u))
+            np.save(file, np.append(x.astype(np.float64), self.participant.algorithm.u))
         beside.rename(folder / f"{done}.npy")
 
     def _learn(self, record: EvaluationRecord, source: int | None = None) -> None:
@@ -420,62 +365,43 @@ class Daemon:
     def _checkpoint_every(self) -> int:
         return self.config.state.checkpoint_every_rounds or self.config.run.rounds
 
-    async def _checkpoint(self) -> None:
-        state, arrays = self.participant.state()
-        durable = self._durable_sequence_numbers()
-        state |= {
+    def _description(self) -> dict[str, Any]:
+        """Return what every checkpoint says of where it belongs."""
+        return {
+            **self._belongs_to(),
+            "job": self.config.job_digest(),
+            "version": __version__,
+            "machine": self._machine,
+            "seconds": self._now(),
+        }
+
+    def _belongs_to(self) -> dict[str, str]:
+        """Return what a checkpoint has to agree with; rates, say, may change while a run is stopped everywhere."""
+        return {
             "run": self.config.run.name,
             "peer": self.name,
-            "job": self.config.job_digest(),
+            "model": self.trainer.layout.digest,
             "graph": self.job.schedule.digest,
-            "version": __version__,
-            "machine": machine_facts(),
-            "seconds": self._now(),
-            "incoming": {str(peer): seq for peer, seq in durable.items()},
-            "out": {},
+            "algorithm": self.config.algorithm.name,
+            "momentum": self.config.training.momentum,
         }
-        for peer, link in self.out.items():
-            next_seq, frames = link.next_seq, link.unacknowledged(0)
-            state["out"][str(peer)] = {"next_seq": next_seq, "lengths": [len(frame) for _, frame in frames]}
-            arrays[f"out/{peer}"] = np.frombuffer(b"".join(frame for _, frame in frames), dtype=np.uint8)
-        # The rounds before a checkpoint are never repeated, so that their rows have to be there.
-        self.metrics.flush()
-        await self._work(self.folder.save, Checkpoint(self.participant.round, state, arrays))
-        for peer, seq in durable.items():
-            if seq > self.incoming[peer].durable_seq:
-                self.incoming[peer].durable_seq = seq
-                self.transport.acknowledge(peer, seq)
-        self._undurable_bytes = 0
 
-    def _durable_sequence_numbers(self) -> dict[int, int]:
-        """Return, for each in-neighbour, the last frame whose effect a checkpoint taken now includes."""
-        kept = self.participant.session.unconsumed_counts()
-        return {peer: self.incoming[peer].last_seq - kept.get(peer, 0) for peer in self.senders}
-
-    def _restore(self) -> None:
+    def _load_checkpoint(self) -> Checkpoint | None:
+        """Return the newest checkpoint, if there is one, and take up the clock and the metrics where it was saved."""
         checkpoint = self.folder.newest()
         if checkpoint is None:
-            return
+            return None
         state = checkpoint.state
-        ours = {"run": self.config.run.name, "peer": self.name, "graph": self.job.schedule.digest}
-        for key, value in ours.items():
+        for key, value in self._belongs_to().items():
             if state.get(key) != value:
                 raise StateError(
-                    f"{self.folder.directory}: the checkpoint belongs to {key} {state.get(key)!r}, this is {value!r}; "
-                    "use another state.directory or delete the old one"
+                    f"{self.folder.directory}: the checkpoint belongs to {key} {str(state.get(key))[:40]!r}, this is "
+                    f"{value[:40]!r}; use another state.directory or delete the old one"
                 )
-        self.participant.restore(state, checkpoint.arrays)
-        for peer in self.neighbors:
-            self.incoming[peer].restore({"last_seq": state["incoming"].get(str(peer), 0)})
-            kept = state["out"].get(str(peer), {"next_seq": 1, "lengths": []})
-            blob, frames, start = checkpoint.arrays[f"out/{peer}"].tobytes(), [], 0
-            for length in kept["lengths"]:
-                frames.append(blob[start : start + length])
-                start += length
-            self.out[peer].restore({"next_seq": kept["next_seq"], "frames": frames})
         self._previous_time_s = float(state.get("seconds", 0.0))
         self.metrics.drop_after(checkpoint.round - 1)
         log.info("%s goes on from round %d", self.name, checkpoint.round)
+        return checkpoint
 
     # -- what the transport calls -------------------------------------------------------------------------------------
 
@@ -484,9 +410,7 @@ class Daemon:
         self._gone.pop(peer, None)
         self._met.add(peer)
         self._last_seen[peer] = self._now()
-        self._remote_has[peer] = remote_has
-        frames = self.out[peer].unacknowledged(remote_has)
-        frames += [(0, parcel.frame) for parcel in self.participant.requests_to(peer)]
+        frames = self._frames_to_send(peer, remote_has)
         for record in self.evaluations.values():
             note = json.dumps([record.peer, record.round, record.split, record.correct, record.total])
             self.transport.bulletin(peer, "evaluation", note.encode())
@@ -497,24 +421,6 @@ class Daemon:
         """A link ended; the transport dials again by itself."""
         log.info("lost %s: %s", self.config.peers[peer].name, reason)
         self._wake.set()
-
-    def frame_received(self, peer: int, seq: int, frame: bytes) -> bool | None:
-        """A whole frame came; its credit goes back when it has been looked at."""
-        self._last_seen[peer] = self._now()
-        self._pending.append((peer, seq, frame))
-        self._wake.set()
-        return False if seq else None
-
-    def receipt(self, peer: int, upto: int) -> None:
-        """A neighbour has our frames up to `upto` for good."""
-        self._remote_durable[peer] = max(upto, self._remote_durable.get(peer, 0))
-        # After a crash a neighbour can know more of us than we do; those frames are acknowledged as they are repeated.
-        self.out[peer].acknowledge(min(upto, self.out[peer].next_seq - 1))
-        self._wake.set()
-
-    def last_received(self, peer: int) -> int:
-        """Return the last frame of a neighbour that need not be sent again."""
-        return self.incoming[peer].last_seq
 
     def bulletin_received(self, peer: int, topic: str, data: bytes) -> None:
         """A note that is passed on from peer to peer."""
@@ -545,11 +451,7 @@ class Daemon:
             self._request_stop("stopped by the operator")
             return {"stopping": True, "round": self.participant.round}
         if verb == "snapshot":
-            if self.participant.session.in_round:
-                # The next round boundary takes it.
-                self._undurable_bytes = _UNDURABLE_BYTES_MAX + 1
-            else:
-                await self._checkpoint()
+            await self._take_snapshot()
             return {"round": self.participant.round}
         raise SottoError(f"there is no control call {verb!r}; valid: status, stop, snapshot")
 
@@ -572,15 +474,13 @@ class Daemon:
             "worst": None
             if worst is None
             else {"peer": self.config.peers[worst.peer].name, "accuracy": worst.accuracy},
-            "push_weight": self.participant.algorithm.u,
-            "waiting_for": [self.config.peers[peer].name for peer in self.participant.session.waiting_for],
             "neighbors": {
                 self.config.peers[peer].name: {
                     "up": self.transport.is_up(peer),
                     "refusal": self.transport.refusals.get(peer),
                     "sends": peer in self.senders,
                     "receives": peer in self.receivers,
-                    "unacknowledged_bytes": self.out[peer].backlog_bytes,
+                    **self._link_figures(peer),
                 }
                 for peer in self.neighbors
             },
@@ -588,6 +488,7 @@ class Daemon:
             "protobuf_bytes": sum(c.protobuf_bytes_sent for c in totals),
             "socket_bytes": sum(c.socket_bytes_sent or 0 for c in totals),
             "seconds": self._now(),
+            **self._figures(),
         }
 
     # -- small things -------------------------------------------------------------------------------------------------

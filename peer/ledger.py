@@ -3,16 +3,23 @@
 Off by default (`state.ledger`), since it writes every model and every frame. For each round there is one file
 `round-<t>.npz` with `x` and `u` after the round, the frames sent in it, and whose messages of which rounds were applied
 in it. Mass in flight is what others sent and the ledger of the receiver does not list as applied yet.
+
+Asynchronous peers have no rounds; theirs is an `EventLog`, and replaying the merged logs of all of them is the proof.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
+from peer.compress.payload import FloatArray
 from peer.gossip.base import Algorithm
+from peer.gossip.pairwise import Event
 
 
 class Ledger:
@@ -43,3 +50,48 @@ class Ledger:
             lengths=np.array([len(entry[3]) for entry in entries], dtype=np.int64),
             frames=np.frombuffer(b"".join(entry[3] for entry in entries), dtype=np.uint8),
         )
+
+
+class EventLog:
+    """The serial log of one asynchronous peer.
+
+    `events.jsonl` holds one event a line, as in scenario files: ["read", i], ["mix", i, j, exchange], ["step", i, γ].
+    `gradients.bin` holds the gradient of each step, in the order of the steps: float32[n] after float32[n].
+    """
+
+    def __init__(self, directory: Path) -> None:
+        """Open, or go on writing, the two files."""
+        directory.mkdir(parents=True, exist_ok=True)
+        self._events = open(directory / "events.jsonl", "ab")  # noqa: SIM115 - open for as long as the peer runs
+        self._gradients = open(directory / "gradients.bin", "ab")  # noqa: SIM115
+
+    def write(self, events: Sequence[Event], gradient: FloatArray | None = None) -> None:
+        """Append events whose place is final, and the gradient of a step."""
+        self._events.writelines(json.dumps(event).encode() + b"\n" for event in events)
+        if gradient is not None:
+            self._gradients.write(np.ascontiguousarray(gradient).tobytes())
+
+    def position(self) -> list[int]:
+        """Return how long the files are, after everything is in them: for `go_back`."""
+        for file in (self._events, self._gradients):
+            file.flush()
+        return [self._events.tell(), self._gradients.tell()]
+
+    def go_back(self, position: Sequence[int]) -> None:
+        """Forget what was written after `position` was taken."""
+        for file, length in zip((self._events, self._gradients), position, strict=True):
+            file.flush()
+            file.truncate(length)
+            file.seek(0, os.SEEK_END)
+
+    def close(self) -> None:
+        """Close the files."""
+        self._events.close()
+        self._gradients.close()
+
+
+def read_event_log(directory: Path, num_parameters: int) -> tuple[list[Event], FloatArray]:
+    """Return what an `EventLog` wrote: the events, and the gradients float32[steps, n]."""
+    lines = (directory / "events.jsonl").read_text().splitlines()
+    gradients = np.fromfile(directory / "gradients.bin", dtype=np.float32)
+    return [tuple(json.loads(line)) for line in lines], gradients.reshape(-1, num_parameters)

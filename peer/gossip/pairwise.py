@@ -151,6 +151,11 @@ class PairNode(ABC):
         return self._initiated is None and self._responding is None
 
     @property
+    def next_exchange(self) -> int:
+        """The number of the next own request; every number below is used up."""
+        return self._next_exchange
+
+    @property
     def can_read(self) -> bool:
         """Whether `read` is allowed: not after a step while the own request is open."""
         return self._initiated is None or self._initiated.first_step is None
