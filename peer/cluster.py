@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO
 
@@ -23,7 +23,7 @@ import numpy as np
 
 from peer.compress.payload import FloatArray
 from peer.config import Config
-from peer.errors import DivergenceError, SottoError
+from peer.errors import DataError, DivergenceError, RemoteError, SecurityError, SottoError, StateError
 from peer.init import Host, write_cluster, write_resolved
 from peer.job import Job, refuse_errors, validate_config
 from peer.metrics import EvaluationRecord, LinkRecord, MetricsStore, Summary
@@ -40,6 +40,10 @@ _STOP_S = 12.0
 """After SIGTERM: how long a peer may take to finish its round before it is killed."""
 
 _POLL_S = 0.25
+
+_KINDS: Mapping[int, type[SottoError]] = {
+    kind.exit_code: kind for kind in (DataError, SecurityError, StateError, RemoteError)
+}
 
 
 def peer_environment() -> dict[str, str]:
@@ -162,9 +166,25 @@ class Cluster:
         return all(process.poll() is not None for process in self.processes)
 
     def last_words(self, index: int) -> str:
-        """Return the last line that a peer logged."""
+        """Return the last line that a peer logged, without what `sotto` puts in front of errors."""
         lines = (self.peer_files[index].parent / "log.txt").read_text(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "it logged nothing"
+        return lines[-1].removeprefix("sotto: error: ") if lines else "it logged nothing"
+
+    def failure(self) -> SottoError | None:
+        """Return what to tell of the first process that ended with an error, of the kind that its exit code names."""
+        failed = self.failed()
+        if failed is None:
+            return None
+        index, code = failed
+        words = self.last_words(index)
+        if code == DivergenceError.exit_code:
+            return DivergenceError(words)
+        if code < 0:
+            how = f"was killed by {signal.Signals(-code).name}; the last it said was"
+        else:
+            how = f"ended with code {code}"
+        text = f"{self.names[index]} {how}: {words} (see {self.peer_files[index].parent / 'log.txt'})"
+        return _KINDS.get(code, SottoError)(text)
 
     def links(self) -> list[LinkRecord]:
         """Return the totals of all links."""
@@ -294,22 +314,23 @@ def up(
 
     summary = describe_run(cluster.config, cluster.job, cluster.trainer.layout)
     summary.peer_names = cluster.names
-    ended, failure = "completed", None
+    ended: str = "completed"
+    failure: SottoError | None = None
     try:
         cluster.start()
         while not cluster.finished():
             if stop.is_set():
                 ended = "stopped"
                 break
-            failure = cluster.failed()
+            failure = cluster.failure()
             if failure is not None:
                 break
             peers = cluster.poll()
             show("starting peers" if all(peer.round == 0 for peer in peers) else "training", peers)
             stop.wait(_POLL_S)
-        failure = failure or cluster.failed()
+        failure = failure or cluster.failure()
         if failure is not None:
-            ended = f"failed: {cluster.names[failure[0]]}: {cluster.last_words(failure[0])}"
+            ended = f"{'diverged' if isinstance(failure, DivergenceError) else 'failed'}: {failure}"
     finally:
         cluster.stop()
     try:
@@ -327,9 +348,5 @@ def up(
     finally:
         cluster.close()
     if failure is not None:
-        text = f"{cluster.names[failure[0]]} ended with code {failure[1]}: {cluster.last_words(failure[0])}"
-        log_file = cluster.peer_files[failure[0]].parent / "log.txt"
-        if failure[1] == DivergenceError.exit_code:
-            raise DivergenceError(text)
-        raise SottoError(f"{text} (see {log_file})")
+        raise failure
     return summary
