@@ -1,17 +1,18 @@
 """N peers of one process on a virtual clock: the same participants as in real processes, driven by an agenda.
 
 With `late = "wait"` the trajectories are those of `sotto up`, bit for bit: what a peer computes depends on the content
-of the messages, never on when they came.
+of the messages, never on when they came. Runs without rounds are in `peer.simulate.asynchronous`.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Generic, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -20,8 +21,9 @@ from peer.config import Config
 from peer.errors import DivergenceError
 from peer.guard import reason_to_stop
 from peer.init import write_resolved
-from peer.job import Job
+from peer.job import Job, algorithm_spec
 from peer.metrics import ConsensusRecord, EvaluationRecord, LinkRecord, MetricsStore, RoundRecord, Summary
+from peer.pair_participant import PairParticipant
 from peer.participant import LocalSteps, Parcel, Participant
 from peer.report.progress import PeerProgress, Progress
 from peer.simulate.network import Agenda, LinkModel, VirtualNetwork
@@ -34,24 +36,33 @@ MODELS_EVALUATED_MAX = 64
 """With more peers than this, only so many, evenly spread, are evaluated one by one (and the averaged model)."""
 
 
+AnyParticipant = TypeVar("AnyParticipant", Participant, PairParticipant)
+
+
 @dataclass(frozen=True)
-class _StepDone:
+class StepDone:
+    """A peer's local step is over."""
+
     peer: int
 
 
 @dataclass(frozen=True)
-class _Arrival:
+class Arrival:
+    """A frame has arrived."""
+
     receiver: int
     sender: int
     frame: bytes
 
 
 @dataclass(frozen=True)
-class _Timer:
+class Timer:
+    """What a peer waited for is due."""
+
     peer: int
 
 
-_Event: TypeAlias = _StepDone | _Arrival | _Timer
+Event: TypeAlias = StepDone | Arrival | Timer
 
 
 @dataclass(frozen=True)
@@ -67,8 +78,8 @@ class Simulation:
     """Of peer 0: to evaluate or save any of the models."""
 
 
-class Simulator:
-    """One simulated run."""
+class VirtualRun(ABC, Generic[AnyParticipant]):
+    """What simulated runs with and without rounds share: peers, virtual links, evaluation, progress."""
 
     def __init__(
         self,
@@ -81,7 +92,7 @@ class Simulator:
         step_s: float = 0.0,
         slow: Mapping[int, float] | None = None,
         stacked: bool = False,
-        after_round: Callable[[Participant, RoundRecord], None] | None = None,
+        after_round: Callable[[AnyParticipant, RoundRecord], None] | None = None,
     ) -> None:
         """`step_s`: virtual seconds of a local step; `slow`: peer → how many times slower it is; `stacked`: train all
         peers as one batch (equal to one by one within float32 rounding). `after_round` is told of every completed
@@ -89,23 +100,22 @@ class Simulator:
         use_one_thread()
         self.config, self.num_peers = config, num_peers
         self.job = Job.open(config, base, num_peers)
-        self._metrics, self._after_round = metrics, after_round
+        self._metrics = metrics
+        self._after_round: Callable[[AnyParticipant, RoundRecord], None] | None = after_round
         self._network = VirtualNetwork(links or LinkModel())
         self._step_s = [step_s * (slow or {}).get(peer, 1.0) for peer in range(num_peers)]
         self.trainer = self.job.trainer(0)
-        x0 = self.trainer.initial_vector()
+        self._x0 = self.trainer.initial_vector()
         self._rows = StackedRows(self.job) if stacked else None
-        self.participants = []
+        self.participants: list[AnyParticipant] = []
         for peer in range(num_peers):
             steps: LocalSteps
             if self._rows is not None:
                 steps = self._rows.row(peer)
             else:
                 steps = self.trainer if peer == 0 else self.job.trainer(peer)
-            self.participants.append(self.job.participant(peer, steps, self.trainer.layout, x0))
-        self._agenda: Agenda[_Event] = Agenda()
-        self._ready: set[int] = set()
-        """Peers that wait for the common local step (stacked only)."""
+            self.participants.append(self._make_participant(peer, steps))
+        self._agenda: Agenda[Event] = Agenda()
         self._snapshots: dict[int, dict[int, tuple[FloatArray, float]]] = {}
         """Evaluation round → peer → (x, u), until all peers have come there."""
         self._links: dict[tuple[int, int], list[int]] = {}
@@ -115,13 +125,31 @@ class Simulator:
         self.averaged_accuracy: float | None = None
         self.last_consensus: float | None = None
 
+    @abstractmethod
+    def _make_participant(self, peer: int, steps: LocalSteps) -> AnyParticipant:
+        """Return one peer, ready to start."""
+
+    @abstractmethod
+    def _start(self) -> None:
+        """Put the first events on the agenda."""
+
+    @abstractmethod
+    def _handle(self, event: Event) -> None:
+        """Let an event happen."""
+
+    @abstractmethod
+    def _ready_for_step(self, peer: int, now: float) -> None:
+        """Let a peer begin its next round."""
+
+    def _finish(self) -> None:
+        """Do what is left when nothing happens any more."""
+
     def run(
         self, *, stop: threading.Event | None = None, on_progress: Callable[[Progress], None] | None = None
     ) -> bool:
         """Run to the last round; return whether it came there (False: `stop` was set). Raises DivergenceError."""
         started = shown = time.monotonic()
-        for peer in range(self.num_peers):
-            self._ready_for_step(peer, 0.0)
+        self._start()
         events = 0
         while self._agenda:
             self.now, event = self._agenda.pop()
@@ -133,6 +161,7 @@ class Simulator:
                 if on_progress is not None and time.monotonic() - shown > 0.25:
                     shown = time.monotonic()
                     on_progress(self.progress(shown - started))
+        self._finish()
         if on_progress is not None:
             on_progress(self.progress(time.monotonic() - started))
         return True
@@ -178,34 +207,15 @@ class Simulator:
         """Return Σ x_i / Σ u_i, float32[n]."""
         return _average([(p.algorithm.x, p.algorithm.u) for p in self.participants])
 
-    def _handle(self, event: _Event) -> None:
-        if isinstance(event, _StepDone):
-            participant = self.participants[event.peer]
-            if self._rows is None:
-                participant.step()
-            turn = participant.begin(self.now)
-        elif isinstance(event, _Arrival):
-            participant = self.participants[event.receiver]
-            turn = participant.receive(event.sender, event.frame, self.now)
-        else:
-            participant = self.participants[event.peer]
-            turn = participant.timer(self.now)
-        for parcel in turn.parcels:
-            self._deliver(participant.peer, parcel)
-        if isinstance(event, _StepDone) and participant.wake_at is not None:
-            self._agenda.add(participant.wake_at, _Timer(participant.peer))
-        if turn.finished is not None:
-            self._finish_round(participant, turn.finished)
-
     def _deliver(self, sender: int, parcel: Parcel) -> None:
         total = self._links.setdefault((sender, parcel.receiver), [0, 0, 0])
         total[0] += 1
         total[1] += parcel.payload_bytes
         total[2] += len(parcel.frame)
         arrival = self._network.arrival(sender, parcel.receiver, len(parcel.frame), self.now)
-        self._agenda.add(arrival, _Arrival(parcel.receiver, sender, parcel.frame))
+        self._agenda.add(arrival, Arrival(parcel.receiver, sender, parcel.frame))
 
-    def _finish_round(self, participant: Participant, record: RoundRecord) -> None:
+    def _finish_round(self, participant: AnyParticipant, record: RoundRecord) -> None:
         totals = self._totals[participant.peer]
         totals.add(record)
         if self._metrics is not None:
@@ -225,37 +235,6 @@ class Simulator:
                 del self._snapshots[done]
         if done < self.config.run.rounds:
             self._ready_for_step(participant.peer, self.now)
-
-    def _ready_for_step(self, peer: int, now: float) -> None:
-        now = self._keep_to_budget(self.participants[peer], now)
-        if self._rows is None:
-            self._agenda.add(now + self._step_s[peer], _StepDone(peer))
-            return
-        # The gradient depends on the model alone, so that computing all of them when the last peer is ready, and
-        # letting each begin at its own virtual time, changes nothing.
-        self._ready.add(peer)
-        self._rows.ready_at[peer] = now
-        if len(self._ready) == self.num_peers:
-            self._ready.clear()
-            algorithms = [participant.algorithm for participant in self.participants]
-            self._rows.compute(
-                [algorithm.model() for algorithm in algorithms],
-                [algorithm.u for algorithm in algorithms],
-                self.config.algorithm.push_weight_guard,
-                self.participants[0].round,
-            )
-            for other, participant in enumerate(self.participants):
-                participant.step()
-                self._agenda.add(self._rows.ready_at[other] + self._step_s[other], _StepDone(other))
-
-    def _keep_to_budget(self, participant: Participant, now: float) -> float:
-        """Return when the next round may start; tell the budget what the packets of the virtual links come to."""
-        if participant.budget is not None:
-            overhead = self._network.model.overhead_bytes
-            for receiver in self.job.schedule.all_receivers(participant.peer):
-                frames, _, frame_bytes = self._links.get((participant.peer, receiver), (0, 0, 0))
-                participant.budget.measured(receiver, frame_bytes + frames * overhead)
-        return participant.ready(now)
 
     def _is_evaluated(self, done: int) -> bool:
         every = self.config.evaluation.every_rounds
@@ -282,6 +261,69 @@ class Simulator:
         if self._metrics is not None:
             self._metrics.put(*records)
             self._metrics.flush()
+
+
+class Simulator(VirtualRun[Participant]):
+    """One simulated run that goes in rounds."""
+
+    def _make_participant(self, peer: int, steps: LocalSteps) -> Participant:
+        return self.job.participant(peer, steps, self.trainer.layout, self._x0)
+
+    def _start(self) -> None:
+        self._ready: set[int] = set()
+        """Peers that wait for the common local step (stacked only)."""
+        for peer in range(self.num_peers):
+            self._ready_for_step(peer, 0.0)
+
+    def _handle(self, event: Event) -> None:
+        if isinstance(event, StepDone):
+            participant = self.participants[event.peer]
+            if self._rows is None:
+                participant.step()
+            turn = participant.begin(self.now)
+        elif isinstance(event, Arrival):
+            participant = self.participants[event.receiver]
+            turn = participant.receive(event.sender, event.frame, self.now)
+        else:
+            participant = self.participants[event.peer]
+            turn = participant.timer(self.now)
+        for parcel in turn.parcels:
+            self._deliver(participant.peer, parcel)
+        if isinstance(event, StepDone) and participant.wake_at is not None:
+            self._agenda.add(participant.wake_at, Timer(participant.peer))
+        if turn.finished is not None:
+            self._finish_round(participant, turn.finished)
+
+    def _ready_for_step(self, peer: int, now: float) -> None:
+        now = self._keep_to_budget(self.participants[peer], now)
+        if self._rows is None:
+            self._agenda.add(now + self._step_s[peer], StepDone(peer))
+            return
+        # The gradient depends on the model alone, so that computing all of them when the last peer is ready, and
+        # letting each begin at its own virtual time, changes nothing.
+        self._ready.add(peer)
+        self._rows.ready_at[peer] = now
+        if len(self._ready) == self.num_peers:
+            self._ready.clear()
+            algorithms = [participant.algorithm for participant in self.participants]
+            self._rows.compute(
+                [algorithm.model() for algorithm in algorithms],
+                [algorithm.u for algorithm in algorithms],
+                self.config.algorithm.push_weight_guard,
+                self.participants[0].round,
+            )
+            for other, participant in enumerate(self.participants):
+                participant.step()
+                self._agenda.add(self._rows.ready_at[other] + self._step_s[other], StepDone(other))
+
+    def _keep_to_budget(self, participant: Participant, now: float) -> float:
+        """Return when the next round may start; tell the budget what the packets of the virtual links come to."""
+        if participant.budget is not None:
+            overhead = self._network.model.overhead_bytes
+            for receiver in self.job.schedule.all_receivers(participant.peer):
+                frames, _, frame_bytes = self._links.get((participant.peer, receiver), (0, 0, 0))
+                participant.budget.measured(receiver, frame_bytes + frames * overhead)
+        return participant.ready(now)
 
 
 @dataclass
@@ -320,10 +362,13 @@ def run(
     `baseline`: also train one process on all data, to compare with. Raises DivergenceError (with the summary of what
     there was already written) and whatever is wrong with the configuration.
     """
+    # Imported here: it builds on this module.
+    from peer.simulate.asynchronous import AsynchronousSimulator
+
     started = time.monotonic()
     metrics = MetricsStore(None if directory is None else directory / "metrics.sqlite")
     try:
-        simulator = Simulator(
+        simulator = (AsynchronousSimulator if algorithm_spec(config).asynchronous else Simulator)(
             config, base, num_peers=num_peers, metrics=metrics, links=links, step_s=step_s, slow=slow, stacked=stacked
         )
         summary = describe_run(config, simulator.job, simulator.trainer.layout)
