@@ -216,7 +216,7 @@ class AsynchronousDaemon(Daemon):
     def _perform(self, turn: PairTurn) -> None:
         self._open = turn.open_request
         for parcel in turn.parcels:
-            self._payload_bytes[parcel.receiver] += parcel.payload_bytes
+            self._count(parcel)
             if self.transport.is_up(parcel.receiver):
                 self.transport.send(parcel.receiver, 0, parcel.frame)
         self._wake.set()

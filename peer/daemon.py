@@ -31,11 +31,12 @@ from peer.hello import HelloInfo
 from peer.job import Job, algorithm_spec, machine_facts, refuse_errors, validate_config
 from peer.metrics import EvaluationRecord, LinkRecord, MetricsStore, RoundRecord
 from peer.pair_participant import PairParticipant
-from peer.participant import Participant
+from peer.participant import Parcel, Participant
 from peer.security import load_credentials
 from peer.service_manager import notify
 from peer.store import Checkpoint, StateFolder
 from peer.summary import evaluation_record
+from peer.traffic import Traffic
 from peer.train.threads import use_one_thread
 from peer.transport import Neighbor, Transport
 
@@ -94,7 +95,7 @@ class Daemon(ABC):
         """Newest known evaluation of every peer, by (peer, split): spread by gossip."""
         self.ended = "running"
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="worker")
-        self._payload_bytes = dict.fromkeys(self.neighbors, 0)
+        self.traffic = Traffic(self.me, self.neighbors, self.metrics.links())
         self._machine = machine_facts()
         self._wake = asyncio.Event()
         self._stop = asyncio.Event()
@@ -226,7 +227,7 @@ class Daemon(ABC):
         await self._close_round(record)
         reason = reason_to_stop(self.config.guard, record, self.participant.algorithm.x)
         if reason is not None:
-            await self._diverge(f"peer {self.name}: {reason}")
+            await self._diverge(f"{self.name}: {reason}")
             return
         every = self.config.evaluation.every_rounds
         if done == self.config.run.rounds or (every and done % every == 0):
@@ -236,14 +237,15 @@ class Daemon(ABC):
             await self._checkpoint()
         if now - self._flushed > 0.5:
             self._flushed = now
-            self.metrics.flush()
+            self._record_links()
 
     def _put_round(self, record: RoundRecord) -> None:
         """Write the row of a round, with what went over the sockets since the last one."""
         protobuf = sum(self.transport.counters(peer).protobuf_bytes_sent for peer in self.neighbors)
         since = max(0, protobuf - self._protobuf_before)
         self._last_put = replace(record, protobuf_bytes=record.protobuf_bytes + since)
-        self.metrics.put(self._last_put)
+        counters = {peer: self.transport.counters(peer) for peer in self.neighbors}
+        self.metrics.put(self._last_put, *self.traffic.close_round(record.round, counters))
         self._protobuf_before = protobuf
 
     async def _finish(self) -> None:
@@ -254,6 +256,7 @@ class Daemon(ABC):
             if self.config.guard.action == "rollback":
                 round_ = self.folder.go_back(self._diverged[0])
                 self.metrics.drop_after(round_ - 1)
+                self._diverged = (round_, f"{self._diverged[1]}; the state was put back to round {round_}")
                 log.error("state put back to round %d", round_)
             self.metrics.flush()
             return
@@ -457,7 +460,8 @@ class Daemon(ABC):
 
     def status(self) -> dict[str, Any]:
         """Return what `sotto status` shows, as JSON values."""
-        totals = [self.transport.counters(peer) for peer in self.neighbors]
+        links = self._link_totals()
+        sockets = [link.socket_bytes for link in links.values()]
         own = self.evaluations.get((self.me, "test"))
         worst = min(
             (r for (_, split), r in self.evaluations.items() if split == "test"), key=lambda r: r.accuracy, default=None
@@ -474,21 +478,34 @@ class Daemon(ABC):
             "worst": None
             if worst is None
             else {"peer": self.config.peers[worst.peer].name, "accuracy": worst.accuracy},
-            "neighbors": {
-                self.config.peers[peer].name: {
-                    "up": self.transport.is_up(peer),
-                    "refusal": self.transport.refusals.get(peer),
-                    "sends": peer in self.senders,
-                    "receives": peer in self.receivers,
-                    **self._link_figures(peer),
-                }
-                for peer in self.neighbors
-            },
-            "frame_bytes": sum(c.frame_bytes_sent for c in totals),
-            "protobuf_bytes": sum(c.protobuf_bytes_sent for c in totals),
-            "socket_bytes": sum(c.socket_bytes_sent or 0 for c in totals),
+            "neighbors": len(links),
+            "neighbors_up": sum(link.up for link in links.values()),
+            "payload_bytes": self.traffic.payload_bytes,
+            "frame_bytes": sum(link.frame_bytes for link in links.values()),
+            "protobuf_bytes": sum(link.protobuf_bytes for link in links.values()),
+            "socket_bytes": None if None in sockets else sum(size or 0 for size in sockets),
+            "links": {self.config.peers[peer].name: self._link_status(peer, link) for peer, link in links.items()},
             "seconds": self._now(),
             **self._figures(),
+        }
+
+    def _link_status(self, peer: int, link: LinkRecord) -> dict[str, Any]:
+        """Return what `sotto status --json` says of the link to one neighbour; bytes are what was sent over it."""
+        return {
+            "up": link.up,
+            "problem": self.transport.refusals.get(peer) or self.transport.problems.get(peer),
+            "sends": peer in self.senders,
+            "receives": peer in self.receivers,
+            **self.traffic.described(peer),
+            "frames": link.frames,
+            "payload_bytes": link.payload_bytes,
+            "frame_bytes": link.frame_bytes,
+            "protobuf_bytes": link.protobuf_bytes,
+            "socket_bytes": link.socket_bytes,
+            "packet_bytes": link.packet_bytes,
+            "reconnects": link.reconnects,
+            "resent_frames": link.resent_frames,
+            **self._link_figures(peer),
         }
 
     # -- small things -------------------------------------------------------------------------------------------------
@@ -559,24 +576,27 @@ class Daemon(ABC):
                 self._request_stop("the process that started this peer is gone")
                 return
 
+    def _count(self, parcel: Parcel) -> None:
+        """Take note of a frame for a neighbour."""
+        self.traffic.handed_over(
+            parcel.receiver,
+            frame_bytes=len(parcel.frame),
+            payload_bytes=parcel.payload_bytes,
+            values=parcel.values,
+            entropy_bits=parcel.entropy_bits,
+        )
+
+    def _link_totals(self) -> dict[int, LinkRecord]:
+        """Return what went over the link to each neighbour since the run began."""
+        transport = self.transport
+        return {
+            peer: self.traffic.total(peer, transport.counters(peer), up=transport.is_up(peer))
+            for peer in self.neighbors
+        }
+
     def _record_links(self) -> None:
-        for peer in self.neighbors:
-            counters = self.transport.counters(peer)
-            self.metrics.put(
-                LinkRecord(
-                    peer=self.me,
-                    neighbor=peer,
-                    frames=counters.frames_sent,
-                    payload_bytes=self._payload_bytes[peer],
-                    frame_bytes=counters.frame_bytes_sent,
-                    protobuf_bytes=counters.protobuf_bytes_sent,
-                    socket_bytes=counters.socket_bytes_sent,
-                    packet_bytes=counters.packet_bytes_sent,
-                    reconnects=counters.reconnects,
-                    resent_frames=counters.frames_resent,
-                    up=self.transport.is_up(peer),
-                )
-            )
+        """Write the totals of the links, and make everything written visible to readers."""
+        self.metrics.put(*self._link_totals().values())
         self.metrics.flush()
 
 

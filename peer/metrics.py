@@ -104,6 +104,28 @@ class LinkRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LinkRoundRecord:
+    """What one directed link carried in one round, as its sender counted it.
+
+    Frames are counted in the round that they belong to, protobuf and socket bytes when they leave: those of a frame
+    that waits in a socket go to a later round.
+    """
+
+    peer: int
+    neighbor: int
+    round: int
+    values: int = 0
+    """Parameters described by the messages."""
+    payload_bytes: int = 0
+    entropy_bits: float = 0.0
+    """Lower bound of the payload, in bits; 0 in the rounds in which it was not taken."""
+    frame_bytes: int = 0
+    protobuf_bytes: int = 0
+    socket_bytes: int | None = None
+    """TCP payload as the kernel counted it; None where it cannot be asked."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ConsensusRecord:
     """Figures over all models of a run after one round."""
 
@@ -185,6 +207,7 @@ _TABLES: dict[str, tuple[type, tuple[str, ...]]] = {
     "rounds": (RoundRecord, ("peer", "round")),
     "evaluations": (EvaluationRecord, ("peer", "round", "split")),
     "links": (LinkRecord, ("peer", "neighbor")),
+    "link_rounds": (LinkRoundRecord, ("peer", "neighbor", "round")),
     "consensus": (ConsensusRecord, ("round",)),
 }
 
@@ -208,7 +231,7 @@ class MetricsStore:
             beside.rename(path)
         self._connection = _create(path)
 
-    def put(self, *records: RoundRecord | EvaluationRecord | LinkRecord | ConsensusRecord) -> None:
+    def put(self, *records: RoundRecord | EvaluationRecord | LinkRecord | LinkRoundRecord | ConsensusRecord) -> None:
         """Insert or replace rows."""
         for record in records:
             table = next(name for name, (kind, _) in _TABLES.items() if kind is type(record))
@@ -223,7 +246,7 @@ class MetricsStore:
 
     def drop_after(self, round_: int) -> None:
         """Delete the rows of rounds above `round_` (after going back to a checkpoint)."""
-        for table in ("rounds", "evaluations", "consensus"):
+        for table in ("rounds", "evaluations", "link_rounds", "consensus"):
             self._connection.execute(f"DELETE FROM {table} WHERE round > ?", (round_,))
         self.flush()
 
@@ -236,6 +259,11 @@ class MetricsStore:
 
     def links(self) -> list[LinkRecord]:
         return self._read(LinkRecord, "links", "ORDER BY peer, neighbor", ())
+
+    def link_rounds(self, *, after: int = -1) -> list[LinkRoundRecord]:
+        """Return what each link carried in the rounds above `after`, by round and link."""
+        rest = "WHERE round > ? ORDER BY round, peer, neighbor"
+        return self._read(LinkRoundRecord, "link_rounds", rest, (after,))
 
     def consensus(self) -> list[ConsensusRecord]:
         return self._read(ConsensusRecord, "consensus", "ORDER BY round", ())

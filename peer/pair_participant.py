@@ -251,14 +251,17 @@ class PairParticipant:
         account.messages += 1
         account.payload_bytes += payload_bytes
         account.frame_bytes += len(frame)
+        values, entropy_bits = 0, 0.0
         if message.layer_ids is not None:
-            account.values += sum(self.layout.sizes[layer] for layer in message.layer_ids)
+            values = sum(self.layout.sizes[layer] for layer in message.layer_ids)
         elif message.layers:
-            account.values += self.layout.size
+            values = self.layout.size
         # What is sent after the last step is counted with it.
         if message.layers and min(self.round, self._last_round) % ENTROPY_EVERY == 0:
-            account.entropy_bits += wire.entropy_bound_bits(message)
-        return Parcel(receiver, frame, payload_bytes, sequenced=False)
+            entropy_bits = wire.entropy_bound_bits(message)
+        account.values += values
+        account.entropy_bits += entropy_bits
+        return Parcel(receiver, frame, payload_bytes, sequenced=False, values=values, entropy_bits=entropy_bits)
 
     def _accounted(self, record: RoundRecord) -> RoundRecord:
         """Return the record with the running figures added, which begin anew."""

@@ -63,6 +63,10 @@ class Parcel:
     payload_bytes: int
     sequenced: bool
     """Round messages are numbered and kept until acknowledged; requests and repairs are asked for again instead."""
+    values: int = 0
+    """Parameters that the message describes."""
+    entropy_bits: float = 0.0
+    """Lower bound of the payload, in the rounds in which it is taken."""
 
 
 @dataclass(kw_only=True)
@@ -236,12 +240,13 @@ class Participant:
         self._account.messages += 1
         self._account.payload_bytes += payload_bytes
         self._account.frame_bytes += len(frame)
-        self._account.values += self.layout.size if message.layer_ids is None else _num_values(message, self.layout)
+        values = self.layout.size if message.layer_ids is None else _num_values(message, self.layout)
+        self._account.values += values
         if self._observe is not None and message.kind is MessageKind.GOSSIP:
             self._observe("sent", message.round, receiver, frame)
-        if message.round % ENTROPY_EVERY == 0:
-            self._account.entropy_bits += entropy_bits
-        return Parcel(receiver, frame, payload_bytes, message.kind in (MessageKind.GOSSIP, MessageKind.NOTHING))
+        self._account.entropy_bits += entropy_bits
+        sequenced = message.kind in (MessageKind.GOSSIP, MessageKind.NOTHING)
+        return Parcel(receiver, frame, payload_bytes, sequenced, values, entropy_bits)
 
     def _finish(self, outcome: Outcome, now: float) -> RoundRecord:
         assert outcome.finished is not None

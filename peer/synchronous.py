@@ -21,7 +21,7 @@ from peer.compress.payload import FloatArray
 from peer.config import Config
 from peer.daemon import Daemon
 from peer.decisions import DecisionLog
-from peer.errors import PeerUnreachable, RemoteProtocolError
+from peer.errors import PeerUnreachable, RemoteProtocolError, StateError
 from peer.ledger import Ledger
 from peer.link import InLink, OutLink
 from peer.metrics import RoundRecord
@@ -66,7 +66,10 @@ class SynchronousDaemon(Daemon):
         self._said_that_it_slows_down = False
         if self.participant.budget is not None:
             self._decisions = DecisionLog(self.folder.directory / "decisions.txt")
-            self.participant.budget.replay(self._decisions.read())
+            try:
+                self.participant.budget.replay(self._decisions.read())
+            except ValueError as error:
+                raise StateError(f"{self.folder.directory}: decisions.txt does not fit this run: {error}") from None
         self._restore()
 
     def close(self) -> None:
@@ -133,7 +136,7 @@ class SynchronousDaemon(Daemon):
 
     def _send(self, parcel: Parcel) -> None:
         peer = parcel.receiver
-        self._payload_bytes[peer] += parcel.payload_bytes
+        self._count(parcel)
         if not parcel.sequenced:
             if self.transport.is_up(peer):
                 self.transport.send(peer, 0, parcel.frame)
@@ -229,7 +232,9 @@ class SynchronousDaemon(Daemon):
         if not self._stop.is_set():
             return False
         waiting = self.participant.session.waiting_for
-        return self._now() > self._stop_at + _STOP_GRACE_S or all(peer in self._gone for peer in waiting)
+        # Of one that was never met nothing can be expected in time either.
+        away = all(peer in self._gone or peer not in self._met for peer in waiting)
+        return away or self._now() > self._stop_at + _STOP_GRACE_S
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
