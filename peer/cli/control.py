@@ -107,7 +107,7 @@ def _call(config_file: Path | None, directory: Path | None, everybody: bool, ver
         try:
             answer |= control.call(config, base, index, verb)
         except RemoteError as error:
-            answer |= {"state": "unreachable", "error": str(error), "exit_code": error.exit_code}
+            answer |= {"state": "unreachable", "error": error.problem, "exit_code": error.exit_code}
         answers.append(answer)
     return answers
 
