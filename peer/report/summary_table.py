@@ -18,11 +18,8 @@ MAX_PEERS = 16
 
 def summary_table(summary: Summary) -> RenderableType:
     """Return accuracy and traffic of a run side by side."""
-    title = Text.assemble(
-        (summary.name, "bold"),
-        f"  {summary.algorithm}, {summary.compressor}, {summary.graph}, {summary.num_peers} peers, ",
-        f"{count(summary.rounds)} rounds, seed {summary.seed}",
-    )
+    title = Text.assemble((summary.name, "bold"), f"  {summary.num_peers} peers, {count(summary.rounds)} rounds")
+    title.append(f", seed {summary.seed}\n{summary.algorithm}, {summary.compressor}, {summary.graph}")
     parts: list[RenderableType] = [Text(), title]
     if summary.ended != "completed":
         parts.append(Text(f"ended early: {summary.ended}", style="bold red"))
@@ -80,11 +77,18 @@ def _traffic(summary: Summary) -> Table:
             table.add_row(name, size(num_bytes), times(reduction(summary, num_bytes)), style=style)
     table.add_section()
     table.add_row("bits a parameter", significant(summary.bits_per_parameter), "")
-    if summary.entropy_bits_per_parameter is not None:
-        table.add_row("entropy bound", significant(summary.entropy_bits_per_parameter), "")
+    bound = summary.entropy_bits_per_parameter
+    # Of plain floats only the width of the type is known, which is no bound for the coder.
+    if bound is not None and bound <= summary.bits_per_parameter:
+        table.add_row("entropy bound", significant(bound), "")
     table.add_row("parameters", count(summary.parameters), "")
     if summary.consensus_distance is not None:
         table.add_row("consensus distance", significant(summary.consensus_distance), "")
+    if summary.exchanges:
+        table.add_row("exchanges of pairs", count(summary.exchanges), "")
+    if summary.staleness is not None:
+        most = MISSING if summary.most_staleness is None else count(int(summary.most_staleness))
+        table.add_row("staleness, mean", significant(summary.staleness), f"most {most}")
     if summary.repairs:
         table.add_row("repairs", count(summary.repairs), "")
     if summary.reconnects:
