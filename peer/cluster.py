@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -80,8 +80,21 @@ def free_ports(count: int) -> list[int]:
 class Cluster:
     """The peer processes of one run."""
 
-    def __init__(self, config: Config, base: Path, *, num_peers: int, directory: Path) -> None:
-        """Check the configuration and write everything the peers need below `directory`. Raises SottoError."""
+    def __init__(
+        self,
+        config: Config,
+        base: Path,
+        *,
+        num_peers: int,
+        directory: Path,
+        hosts: Sequence[Host] | None = None,
+        launcher: Callable[[int], Sequence[str]] = lambda index: (),
+    ) -> None:
+        """Check the configuration and write everything the peers need below `directory`. Raises SottoError.
+
+        `hosts` says where the peers listen, by default on free ports of the loopback interface; `launcher(index)` is
+        put before the command of a peer, to start it in a network of its own.
+        """
         use_one_thread()
         self.directory, self.num_peers = directory, num_peers
         refuse_errors(validate_config(config, base, num_peers))
@@ -92,7 +105,8 @@ class Cluster:
         self.config = config.model_copy(
             update={"evaluation": config.evaluation.model_copy(update={"keep_models": keep})}
         )
-        hosts = [Host("127.0.0.1", port) for port in free_ports(num_peers)]
+        self._launcher = launcher
+        hosts = hosts or [Host("127.0.0.1", port) for port in free_ports(num_peers)]
         self.peer_files = write_cluster(directory / "peers", self.config, hosts, base=base)
         write_resolved(self.config, directory / "config.toml")
         self.state_folders = [file.parent / config.state.directory for file in self.peer_files]
@@ -118,7 +132,7 @@ class Cluster:
         file = self.peer_files[index]
         log = open(file.parent / "log.txt", "ab")  # noqa: SIM115 - the process writes to it as long as it lives
         process = subprocess.Popen(
-            [sys.executable, "-m", "peer", "run", "--config", str(file)],
+            [*self._launcher(index), sys.executable, "-m", "peer", "run", "--config", str(file)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
