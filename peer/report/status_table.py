@@ -15,18 +15,21 @@ from peer.report.numbers import MISSING, percent, significant, size
 
 def status_table(answers: Sequence[Mapping[str, Any]]) -> RenderableType:
     """Return one row for each peer; what a peer did not say is left open, and why one was silent stands below."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, header_style="dim")
     table.add_column("peer", no_wrap=True)
-    for heading in ("round", "loss", "accuracy", "payload", "socket", "neighbours"):
+    # Only peers of an asynchronous run have a staleness. Eighty columns have no room for both.
+    asynchronous = any("staleness" in answer for answer in answers)
+    varying = ["staleness"] if asynchronous else ["payload"]
+    for heading in ["round", "loss", "accuracy", *varying, "socket", "links"]:
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("state", no_wrap=True)
     for answer in answers:
-        table.add_row(*_cells(answer))
+        table.add_row(*_cells(answer, asynchronous))
     errors = [Text(f"{_name(answer)}: {answer['error']}", style="red") for answer in answers if "error" in answer]
     return Group(table, *errors)
 
 
-def _cells(answer: Mapping[str, Any]) -> list[RenderableType]:
+def _cells(answer: Mapping[str, Any], asynchronous: bool) -> list[RenderableType]:
     round_, rounds = answer.get("round"), answer.get("rounds")
     neighbors, neighbors_up = answer.get("neighbors"), answer.get("neighbors_up")
     return [
@@ -34,7 +37,7 @@ def _cells(answer: Mapping[str, Any]) -> list[RenderableType]:
         MISSING if round_ is None else f"{round_}" + (f"/{rounds}" if rounds is not None else ""),
         significant(answer.get("loss")),
         percent(answer.get("accuracy")),
-        size(answer.get("payload_bytes")),
+        significant(answer.get("staleness")) if asynchronous else size(answer.get("payload_bytes")),
         size(answer.get("socket_bytes")),
         MISSING if neighbors is None else f"{neighbors_up}/{neighbors}",
         Text(str(answer.get("state", MISSING))),

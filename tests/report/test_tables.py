@@ -76,3 +76,17 @@ def test_status_shows_what_each_peer_said() -> None:
     text = shown(status_table(answers))
     for figure in ("kitchen", "7/10", "0.500", "90.0 %", "1.23 kB", "1/2", "training", "garage", "cannot be reached"):
         assert figure in text
+
+
+def test_only_asynchronous_runs_have_a_staleness() -> None:
+    summary = sample_summary(["a"], 10)
+    assert "staleness" not in shown(summary_table(summary))
+    summary.exchanges, summary.staleness, summary.most_staleness = 3200, 1.98, 9.0
+    text = shown(summary_table(summary))
+    assert "3,200" in text
+    assert "1.98" in text
+    assert "most 9" in text
+    answers = [{"name": "a", "exchanges": 417, "staleness": 1.98}, {"name": "b", "state": "unreachable"}]
+    text = shown(status_table(answers))
+    assert "1.98" in text
+    assert "staleness" not in shown(status_table([{"name": "a", "round": 3}]))
