@@ -130,6 +130,11 @@ def health_charts(data: RunData) -> list[Chart]:
         lines += _mean_and_worst(data, reading, rounds)
         charts.append(line_chart(title, lines, rounds.axis, Axis(label=title, write=short, log=log)))
     charts.append(_bits_chart(data, rounds))
+    if any(record.staleness is not None for record in data.rounds):
+        # Only the peers of asynchronous runs have one.
+        lines = _peer_lines(data, _staleness, rounds, legend="each peer") + _mean_and_worst(data, _staleness, rounds)
+        axis = Axis(label="exchanges between read and step", write=short, low=0.0)
+        charts.append(line_chart("Staleness", lines, rounds.axis, axis))
     return charts
 
 
@@ -151,6 +156,10 @@ def _bits_chart(data: RunData, rounds: Against) -> Chart:
 
 def _loss(record: RoundRecord) -> float | None:
     return record.loss
+
+
+def _staleness(record: RoundRecord) -> float | None:
+    return record.staleness
 
 
 def _bits(record: RoundRecord) -> float | None:
