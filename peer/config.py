@@ -312,15 +312,21 @@ class Config(Section):
         return len(self.peers)
 
     def job_digest(self) -> str:
-        """Return a hex SHA-256 over the sections that all peers of a run must share (compared in the hello)."""
-        shared = ("run", "graph", "algorithm", "compressor", "training", "data", "rounds", "evaluation")
-        job = {name: getattr(self, name).model_dump(mode="json") for name in shared}
+        """Return hex digests, joined by dots, of what all peers of a run must share, in the order of JOB_PARTS.
+
+        The hello compares them, and can name the part that differs.
+        """
+        job: dict[str, Any] = {name: getattr(self, name).model_dump(mode="json") for name in JOB_PARTS[:-1]}
         # Where files lie is each device's own business.
         job["data"].pop("directory")
         job["graph"].pop("file")
         job["peers"] = [peer.name for peer in self.peers]
-        return hashlib.sha256(json.dumps(job, sort_keys=True).encode()).hexdigest()
+        texts = (json.dumps(job[name], sort_keys=True) for name in JOB_PARTS)
+        return ".".join(hashlib.sha256(text.encode()).hexdigest()[:16] for text in texts)
 
+
+JOB_PARTS = ("run", "graph", "algorithm", "compressor", "training", "data", "rounds", "evaluation", "peers")
+"""The sections that describe the job, and the names of the peers."""
 
 SECTIONS: Mapping[str, type[Section]] = {
     "run": RunOptions,

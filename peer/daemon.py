@@ -24,7 +24,7 @@ import numpy as np
 
 from peer import __version__, wire
 from peer.compress.payload import FloatArray
-from peer.config import Config
+from peer.config import JOB_PARTS, Config
 from peer.errors import DivergenceError, HandshakeRefused, SottoError, StateError
 from peer.guard import reason_to_stop
 from peer.hello import HelloInfo
@@ -210,7 +210,9 @@ class Daemon(ABC):
                     helper.cancel()
         except BaseExceptionGroup as group:
             # One error is enough to end with, and says more than a group of one.
-            raise group.exceptions[0] from None
+            error = group.exceptions[0]
+            self._stop_reason = f"it ends with an error: {error}"
+            raise error from None
         finally:
             notify("STOPPING=1")
             await self.transport.close(self._stop_reason or self.ended)
@@ -241,10 +243,10 @@ class Daemon(ABC):
 
     def _put_round(self, record: RoundRecord) -> None:
         """Write the row of a round, with what went over the sockets since the last one."""
-        protobuf = sum(self.transport.counters(peer).protobuf_bytes_sent for peer in self.neighbors)
+        counters = {peer: self.transport.counters(peer) for peer in self.neighbors}
+        protobuf = sum(each.protobuf_bytes_sent for each in counters.values())
         since = max(0, protobuf - self._protobuf_before)
         self._last_put = replace(record, protobuf_bytes=record.protobuf_bytes + since)
-        counters = {peer: self.transport.counters(peer) for peer in self.neighbors}
         self.metrics.put(self._last_put, *self.traffic.close_round(record.round, counters))
         self._protobuf_before = protobuf
 
@@ -527,6 +529,7 @@ class Daemon(ABC):
             run=config.run.name,
             algorithm=config.algorithm.name,
             job_digest=config.job_digest(),
+            job_parts=JOB_PARTS,
             model_digest=self.trainer.start_digest(),
             graph_digest=self.job.schedule.digest,
             num_peers=self.job.num_peers,

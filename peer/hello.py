@@ -26,15 +26,17 @@ class HelloInfo:
     run: str
     algorithm: str
     job_digest: str
-    """Hex SHA-256 of the configuration that all peers share."""
+    """Digests of the parts of the configuration that all peers share, joined by dots."""
     model_digest: str
-    """Digest of the layout of the parameters."""
+    """Digest of the parameters that the run starts from."""
     graph_digest: str
     """Digest of the graph schedule."""
     num_peers: int
     name: str
     """Name of this peer in the list of peers."""
     software: str = "sottovoce"
+    job_parts: tuple[str, ...] = ()
+    """Not told to anyone: the names of those parts."""
     max_frame_bytes: int | None = None
     """Not told to anyone: the largest frame that can occur in this run, where that is known beforehand."""
 
@@ -94,16 +96,23 @@ def check_job(ours: HelloInfo, theirs: pb.Hello) -> int:
             "every peer needs the same [algorithm]"
         )
     for what, section, their_digest, our_digest in (
-        ("layout of the model", "[training]", theirs.model_digest, ours.model_digest),
+        ("job", _differing_parts(ours, theirs.job_digest), theirs.job_digest, ours.job_digest),
+        # The same words of the configuration can still mean other code or other files.
+        ("model", "the code of the task and the file of training.warm_start", theirs.model_digest, ours.model_digest),
         ("graph", "[graph] and its file", theirs.graph_digest, ours.graph_digest),
-        ("job", "sections outside [peer], [security], [state] and [transport]", theirs.job_digest, ours.job_digest),
     ):
         if their_digest != our_digest:
-            raise HandshakeRefused(
-                f"the {what} of {name} has the digest {quote(their_digest[:12])}, ours {quote(our_digest[:12])}; "
-                f"compare {section} of the two configurations"
-            )
+            raise HandshakeRefused(f"the {what} of {name} is not ours; compare {section} of the two")
     return min(theirs.protocol_max, PROTOCOL_MAX)
+
+
+def _differing_parts(ours: HelloInfo, their_digest: str) -> str:
+    """Return the sections in which two jobs differ, as a user reads them."""
+    our_parts, their_parts = ours.job_digest.split("."), their_digest.split(".")
+    if len(our_parts) != len(ours.job_parts) or len(their_parts) != len(our_parts):
+        return "sections outside [peer], [security], [state] and [transport]"
+    pairs = zip(ours.job_parts, our_parts, their_parts, strict=True)
+    return " and ".join(f"[{name}]" for name, mine, yours in pairs if mine != yours)
 
 
 def read_terms(theirs: pb.Hello, protocol: int) -> Terms:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime
+import math
 import shutil
 import socket
 from collections.abc import Callable, Iterator
@@ -157,13 +158,21 @@ def no_authority(folders: Folders) -> None:
 
 
 def warm_start_of_another_shape(folders: Folders) -> None:
-    sizes = {"linear1.weight": (5, 64), "linear1.bias": (5,), "linear2.weight": (10, 5), "linear2.bias": (10,)}
-    save_file({name: torch.zeros(size) for name, size in sizes.items()}, folders[0] / "start.safetensors")
+    write_warm_start(folders[0], 0.0, hidden=5)
 
 
 def warm_start_that_is_not_finite(folders: Folders) -> None:
-    sizes = {"linear1.weight": (4, 64), "linear1.bias": (4,), "linear2.weight": (10, 4), "linear2.bias": (10,)}
-    save_file({name: torch.full(size, torch.nan) for name, size in sizes.items()}, folders[0] / "start.safetensors")
+    write_warm_start(folders[0], math.nan)
+
+
+def write_warm_start(folder: Path, value: float, *, hidden: int = 4) -> None:
+    sizes = {
+        "linear1.weight": (hidden, 64),
+        "linear1.bias": (hidden,),
+        "linear2.weight": (10, hidden),
+        "linear2.bias": (10,),
+    }
+    save_file({name: torch.full(size, value) for name, size in sizes.items()}, folder / "start.safetensors")
 
 
 def state_is_a_file(folders: Folders) -> None:
@@ -308,12 +317,19 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ("settings", "says"),
     [
         pytest.param(("run.name=other",), ("run 'other'", "'digits'"), id="run"),
-        pytest.param(("run.seed=1",), ("digest",), id="seed"),
-        pytest.param(("training.learning_rate=0.2",), ("job", "digest", "compare"), id="learning-rate"),
+        pytest.param(("run.seed=1",), ("the job of 'peer-0' is not ours", "compare [run] of"), id="seed"),
+        pytest.param(("training.learning_rate=0.2",), ("job", "compare [training] of"), id="learning-rate"),
         pytest.param(("algorithm.name=sgp",), ("'sgp'", "'quant-sgp'", "[algorithm]"), id="algorithm"),
-        pytest.param(("graph.kind=complete",), ("graph", "digest", "[graph]"), id="graph"),
-        pytest.param(("training.task_options={hidden=5}",), ("model", "digest", "[training]"), id="model"),
-        pytest.param(("compressor.fraction=0.5",), ("job", "digest", "compare"), id="compressor"),
+        pytest.param(("graph.kind=complete",), ("job", "[graph]"), id="graph"),
+        pytest.param(("training.task_options={hidden=5}",), ("job", "[training]"), id="model"),
+        pytest.param(
+            ("training.warm_start=start.safetensors",),
+            ("model", "not ours", "training.warm_start"),
+            id="warm-start",
+        ),
+        pytest.param(
+            ("compressor.fraction=0.5", "data.skew=0.1"), ("job", "compare [compressor] and [data] of"), id="two-parts"
+        ),
     ],
 )
 @pytest.mark.usefixtures("impatient")
@@ -322,10 +338,17 @@ def test_a_peer_that_no_neighbour_lets_in_ends_and_says_why(
 ) -> None:
     """Peer 1 waits for peer 0 alone (a directed ring), and peer 0 trains something else."""
 
+    mine: tuple[str, ...] = ()
+    if "training.warm_start=start.safetensors" in settings:
+        # The same words in both configurations, another file behind them.
+        mine = settings
+        for value, folder in enumerate(kits[:2]):
+            write_warm_start(folder, float(value))
+
     async def story() -> str:
         other = asyncio.create_task(run_peer(kits[0], *settings))
         with pytest.raises(HandshakeRefused) as refusal:
-            await asyncio.wait_for(run_peer(kits[1]), 30)
+            await asyncio.wait_for(run_peer(kits[1], *mine), 30)
         other.cancel()
         await asyncio.gather(other, return_exceptions=True)
         return str(refusal.value)

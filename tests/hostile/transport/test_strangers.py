@@ -65,9 +65,9 @@ def test_the_first_envelope_must_be_a_hello_and_nothing_else(first: pb.Envelope 
 HELLOS: list[tuple[dict[str, Any], str]] = [
     ({"run": "another"}, "'ben' is in run 'another', we are in 'tests'"),
     ({"algorithm": "moniqua"}, "trains with algorithm 'moniqua', we train with 'sgp'"),
-    ({"model_digest": "f" * 64}, "the layout of the model of 'ben' has the digest 'ffffffffffff'"),
-    ({"graph_digest": "f" * 64}, "the graph of 'ben' has the digest 'ffffffffffff', ours '333333333333'"),
-    ({"job_digest": "f" * 64}, "the job of 'ben' has the digest 'ffffffffffff', ours '111111111111'"),
+    ({"model_digest": "f" * 64}, "the model of 'ben' is not ours; compare the code of the task"),
+    ({"graph_digest": "f" * 64}, "the graph of 'ben' is not ours; compare [graph]"),
+    ({"job_digest": "f" * 64}, "the job of 'ben' is not ours; compare sections outside [peer]"),
     ({"num_peers": 5}, "'ben' has 5 peers in its list, we have 4"),
     ({"protocol_min": 2, "protocol_max": 3}, "'ben' speaks versions 2 to 3 of the protocol"),
     ({"protocol_min": 0, "protocol_max": 0}, "speaks version 0 of the protocol"),
