@@ -4,9 +4,10 @@ What is turned down is the compressor's own setting, the fraction that top_k and
 modulo; the algorithm is none the wiser, because every payload says how it was made and its error feedback keeps the
 rest. Two things work together:
 
-- A token bucket for each link. It fills at the budget, holds `BURST_S` seconds of it, and a round may begin while no
-  bucket is in debt. A message may be larger than what is left, and the debt is waited for afterwards. So in any T
-  seconds a link carries at most budget · (T + BURST_S) bytes and one message more, whatever the second part does.
+- A token bucket for each link. It is empty at first, fills at nearly the budget, holds `BURST_S` seconds of it, and a
+  round may begin while no bucket is in debt. A message may be larger than what is left, and the debt is waited for
+  afterwards. So in any T seconds a link carries at most budget · (T + BURST_S) bytes and one message more, and from the
+  beginning on budget · T and one message, whatever the second part does.
 - A decision in every `EVERY`-th round, meant to make that wait unnecessary: of the variants of the compressor the
   largest whose messages, judging by those of the last rounds, fit into budget × (seconds of a round without the wait).
 
@@ -35,9 +36,15 @@ BURST_S = 1.0
 EVERY = 4
 """Rounds from one decision to the next: a decision is kept on disk before anything is sent by it."""
 
+FILLING = 0.97
+"""The part of the budget that the bucket fills at; the headers of the link layer, which nobody counts here, have the
+rest (14 bytes a packet on Ethernet: 1 % of full packets)."""
+
 HEADROOM = 0.95
-"""Messages are chosen to use this part of the budget; what comes beside them (acknowledgements, heartbeats, headers of
-the link layer) and what a round varies by has the rest."""
+"""Messages are chosen to use this part of the budget, so that rounds that vary need not wait."""
+
+REFILL_S = 4.0
+"""A bucket that is less than half full is to be so again after about this long."""
 
 LEAST_FRACTION = 0.125
 """The smallest variant keeps this part of what the configuration asks for: the averaging rate has to suit all
@@ -73,7 +80,7 @@ def nominal_bits(compressor: BoundedCompressor, layout: Layout, whole_below: int
 class _Link:
     """What one link has sent, and what it may still send."""
 
-    level: float
+    level: float = 0.0
     """Bytes in the bucket; below 0: to be waited for."""
     handed_over: int = 0
     """Bytes given to the link in frames."""
@@ -98,7 +105,7 @@ class BandwidthBudget:
         self._sizes = np.full(len(costs), np.nan)
         """Logarithm of the bytes that a round of each variant took, NaN where it has not been tried."""
         self._capacity = bytes_per_s * BURST_S
-        self._links = {link: _Link(self._capacity) for link in sorted(links)}
+        self._links = {link: _Link() for link in sorted(links)}
         self._filled_at: float | None = None
         self._begun_at: float | None = None
         self._busy_s, self._rounds = 0.0, 0
@@ -127,7 +134,7 @@ class BandwidthBudget:
             for link in self._links.values():
                 link.since_decision = 0
         debt = max((-link.level for link in self._links.values()), default=0.0)
-        self._begun_at = now + max(0.0, debt) / self.bytes_per_s
+        self._begun_at = now + max(0.0, debt) / (FILLING * self.bytes_per_s)
         return self._begun_at
 
     def sent(self, link: int, num_bytes: int) -> None:
@@ -182,7 +189,7 @@ class BandwidthBudget:
 
     def _fill(self, now: float) -> None:
         if self._filled_at is not None:
-            gained = max(0.0, now - self._filled_at) * self.bytes_per_s
+            gained = max(0.0, now - self._filled_at) * FILLING * self.bytes_per_s
             for link in self._links.values():
                 link.level = min(self._capacity, link.level + gained)
         self._filled_at = now
@@ -198,10 +205,9 @@ class BandwidthBudget:
             return self.variant
         seconds = self._busy_s / self._rounds
         self._round_s = seconds if self._round_s is None else 0.5 * (self._round_s + seconds)
-        allowed = HEADROOM * self.bytes_per_s * self._round_s
-        # A bucket that runs low is filled up again over the next few rounds.
         lowest = min(link.level for link in self._links.values())
-        allowed += min(0.0, lowest - 0.5 * self._capacity) / (2 * EVERY)
+        missing = max(0.0, 0.5 * self._capacity - lowest)
+        allowed = (HEADROOM * self.bytes_per_s - missing / REFILL_S) * self._round_s
         used = max(link.since_decision for link in self._links.values()) / self._rounds
         if used > 0.0:
             self._learn(float(np.log(used)))
