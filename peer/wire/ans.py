@@ -30,6 +30,7 @@ MAX_TOKENS = 256
 MAX_LANES_LOG2 = 7
 SCALE = 14
 LOWEST_STATE = 1 << 16
+_MANY_LANES_LOG2 = 5
 _FIRST_Q = 60
 _LAST_Q = 63
 _WEIGHTS = np.array([(4 + q % 4) << q // 4 for q in range(_LAST_Q + 1)], np.int64)
@@ -125,16 +126,21 @@ def lanes_for(num_bits: float) -> int:
     return min(max(int(num_bits / 8192), 1).bit_length() - 1, MAX_LANES_LOG2)
 
 
-def encode(tokens: ByteArray, table: Table, lanes_log2: int) -> tuple[StateArray, WordArray]:
-    """Return the states to start decoding from and the words, of `tokens: uint8[n]`. The table has two or more."""
+def encode(tokens: ByteArray, table: Table, lanes_log2: int, num_bits: float) -> tuple[StateArray, WordArray]:
+    """Return the states to start decoding from and the words, of `tokens: uint8[n]`.
+
+    The table has two tokens or more; under it they take `num_bits`.
+    """
     if native.lib is not None:
-        return _encode_native(tokens, table, lanes_log2)
+        return _encode_native(tokens, table, lanes_log2, num_bits)
+    if lanes_log2 < _MANY_LANES_LOG2:
+        return _encode_few_lanes(tokens, table, 1 << lanes_log2)
     lanes = 1 << lanes_log2
     scale = np.uint64(SCALE)
     frequency = table.frequencies.astype(np.uint64)
     first = table.bounds[:-1].astype(np.uint64)
-    # The first word of a renormalization leaves the state below 2^32 · frequency / 2^14.
-    limit = frequency << (np.uint64(32) - scale)
+    # From here on a state would not fit 32 bits after the token.
+    limit = frequency << np.uint64(32 - SCALE)
     state = np.full(lanes, LOWEST_STATE, np.uint64)
     rows: list[WordArray] = []
     for start in range((tokens.size - 1) // lanes * lanes, -1, -lanes):
@@ -160,6 +166,14 @@ def decode(states: StateArray, reader: Reader, table: Table, count: int) -> Byte
     if native.lib is not None:
         return _decode_native(states, reader, table, count)
     words = np.frombuffer(reader.data[reader.position : reader.position + reader.left // 2 * 2], "<u2")
+    decode_rows = _decode_few_lanes if states.size < 1 << _MANY_LANES_LOG2 else _decode_many_lanes
+    tokens, used = decode_rows(states, words, table, count)
+    reader.take(2 * used)
+    return tokens
+
+
+def _decode_many_lanes(states: StateArray, words: WordArray, table: Table, count: int) -> tuple[ByteArray, int]:
+    """Return the tokens and how many words they take; all lanes at once."""
     lanes = states.size
     scale = np.uint64(SCALE)
     mask = np.uint64((1 << SCALE) - 1)
@@ -183,8 +197,51 @@ def decode(states: StateArray, reader: Reader, table: Table, count: int) -> Byte
             at += low.size
         state[: x.size] = x
     _check_end(bool(np.all(state == LOWEST_STATE)))
-    reader.take(2 * at)
-    return tokens
+    return tokens, at
+
+
+# With few lanes there is little to do at once, and Python's integers are faster than arrays of a few numbers. Streams
+# with few lanes are short.
+
+
+def _encode_few_lanes(tokens: ByteArray, table: Table, lanes: int) -> tuple[StateArray, WordArray]:
+    frequency, first = table.frequencies.tolist(), table.bounds.tolist()
+    state = [LOWEST_STATE] * lanes
+    words = np.empty(tokens.size, np.uint16)
+    at = tokens.size
+    lane = tokens.size % lanes
+    for token in reversed(tokens.tobytes()):
+        lane = (lane or lanes) - 1
+        x, f = state[lane], frequency[token]
+        if x >= f << 32 - SCALE:
+            at -= 1
+            words[at] = x & 0xFFFF
+            x >>= 16
+        quotient, rest = divmod(x, f)
+        state[lane] = (quotient << SCALE) + rest + first[token]
+    return np.array(state, np.uint32), words[at:]
+
+
+def _decode_few_lanes(states: StateArray, words: WordArray, table: Table, count: int) -> tuple[ByteArray, int]:
+    frequency, first, owners = table.frequencies.tolist(), table.bounds.tolist(), table.owners.tobytes()
+    state = states.tolist()
+    lanes, mask, left = len(state), (1 << SCALE) - 1, words.size
+    tokens = bytearray(count)
+    at = 0
+    for position in range(count):
+        x = state[position % lanes]
+        slot = x & mask
+        token = owners[slot]
+        tokens[position] = token
+        x = frequency[token] * (x >> SCALE) + slot - first[token]
+        if x < LOWEST_STATE:
+            if at == left:
+                raise MalformedEntropyCode("an entropy-coded stream runs out of words")
+            x = x << 16 | int(words[at])
+            at += 1
+        state[position % lanes] = x
+    _check_end(all(x == LOWEST_STATE for x in state))
+    return np.frombuffer(tokens, np.uint8), at
 
 
 def _check_end(even: bool) -> None:
@@ -192,21 +249,26 @@ def _check_end(even: bool) -> None:
         raise MalformedEntropyCode("an entropy-coded stream does not end in the state that it began with")
 
 
-def _encode_native(tokens: ByteArray, table: Table, lanes_log2: int) -> tuple[StateArray, WordArray]:
+def _encode_native(tokens: ByteArray, table: Table, lanes_log2: int, num_bits: float) -> tuple[StateArray, WordArray]:
     states = np.empty(1 << lanes_log2, np.uint32)
-    # No token needs more than one word. The kernel wants room for a whole row before it begins one.
-    words = np.empty(tokens.size + states.size, np.uint16)
-    begin = native.lib.wire_rans_encode(
-        pointer(tokens),
-        tokens.size,
-        native.ffi.cast("int64_t *", pointer(table.bounds)),
-        table.num_tokens,
-        SCALE,
-        native.ffi.cast("uint32_t *", pointer(states)),
-        states.size,
-        native.ffi.cast("uint16_t *", pointer(words)),
-        words.size,
-    )
+    # What the tokens take and a little, as a state keeps fractions of bits only so exactly; no token needs more than
+    # one word. The kernel wants room for a whole row before it begins one.
+    likely, most = int(num_bits * 1.02) // 16 + 16, tokens.size
+    for size in (min(likely, most), most):
+        words = np.empty(size + states.size, np.uint16)
+        begin = native.lib.wire_rans_encode(
+            pointer(tokens),
+            tokens.size,
+            native.ffi.cast("int64_t *", pointer(table.bounds)),
+            table.num_tokens,
+            SCALE,
+            native.ffi.cast("uint32_t *", pointer(states)),
+            states.size,
+            native.ffi.cast("uint16_t *", pointer(words)),
+            words.size,
+        )
+        if begin >= 0:
+            break
     return states, words[begin:]
 
 

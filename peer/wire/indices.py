@@ -6,8 +6,8 @@ as an entropy-coded stream. `ALL`: nothing, as k = n. The gap of an index is the
 one before, so unsorted and repeated indices cannot be expressed.
 
 A bitmap is the Rice code with parameter 0, cut behind its last one. Elias–Fano never wins: with the same parameter its
-low part is as long as Rice's, and its high part ends at ⌊index/2^r⌋, the sum of all gaps floored once, where Rice's ends
-at the sum of the floored gaps.
+low part is as long as that of Rice, and its high part ends at ⌊index/2^r⌋, the sum of all gaps floored once, where
+Rice's ends at the sum of the floored gaps.
 """
 
 from __future__ import annotations

@@ -295,7 +295,7 @@ def _entropy_encode(values: UnsignedArray, tokens: TokenMap, worth: int, memory:
         return None
     parts: list[Part] = [bytes(header)]
     if table.num_tokens > 1:
-        states, words = ans.encode(symbols, table, lanes_log2)
+        states, words = ans.encode(symbols, table, lanes_log2, cost)
         parts += [bits.as_bytes(states).data, bits.as_bytes(words).data]
     if raw_bits:
         parts.append(tokens.raw(values, symbols, raw_bits).data)
@@ -345,18 +345,21 @@ def _read_map(reader: Reader, width: int) -> TokenMap:
 
 def _zstd_decode(reader: Reader, count: int, width: int, dtype: npt.DTypeLike) -> UnsignedArray:
     data = reader.take(reader.varint())
-    out: UnsignedArray = np.empty(count, dtype)
+    size = count * np.dtype(dtype).itemsize
     try:
-        announced = zstandard.get_frame_parameters(data).content_size
-        if announced != out.nbytes:
+        frame = zstandard.get_frame_parameters(data)
+        if frame.content_size != size:
             raise DecompressionBomb(
-                f"a compressed section announces {announced} bytes where its layer has {out.nbytes}"
+                f"a compressed section announces {frame.content_size} bytes where its layer has {size}"
             )
-        plain = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW).decompress(data, allow_extra_data=False)
+        if frame.window_size > MAX_WINDOW:
+            raise MalformedCompression(f"a compressed section asks for a window of {frame.window_size} bytes")
+        plain = zstandard.ZstdDecompressor().decompress(data, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise MalformedCompression(f"a compressed section cannot be decompressed: {error}") from error
-    if len(plain) != out.nbytes:
+    if len(plain) != size:
         raise MalformedCompression("a compressed section does not hold what it announces")
+    out: UnsignedArray = np.empty(count, dtype)
     bits.as_bytes(out)[:] = np.frombuffer(plain, np.uint8)
     if width < 8 * out.itemsize and count and int(out.max()) >> width:
         raise LevelOutOfRange(f"a compressed section holds integers beyond {width} bits")
