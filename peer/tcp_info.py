@@ -16,6 +16,7 @@ import struct
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from urllib.parse import unquote
 
 _TIMESTAMPS = 1  # TCPI_OPT_TIMESTAMPS
@@ -128,6 +129,7 @@ def _addresses(sock: socket.socket) -> tuple[tuple[str, int], tuple[str, int]] |
         return None
 
 
+@lru_cache(maxsize=1024)
 def _normalise(host: str) -> str:
     address = ipaddress.ip_address(host.partition("%")[0])
     if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:

@@ -25,6 +25,22 @@ def test_a_checkpoint_comes_back_as_it_was(tmp_path: Path) -> None:
     assert loaded.arrays["u"].dtype == np.float64
 
 
+def test_arrays_of_every_kind_and_shape_come_back(tmp_path: Path) -> None:
+    kinds = ["float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
+    arrays = {kind: np.array([1, 0, 1], kind) for kind in [*kinds, "bool"]} | {
+        "none": np.zeros(0, np.float32),
+        "one": np.array(7, np.int64),
+        "matrix": np.arange(6.0).reshape(2, 3),
+        "every second": np.arange(10, dtype=np.float32)[::2],
+        "large": np.arange(300_000, dtype=np.float32),
+    }
+    loaded = load_checkpoint(StateFolder(tmp_path).save(Checkpoint(1, {}, arrays))).arrays
+    assert loaded.keys() == arrays.keys()
+    for name, array in arrays.items():
+        assert (loaded[name].dtype, loaded[name].shape) == (array.dtype, array.shape)
+        assert loaded[name].tobytes() == array.tobytes()
+
+
 def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
     folder = StateFolder(tmp_path, keep=2)
     for round_ in (1, 2, 30, 100):

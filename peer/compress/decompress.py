@@ -59,7 +59,7 @@ def add_decompressed_(out: FloatArray, payload: Payload, layout: Layout, scale: 
         elif isinstance(layer, Levels):
             add_levels_(target, layer, scale)
         else:
-            _add_dense_(target, _values(layer, out.dtype), scale)
+            add_dense_(target, _values(layer, out.dtype), scale)
 
 
 def _add_sparse_(out: FloatArray, indices: npt.NDArray[np.int64], values: FloatArray, weight: float) -> None:
@@ -80,10 +80,14 @@ def _add_sparse_(out: FloatArray, indices: npt.NDArray[np.int64], values: FloatA
 _CHUNK = 1 << 14
 
 
-def _add_dense_(out: FloatArray, values: FloatArray, weight: float) -> None:
+def add_dense_(out: FloatArray, values: FloatArray, weight: float) -> None:
+    """Add `weight` times `values` to `out`, in place, in its dtype and without a temporary of full size."""
+    if values.shape != out.shape:
+        raise ValueError(f"{values.shape} numbers cannot be added to {out.shape}")
+    arrays = (out, values)
     if weight == 1.0:
         out += values
-    elif lib is not None and out.dtype == np.float32 and out.flags.c_contiguous and values.flags.c_contiguous:
+    elif lib is not None and all(array.dtype == np.float32 and array.flags.c_contiguous for array in arrays):
         lib.add_scaled(ffi.from_buffer("float[]", out), ffi.from_buffer("float[]", values), out.size, weight)
     else:
         for start in range(0, out.size, _CHUNK):

@@ -153,12 +153,12 @@ def nearest_levels(v: FloatArray, bits: int, layer: int) -> Levels:
         return Levels(mean, divisor=1, base=-1, step=2, bits=1, codes=(v >= 0).view(np.uint8))
     steps = 2 ** (bits - 1) - 1
     largest = checked_scale(max_magnitude(v), steps, v.dtype, layer)
-    best, best_scale = math.inf, 0.0
+    best, best_scale, tiny = math.inf, 0.0, float(np.finfo(v.dtype).tiny)
     best_codes: CodeArray = np.full(v.size, steps, code_type(bits))
     codes = np.empty_like(best_codes)
     for i in range(_SCALES):
         scale = float(v.dtype.type(largest * 2.0 ** (-i / 4)))
-        if scale < float(np.finfo(v.dtype).tiny) * steps:
+        if scale < tiny * steps:
             # A step of this scale would be denormal, or the layer is zero.
             break
         error = _nearest_codes(v, scale, steps, codes)

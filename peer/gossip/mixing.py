@@ -6,6 +6,7 @@ on what was sent and never on when it came. Weights are those that the senders t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy.typing as npt
 
 from peer.compress import add_decompressed_, decompress_layers
 from peer.compress.base import compress_layers
+from peer.compress.decompress import add_dense_
 from peer.compress.layout import Layout
 from peer.compress.payload import Dense, FloatArray, Payload, Residues, ValueType, num_values
 from peer.errors import LocalProtocolError, RemoteProtocolError
@@ -26,10 +28,18 @@ BLOCK = 1 << 15
 
 def add_scaled_(out: FloatArray, scale: float, values: FloatArray) -> None:
     """Add `scale · values` to `out` in place, in the dtype of `out` and without a temporary of full size."""
-    factor = out.dtype.type(scale)
-    for start in range(0, out.size, BLOCK):
+    add_dense_(out, values, scale)
+
+
+def distance(a: FloatArray, b: FloatArray, a_weight: float = 1.0, b_weight: float = 1.0) -> float:
+    """Return ‖a / a_weight − b / b_weight‖₂ without a temporary of full size."""
+    number, square = a.dtype.type, 0.0
+    for start in range(0, a.size, BLOCK):
         part = slice(start, start + BLOCK)
-        out[part] += factor * values[part]
+        difference = a[part] / number(a_weight)
+        difference -= b[part] / number(b_weight)
+        square += float(np.dot(difference, difference))
+    return math.sqrt(square)
 
 
 def local_step_rate(rate: float, push_weight: float, guard: float) -> float:

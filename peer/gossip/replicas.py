@@ -24,6 +24,7 @@ from peer.gossip.mixing import (
     check_inbox,
     check_message,
     compress,
+    distance,
     gossip_messages,
     in_sender_order,
     local_step_rate,
@@ -82,10 +83,9 @@ class Replicas:
 
     def mean_distance(self, push_weights: Mapping[int, float]) -> float | None:
         """Return the mean over the given senders of ‖x̂_j / u_j − x̂_i / u_i‖₂, self left out of the mean."""
-        dtype = self.own.dtype.type
-        centre = self.own / dtype(push_weights[self._node.peer])
+        u_own = push_weights[self._node.peer]
         distances = [
-            float(np.linalg.norm(self.of[j] / dtype(u) - centre))
+            distance(self.of[j], self.own, u, u_own)
             for j, u in sorted(push_weights.items())
             if j != self._node.peer and u > 0.0
         ]
@@ -157,8 +157,10 @@ class ChocoSgd(Algorithm):
         add_scaled_(self.x, scale, self.replicas.apply_(message))
 
     def metrics(self) -> Metrics:
-        distance = self.replicas.mean_distance(self._heard) if self._heard else None
-        return Metrics(replica_error=float(np.linalg.norm(self.x - self.replicas.own)), neighbor_distance=distance)
+        return Metrics(
+            replica_error=distance(self.x, self.replicas.own),
+            neighbor_distance=self.replicas.mean_distance(self._heard) if self._heard else None,
+        )
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
         return {**super().state(), **self.replicas.state(), **self._held.state()}
@@ -220,7 +222,7 @@ class QuantSgp(Algorithm):
     def metrics(self) -> Metrics:
         return Metrics(
             push_weight=self.u,
-            replica_error=float(np.linalg.norm(self.x - self.replicas.own)),
+            replica_error=distance(self.x, self.replicas.own),
             neighbor_distance=self.replicas.mean_distance(self._heard) if self._heard else None,
         )
 
@@ -296,8 +298,10 @@ class DcdPsgd(Algorithm):
         return None
 
     def metrics(self) -> Metrics:
-        distance = self.replicas.mean_distance(self._heard) if self._heard else None
-        return Metrics(replica_error=float(np.linalg.norm(self.x - self.replicas.own)), neighbor_distance=distance)
+        return Metrics(
+            replica_error=distance(self.x, self.replicas.own),
+            neighbor_distance=self.replicas.mean_distance(self._heard) if self._heard else None,
+        )
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
         return {**super().state(), **self.replicas.state()}
@@ -354,8 +358,10 @@ class EcdPsgd(Algorithm):
         return None
 
     def metrics(self) -> Metrics:
-        distance = self.replicas.mean_distance(self._heard) if self._heard else None
-        return Metrics(replica_error=float(np.linalg.norm(self.x - self.replicas.own)), neighbor_distance=distance)
+        return Metrics(
+            replica_error=distance(self.x, self.replicas.own),
+            neighbor_distance=self.replicas.mean_distance(self._heard) if self._heard else None,
+        )
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
         return {**super().state(), **self.replicas.state()}
