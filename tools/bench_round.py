@@ -1,0 +1,517 @@
+"""Measures a whole round of real peers, stage by stage, beside an all-reduce of the same vector.
+
+    python tools/bench_round.py [--sizes 270000,11000000,67000000] [--peers 4,4,2] [--rounds 120,30,8]
+                                [--repeats 3] [--json FILE] [--profile DIR]
+
+For every size these take turns, `--repeats` times over, so that a busy machine disturbs all alike: peers that send
+compressed differences (`quant-sgp`, the largest 1 % of each layer in 4 bits), peers that send whole models (`sgp`,
+float32), and `torch.distributed` averaging a vector of that size with gloo's all-reduce. Peers are processes as
+`sotto run` starts them, on a directed ring on loopback under mutual TLS, with one compute thread each; they train
+the task `synthetic`, whose gradient costs a few passes over the model. The processes of an all-reduce have one compute
+thread each, too.
+
+Figures are medians over all rounds of all peers, the first rounds of each process left out; where the mean is given it
+covers what happens now and then, such as checkpoints. The stages of a round:
+
+    train        the local step: batch, gradient, momentum
+    algorithm    what is computed before a message is sent, compression aside
+    compress     from the difference (or the model) to payloads
+    encode       from payloads to the bytes of a frame
+    decode       from the bytes of a frame to payloads
+    apply        what is computed with the messages of the neighbours
+    record       health figures, the guard against divergence, the row of the metrics
+    save         checkpoints
+    transport    all the rest of the process: gRPC, TLS, sockets, the event loop, the change between threads
+
+CPU is that of all threads of a process; "overhead" is all of it but training. Bytes are what one peer sends: payload
+(layers of the frames) and socket (TCP payload as the kernel counts it, with TLS and HTTP/2). For two sizes there is a
+budget of CPU, and the exit code is 1 where it is exceeded. With `--profile` every first peer also leaves a profile of
+the thread that computes, which makes that peer's times useless.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+
+STAGES = ("train", "algorithm", "compress", "encode", "decode", "apply", "record", "save")
+
+BUDGET_MS = {270_000: 10.0, 11_000_000: 150.0}
+"""CPU milliseconds a round and peer that everything but training may take with the compressed differences."""
+
+WARM_UP_ROUNDS = 3
+_TIMEOUT_S = 600.0
+
+
+@dataclass(frozen=True)
+class System:
+    """One way to average."""
+
+    name: str
+    settings: tuple[str, ...]
+    """Of the peers; empty for the all-reduce."""
+
+
+COMPRESSED = "quant-sgp, top 1 %, 4 bits"
+WHOLE = "sgp, float32"
+REFERENCE = "gloo all-reduce"
+SYSTEMS = (
+    System(COMPRESSED, ("algorithm.name=quant-sgp", "compressor.fraction=0.01", "compressor.value_bits=4")),
+    System(WHOLE, ("algorithm.name=sgp",)),
+    System(REFERENCE, ()),
+)
+
+
+# --- in the processes that are measured -------------------------------------------------------------------------------
+
+
+class StageClock:
+    """CPU and wall seconds of each stage, each second counted for the innermost stage of its thread only."""
+
+    def __init__(self) -> None:
+        self.cpu = dict.fromkeys(STAGES, 0.0)
+        self.wall = dict.fromkeys(STAGES, 0.0)
+        self._threads = threading.local()
+
+    def timed(self, stage: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function, with its time counted as `stage`."""
+
+        @wraps(function)
+        def call(*arguments: Any, **named: Any) -> Any:
+            with self._inside(stage):
+                return function(*arguments, **named)
+
+        return call
+
+    def replace(self, owner: Any, name: str, stage: str) -> None:
+        """Put the timed function in the place of `owner.name`."""
+        setattr(owner, name, self.timed(stage, getattr(owner, name)))
+
+    @contextlib.contextmanager
+    def _inside(self, stage: str) -> Iterator[None]:
+        open_stages = self._threads.__dict__.setdefault("stages", [])
+        self._charge(open_stages)
+        open_stages.append(stage)
+        try:
+            yield
+        finally:
+            self._charge(open_stages)
+            open_stages.pop()
+
+    def _charge(self, open_stages: list[str]) -> None:
+        """Count the time since the last change of this thread for the stage that it was in."""
+        cpu, wall = time.thread_time(), time.perf_counter()
+        if open_stages:
+            last_cpu, last_wall = self._threads.last
+            self.cpu[open_stages[-1]] += cpu - last_cpu
+            self.wall[open_stages[-1]] += wall - last_wall
+        self._threads.last = cpu, wall
+
+
+def run_peer(config_file: Path, result_file: Path, profile: bool) -> None:
+    """Run one peer to its end, and write what its rounds took."""
+    from peer import config, daemon, gossip, wire
+    from peer.gossip import mixing
+    from peer.metrics import MetricsStore, RoundRecord
+    from peer.participant import Participant
+    from peer.store import StateFolder
+    from peer.transport import Transport
+
+    loaded = config.load(config_file, environment={})
+    clock = StageClock()
+    for owner, name, stage in (
+        (Participant, "step", "train"),
+        (Participant, "begin", "algorithm"),
+        (mixing, "compress_layers", "compress"),
+        (wire, "encode", "encode"),
+        (wire, "payload_bytes", "encode"),
+        (wire, "entropy_bound_bits", "encode"),
+        (wire, "decode", "decode"),
+        (Participant, "receive", "apply"),
+        (gossip.ALGORITHMS[loaded.algorithm.name], "advance", "apply"),
+        (Participant, "_finish", "record"),
+        (daemon, "reason_to_stop", "record"),
+        (MetricsStore, "put", "record"),
+        (MetricsStore, "flush", "record"),
+        (Participant, "state", "save"),
+        (StateFolder, "save", "save"),
+    ):
+        clock.replace(owner, name, stage)
+    transports: list[Transport] = []
+    start, put = Transport.start, MetricsStore.put
+
+    async def start_and_keep(transport: Transport) -> None:
+        transports.append(transport)
+        await start(transport)
+
+    marks: list[dict[str, Any]] = []
+
+    def put_and_mark(store: MetricsStore, *records: Any) -> None:
+        put(store, *records)
+        if isinstance(records[0], RoundRecord):
+            # Asking the kernel takes a while, and only the ends are needed.
+            ends = records[0].round in (WARM_UP_ROUNDS, loaded.run.rounds - 1)
+            links = [transports[0].counters(neighbor) for neighbor in transports[0]._neighbors] if ends else []
+            marks.append(
+                {
+                    "wall": time.perf_counter(),
+                    "cpu": time.process_time(),
+                    "stages": dict(clock.cpu),
+                    "stage_walls": dict(clock.wall),
+                    "page_faults": _page_faults(),
+                    "payload_bytes": records[0].payload_bytes,
+                    "socket_bytes": sum(each.socket_bytes_sent or 0 for each in links) if ends else None,
+                }
+            )
+
+    Transport.start, MetricsStore.put = start_and_keep, put_and_mark  # type: ignore[method-assign]
+    with _profiled_worker(result_file.with_suffix(".prof")) if profile else contextlib.nullcontext():
+        code = daemon.run(loaded, config_file.parent)
+    result_file.write_text(json.dumps({"marks": marks, **_memory()}))
+    sys.exit(code)
+
+
+@contextlib.contextmanager
+def _profiled_worker(path: Path) -> Iterator[None]:
+    """Profile everything that the peer does in its worker thread."""
+    import cProfile
+    from concurrent.futures import ThreadPoolExecutor
+
+    profiler, submit = cProfile.Profile(), ThreadPoolExecutor.submit
+
+    def submit_profiled(pool: ThreadPoolExecutor, function: Callable[..., Any], /, *arguments: Any) -> Any:
+        return submit(pool, profiler.runcall, function, *arguments)
+
+    ThreadPoolExecutor.submit = submit_profiled  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        profiler.dump_stats(path)
+
+
+def run_all_reduce(rank: int, num_peers: int, size: int, rounds: int, store: Path, result_file: Path) -> None:
+    """Average a vector with the other processes in every round, and write what the rounds took."""
+    import torch
+    import torch.distributed as distributed
+
+    from peer import tcp_info
+
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=num_peers)
+    vector = torch.randn(size, generator=torch.Generator().manual_seed(rank))
+    distributed.barrier()
+    links = tcp_info.connections()
+    marks = []
+    for round_ in range(rounds):
+        distributed.all_reduce(vector)
+        vector /= num_peers
+        ends = round_ in (WARM_UP_ROUNDS, rounds - 1)
+        counters = [link.counters() for link in links] if ends else []
+        marks.append(
+            {
+                "wall": time.perf_counter(),
+                "cpu": time.process_time(),
+                "page_faults": _page_faults(),
+                "socket_bytes": sum(each.bytes_sent for each in counters if each is not None) if ends else None,
+            }
+        )
+    distributed.barrier()
+    distributed.destroy_process_group()
+    result_file.write_text(json.dumps({"marks": marks, **_memory()}))
+
+
+def _page_faults() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
+def _memory() -> dict[str, int]:
+    """Return the memory that this process holds, and the most that it held, in bytes."""
+    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":" in line)
+    return {
+        "rss_bytes": int(fields["VmRSS"].split()[0]) * 1024,
+        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    }
+
+
+# --- the processes of one trial ---------------------------------------------------------------------------------------
+
+
+def run_trial(system: System, size: int, num_peers: int, rounds: int, seed: int, folder: Path, profile: bool) -> list:
+    """Return what the processes of one trial wrote, one entry for each."""
+    folder.mkdir()
+    results = [folder / f"result-{index}.json" for index in range(num_peers)]
+    if system.settings:
+        commands = _peer_commands(system, size, num_peers, rounds, seed, folder, results, profile)
+    else:
+        store = folder / "store"
+        commands = [
+            ["--as-reducer", str(index), str(num_peers), str(size), str(rounds), str(store), str(result)]
+            for index, result in enumerate(results)
+        ]
+    from peer.cluster import peer_environment
+
+    environment = peer_environment() | {"PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"}
+    processes, logs = [], [folder / f"log-{index}.txt" for index in range(num_peers)]
+    try:
+        for command, log in zip(commands, logs, strict=True):
+            with open(log, "wb") as output:
+                processes.append(
+                    subprocess.Popen(
+                        [sys.executable, str(Path(__file__).resolve()), *command],
+                        stdin=subprocess.DEVNULL,
+                        stdout=output,
+                        stderr=output,
+                        env=environment,
+                    )
+                )
+        deadline = time.monotonic() + _TIMEOUT_S
+        for process, log in zip(processes, logs, strict=True):
+            if process.wait(max(1.0, deadline - time.monotonic())) != 0:
+                raise RuntimeError(f"{system.name}: a process failed:\n{log.read_text()[-2000:]}")
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+    return [json.loads(result.read_text()) for result in results]
+
+
+def _peer_commands(
+    system: System,
+    size: int,
+    num_peers: int,
+    rounds: int,
+    seed: int,
+    folder: Path,
+    results: Sequence[Path],
+    profile: bool,
+) -> list[list[str]]:
+    from peer import config
+    from peer.cluster import free_ports
+    from peer.init import Host, write_cluster
+
+    settings = (
+        "run.name=bench-round",
+        f"run.seed={seed}",
+        f"run.rounds={rounds}",
+        "training.task=synthetic",
+        f"training.task_options.parameters={size}",
+        "training.task_options.samples=256",
+        "graph.kind=directed-ring",
+        "evaluation.every_rounds=0",
+        *system.settings,
+    )
+    loaded = config.load(environment={}, overrides=settings)
+    hosts = [Host("127.0.0.1", port) for port in free_ports(num_peers)]
+    files = write_cluster(folder / "peers", loaded, hosts)
+    commands = [["--as-peer", str(file), str(result)] for file, result in zip(files, results, strict=True)]
+    if profile:
+        commands[0].append("--profiled")
+    return commands
+
+
+# --- what came of it --------------------------------------------------------------------------------------------------
+
+
+def summarize(processes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the figures of one system and size: medians and means of a round of one process, the first left out."""
+    runs = [process["marks"][WARM_UP_ROUNDS:] for process in processes]
+    steps = [step for marks in runs for step in itertools.pairwise(marks)]
+
+    def spent(key: str) -> list[float]:
+        return [after[key] - before[key] for before, after in steps]
+
+    def stage(key: str, name: str) -> list[float]:
+        return [after[key][name] - before[key][name] for before, after in steps]
+
+    cpu = spent("cpu")
+    found: dict[str, Any] = {
+        "rounds": len(steps),
+        "wall_s": _typical(spent("wall")),
+        "cpu_s": _typical(cpu),
+        "overhead_s": _typical(cpu),
+        "page_faults": _typical(spent("page_faults")),
+        "socket_bytes": statistics.fmean(
+            (marks[-1]["socket_bytes"] - marks[0]["socket_bytes"]) / (len(marks) - 1) for marks in runs
+        ),
+        "rss_bytes": max(process["rss_bytes"] for process in processes),
+        "peak_rss_bytes": max(process["peak_rss_bytes"] for process in processes),
+    }
+    if "stages" not in steps[0][0]:
+        return found
+    stages = {name: stage("stages", name) for name in STAGES}
+    stages["transport"] = [total - sum(parts) for total, *parts in zip(cpu, *stages.values(), strict=True)]
+    found["overhead_s"] = _typical([total - train for total, train in zip(cpu, stages["train"], strict=True)])
+    found["stage_cpu_s"] = {name: _typical(values) for name, values in stages.items()}
+    found["stage_wall_s"] = {name: _typical(stage("stage_walls", name)) for name in STAGES}
+    found["payload_bytes"] = statistics.fmean(after["payload_bytes"] for _, after in steps)
+    return found
+
+
+def _typical(values: Sequence[float]) -> dict[str, float]:
+    return {"median": statistics.median(values), "mean": statistics.fmean(values)}
+
+
+def conditions(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return what the figures depend on."""
+    from peer.job import machine_facts
+
+    return {
+        "commit": _git("rev-parse", "--short=12", "HEAD"),
+        "changed_files": len(_git("status", "--porcelain", "--untracked-files=no").splitlines()),
+        "seed": arguments.seed,
+        "repeats": arguments.repeats,
+        "machine": machine_facts(),
+        "processors": os.cpu_count(),
+        "load_average": os.getloadavg(),
+        "link": "loopback, mutual TLS, directed ring",
+        "systems": {system.name: list(system.settings) for system in SYSTEMS},
+    }
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=False)
+    return done.stdout.strip() if done.returncode == 0 else "unknown"
+
+
+def table(size: int, num_peers: int, rounds: int, rows: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the figures of one size as Markdown."""
+    stages = (*STAGES, "transport")
+    lines = [
+        f"**{size:,} parameters** ({4 * size / 1e6:.1f} MB as float32), {num_peers} peers, {rounds} rounds a process",
+        "",
+        "| one round of one peer | " + " | ".join(rows) + " |",
+        "|---|" + "--:|" * len(rows),
+    ]
+
+    def add(label: str, value: Callable[[Mapping[str, Any]], float | None], scale: float, unit: str) -> None:
+        cells = [value(row) for row in rows.values()]
+        texts = ["–" if cell is None else f"{_digits(cell * scale)} {unit}".strip() for cell in cells]
+        lines.append(f"| {label} | " + " | ".join(texts) + " |")
+
+    def figure(key: str, which: str = "median") -> Callable[[Mapping[str, Any]], float | None]:
+        return lambda row: row[key][which]
+
+    def stage(name: str) -> Callable[[Mapping[str, Any]], float | None]:
+        return lambda row: row["stage_cpu_s"][name]["median"] if "stage_cpu_s" in row else None
+
+    add("seconds", figure("wall_s"), 1e3, "ms")
+    add("CPU", figure("cpu_s"), 1e3, "ms")
+    for name in stages:
+        add(f"– {name}", stage(name), 1e3, "ms")
+    add("overhead: CPU without train", figure("overhead_s"), 1e3, "ms")
+    add("overhead, mean", figure("overhead_s", "mean"), 1e3, "ms")
+    add("payload sent", lambda row: row.get("payload_bytes"), 1e-3, "kB")
+    add("socket bytes sent", lambda row: row["socket_bytes"], 1e-3, "kB")
+    add("page faults, mean", figure("page_faults", "mean"), 1.0, "")
+    add("memory at the end", lambda row: row["rss_bytes"], 1e-6, "MB")
+    add("most memory", lambda row: row["peak_rss_bytes"], 1e-6, "MB")
+    if REFERENCE in rows:
+        reference = rows[REFERENCE]
+        add("seconds / all-reduce", lambda row: row["wall_s"]["median"] / reference["wall_s"]["median"], 1.0, "×")
+        add("overhead / all-reduce", lambda row: row["overhead_s"]["median"] / reference["cpu_s"]["median"], 1.0, "×")
+        add("socket bytes / all-reduce", lambda row: row["socket_bytes"] / reference["socket_bytes"], 1.0, "×")
+    return "\n".join(lines) + "\n"
+
+
+def _digits(value: float) -> str:
+    """Return three significant digits, and no exponent."""
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}" if abs(value) >= 1 else f"{value:.3f}"
+
+
+def over_budget(size: int, rows: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Print whether the compressed differences keep to the budget of their size; return whether they do not."""
+    if size not in BUDGET_MS or COMPRESSED not in rows:
+        return False
+    spent = 1e3 * rows[COMPRESSED]["overhead_s"]["mean"]
+    over = spent > BUDGET_MS[size]
+    print(
+        f"Budget: {_digits(spent)} ms of CPU a round beside training, on average; "
+        f"{'MORE than' if over else 'within'} the {BUDGET_MS[size]:g} ms for {size:,} parameters.\n"
+    )
+    return over
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__.split("\n", 1)[0], epilog=__doc__.split("\n", 1)[1], formatter_class=_Formatter
+    )
+    parser.add_argument("--sizes", default="270000,11000000,67000000", help="parameters, separated by commas")
+    parser.add_argument("--peers", default="4,4,2", help="processes for each size")
+    parser.add_argument("--rounds", default="120,30,8", help="rounds of a process for each size")
+    parser.add_argument("--repeats", type=int, default=3, help="how often the systems take turns")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", action="append", metavar="NAME", help="run only systems whose name begins so")
+    parser.add_argument("--profile", metavar="DIR", help="profile every first peer, and keep the profiles there")
+    parser.add_argument("--json", metavar="FILE", help="also write all figures there")
+    parser.add_argument("--as-peer", nargs=2, metavar=("CONFIG", "RESULT"), help=argparse.SUPPRESS)
+    parser.add_argument("--profiled", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--as-reducer", nargs=6, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.as_peer:
+        run_peer(Path(arguments.as_peer[0]), Path(arguments.as_peer[1]), arguments.profiled)
+        return 0
+    if arguments.as_reducer:
+        rank, num_peers, size, rounds = map(int, arguments.as_reducer[:4])
+        run_all_reduce(rank, num_peers, size, rounds, *map(Path, arguments.as_reducer[4:]))
+        return 0
+    columns = [[int(text) for text in part.split(",")] for part in (arguments.sizes, arguments.peers, arguments.rounds)]
+    if len({len(column) for column in columns}) != 1:
+        parser.error("--sizes, --peers and --rounds are lists of the same length")
+    if min(columns[1]) < 2 or min(columns[2]) < WARM_UP_ROUNDS + 3:
+        parser.error(f"at least 2 peers and {WARM_UP_ROUNDS + 3} rounds are needed")
+    systems = [s for s in SYSTEMS if not arguments.only or s.name.startswith(tuple(arguments.only))]
+    facts = conditions(arguments)
+    print(", ".join(f"{name} {value}" for name, value in facts.items() if name not in ("systems", "machine")))
+    print(", ".join(f"{name} {value}" for name, value in facts["machine"].items()), "\n")
+    results, failed = [], False
+    for size, num_peers, rounds in zip(*columns, strict=True):
+        found: dict[str, list[Any]] = {system.name: [] for system in systems}
+        for repeat in range(arguments.repeats):
+            for system in systems:
+                with tempfile.TemporaryDirectory(prefix="bench-round-") as temporary:
+                    folder = Path(temporary) / "trial"
+                    profile = arguments.profile is not None and bool(system.settings)
+                    print(f"{size:,} parameters, {system.name}, trial {repeat + 1}", file=sys.stderr)
+                    found[system.name] += run_trial(
+                        system, size, num_peers, rounds, arguments.seed + repeat, folder, profile
+                    )
+                    if profile:
+                        target = Path(arguments.profile)
+                        target.mkdir(parents=True, exist_ok=True)
+                        name = f"{system.name.split(',')[0]}-{size}-{repeat}.prof"
+                        (target / name).write_bytes((folder / "result-0.prof").read_bytes())
+        rows = {name: summarize(processes) for name, processes in found.items()}
+        results.append({"parameters": size, "peers": num_peers, "rounds": rounds, "systems": rows})
+        print(table(size, num_peers, rounds, rows))
+        failed |= over_budget(size, rows)
+    if arguments.json:
+        Path(arguments.json).write_text(json.dumps({"conditions": facts, "results": results}, indent=1) + "\n")
+    return int(failed)
+
+
+class _Formatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
+    """Keeps the lines of the description."""
+
+
+if __name__ == "__main__":
+    sys.exit(main())
