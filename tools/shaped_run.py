@@ -42,8 +42,9 @@ ETHERNET_BYTES = 14
 SEGMENT_HEADER_BYTES = 52
 """IP and TCP headers of a segment over IPv4, with time stamps."""
 _BURST_BYTES = 4 * 1514
-_QUEUE_MS = 400
-_SAMPLE_S = 0.25
+_QUEUE_MS = 2000
+"""Room for what a modem queues. Where it overflows, TCP counts segments that never reach the interface."""
+SAMPLE_S = 0.25
 
 _serial = itertools.count()
 
@@ -233,7 +234,7 @@ def run_shaped(
                     raise SottoError(f"peer {failure[0]} failed: {cluster.last_words(failure[0])}")
                 if now > limit_s:
                     raise SottoError(f"the run takes longer than {limit_s:g} s")
-                time.sleep(_SAMPLE_S)
+                time.sleep(SAMPLE_S)
             seconds = sample()
             if (failure := cluster.failed()) is not None:
                 raise SottoError(f"peer {failure[0]} failed: {cluster.last_words(failure[0])}")

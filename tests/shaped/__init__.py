@@ -1,0 +1,1 @@
+"""Real peers over shaped links, in network namespaces."""
