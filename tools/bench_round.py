@@ -169,22 +169,22 @@ def run_peer(config_file: Path, result_file: Path, profile: bool) -> None:
             # Asking the kernel takes a while, and only the ends are needed.
             ends = records[0].round in (WARM_UP_ROUNDS, loaded.run.rounds - 1)
             links = [transports[0].counters(neighbor) for neighbor in transports[0]._neighbors] if ends else []
+            socket_bytes = sum(each.socket_bytes_sent or 0 for each in links)
             marks.append(
                 {
                     "wall": time.perf_counter(),
                     "cpu": time.process_time(),
                     "stages": dict(clock.cpu),
                     "stage_walls": dict(clock.wall),
-                    "page_faults": _page_faults(),
                     "payload_bytes": records[0].payload_bytes,
-                    "socket_bytes": sum(each.socket_bytes_sent or 0 for each in links) if ends else None,
+                    **(_memory() | {"socket_bytes": socket_bytes} if ends else {}),
                 }
             )
 
     Transport.start, MetricsStore.put = start_and_keep, put_and_mark  # type: ignore[method-assign]
     with _profiled_worker(result_file.with_suffix(".prof")) if profile else contextlib.nullcontext():
         code = daemon.run(loaded, config_file.parent)
-    result_file.write_text(json.dumps({"marks": marks, **_memory()}))
+    result_file.write_text(json.dumps({"marks": marks, "peak_rss_bytes": _peak_rss_bytes()}))
     sys.exit(code)
 
 
@@ -199,7 +199,7 @@ def _profiled_worker(path: Path) -> Iterator[None]:
     def submit_profiled(pool: ThreadPoolExecutor, function: Callable[..., Any], /, *arguments: Any) -> Any:
         return submit(pool, profiler.runcall, function, *arguments)
 
-    ThreadPoolExecutor.submit = submit_profiled  # type: ignore[method-assign]
+    ThreadPoolExecutor.submit = submit_profiled  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
@@ -224,36 +224,38 @@ def run_all_reduce(rank: int, num_peers: int, size: int, rounds: int, store: Pat
         vector /= num_peers
         ends = round_ in (WARM_UP_ROUNDS, rounds - 1)
         counters = [link.counters() for link in links] if ends else []
+        socket_bytes = sum(each.bytes_sent for each in counters if each is not None)
         marks.append(
             {
                 "wall": time.perf_counter(),
                 "cpu": time.process_time(),
-                "page_faults": _page_faults(),
-                "socket_bytes": sum(each.bytes_sent for each in counters if each is not None) if ends else None,
+                **(_memory() | {"socket_bytes": socket_bytes} if ends else {}),
             }
         )
     distributed.barrier()
     distributed.destroy_process_group()
-    result_file.write_text(json.dumps({"marks": marks, **_memory()}))
-
-
-def _page_faults() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    result_file.write_text(json.dumps({"marks": marks, "peak_rss_bytes": _peak_rss_bytes()}))
 
 
 def _memory() -> dict[str, int]:
-    """Return the memory that this process holds, and the most that it held, in bytes."""
-    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":" in line)
+    """Return the memory that this process holds, and how many page faults it has had."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
     return {
-        "rss_bytes": int(fields["VmRSS"].split()[0]) * 1024,
-        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "rss_bytes": pages * resource.getpagesize(),
+        "page_faults": resource.getrusage(resource.RUSAGE_SELF).ru_minflt,
     }
+
+
+def _peak_rss_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 # --- the processes of one trial ---------------------------------------------------------------------------------------
 
 
-def run_trial(system: System, size: int, num_peers: int, rounds: int, seed: int, folder: Path, profile: bool) -> list:
+def run_trial(
+    system: System, size: int, num_peers: int, rounds: int, seed: int, folder: Path, profile: bool
+) -> list[dict[str, Any]]:
     """Return what the processes of one trial wrote, one entry for each."""
     folder.mkdir()
     results = [folder / f"result-{index}.json" for index in range(num_peers)]
@@ -341,17 +343,18 @@ def summarize(processes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     def stage(key: str, name: str) -> list[float]:
         return [after[key][name] - before[key][name] for before, after in steps]
 
+    def between_the_ends(key: str) -> float:
+        return statistics.fmean((marks[-1][key] - marks[0][key]) / (len(marks) - 1) for marks in runs)
+
     cpu = spent("cpu")
     found: dict[str, Any] = {
         "rounds": len(steps),
         "wall_s": _typical(spent("wall")),
         "cpu_s": _typical(cpu),
         "overhead_s": _typical(cpu),
-        "page_faults": _typical(spent("page_faults")),
-        "socket_bytes": statistics.fmean(
-            (marks[-1]["socket_bytes"] - marks[0]["socket_bytes"]) / (len(marks) - 1) for marks in runs
-        ),
-        "rss_bytes": max(process["rss_bytes"] for process in processes),
+        "page_faults": between_the_ends("page_faults"),
+        "socket_bytes": between_the_ends("socket_bytes"),
+        "rss_bytes": max(marks[-1]["rss_bytes"] for marks in runs),
         "peak_rss_bytes": max(process["peak_rss_bytes"] for process in processes),
     }
     if "stages" not in steps[0][0]:
@@ -420,9 +423,9 @@ def table(size: int, num_peers: int, rounds: int, rows: Mapping[str, Mapping[str
     add("overhead, mean", figure("overhead_s", "mean"), 1e3, "ms")
     add("payload sent", lambda row: row.get("payload_bytes"), 1e-3, "kB")
     add("socket bytes sent", lambda row: row["socket_bytes"], 1e-3, "kB")
-    add("page faults, mean", figure("page_faults", "mean"), 1.0, "")
-    add("memory at the end", lambda row: row["rss_bytes"], 1e-6, "MB")
-    add("most memory", lambda row: row["peak_rss_bytes"], 1e-6, "MB")
+    add("page faults", lambda row: row["page_faults"], 1.0, "")
+    add("memory after the last round", lambda row: row["rss_bytes"], 1e-6, "MB")
+    add("most memory, start and end included", lambda row: row["peak_rss_bytes"], 1e-6, "MB")
     if REFERENCE in rows:
         reference = rows[REFERENCE]
         add("seconds / all-reduce", lambda row: row["wall_s"]["median"] / reference["wall_s"]["median"], 1.0, "×")
@@ -442,7 +445,7 @@ def over_budget(size: int, rows: Mapping[str, Mapping[str, Any]]) -> bool:
     """Print whether the compressed differences keep to the budget of their size; return whether they do not."""
     if size not in BUDGET_MS or COMPRESSED not in rows:
         return False
-    spent = 1e3 * rows[COMPRESSED]["overhead_s"]["mean"]
+    spent = 1e3 * float(rows[COMPRESSED]["overhead_s"]["mean"])
     over = spent > BUDGET_MS[size]
     print(
         f"Budget: {_digits(spent)} ms of CPU a round beside training, on average; "
