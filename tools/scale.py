@@ -1,0 +1,166 @@
+"""Measures how speed and memory of the simulator grow with the number of peers.
+
+    tools/scale.py                          10, 100 and 1,000 peers of the digits task, one by one and stacked
+    tools/scale.py --peers 1000 --profile   where the time goes
+
+Each measurement is a process of its own. Speed is that of the rounds after the first one, evaluation left out; memory
+is the growth of the resident set over a simulation of two peers, which has everything loaded that is needed once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import json
+import os
+import pstats
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+PEERS = (10, 100, 1000)
+PEER_ROUNDS = 20_000
+"""Peers × rounds of a measurement, unless --rounds is given: some ten seconds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """One simulation."""
+
+    peers: int
+    stacked: bool
+    algorithm: str
+    rounds: int
+    parameters: int
+    setup_s: float
+    """Building all peers."""
+    peer_rounds_per_s: float
+    memory_bytes_per_peer: float
+    """At the end of the run."""
+    peak_bytes_per_peer: float
+    """At the worst moment, setup included."""
+    model_bytes: int
+    """One vector of parameters, to compare with."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peers", type=int, action="append", help="by default 10, 100 and 1,000; may be repeated")
+    parser.add_argument("--rounds", type=int, help="by default as many as take some ten seconds")
+    parser.add_argument("--mode", choices=("both", "stacked", "one-by-one"), default="both")
+    parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="change the job")
+    parser.add_argument("--json", action="store_true", help="print JSON lines instead of a table")
+    parser.add_argument("--profile", action="store_true", help="print where the time of the rounds goes")
+    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    modes = {"both": (False, True), "stacked": (True,), "one-by-one": (False,)}[arguments.mode]
+    if arguments.here:
+        (peers,), (stacked,) = arguments.peers, modes
+        print(json.dumps(asdict(measure(peers, arguments.rounds, stacked, arguments.set, profile=arguments.profile))))
+        return 0
+    found = []
+    for stacked in modes:
+        for peers in arguments.peers or PEERS:
+            found.append(_in_own_process(peers, stacked, arguments))
+            if arguments.json:
+                print(json.dumps(asdict(found[-1])), flush=True)
+            else:
+                print(f"{peers} peers {_mode(stacked)}: done", file=sys.stderr, flush=True)
+    if not arguments.json:
+        print_table(found)
+    return 0
+
+
+def measure(peers: int, rounds: int | None, stacked: bool, settings: list[str], *, profile: bool) -> Measurement:
+    """Return speed and memory of a simulation in this process."""
+    from peer import config as configuration
+    from peer.metrics import RoundRecord
+    from peer.participant import Participant
+    from peer.simulate.run import Simulator
+
+    rounds = rounds or max(5, PEER_ROUNDS // peers)
+
+    def job(count: int) -> configuration.Config:
+        overrides = [f"run.rounds={count}", "evaluation.every_rounds=0", "data.skew=0", *settings]
+        return configuration.load(overrides=overrides, environment={})
+
+    Simulator(job(3), Path(), num_peers=2, stacked=stacked).run()
+    before = _resident_bytes("VmRSS")
+
+    started = time.perf_counter()
+    left = {1: peers, rounds - 1: peers}
+    passed: dict[int, float] = {}
+    profiler = cProfile.Profile()
+
+    def after_round(participant: Participant, record: RoundRecord) -> None:
+        done = record.round + 1
+        if done in left:
+            left[done] -= 1
+            if left[done] == 0:
+                passed[done] = time.perf_counter()
+                # Around the rounds that are timed, so that setup and evaluation stay out.
+                if profile:
+                    profiler.enable() if done == 1 else profiler.disable()
+
+    config = job(rounds)
+    simulator = Simulator(config, Path(), num_peers=peers, stacked=stacked, after_round=after_round)
+    setup_s = time.perf_counter() - started
+    simulator.run()
+    if profile:
+        pstats.Stats(profiler, stream=sys.stderr).sort_stats("tottime").print_stats(35)
+    size = simulator.trainer.layout.size
+    return Measurement(
+        peers=peers,
+        stacked=stacked,
+        algorithm=config.algorithm.name,
+        rounds=rounds,
+        parameters=size,
+        setup_s=setup_s,
+        peer_rounds_per_s=peers * (rounds - 2) / (passed[rounds - 1] - passed[1]),
+        memory_bytes_per_peer=(_resident_bytes("VmRSS") - before) / peers,
+        peak_bytes_per_peer=(_resident_bytes("VmHWM") - before) / peers,
+        model_bytes=4 * size,
+    )
+
+
+def print_table(found: list[Measurement]) -> None:
+    """Print the measurements as a table in Markdown."""
+    first = found[0]
+    print(f"{first.algorithm}, {first.parameters:,} parameters ({first.model_bytes / 1e3:.0f} kB a model)\n")
+    print("| peers | trained | rounds | setup, s | peers × rounds / s | ms a peer-round | kB a peer | peak kB a peer |")
+    print("| ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: |")
+    for m in found:
+        print(
+            f"| {m.peers:,} | {_mode(m.stacked)} | {m.rounds} | {m.setup_s:.1f} | {m.peer_rounds_per_s:,.0f} | "
+            f"{1000 / m.peer_rounds_per_s:.2f} | {m.memory_bytes_per_peer / 1e3:,.0f} | "
+            f"{m.peak_bytes_per_peer / 1e3:,.0f} |"
+        )
+
+
+def _in_own_process(peers: int, stacked: bool, arguments: argparse.Namespace) -> Measurement:
+    command = [sys.executable, __file__, "--here", "--peers", str(peers), "--mode", _mode(stacked).replace(" ", "-")]
+    command += ["--rounds", str(arguments.rounds)] if arguments.rounds else []
+    command += [word for change in arguments.set for word in ("--set", change)]
+    command += ["--profile"] if arguments.profile else []
+    # One thread: what a simulation of small models is fastest with.
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
+    return Measurement(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def _mode(stacked: bool) -> str:
+    return "stacked" if stacked else "one by one"
+
+
+def _resident_bytes(field: str) -> int:
+    """Return VmRSS or VmHWM, its peak, of this process."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return 1024 * int(line.split()[1])
+    raise SystemExit("scale: /proc/self/status does not say how much memory is resident; this tool needs Linux")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
