@@ -84,7 +84,7 @@ class Traffic:
         rows = []
         for peer, counted in counters.items():
             account, self._round[peer] = self._round[peer], _Handed()
-            protobuf, socket = counted.protobuf_bytes_sent, counted.socket_bytes_sent
+            protobuf, socket = counted.protobuf_bytes_sent, counted.socket_bytes_sent if counted.connections else 0
             protobuf_before, socket_before = self._last[peer]
             self._last[peer] = (protobuf, socket_before if socket is None else socket)
             rows.append(
