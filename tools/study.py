@@ -6,7 +6,8 @@
 
 Every run is a simulation with the algorithms, compressors and bytes of real peers. Its row is appended to a file of
 JSON lines (--results) under a key that covers the whole setting, so that the command can be stopped and started again
-at will: runs that are there are skipped, and `--table` only prints. `--hours` says how long the missing ones will take.
+at will: runs that are there are skipped, and --table only prints. Each row keeps the commit that it was measured with;
+remove a line to measure it anew. --hours says how long the missing runs will take.
 
 On two cores of a Xeon mnist takes 1 h, precision ½ h; cifar 0.6 h for each epoch (--epochs, by default 3; the papers
 have 200, which need a GPU: --device cuda).
@@ -188,11 +189,19 @@ class Run:
 
     @property
     def key(self) -> str:
-        """Hex digest of everything that the result depends on."""
-        job = self.config.model_dump(mode="json")
-        job["data"].pop("directory")
-        text = json.dumps([PEERS, self.device, job], sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        """Hex digest of everything that is set. What is not takes its default, and a new option changes no key."""
+        return key_of(self.job(), self.device)
+
+    def job(self) -> dict[str, Any]:
+        """Return what is set, without the place of the data."""
+        job = self.config.model_dump(mode="json", exclude_defaults=True)
+        job.get("data", {}).pop("directory", None)
+        return job
+
+
+def key_of(job: Mapping[str, Any], device: str) -> str:
+    """Return the key of a row."""
+    return hashlib.sha256(json.dumps([PEERS, device, job], sort_keys=True).encode()).hexdigest()[:16]
 
 
 def main() -> int:
@@ -274,9 +283,8 @@ def measure(run: Run) -> dict[str, Any]:
         "rounds": run.config.run.rounds,
         "commit": commit(),
         "device": run.device,
-        "config": run.config.model_dump(mode="json", exclude_defaults=True),
+        "config": run.job(),
     }
-    row["config"].get("data", {}).pop("directory", None)
     try:
         summary = simulator.run(run.config, Path(), num_peers=PEERS, stacked=stacks(run.config), baseline=False).summary
     except DivergenceError as error:
