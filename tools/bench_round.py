@@ -181,7 +181,8 @@ def run_peer(config_file: Path, result_file: Path, profile: bool) -> None:
                 }
             )
 
-    Transport.start, MetricsStore.put = start_and_keep, put_and_mark  # type: ignore[method-assign]
+    setattr(Transport, "start", start_and_keep)  # noqa: B010 - for mypy an assignment has another type
+    setattr(MetricsStore, "put", put_and_mark)  # noqa: B010
     with _profiled_worker(result_file.with_suffix(".prof")) if profile else contextlib.nullcontext():
         code = daemon.run(loaded, config_file.parent)
     result_file.write_text(json.dumps({"marks": marks, "peak_rss_bytes": _peak_rss_bytes()}))
@@ -199,7 +200,7 @@ def _profiled_worker(path: Path) -> Iterator[None]:
     def submit_profiled(pool: ThreadPoolExecutor, function: Callable[..., Any], /, *arguments: Any) -> Any:
         return submit(pool, profiler.runcall, function, *arguments)
 
-    ThreadPoolExecutor.submit = submit_profiled  # type: ignore[method-assign, assignment]
+    setattr(ThreadPoolExecutor, "submit", submit_profiled)  # noqa: B010
     try:
         yield
     finally:
