@@ -313,7 +313,11 @@ class SynchronousDaemon(Daemon):
         return self.incoming[peer].last_seq
 
     def _figures(self) -> dict[str, Any]:
+        compressor = self.participant.algorithm.node.compressor
         return {
+            "budget_kbytes_per_s": self.config.compressor.budget_kbytes_per_s,
+            "fraction": getattr(compressor, "fraction", None),
+            "bits": getattr(compressor, "bits", None),
             "push_weight": self.participant.algorithm.u,
             "waiting_for": [self.config.peers[peer].name for peer in self.participant.session.waiting_for],
         }

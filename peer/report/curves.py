@@ -130,6 +130,12 @@ def health_charts(data: RunData) -> list[Chart]:
         lines += _mean_and_worst(data, reading, rounds)
         charts.append(line_chart(title, lines, rounds.axis, Axis(label=title, write=short, log=log)))
     charts.append(_bits_chart(data, rounds))
+    for title, reading in _CHOSEN:
+        # Of interest only where a bandwidth budget chose it.
+        if len({value for record in data.rounds if (value := reading(record)) is not None}) > 1:
+            lines = _peer_lines(data, reading, rounds, legend="each peer")
+            lines += _mean_and_worst(data, reading, rounds)
+            charts.append(line_chart(title, lines, rounds.axis, Axis(label=title, write=short, low=0.0)))
     if any(record.staleness is not None for record in data.rounds):
         # Only the peers of asynchronous runs have one.
         lines = _peer_lines(data, _staleness, rounds, legend="each peer") + _mean_and_worst(data, _staleness, rounds)
@@ -142,6 +148,12 @@ _HEALTH: tuple[tuple[str, Reading, bool], ...] = (
     ("Push-sum weight u", lambda record: record.push_weight, False),
     ("Norm of the error memory", lambda record: record.error_norm, True),
     ("Replica error", lambda record: record.replica_error, True),
+)
+
+
+_CHOSEN: tuple[tuple[str, Reading], ...] = (
+    ("Fraction sent", lambda record: record.fraction),
+    ("Bits of each number", lambda record: record.bits),
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -176,3 +177,12 @@ def test_many_peers_are_drawn_in_part_and_listed_in_part(tmp_path: Path) -> None
 def test_a_page_that_cannot_be_written_is_an_error(run: Path, tmp_path: Path) -> None:
     with pytest.raises(StateError, match="cannot be written"):
         write_report(run, tmp_path / "nowhere" / "report.html")
+
+
+def test_what_a_budget_chose_is_drawn_only_where_it_chose(run: Path) -> None:
+    data = load_run(run)
+    assert "Fraction sent" not in render(data)
+    data.rounds = [replace(row, fraction=0.02 if row.round < 60 else 0.01) for row in data.rounds]
+    data.index_()
+    assert "Fraction sent" in render(data)
+    assert "Bits of each number" not in render(data)
