@@ -245,7 +245,8 @@ def main() -> int:
                 print(f"      {outcome(row)}", file=sys.stderr, flush=True)
     except KeyboardInterrupt:
         print("stopped; the same command goes on from here", file=sys.stderr)
-    print_table(study, [(run, done.get(run.key)) for run in runs], markdown=arguments.markdown)
+    command = f"tools/study.py {arguments.study}" if arguments.markdown else None
+    print_table(study, [(run, done.get(run.key)) for run in runs], command=command)
     return 1 if failed else 0
 
 
@@ -370,14 +371,15 @@ def percent(fraction: float | None) -> str:
     return MISSING if fraction is None else f"{100 * fraction:.2f}"
 
 
-def print_table(study: Study, runs: Sequence[tuple[Run, Mapping[str, Any] | None]], *, markdown: bool) -> None:
-    """Print a table for each skew."""
+def print_table(study: Study, runs: Sequence[tuple[Run, Mapping[str, Any] | None]], *, command: str | None) -> None:
+    """Print a table for each skew; as Markdown where a command is given, which then ends each row."""
+    markdown = command is not None
     header = ["algorithm", "message", "averaged %", "worst %", "− " + study.reference, "sent a peer", "bits/number"]
-    header += ["consensus", "paper"] + (["seed", "commit"] if markdown else [])
+    header += ["consensus", "paper"] + (["seed", "commit", "command"] if markdown else [])
     for skew in dict.fromkeys(run.skew for run, _ in runs):
         part = [(run, row) for run, row in runs if run.skew == skew and row is not None]
         base = next((row.get("averaged_accuracy") for run, row in part if run.setting.name == study.reference), None)
-        cells = [header, *(list(_cells(run, row, base, markdown=markdown)) for run, row in part)]
+        cells = [header, *(list(_cells(run, row, base, command)) for run, row in part)]
         print(f"\n{'### ' if markdown else ''}skew {skew:g}, {runs[0][0].config.run.rounds} rounds, {PEERS} peers\n")
         widths = [max(len(line[column]) for line in cells) for column in range(len(header))]
         for number, line in enumerate(cells):
@@ -387,7 +389,7 @@ def print_table(study: Study, runs: Sequence[tuple[Run, Mapping[str, Any] | None
                 print(f"| {' | '.join('-' * width for width in widths)} |")
 
 
-def _cells(run: Run, row: Mapping[str, Any], base: float | None, *, markdown: bool) -> Iterator[str]:
+def _cells(run: Run, row: Mapping[str, Any], base: float | None, command: str | None) -> Iterator[str]:
     yield from (run.setting.name, run.setting.message)
     averaged = row.get("averaged_accuracy")
     yield percent(averaged) if row["ended"] == "completed" else row["ended"].partition(":")[0]
@@ -397,8 +399,9 @@ def _cells(run: Run, row: Mapping[str, Any], base: float | None, *, markdown: bo
     yield MISSING if "bits_per_parameter" not in row else f"{row['bits_per_parameter']:.2f}"
     yield significant(row.get("consensus_distance"))
     yield run.setting.paper
-    if markdown:
+    if command is not None:
         yield from (str(row["seed"]), f"`{row['commit']}`")
+        yield f"`{command} --skew {run.skew:g} --only {run.setting.name}`"
 
 
 if __name__ == "__main__":
