@@ -8,7 +8,8 @@ happens in that second worker, one call after the other. Nothing waits for a rou
   request is sent again when it is back; after `rounds.abandon_after_s` it is given up.
 - A neighbour that is down is not chosen. Without any neighbour the peer takes `rounds.max_skipped_rounds` more steps,
   then it waits for one; so it does before the first step.
-- Who has taken all steps still answers, until everybody's last evaluation has come round.
+- Who has taken all steps still answers, until everybody's last evaluation has come round; it leaves sooner if it has no
+  neighbour for `transport.linger_s`, or hears nothing at all for `transport.give_up_after_s`.
 
 Frames are not numbered: exchanges have numbers of their own, requests are repeated after a reconnect, and each has one
 outcome. What a crash costs: a peer that is killed goes on from its last checkpoint; it has forgotten its steps and
@@ -32,10 +33,10 @@ from typing import Any, TypeVar
 
 from peer.compress.payload import FloatArray
 from peer.config import Config
-from peer.daemon import Daemon
+from peer.daemon import Daemon, evaluation_note, parse_evaluation
 from peer.errors import PeerUnreachable, RemoteProtocolError
 from peer.ledger import EventLog
-from peer.metrics import RoundRecord
+from peer.metrics import EvaluationRecord, RoundRecord
 from peer.pair_participant import EXCHANGES_SKIPPED, PairParticipant, PairTurn
 from peer.participant import Parcel
 from peer.store import Checkpoint
@@ -108,6 +109,14 @@ class AsynchronousDaemon(Daemon):
                 await self._until_closed()
             assert turn.finished is not None
             await self._after_round(turn.finished)
+        if self._diverged is None and self._own_last_evaluation() is None:
+            # Killed between the last step and its evaluation: the others wait for that.
+            await self._until_closed()
+            await self._evaluate(self.config.run.rounds)
+
+    def _own_last_evaluation(self) -> EvaluationRecord | None:
+        known = self.evaluations.get((self.me, "test"))
+        return known if known is not None and known.round == self.config.run.rounds else None
 
     def _compute(self) -> None:
         started = perf_counter()
@@ -236,11 +245,14 @@ class AsynchronousDaemon(Daemon):
             await self._checkpoint()
 
     async def _linger(self) -> None:
-        self._heard_at = self._now()
+        options = self.config.transport
+        self._heard_at = company_at = self._now()
         while not self._stop.is_set() and not self._all_have_finished():
-            silent = self._now() - self._heard_at
-            if silent > self.config.transport.give_up_after_s:
-                log.warning("nothing was heard for %.0f s; not everybody's last evaluation has come", silent)
+            if any(map(self._is_reachable, self.neighbors)):
+                company_at = self._now()
+            silent, alone = self._now() - self._heard_at, self._now() - company_at
+            if silent > options.give_up_after_s or alone > options.linger_s:
+                log.warning("not everybody's last evaluation has come, and nothing was heard for %.0f s", silent)
                 break
             await self._wait(None)
         await self._stop_answering()
@@ -273,6 +285,7 @@ class AsynchronousDaemon(Daemon):
         events = self.participant.take_events()
         state, arrays = self.participant.state()
         state |= self._description()
+        state["evaluations"] = [evaluation_note(record) for record in list(self.evaluations.values())]
         if self.ledger is not None:
             self.ledger.write(events)
             state["ledger"] = self.ledger.position()
@@ -292,6 +305,10 @@ class AsynchronousDaemon(Daemon):
         if checkpoint is not None:
             self._open = self.participant.restore(checkpoint.state, checkpoint.arrays).open_request
             self._saved_exchange = self.participant.algorithm.next_exchange
+            for note in checkpoint.state["evaluations"]:
+                # Others may have left by the time that this peer has finished once more.
+                record = parse_evaluation(note.encode(), self.job.num_peers)
+                self.evaluations[record.peer, record.split] = record
         if self.ledger is not None:
             self.ledger.go_back([0, 0] if checkpoint is None else checkpoint.state["ledger"])
 

@@ -349,9 +349,7 @@ class Daemon(ABC):
         if known is not None and known.round >= record.round:
             return
         self.evaluations[record.peer, record.split] = record
-        note = json.dumps(
-            [record.peer, record.round, record.split, record.correct, record.total], separators=(",", ":")
-        ).encode()
+        note = evaluation_note(record).encode()
         for peer in self.neighbors:
             if peer != source and self.transport.is_up(peer):
                 self.transport.bulletin(peer, "evaluation", note)
@@ -417,8 +415,7 @@ class Daemon(ABC):
         self._last_seen[peer] = self._now()
         frames = self._frames_to_send(peer, remote_has)
         for record in self.evaluations.values():
-            note = json.dumps([record.peer, record.round, record.split, record.correct, record.total])
-            self.transport.bulletin(peer, "evaluation", note.encode())
+            self.transport.bulletin(peer, "evaluation", evaluation_note(record).encode())
         self._wake.set()
         return frames
 
@@ -431,7 +428,7 @@ class Daemon(ABC):
         """A note that is passed on from peer to peer."""
         try:
             if topic == "evaluation":
-                self._learn(_parse_evaluation(data, self.job.num_peers), source=peer)
+                self._learn(parse_evaluation(data, self.job.num_peers), source=peer)
             elif topic == "diverged" and self._diverged is None:
                 round_, reason = json.loads(data)
                 self._diverged = (int(round_), str(reason)[:500])
@@ -603,7 +600,13 @@ class Daemon(ABC):
         self.metrics.flush()
 
 
-def _parse_evaluation(data: bytes, num_peers: int) -> EvaluationRecord:
+def evaluation_note(record: EvaluationRecord) -> str:
+    """Return an evaluation as peers tell it to each other."""
+    return json.dumps([record.peer, record.round, record.split, record.correct, record.total], separators=(",", ":"))
+
+
+def parse_evaluation(data: bytes, num_peers: int) -> EvaluationRecord:
+    """Return what `evaluation_note` made. Raises ValueError or TypeError for anything else."""
     peer, round_, split, correct, total = json.loads(data)
     counts = (*correct, *total)
     if not (

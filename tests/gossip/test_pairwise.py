@@ -365,3 +365,54 @@ def test_rounds_and_pairs_are_built_by_their_own_functions():
         build("ad-psgd", node, np.zeros(8))
     with pytest.raises(LocalProtocolError):
         build_pair_node("sgp", node, np.zeros(8))
+
+
+def test_an_initiator_that_went_back_to_an_old_state_is_released():
+    """It repeats a request that was answered long ago, and whose reply is no longer kept."""
+    nodes = _nodes("ad-psgd", np.full((2, 2), 0.5), np.array([[0.0] * 8, [2.0] * 8]))
+    old = nodes[0].request(1)
+    state = nodes[0].state()
+    nodes[0].receive(nodes[1].receive(old).sends[0][1])
+    nodes[0].receive(nodes[1].receive(nodes[0].request(1)).sends[0][1])
+    nodes[0].restore(state)
+    nodes[0].skip_exchanges(100)
+    answer = nodes[1].receive(nodes[0].open_request[1]).sends[0][1]
+    assert answer.kind is MessageKind.PAIR_BUSY
+    assert nodes[0].receive(answer).retry_after_s > 0
+    # Its next number stands for no exchange that anybody remembers.
+    again = nodes[0].request(1)
+    assert again.round == nodes[0].next_exchange - 1 == 101
+    assert nodes[0].receive(nodes[1].receive(again).sends[0][1]).mixed_with == 1
+
+
+def test_a_responder_is_free_again_when_the_link_of_a_repair_breaks():
+    rng = np.random.default_rng(0)
+    nodes = _nodes("moniqua-ad-psgd", ring(3), 50.0 * rng.normal(size=(3, 8)), theta=(0.01,))
+    request = nodes[0].request(1)
+    wish = nodes[1].receive(request).sends[0][1]
+    assert wish.kind is MessageKind.REPAIR_REQUEST
+    assert not nodes[1].idle
+    nodes[1].hung_up(2)
+    assert not nodes[1].idle
+    nodes[1].hung_up(0)
+    assert nodes[1].idle
+    # The repeated request starts the repair again.
+    message, receiver = request, 1
+    while not nodes[0].idle:
+        ((receiver, message),) = nodes[receiver].receive(message).sends or ((0, None),)
+        if message is None:
+            break
+    assert nodes[0].idle
+    assert nodes[1].idle
+
+
+def test_only_those_who_come_into_question_are_chosen():
+    node = _nodes("ad-psgd", ring(5), np.zeros((5, 8)))[0]
+    for _ in range(20):
+        assert node.choose_partner([4]) == 4
+        node.skip_exchanges(1)
+    chosen = set()
+    for _ in range(50):
+        chosen.add(node.choose_partner([1, 4]))
+        node.skip_exchanges(1)
+    assert chosen == {1, 4}

@@ -32,7 +32,7 @@ def job(*overrides: str, budget: float | None = None) -> Config:
 
 def simulate(config: Config, *, step_s: float = 0.1, rate_kbit_s: float | None = 1000.0) -> list[RoundRecord]:
     """Return the rounds of peer 0 of three."""
-    metrics = MetricsStore(Path(":memory:"))
+    metrics = MetricsStore(None)
     links = LinkModel(rate_kbit_s=rate_kbit_s, overhead_bytes=OVERHEAD_BYTES)
     simulator = Simulator(config, Path(), num_peers=3, metrics=metrics, links=links, step_s=step_s)
     assert simulator.run()
