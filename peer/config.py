@@ -163,7 +163,8 @@ class CompressorOptions(Section):
     rounding: Literal["nearest", "stochastic", "dither"] | None = None
     """modulo: nearest, stochastic or dither; grid: nearest or stochastic. By default dither, and stochastic."""
     budget_kbytes_per_s: Positive | None = None
-    """Bandwidth each link may use, headers included, in units of 1000 bytes/s: fraction or bits are lowered to fit."""
+    """What this peer may send over each of its links, headers included, in units of 1000 bytes/s: it lowers fraction or
+    bits to fit, and waits where that is not enough. Peers may set different numbers, but all of them or none."""
 
 
 class TrainingOptions(Section):
@@ -320,6 +321,8 @@ class Config(Section):
         # Where files lie is each device's own business.
         job["data"].pop("directory")
         job["graph"].pop("file")
+        # So is how much its links carry; only whether there is a limit decides about the averaging rate.
+        job["compressor"]["budget_kbytes_per_s"] = self.compressor.budget_kbytes_per_s is not None
         job["peers"] = [peer.name for peer in self.peers]
         texts = (json.dumps(job[name], sort_keys=True) for name in JOB_PARTS)
         return ".".join(hashlib.sha256(text.encode()).hexdigest()[:16] for text in texts)

@@ -186,3 +186,9 @@ def test_an_error_blames_the_command_line_only_for_what_it_set(tmp_path: Path) -
         load(file, overrides=["run.seed=3"], environment={})
     with pytest.raises(ConfigError, match=r"command line: run\.seed"):
         load(file, overrides=["run.seed=-3"], environment={})
+
+
+def test_peers_may_have_different_budgets_but_all_or_none() -> None:
+    one, other = (loaded(f"compressor.budget_kbytes_per_s={number}") for number in (10, 50))
+    assert one.job_digest() == other.job_digest()
+    assert one.job_digest() != Config().job_digest()
