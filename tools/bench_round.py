@@ -191,11 +191,11 @@ def run_peer(config_file: Path, result_file: Path, profile: bool) -> None:
 
 @contextlib.contextmanager
 def _profiled_worker(path: Path) -> Iterator[None]:
-    """Profile everything that the peer does in its worker thread."""
+    """Profile everything that the peer does in its worker thread, in CPU seconds."""
     import cProfile
     from concurrent.futures import ThreadPoolExecutor
 
-    profiler, submit = cProfile.Profile(), ThreadPoolExecutor.submit
+    profiler, submit = cProfile.Profile(time.thread_time), ThreadPoolExecutor.submit
 
     def submit_profiled(pool: ThreadPoolExecutor, function: Callable[..., Any], /, *arguments: Any) -> Any:
         return submit(pool, profiler.runcall, function, *arguments)
