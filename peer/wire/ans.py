@@ -142,18 +142,29 @@ def encode(tokens: ByteArray, table: Table, lanes_log2: int, num_bits: float) ->
     # From here on a state would not fit 32 bits after the token.
     limit = frequency << np.uint64(32 - SCALE)
     state = np.full(lanes, LOWEST_STATE, np.uint64)
-    rows: list[WordArray] = []
+    words = np.empty(_likely_words(num_bits, tokens.size), np.uint16)
+    at = words.size
     for start in range((tokens.size - 1) // lanes * lanes, -1, -lanes):
         row = tokens[start : start + lanes]
         x = state[: row.size]
         full = x >= limit[row]
-        rows.append(x[full].astype(np.uint16))
+        emitted = x[full].astype(np.uint16)
+        if emitted.size > at:
+            more = tokens.size - words.size
+            words, at = np.concatenate([np.empty(more, np.uint16), words]), at + more
+        at -= emitted.size
+        words[at : at + emitted.size] = emitted
         x = np.where(full, x >> np.uint64(16), x)
         f = frequency[row]
         quotient = x // f
         state[: row.size] = (quotient << scale) + (x - quotient * f) + first[row]
-    rows.reverse()
-    return state.astype(np.uint32), np.concatenate(rows)
+    return state.astype(np.uint32), words[at:]
+
+
+def _likely_words(num_bits: float, num_tokens: int) -> int:
+    """Return room for the words of tokens that take `num_bits`, but never more than a word for each token."""
+    # A little more, as a state keeps fractions of bits only so exactly.
+    return min(int(num_bits * 1.02) // 16 + 16, num_tokens)
 
 
 def decode(states: StateArray, reader: Reader, table: Table, count: int) -> ByteArray:
@@ -251,10 +262,8 @@ def _check_end(even: bool) -> None:
 
 def _encode_native(tokens: ByteArray, table: Table, lanes_log2: int, num_bits: float) -> tuple[StateArray, WordArray]:
     states = np.empty(1 << lanes_log2, np.uint32)
-    # What the tokens take and a little, as a state keeps fractions of bits only so exactly; no token needs more than
-    # one word. The kernel wants room for a whole row before it begins one.
-    likely, most = int(num_bits * 1.02) // 16 + 16, tokens.size
-    for size in (min(likely, most), most):
+    for size in (_likely_words(num_bits, tokens.size), tokens.size):
+        # The kernel wants room for a whole row before it begins one.
         words = np.empty(size + states.size, np.uint16)
         begin = native.lib.wire_rans_encode(
             pointer(tokens),

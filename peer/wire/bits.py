@@ -20,7 +20,7 @@ from peer.wire.errors import PaddingNotZero, TruncatedFrame
 UnsignedArray: TypeAlias = npt.NDArray[np.unsignedinteger[Any]]
 ByteArray: TypeAlias = npt.NDArray[np.uint8]
 
-CHUNK = 1 << 15
+CHUNK = 1 << 14
 """A multiple of 8, so that pieces of integers of a fixed width begin on whole bytes."""
 
 _ALL_ONES = np.uint64(2**64 - 1)

@@ -35,8 +35,12 @@ def encode(indices: npt.NDArray[np.int64], size: int, memory: Memory) -> tuple[i
         return 0, []
     gaps = indices.copy()
     gaps[1:] -= indices[:-1] + 1
-    code, cost = _best_rice(gaps, size)
     width = (size - count).bit_length()
+    if count * width <= 8:
+        # No other code takes less than a byte.
+        memory.pooled_gaps.append((gaps, size, width))
+        return POOLED, []
+    code, cost = _best_rice(gaps, size)
     if count <= MAX_POOLED and count * width < cost + -cost % 8:
         memory.pooled_gaps.append((gaps, size, width))
         return POOLED, []

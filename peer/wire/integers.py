@@ -36,6 +36,8 @@ WORTH_ORDERING = 1 << 12
 POOLED_BITS = 2048
 """Streams of codes that would need less than this many bits share one of the frame."""
 SAMPLE = 1 << 15
+WORTH_MATCHING = 1 << 14
+"""Integers below which nobody looks for repetitions."""
 ZSTD_SAMPLE = 1 << 13
 ZSTD_LEVEL = 1
 MAX_WINDOW = 8 << 20
@@ -381,10 +383,10 @@ def _overhead(num_tokens: int) -> float:
 
 
 def _zstd_bits(sample: UnsignedArray, count: int) -> float:
-    """Return about how many bits zstd needs for `count` elements; infinite where the sample says too little."""
-    piece = sample[:ZSTD_SAMPLE]
-    if piece.size < ZSTD_SAMPLE // 2:
+    """Return about how many bits zstd needs for `count` elements; infinite where there are too few to ask."""
+    if count < WORTH_MATCHING:
         return float("inf")
+    piece = sample[:ZSTD_SAMPLE]
     compressed = zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(bits.as_bytes(piece).data)
     return 8.0 * len(compressed) * count / piece.size
 
