@@ -258,7 +258,7 @@ class AsynchronousDaemon(Daemon):
         await self._stop_answering()
         record = self.participant.closing_record()
         if record is not None and self._last_put is not None:
-            self._put_round(replace(record, protobuf_bytes=self._last_put.protobuf_bytes))
+            self._put_round(replace(record, protobuf_bytes=self._last_put.protobuf_bytes), self.config.run.rounds)
         if self.participant.algorithm.staleness.exchanges != self._evaluated_exchanges:
             await self._evaluate_again()
         await self._checkpoint()

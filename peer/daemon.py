@@ -241,13 +241,16 @@ class Daemon(ABC):
             self._flushed = now
             self._record_links()
 
-    def _put_round(self, record: RoundRecord) -> None:
-        """Write the row of a round, with what went over the sockets since the last one."""
+    def _put_round(self, record: RoundRecord, link_round: int | None = None) -> None:
+        """Write the row of a round, with what went over the sockets since the last one, and the rows of its links
+        (under another number where the round has such rows already)."""
         counters = {peer: self.transport.counters(peer) for peer in self.neighbors}
         protobuf = sum(each.protobuf_bytes_sent for each in counters.values())
         since = max(0, protobuf - self._protobuf_before)
         self._last_put = replace(record, protobuf_bytes=record.protobuf_bytes + since)
-        self.metrics.put(self._last_put, *self.traffic.close_round(record.round, counters))
+        self.metrics.put(
+            self._last_put, *self.traffic.close_round(record.round if link_round is None else link_round, counters)
+        )
         self._protobuf_before = protobuf
 
     async def _finish(self) -> None:

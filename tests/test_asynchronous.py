@@ -133,6 +133,8 @@ def test_a_ring_of_five_has_one_history_and_a_slow_peer_slows_nobody(prepared: C
     records = [record for store in cluster.stores()[1:] for record in store.rounds()]
     assert sum(record.exchanges for record in records) == 2 * history.count("mix")
     assert all(record.staleness is not None for record in records)
+    link_rows = [row for store in cluster.stores()[1:] for row in store.link_rounds()]
+    assert sum(row.payload_bytes for row in link_rows) == sum(record.payload_bytes for record in records)
     # Every peer knows everybody's last accuracy, and its own row is of the model that it left.
     for peer, store in enumerate(cluster.stores()[1:]):
         last = {r.peer: r for r in store.evaluations() if r.split == "test" and r.round == 200}

@@ -29,6 +29,7 @@ ALLOWED: dict[str, set[str]] = {
     "security": {"config", "errors"},
     "transport": {"envelope", "chunks", "config", "errors", "hello", "proto", "security", "tcp_info"},
     "participant": {"compress", "wire", "gossip", "errors", "metrics"},
+    "pair_participant": {"compress", "wire", "gossip", "errors", "metrics", "participant"},
 }
 
 PURE = ("compress", "wire", "gossip", "link", "chunks")
