@@ -4,9 +4,9 @@
 
 A ResNet-20 (EvoNorm) is trained on CIFAR-10 for some hundred steps. The next gradient, the model, its change over the
 last ten steps and the model one step earlier are then sent through every compressor. The first table gives bits sent a
-parameter (the whole frame, header and checksum included), the fewest bits that could carry that payload
-(`peer.wire.entropy_bound_bits`) and their ratio, also of the indices and of the codes alone. The second compares bytes a
-round of one worker with other systems; it says which figures this run measured and which come from elsewhere.
+parameter (the whole frame, header and checksum included), about the fewest bits that could carry that payload (see
+`peer.wire.entropy_bound_bits`) and their ratio, also of the indices and of the codes alone. The second compares bytes
+a round of one worker with other systems; it says which figures this run measured and which come from elsewhere.
 """
 
 from __future__ import annotations
@@ -117,15 +117,19 @@ def rows_of(shot: Snapshot) -> list[Row]:
     for bits in (8, 4, 2, 1):
         rows.append(row(f"qsgd {bits} bits", "gradient", shot.gradient, shot, kind="qsgd", bits=bits))
         rows.append(row(f"qsgd {bits} bits", "change of the model", shot.change, shot, kind="qsgd", bits=bits))
-    # Twice the largest change of a step: what adaptive verification would settle near.
+    # Twice the largest change of a step, near which an adaptive θ would settle; and the constant of the papers.
     tight = 2 * float(np.abs(shot.model - shot.before).max())
-    for theta, note in ((tight, f"θ {tight:.2g}"), (2.0, "θ 2, the papers'")):
+    for theta, note in ((tight, f"θ {tight:.2g}"), (2.0, "θ 2")):
         for bits in (8, 4, 2, 1):
-            settings = {"kind": "modulo", "bits": bits, "theta": theta, "rounding": "dither"}
-            rows.append(row(f"modulo {bits} bits, {note}", "model", shot.model, shot, **settings))
-            rows.append(
-                row(f"modulo {bits} bits, {note}", "model, against the last", shot.model, shot, shot.before, **settings)
-            )
+            settings = {"kind": "modulo", "bits": bits, "theta": theta}
+            what = f"modulo {bits} bits, {note}"
+            rows.append(row(f"{what}, dither", "model", shot.model, shot, **settings, rounding="dither"))
+            # A dither is drawn anew in every round, which the difference of two codes has to carry, too.
+            for rounding in ("dither", "nearest"):
+                settings["rounding"] = rounding
+                rows.append(
+                    row(f"{what}, {rounding}", "model, against the last", shot.model, shot, shot.before, **settings)
+                )
     for value_type in ("float32", "bfloat16"):
         rows.append(row(f"none, {value_type}", "model", shot.model, shot, kind="none", value_type=value_type))
     return rows
@@ -134,11 +138,9 @@ def rows_of(shot: Snapshot) -> list[Row]:
 def row(what: str, of: str, vector: Vector, shot: Snapshot, before: Vector | None = None, **settings: Any) -> Row:
     """Return what one message costs."""
     compressor = compress.build(**settings)
-    # Both messages in the same round: the shared draws of a dither belong to the coordinate here, not to the round.
-    draws = PeerDraws(1, 0, 1)
 
     def message_of(x: Vector, number: int) -> Message:
-        layers = compress.compress_layers(compressor, x, shot.layout, draws)
+        layers = compress.compress_layers(compressor, x, shot.layout, PeerDraws(1, 0, number))
         return Message(MessageKind.GOSSIP, 3, number, mixing_weight=1 / 3, push_weight=0.9876543, layers=layers)
 
     message = message_of(vector, 300)
@@ -168,7 +170,7 @@ def row(what: str, of: str, vector: Vector, shot: Snapshot, before: Vector | Non
 
 
 def elias_gamma_bytes(vector: Vector, fraction: float) -> int:
-    """Return the bytes of decentralizepy's coding of top-k: gaps of the flat vector in Elias gamma, values in float32."""
+    """Return the bytes of decentralizepy's top-k: gaps over the flat vector in Elias gamma, values in float32."""
     k = max(1, round(fraction * vector.size))
     where = np.sort(np.argpartition(-np.abs(vector), k - 1)[:k])
     gaps = np.diff(where, prepend=-1)
@@ -200,7 +202,7 @@ def comparison(shot: Snapshot, rows: list[Row]) -> list[tuple[str, str, float]]:
     elias = elias_gamma_bytes(shot.change, 0.01)
     found.append(("decentralizepy's Elias gamma + float32, top 1 %, 2 neighbours", coding, 2 * elias / 1000))
     for r in rows:
-        if r.of in ("change of the model", "model, against the last") and not r.what.endswith("papers'"):
+        if r.of in ("change of the model", "model, against the last") and "θ 2," not in r.what:
             found.append((f"sottovoce {r.what}, 2 neighbours", "this run, whole frames", 2 * r.frame_bytes / 1000))
     return found
 
@@ -224,11 +226,11 @@ def main() -> None:
         f"ResNet-20, {layout.size:,} parameters in {layout.num_layers} layers, after {options.steps} steps of batch "
         f"{options.batch} (loss {shot.loss:.3f}, seed {options.seed})\n"
     )
-    print(f"{'':34}{'of':26}{'frame B':>9}{'sent':>9}{'bound':>9}{'ratio':>7}{'index':>7}{'codes':>7}{'header B':>10}")
+    print(f"{'':36}{'of':26}{'frame B':>9}{'sent':>9}{'bound':>9}{'ratio':>7}{'index':>7}{'codes':>7}{'header B':>10}")
     for r in rows:
         parts = "".join(f"{v:>7.3f}" if v is not None else f"{'–':>7}" for v in (r.indices, r.codes))
         print(
-            f"{r.what:34}{r.of:26}{r.frame_bytes:>9,}{r.sent:>9.4f}{r.bound:>9.4f}{r.ratio:>7.3f}{parts}"
+            f"{r.what:36}{r.of:26}{r.frame_bytes:>9,}{r.sent:>9.4f}{r.bound:>9.4f}{r.ratio:>7.3f}{parts}"
             f"{r.overhead_bytes:>6}/{r.overhead_allowed}"
         )
     print("\nsent, bound: bits a parameter; index, codes: bits over their own bound; header: bytes of at most\n")
