@@ -1,0 +1,96 @@
+"""What README and docs/ tell people to type exists, and so do the files that they point to."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shlex
+from pathlib import Path
+
+import click
+import pytest
+
+from peer import config, gossip
+from peer.cli import cli
+from peer.cli.app import EXIT_CODES
+from peer.compress import COMPRESSORS
+from peer.gossip.graphs import FAMILIES
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CHANGELOG.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    ROOT / "deploy" / "README.md",
+]
+
+
+def command_lines(page: Path) -> list[str]:
+    """Return every line of a block of code that calls sotto."""
+    blocks = re.findall(r"^```[a-z]*\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    lines = [line.strip() for block in blocks for line in block.splitlines()]
+    return [line for line in lines if line.startswith("sotto ")]
+
+
+LINES = [pytest.param(line, id=f"{page.name}: {line}") for page in PAGES for line in command_lines(page)]
+
+
+def parsed(line: str) -> tuple[click.Command, list[str]]:
+    """Return the command that a line calls, and its words after that; comments and redirections are cut off."""
+    # docs/commands.md puts an explanation beside some examples, two blanks away.
+    words = shlex.split(re.split(r"\s{2,}| > | \[OPTIONS\]", line)[0], comments=True)[1:]
+    command: click.Command = cli
+    while isinstance(command, click.Group) and words and words[0] in command.commands:
+        command, words = command.commands[words[0]], words[1:]
+    return command, words
+
+
+def test_there_is_something_to_test() -> None:
+    assert len(LINES) > 40
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_command_that_the_documentation_shows_exists(line: str) -> None:
+    command, words = parsed(line)
+    assert command is not cli or not words or words[0].startswith("-") or words[0] == "COMMAND", line
+    known = {name for parameter in command.params for name in parameter.opts}
+    assert {word for word in words if word.startswith("-") and word != "-"} <= known
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_the_values_that_it_shows_exist(line: str) -> None:
+    _, words = parsed(line)
+    names = {"--algorithm": gossip.ALGORITHMS, "--compressor": COMPRESSORS, "--graph": (*FAMILIES, "file")}
+    for option, value in itertools.pairwise(words):
+        if option in names:
+            assert value in names[option]
+        if option in ("--set", "-s"):
+            section, key = value.partition("=")[0].split(".")[:2]
+            assert key in config.SECTIONS[section].model_fields
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_files(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8")):
+        if "://" not in target:
+            assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_keys_that_are_named_exist(page: Path) -> None:
+    sections = "|".join(config.SECTIONS)
+    for section, key in re.findall(rf"`({sections})\.(\w+)", page.read_text(encoding="utf-8")):
+        # `peer.wire` is a module of the package, `security.py` a file.
+        if key not in ("toml", "pem", "key", "py", "safetensors") and not (section == "peer" and is_module(key)):
+            assert key in config.SECTIONS[section].model_fields, f"{section}.{key}"
+
+
+def test_the_readme_lists_every_exit_code_algorithm_and_compressor() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\| (\d+) \|", text, re.MULTILINE)) == {str(code) for code in EXIT_CODES}
+    for name in (*gossip.ALGORITHMS, *COMPRESSORS):
+        assert f"`{name}`" in text
+
+
+def is_module(name: str) -> bool:
+    return (ROOT / "peer" / name).is_dir() or (ROOT / "peer" / f"{name}.py").is_file()
