@@ -32,8 +32,8 @@ from peer.compress.payload import (
     WholeIntegers,
     payloads_equal,
 )
+from peer.errors import FrameError
 from peer.wire import Message, MessageKind, RepairWish, decode, encode
-from peer.wire.errors import FrameError
 from peer.wire.frame import MAGIC, VERSION, allocation_bound
 
 CORPUS = Path(__file__).parent / "corpus"
