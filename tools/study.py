@@ -133,7 +133,7 @@ MNIST = Study(
 )
 
 PRECISION = Study(
-    common={**MNIST.common, "run.name": "precision"},
+    common={**MNIST.common, "run.name": "precision", "run.rounds": 1000},
     settings=(
         setting("allreduce", "32 bits", COMPLETE),
         setting("parameter-server", "32 bits", STAR, {"compressor.kind": "none"}),
@@ -146,8 +146,9 @@ PRECISION = Study(
         setting("naive-quantized", "4 bits of ±½", RING, grid(2**-4)),
         setting("moniqua", "8 bits", RING, modulo(8)),
         setting("moniqua", "4 bits", RING, modulo(4)),
-        setting("choco-sgd", "8 bits", RING, qsgd(8)),
-        setting("choco-sgd", "4 bits", RING, qsgd(4)),
+        # What CHOCO quantizes is a difference, and small.
+        setting("choco-sgd", "8 bits of ±1/16", RING, grid(2**-11)),
+        setting("choco-sgd", "4 bits of ±1/16", RING, grid(2**-7)),
     ),
     skews=(0.0,),
     reference="allreduce",
