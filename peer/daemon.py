@@ -25,10 +25,10 @@ import numpy as np
 from peer import __version__, wire
 from peer.compress.payload import FloatArray
 from peer.config import JOB_PARTS, Config
-from peer.errors import DivergenceError, HandshakeRefused, SottoError, StateError
+from peer.errors import ConfigError, DivergenceError, HandshakeRefused, SottoError, StateError
 from peer.guard import reason_to_stop
 from peer.hello import HelloInfo
-from peer.job import Job, algorithm_spec, machine_facts, refuse_errors, validate_config
+from peer.job import Job, algorithm_spec, machine_facts, refuse_errors, unreachable_pairs, validate_config
 from peer.metrics import EvaluationRecord, LinkRecord, MetricsStore, RoundRecord
 from peer.pair_participant import PairParticipant
 from peer.participant import Parcel, Participant
@@ -518,6 +518,8 @@ class Daemon(ABC):
 
     def _make_transport(self) -> Transport:
         config = self.config
+        for sentence in unreachable_pairs(config, self.job.schedule, only=self.me):
+            raise ConfigError(sentence, key="peers")
         neighbors = []
         for peer in self.neighbors:
             address = config.peers[peer].advertise

@@ -193,7 +193,24 @@ def validate_config(config: Config, base: Path, num_peers: int | None = None) ->
     if count < 1:
         raise ConfigError("no peers are listed", key="peers", valid="one [[peers]] table for each device")
     schedule = build_schedule(config, base, count)
-    return _check(config, schedule, build_compressor(config)) + list(_budget_findings(config, schedule))
+    findings = _check(config, schedule, build_compressor(config)) + list(_budget_findings(config, schedule))
+    # A job that names its peers without any address is for `sotto up` and the simulator.
+    if any(peer.advertise is not None for peer in config.peers):
+        findings += [validate.Finding("warning", "peers", sentence) for sentence in unreachable_pairs(config, schedule)]
+    return findings
+
+
+def unreachable_pairs(config: Config, schedule: Schedule, only: int | None = None) -> list[str]:
+    """Return a sentence for each two neighbours of whom neither can be dialled; `only` asks for one peer's own."""
+    return [
+        f"{config.peers[one].name} and {config.peers[other].name} are neighbours in this graph, and neither has an "
+        "advertise address at which the other could dial it; give one of them an address, or choose a graph in which "
+        "they are not neighbours"
+        for one, peer in enumerate(config.peers)
+        for other in sorted({*schedule.all_receivers(one), *schedule.all_senders(one)})
+        if one < other and only in (None, one, other)
+        if peer.advertise is None and config.peers[other].advertise is None
+    ]
 
 
 def _budget_findings(config: Config, schedule: Schedule) -> Iterator[validate.Finding]:

@@ -24,7 +24,7 @@ from peer import daemon
 from peer.cluster import free_ports
 from peer.config import Config, load
 from peer.errors import HandshakeRefused, PeerUnreachable, RemoteError
-from peer.init import Host, write_cluster
+from peer.init import Host, write_cluster, write_resolved
 from peer.security import CertificateAuthority, Role
 from peer.store import StateFolder, find_checkpoints
 from tests.cli.runner import sotto
@@ -175,6 +175,15 @@ def write_warm_start(folder: Path, value: float, *, hidden: int = 4) -> None:
     save_file({name: torch.full(size, value) for name, size in sizes.items()}, folder / "start.safetensors")
 
 
+def nobody_can_be_dialled(folders: Folders) -> None:
+    """Peers 0 and 1 lose their addresses; peer 2 keeps its own."""
+    for folder in folders:
+        file = folder / "peer.toml"
+        config = load(file, environment={})
+        peers = (*(peer.model_copy(update={"advertise": None}) for peer in config.peers[:2]), config.peers[2])
+        write_resolved(config.model_copy(update={"peers": peers}), file)
+
+
 def state_is_a_file(folders: Folders) -> None:
     (folders[0] / "state").write_text("")
 
@@ -191,6 +200,7 @@ CASES = [
     Case(
         "unknown-host-to-listen-on", nothing, ("peer.listen", "nowhere.invalid"), 2, ("peer.listen=nowhere.invalid:1",)
     ),
+    Case("nobody-can-be-dialled", nobody_can_be_dialled, ("peer-0 and peer-1 are neighbours", "advertise", "graph"), 2),
     Case("state-in-use", take_state, ("state", "in use by another peer", "stop that one"), 5),
     Case("state-is-a-file", state_is_a_file, ("state", "cannot be used as state folder"), 5),
     Case("certificate-of-another-run", certificate_of_another_run, ("peer.pem", "not signed by", "different runs"), 3),
