@@ -54,7 +54,8 @@ def test_going_back_leaves_the_older_checkpoint(tmp_path: Path) -> None:
         folder.save(_checkpoint(round_))
     assert folder.go_back(25) == 20
     newest = folder.newest()
-    assert newest is not None and newest.round == 20
+    assert newest is not None
+    assert newest.round == 20
     assert folder.go_back(5) == 0
     assert folder.newest() is None
 
@@ -80,4 +81,5 @@ def test_a_leftover_of_an_interrupted_write_is_not_a_checkpoint(tmp_path: Path) 
     folder.save(_checkpoint(3))
     (tmp_path / ".checkpoint-00000009.safetensors.123.new").write_bytes(b"half")
     newest = folder.newest()
-    assert newest is not None and newest.round == 3
+    assert newest is not None
+    assert newest.round == 3
