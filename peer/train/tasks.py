@@ -20,7 +20,7 @@ from peer.random import SHARED, Purpose, stream
 from peer.train.data import Batch, Classification, ImageData, TensorData, crop_and_flip
 from peer.train.image_files import find_idx, read_cifar, read_idx_images, read_idx_labels
 from peer.train.models import Quadratic, logistic, mlp, resnet20, vgg11
-from peer.train.models.resnet import NORMS, Norm
+from peer.train.norms import NORMS, Norm
 from peer.train.task import Task
 
 OptionValue = str | int | float | bool

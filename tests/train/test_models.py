@@ -1,4 +1,4 @@
-"""The models: sizes that the papers give, and EvoNorm against its formula."""
+"""The models: sizes that the papers give."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from peer.train.models import MODELS, Quadratic, logistic, mlp, resnet20, vgg11
-from peer.train.models.evonorm import EvoNormS0
-from peer.train.models.resnet import NORMS
+from peer.train.norms import NORMS
 
 
 def count(model: nn.Module) -> int:
@@ -21,8 +20,13 @@ def test_every_model_is_described():
 
 
 def test_sizes_are_those_of_the_papers():
-    assert count(resnet20(norm="evonorm")) == 273_258
-    assert count(resnet20(norm="group")) == count(resnet20(norm="batch")) == 272_474
+    assert {norm: count(resnet20(norm=norm)) for norm in NORMS} == {
+        "evonorm": 273_258,
+        "range-evonorm": 273_258,
+        "group": 272_474,
+        "batch": 272_474,
+        "range-batch": 272_474,
+    }
     assert count(resnet20(100)) == 273_258 + 90 * 65
     assert round(count(vgg11()) / 1e6, 2) == 9.49
     assert count(mlp((64, 128, 10))) == 9_610
@@ -39,24 +43,6 @@ def test_resnet_gives_logits_and_gradients_everywhere(norm):
     assert all(torch.isfinite(gradient).all() and gradient.abs().max() > 0 for gradient in gradients)
 
 
-@pytest.mark.parametrize("norm", ["evonorm", "group"])
-def test_samples_do_not_see_each_other(norm):
-    """What makes these norms fit for skewed data, and batch norm not."""
-    torch.manual_seed(0)
-    model, images = resnet20(norm=norm), torch.randn(3, 3, 32, 32)
-    alone = model(images[:1])
-    assert torch.allclose(model(images)[:1], alone, atol=1e-5)
-    torch.manual_seed(0)
-    batch = resnet20(norm="batch")
-    assert not torch.allclose(batch(images)[:1], batch(images[:1]), atol=1e-3)
-
-
-def test_only_batch_norm_keeps_buffers():
-    assert not list(resnet20(norm="evonorm").buffers())
-    assert not list(resnet20(norm="group").buffers())
-    assert len(list(resnet20(norm="batch").buffers())) == 3 * 21
-
-
 def test_resolution_falls_twice():
     model = resnet20()
     shapes = []
@@ -64,37 +50,6 @@ def test_resolution_falls_twice():
         block.register_forward_hook(lambda module, inputs, output: shapes.append(tuple(output.shape[1:])))
     model(torch.zeros(1, 3, 32, 32))
     assert shapes == [(16, 32, 32)] * 3 + [(32, 16, 16)] * 3 + [(64, 8, 8)] * 3
-
-
-@pytest.mark.parametrize(("channels", "groups"), [(16, 32), (64, 32), (12, 4)])
-def test_evonorm_follows_its_formula(channels: int, groups: int):
-    torch.manual_seed(1)
-    norm = EvoNormS0(channels, groups=groups).double()
-    with torch.no_grad():
-        for parameter in norm.parameters():
-            parameter.copy_(torch.randn(channels))
-    x = 3 + 2 * torch.randn(4, channels, 5, 5, dtype=torch.float64)
-    per = channels // min(groups, channels)
-    for sample in range(4):
-        for channel in range(channels):
-            group = slice(channel // per * per, channel // per * per + per)
-            variance = x[sample, group].var(correction=0)
-            one = x[sample, channel]
-            expected = one * torch.sigmoid(norm.v[channel] * one) / torch.sqrt(variance + 1e-5)
-            expected = expected * norm.weight[channel] + norm.bias[channel]
-            assert torch.allclose(norm(x)[sample, channel], expected, atol=1e-10)
-
-
-def test_evonorm_gradient_is_the_slope():
-    torch.manual_seed(2)
-    norm = EvoNormS0(4, groups=2).double()
-    x = torch.randn(2, 4, 3, 3, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(norm, (x,))
-
-
-def test_evonorm_refuses_groups_that_do_not_divide_the_channels():
-    with pytest.raises(ValueError, match="48 channels do not make 32 equal groups"):
-        EvoNormS0(48)
 
 
 def test_vgg_starts_with_small_gradients():

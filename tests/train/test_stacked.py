@@ -96,7 +96,8 @@ def test_logistic_regression_equals_one_by_one():
 
 
 @pytest.mark.parametrize("how", ["stacked", "one by one"])
-@pytest.mark.parametrize("norm", ["evonorm", "group", "batch"])
+# Not Range batch norm: in batches of 2, which activation is the largest hangs on the last bits.
+@pytest.mark.parametrize("norm", ["evonorm", "range-evonorm", "group", "batch"])
 def test_resnet_equals_one_by_one(norm, how: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(stacked_module, "_NUMBERS_AT_ONCE", 600_000)  # two peers at once, then one
     chosen = options(batch_size=2, learning_rate=0.01)

@@ -80,7 +80,11 @@ def test_digits_takes_the_width_of_its_hidden_layer():
         ("digits", {"hidden": "many"}, r"task_options\.hidden: is not a whole number in range \(got 'many'\)"),
         ("digits", {"hidden": True}, r"task_options\.hidden: is not a whole number"),
         ("mnist", {"model": "cnn"}, r"task_options\.model: .*\(got 'cnn'\); valid: logistic, mlp"),
-        ("cifar10", {"norm": "layer"}, r"task_options\.norm: .*\(got 'layer'\); valid: evonorm, group, batch"),
+        (
+            "cifar10",
+            {"norm": "layer"},
+            r"task_options\.norm: .*\(got 'layer'\); valid: evonorm, range-evonorm, group, batch, range-batch",
+        ),
         ("cifar10", {"augmentation": 1}, r"task_options\.augmentation: is neither true nor false \(got 1\)"),
         ("synthetic", {"parameters": 0}, r"task_options\.parameters: .*valid: 1 to 2147483648"),
         (":make_task", {}, r'training\.task: your own task is named "package\.module:make_task"'),

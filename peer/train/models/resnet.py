@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Literal
-
 import torch
 from torch import nn
 
-from peer.train.models.evonorm import EvoNormS0
-
-Norm = Literal["evonorm", "group", "batch"]
-NORMS: tuple[Norm, ...] = ("evonorm", "group", "batch")
+from peer.train.norms import Norm, activates, make_norm
 
 
 def resnet20(num_classes: int = 10, *, norm: Norm = "evonorm") -> ResNet:
-    """Return ResNet-20: 273,258 parameters with EvoNorm, 272,474 with the others (10 classes).
+    """Return ResNet-20: 273,258 parameters with an EvoNorm, 272,474 with the other norms (10 classes).
 
-    The shortcuts where the resolution falls are 1×1 convolutions with a norm of their own. `evonorm` stands for every
+    The shortcuts where the resolution falls are 1×1 convolutions with a norm of their own. An EvoNorm stands for every
     norm and every ReLU, so the last one of a block lies before the addition; `group` normalises 2 channels at a time.
-    `batch` keeps running statistics, which stay on each peer and are never sent: use it to compare, not to train
-    on skewed data.
+    `batch` and `range-batch` keep running statistics, which stay on each peer and are never sent: use them to compare,
+    not to train on skewed data.
     """
     return ResNet((3, 3, 3), num_classes, norm)
 
@@ -54,8 +48,8 @@ class _Unit(nn.Module):
         super().__init__()
         self.conv = nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
         nn.init.kaiming_normal_(self.conv.weight, mode="fan_out", nonlinearity="relu")
-        self.norm = _NORMS[norm](outputs)
-        self._relu = activate and norm != "evonorm"
+        self.norm = make_norm(norm, outputs)
+        self._relu = activate and not activates(norm)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = self.norm(self.conv(x))
@@ -72,15 +66,8 @@ class _Block(nn.Module):
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or inputs != outputs:
             self.shortcut = _Unit(inputs, outputs, norm=norm, kernel=1, stride=stride, activate=False)
-        self._relu = norm != "evonorm"
+        self._relu = not activates(norm)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = self.second(self.first(x)) + self.shortcut(x)
         return torch.relu(y) if self._relu else y
-
-
-_NORMS: dict[Norm, Callable[[int], nn.Module]] = {
-    "evonorm": EvoNormS0,
-    "group": lambda channels: nn.GroupNorm(channels // 2, channels),
-    "batch": nn.BatchNorm2d,
-}
