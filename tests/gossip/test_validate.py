@@ -20,6 +20,7 @@ TOP_2 = compress.build("top_k", fraction=0.02, value_bits=4)
 QSGD_8 = compress.build("qsgd", bits=8, unbiased=True)
 QSGD_8_SCALED = compress.build("qsgd", bits=8, unbiased=False)
 MODULO_8 = compress.build("modulo", bits=8)
+GRID = compress.build("grid", step=0.01)
 COMPRESSORS = {
     "none": NONE,
     "top_k": TOP_2,
@@ -29,7 +30,7 @@ COMPRESSORS = {
     "qsgd": QSGD_8,
     "qsgd 1": compress.build("qsgd", bits=1, unbiased=True),
     "qsgd scaled": QSGD_8_SCALED,
-    "grid": compress.build("grid", step=0.01),
+    "grid": GRID,
     "grid nearest": compress.build("grid", step=0.01, rounding="nearest"),
     "sign": compress.build("sign"),
     "ternary": compress.build("ternary"),
@@ -49,7 +50,7 @@ GOOD = {
     "choco-sgd": ("ring", TOP_2, {"averaging_rate": 0.1}),
     "quant-sgp": ("directed-ring", TOP_2, {"averaging_rate": 0.1}),
     "dcd-psgd": ("ring", QSGD_8, {}),
-    "ecd-psgd": ("ring", QSGD_8, {}),
+    "ecd-psgd": ("ring", GRID, {}),
     "moniqua": ("ring", MODULO_8, {}),
     "d2": ("ring", NONE, {"averaging_rate": 0.5}),
     "moniqua-d2": ("ring", MODULO_8, {"averaging_rate": 0.5}),
@@ -185,7 +186,7 @@ def test_a_graph_too_slow_for_the_run_is_warned_about():
 @pytest.mark.parametrize("name", ["dcd-psgd", "ecd-psgd", "moniqua"])
 def test_a_changing_graph_is_refused_for_what_needs_a_fixed_one(name):
     spec = replace(SPECS[name], time_varying=False)
-    compressor = MODULO_8 if spec.modulo else QSGD_8
+    compressor = MODULO_8 if spec.modulo else GRID
     changing = Schedule([graph("ring").matrices[0], graph("complete").matrices[0]])
     sentence = found("error", "graph.kind", check(spec, changing, compressor))
     assert "one fixed graph" in sentence
@@ -332,15 +333,27 @@ def test_errors_fed_back_through_an_expanding_compressor_are_refused(name):
 
 
 def test_dcd_and_ecd_refuse_coarse_compressors():
+    def of_noise(findings: list[Finding]) -> list[Finding]:
+        return [finding for finding in findings if finding.key == "compressor.bits"]
+
     for name in ("dcd-psgd", "ecd-psgd"):
         for bits in (1, 2, 4):
-            findings = check(SPECS[name], graph(), compress.build("qsgd", bits=bits, unbiased=True))
+            findings = of_noise(check(SPECS[name], graph(), compress.build("qsgd", bits=bits, unbiased=True)))
             assert f"{bits}-bit qsgd" in found("error", "compressor.bits", findings)
         # A slower graph bears less noise.
-        findings = check(SPECS[name], graph("ring", 16), QSGD_8)
+        findings = of_noise(check(SPECS[name], graph("ring", 16), QSGD_8))
         assert "this graph bears 0.056" in found("warning", "compressor.bits", findings)
         # Small layers bear more.
-        assert check(SPECS[name], graph(), compress.build("qsgd", bits=4, unbiased=True), layer_size=40) == []
+        four_bits = compress.build("qsgd", bits=4, unbiased=True)
+        assert of_noise(check(SPECS[name], graph(), four_bits, layer_size=40)) == []
+
+
+def test_ecd_is_warned_of_an_error_that_grows_with_what_it_extrapolates():
+    sentence = found("warning", "compressor.kind", check(SPECS["ecd-psgd"], graph(), QSGD_8))
+    assert "8-bit qsgd" in sentence
+    assert 'compressor.kind = "grid"' in sentence
+    for compressor in (GRID, NONE):
+        assert check(SPECS["ecd-psgd"], graph(), compressor) == []
 
 
 def test_naive_quantization_is_told_its_floor():
@@ -376,6 +389,17 @@ def test_averaging_rates_far_from_those_known_to_converge_are_warned_about(name,
     for rate in bad:
         findings = check(SPECS[name], graph(), compressor, averaging_rate=rate, rounds=100_000)
         assert "averaging rate" in found("warning", "algorithm.averaging_rate", findings)
+
+
+@pytest.mark.parametrize(
+    ("bits", "good", "bad"), [(1, 0.02, 0.05), (2, 0.05, 0.1), (3, 0.1, 0.2), (4, 0.2, 0.35), (5, 0.4, 1.0)]
+)
+def test_the_noise_of_few_bits_bears_only_a_low_averaging_rate(bits, good, bad):
+    """`good` trained every peer of a ring of 8 on digits, whose largest layer this is; `bad` lost the worst or all."""
+    compressor = compress.build("qsgd", bits=bits, unbiased=False)
+    for rate, expected in ((good, []), (bad, ["warning"])):
+        findings = check(SPECS["choco-sgd"], graph(), compressor, averaging_rate=rate, layer_size=16_384)
+        assert levels(findings, "algorithm.averaging_rate") == expected
 
 
 def test_an_averaging_rate_outside_of_its_range_or_without_a_use_is_found():
