@@ -4,8 +4,8 @@ Batch statistics differ from peer to peer where peers hold different data; those
 the two EvoNorms are for skewed data, batch norm and Range batch norm to compare with. The running statistics of the
 latter are buffers: local to a peer, never sent (see `peer.train.statistics`).
 
-The Range norms need no squares and no square root over the activations: the standard deviation of n numbers is estimated
-from their range, which is what 8-bit arithmetic can do (Banner et al., "Scalable methods for 8-bit training of neural
+The Range norms need no squares and no square root over the activations: they estimate the standard deviation of n
+numbers from their range, which 8-bit arithmetic can do (Banner et al., "Scalable methods for 8-bit training of neural
 networks", 2018, section 3).
 """
 
@@ -41,8 +41,8 @@ def activates(name: Norm) -> bool:
 def range_scale(n: int) -> float:
     """Return C(n): times the range of n normal numbers it estimates their standard deviation.
 
-    C(n) = 0.175 · (1 + √(π ln 4)) / √(2 ln n), the constant of the published code of Range batch norm. (Its paper prints
-    1/√(2 ln n), which is 1.85 times as large; a gain takes up the difference.)
+    C(n) = 0.175 · (1 + √(π ln 4)) / √(2 ln n), the constant of the published code of Range batch norm. (Its paper
+    prints 1/√(2 ln n), which is 1.85 times as large; the gain γ takes up the difference.)
     """
     return 0.5 * 0.35 * (1.0 + math.sqrt(math.pi * math.log(4.0))) / math.sqrt(2.0 * math.log(max(n, 2)))
 
@@ -71,8 +71,8 @@ class EvoNormS0(nn.Module):
 
 
 class RangeEvoNorm(nn.Module):
-    """y = x · h(v x) / (C(n) · r + ε) · γ + β, with r the range (largest less smallest) of the n activations of a sample
-    in a group of channels, h(x) = max(0, min(1, (x + 3)/6)), and v, γ and β a channel each.
+    """y = x · h(v x) / (C(n) · r + ε) · γ + β, with r the range (largest less smallest) of the n activations of a
+    sample in a group of channels, h(x) = max(0, min(1, (x + 3)/6)), and v, γ and β a channel each.
 
     The proposal of the low-precision paper (section 3, equation 2). Its parameters are those of EvoNorm-S0, so that
     either can go on from the other's.
@@ -87,7 +87,7 @@ class RangeEvoNorm(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return float32[b, c, h, w] for float32[b, c, h, w]."""
-        b, c, h, w = x.shape
+        b, c = x.shape[:2]
         # One reduction each over a flat row: several dimensions at once take ten times as long.
         grouped = x.reshape(b, self.groups, -1)
         spread = grouped.max(dim=2).values - grouped.min(dim=2).values
@@ -98,12 +98,12 @@ class RangeEvoNorm(nn.Module):
 
 
 class RangeBatchNorm(nn.Module):
-    """y = (x − μ) / (C(n) · r + ε) · γ + β, with μ the mean of a channel over the batch and r the mean, over the parts of
-    the batch, of the range of its n activations there (Banner et al., section 3).
+    """y = (x − μ) / (C(n) · r + ε) · γ + β, with μ the mean of a channel over the batch and r the mean, over the parts
+    of the batch, of the range of its n activations there (Banner et al., section 3).
 
-    The batch is cut into the largest number of equal parts up to 16. In evaluation, running means of μ and C(n) · r take
-    the place of the batch's, with the momentum of torch's batch norm: the new value counts a tenth; with `momentum`
-    None all batches since the last reset count alike.
+    The batch is cut into the largest number of equal parts up to 16. In evaluation, running means of μ and C(n) · r
+    take the place of the batch's, with the momentum of torch's batch norm: the new value counts a tenth; with
+    `momentum` None all batches since the last reset count alike.
     """
 
     running_mean: torch.Tensor
