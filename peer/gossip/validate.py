@@ -46,8 +46,8 @@ SHORT_RUN_RATE = (0.02, 0.15, 0.7)
 directed ring of 8 with label skew 0.8: top 2 % is robust at 0.1 and top 1 % at 0.05; both collapse at 0.3."""
 
 NOISY_RATE = 3.0
-"""η per part kept, for quantizers whose error is noise of the size 1/kept − 1 of what is sent. Measured with choco-sgd and
-qsgd of 1 to 5 bits on a ring of 8: no trouble up to 2.6, the worst peer or all of them gone from 3.3 to 4.3 on."""
+"""η per part kept, for quantizers whose error is noise of the size 1/kept − 1 of what is sent. Measured with choco-sgd
+and qsgd of 1 to 5 bits on a ring of 8: no trouble up to 2.6, the worst peer or all of them gone from 3.3 to 4.3 on."""
 
 RATE_FACTOR = 10.0
 """An η this many times above or below that of the long runs is far from what is known to converge."""
