@@ -278,7 +278,7 @@ class Cluster:
     def evaluate(self, done: int, states: list[tuple[FloatArray, float]]) -> EvaluationRecord:
         """Record consensus distance and accuracy of the averaged model after `done` rounds."""
         record = consensus(done, [x / np.float32(u) for x, u in states])
-        averaged = evaluation_record(-1, done, "test", self.trainer.evaluate(average(states)))
+        averaged = evaluation_record(-1, done, "test", self.trainer.evaluate(average(states), averaged=True))
         self.central.put(record, averaged)
         self.central.flush()
         self.averaged_accuracy, self.consensus_distance = averaged.accuracy, record.consensus_distance
@@ -352,7 +352,7 @@ def up(
         if ended == "completed":
             cluster.evaluate(config.run.rounds, cluster.final_states())
             averaged = average(cluster.final_states())
-            cluster.trainer.save_model(averaged, directory / "model.safetensors")
+            cluster.trainer.save_model(averaged, directory / "model.safetensors", averaged=True)
         summary.ended, summary.seconds = ended, time.monotonic() - started
         finish_summary(summary, cluster.stores(), config, cluster.job, baseline=False)
         if ended == "completed" and baseline:

@@ -113,7 +113,7 @@ def _save(folder: _PeerFolder, checkpoints: Sequence[Checkpoint], output: Path) 
             raise StateError(f"{folder.base}: the checkpoint holds a model of another shape than training.task makes")
         total += _array(folder, checkpoint, "algorithm/x")
         weight += float(_array(folder, checkpoint, "algorithm/u")[0])
-    # Running statistics of norm layers are local to a peer; an average takes those of its first one.
+    # The statistics of norms are local to a peer; an average gets its own.
     prefix = "training/"
     local = {name: array for name, array in checkpoints[0].arrays.items() if name.startswith(prefix)}
     try:
@@ -122,7 +122,7 @@ def _save(folder: _PeerFolder, checkpoints: Sequence[Checkpoint], output: Path) 
         raise StateError(f"{folder.base}: the checkpoint does not fit the configuration: {error}") from None
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        trainer.save_model((total / weight).astype(np.float32), output)
+        trainer.save_model((total / weight).astype(np.float32), output, averaged=len(checkpoints) > 1)
     except OSError as error:
         raise ConfigError(f"cannot be written: {error.strerror}", file=str(output)) from None
 

@@ -65,6 +65,8 @@ class Purpose(enum.IntEnum):
     HOLD_OUT = 11
     SIMULATION = 12
     """Delays and losses of a simulated network."""
+    STATISTICS = 13
+    """Samples from which the averaged model gets the statistics of its norms."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from peer.report.progress import PeerProgress, Progress
 from peer.simulate.network import Agenda, LinkModel, VirtualNetwork
 from peer.simulate.rows import StackedRows
 from peer.summary import consensus, describe_run, evaluation_record, finish_summary
-from peer.train.local_step import Trainer
+from peer.train.local_step import Evaluation, Trainer
 from peer.train.threads import use_one_thread
 
 MODELS_EVALUATED_MAX = 64
@@ -245,12 +245,12 @@ class VirtualRun(ABC, Generic[AnyParticipant]):
         averaged = _average(states)
         record = consensus(done, models)
         self.last_consensus = record.consensus_distance
-        found = self.trainer.evaluate(averaged)
+        found = self.trainer.evaluate(averaged, averaged=True)
         self.averaged_accuracy = found.accuracy
         records: list[EvaluationRecord | ConsensusRecord] = [record, evaluation_record(-1, done, "test", found)]
         step = max(1, -(-self.num_peers // MODELS_EVALUATED_MAX))
         for peer in range(0, self.num_peers, step):
-            found = self.trainer.evaluate(models[peer])
+            found = self._evaluate_peer(peer, models[peer])
             self._totals[peer].accuracy = found.accuracy
             records.append(evaluation_record(peer, done, "test", found))
         if self._rows is None:
@@ -261,6 +261,13 @@ class VirtualRun(ABC, Generic[AnyParticipant]):
         if self._metrics is not None:
             self._metrics.put(*records)
             self._metrics.flush()
+
+    def _evaluate_peer(self, peer: int, model: FloatArray) -> Evaluation:
+        """Return how a peer's model does on the test set; only its own trainer has its statistics of norms."""
+        if self._rows is not None:
+            return self._rows.trainer.evaluate_one(peer, model)
+        steps = self.participants[peer].local_steps
+        return (steps if isinstance(steps, Trainer) else self.trainer).evaluate(model)
 
 
 class Simulator(VirtualRun[Participant]):
@@ -389,7 +396,7 @@ def run(
                 summary.save(directory / "summary.json")
         averaged = simulator.averaged_model()
         if directory is not None:
-            simulator.trainer.save_model(averaged, directory / "model.safetensors")
+            simulator.trainer.save_model(averaged, directory / "model.safetensors", averaged=True)
             write_resolved(config, directory / "config.toml")
         models = [participant.model().copy() for participant in simulator.participants]
         return Simulation(summary, models, averaged, simulator.trainer)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -31,6 +32,7 @@ from peer.train.data import Classification
 from peer.train.memory import aligned, open_device, own_memory_
 from peer.train.model_file import load_model_, model_digest, save_model
 from peer.train.sampling import BatchSchedule, augmentation_uniforms
+from peer.train.statistics import statistics_of_average
 from peer.train.task import Data, Task
 
 Vector: TypeAlias = npt.NDArray[np.float32]
@@ -167,11 +169,15 @@ class Trainer:
         """
         self._momentum.after_round(z_before, z_after, rate * self.options.local_steps)
 
-    def evaluate(self, z: Vector, split: Split = "test") -> Evaluation:
-        """Return how the model at z does on a split; nothing that training reads is changed."""
+    def evaluate(self, z: Vector, split: Split = "test", *, averaged: bool = False) -> Evaluation:
+        """Return how the model at z does on a split; nothing that training reads is changed.
+
+        Norms take the statistics of this peer, or, where z is the average of all peers, those of `statistics`.
+        """
         data = self._test if split == "test" else self._train
         self._load(z)
-        return evaluate_model(self.task, self._model, data, self._indices[split], self.device)
+        with self._statistics(averaged):
+            return evaluate_model(self.task, self._model, data, self._indices[split], self.device)
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
         """Return what the next round reads beside z: momentum, and the buffers of norm layers.
@@ -197,10 +203,17 @@ class Trainer:
                 raise ValueError(f"buffer {name} has shape {list(value.shape)}, expected {list(buffer.shape)}")
             buffer.copy_(value)
 
-    def save_model(self, z: Vector, path: Path) -> None:
-        """Write the whole model at z, frozen parameters and buffers included, as safetensors."""
+    def save_model(self, z: Vector, path: Path, *, averaged: bool = False) -> None:
+        """Write the whole model at z, frozen parameters and buffers included, as safetensors; `averaged` as in
+        `evaluate`."""
         self._load(z)
-        save_model(self._model, path, metadata={"task": self.task.name, "layout": self.layout.digest})
+        with self._statistics(averaged):
+            save_model(self._model, path, metadata={"task": self.task.name, "layout": self.layout.digest})
+
+    def _statistics(self, averaged: bool) -> AbstractContextManager[None]:
+        if not averaged:
+            return nullcontext()
+        return statistics_of_average(self._model, self.task, self._train, seed=self.seed, device=self.device)
 
     def _plain_gradient(self, z: Vector, t: int, local: int) -> tuple[Vector, float]:
         """Return the gradient of the mean loss of one batch at z, good until the next call, and that loss."""

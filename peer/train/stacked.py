@@ -169,6 +169,10 @@ class StackedTrainer:
         indices = self._holdouts if split == "holdout" else self._shards
         return [self._engine.evaluate(peer, z[peer], self._train, indices[peer]) for peer in range(self.num_peers)]
 
+    def evaluate_one(self, peer: int, z: Vector) -> Evaluation:
+        """Return how one peer's model does on the test set, with the peer's own statistics of norms."""
+        return self._engine.evaluate(peer, z, self._test, np.arange(len(self._test), dtype=np.int64))
+
     def state(self) -> dict[str, npt.NDArray[Any]]:
         """Return what the next round reads beside z, of all peers; see `Trainer.state`."""
         state = {f"momentum.{name}": value for name, value in self._momentum.state().items()}

@@ -9,7 +9,7 @@ from torch import nn
 from peer.train.data import Classification, TensorData, crop_and_flip
 from peer.train.local_step import Trainer, Vector
 from peer.train.models import resnet20
-from peer.train.models.resnet import Norm
+from peer.train.norms import Norm
 
 NUM_TRAIN, NUM_TEST = 96, 300
 
@@ -23,6 +23,13 @@ def points(*, model: type[nn.Module] | None = None) -> Classification:
     return Classification(
         name="points", num_classes=3, model=model or make, train=_points(NUM_TRAIN, 1), test=_points(NUM_TEST, 2)
     )
+
+
+def normed_points() -> Classification:
+    """Return the points for a network with a batch norm."""
+    task = points()
+    task.model = lambda: nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+    return task
 
 
 def _points(count: int, seed: int) -> TensorData:
