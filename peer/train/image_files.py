@@ -1,4 +1,4 @@
-"""Reading MNIST (IDX files) and CIFAR (binary batches), byte by byte as their authors published them.
+"""Reading MNIST (IDX files) and CIFAR (binary and Python batches), byte by byte as their authors published them.
 
 The files come from outside: sizes are checked before anything is allocated, no archive is unpacked to disk, and a
 compressed file is read no further than its header says it goes.
@@ -11,7 +11,7 @@ import lzma
 import struct
 import tarfile
 import zlib
-from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -20,6 +20,7 @@ import numpy.typing as npt
 import torch
 
 from peer.errors import DataError
+from peer.train.pickled import read_values
 
 _MAX_ITEMS = 2**20
 """Images of one IDX file: far above any data set in that format, and 822 MB of pixels."""
@@ -57,20 +58,59 @@ def find_idx(directory: str | Path, stem: str) -> Path:
     raise DataError(f"data.directory: {folder} does not hold {stem}.gz")
 
 
-def read_cifar(
-    directory: str | Path, names: Iterable[str], *, folder: str, label_bytes: int, num_classes: int
-) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """Return images uint8[m, 3, 32, 32] and labels int64[m] of each of the named binary batches.
+@dataclass(frozen=True, kw_only=True)
+class CifarLayout:
+    """In which files one of the two CIFAR sets lies."""
 
-    `directory` is the folder of the batches or of `folder`, the official archive of it (.tar.gz or .tar.xz), or a
-    folder with that archive. Each record is `label_bytes` labels, of which the last counts, and 3,072 pixels, channel
-    by channel. Raises DataError for anything else.
+    folder: str
+    """Of the binary batches."""
+    python_folder: str
+    train: tuple[str, ...]
+    """Without the ending .bin, which Python batches do not have."""
+    test: tuple[str, ...]
+    label_bytes: int
+    """Labels at the head of a binary record, of which the last counts."""
+    label_key: str
+    """Of the labels of a Python batch."""
+    num_classes: int
+
+
+CIFAR10 = CifarLayout(
+    folder="cifar-10-batches-bin",
+    python_folder="cifar-10-batches-py",
+    train=tuple(f"data_batch_{i}" for i in range(1, 6)),
+    test=("test_batch",),
+    label_bytes=1,
+    label_key="labels",
+    num_classes=10,
+)
+CIFAR100 = CifarLayout(
+    folder="cifar-100-binary",
+    python_folder="cifar-100-python",
+    train=("train",),
+    test=("test",),
+    label_bytes=2,
+    label_key="fine_labels",
+    num_classes=100,
+)
+
+
+def read_cifar(directory: str | Path, layout: CifarLayout) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """Return images uint8[m, 3, 32, 32] and labels int64[m] of each batch by its name, without .bin.
+
+    `directory` is the folder of the batches or of their folder, the official archive (.tar.gz or .tar.xz), or a folder
+    with that archive; binary batches are taken before Python batches. A binary record is the labels and 3,072 pixels,
+    channel by channel. Raises DataError for anything else.
     """
     result = {}
-    for name, data in _find_batches(_folder(directory), tuple(names), folder).items():
-        records = _records(data, name, label_bytes, num_classes)
-        images = torch.from_numpy(np.ascontiguousarray(records[:, label_bytes:])).view(-1, 3, 32, 32)
-        result[name] = images, torch.from_numpy(records[:, label_bytes - 1].astype(np.int64))
+    for name, data in _find_batches(_folder(directory), layout).items():
+        if name.endswith(".bin"):
+            records = _records(data, name, layout.label_bytes, layout.num_classes)
+            pixels = np.ascontiguousarray(records[:, layout.label_bytes :])
+            labels = records[:, layout.label_bytes - 1].astype(np.int64)
+        else:
+            pixels, labels = _python_batch(data, name, layout)
+        result[name.removesuffix(".bin")] = torch.from_numpy(pixels).view(-1, 3, 32, 32), torch.from_numpy(labels)
     return result
 
 
@@ -105,21 +145,32 @@ def _read_idx(path: Path, *, magic: int, shape: tuple[int, ...]) -> npt.NDArray[
     return np.frombuffer(bytearray(data), np.uint8).reshape(items, *shape)
 
 
-def _find_batches(path: Path, names: tuple[str, ...], folder: str) -> dict[str, bytes]:
+def _find_batches(path: Path, layout: CifarLayout) -> dict[str, bytes]:
+    """Return the batches by the names of their files."""
+    python = (*layout.train, *layout.test)
+    binary = tuple(f"{name}.bin" for name in python)
     if path.is_file():
-        return _read_archive(path, names)
-    for place in (path, path / folder):
-        found = [name for name in names if (place / name).is_file()]
-        if found:
-            lacking = [name for name in names if name not in found]
-            if lacking:
-                raise DataError(f"data.directory: {place} holds {found[0]} but not {', '.join(lacking)}")
-            return {name: _read_bounded(place / name) for name in names}
-    stem = folder.replace("-batches-bin", "-binary")
-    for suffix in (".tar.gz", ".tar.xz"):
-        if (path / f"{stem}{suffix}").is_file():
-            return _read_archive(path / f"{stem}{suffix}", names)
-    raise DataError(f"data.directory: {path} holds neither {folder}/{names[0]} nor {stem}.tar.gz")
+        return _read_archive(path, (binary, python))
+    for names, folder in ((binary, layout.folder), (python, layout.python_folder)):
+        for place in (path, path / folder):
+            found = [name for name in names if (place / name).is_file()]
+            if found:
+                lacking = [name for name in names if name not in found]
+                if lacking:
+                    raise DataError(f"data.directory: {place} holds {found[0]} but not {', '.join(lacking)}")
+                return {name: _read_bounded(place / name) for name in names}
+    stem, python_stem = (
+        folder.replace("-batches-bin", "-binary").replace("-batches-py", "-python")
+        for folder in (layout.folder, layout.python_folder)
+    )
+    for archive in (stem, python_stem):
+        for suffix in (".tar.gz", ".tar.xz"):
+            if (path / f"{archive}{suffix}").is_file():
+                return _read_archive(path / f"{archive}{suffix}", (binary, python))
+    raise DataError(
+        f"data.directory: {path} holds neither {layout.folder}/{binary[0]} nor {stem}.tar.gz, nor the Python batches "
+        f"({layout.python_folder}/{python[0]} or {python_stem}.tar.gz)"
+    )
 
 
 def _read_bounded(path: Path) -> bytes:
@@ -131,14 +182,15 @@ def _read_bounded(path: Path) -> bytes:
         raise _unreadable(path, error) from None
 
 
-def _read_archive(path: Path, names: tuple[str, ...]) -> dict[str, bytes]:
-    """Return the named files of an archive, found by their last path component; nothing is written to disk."""
+def _read_archive(path: Path, choices: tuple[tuple[str, ...], ...]) -> dict[str, bytes]:
+    """Return the files of an archive that one of `choices` names, all of them, found by their last path component;
+    nothing is written to disk."""
     found: dict[str, bytes] = {}
     try:
         with tarfile.open(path, "r:*") as archive:
             for member in archive:
                 name = member.name.rpartition("/")[2]
-                if name not in names or not member.isreg():
+                if not any(name in names for names in choices) or not member.isreg():
                     continue
                 if name in found:
                     raise DataError(f"{path} holds {name} twice")
@@ -147,11 +199,13 @@ def _read_archive(path: Path, names: tuple[str, ...]) -> dict[str, bytes]:
                 file = archive.extractfile(member)
                 assert file is not None
                 found[name] = file.read()
-                if len(found) == len(names):
-                    return found
+                for names in choices:
+                    if all(name in found for name in names):
+                        return {name: found[name] for name in names}
     except _DAMAGED as error:
         raise _unreadable(path, error) from None
-    raise DataError(f"{path} lacks {', '.join(name for name in names if name not in found)}")
+    begun = next((names for names in choices if any(name in found for name in names)), choices[0])
+    raise DataError(f"{path} lacks {', '.join(name for name in begun if name not in found)}")
 
 
 def _records(data: bytes, name: str, label_bytes: int, num_classes: int) -> npt.NDArray[np.uint8]:
@@ -163,6 +217,21 @@ def _records(data: bytes, name: str, label_bytes: int, num_classes: int) -> npt.
     if highest >= num_classes:
         raise DataError(f"{name} holds the label {highest}; they go from 0 to {num_classes - 1}")
     return records
+
+
+def _python_batch(data: bytes, name: str, layout: CifarLayout) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    """Return pixels uint8[m, 3072] and labels int64[m] of a Python batch."""
+    values = read_values(data, name)
+    pixels, labels = values.get("data"), values.get(layout.label_key)
+    if not isinstance(pixels, np.ndarray) or pixels.ndim != 2 or pixels.shape[1] != PIXELS or not len(pixels):
+        raise DataError(f"{name} holds no array [images, {PIXELS}] under the key data")
+    if not isinstance(labels, list) or len(labels) != len(pixels) or not all(type(label) is int for label in labels):
+        raise DataError(f"{name} holds no list of {len(pixels)} labels under the key {layout.label_key}")
+    low, high = min(labels), max(labels)
+    if low < 0 or high >= layout.num_classes:
+        wrong = low if low < 0 else high
+        raise DataError(f"{name} holds the label {wrong}; they go from 0 to {layout.num_classes - 1}")
+    return pixels, np.array(labels, np.int64)
 
 
 def _unreadable(path: Path, error: BaseException) -> DataError:

@@ -18,7 +18,15 @@ from torch import nn
 from peer.errors import ConfigError, DataError, SottoError
 from peer.random import SHARED, Purpose, stream
 from peer.train.data import Batch, Classification, ImageData, TensorData, crop_and_flip
-from peer.train.image_files import find_idx, read_cifar, read_idx_images, read_idx_labels
+from peer.train.image_files import (
+    CIFAR10,
+    CIFAR100,
+    CifarLayout,
+    find_idx,
+    read_cifar,
+    read_idx_images,
+    read_idx_labels,
+)
 from peer.train.models import Quadratic, logistic, mlp, resnet20, vgg11
 from peer.train.norms import NORMS, Norm
 from peer.train.task import Task
@@ -85,14 +93,10 @@ def mnist(*, model: str = "logistic", hidden: int = 256, directory: str | None =
 def cifar10(
     *, model: str = "resnet20", norm: str = "evonorm", augmentation: bool = True, directory: str | None = None
 ) -> Task:
-    """Return CIFAR-10, 50,000 and 10,000 colour images of 32×32 pixels, for ResNet-20 or VGG-11."""
+    """Return CIFAR-10, 50,000 and 10,000 colour images of 32×32 pixels."""
     source = _Cifar(
-        _required(directory, "cifar-10-batches-bin or its archive"),
-        folder="cifar-10-batches-bin",
-        train=tuple(f"data_batch_{i}.bin" for i in range(1, 6)),
-        test=("test_batch.bin",),
-        label_bytes=1,
-        num_classes=10,
+        _required(directory, "cifar-10-batches-bin, cifar-10-batches-py or an archive of one"),
+        layout=CIFAR10,
         mean=(0.4914, 0.4822, 0.4465),
         std=(0.2470, 0.2435, 0.2616),
     )
@@ -102,14 +106,10 @@ def cifar10(
 def cifar100(
     *, model: str = "resnet20", norm: str = "evonorm", augmentation: bool = True, directory: str | None = None
 ) -> Task:
-    """Return CIFAR-100 with its 100 fine labels, 50,000 and 10,000 images, for ResNet-20 or VGG-11."""
+    """Return CIFAR-100 with its 100 fine labels, 50,000 and 10,000 images."""
     source = _Cifar(
-        _required(directory, "cifar-100-binary or its archive"),
-        folder="cifar-100-binary",
-        train=("train.bin",),
-        test=("test.bin",),
-        label_bytes=2,
-        num_classes=100,
+        _required(directory, "cifar-100-binary, cifar-100-python or an archive of one"),
+        layout=CIFAR100,
         mean=(0.5071, 0.4865, 0.4409),
         std=(0.2673, 0.2564, 0.2762),
     )
@@ -121,25 +121,17 @@ class _Cifar:
     """Where a CIFAR data set lies; both splits are read at once, for an archive has to be read to its end anyway."""
 
     directory: str = field(kw_only=False)
-    folder: str
-    train: tuple[str, ...]
-    test: tuple[str, ...]
-    label_bytes: int
-    num_classes: int
+    layout: CifarLayout
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
     @cached_property
     def splits(self) -> tuple[ImageData, ImageData]:
         """Training and test set."""
-        batches = read_cifar(
-            self.directory,
-            (*self.train, *self.test),
-            folder=self.folder,
-            label_bytes=self.label_bytes,
-            num_classes=self.num_classes,
+        batches = read_cifar(self.directory, self.layout)
+        train, test = (
+            self._joined([batches.pop(name) for name in names]) for names in (self.layout.train, self.layout.test)
         )
-        train, test = (self._joined([batches.pop(name) for name in names]) for names in (self.train, self.test))
         return train, test
 
     def _joined(self, batches: list[tuple[torch.Tensor, torch.Tensor]]) -> ImageData:
@@ -148,12 +140,11 @@ class _Cifar:
 
 
 def _cifar(name: str, source: _Cifar, model: str, norm: str, augmentation: bool) -> Task:
-    if not isinstance(augmentation, bool):
-        raise ConfigError("is neither true nor false", key="training.task_options.augmentation", value=augmentation)
+    _truth("augmentation", augmentation)
     return Classification(
         name=name,
-        num_classes=source.num_classes,
-        model=_image_model(model, norm, source.num_classes),
+        num_classes=source.layout.num_classes,
+        model=_image_model(model, norm, source.layout.num_classes),
         train=lambda: source.splits[0],
         test=lambda: source.splits[1],
         augmentation=crop_and_flip if augmentation else None,
@@ -324,6 +315,11 @@ def _whole(option: str, value: object, low: int, high: int) -> None:
             value=value,
             valid=f"{low} to {high}",
         )
+
+
+def _truth(option: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise ConfigError("is neither true nor false", key=f"training.task_options.{option}", value=value)
 
 
 def _choice(option: str, value: object, valid: Sequence[str]) -> None:

@@ -14,7 +14,7 @@ import torch
 
 from peer.config import TrainingOptions
 from peer.errors import ConfigError, DataError
-from peer.train.image_files import read_cifar, read_idx_images, read_idx_labels
+from peer.train.image_files import CIFAR10, read_cifar, read_idx_images, read_idx_labels
 from peer.train.local_step import Trainer
 from peer.train.tasks import resolve_task
 
@@ -46,12 +46,12 @@ def cifar_batch(count: int, label_bytes: int = 1, num_classes: int = 10) -> byte
     return np.hstack([labels, NUMBERS.integers(0, 256, (count, 3072), dtype=np.uint8)]).tobytes()
 
 
-CIFAR10 = [f"data_batch_{i}.bin" for i in range(1, 6)] + ["test_batch.bin"]
+BATCHES = [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]
 
 
 def write_cifar10(folder: Path) -> dict[str, bytes]:
     folder.mkdir(parents=True, exist_ok=True)
-    files = {name: cifar_batch(4) for name in CIFAR10}
+    files = {f"{name}.bin": cifar_batch(4) for name in BATCHES}
     for name, data in files.items():
         (folder / name).write_bytes(data)
     return files
@@ -66,7 +66,7 @@ def write_archive(path: Path, files: dict[str, bytes], *, kind: str, folder: str
 
 
 def read10(directory: Path) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    return read_cifar(directory, CIFAR10, folder="cifar-10-batches-bin", label_bytes=1, num_classes=10)
+    return read_cifar(directory, CIFAR10)
 
 
 # MNIST
@@ -185,8 +185,9 @@ def test_cifar10_is_read_from_a_folder(tmp_path: Path, place: str):
     result = read10(tmp_path)
     for name, data in files.items():
         records = np.frombuffer(data, np.uint8).reshape(4, 3073)
-        assert np.array_equal(result[name][1], records[:, 0])
-        assert np.array_equal(result[name][0].reshape(4, -1), records[:, 1:])
+        images, labels = result[name.removesuffix(".bin")]
+        assert np.array_equal(labels, records[:, 0])
+        assert np.array_equal(images.reshape(4, -1), records[:, 1:])
 
 
 @pytest.mark.parametrize("kind", ["gz", "xz"])
@@ -197,7 +198,7 @@ def test_cifar10_is_read_straight_from_its_archive(tmp_path: Path, kind: str, di
     # The official archive does not hold its files in order, and has others beside them.
     write_archive(archive, {"readme.html": b"<html>"} | dict(reversed(files.items())), kind=kind)
     packed, unpacked = read10(archive if direct else tmp_path), read10(tmp_path / "unpacked")
-    for name in files:
+    for name in BATCHES:
         assert torch.equal(packed[name][0], unpacked[name][0])
         assert torch.equal(packed[name][1], unpacked[name][1])
 
@@ -205,7 +206,7 @@ def test_cifar10_is_read_straight_from_its_archive(tmp_path: Path, kind: str, di
 def test_cifar10_batches_follow_one_another_in_the_training_set(tmp_path: Path):
     files = write_cifar10(tmp_path)
     task = resolve_task("cifar10", directory=tmp_path)
-    labels = [np.frombuffer(files[name], np.uint8).reshape(4, 3073)[:, 0] for name in CIFAR10]
+    labels = [np.frombuffer(files[name], np.uint8).reshape(4, 3073)[:, 0] for name in files]
     assert task.train_data().labels.tolist() == np.concatenate(labels[:5]).tolist()
     assert task.test_data().labels.tolist() == labels[5].tolist()
     images, _ = task.test_data().batch(torch.tensor([2]))
