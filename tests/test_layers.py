@@ -25,7 +25,7 @@ ALLOWED: dict[str, set[str]] = {
     "config": {"errors", "schema"},
     "metrics": set(),
     "store": {"errors"},
-    "train": {"compress", "gossip", "random", "config", "errors"},
+    "train": {"compress", "gossip", "native", "random", "config", "errors"},
     "security": {"config", "errors"},
     "transport": {"envelope", "chunks", "config", "errors", "hello", "proto", "security", "tcp_info"},
     "participant": {"compress", "wire", "gossip", "errors", "metrics"},

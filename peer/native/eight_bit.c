@@ -1,0 +1,293 @@
+/* Kernels around the products of 8-bit training.
+
+   Plain loops, compiled once for each width of register: what counts is that every number is read and written once.
+
+   Draw i of the stream (key0, key1) of stochastic rounding: with w = i div 2,
+       h = w * 0x9E3779B9 + key0;   h ^= h >> 16;   h *= 0x85EBCA6B;   h ^= key1;
+       h ^= h >> 13;   h *= 0xC2B2AE35;   h ^= h >> 16
+   modulo 2^32 (the finalizer of MurmurHash3 over a Weyl sequence, with a second key in its middle); the draw is the low
+   half of h for even i and the high half for odd i, divided by 65536. 16 bits keep the bias of a rounding below 2^-17
+   of a step. Philox, which the messages use, costs several times as much, and nobody has to draw these again. */
+#include "eight_bit.h"
+
+#include <math.h>
+#include <string.h>
+
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC optimize("no-trapping-math")
+#endif
+
+#if defined(__x86_64__) && defined(__GNUC__) && defined(__GLIBC__) && !defined(__clang__)
+#define CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define CLONES
+#endif
+
+#define INLINE static inline __attribute__((always_inline))
+/* Numbers that are worked on at a time where a loop needs an array in between: they stay in the first-level cache. */
+#define CHUNK 1024
+
+INLINE float widen(uint16_t bits)
+{
+    uint32_t wide = (uint32_t)bits << 16;
+    float value;
+    memcpy(&value, &wide, sizeof value);
+    return value;
+}
+
+/* Round to nearest, ties to even. NaN is made quiet, so that rounding does not turn it into infinity. */
+INLINE uint16_t narrow(float value)
+{
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    uint32_t rounded = (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;
+    return (uint16_t)((bits & 0x7FFFFFFFu) > 0x7F800000u ? 0x7FC0u : rounded);
+}
+
+/* NaN compares false, so that it is cut to the lower end. */
+INLINE int32_t cut(float level, float low, float high)
+{
+    level = level > low ? level : low;
+    return (int32_t)(level < high ? level : high);
+}
+
+/* Floats as integers in the same order: negative NaN below -infinity, NaN above infinity, -0 below 0. Minima and maxima
+   of integers may be taken in any order, which is what lets compilers use wide registers. */
+INLINE int32_t ordered(float value)
+{
+    int32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF);
+}
+
+INLINE float unordered(int32_t bits)
+{
+    bits ^= (bits >> 31) & 0x7FFFFFFF;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+typedef struct {
+    int32_t low, high;
+} Extremes;
+
+INLINE Extremes start_extremes(const float *from) { return (Extremes){ordered(from[0]), ordered(from[1])}; }
+
+INLINE Extremes note_extremes(Extremes e, const float *v, int count)
+{
+    int32_t low = e.low, high = e.high;
+    for (int i = 0; i < count; i++) {
+        int32_t key = ordered(v[i]);
+        low = key < low ? key : low;
+        high = key > high ? key : high;
+    }
+    return (Extremes){low, high};
+}
+
+INLINE void finish_extremes(Extremes e, float *to)
+{
+    float low = unordered(e.low), high = unordered(e.high);
+    int wrong = (low != low) | (high != high);
+    to[0] = wrong ? NAN : low;
+    to[1] = wrong ? NAN : high;
+}
+
+CLONES void eb_extremes(const float *v, uint64_t n, float *extremes)
+{
+    Extremes e = start_extremes(extremes);
+    for (uint64_t done = 0; done < n; done += CHUNK)
+        e = note_extremes(e, v + done, n - done < CHUNK ? (int)(n - done) : CHUNK);
+    finish_extremes(e, extremes);
+}
+
+INLINE void quantize_chunk(const float *v, int count, float inverse, float zero, int32_t flip, int8_t *codes)
+{
+    for (int i = 0; i < count; i++)
+        codes[i] = (int8_t)(cut(rintf(v[i] * inverse) + zero, -128.0f, 127.0f) + flip);
+}
+
+CLONES void eb_quantize(const float *v, uint64_t n, float inverse, int32_t zero, int32_t flip, int8_t *codes,
+                        float *extremes)
+{
+    Extremes e = {0, 0};
+    if (extremes != NULL)
+        e = start_extremes(extremes);
+    for (uint64_t done = 0; done < n; done += CHUNK) {
+        int count = n - done < CHUNK ? (int)(n - done) : CHUNK;
+        quantize_chunk(v + done, count, inverse, (float)zero, flip, codes + done);
+        if (extremes != NULL)
+            e = note_extremes(e, v + done, count);
+    }
+    if (extremes != NULL)
+        finish_extremes(e, extremes);
+}
+
+CLONES void eb_quantize_weights(const float *v, uint64_t rows, uint64_t columns, float inverse, int8_t *codes,
+                                int32_t *row_sums)
+{
+    for (uint64_t row = 0; row < rows; row++, v += columns, codes += columns) {
+        int32_t sum = 0;
+        for (uint64_t i = 0; i < columns; i++) {
+            int32_t code = cut(rintf(v[i] * inverse), -127.0f, 127.0f);
+            codes[i] = (int8_t)code;
+            sum += code;
+        }
+        row_sums[row] = sum;
+    }
+}
+
+INLINE void finish_chunk(const int32_t *acc, int count, const int32_t *offset, float factor, const float *bias,
+                         int relu, float *y)
+{
+    if (offset != NULL)
+        for (int i = 0; i < count; i++)
+            y[i] = (float)(acc[i] - offset[i]) * factor;
+    else
+        for (int i = 0; i < count; i++)
+            y[i] = (float)acc[i] * factor;
+    if (bias != NULL)
+        for (int i = 0; i < count; i++)
+            y[i] = y[i] + bias[i];
+    if (relu)
+        for (int i = 0; i < count; i++)
+            y[i] = y[i] < 0.0f ? 0.0f : y[i];
+}
+
+CLONES void eb_finish_forward(const int32_t *acc, uint64_t rows, uint64_t columns, const int32_t *offset, float factor,
+                              const float *bias, int relu, float inverse, int32_t zero, int32_t flip, int8_t *codes,
+                              float *floats, float *extremes)
+{
+    Extremes e = {0, 0};
+    float own[CHUNK];
+    if (extremes != NULL)
+        e = start_extremes(extremes);
+    for (uint64_t row = 0; row < rows; row++)
+        for (uint64_t done = 0; done < columns; done += CHUNK) {
+            int count = columns - done < CHUNK ? (int)(columns - done) : CHUNK;
+            uint64_t at = row * columns + done;
+            float *y = floats != NULL ? floats + at : own;
+            finish_chunk(acc + at, count, offset != NULL ? offset + done : NULL, factor,
+                         bias != NULL ? bias + done : NULL, relu, y);
+            if (codes != NULL)
+                quantize_chunk(y, count, inverse, (float)zero, flip, codes + at);
+            if (extremes != NULL)
+                e = note_extremes(e, y, count);
+        }
+    if (extremes != NULL)
+        finish_extremes(e, extremes);
+}
+
+/* Without its sign a float's bits are ordered like its value, with NaN above infinity. */
+INLINE uint16_t note_magnitudes(uint16_t largest, const uint16_t *gradient, int count)
+{
+    for (int i = 0; i < count; i++) {
+        uint16_t magnitude = gradient[i] & 0x7FFFu;
+        largest = magnitude > largest ? magnitude : largest;
+    }
+    return largest;
+}
+
+CLONES float eb_finish_backward(const int32_t *acc, uint64_t n, float factor, const int8_t *mask, int32_t masked,
+                                uint16_t *gradient)
+{
+    uint16_t largest = 0;
+    const int8_t gone = (int8_t)masked;
+    for (uint64_t done = 0; done < n; done += CHUNK) {
+        int count = n - done < CHUNK ? (int)(n - done) : CHUNK;
+        const int32_t *part = acc + done;
+        uint16_t *out = gradient + done;
+        for (int i = 0; i < count; i++)
+            out[i] = narrow((float)part[i] * factor);
+        if (mask != NULL)
+            for (int i = 0; i < count; i++)
+                out[i] = mask[done + (uint64_t)i] == gone ? 0 : out[i];
+        largest = note_magnitudes(largest, out, count);
+    }
+    return widen(largest);
+}
+
+CLONES float eb_mask_gradient(uint16_t *gradient, uint64_t n, const int8_t *mask, int32_t masked)
+{
+    uint16_t largest = 0;
+    const int8_t gone = (int8_t)masked;
+    for (uint64_t done = 0; done < n; done += CHUNK) {
+        int count = n - done < CHUNK ? (int)(n - done) : CHUNK;
+        uint16_t *out = gradient + done;
+        if (mask != NULL)
+            for (int i = 0; i < count; i++)
+                out[i] = mask[done + (uint64_t)i] == gone ? 0 : out[i];
+        largest = note_magnitudes(largest, out, count);
+    }
+    return widen(largest);
+}
+
+CLONES float eb_to_bfloat16(const float *v, uint64_t n, uint16_t *out)
+{
+    uint16_t largest = 0;
+    for (uint64_t done = 0; done < n; done += CHUNK) {
+        int count = n - done < CHUNK ? (int)(n - done) : CHUNK;
+        for (int i = 0; i < count; i++)
+            out[done + (uint64_t)i] = narrow(v[done + (uint64_t)i]);
+        largest = note_magnitudes(largest, out + done, count);
+    }
+    return widen(largest);
+}
+
+CLONES void eb_quantize_gradient(const uint16_t *gradient, uint64_t n, float inverse, uint32_t key0, uint32_t key1,
+                                 int8_t *codes)
+{
+    float draws[CHUNK];
+    for (uint64_t done = 0; done < n; done += CHUNK) {
+        int count = n - done < CHUNK ? (int)(n - done) : CHUNK;
+        uint32_t word = (uint32_t)(done / 2);
+        uint16_t halves[CHUNK];
+        for (uint32_t i = 0; i < CHUNK / 2; i++) {
+            uint32_t h = (word + i) * 0x9E3779B9u + key0;
+            h ^= h >> 16;
+            h *= 0x85EBCA6Bu;
+            h ^= key1;
+            h ^= h >> 13;
+            h *= 0xC2B2AE35u;
+            h ^= h >> 16;
+            halves[2 * i] = (uint16_t)h;
+            halves[2 * i + 1] = (uint16_t)(h >> 16);
+        }
+        for (int i = 0; i < CHUNK; i++)
+            draws[i] = (float)halves[i] * 0x1p-16f;
+        for (int i = 0; i < count; i++)
+            codes[done + (uint64_t)i] = (int8_t)cut(
+                floorf(widen(gradient[done + (uint64_t)i]) * inverse + draws[i]), -127.0f, 127.0f);
+    }
+}
+
+CLONES void eb_codes_to_bfloat16(const int8_t *codes, uint64_t n, int32_t zero, uint16_t *out)
+{
+    for (uint64_t i = 0; i < n; i++) {
+        float value = (float)(codes[i] - zero);
+        uint32_t bits;
+        memcpy(&bits, &value, sizeof bits);
+        out[i] = (uint16_t)(bits >> 16);
+    }
+}
+
+CLONES void eb_scale_bfloat16(const uint16_t *v, uint64_t n, float factor, float *out)
+{
+    for (uint64_t i = 0; i < n; i++)
+        out[i] = widen(v[i]) * factor;
+}
+
+CLONES void eb_column_sums(const uint16_t *v, uint64_t rows, uint64_t columns, float *sums)
+{
+    double totals[CHUNK];
+    for (uint64_t start = 0; start < columns; start += CHUNK) {
+        int count = columns - start < CHUNK ? (int)(columns - start) : CHUNK;
+        for (int i = 0; i < count; i++)
+            totals[i] = 0.0;
+        for (uint64_t row = 0; row < rows; row++)
+            for (int i = 0; i < count; i++)
+                totals[i] += (double)widen(v[row * columns + start + (uint64_t)i]);
+        for (int i = 0; i < count; i++)
+            sums[start + (uint64_t)i] = (float)totals[i];
+    }
+}

@@ -1,0 +1,72 @@
+"""Where autograd meets the 8-bit layers: a network is one function of its input and its parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from peer.train.eight_bit import kernels
+from peer.train.eight_bit.layer import Layer, Sequential
+from peer.train.eight_bit.ranges import RunningRange, grid_over
+from peer.train.eight_bit.tensors import Gradient, Quantized, Tape
+
+
+class Network(Sequential):
+    """A whole 8-bit network: float32 in (or token numbers, where the first layer looks them up), float32 out.
+
+    `loss.backward()` and `torch.autograd.grad` work as on any module. The backward pass draws one 64-bit seed for each
+    forward pass from torch's generator.
+    """
+
+    def __init__(self, layers: Mapping[str, Layer]) -> None:
+        super().__init__(layers)
+        self.input_range = RunningRange()
+        self.last_saved_bytes = 0
+        """How much the last forward pass kept for its backward pass."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what the last layer returns, in float32."""
+        parameters = [parameter for parameter in self.parameters() if parameter.requires_grad]
+        result: torch.Tensor = _Boundary.apply(self, x, torch.is_grad_enabled(), *parameters)
+        return result
+
+    def quantize_input(self, x: torch.Tensor, tape: Tape) -> Quantized:
+        """Return the codes of the network's input."""
+        x = x.detach().contiguous()
+        if not x.is_floating_point():
+            # Token numbers: exact as they are.
+            return Quantized(x, 1.0, 0)
+        grid = self.input_range.grid() or grid_over(*kernels.extremes(x))
+        codes, ends = kernels.quantize(x, grid)
+        if tape.training:
+            self.input_range.observe_(*ends)
+        return Quantized(codes, grid.scale, grid.zero_point)
+
+
+class _Boundary(torch.autograd.Function):
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, network: Network, x: torch.Tensor, recording: bool, *parameters: torch.nn.Parameter
+    ) -> torch.Tensor:
+        recording = recording and any(ctx.needs_input_grad)
+        tape = Tape(recording, network.training)
+        if recording:
+            tape.seed = int(torch.empty((), dtype=torch.int64).random_(-(2**63), None))
+        result = network.forward_floats(network.quantize_input(x, tape), tape)
+        network.last_saved_bytes = tape.saved_bytes() if recording else 0
+        ctx.network, ctx.tape, ctx.parameters = network, tape, parameters
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        tape, parameters = ctx.tape, ctx.parameters
+        if tape is None:
+            raise RuntimeError("an 8-bit network keeps its tensors for one backward pass; compute the loss again")
+        ctx.tape = None
+        data, largest = kernels.to_bfloat16(gradient.contiguous())
+        wanted = ctx.needs_input_grad[1]
+        passed = ctx.network.backward_floats(Gradient(data, largest), tape, wanted=wanted)
+        inputs = None if passed is None else passed.data.to(torch.float32)
+        return (None, inputs, None, *(tape.gradients.get(parameter) for parameter in parameters))

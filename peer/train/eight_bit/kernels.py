@@ -1,0 +1,276 @@
+"""What happens around the products: quantizing, dequantizing, masking, and adding up.
+
+Each function runs a native kernel (`peer/native/eight_bit.h`) where these were built and the tensors lie on the CPU,
+and torch operators elsewhere, with the same bits: both use single exactly rounded operations in the same order. Only
+`column_sums` may differ in the last bit, where float64 cannot hold a sum exactly.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from peer.native import ffi, lib
+from peer.train.eight_bit.ranges import Grid
+from peer.train.eight_bit.scratch import scratch
+
+_CODES = {torch.int8: 0, torch.uint8: 128}
+
+
+def extremes(values: torch.Tensor) -> tuple[float, float]:
+    """Return the least and the greatest of `values: float32[...]`, both NaN if one is."""
+    if _native(values):
+        ends = ffi.new("float[2]", (math.inf, -math.inf))
+        lib.eb_extremes(_pointer(values, "float *"), values.numel(), ends)
+        return ends[0], ends[1]
+    low, high = torch.aminmax(values)
+    return low.item(), high.item()
+
+
+def quantize(
+    values: torch.Tensor, grid: Grid, dtype: torch.dtype = torch.int8
+) -> tuple[torch.Tensor, tuple[float, float]]:
+    """Return the codes of `values: float32[...]`, rounded to nearest (ties to even) and cut to the grid, and the
+    extremes of the values."""
+    codes = torch.empty(values.shape, dtype=dtype, device=values.device)
+    if _native(values):
+        ends = ffi.new("float[2]", (math.inf, -math.inf))
+        lib.eb_quantize(
+            _pointer(values, "float *"), values.numel(), grid.inverse, grid.zero_point, _CODES[dtype],
+            _pointer(codes, "int8_t *"), ends,
+        )  # fmt: skip
+        return codes, (ends[0], ends[1])
+    codes.copy_(_codes(values, grid, dtype))
+    return codes, extremes(values)
+
+
+def quantize_weights(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, float]:
+    """Return int8 codes of `weight: float32[n, ...]` around zero, their sums over each row int32[n], and their scale.
+
+    The codes lie in scratch memory: good until the next weights are quantized.
+    """
+    rows, columns = weight.shape[0], weight[0].numel()
+    low, high = extremes(weight)
+    largest = max(-low, high)
+    inverse = 127.0 / largest if largest > 0.0 else math.nan if math.isnan(largest) else 0.0
+    codes = scratch("weights", (rows, columns), torch.int8, weight.device)
+    sums = torch.empty(rows, dtype=torch.int32, device=weight.device)
+    if _native(weight):
+        lib.eb_quantize_weights(
+            _pointer(weight, "float *"),
+            rows,
+            columns,
+            inverse,
+            _pointer(codes, "int8_t *"),
+            _pointer(sums, "int32_t *"),
+        )
+    else:
+        codes.copy_(_cut(torch.round(weight.reshape(rows, columns) * inverse), -127))
+        sums.copy_(codes.sum(dim=1, dtype=torch.int32))
+    return codes.view(weight.shape), sums, largest / 127.0
+
+
+def measure_forward(
+    accumulator: torch.Tensor, offset: torch.Tensor | None, factor: float, bias: torch.Tensor | None, *, relu: bool
+) -> tuple[float, float]:
+    """Return the extremes of what `finish_forward` would quantize."""
+    if _native(accumulator):
+        ends = ffi.new("float[2]", (math.inf, -math.inf))
+        _finish_forward(accumulator, offset, factor, bias, relu, Grid(1.0, 0), 0, None, None, ends)
+        return ends[0], ends[1]
+    return extremes(_finished(accumulator, offset, factor, bias, relu))
+
+
+def finish_forward(
+    accumulator: torch.Tensor,
+    offset: torch.Tensor | None,
+    factor: float,
+    bias: torch.Tensor | None,
+    grid: Grid,
+    *,
+    relu: bool,
+    dtype: torch.dtype = torch.int8,
+) -> tuple[torch.Tensor, tuple[float, float]]:
+    """Return codes of y = (accumulator − offset) · factor + bias, at least 0 with `relu`, and the extremes of y.
+
+    `accumulator: int32[m, n]`; `offset: int32[n]` and `bias: float32[n]` belong to the columns.
+    """
+    codes = torch.empty(accumulator.shape, dtype=dtype, device=accumulator.device)
+    if _native(accumulator):
+        ends = ffi.new("float[2]", (math.inf, -math.inf))
+        _finish_forward(accumulator, offset, factor, bias, relu, grid, _CODES[dtype], codes, None, ends)
+        return codes, (ends[0], ends[1])
+    y = _finished(accumulator, offset, factor, bias, relu)
+    codes.copy_(_codes(y, grid, dtype))
+    return codes, extremes(y)
+
+
+def finish_forward_floats(
+    accumulator: torch.Tensor, offset: torch.Tensor | None, factor: float, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """Return y = (accumulator − offset) · factor + bias, float32[m, n]."""
+    if _native(accumulator):
+        y = torch.empty(accumulator.shape, dtype=torch.float32)
+        _finish_forward(accumulator, offset, factor, bias, False, Grid(1.0, 0), 0, None, y, ffi.NULL)
+        return y
+    return _finished(accumulator, offset, factor, bias, False)
+
+
+def finish_backward(
+    accumulator: torch.Tensor, factor: float, mask: torch.Tensor | None, masked: int
+) -> tuple[torch.Tensor, float]:
+    """Return accumulator · factor as bfloat16, 0 where `mask`, 8-bit codes of the same size, equals `masked`; and its
+    largest magnitude."""
+    gradient = torch.empty(accumulator.shape, dtype=torch.bfloat16, device=accumulator.device)
+    if _native(accumulator):
+        largest = lib.eb_finish_backward(
+            _pointer(accumulator, "int32_t *"), accumulator.numel(), factor, _mask(mask), masked,
+            _pointer(gradient, "uint16_t *"),
+        )  # fmt: skip
+        return gradient, largest
+    gradient.copy_(accumulator.to(torch.float32) * factor)
+    return gradient, mask_gradient_(gradient, mask, masked)
+
+
+def mask_gradient_(gradient: torch.Tensor, mask: torch.Tensor | None, masked: int) -> float:
+    """Set a bfloat16 gradient to 0 where `mask` equals `masked`, and return its largest magnitude."""
+    if _native(gradient):
+        largest: float = lib.eb_mask_gradient(_pointer(gradient, "uint16_t *"), gradient.numel(), _mask(mask), masked)
+        return largest
+    if mask is not None:
+        gradient.masked_fill_((mask == masked).view(gradient.shape), 0)
+    return gradient.abs().amax().item()
+
+
+def to_bfloat16(values: torch.Tensor) -> tuple[torch.Tensor, float]:
+    """Return `values: float32[...]` in bfloat16, and the largest magnitude."""
+    rounded = torch.empty(values.shape, dtype=torch.bfloat16, device=values.device)
+    if _native(values):
+        largest = lib.eb_to_bfloat16(_pointer(values, "float *"), values.numel(), _pointer(rounded, "uint16_t *"))
+        return rounded, largest
+    rounded.copy_(values)
+    return rounded, rounded.abs().amax().item()
+
+
+def quantize_gradient(gradient: torch.Tensor, largest: float, keys: tuple[int, int]) -> tuple[torch.Tensor, float]:
+    """Return int8 codes of a bfloat16 gradient by stochastic rounding, and their scale.
+
+    The codes lie in scratch memory: good until the next gradient is quantized.
+    """
+    inverse = 127.0 / largest if largest > 0.0 else math.nan if math.isnan(largest) else 0.0
+    codes = scratch("gradient", tuple(gradient.shape), torch.int8, gradient.device)
+    if _native(gradient):
+        lib.eb_quantize_gradient(
+            _pointer(gradient, "uint16_t *"), gradient.numel(), inverse, *keys, _pointer(codes, "int8_t *")
+        )
+    else:
+        uniforms = draws(gradient.numel(), keys, gradient.device).view(gradient.shape)
+        codes.copy_(_cut(torch.floor(gradient.to(torch.float32) * inverse + uniforms), -127))
+    return codes, largest / 127.0
+
+
+def codes_to_bfloat16(codes: torch.Tensor, zero_point: int) -> torch.Tensor:
+    """Return int8 codes − zero_point in bfloat16, which holds them exactly.
+
+    The result lies in scratch memory: good until the next call.
+    """
+    out = scratch("operand", tuple(codes.shape), torch.bfloat16, codes.device)
+    if _native(codes):
+        lib.eb_codes_to_bfloat16(_pointer(codes, "int8_t *"), codes.numel(), zero_point, _pointer(out, "uint16_t *"))
+        return out
+    return out.copy_(codes.to(torch.int16) - zero_point)
+
+
+def scale_bfloat16(values: torch.Tensor, factor: float) -> torch.Tensor:
+    """Return values · factor in float32, for bfloat16 values."""
+    if _native(values):
+        out = torch.empty(values.shape, dtype=torch.float32)
+        lib.eb_scale_bfloat16(_pointer(values, "uint16_t *"), values.numel(), factor, _pointer(out, "float *"))
+        return out
+    return values.to(torch.float32) * factor
+
+
+def column_sums(values: torch.Tensor) -> torch.Tensor:
+    """Return the sums over the columns of `values: bfloat16[m, n]`, float32[n], added up in float64."""
+    if _native(values):
+        sums = torch.empty(values.shape[1], dtype=torch.float32)
+        lib.eb_column_sums(_pointer(values, "uint16_t *"), values.shape[0], values.shape[1], _pointer(sums, "float *"))
+        return sums
+    return values.to(torch.float64).sum(dim=0).to(torch.float32)
+
+
+def draws(size: int, keys: tuple[int, int], device: torch.device) -> torch.Tensor:
+    """Return draws 0 … size−1 of a stream in [0, 1), float32[size]; `peer/native/eight_bit.c` defines them."""
+    key0, key1 = keys
+    words = torch.arange((size + 1) // 2, dtype=torch.int64, device=device)
+    h = (words * 0x9E3779B9 + key0) & _WORD
+    h = h ^ (h >> 16)
+    h = (h * 0x85EBCA6B) & _WORD
+    h = h ^ key1
+    h = h ^ (h >> 13)
+    h = (h * 0xC2B2AE35) & _WORD
+    h = h ^ (h >> 16)
+    halves = torch.stack((h & 0xFFFF, h >> 16), dim=1).view(-1)[:size]
+    return halves.to(torch.float32) * 2.0**-16
+
+
+_WORD = 2**32 - 1
+
+
+def _finish_forward(
+    accumulator: torch.Tensor,
+    offset: torch.Tensor | None,
+    factor: float,
+    bias: torch.Tensor | None,
+    relu: bool,
+    grid: Grid,
+    flip: int,
+    codes: torch.Tensor | None,
+    floats: torch.Tensor | None,
+    ends: Any,
+) -> None:
+    rows, columns = accumulator.shape
+    lib.eb_finish_forward(
+        _pointer(accumulator, "int32_t *"), rows, columns,
+        ffi.NULL if offset is None else _pointer(offset, "int32_t *"), factor,
+        ffi.NULL if bias is None else _pointer(bias, "float *"), relu,
+        grid.inverse, grid.zero_point, flip,
+        ffi.NULL if codes is None else _pointer(codes, "int8_t *"),
+        ffi.NULL if floats is None else _pointer(floats, "float *"), ends,
+    )  # fmt: skip
+
+
+def _finished(
+    accumulator: torch.Tensor, offset: torch.Tensor | None, factor: float, bias: torch.Tensor | None, relu: bool
+) -> torch.Tensor:
+    y = (accumulator if offset is None else accumulator - offset).to(torch.float32) * factor
+    if bias is not None:
+        y += bias
+    return y.clamp_(min=0.0) if relu else y
+
+
+def _codes(values: torch.Tensor, grid: Grid, dtype: torch.dtype) -> torch.Tensor:
+    levels = torch.round(values * grid.inverse) + grid.zero_point
+    return (_cut(levels, -128).to(torch.int16) + _CODES[dtype]).to(dtype)
+
+
+def _cut(levels: torch.Tensor, low: int) -> torch.Tensor:
+    return levels.nan_to_num_(nan=float(low)).clamp_(low, 127)
+
+
+def _native(tensor: torch.Tensor) -> bool:
+    """Whether the native kernels can read a tensor."""
+    return lib is not None and tensor.device.type == "cpu" and tensor.is_contiguous()
+
+
+def _pointer(tensor: torch.Tensor, kind: str) -> Any:
+    return ffi.cast(kind, tensor.data_ptr())
+
+
+def _mask(mask: torch.Tensor | None) -> Any:
+    if mask is None:
+        return ffi.NULL
+    assert mask.is_contiguous()
+    return _pointer(mask, "int8_t *")

@@ -1,0 +1,51 @@
+"""The products of 8-bit operands: int8 × int8 → int32, exact."""
+
+from __future__ import annotations
+
+import torch
+
+_EXACT_TERMS = 1024
+"""Products of two int8 are at most 2¹⁴, and float32 holds every integer up to 2²⁴."""
+_MAX_TERMS = 2**31 // 2**14 - 1
+"""More might overflow int32."""
+
+
+def int8_product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """Fill `out: int32[m, n]` with a · b, `a: int8[m, k]` and `b: int8[k, n]` (a transposed view does as well), and
+    return it.
+
+    On a CPU with VNNI these are its 8-bit instructions (oneDNN through `torch._int_mm`); on CUDA the tensor cores;
+    elsewhere float32 products short enough to be exact, hence the same integers everywhere.
+    """
+    assert a.dtype == b.dtype == torch.int8
+    assert out.dtype == torch.int32
+    if a.shape[1] > _MAX_TERMS:
+        raise ValueError(f"a product of {a.shape[1]} terms may overflow 32 bits; {_MAX_TERMS} are the most")
+    if a.device.type == "cpu" and _has_vnni():
+        return torch._int_mm(a, b, out=out)
+    if a.device.type == "cuda" and a.shape[0] > 16 and a.shape[1] % 8 == 0 and b.shape[1] % 8 == 0:
+        return torch._int_mm(a, b, out=out)
+    return product_by_floats(a, b, out)
+
+
+def product_by_floats(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """The same by float32 products of at most 1024 terms, which are exact."""
+    if a.shape[1] <= _EXACT_TERMS:
+        return out.copy_(a.to(torch.float32) @ b.to(torch.float32))
+    out.zero_()
+    for start in range(0, a.shape[1], _EXACT_TERMS):
+        part = slice(start, start + _EXACT_TERMS)
+        out += (a[:, part].to(torch.float32) @ b[part].to(torch.float32)).to(torch.int32)
+    return out
+
+
+def _has_vnni() -> bool:
+    """Whether this processor multiplies bytes exactly. Before VNNI the products of x86 saturate at 16 bits on the
+    way."""
+    global _vnni
+    if _vnni is None:
+        _vnni = bool(torch.cpu._is_vnni_supported())
+    return _vnni
+
+
+_vnni: bool | None = None

@@ -1,0 +1,75 @@
+"""Running ranges: from which numbers to which the 8-bit codes of an activation reach.
+
+A tensor is quantized with the range that earlier batches had, so that one pass over it is enough to quantize it and to
+measure it. A range widens at once to whatever a batch brings, of which at most that one batch is cut off, and narrows
+by 1 % of the difference a batch. The first batch of all is measured before it is quantized.
+
+Ranges are buffers: local to a peer, never sent, part of its checkpoint. In evaluation they stay as they are.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+NARROWING = 0.01
+"""How much of the way to a narrower batch a range goes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Where the codes lie: code q is the number (q − zero_point) · scale."""
+
+    scale: float
+    zero_point: int
+    """Of int8 codes."""
+
+    @property
+    def inverse(self) -> float:
+        """1 / scale."""
+        return 1.0 / self.scale
+
+
+def grid_over(low: float, high: float) -> Grid:
+    """Return the grid whose 256 codes reach from `low` to `high`, zero being one of them (gemmlowp)."""
+    low, high = min(low, 0.0), max(high, 0.0)
+    scale = (high - low) / 255.0
+    if math.isnan(scale) or math.isinf(scale):
+        # Whatever is computed from it becomes NaN, so that the loss tells.
+        return Grid(math.nan, 0)
+    if scale < 1e-30:
+        return Grid(1.0, 0 if low < 0.0 else -128)
+    return Grid(scale, min(127, max(-128, round(-low / scale) - 128)))
+
+
+class RunningRange(nn.Module):
+    """The range of one activation tensor."""
+
+    range: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("range", torch.tensor([math.inf, -math.inf]))
+
+    @property
+    def known(self) -> bool:
+        """Whether a batch has been seen."""
+        return self.range[0].item() != math.inf
+
+    def grid(self) -> Grid | None:
+        """Return the grid of the range; None before the first batch."""
+        low, high = self.range.tolist()
+        return None if low == math.inf else grid_over(low, high)
+
+    def observe_(self, low: float, high: float) -> None:
+        """Take in the extremes of a batch."""
+        old_low, old_high = self.range.tolist()
+        if math.isnan(low) or math.isnan(old_low):
+            low = high = math.nan
+        elif old_low != math.inf:
+            low = min(low, old_low + NARROWING * (low - old_low))
+            high = max(high, old_high + NARROWING * (high - old_high))
+        self.range[0], self.range[1] = low, high

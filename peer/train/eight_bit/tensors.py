@@ -1,0 +1,124 @@
+"""What layers hand each other: codes forwards, gradients backwards, and the tape between the two."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+_GOLDEN = 0x9E3779B97F4A7C15
+_MASK = 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Quantized:
+    """A tensor of 8-bit codes: number i is (data[i] − zero_point) · scale."""
+
+    data: torch.Tensor
+    """int8, or uint8 where the kernels that follow want it."""
+    scale: float
+    zero_point: int
+    rectified: bool = False
+    """Whether it came out of a ReLU: the gradient with regard to it is 0 wherever the code is the zero point, and the
+    layer that computes that gradient sees to it."""
+
+    def dequantize(self) -> torch.Tensor:
+        """Return the numbers, float32 of the same shape."""
+        return (self.data.to(torch.float32) - self.zero_point) * self.scale
+
+    def signed(self) -> Quantized:
+        """Return the same numbers in int8."""
+        if self.data.dtype == torch.int8:
+            return self
+        return Quantized((self.data ^ 128).view(torch.int8), self.scale, self.zero_point - 128, self.rectified)
+
+    def unsigned(self) -> Quantized:
+        """Return the same numbers in uint8."""
+        if self.data.dtype == torch.uint8:
+            return self
+        return Quantized(self.data.view(torch.uint8) ^ 128, self.scale, self.zero_point + 128, self.rectified)
+
+    def with_data(self, data: torch.Tensor) -> Quantized:
+        """Return other codes on the same grid."""
+        return Quantized(data, self.scale, self.zero_point, self.rectified)
+
+
+@dataclass(frozen=True, slots=True)
+class Gradient:
+    """A layer gradient before its quantization."""
+
+    data: torch.Tensor
+    """bfloat16."""
+    largest: float
+    """The largest magnitude in it; NaN if there is a NaN."""
+
+    def with_data(self, data: torch.Tensor) -> Gradient:
+        """Return the same numbers in another shape."""
+        return Gradient(data, self.largest)
+
+
+@dataclass(slots=True)
+class Tape:
+    """What one forward pass keeps for its backward pass, last in, first out; and what the backward pass returns."""
+
+    recording: bool
+    """Whether a backward pass will follow; nothing is kept otherwise."""
+    training: bool
+    """Whether running ranges and norms may move."""
+    seed: int = 0
+    """64 bits from which the backward pass draws its stochastic rounding."""
+    gradients: dict[torch.nn.Parameter, torch.Tensor] = field(default_factory=dict)
+    """Filled by the backward pass, float32."""
+    _entries: list[tuple[Any, ...]] = field(default_factory=list)
+    _streams: int = 0
+
+    def save(self, *values: Any) -> None:
+        """Keep values for the backward pass of the same layer: `Quantized`, int8 tensors, statistics of a few numbers
+        for each channel or row, shapes."""
+        if self.recording:
+            self._entries.append(values)
+
+    def take(self) -> tuple[Any, ...]:
+        """Return what was saved last, and forget it."""
+        return self._entries.pop()
+
+    @property
+    def position(self) -> int:
+        """How many times `save` was called and not taken back."""
+        return len(self._entries)
+
+    def rewind(self, position: int) -> None:
+        """Forget what was saved after `position`."""
+        del self._entries[position:]
+
+    def draw_keys(self) -> tuple[int, int]:
+        """Return the two 32-bit keys of the next stream of draws: a function of the seed and of how many streams were
+        drawn before (SplitMix64)."""
+        self._streams += 1
+        z = (self.seed + self._streams * _GOLDEN) & _MASK
+        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+        z ^= z >> 31
+        return z & 0xFFFFFFFF, z >> 32
+
+    def add_gradient(self, parameter: torch.nn.Parameter, value: torch.Tensor) -> None:
+        """Count a gradient of a parameter; one that serves twice gets the sum."""
+        known = self.gradients.get(parameter)
+        self.gradients[parameter] = value if known is None else known.add_(value)
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Return every tensor that is kept, in the order of saving; the same storage may appear more than once."""
+        found: list[torch.Tensor] = []
+        for values in self._entries:
+            for value in values:
+                if isinstance(value, Quantized):
+                    found.append(value.data)
+                elif isinstance(value, torch.Tensor):
+                    found.append(value)
+        return found
+
+    def saved_bytes(self) -> int:
+        """Return how much memory the tape keeps alive; tensors that share a storage count once."""
+        storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in self.tensors()}
+        return sum(storage.nbytes() for storage in storages.values())
