@@ -74,14 +74,22 @@ class PeerAddress(Section):
 class SecurityOptions(Section):
     """Who may connect."""
 
-    mode: Literal["mtls", "insecure"] = "mtls"
-    """mtls: both ends show a certificate of the run's CA. insecure: no encryption and no identity, for trials only."""
+    mode: Literal["mtls", "tls+token", "insecure"] = "mtls"
+    """mtls: both ends show a certificate of the run's CA. tls+token: listeners show one and callers a shared token, for
+    load balancers that end TLS. insecure: no encryption and no identity, for trials only."""
     ca: str = "ca.pem"
-    """Certificate of the run's CA (path relative to this file)."""
+    """Certificate of the run's CA (path relative to this file). tls+token: what listeners are checked against, "system"
+    for the authorities that this machine trusts."""
     certificate: str = "peer.pem"
     """Certificate of this peer."""
     key: str = "peer.key"
     """Private key of this peer."""
+    revoked: str = "revoked.pem"
+    """The CA's list of revoked certificates, as far as this peer has heard of one; it need not exist."""
+    token: str = "token"
+    """tls+token: file with the token, the same on every device."""
+    plain_listener: bool = False
+    """tls+token: listen without TLS, where only the load balancer that ends it can connect."""
 
 
 class StateOptions(Section):

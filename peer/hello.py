@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from peer.errors import HandshakeRefused
 from peer.proto.sottovoce.v1 import exchange_pb2 as pb
 
-PROTOCOL_MIN = 1
-PROTOCOL_MAX = 1
+# Version 2: with mutual TLS, listeners prove their certificate in the hello.
+PROTOCOL_MIN = 2
+PROTOCOL_MAX = 2
 MAX_TEXT = 256
 MIN_WINDOW_BYTES = 4096
 MIN_CHUNK_BYTES = 1024

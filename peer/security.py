@@ -1,8 +1,11 @@
 """Certificates: who a peer is, and how the others know.
 
 A run has a certificate authority of its own. Each peer holds a certificate made out to its name in `[[peers]]`, and
-shows it in both directions (mutual TLS); an operator holds one that may ask and stop peers but not be one. Leaving a
-run means leaving the list of peers: nobody is admitted by certificate alone.
+shows it in both directions (mutual TLS); an operator holds one that may ask and stop peers but not be one. Nobody is
+admitted by certificate alone, the list of peers counts too; and a certificate can be revoked (`peer.revocation`).
+
+TLS tells a listener whose certificate the caller holds. gRPC's Python API does not tell a dialler whose certificate the
+listener holds, only that its name was right; so a listener proves it once more in its hello (`prove`, `check_proof`).
 
 Keys are ECDSA on P-256, since gRPC's TLS library accepts no Ed25519 certificates. Names are checked here and by the
 transport, addresses by nobody: a device keeps its identity when it moves.
@@ -12,6 +15,8 @@ from __future__ import annotations
 
 import datetime
 import enum
+import hashlib
+import hmac
 import ipaddress
 import os
 import re
@@ -27,6 +32,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from peer.config import SecurityOptions
 from peer.errors import SecurityError
+from peer.revocation import RevocationList, sign_list
 
 CA_DAYS = 3653
 PEER_DAYS = 731
@@ -34,6 +40,12 @@ PEER_DAYS = 731
 CLOCK_SLACK = datetime.timedelta(days=1)
 ROLE_URI = "urn:sottovoce:role:"
 
+SYSTEM_AUTHORITIES = "system"
+CHALLENGE_BYTES = 16
+
+_MAX_CERTIFICATE = 8 * 1024
+_MIN_TOKEN = 16
+_TOKEN = re.compile(rf"[A-Za-z0-9_-]{{{_MIN_TOKEN},512}}")
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*")
 
 
@@ -54,6 +66,8 @@ class Identity:
     role: Role
     thumbprint: str
     """SHA-256 of the certificate, as `openssl x509 -fingerprint -sha256` prints it."""
+    serial: int
+    """What a list of revoked certificates names it by."""
     not_before: datetime.datetime
     not_after: datetime.datetime
 
@@ -66,6 +80,38 @@ class Credentials:
     ca: bytes
     certificate: bytes
     key: bytes = field(repr=False)
+    revoked: RevocationList | None = field(default=None, repr=False, compare=False)
+    """What the run's authority took back; the transport keeps it up to date."""
+
+
+@dataclass(frozen=True)
+class TokenAccess:
+    """What a peer shows where something on the way ends TLS: a secret that all peers of the run share.
+
+    It says that its holder belongs to the run, not which of its peers it is.
+    """
+
+    token: str = field(repr=False)
+    ca: bytes | None = None
+    """Authorities (PEM) that sign the certificates of listeners or of what stands before them; None: the system's."""
+    certificate: bytes | None = None
+    """Of our listener, PEM; None: it speaks without TLS, to a load balancer that ends it."""
+    key: bytes | None = field(default=None, repr=False)
+
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """Return what goes along with every call."""
+        return (("authorization", f"Bearer {self.token}"),)
+
+    def admits(self, metadata: Iterable[tuple[str, str | bytes]]) -> bool:
+        """Return whether what came along with a call holds the token."""
+        shown = [value for key, value in metadata if key == "authorization"]
+        expected = f"Bearer {self.token}".encode()
+        return len(shown) == 1 and hmac.compare_digest(
+            shown[0].encode() if isinstance(shown[0], str) else shown[0], expected
+        )
+
+
+Access = Credentials | TokenAccess
 
 
 @dataclass(frozen=True)
@@ -95,7 +141,7 @@ class CertificateAuthority:
         key = ec.generate_private_key(ec.SECP256R1())
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"Sottovoce run {run}"[:64])])
         certificate = (
-            _builder(name, name, key, now, CA_DAYS)
+            _builder(name, name, key.public_key(), now, CA_DAYS)
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
             .add_extension(_key_usage(signs_certificates=True), critical=True)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
@@ -107,7 +153,7 @@ class CertificateAuthority:
     def load(cls, certificate_file: Path, key_file: Path) -> CertificateAuthority:
         """Return the authority that `write` saved. Raises SecurityError if the files do not hold one."""
         certificate = _parse_certificate(_read(certificate_file), certificate_file)
-        key = _parse_key(_read(key_file), key_file)
+        key = _parse_key(_read_secret(key_file), key_file)
         if certificate.public_key() != key.public_key():
             raise SecurityError(f"{key_file} is not the key of {certificate_file}")
         if not _is_authority(certificate):
@@ -137,15 +183,50 @@ class CertificateAuthority:
 
         Raises SecurityError if a name cannot stand in a certificate.
         """
-        now = now or _now()
         key = ec.generate_private_key(ec.SECP256R1())
+        certificate = self._sign(key.public_key(), name, addresses, role, days, now or _now())
+        return Issued(_identity(certificate), certificate.public_bytes(serialization.Encoding.PEM), _key_pem(key))
+
+    def grant(
+        self, request: bytes, *, days: int = PEER_DAYS, now: datetime.datetime | None = None
+    ) -> tuple[Identity, bytes]:
+        """Return whom a request (PEM, see `request_certificate`) comes from, and the peer's certificate for it, PEM.
+
+        Raises SecurityError if it is not a request, or its key is not one that this version uses.
+        """
+        name, addresses, key = _read_request(request)
+        certificate = self._sign(key, name, addresses, Role.PEER, days, now or _now())
+        return _identity(certificate), certificate.public_bytes(serialization.Encoding.PEM)
+
+    def revoke(self, older: bytes, serials: Iterable[int], *, now: datetime.datetime | None = None) -> bytes:
+        """Return a list (PEM) that revokes `serials` beside what the `older` list holds (empty where there is none).
+
+        Raises SecurityError if the older list is another authority's.
+        """
+        return sign_list(self._certificate, self._key, older, serials, now=now or _now())
+
+    def credentials(self, issued: Issued) -> Credentials:
+        """Return what the holder of `issued` connects with."""
+        return Credentials(
+            issued.identity, self.certificate, issued.certificate, issued.key, RevocationList(self.certificate)
+        )
+
+    def _sign(
+        self,
+        key: ec.EllipticCurvePublicKey,
+        name: str,
+        addresses: Iterable[str],
+        role: Role,
+        days: int,
+        now: datetime.datetime,
+    ) -> x509.Certificate:
         names = [_general_name(each) for each in dict.fromkeys((name, *addresses))]
         usages = [ExtendedKeyUsageOID.CLIENT_AUTH]
         if role is Role.PEER:
             usages.append(ExtendedKeyUsageOID.SERVER_AUTH)
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         authority_key = self._certificate.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
-        certificate = (
+        return (
             _builder(subject, self._certificate.subject, key, now, days)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_key_usage(signs_certificates=False), critical=True)
@@ -159,11 +240,6 @@ class CertificateAuthority:
             )
             .sign(self._key, hashes.SHA256())
         )
-        return Issued(_identity(certificate), certificate.public_bytes(serialization.Encoding.PEM), _key_pem(key))
-
-    def credentials(self, issued: Issued) -> Credentials:
-        """Return what the holder of `issued` connects with."""
-        return Credentials(issued.identity, self.certificate, issued.certificate, issued.key)
 
 
 def load_credentials(
@@ -173,16 +249,18 @@ def load_credentials(
     *,
     role: Role = Role.PEER,
     now: datetime.datetime | None = None,
-) -> Credentials | None:
+) -> Access | None:
     """Return the checked credentials that `options` names (paths relative to `base_dir`); None in insecure mode.
 
     The certificate must be made out to `name` (any name if None). Raises SecurityError with what to do.
     """
     if options.mode == "insecure":
         return None
+    if options.mode == "tls+token":
+        return _load_token(options, base_dir)
     now = now or _now()
     ca_file, certificate_file, key_file = (base_dir / each for each in (options.ca, options.certificate, options.key))
-    ca_pem, certificate_pem, key_pem = _read(ca_file), _read(certificate_file), _read(key_file)
+    ca_pem, certificate_pem, key_pem = _read(ca_file), _read(certificate_file), _read_secret(key_file)
     ca = _parse_certificate(ca_pem, ca_file)
     certificate = _parse_certificate(certificate_pem, certificate_file)
     key = _parse_key(key_pem, key_file)
@@ -193,12 +271,10 @@ def load_credentials(
     _check_dates(certificate, certificate_file, now)
     if certificate.public_key() != key.public_key():
         raise SecurityError(f"{key_file} is not the key of {certificate_file}; take both from the same device's folder")
-    try:
-        certificate.verify_directly_issued_by(ca)
-    except (InvalidSignature, ValueError, TypeError):
+    if not _is_signed_by(certificate, ca):
         raise SecurityError(
             f"{certificate_file} is not signed by {ca_file}; they belong to different runs, issue the certificate anew"
-        ) from None
+        )
     identity = identify(certificate_pem, str(certificate_file))
     if identity.role is not role:
         raise SecurityError(
@@ -210,7 +286,109 @@ def load_credentials(
             f"{certificate_file} is made out to {identity.name!r}, but this peer is {name!r}; "
             "correct peer.index or use the certificate of this peer"
         )
-    return Credentials(identity, ca_pem, certificate_pem, key_pem)
+    revoked = RevocationList(ca_pem, base_dir / options.revoked)
+    try:
+        revoked.check(identity.serial, identity.name)
+    except SecurityError as error:
+        raise SecurityError(f"{certificate_file}: {error}; ask for a new one with `sotto init --join`") from None
+    return Credentials(identity, ca_pem, certificate_pem, key_pem, revoked)
+
+
+def _load_token(options: SecurityOptions, base_dir: Path) -> TokenAccess:
+    file = base_dir / options.token
+    token = _read_secret(file).decode("ascii", "replace").strip()
+    if not _TOKEN.fullmatch(token):
+        raise SecurityError(
+            f"{file} does not hold a token: {_MIN_TOKEN} or more letters, digits, '-' and '_', the same on every "
+            "device; `openssl rand -hex 32` prints a good one"
+        )
+    ca = None if options.ca == SYSTEM_AUTHORITIES else _read(base_dir / options.ca)
+    if options.plain_listener:
+        return TokenAccess(token, ca)
+    certificate_file, key_file = base_dir / options.certificate, base_dir / options.key
+    certificate, key = _read(certificate_file), _read_secret(key_file)
+    if _parse_certificate(certificate, certificate_file).public_key() != _parse_key(key, key_file).public_key():
+        raise SecurityError(f"{key_file} is not the key of {certificate_file}; take both from the same device's folder")
+    return TokenAccess(token, ca, certificate, key)
+
+
+def request_certificate(name: str, addresses: Iterable[str] = ()) -> tuple[bytes, bytes]:
+    """Return a request for a peer's certificate made out to `name`, and its new private key, both PEM.
+
+    The key never leaves the device; the request is nothing secret. Raises SecurityError for names that cannot stand in
+    a certificate.
+    """
+    key = ec.generate_private_key(ec.SECP256R1())
+    names = [_general_name(each) for each in dict.fromkeys((name, *addresses))]
+    request = (
+        x509.CertificateSigningRequestBuilder()
+        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    return request.public_bytes(serialization.Encoding.PEM), _key_pem(key)
+
+
+def request_thumbprint(request: bytes) -> str:
+    """Return SHA-256 of the public key of a request, for people to compare on both machines."""
+    _, _, key = _read_request(request)
+    encoded = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return hashlib.sha256(encoded).digest().hex(":").upper()
+
+
+def write_secret(path: Path, data: bytes) -> None:
+    """Write a new file readable by its owner alone. Raises SecurityError if it is there already."""
+    _write_new(path, data, mode=0o600)
+
+
+def prove(credentials: Credentials, challenge: bytes, *, verifier: str) -> tuple[bytes, bytes]:
+    """Return our certificate (DER) and the signature by which its key answers the challenge of peer `verifier`."""
+    certificate = x509.load_pem_x509_certificate(credentials.certificate)
+    key = serialization.load_pem_private_key(credentials.key, password=None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    statement = _statement(challenge, credentials.identity.name, verifier)
+    return certificate.public_bytes(serialization.Encoding.DER), key.sign(statement, ec.ECDSA(hashes.SHA256()))
+
+
+def check_proof(
+    credentials: Credentials,
+    certificate: bytes,
+    signature: bytes,
+    challenge: bytes,
+    *,
+    prover: str,
+    now: datetime.datetime | None = None,
+) -> Identity:
+    """Return whose certificate (DER) answered our challenge. Raises SecurityError unless it is `prover`'s, and good.
+
+    Bound to both names and to a challenge that is drawn for each stream: the answer to one is of no use elsewhere.
+    """
+    try:
+        if not 0 < len(certificate) <= _MAX_CERTIFICATE:
+            raise ValueError
+        shown = x509.load_der_x509_certificate(certificate)
+        key = shown.public_key()
+    except (ValueError, UnsupportedAlgorithm):
+        raise SecurityError(f"{prover} does not prove whose certificate it holds") from None
+    if not _is_signed_by(shown, x509.load_pem_x509_certificate(credentials.ca)):
+        raise SecurityError(f"{prover} proves a certificate that this run's CA did not sign")
+    _check_dates(shown, f"the certificate of {prover}", now or _now())
+    identity = _identity(shown, f"the certificate of {prover}")
+    if identity.name != prover or identity.role is not Role.PEER:
+        raise SecurityError(f"{prover} proves the certificate of {identity.role.value} {identity.name!r}")
+    try:
+        assert isinstance(key, ec.EllipticCurvePublicKey)
+        key.verify(signature, _statement(challenge, prover, credentials.identity.name), ec.ECDSA(hashes.SHA256()))
+    except InvalidSignature:
+        raise SecurityError(f"{prover} does not hold the key of the certificate that it shows") from None
+    if credentials.revoked is not None:
+        credentials.revoked.check(identity.serial, identity.name)
+    return identity
+
+
+def _statement(challenge: bytes, prover: str, verifier: str) -> bytes:
+    # Names have no zero bytes, and the challenge has a fixed length: no two statements look alike.
+    return b"sottovoce: I am the listener\0" + challenge + prover.encode() + b"\0" + verifier.encode()
 
 
 def identify(certificate: bytes, source: str = "the certificate") -> Identity:
@@ -231,13 +409,13 @@ def _now() -> datetime.datetime:
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, now: datetime.datetime, days: int
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, now: datetime.datetime, days: int
 ) -> x509.CertificateBuilder:
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(issuer)
-        .public_key(key.public_key())
+        .public_key(key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - CLOCK_SLACK)
         .not_valid_after(now + datetime.timedelta(days=days))
@@ -300,6 +478,44 @@ def _read(path: Path) -> bytes:
         raise SecurityError(f"{path} cannot be read: {error.strerror}") from None
 
 
+def _read_secret(path: Path) -> bytes:
+    data = _read(path)
+    mode = path.stat().st_mode
+    # Groups are left alone: orchestrators hand out secrets to the group of the container.
+    if mode & 0o007:
+        raise SecurityError(
+            f"every user of this machine may read {path} (mode {mode & 0o777:04o}); it is a secret: chmod 600 {path}, "
+            "and replace it if others may have read it"
+        )
+    return data
+
+
+def _read_request(pem: bytes) -> tuple[str, list[str], ec.EllipticCurvePublicKey]:
+    try:
+        request = x509.load_pem_x509_csr(pem)
+        (common_name,) = request.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+        names = request.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        addresses = [
+            *names.get_values_for_type(x509.DNSName),
+            *map(str, names.get_values_for_type(x509.IPAddress)),
+        ]
+        genuine = request.is_signature_valid
+        key = request.public_key()
+    except (ValueError, UnsupportedAlgorithm, x509.ExtensionNotFound):
+        raise SecurityError("this is not a request for a certificate; `sotto init --join` writes one") from None
+    if not genuine or not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
+        raise SecurityError("the request is not signed by an ECDSA key on P-256, the only kind that this version uses")
+    return str(common_name.value), addresses, key
+
+
+def _is_signed_by(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
+    try:
+        certificate.verify_directly_issued_by(authority)
+    except (InvalidSignature, ValueError, TypeError):
+        return False
+    return True
+
+
 def _parse_certificate(pem: bytes, source: Path | str) -> x509.Certificate:
     try:
         return x509.load_pem_x509_certificate(pem)
@@ -326,7 +542,7 @@ def _is_authority(certificate: x509.Certificate) -> bool:
         return False
 
 
-def _check_dates(certificate: x509.Certificate, source: Path, now: datetime.datetime) -> None:
+def _check_dates(certificate: x509.Certificate, source: Path | str, now: datetime.datetime) -> None:
     begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if now < begin:
         raise SecurityError(f"{source} is valid from {begin:%Y-%m-%d %H:%M} UTC on; is the clock of this device right?")
@@ -348,6 +564,7 @@ def _identity(certificate: x509.Certificate, source: str = "the certificate") ->
             str(common_name.value),
             Role(role),
             _thumbprint(certificate),
+            certificate.serial_number,
             certificate.not_valid_before_utc,
             certificate.not_valid_after_utc,
         )

@@ -24,6 +24,7 @@ import os
 import random
 import secrets
 import socket
+import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -38,6 +39,7 @@ import grpc
 import grpc.aio
 
 from peer import tcp_info
+from peer.admission import Allowance, Complaints
 from peer.chunks import Assembler, Cutter
 from peer.config import TransportOptions
 from peer.envelope import Piece, decode, encode
@@ -63,13 +65,25 @@ from peer.hello import (
     read_terms,
 )
 from peer.proto.sottovoce.v1 import control_pb2, exchange_pb2
-from peer.security import Credentials, Identity, Role, identify
+from peer.security import (
+    CHALLENGE_BYTES,
+    Access,
+    Credentials,
+    Identity,
+    Role,
+    TokenAccess,
+    check_proof,
+    identify,
+    prove,
+)
 
 log = logging.getLogger(__name__)
 
 MAX_BULLETIN_BYTES = 64 * 1024
 MAX_TOPIC = 64
-CONTROL_VERBS = ("status", "stop", "snapshot")
+CONTROL_VERBS = ("status", "stop", "snapshot", "revoke", "probe")
+_OPEN_VERBS = ("status", "revoke", "probe")
+"""What every peer of the run may ask."""
 
 _ENVELOPE_SLACK = MAX_BULLETIN_BYTES + 8 * 1024  # beside the chunks: a note or a hello, and the numbers
 _MAX_QUEUED_BULLETINS = 256
@@ -80,9 +94,21 @@ _REFUSED_PAUSE_S = 4.0
 _STABLE_S = 5.0  # a link that lived this long starts the back-off anew
 _FAREWELL_S = 1.0
 _MAX_GREETINGS = 64
+_MAX_GREETINGS_EACH = 4
+_HELLOS = {"rate": 2.0, "burst": 60.0}
+"""Of one neighbour, a second and at once: each costs a handshake."""
+_SMALL_MESSAGES = {"rate": 1000.0, "burst": 5000.0}
+"""Envelopes of one neighbour that complete no numbered frame, and kilobytes in them beside chunks."""
+_LEAST_BYTES_PER_S = 4096
+"""An envelope may take this long at the slowest, beside the silence that is allowed."""
+_COMPLAINTS_PER_MINUTE = 20
+_REVOKED_TOPIC = "revoked"
+_LOOK_AT_FILES_S = 2.0
 _MAX_CONTROL_CALLS = 32
 _MAX_ARGUMENTS = 64 * 1024
 _MAX_REASON = 500
+
+_NO_TOKEN = "the caller does not show this run's token; security.mode and the token must be the same on every peer"
 
 _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 _Close = exchange_pb2.Close
@@ -185,7 +211,7 @@ class Transport:
         listen: str | None,
         neighbors: Sequence[Neighbor],
         hello: HelloInfo,
-        security: Credentials | None,
+        security: Access | None,
         options: TransportOptions,
         handler: Handler,
     ) -> None:
@@ -200,6 +226,7 @@ class Transport:
         self._listen = listen
         self._hello = hello
         self._security = security
+        self._credentials = security if isinstance(security, Credentials) else None
         self._options = options
         self._handler = handler
         self._nonce = secrets.randbits(64)
@@ -207,7 +234,11 @@ class Transport:
         self._server: grpc.aio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._links: dict[int, _Link] = {}
-        self._greetings = 0
+        self._greetings: dict[str, int] = {}
+        """Streams that wait for a hello, by who opened them."""
+        self._hellos: dict[int, Allowance] = {}
+        self._probes = Allowance(rate=1.0, burst=10.0, now=0.0)
+        self._complaints = Complaints(per_minute=_COMPLAINTS_PER_MINUTE, now=0.0)
         self._generation = dict.fromkeys(self._neighbors, 0)
         self._replaced: dict[int, deque[int]] = {index: deque(maxlen=32) for index in self._neighbors}
         self._went_down = {index: asyncio.Event() for index in self._neighbors}
@@ -232,6 +263,8 @@ class Transport:
         self._ended = asyncio.get_running_loop().create_future()
         if self._listen:
             await self._start_server(self._listen)
+        if self._credentials is not None and self._credentials.revoked is not None:
+            self._spawn(self._watch_revocations(), "revocations")
         for neighbor in self._neighbors.values():
             if neighbor.dial:
                 self._spawn(self._keep_dialling(neighbor), f"dial {neighbor.name}")
@@ -331,10 +364,11 @@ class Transport:
         server.add_generic_rpc_handlers((self._peer_methods(), self._control_methods()))
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
-            if self._security is None:
+            credentials = None if self._security is None else _server_credentials(self._security)
+            if credentials is None:
                 self.port = server.add_insecure_port(address)
             else:
-                self.port = server.add_secure_port(address, _server_credentials(self._security))
+                self.port = server.add_secure_port(address, credentials)
         except RuntimeError:
             self.port = 0
         if not self.port:
@@ -367,31 +401,74 @@ class Transport:
         try:
             if self._closing:
                 await pipe.write(_farewell(_Close.GOODBYE, "this peer is about to end"))
-            elif self._greetings >= _MAX_GREETINGS:
-                await pipe.write(_farewell(_Close.REFUSED, "too many connections wait for their hello"))
+            elif (refusal := self._not_admitted(pipe)) is not None:
+                self._complain("refused a caller at %s: %s", pipe.caller, refusal)
+                await pipe.write(_farewell(_Close.REFUSED, refusal))
             elif (link := await self._greet_caller(pipe)) is not None:
                 await link.run()
         except _ConnectionLostError as error:
-            log.info("a caller at %s went away: %s", pipe.caller, error)
+            self._complain("a caller at %s went away: %s", pipe.caller, error)
         except SottoError as error:
-            log.warning("a caller at %s was turned away: %s", pipe.caller, error)
+            self._complain("a caller at %s was turned away: %s", pipe.caller, error)
         except Exception as error:
             self._fail(error)
             raise
 
+    def _not_admitted(self, pipe: _ServerPipe) -> str | None:
+        """Return why a caller is sent away before it has said a word; None if it may speak."""
+        if isinstance(self._security, TokenAccess) and not self._security.admits(pipe.metadata()):
+            return _NO_TOKEN
+        if self._credentials is not None:
+            try:
+                identity = pipe.identity()
+                self._check_revoked(identity)
+            except SecurityError as error:
+                return str(error)
+            if identity.role is not Role.PEER:
+                return f"{quote(identity.name)} shows an operator's certificate, which no peer can have"
+            if all(identity.name != neighbor.name for neighbor in self._neighbors.values()):
+                return (
+                    f"{quote(identity.name)} is no neighbour of peer {self.me}, {quote(self._hello.name)}; compare the "
+                    "graph and the lists of peers"
+                )
+        if sum(self._greetings.values()) >= _MAX_GREETINGS or self._greetings.get(self._caller(pipe), 0) >= (
+            # Without certificates one address may stand for a machine with many peers.
+            _MAX_GREETINGS_EACH if self._credentials is not None else _MAX_GREETINGS // 2
+        ):
+            return "too many connections wait for their hello"
+        return None
+
+    def _caller(self, pipe: _ServerPipe) -> str:
+        """Return what stands for a caller where streams are counted."""
+        if self._credentials is not None:
+            return pipe.identity().name
+        address = tcp_info.parse_peer(pipe.caller)
+        return pipe.caller if address is None else address[0]
+
+    def _check_revoked(self, identity: Identity) -> None:
+        if self._credentials is not None and self._credentials.revoked is not None:
+            self._credentials.revoked.check(identity.serial, identity.name)
+
+    def _complain(self, line: str, *values: object) -> None:
+        """Log something about a stranger, unless strangers have been heard of too often."""
+        more = self._complaints.worth_a_line(asyncio.get_running_loop().time())
+        if more is not None:
+            log.warning(line + "%s", *values, more)
+
     async def _greet_caller(self, pipe: _ServerPipe) -> _Link | None:
         neighbor: Neighbor | None = None
-        self._greetings += 1
+        who = self._caller(pipe)
+        self._greetings[who] = self._greetings.get(who, 0) + 1
         try:
             async with asyncio.timeout(self._options.dial_timeout_s):
                 first = await pipe.read()
             if first is None:
                 return None
             theirs = _parse_hello(first)
-            certified = pipe.identity().name if self._security is not None else None
-            neighbor = self._check_caller(theirs, certified, pipe)
+            certified = None if self._credentials is None else pipe.identity()
+            neighbor = self._check_caller(theirs, certified)
             terms = read_terms(theirs, check_job(self._hello, theirs))
-            return await self._welcome(pipe, neighbor, terms)
+            return await self._welcome(pipe, neighbor, terms, theirs.challenge)
         except TimeoutError:
             reason = f"no hello came within {self._options.dial_timeout_s:g} s"
             await pipe.write(_farewell(_Close.REFUSED, reason))
@@ -400,15 +477,15 @@ class Transport:
             if neighbor is not None and neighbor.index not in self._links:
                 self._note_refusal(neighbor, error.problem)
             else:
-                log.warning("refused a caller at %s: %s", pipe.caller, error.problem)
+                self._complain("refused a caller at %s: %s", pipe.caller, error.problem)
             await pipe.write(_farewell(kind, error.problem))
         finally:
-            self._greetings -= 1
+            self._greetings[who] -= 1
+            if not self._greetings[who]:
+                del self._greetings[who]
         return None
 
-    def _check_caller(self, theirs: exchange_pb2.Hello, certified: str | None, pipe: _ServerPipe) -> Neighbor:
-        if self._security is not None and pipe.identity().role is not Role.PEER:
-            raise HandshakeRefused(f"{quote(certified or '')} shows an operator's certificate, which no peer can have")
+    def _check_caller(self, theirs: exchange_pb2.Hello, certified: Identity | None) -> Neighbor:
         check_texts(theirs)
         neighbor = self._neighbors.get(theirs.index)
         if neighbor is None:
@@ -416,10 +493,16 @@ class Transport:
                 f"peer {theirs.index}, {quote(theirs.name)}, is no neighbour of peer {self.me}, "
                 f"{quote(self._hello.name)}; compare the graph and the lists of peers"
             )
-        check_identity(theirs, expected_name=neighbor.name, certified_name=certified, expected_index=neighbor.index)
+        certified_name = None if certified is None else certified.name
+        check_identity(
+            theirs, expected_name=neighbor.name, certified_name=certified_name, expected_index=neighbor.index
+        )
+        now = asyncio.get_running_loop().time()
+        if not self._hellos.setdefault(neighbor.index, Allowance(**_HELLOS, now=now)).spend(1, now):
+            raise HandshakeRefused(f"{quote(neighbor.name)} connects again and again; try later")
         return neighbor
 
-    async def _welcome(self, pipe: _ServerPipe, neighbor: Neighbor, terms: Terms) -> _Link | None:
+    async def _welcome(self, pipe: _ServerPipe, neighbor: Neighbor, terms: Terms, challenge: bytes) -> _Link | None:
         """Answer a hello that matches; return the link, unless another stream of the pair is better."""
         if not self._give_way(neighbor, terms, dialled=False):
             await pipe.write(_farewell(_Close.SUPERSEDED, "the stream in the other direction stays"))
@@ -427,13 +510,14 @@ class Transport:
         self._generation[neighbor.index] += 1
         generation = self._generation[neighbor.index]
         received = self._handler.last_received(neighbor.index)
-        await pipe.write(self._our_hello(received, seen_as=pipe.caller))
+        await pipe.write(self._our_hello(received, seen_as=pipe.caller, answers=(challenge, neighbor.name)))
         if generation != self._generation[neighbor.index] or self._closing:
             await pipe.write(_farewell(_Close.SUPERSEDED, "a newer stream took over"))
             return None
         remote = tcp_info.parse_peer(pipe.caller)
         socket_ = next((each for each in tcp_info.connections() if each.remote == remote), None) if remote else None
-        link = _Link(self, neighbor, pipe, terms, dialled=False, received=received, connection=socket_)
+        identity = None if self._credentials is None else pipe.identity()
+        link = _Link(self, neighbor, pipe, terms, identity, dialled=False, received=received, connection=socket_)
         self._attach(link)
         return link
 
@@ -451,7 +535,12 @@ class Transport:
         except (ValueError, RecursionError):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the arguments are not a JSON object")
         try:
-            result = await self._handler.control(verb, arguments)
+            if verb == "revoke":
+                result = self._take_revocations(str(arguments.get("list", "")).encode())
+            elif verb == "probe":
+                result = await self._probe(arguments.get("index"), context.peer())
+            else:
+                result = await self._handler.control(verb, arguments)
         except SottoError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         except Exception as error:
@@ -461,18 +550,120 @@ class Transport:
 
     def _not_allowed(self, verb: str, context: Any) -> str | None:
         """Return why a caller may not do this; None if it may."""
-        if self._security is not None:
+        if self._credentials is not None:
             try:
                 identity = _caller_identity(context)
+                self._check_revoked(identity)
             except SecurityError as error:
                 return str(error)
-            if identity.role is Role.OPERATOR or identity.name == self._hello.name or verb == "status":
+            if identity.role is Role.OPERATOR or identity.name == self._hello.name or verb in _OPEN_VERBS:
                 return None
             return f"{verb} needs an operator's certificate, or this peer's own; {quote(identity.name)} has neither"
+        if isinstance(self._security, TokenAccess):
+            return None if self._security.admits(context.invocation_metadata()) else _NO_TOKEN
         caller = tcp_info.parse_peer(context.peer())
-        if verb == "status" or (caller is not None and ipaddress.ip_address(caller[0]).is_loopback):
+        if verb in _OPEN_VERBS or (caller is not None and ipaddress.ip_address(caller[0]).is_loopback):
             return None
         return f'with security.mode = "insecure", {verb} is only taken from this machine'
+
+    async def _probe(self, index: object, caller: str) -> dict[str, Any]:
+        """Return how this peer sees a neighbour, and whether it can connect to the address that it knows of it.
+
+        `sotto doctor` of that neighbour asks. Only addresses of our own configuration are ever dialled.
+        """
+        answer: dict[str, Any] = {
+            "name": self._hello.name,
+            "software": self._hello.software,
+            "protocol": [PROTOCOL_MIN, PROTOCOL_MAX],
+            "time": time.time(),
+            "seen_as": caller,
+            "job": self._hello.job_digest,
+            "job_parts": list(self._hello.job_parts),
+            "neighbor": None,
+        }
+        neighbor = self._neighbors.get(index) if isinstance(index, int) else None
+        if neighbor is None:
+            return answer
+        problem = self.refusals.get(neighbor.index) or self.problems.get(neighbor.index)
+        answer |= {
+            "neighbor": neighbor.name,
+            "link": self.is_up(neighbor.index),
+            "problem": None if self.is_up(neighbor.index) else problem,
+            "address": neighbor.address,
+            "reached": None,
+            "reason": None,
+        }
+        if neighbor.address is None:
+            return answer
+        if not self._probes.spend(1, asyncio.get_running_loop().time()):
+            raise RemoteError("it was asked for too many probes; try again in a few seconds")
+        timeout_s = min(self._options.dial_timeout_s, 5.0)
+        try:
+            await call_control(
+                neighbor.address, "status", name=neighbor.name, security=self._security, timeout_s=timeout_s
+            )
+        except SecurityError:
+            answer["reached"] = True  # It answered, and only that was the question.
+        except RemoteError as error:
+            answer |= {"reached": False, "reason": error.problem}
+        else:
+            answer["reached"] = True
+        return answer
+
+    # Revoked certificates
+
+    async def _watch_revocations(self) -> None:
+        """Look at the file from time to time: `sotto revoke`, or a person, may have put a newer list there."""
+        assert self._credentials is not None
+        revoked, complained = self._credentials.revoked, ""
+        assert revoked is not None
+        while True:
+            try:
+                if await asyncio.get_running_loop().run_in_executor(None, revoked.reload):
+                    self._act_on_revocations(source=None)
+                complained = ""
+            except SecurityError as error:
+                if str(error) != complained:
+                    complained = str(error)
+                    log.error("%s", error)
+            await asyncio.sleep(_LOOK_AT_FILES_S)
+
+    def _take_revocations(self, pem: bytes, source: int | None = None) -> dict[str, Any]:
+        """Take a list that somebody brought; return what came of it. Raises SecurityError if it is not genuine."""
+        if self._credentials is None or self._credentials.revoked is None:
+            raise SecurityError('certificates are revoked with security.mode = "mtls" only')
+        revoked, before = self._credentials.revoked, self._credentials.revoked.number
+        try:
+            revoked.take(pem)
+        except SecurityError as error:
+            if revoked.number == before:
+                raise
+            log.error("%s; what it says holds until this peer is started again", error)
+        if revoked.number > before:
+            self._act_on_revocations(source)
+        return {"number": revoked.number, "revoked": len(revoked), "news": revoked.number > before}
+
+    def _act_on_revocations(self, source: int | None) -> None:
+        """End the links to whom the new list excludes, and tell the others of it."""
+        assert self._credentials is not None
+        revoked = self._credentials.revoked
+        assert revoked is not None
+        log.info("%d certificates are revoked by list %d", len(revoked), revoked.number)
+        for link in list(self._links.values()):
+            try:
+                if link.identity is not None:
+                    self._check_revoked(link.identity)
+            except SecurityError as error:
+                link.end(_Close.REFUSED, str(error))
+                self._detach(link, str(error))
+                self._note_refusal(link.neighbor, str(error))
+                continue
+            if link.neighbor.index != source:
+                link.bulletin(_REVOKED_TOPIC, revoked.pem)
+        try:
+            self._check_revoked(self._credentials.identity)
+        except SecurityError as error:
+            self._fail(SecurityError(f"{error}: this peer may no longer take part"))
 
     # Dialling
 
@@ -509,10 +700,11 @@ class Transport:
         older = {each.local for each in tcp_info.connections()}
         pipe = _ClientPipe(neighbor, self._security, self._channel_options())
         attached = False
+        challenge = secrets.token_bytes(CHALLENGE_BYTES)
         try:
             async with asyncio.timeout(self._options.dial_timeout_s):
                 received = self._handler.last_received(neighbor.index)
-                await pipe.write(self._our_hello(received, seen_as=""))
+                await pipe.write(self._our_hello(received, seen_as="", challenge=challenge))
                 first = await pipe.read()
             if first is None:
                 raise PeerUnreachable(f"{neighbor.name} at {neighbor.address} closed the connection without an answer")
@@ -529,6 +721,7 @@ class Transport:
                 check_texts(theirs)
                 check_identity(theirs, expected_name=neighbor.name, certified_name=None, expected_index=neighbor.index)
                 terms = read_terms(theirs, check_job(self._hello, theirs))
+                identity = self._check_listener(neighbor, theirs, challenge)
                 stays = self._give_way(neighbor, terms, dialled=True)
             except RemoteError as error:
                 await pipe.write(_farewell(_Close.REFUSED, error.problem))
@@ -544,6 +737,7 @@ class Transport:
                 neighbor,
                 pipe,
                 terms,
+                identity,
                 dialled=True,
                 received=received,
                 connection=_dialled_connection(neighbor, terms.seen_as, older),
@@ -560,6 +754,15 @@ class Transport:
         finally:
             if not attached:
                 await pipe.abandon()
+
+    def _check_listener(self, neighbor: Neighbor, theirs: exchange_pb2.Hello, challenge: bytes) -> Identity | None:
+        """Return whose certificate a listener proved to hold. Raises HandshakeRefused."""
+        if self._credentials is None:
+            return None
+        try:
+            return check_proof(self._credentials, theirs.certificate, theirs.proof, challenge, prover=neighbor.name)
+        except SecurityError as error:
+            raise HandshakeRefused(str(error)) from None
 
     def _note_refusal(self, neighbor: Neighbor, reason: str) -> None:
         self.problems[neighbor.index] = reason
@@ -603,6 +806,8 @@ class Transport:
         self.refusals.pop(peer, None)
         self.problems.pop(peer, None)
         log.info("link to %s is up", link.neighbor.name)
+        if self._credentials is not None and (revoked := self._credentials.revoked) is not None and revoked.number:
+            link.bulletin(_REVOKED_TOPIC, revoked.pem)
         try:
             for seq, frame in self._handler.link_up(peer, link.terms.received):
                 link.send(seq, frame)
@@ -631,8 +836,14 @@ class Transport:
             self._fail(error)
             raise
 
-    def _our_hello(self, received: int, seen_as: str) -> bytes:
+    def _our_hello(
+        self, received: int, seen_as: str, *, challenge: bytes = b"", answers: tuple[bytes, str] | None = None
+    ) -> bytes:
+        """Return our first envelope; `answers` is a dialler's challenge with its name."""
         ours = self._hello
+        certificate = proof = b""
+        if self._credentials is not None and answers is not None and len(answers[0]) == CHALLENGE_BYTES:
+            certificate, proof = prove(self._credentials, answers[0], verifier=answers[1])
         hello = exchange_pb2.Hello(
             protocol_min=PROTOCOL_MIN,
             protocol_max=PROTOCOL_MAX,
@@ -651,6 +862,9 @@ class Transport:
             heartbeat_ms=max(1, round(self._options.heartbeat_s * 1000)),
             software=ours.software,
             seen_as=seen_as,
+            challenge=challenge,
+            certificate=certificate,
+            proof=proof,
         )
         return exchange_pb2.Envelope(hello=hello).SerializeToString()
 
@@ -688,12 +902,15 @@ class _Link:
         neighbor: Neighbor,
         pipe: _ServerPipe | _ClientPipe,
         terms: Terms,
+        identity: Identity | None,
         *,
         dialled: bool,
         received: int,
         connection: tcp_info.Connection | None,
     ) -> None:
         self.neighbor, self.terms, self.dialled, self.nonce = neighbor, terms, dialled, terms.nonce
+        self.identity = identity
+        """Of the other end's certificate; None without one."""
         self._transport, self._handler, self._pipe = transport, transport._handler, pipe
         self._loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[None] = self._loop.create_future()
@@ -723,7 +940,8 @@ class _Link:
         self._held: deque[tuple[int, int]] = deque()
         self._held_bytes = 0
 
-        self._sent_at = self._heard_at = self._loop.time()
+        self._sent_at = self._heard_at = self._whole_at = self._loop.time()
+        self._small_messages = Allowance(**_SMALL_MESSAGES, now=self._loop.time())
         self._heartbeat_s = transport._options.heartbeat_s
         self._silence_s = 3 * max(self._heartbeat_s, terms.heartbeat_s)
         self._heartbeat_due = False
@@ -824,12 +1042,12 @@ class _Link:
         counters, links, peer = self._counters, self._transport._links, self.neighbor.index
         try:
             while (data := await self._pipe.read()) is not None:
-                self._heard_at = self._loop.time()
+                self._heard_at = self._whole_at = self._loop.time()
                 counters.protobuf_bytes_received += len(data)
                 if links.get(peer) is not self:
                     continue
                 try:
-                    if not self._take(*decode(data)):
+                    if not self._take(*decode(data), envelope_bytes=len(data)):
                         return
                 except RemoteError as error:
                     log.warning("%s broke the protocol: %s", self.neighbor.name, error.problem)
@@ -839,9 +1057,10 @@ class _Link:
             if self._farewell is None:
                 self._reason = f"the connection is lost ({error})"
 
-    def _take(self, envelope: exchange_pb2.Envelope, pieces: list[Piece]) -> bool:
+    def _take(self, envelope: exchange_pb2.Envelope, pieces: list[Piece], *, envelope_bytes: int) -> bool:
         """Act on one envelope; return whether more may follow."""
         peer, handler, counters = self.neighbor.index, self._handler, self._counters
+        self._check_pace(pieces, envelope_bytes)
         if pieces:
             for seq, frame in self._assembler.take(pieces):
                 counters.frames_received += 1
@@ -862,6 +1081,9 @@ class _Link:
         for bulletin in envelope.bulletins:
             if len(bulletin.data) > MAX_BULLETIN_BYTES or len(bulletin.topic) > MAX_TOPIC:
                 raise RemoteProtocolError(f"it sent a note of {len(bulletin.data)} bytes")
+            if bulletin.topic == _REVOKED_TOPIC:
+                self._take_revocations(bulletin.data)
+                continue
             handler.bulletin_received(peer, bulletin.topic, bulletin.data)
         if envelope.HasField("hello"):
             raise RemoteProtocolError("it sent a second hello")
@@ -874,6 +1096,21 @@ class _Link:
                 self._reason = f"it ended the connection: {reason}"
             return False
         return True
+
+    def _check_pace(self, pieces: list[Piece], envelope_bytes: int) -> None:
+        """Raise RemoteProtocolError if what costs its sender nothing comes faster than anyone honest sends it."""
+        numbered = any(piece.sequence for piece in pieces)
+        beside_kbytes = (envelope_bytes - sum(len(piece.data) for piece in pieces)) / 1024
+        if not self._small_messages.spend((0 if numbered else 1) + beside_kbytes, self._loop.time()):
+            raise RemoteProtocolError(
+                f"it floods this peer: more than {self._small_messages.rate:g} messages or kB a second beside frames"
+            )
+
+    def _take_revocations(self, pem: bytes) -> None:
+        try:
+            self._transport._take_revocations(pem, source=self.neighbor.index)
+        except SecurityError as error:
+            raise RemoteProtocolError(f"it passed on something else: {error}") from None
 
     def _credit_is_due(self) -> bool:
         return self._held_bytes < self._window_bytes and self._assembler.owes
@@ -935,6 +1172,11 @@ class _Link:
             self.end(_Close.VIOLATION, f"nothing was heard for {self._silence_s:g} s")
             self._transport._detach(self, self._reason)
             return
+        patience_s = self._silence_s + self._transport._chunk_bytes / _LEAST_BYTES_PER_S
+        if now - self._whole_at > patience_s:
+            self.end(_Close.VIOLATION, f"one message takes it more than {patience_s:.0f} s")
+            self._transport._detach(self, self._reason)
+            return
         if now - self._sent_at >= self._heartbeat_s:
             self._heartbeat_due = True
             self._wake.set()
@@ -965,6 +1207,10 @@ class _ServerPipe:
         self._context = context
         self.caller: str = unquote(context.peer())
 
+    def metadata(self) -> Any:
+        """Return what the caller sent beside the stream, as (key, value)."""
+        return self._context.invocation_metadata()
+
     def identity(self) -> Identity:
         """Return whose certificate the caller showed. Raises SecurityError."""
         return _caller_identity(self._context)
@@ -988,12 +1234,12 @@ class _ServerPipe:
 class _ClientPipe:
     """The dialler's end of a stream, with the channel that carries nothing else."""
 
-    def __init__(self, neighbor: Neighbor, security: Credentials | None, options: list[tuple[str, int]]) -> None:
+    def __init__(self, neighbor: Neighbor, security: Access | None, options: list[tuple[str, int]]) -> None:
         assert neighbor.address is not None
         # Typed loosely: the published stubs of grpc.aio know neither raw bytes nor read and write.
         channel: Any = _open_channel(neighbor.address, neighbor.name, security, options)
         self._channel = channel
-        self._call: Any = channel.stream_stream(f"/{_PEER_SERVICE}/Exchange")()
+        self._call: Any = channel.stream_stream(f"/{_PEER_SERVICE}/Exchange")(metadata=_metadata(security))
 
     async def read(self) -> bytes | None:
         with _losses():
@@ -1029,10 +1275,10 @@ async def call_control(
     arguments: Mapping[str, Any] | None = None,
     *,
     name: str,
-    security: Credentials | None,
+    security: Access | None,
     timeout_s: float = 10.0,
 ) -> dict[str, Any]:
-    """Return what the peer `name` at `address` ("host:port") answers to "status", "stop" or "snapshot".
+    """Return what the peer `name` at `address` ("host:port") answers to one of CONTROL_VERBS.
 
     Raises PeerUnreachable, SecurityError if it does not accept the certificate for this, RemoteError if it cannot.
     """
@@ -1047,7 +1293,7 @@ async def call_control(
             response_deserializer=control_pb2.ControlResponse.FromString,
         )
         request = control_pb2.ControlRequest(arguments=json.dumps(dict(arguments or {})))
-        response = await method(request, timeout=timeout_s)
+        response = await method(request, timeout=timeout_s, metadata=_metadata(security))
         result = json.loads(response.result or "{}")
     except grpc.RpcError as error:
         code = error.code()
@@ -1068,9 +1314,7 @@ async def call_control(
     return result
 
 
-def _open_channel(
-    address: str, name: str, security: Credentials | None, options: list[tuple[str, int]]
-) -> grpc.aio.Channel:
+def _open_channel(address: str, name: str, security: Access | None, options: list[tuple[str, int]]) -> grpc.aio.Channel:
     settings: list[tuple[str, Any]] = [
         *options,
         # Each channel has a connection of its own, made when we say so and to whom we say.
@@ -1081,15 +1325,28 @@ def _open_channel(
     ]
     if security is None:
         return grpc.aio.insecure_channel(address, options=settings)
-    settings.append(("grpc.ssl_target_name_override", name))
-    credentials = grpc.ssl_channel_credentials(security.ca, security.key, security.certificate)
+    if isinstance(security, TokenAccess):
+        # The certificate is that of the address: of a load balancer, where there is one.
+        credentials = grpc.ssl_channel_credentials(security.ca)
+    else:
+        settings.append(("grpc.ssl_target_name_override", name))
+        credentials = grpc.ssl_channel_credentials(security.ca, security.key, security.certificate)
     return grpc.aio.secure_channel(address, credentials, options=settings)
 
 
-def _server_credentials(security: Credentials) -> grpc.ServerCredentials:
+def _server_credentials(security: Access) -> grpc.ServerCredentials | None:
+    """Return what a listener shows and asks for; None if it speaks without TLS."""
+    if isinstance(security, TokenAccess):
+        if security.key is None or security.certificate is None:
+            return None
+        return grpc.ssl_server_credentials([(security.key, security.certificate)])
     return grpc.ssl_server_credentials(
         [(security.key, security.certificate)], root_certificates=security.ca, require_client_auth=True
     )
+
+
+def _metadata(security: Access | None) -> tuple[tuple[str, str], ...] | None:
+    return security.metadata() if isinstance(security, TokenAccess) else None
 
 
 def _caller_identity(context: Any) -> Identity:

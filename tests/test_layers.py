@@ -26,13 +26,15 @@ ALLOWED: dict[str, set[str]] = {
     "metrics": set(),
     "store": {"errors"},
     "train": {"compress", "gossip", "native", "random", "config", "errors"},
-    "security": {"config", "errors"},
-    "transport": {"envelope", "chunks", "config", "errors", "hello", "proto", "security", "tcp_info"},
+    "revocation": {"errors"},
+    "security": {"config", "errors", "revocation"},
+    "admission": set(),
+    "transport": {"admission", "envelope", "chunks", "config", "errors", "hello", "proto", "security", "tcp_info"},
     "participant": {"compress", "wire", "gossip", "errors", "metrics"},
     "pair_participant": {"compress", "wire", "gossip", "errors", "metrics", "participant"},
 }
 
-PURE = ("compress", "wire", "gossip", "link", "chunks")
+PURE = ("compress", "wire", "gossip", "link", "chunks", "admission")
 FORBIDDEN_IN_PURE = {"asyncio", "socket", "time", "datetime", "logging", "os", "pathlib", "random", "secrets", "torch",
                      "threading", "sqlite3", "grpc", "subprocess", "tempfile", "shutil"}  # fmt: skip
 

@@ -62,7 +62,7 @@ def test_the_services_are_what_the_transport_serves() -> None:
     assert (exchange.name, exchange.client_streaming, exchange.server_streaming) == ("Exchange", True, True)
     control = control_pb2.DESCRIPTOR.services_by_name["Control"]
     assert control.full_name == "sottovoce.v1.Control"
-    assert [method.name for method in control.methods] == ["Status", "Stop", "Snapshot"]
+    assert [method.name for method in control.methods] == ["Status", "Stop", "Snapshot", "Revoke", "Probe"]
 
 
 def test_numbers_of_fields_never_change() -> None:
@@ -93,6 +93,9 @@ def test_numbers_of_fields_never_change() -> None:
             "heartbeat_ms": 15,
             "software": 16,
             "seen_as": 17,
+            "challenge": 18,
+            "certificate": 19,
+            "proof": 20,
         },
         "Close": {"kind": 1, "reason": 2},
     }

@@ -7,20 +7,27 @@ from pathlib import Path
 
 import pytest
 from cryptography import x509
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ed25519
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+from cryptography.x509.oid import NameOID
 
 from peer.config import SecurityOptions
 from peer.errors import SecurityError
 from peer.security import (
     CA_DAYS,
     PEER_DAYS,
+    ROLE_URI,
+    Access,
     CertificateAuthority,
-    Credentials,
     Role,
+    TokenAccess,
+    check_proof,
     identify,
     load_credentials,
+    prove,
+    request_certificate,
     thumbprint,
+    write_secret,
 )
 
 OPTIONS = SecurityOptions()
@@ -40,7 +47,7 @@ def folder(tmp_path: Path, authority: CertificateAuthority) -> Path:
     return tmp_path
 
 
-def load(folder: Path, name: str | None = "ada", *, role: Role = Role.PEER, days: float = 0) -> Credentials | None:
+def load(folder: Path, name: str | None = "ada", *, role: Role = Role.PEER, days: float = 0) -> Access | None:
     return load_credentials(OPTIONS, folder, name, role=role, now=NOW + datetime.timedelta(days=days))
 
 
@@ -66,6 +73,120 @@ def test_keys_are_readable_by_their_owner_alone(folder: Path) -> None:
 def test_keys_do_not_show_in_messages(folder: Path) -> None:
     loaded = load(folder)
     assert "PRIVATE KEY" not in repr(loaded)
+
+
+@pytest.mark.parametrize("mode", [0o604, 0o644, 0o666])
+def test_a_key_that_every_user_may_read_is_not_used(folder: Path, mode: int) -> None:
+    (folder / "peer.key").chmod(mode)
+    with pytest.raises(SecurityError, match=rf"every user .* may read .*peer.key \(mode 0{mode:o}\).*chmod 600"):
+        load(folder)
+
+
+def test_a_key_that_a_group_may_read_is_used_as_orchestrators_hand_it_out(folder: Path) -> None:
+    (folder / "peer.key").chmod(0o440)
+    assert load(folder) is not None
+
+
+def test_the_key_of_the_authority_is_as_much_of_a_secret(folder: Path) -> None:
+    (folder / "elsewhere" / "ca.key").chmod(0o644)
+    with pytest.raises(SecurityError, match="every user of this machine may read"):
+        CertificateAuthority.load(folder / "ca.pem", folder / "elsewhere" / "ca.key")
+
+
+def test_a_request_made_on_the_device_becomes_a_certificate_for_its_key(tmp_path: Path) -> None:
+    authority = CertificateAuthority.create("digits", now=NOW)
+    request, key = request_certificate("gus", ["10.0.0.7", "gus.example.org"])
+    identity, certificate = authority.grant(request, now=NOW)
+    assert (identity.name, identity.role) == ("gus", Role.PEER)
+    authority.write(tmp_path / "ca.pem", tmp_path / "ca.key")
+    (tmp_path / "peer.pem").write_bytes(certificate)
+    write_secret(tmp_path / "peer.key", key)
+    loaded = load(tmp_path, "gus")
+    assert loaded is not None
+    names = x509.load_pem_x509_certificate(certificate).extensions
+    addresses = names.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert addresses.get_values_for_type(x509.DNSName) == ["gus", "gus.example.org"]
+    assert [str(each) for each in addresses.get_values_for_type(x509.IPAddress)] == ["10.0.0.7"]
+
+
+@pytest.mark.parametrize("spoil", ["text", "signature"])
+def test_a_request_that_is_none_is_not_signed(authority: CertificateAuthority, spoil: str) -> None:
+    request, _ = request_certificate("gus")
+    if spoil == "text":
+        request = b"please"
+    else:
+        lines = request.splitlines()
+        lines[-2] = lines[-2][:-8] + b"AAAA" + lines[-2][-4:]
+        request = b"\n".join(lines) + b"\n"
+    with pytest.raises(SecurityError, match="request"):
+        authority.grant(request)
+
+
+def test_a_request_cannot_ask_for_a_role(authority: CertificateAuthority) -> None:
+    key = ec.generate_private_key(ec.SECP256R1())
+    request = (
+        x509.CertificateSigningRequestBuilder()
+        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "gus")]))
+        .add_extension(
+            x509.SubjectAlternativeName(
+                [x509.DNSName("gus"), x509.UniformResourceIdentifier(ROLE_URI + Role.OPERATOR.value)]
+            ),
+            critical=False,
+        )
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    identity, certificate = authority.grant(request.public_bytes(serialization.Encoding.PEM))
+    assert identity.role is Role.PEER
+    extensions = x509.load_pem_x509_certificate(certificate).extensions
+    assert not extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+
+
+def test_a_listener_proves_its_certificate_to_one_dialler_once(authority: CertificateAuthority) -> None:
+    ada, ben, cleo = (authority.credentials(authority.issue(name, now=NOW)) for name in ("ada", "ben", "cleo"))
+    certificate, signature = prove(ada, b"1" * 16, verifier="ben")
+    assert check_proof(ben, certificate, signature, b"1" * 16, prover="ada", now=NOW) == ada.identity
+    for verifier, challenge, prover in ((cleo, b"1" * 16, "ada"), (ben, b"2" * 16, "ada"), (ben, b"1" * 16, "cleo")):
+        with pytest.raises(SecurityError):
+            check_proof(verifier, certificate, signature, challenge, prover=prover, now=NOW)
+    with pytest.raises(SecurityError, match="ada does not prove whose certificate it holds"):
+        check_proof(ben, b"", b"", b"1" * 16, prover="ada", now=NOW)
+    late = NOW + datetime.timedelta(days=PEER_DAYS + 1)
+    with pytest.raises(SecurityError, match="expired"):
+        check_proof(ben, certificate, signature, b"1" * 16, prover="ada", now=late)
+
+
+def test_a_copied_certificate_proves_nothing_without_its_key(authority: CertificateAuthority) -> None:
+    ada, ben = (authority.credentials(authority.issue(name, now=NOW)) for name in ("ada", "ben"))
+    older = authority.credentials(authority.issue("ada", now=NOW))
+    _, signature = prove(older, b"1" * 16, verifier="ben")
+    certificate, _ = prove(ada, b"1" * 16, verifier="ben")
+    with pytest.raises(SecurityError, match="ada does not hold the key of the certificate that it shows"):
+        check_proof(ben, certificate, signature, b"1" * 16, prover="ada", now=NOW)
+
+
+TOKEN = "0123456789abcdef0123456789abcdef"
+
+
+def test_a_token_is_read_from_a_file_that_only_its_owner_may_read(tmp_path: Path) -> None:
+    options = SecurityOptions(mode="tls+token", ca="system", plain_listener=True)
+    write_secret(tmp_path / "token", TOKEN.encode() + b"\n")
+    access = load_credentials(options, tmp_path, "ada")
+    assert isinstance(access, TokenAccess)
+    assert access.admits(access.metadata())
+    assert not access.admits(())
+    assert not access.admits([("authorization", f"Bearer {TOKEN}x")])
+    assert TOKEN not in repr(access)
+    (tmp_path / "token").chmod(0o644)
+    with pytest.raises(SecurityError, match="every user of this machine may read"):
+        load_credentials(options, tmp_path, "ada")
+
+
+@pytest.mark.parametrize("token", ["", "short", "with spaces in between it", "ü" * 32])
+def test_a_token_that_is_none_is_refused(tmp_path: Path, token: str) -> None:
+    write_secret(tmp_path / "token", token.encode())
+    with pytest.raises(SecurityError, match=r"does not hold a token: 16 or more .*`openssl rand -hex 32"):
+        load_credentials(SecurityOptions(mode="tls+token", ca="system"), tmp_path, "ada")
 
 
 def test_nothing_is_overwritten(folder: Path, authority: CertificateAuthority) -> None:

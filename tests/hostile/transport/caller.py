@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import grpc.aio
 
+from peer.hello import PROTOCOL_MAX, PROTOCOL_MIN
 from peer.proto.sottovoce.v1 import exchange_pb2 as pb
 from peer.security import Credentials
 from peer.transport import _open_channel
@@ -19,8 +20,8 @@ GENEROUS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_len
 def hello(**changes: Any) -> pb.Hello:
     """Return the hello of ben (peer 1) to ada, with changes."""
     fields: dict[str, Any] = {
-        "protocol_min": 1,
-        "protocol_max": 1,
+        "protocol_min": PROTOCOL_MIN,
+        "protocol_max": PROTOCOL_MAX,
         "run": "tests",
         "algorithm": "sgp",
         "job_digest": "1" * 64,

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import grpc
 import pytest
 
 from peer.config import TransportOptions
 from peer.proto.sottovoce.v1 import exchange_pb2 as pb
+from peer.security import CertificateAuthority
 from peer.transport import MAX_BULLETIN_BYTES
 from tests.hostile.transport.caller import Caller, chunk, hello
 from tests.transport_peers import Mind, build, dialled, hello_of, passive, running, until
@@ -279,3 +282,32 @@ def test_an_error_that_the_daemon_finds_in_a_frame_reaches_its_sender() -> None:
             await unharmed(listener.port, ada)
 
     asyncio.run(story())
+
+
+def test_a_flood_of_empty_envelopes_ends_the_link() -> None:
+    async def lie(caller: Caller) -> None:
+        with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
+            for _ in range(12_000):
+                await caller.send(pb.Envelope())
+
+    tell(lie, "it floods this peer: more than 1000 messages")
+
+
+def test_a_flood_of_notes_ends_the_link() -> None:
+    async def lie(caller: Caller) -> None:
+        note = pb.Envelope(bulletins=[pb.Bulletin(topic="evaluation", data=b"x" * (60 * KB))])
+        with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
+            for _ in range(300):
+                await caller.send(note)
+
+    tell(lie, "it floods this peer: more than 1000 messages or kB a second beside frames")
+
+
+def test_a_list_of_revoked_certificates_that_the_authority_did_not_sign_ends_the_link() -> None:
+    elsewhere = CertificateAuthority.create("elsewhere")
+
+    async def lie(caller: Caller) -> None:
+        forged = elsewhere.revoke(b"", [1, 2, 3])
+        await caller.send(pb.Envelope(bulletins=[pb.Bulletin(topic="revoked", data=forged)]))
+
+    tell(lie, "it passed on something else: the list of revoked certificates is not signed by this run's CA")

@@ -12,6 +12,7 @@ import grpc.aio
 import pytest
 
 from peer.config import TransportOptions
+from peer.hello import PROTOCOL_MAX, PROTOCOL_MIN
 from peer.proto.sottovoce.v1 import exchange_pb2 as pb
 from peer.security import CertificateAuthority
 from peer.transport import Transport
@@ -69,7 +70,7 @@ HELLOS: list[tuple[dict[str, Any], str]] = [
     ({"graph_digest": "f" * 64}, "the graph of 'ben' is not ours; compare [graph]"),
     ({"job_digest": "f" * 64}, "the job of 'ben' is not ours; compare sections outside [peer]"),
     ({"num_peers": 5}, "'ben' has 5 peers in its list, we have 4"),
-    ({"protocol_min": 2, "protocol_max": 3}, "'ben' speaks versions 2 to 3 of the protocol"),
+    ({"protocol_min": 3, "protocol_max": 4}, "'ben' speaks versions 3 to 4 of the protocol"),
     ({"protocol_min": 0, "protocol_max": 0}, "speaks version 0 of the protocol"),
     ({"index": 2}, "it says it is peer 2, 'ben', where we expect peer 2, 'cleo'"),
     ({"index": 2, "name": "cleo"}, "its certificate is made out to 'ben'"),
@@ -105,7 +106,7 @@ def test_a_peer_that_speaks_later_versions_too_is_welcome() -> None:
         listener = listen(Mind())
         async with running(listener), Caller(listener.port) as caller:
             answer = await caller.greet(protocol_min=1, protocol_max=9)
-            assert (answer.protocol_min, answer.protocol_max) == (1, 1)
+            assert (answer.protocol_min, answer.protocol_max) == (PROTOCOL_MIN, PROTOCOL_MAX)
             await until(lambda: listener.is_up(1))
 
     asyncio.run(story())
@@ -277,6 +278,54 @@ def test_callers_that_never_say_hello_are_capped() -> None:
             await unharmed(listener)
 
     asyncio.run(story())
+
+
+def test_callers_of_one_name_are_capped_so_that_they_leave_room_for_the_others() -> None:
+    async def story() -> None:
+        listener = listen(Mind(), dial_timeout_s=2)
+        async with running(listener):
+            callers = [Caller(listener.port) for _ in range(8)]
+            try:
+                verdicts = await asyncio.gather(*(caller.verdict() for caller in callers))
+                reasons = [verdict.reason for verdict in verdicts]
+                assert reasons.count("no hello came within 2 s") == 4
+                assert reasons.count("too many connections wait for their hello") == 4
+            finally:
+                for caller in callers:
+                    await caller.__aexit__(None, None, None)
+
+    asyncio.run(story())
+
+
+def test_a_neighbour_that_connects_without_end_is_asked_to_wait() -> None:
+    async def story() -> None:
+        listener = listen(Mind())
+        async with running(listener):
+            for _ in range(200):
+                async with Caller(listener.port) as caller:
+                    await caller.send(pb.Envelope(hello=hello()))
+                    answer = await caller.next()
+                    assert answer is not None
+                    if answer.HasField("close"):
+                        break
+            assert answer.close.reason == "'ben' connects again and again; try later"
+            await unharmed(listener)
+
+    asyncio.run(story())
+
+
+def test_strangers_cannot_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def story() -> None:
+        listener = listen(Mind())
+        async with running(listener):
+            for _ in range(50):
+                async with Caller(listener.port, credentials("eve")) as caller:
+                    verdict = await caller.verdict()
+                    assert "'eve' is no neighbour of peer 0, 'ada'" in verdict.reason
+
+    with caplog.at_level("INFO"):
+        asyncio.run(story())
+    assert sum("eve" in line for line in caplog.text.splitlines()) == 20
 
 
 def test_another_hello_of_the_same_process_replaces_the_first_stream() -> None:
