@@ -13,6 +13,9 @@ from typing import Protocol, TypeAlias
 from torch import nn
 
 from peer.train import eight_bit
+from peer.train.image_layers import AveragePool, ConvUnit, RectifiedConv, Residual
+from peer.train.norms import Norm
+from peer.train.text_layers import FirstToken, TokenEmbedding, TransformerBlock
 
 Modules: TypeAlias = Mapping[str, nn.Module]
 """Modules by the names that their parameters get."""
@@ -29,6 +32,48 @@ class Layers(Protocol):
 
     def flatten(self) -> nn.Module:
         """[b, ...] → [b, n]."""
+        ...
+
+    def conv_unit(
+        self,
+        inputs: int,
+        outputs: int,
+        *,
+        kernel: int = 3,
+        stride: int = 1,
+        groups: int = 1,
+        norm: Norm | None = None,
+        activate: bool = True,
+    ) -> nn.Module:
+        """Return a convolution that keeps the size at stride 1, its norm and its ReLU, drawn by He's rule (fan-out).
+
+        With a norm the convolution has no bias, and the parameters are `conv.weight` and `norm.…`; norms that are
+        activations take the place of the ReLU. Without a norm they are `weight` and `bias`, which starts at 0.
+        """
+        ...
+
+    def max_pool(self, kernel: int, *, stride: int | None = None, padding: int = 0) -> nn.Module: ...
+
+    def average_pool(self) -> nn.Module:
+        """The means of channels: [b, c, h, w] → [b, c]."""
+        ...
+
+    def residual(self, main: Modules, shortcut: nn.Module | None, *, activate: bool) -> nn.Module:
+        """Return the modules `main` one after the other, under their names, plus `shortcut` of the same input, under
+        that name (the input itself if None), and a ReLU of the sum if `activate`."""
+        ...
+
+    def token_embedding(self, vocabulary: int, positions: int, width: int) -> nn.Module:
+        """Pieces int64[b, n], 0 being padding, → the normalised sum of the vectors of piece and position, and with it
+        which pieces are padding; parameters as in `TokenEmbedding`."""
+        ...
+
+    def transformer_block(self, width: int, heads: int, hidden: int) -> nn.Module:
+        """Attention and two linear layers on [b, n, width], with padding; parameters as in `TransformerBlock`."""
+        ...
+
+    def first_token(self) -> nn.Module:
+        """The vector of the first piece: [b, n, d] → [b, d]."""
         ...
 
     def sequential(self, modules: Modules) -> nn.Module:
@@ -51,6 +96,39 @@ class FullPrecision:
 
     def flatten(self) -> nn.Module:
         return nn.Flatten()
+
+    def conv_unit(
+        self,
+        inputs: int,
+        outputs: int,
+        *,
+        kernel: int = 3,
+        stride: int = 1,
+        groups: int = 1,
+        norm: Norm | None = None,
+        activate: bool = True,
+    ) -> nn.Module:
+        if norm is None:
+            return RectifiedConv(inputs, outputs, kernel=kernel, stride=stride, groups=groups, activate=activate)
+        return ConvUnit(inputs, outputs, kernel=kernel, stride=stride, groups=groups, norm=norm, activate=activate)
+
+    def max_pool(self, kernel: int, *, stride: int | None = None, padding: int = 0) -> nn.Module:
+        return nn.MaxPool2d(kernel, stride, padding)
+
+    def average_pool(self) -> nn.Module:
+        return AveragePool()
+
+    def residual(self, main: Modules, shortcut: nn.Module | None, *, activate: bool) -> nn.Module:
+        return Residual(main, shortcut, activate=activate)
+
+    def token_embedding(self, vocabulary: int, positions: int, width: int) -> nn.Module:
+        return TokenEmbedding(vocabulary, positions, width)
+
+    def transformer_block(self, width: int, heads: int, hidden: int) -> nn.Module:
+        return TransformerBlock(width, heads, hidden)
+
+    def first_token(self) -> nn.Module:
+        return FirstToken()
 
     def sequential(self, modules: Modules) -> nn.Module:
         return nn.Sequential(OrderedDict(modules))

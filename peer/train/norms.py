@@ -29,7 +29,7 @@ CHUNKS = 16
 
 
 def make_norm(name: Norm, channels: int) -> nn.Module:
-    """Return a norm for float32[b, channels, h, w]."""
+    """Return a norm for float32[b, channels, h, w]. An EvoNorm gets the most equal groups up to 32."""
     return _MAKERS[name](channels)
 
 
@@ -135,7 +135,7 @@ class RangeBatchNorm(nn.Module):
     def _statistics(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return mean and scale of the batch, float32[c] each, and let the running ones move on."""
         b, c, h, w = x.shape
-        parts = equal_parts(b)
+        parts = equal_parts(b, CHUNKS)
         numbers = x.reshape(parts, b // parts, c, h * w)
         spread = numbers.amax(dim=3).amax(dim=1) - numbers.amin(dim=3).amin(dim=1)
         mean = x.mean(dim=(0, 2, 3))
@@ -156,14 +156,14 @@ def equal_groups(channels: int, groups: int) -> int:
     return groups
 
 
-def equal_parts(batch: int) -> int:
-    """Return into how many equal parts Range batch norm cuts a batch."""
-    return next(parts for parts in range(min(CHUNKS, batch), 0, -1) if batch % parts == 0)
+def equal_parts(total: int, most: int) -> int:
+    """Return the largest number of equal parts, up to `most`, that `total` can be cut into."""
+    return next(parts for parts in range(min(most, total), 0, -1) if total % parts == 0)
 
 
 _MAKERS: Mapping[Norm, Callable[[int], nn.Module]] = {
-    "evonorm": EvoNormS0,
-    "range-evonorm": RangeEvoNorm,
+    "evonorm": lambda channels: EvoNormS0(channels, groups=equal_parts(channels, GROUPS)),
+    "range-evonorm": lambda channels: RangeEvoNorm(channels, groups=equal_parts(channels, GROUPS)),
     "group": lambda channels: nn.GroupNorm(channels // 2, channels),
     "batch": nn.BatchNorm2d,
     "range-batch": RangeBatchNorm,

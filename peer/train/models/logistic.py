@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-
 from torch import nn
 
+from peer.train.layers import FULL_PRECISION, Layers
 
-def logistic(num_features: int, num_classes: int) -> nn.Sequential:
+
+def logistic(num_features: int, num_classes: int, layers: Layers = FULL_PRECISION) -> nn.Module:
     """Return one linear layer that starts at zero; inputs are flattened."""
-    layer = nn.Linear(num_features, num_classes)
-    nn.init.zeros_(layer.weight)
-    nn.init.zeros_(layer.bias)
-    return nn.Sequential(OrderedDict(flatten=nn.Flatten(), linear=layer))
+    linear = layers.linear(num_features, num_classes)
+    for parameter in linear.parameters():
+        nn.init.zeros_(parameter)
+    return layers.network({"flatten": layers.flatten(), "linear": linear})

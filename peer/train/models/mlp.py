@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-import torch
 from torch import nn
 
 from peer.train.layers import FULL_PRECISION, Layers
+from peer.train.models.initial import he_linear_
 
 
 def mlp(sizes: Sequence[int], layers: Layers = FULL_PRECISION) -> nn.Module:
@@ -18,14 +18,5 @@ def mlp(sizes: Sequence[int], layers: Layers = FULL_PRECISION) -> nn.Module:
     for index, (inputs, outputs) in enumerate(pairwise(sizes), start=1):
         if index > 1:
             modules[f"relu{index - 1}"] = layers.relu()
-        modules[f"linear{index}"] = _initialized(layers.linear(inputs, outputs))
+        modules[f"linear{index}"] = he_linear_(layers.linear(inputs, outputs))
     return layers.network(modules)
-
-
-def _initialized(layer: nn.Module) -> nn.Module:
-    """He initialisation and zero bias, drawn from torch's generator."""
-    parameters = dict(layer.named_parameters())
-    with torch.no_grad():
-        nn.init.kaiming_normal_(parameters["weight"], nonlinearity="relu")
-        parameters["bias"].zero_()
-    return layer

@@ -1,34 +1,47 @@
-"""VGG-11 for 32×32 images (Simonyan and Zisserman, 2015, configuration A)."""
+"""VGG (Simonyan and Zisserman, 2015), configurations A and D, with two linear layers behind the convolutions and no
+norm, as in the low-precision paper."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import nn
 
-_CHANNELS = (64, 0, 128, 0, 256, 256, 0, 512, 512, 0, 512, 512, 0)
+from peer.train.layers import FULL_PRECISION, Layers
+from peer.train.models.initial import he_linear_, small_linear_
+
+_A = (64, 0, 128, 0, 256, 256, 0, 512, 512, 0, 512, 512, 0)
+_D = (64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512, 0)
 """0 halves the resolution."""
 
 
-def vgg11(num_classes: int = 10) -> nn.Sequential:
-    """Return VGG-11 with two linear layers behind its eight convolutions and no norm: 9,488,266 parameters for
-    10 classes, the 9.49 M of the low-precision paper."""
-    layers: list[nn.Module] = []
-    inputs = 3
-    for channels in _CHANNELS:
-        if not channels:
-            layers.append(nn.MaxPool2d(2))
-            continue
-        conv = nn.Conv2d(inputs, channels, 3, padding=1)
-        nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
-        layers += [_with_zero_bias(conv), nn.ReLU()]
-        inputs = channels
-    hidden, head = nn.Linear(512, 512), nn.Linear(512, num_classes)
-    nn.init.kaiming_normal_(hidden.weight, nonlinearity="relu")
+def vgg11(num_classes: int = 10, *, image_size: int = 32, layers: Layers = FULL_PRECISION) -> nn.Module:
+    """Return VGG-11: 9,488,266 parameters for 10 classes, the 9.49 M of the low-precision paper."""
+    return _vgg(_A, num_classes, image_size, layers)
+
+
+def vgg16(num_classes: int = 10, *, image_size: int = 32, layers: Layers = FULL_PRECISION) -> nn.Module:
+    """Return VGG-16: 14,982,474 parameters for 10 classes."""
+    return _vgg(_D, num_classes, image_size, layers)
+
+
+def _vgg(channels_of: Sequence[int], num_classes: int, image_size: int, layers: Layers) -> nn.Module:
+    """Names count convolutions, ReLUs and poolings as if each were a layer of its own."""
+    chain: dict[str, nn.Module] = {}
+    inputs, number = 3, 0
+    for channels in channels_of:
+        if channels:
+            chain[str(number)] = layers.conv_unit(inputs, channels)
+            inputs, number = channels, number + 2
+        else:
+            chain[str(number)] = layers.max_pool(2)
+            number += 1
+    # Five halvings leave one pixel of 32, and a map of larger images.
+    chain[str(number)] = layers.flatten() if image_size < 64 else layers.average_pool()
+    hidden = layers.linear(512, 512)
+    head = layers.linear(512, num_classes)
+    chain[str(number + 1)] = he_linear_(hidden)
+    chain[str(number + 2)] = layers.relu()
     # Small, so that without a norm the first gradients are.
-    nn.init.normal_(head.weight, std=0.01)
-    return nn.Sequential(*layers, nn.Flatten(), _with_zero_bias(hidden), nn.ReLU(), _with_zero_bias(head))
-
-
-def _with_zero_bias(layer: nn.Conv2d | nn.Linear) -> nn.Module:
-    assert layer.bias is not None
-    nn.init.zeros_(layer.bias)
-    return layer
+    chain[str(number + 3)] = small_linear_(head)
+    return layers.network(chain)
