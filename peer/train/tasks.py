@@ -8,9 +8,9 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -27,9 +27,27 @@ from peer.train.image_files import (
     read_idx_images,
     read_idx_labels,
 )
-from peer.train.models import Quadratic, logistic, mlp, resnet20, vgg11
+from peer.train.image_folder import FolderData, list_splits, require_pillow
+from peer.train.layers import FULL_PRECISION
+from peer.train.models import (
+    DistilBertSize,
+    Quadratic,
+    distilbert,
+    logistic,
+    mlp,
+    mobilenetv2,
+    resnet18,
+    resnet20,
+    resnet54,
+    resnet110,
+    vgg11,
+    vgg16,
+)
+from peer.train.models.distilbert import BASE
 from peer.train.norms import NORMS, Norm
 from peer.train.task import Task
+from peer.train.text_files import Sentences, read_ag_news, read_sentence_lengths, read_sst2
+from peer.train.tokens import PADDING, TextData, make_tokenizer, read_vocabulary
 
 OptionValue = str | int | float | bool
 
@@ -62,7 +80,7 @@ def digits(*, hidden: int = 256) -> Task:
     return Classification(
         name="digits",
         num_classes=10,
-        model=lambda: mlp((64, hidden, 10)),
+        model=_mlp((64, hidden, 10)),
         train=TensorData(pixels[:num_train].clone(), labels[:num_train].clone()),
         test=TensorData(pixels[num_train:].clone(), labels[num_train:].clone()),
     )
@@ -84,14 +102,18 @@ def mnist(*, model: str = "logistic", hidden: int = 256, directory: str | None =
     return Classification(
         name="mnist",
         num_classes=10,
-        model=(lambda: logistic(784, 10)) if model == "logistic" else (lambda: mlp((784, hidden, 10))),
+        model=_logistic(784) if model == "logistic" else _mlp((784, hidden, 10)),
         train=lambda: read("train"),
         test=lambda: read("t10k"),
     )
 
 
 def cifar10(
-    *, model: str = "resnet20", norm: str = "evonorm", augmentation: bool = True, directory: str | None = None
+    *,
+    model: str = "resnet20",
+    norm: str = "evonorm",
+    augmentation: bool = True,
+    directory: str | None = None,
 ) -> Task:
     """Return CIFAR-10, 50,000 and 10,000 colour images of 32×32 pixels."""
     source = _Cifar(
@@ -104,7 +126,11 @@ def cifar10(
 
 
 def cifar100(
-    *, model: str = "resnet20", norm: str = "evonorm", augmentation: bool = True, directory: str | None = None
+    *,
+    model: str = "resnet20",
+    norm: str = "evonorm",
+    augmentation: bool = True,
+    directory: str | None = None,
 ) -> Task:
     """Return CIFAR-100 with its 100 fine labels, 50,000 and 10,000 images."""
     source = _Cifar(
@@ -114,6 +140,104 @@ def cifar100(
         std=(0.2673, 0.2564, 0.2762),
     )
     return _cifar("cifar100", source, model, norm, augmentation)
+
+
+def image_folder(
+    *,
+    model: str = "resnet18",
+    norm: str = "evonorm",
+    size: int = 224,
+    augmentation: bool = True,
+    directory: str | None = None,
+) -> Task:
+    """Return the images of any folder with a folder for each class in train/ and val/ (or test/), scaled to
+    size × size."""
+    return _image_folder("image-folder", model, norm, size, augmentation, directory)
+
+
+def imagenette(
+    *,
+    model: str = "resnet18",
+    norm: str = "evonorm",
+    size: int = 160,
+    augmentation: bool = True,
+    directory: str | None = None,
+) -> Task:
+    """Return Imagenette, 9,469 and 3,925 photographs in 10 classes, scaled to size × size."""
+    return _image_folder("imagenette", model, norm, size, augmentation, directory)
+
+
+def ag_news(
+    *,
+    length: int = 128,
+    vocabulary: str = "vocab.txt",
+    weights: str = "",
+    blocks: int = 6,
+    directory: str | None = None,
+) -> Task:
+    """Return AG News, 120,000 and 7,600 news in 4 classes, for DistilBERT."""
+    folder = _required(directory, "train.csv and test.csv of AG News")
+    text = _Text("ag-news", 4, folder, length, vocabulary, weights, blocks)
+    return text.task(lambda: read_ag_news(folder, "train"), lambda: read_ag_news(folder, "test"))
+
+
+def sst2(
+    *,
+    length: int = 64,
+    vocabulary: str = "vocab.txt",
+    weights: str = "",
+    blocks: int = 6,
+    directory: str | None = None,
+) -> Task:
+    """Return SST-2, 67,349 phrases of film reviews to train and 872 sentences to test, good or bad, for DistilBERT."""
+    folder = _required(directory, "sentiment-train and sentiment-dev, or train.tsv and dev.tsv")
+    text = _Text("sst2", 2, folder, length, vocabulary, weights, blocks)
+    return text.task(lambda: read_sst2(folder, "train"), lambda: read_sst2(folder, "dev"))
+
+
+def senteval_length(
+    *,
+    length: int = 40,
+    vocabulary: str = "vocab.txt",
+    weights: str = "",
+    blocks: int = 6,
+    directory: str | None = None,
+) -> Task:
+    """Return SentEval's probing task on the length of sentences, 100,000 to train and the 10,000 of its validation
+    split to test, in 6 classes, for DistilBERT."""
+    folder = _required(directory, "sentence_length.txt")
+    text = _Text("senteval-length", 6, folder, length, vocabulary, weights, blocks)
+    splits = cache(lambda: read_sentence_lengths(folder))
+    return text.task(lambda: splits()["tr"], lambda: splits()["va"])
+
+
+@dataclass(frozen=True)
+class _Text:
+    """What the tasks on sentences share."""
+
+    name: str
+    num_classes: int
+    directory: str
+    length: int
+    vocabulary: str
+    weights: str
+    blocks: int
+
+    def task(self, train: Callable[[], Sentences], test: Callable[[], Sentences]) -> Task:
+        _whole("length", self.length, 3, BASE.positions)
+        _whole("blocks", self.blocks, 1, BASE.blocks)
+        folder = Path(self.directory).expanduser()
+        pieces = read_vocabulary(folder / self.vocabulary)
+        tokenizer = make_tokenizer(pieces, length=self.length)
+        size = DistilBertSize(vocabulary=len(pieces), blocks=self.blocks)
+        weights = folder / self.weights if self.weights else None
+        return Classification(
+            name=self.name,
+            num_classes=self.num_classes,
+            model=lambda layers=FULL_PRECISION: distilbert(self.num_classes, size, weights=weights, layers=layers),
+            train=lambda: TextData(train(), tokenizer, padding=pieces[PADDING]),
+            test=lambda: TextData(test(), tokenizer, padding=pieces[PADDING]),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,10 +268,26 @@ def _cifar(name: str, source: _Cifar, model: str, norm: str, augmentation: bool)
     return Classification(
         name=name,
         num_classes=source.layout.num_classes,
-        model=_image_model(model, norm, source.layout.num_classes),
+        model=_image_model(model, norm, source.layout.num_classes, 32),
         train=lambda: source.splits[0],
         test=lambda: source.splits[1],
         augmentation=crop_and_flip if augmentation else None,
+    )
+
+
+def _image_folder(name: str, model: str, norm: str, size: int, augmentation: bool, directory: str | None) -> Task:
+    _truth("augmentation", augmentation)
+    _whole("size", size, 32, 1024)
+    require_pillow()
+    classes, train, test = list_splits(_required(directory, "train and val, a folder for each class in them"))
+    return Classification(
+        name=name,
+        num_classes=len(classes),
+        model=_image_model(model, norm, len(classes), size),
+        train=lambda: FolderData(train, size=size),
+        test=lambda: FolderData(test, size=size),
+        # As far as CIFAR's four pixels of 32.
+        augmentation=partial(crop_and_flip, padding=size // 8) if augmentation else None,
     )
 
 
@@ -196,8 +336,13 @@ def synthetic(*, parameters: int = 270_000, layers: int = 20, samples: int = 409
 TASKS: Mapping[str, TaskInfo] = {
     "digits": TaskInfo(digits, "Handwritten digits, 8×8 pixels, that come with scikit-learn: no download."),
     "mnist": TaskInfo(mnist, "MNIST: handwritten digits, 28×28 pixels, from its four IDX files."),
-    "cifar10": TaskInfo(cifar10, "CIFAR-10: colour images in 10 classes, from the binary batches or their archive."),
-    "cifar100": TaskInfo(cifar100, "CIFAR-100: colour images in 100 classes, from the binary files or their archive."),
+    "cifar10": TaskInfo(cifar10, "CIFAR-10: colour images in 10 classes, from its batches or their archive."),
+    "cifar100": TaskInfo(cifar100, "CIFAR-100: colour images in 100 classes, from its files or their archive."),
+    "imagenette": TaskInfo(imagenette, "Imagenette: photographs in 10 classes, from its folder."),
+    "image-folder": TaskInfo(image_folder, "Any folder of images, a folder for each class in train/ and val/."),
+    "ag-news": TaskInfo(ag_news, "AG News: titles and first sentences in 4 classes, from its CSV files."),
+    "sst2": TaskInfo(sst2, "SST-2: good and bad sentences of film reviews, as SentEval or GLUE has them."),
+    "senteval-length": TaskInfo(senteval_length, "SentEval: how long a sentence is, in 6 classes."),
     "synthetic": TaskInfo(synthetic, "Any number of parameters and a cheap gradient: measures all but training."),
 }
 
@@ -335,10 +480,33 @@ def _required(directory: str | None, content: str) -> str:
     return directory
 
 
-def _image_model(model: str, norm: str, num_classes: int) -> Callable[[], nn.Module]:
-    _choice("model", model, ("resnet20", "vgg11"))
+Model: TypeAlias = Callable[..., nn.Module]
+"""Makes a new model of `layers`, by default those of full precision."""
+
+
+def _logistic(num_features: int) -> Model:
+    return lambda layers=FULL_PRECISION: logistic(num_features, 10, layers)
+
+
+def _mlp(sizes: Sequence[int]) -> Model:
+    return lambda layers=FULL_PRECISION: mlp(sizes, layers)
+
+
+_SMALL = {"resnet20": resnet20, "resnet54": resnet54, "resnet110": resnet110}
+_ANY_SIZE = {"resnet18": resnet18, "mobilenetv2": mobilenetv2}
+_WITHOUT_NORM = {"vgg11": vgg11, "vgg16": vgg16}
+
+
+def _image_model(model: str, norm: str, num_classes: int, size: int) -> Model:
+    small = _SMALL if size <= 64 else {}
+    _choice("model", model, (*small, *_ANY_SIZE, *_WITHOUT_NORM))
     _choice("norm", norm, NORMS)
-    if model == "vgg11":
-        return lambda: vgg11(num_classes)
     chosen: Norm = norm  # type: ignore[assignment]
-    return lambda: resnet20(num_classes, norm=chosen)
+    make: Model
+    if model in small:
+        make = partial(small[model], num_classes, norm=chosen)
+    elif model in _ANY_SIZE:
+        make = partial(_ANY_SIZE[model], num_classes, norm=chosen, image_size=size)
+    else:
+        make = partial(_WITHOUT_NORM[model], num_classes, image_size=size)
+    return lambda layers=FULL_PRECISION: make(layers=layers)
