@@ -1,0 +1,121 @@
+"""Data sets: what there is, and fetching one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+from peer.cli.app import SottoCommand, SottoGroup, is_interactive, print_json
+from peer.cli.options import json_option
+
+
+@click.group(cls=SottoGroup)
+def data() -> None:
+    """Fetch the data sets that the built-in tasks read.
+
+    \b
+    Examples:
+      sotto data list
+      sotto data fetch mnist
+    """
+
+
+@data.command(name="list", cls=SottoCommand)
+@json_option
+def list_data(as_json: bool) -> None:
+    """List the data sets that can be fetched.
+
+    \b
+    Examples:
+      sotto data list
+      sotto data list --json
+    """
+    from peer.catalogue import DATA_SETS
+
+    if as_json:
+        print_json([{"name": name, "summary": item.summary, "task": item.task} for name, item in DATA_SETS.items()])
+        return
+    width = max(map(len, DATA_SETS)) + 2
+    for name, item in DATA_SETS.items():
+        click.echo(f"{name:<{width}}{item.summary}")
+
+
+@data.command(cls=SottoCommand)
+@click.argument("name", metavar="NAME")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Folder to put the files in; by default data/NAME.",
+)
+@click.option(
+    "--mirror",
+    metavar="URL",
+    help="Fetch the files from this address, with their names added, instead of the official one.",
+)
+@json_option
+def fetch(name: str, output: Path | None, mirror: str | None, as_json: bool) -> None:
+    """Fetch the files of a data set, each whole and checked, or not at all.
+
+    What is there already is checked and left. An interrupted fetch goes on where it was when the same command is run
+    again. Files whose checksum nobody publishes are recorded in SHA256SUMS beside them by the first fetch.
+
+    \b
+    Examples:
+      sotto data fetch mnist
+      sotto data fetch cifar10 -o /srv/data/cifar10
+      sotto data fetch imagenette --mirror http://10.0.0.1:8000/imagenette
+    """
+    from peer import catalogue
+
+    directory = output or Path("data") / name
+    with _bars() as show:
+        found = catalogue.fetch(name, directory, mirror=mirror, on_progress=show)
+    if as_json:
+        files = [
+            {"file": str(file.path), "bytes": file.size, "fetched_bytes": file.fetched, "sha256": file.sha256}
+            for file in found.files
+        ]
+        print_json({"name": name, "directory": str(directory), "files": files, "recorded": list(found.recorded)})
+        return
+    for file in found.files:
+        how = "fetched" if file.fetched else "was there"
+        click.echo(f"{how:<10} {file.path} ({file.size:,} bytes, SHA-256 {file.sha256[:16]}…)")
+    if found.recorded:
+        click.echo(f"recorded   checksums of {', '.join(found.recorded)} in {directory / catalogue.RECORD}")
+    task = catalogue.DATA_SETS[name].task
+    if name == "bert-vocabulary":
+        click.echo(f"use it with: --set training.task_options.vocabulary={directory / 'vocab.txt'}")
+    else:
+        click.echo(f"use it with: --task {task} --set data.directory={directory}")
+
+
+@contextmanager
+def _bars() -> Iterator[Callable[[str, int, int | None], None]]:
+    """Within this context calls of what is returned move one bar for each file, where a person is watching."""
+    if not is_interactive():
+        yield lambda name, done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        tasks: dict[str, int] = {}
+
+        def show(name: str, done: int, total: int | None) -> None:
+            if name not in tasks:
+                tasks[name] = int(progress.add_task(name, total=total))
+            progress.update(tasks[name], completed=done, total=total)  # type: ignore[arg-type]
+
+        yield show
