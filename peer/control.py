@@ -8,7 +8,7 @@ from typing import Any
 
 from peer.config import Config
 from peer.errors import ConfigError, RemoteError, SecurityError
-from peer.security import Credentials, Role, load_credentials
+from peer.security import Access, Role, load_credentials
 from peer.transport import call_control
 
 TIMEOUT_S = 5.0
@@ -17,7 +17,7 @@ TIMEOUT_S = 5.0
 def call(
     config: Config, base: Path, peer_index: int | None, verb: str, arguments: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return what a peer answers to "status", "stop" or "snapshot"; None asks the configuration's own peer.
+    """Return what a peer answers to a control call (`CONTROL_VERBS`); None asks the configuration's own peer.
 
     `base` is where the relative paths of the configuration start. Raises RemoteError (PeerUnreachable if there is no
     answer), SecurityError if the certificate does not allow the call, ConfigError if the peer has no address.
@@ -47,11 +47,11 @@ def _address(config: Config, index: int) -> str:
     )
 
 
-def _credentials(config: Config, base: Path) -> Credentials | None:
+def _credentials(config: Config, base: Path) -> Access | None:
     """Return the operator's certificate where it lies beside the CA, else the peer's own."""
     options = config.security
-    if options.mode == "insecure":
-        return None
+    if options.mode != "mtls":
+        return load_credentials(options, base, None)
     own_folder = (base / options.ca).resolve().parent
     for folder in (own_folder, own_folder.parent):
         operator = {"ca": "ca.pem", "certificate": "operator.pem", "key": "operator.key"}

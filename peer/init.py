@@ -107,6 +107,7 @@ def write_cluster(
         authority = CertificateAuthority.create(config.run.name)
         authority.write(*authority_files)
         authority.issue("operator", role=Role.OPERATOR).write(*operator_files)
+        (directory / "revoked.pem").unlink(missing_ok=True)
         for folder, name, host, files in zip(folders, names, hosts, peer_files, strict=True):
             addresses = [host.address] if host.address is not None else []
             authority.issue(name, addresses).write(*files)

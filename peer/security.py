@@ -39,6 +39,7 @@ PEER_DAYS = 731
 # Devices without a battery clock start years behind and are often hours off.
 CLOCK_SLACK = datetime.timedelta(days=1)
 ROLE_URI = "urn:sottovoce:role:"
+_ADDRESS_URI = "urn:sottovoce:address:"
 
 SYSTEM_AUTHORITIES = "system"
 CHALLENGE_BYTES = 16
@@ -312,14 +313,16 @@ def _load_token(options: SecurityOptions, base_dir: Path) -> TokenAccess:
     return TokenAccess(token, ca, certificate, key)
 
 
-def request_certificate(name: str, addresses: Iterable[str] = ()) -> tuple[bytes, bytes]:
+def request_certificate(name: str, addresses: Iterable[str] = (), *, address: str | None = None) -> tuple[bytes, bytes]:
     """Return a request for a peer's certificate made out to `name`, and its new private key, both PEM.
 
-    The key never leaves the device; the request is nothing secret. Raises SecurityError for names that cannot stand in
-    a certificate.
+    The key never leaves the device; the request is nothing secret. It also carries where the others shall dial the
+    device (`address`, "host:port"). Raises SecurityError for names that cannot stand in a certificate.
     """
     key = ec.generate_private_key(ec.SECP256R1())
     names = [_general_name(each) for each in dict.fromkeys((name, *addresses))]
+    if address is not None:
+        names.append(x509.UniformResourceIdentifier(_ADDRESS_URI + address))
     request = (
         x509.CertificateSigningRequestBuilder()
         .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
@@ -327,6 +330,23 @@ def request_certificate(name: str, addresses: Iterable[str] = ()) -> tuple[bytes
         .sign(key, hashes.SHA256())
     )
     return request.public_bytes(serialization.Encoding.PEM), _key_pem(key)
+
+
+def request_address(request: bytes) -> str | None:
+    """Return where the others shall dial the device that made a request; None where they cannot."""
+    names = x509.load_pem_x509_csr(request).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    for uri in names.get_values_for_type(x509.UniformResourceIdentifier):
+        if uri.startswith(_ADDRESS_URI):
+            return uri.removeprefix(_ADDRESS_URI)
+    return None
+
+
+def is_signed_by(certificate: bytes, authority: bytes) -> bool:
+    """Return whether a certificate (PEM) is one of this authority (PEM)."""
+    try:
+        return _is_signed_by(x509.load_pem_x509_certificate(certificate), x509.load_pem_x509_certificate(authority))
+    except ValueError:
+        return False
 
 
 def request_thumbprint(request: bytes) -> str:

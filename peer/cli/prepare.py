@@ -30,19 +30,55 @@ force_option = click.option("--force", is_flag=True, help="Overwrite files that 
     help="File to write.",
 )
 @set_option
+@click.option(
+    "--join",
+    "join",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="On a new device: write its private key and a request for a certificate into DIR.",
+)
+@click.option("--name", metavar="NAME", help="--join: name of the new peer.")
+@click.option(
+    "--host",
+    metavar="HOST[:PORT]",
+    help='--join: where the others reach it; leave it out (or give "-") where nobody can: it dials out.',
+)
 @force_option
 @click.pass_context
-def init(context: click.Context, output: Path, settings: tuple[str, ...], force: bool) -> None:
+def init(
+    context: click.Context,
+    output: Path,
+    settings: tuple[str, ...],
+    join: Path | None,
+    name: str | None,
+    host: str | None,
+    force: bool,
+) -> None:
     """Write a configuration file with a comment above every key.
+
+    With --join: prepare a device that is to join a cluster. Its key stays where it is made; carry DIR/request.pem to
+    the machine that holds the cluster's folder, and sign it there with `sotto sign`.
 
     \b
     Examples:
       sotto init                                write ./peer.toml with the defaults
       sotto init -o job.toml -s graph.kind=torus
       sotto init cluster kits --peers 8         certificates and one folder for each peer
+      sotto init --join garage --name garage --host 10.0.0.9
     """
     if context.invoked_subcommand is not None:
         return
+    if join is not None:
+        from peer import enroll
+
+        if not name:
+            raise ConfigError("is missing", key="--name", valid="the name of the new peer")
+        thumbprint = enroll.request(join, name, host, 7700)
+        click.echo(f"wrote {join / 'peer.key'} and {join / enroll.REQUEST_FILE}; key {thumbprint}")
+        click.echo(f"where the cluster was made: sotto sign KITS {enroll.REQUEST_FILE}")
+        return
+    if name or host:
+        raise ConfigError("goes with --join", key="--name" if name else "--host")
     from peer.init import write_peer_file
 
     config, _ = load_config(None, settings)

@@ -1,0 +1,136 @@
+"""Commands for the devices of a cluster: sign a new one's request, take a lost one's certificate back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from peer.cli.app import SottoCommand, print_json
+from peer.cli.options import json_option
+from peer.errors import ConfigError, PeerUnreachable, SottoError
+
+if TYPE_CHECKING:
+    from peer.enroll import Admitted
+
+
+@click.command(cls=SottoCommand)
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.argument("request", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@json_option
+def sign(directory: Path, request: Path, as_json: bool) -> None:
+    """Sign the request of a new device, made there by `sotto init --join`.
+
+    DIRECTORY is the cluster's folder, with ca.key. The device gets a folder peer-K in it, with everything but the key,
+    which never left the device: copy its files beside that. A device that is in the list of peers already gets a new
+    certificate. Nothing changes for the others; compare the thumbprint with the one that the device printed.
+
+    \b
+    Examples:
+      sotto sign kits request.pem
+    """
+    from peer import enroll
+    from peer.security import request_thumbprint
+
+    try:
+        data = request.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cannot be read: {error.strerror}", file=str(request)) from None
+    print_ = request_thumbprint(data)
+    done = enroll.admit(directory, data)
+    if as_json:
+        print_json(_described(done, print_))
+        return
+    click.echo(f"key        {print_}")
+    click.echo(f"signed     {done.identity.name}, until {done.identity.not_after:%Y-%m-%d}")
+    click.echo(f"copy       {done.folder}/* into the device's folder, beside its peer.key")
+    if not done.known:
+        click.echo(f"new peer   {done.index} in the list of peers:\n\n{_entry(done)}")
+
+
+def _entry(done: Admitted) -> str:
+    lines = ["[[peers]]", f'name = "{done.entry.name}"']
+    if done.entry.advertise is not None:
+        lines.append(f'advertise = "{done.entry.advertise}"')
+    return "\n".join(lines)
+
+
+def _described(done: Admitted, thumbprint: str) -> dict[str, Any]:
+    return {
+        "name": done.identity.name,
+        "index": done.index,
+        "advertise": done.entry.advertise,
+        "folder": str(done.folder),
+        "renewed": done.known,
+        "not_after": done.identity.not_after.isoformat(),
+        "key": thumbprint,
+        "certificate": done.identity.thumbprint,
+    }
+
+
+@click.command(cls=SottoCommand)
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.argument("name")
+@click.option(
+    "--keep-newest",
+    is_flag=True,
+    help="Spare the certificate issued last: for a device that has a new one after its key was lost.",
+)
+@json_option
+def revoke(directory: Path, name: str, keep_newest: bool, as_json: bool) -> int:
+    """Take the certificates of a peer or operator back, and tell the running peers.
+
+    DIRECTORY is the cluster's folder, with ca.key. Peers end the links to a revoked peer at once, pass the list on to
+    their neighbours, and keep it. One that was told is enough. If none can be reached, the list lies in
+    DIRECTORY/revoked.pem: put it beside the ca.pem of any peer.
+
+    \b
+    Examples:
+      sotto revoke kits peer-3
+      sotto revoke kits peer-3 --keep-newest
+    """
+    from peer import enroll
+
+    revoked, pem = enroll.revoke(directory, name, keep_newest=keep_newest)
+    told, failed = _tell(directory, name, pem)
+    if as_json:
+        print_json(
+            {
+                "revoked": [{"name": each.name, "certificate": each.thumbprint} for each in revoked],
+                "list": str(directory / enroll.LIST_FILE),
+                "told": told,
+                "failed": failed,
+            }
+        )
+    else:
+        for each in revoked:
+            click.echo(f"revoked  {each.name}, certificate {each.thumbprint}")
+        for peer in told:
+            click.echo(f"told     {peer}")
+        for peer, why in failed.items():
+            click.echo(f"not told {peer}: {why}")
+        if not told:
+            click.echo(f"nobody was told; put {directory / enroll.LIST_FILE} beside the ca.pem of any peer")
+    return 0 if told else PeerUnreachable.exit_code
+
+
+def _tell(directory: Path, name: str, pem: bytes) -> tuple[list[str], dict[str, str]]:
+    """Hand the list to every peer that listens; return who took it, and why others did not."""
+    from peer import control
+    from peer.cli.control import find_peer_files
+    from peer.cli.options import load_peer
+
+    told: list[str] = []
+    failed: dict[str, str] = {}
+    for file in find_peer_files(directory):
+        config, base = load_peer(file)
+        peer = config.peers[config.peer.index].name
+        if peer == name:
+            continue
+        try:
+            control.call(config, base, None, "revoke", {"list": pem.decode()})
+            told.append(peer)
+        except SottoError as error:
+            failed[peer] = str(error)
+    return told, failed
