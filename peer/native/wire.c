@@ -139,6 +139,12 @@ uint64_t wire_rice_bits(const int64_t *values, uint64_t n, int r) {
     return bits;
 }
 
+void wire_rice_sizes(const int64_t *values, const int64_t *starts, const int64_t *counts, const int64_t *parameters,
+                     uint64_t sequences, int64_t *bits) {
+    for (uint64_t i = 0; i < sequences; i++)
+        bits[i] = (int64_t)wire_rice_bits(values + starts[i], (uint64_t)counts[i], (int)parameters[i]);
+}
+
 void wire_rice_encode(const int64_t *values, uint64_t n, int r, uint8_t *out, uint64_t size) {
     bit_writer w = {out, out + size, 0, 0};
     for (uint64_t i = 0; i < n; i++) {
@@ -224,7 +230,7 @@ void wire_tokens(const void *values, int itemsize, uint64_t n, int width, uint64
 #undef BODY
 }
 
-void wire_counts(const uint8_t *tokens, uint64_t n, int64_t *counts) {
+static void count(const uint8_t *tokens, uint64_t n, int64_t *counts) {
     /* Four tables, so that runs of one token do not wait for each other's store. */
     uint32_t part[4][256];
     memset(counts, 0, 256 * sizeof *counts);
@@ -236,6 +242,17 @@ void wire_counts(const uint8_t *tokens, uint64_t n, int64_t *counts) {
         for (; i < end; i++) part[0][tokens[i]]++;
         for (int t = 0; t < 256; t++) counts[t] += (int64_t)part[0][t] + part[1][t] + part[2][t] + part[3][t];
         start = end;
+    }
+}
+
+void wire_counts(const uint8_t *tokens, const int64_t *sizes, uint64_t spans, int64_t *counts) {
+    for (uint64_t span = 0; span < spans; tokens += sizes[span++]) {
+        if (sizes[span] >= 1024) {
+            count(tokens, (uint64_t)sizes[span], counts + 256 * span);
+            continue;
+        }
+        memset(counts + 256 * span, 0, 256 * sizeof *counts);
+        for (int64_t i = 0; i < sizes[span]; i++) counts[256 * span + tokens[i]]++;
     }
 }
 
@@ -319,19 +336,21 @@ int wire_values(const uint8_t *tokens, uint64_t n, const uint8_t *raw, uint64_t 
 
 #define LOWEST_STATE (1u << 16)
 
+/* More tables than the format has would not fit the stack. */
+#define MOST_TABLES 16
+#define BOUNDS 257
+
 typedef struct {
     uint64_t reciprocal; /* ceil(2^64 / frequency), so that a division is one multiplication */
-    uint32_t limit, bias, complement;
+    uint32_t greatest, bias, complement;
 } encoder_entry;
 
-int64_t wire_rans_encode(const uint8_t *tokens, uint64_t n, const int64_t *first, int num_tokens, int scale,
-                         uint32_t *states, uint64_t lanes, uint16_t *words, int64_t capacity) {
-    encoder_entry table[256];
-    memset(table, 0, sizeof table);
-    for (int t = 0; t < num_tokens; t++) {
+static void fill_encoder(encoder_entry *table, const int64_t *first, int scale) {
+    for (int t = 0; t < 256; t++) {
         uint32_t frequency = (uint32_t)(first[t + 1] - first[t]);
         encoder_entry *e = &table[t];
-        e->limit = frequency << (32 - scale);
+        /* From here on a state emits a word; 2^32 - 1, so never, where one token owns all slots. */
+        e->greatest = (uint32_t)(((uint64_t)frequency << (32 - scale)) - 1);
         e->complement = (1u << scale) - frequency;
         e->bias = (uint32_t)first[t];
         if (frequency > 1) {
@@ -342,76 +361,110 @@ int64_t wire_rans_encode(const uint8_t *tokens, uint64_t n, const int64_t *first
             e->bias += (1u << scale) - 1;
         }
     }
+}
+
+int64_t wire_rans_encode(const uint8_t *tokens, const int64_t *first, int num_tables, int scale, const int64_t *sizes,
+                         const uint8_t *tables, uint64_t spans, uint32_t *states, uint64_t lanes, uint16_t *words,
+                         int64_t capacity) {
+    encoder_entry entries[MOST_TABLES][256];
+    uint64_t n = 0;
+    if (num_tables < 1 || num_tables > MOST_TABLES) return -1;
+    for (int t = 0; t < num_tables; t++) fill_encoder(entries[t], first + t * BOUNDS, scale);
     for (uint64_t lane = 0; lane < lanes; lane++) states[lane] = LOWEST_STATE;
+    for (uint64_t span = 0; span < spans; span++) n += (uint64_t)sizes[span];
     int64_t at = capacity;
-    for (uint64_t row = (n + lanes - 1) / lanes; row-- > 0;) {
-        uint64_t start = row * lanes, in_row = n - start < lanes ? n - start : lanes;
-        if (at < (int64_t)in_row) return -1;
-        for (uint64_t lane = in_row; lane-- > 0;) {
-            const encoder_entry *e = &table[tokens[start + lane]];
-            uint32_t x = states[lane];
-            int full = x >= e->limit;
-            words[at - 1] = (uint16_t)x;
-            at -= full;
-            x = full ? x >> 16 : x;
-            uint32_t quotient = (uint32_t)(((unsigned __int128)x * e->reciprocal) >> 64);
-            states[lane] = x + e->bias + quotient * e->complement;
+    for (uint64_t span = spans; span-- > 0;) {
+        const encoder_entry *table = entries[tables[span]];
+        uint64_t begin = n - (uint64_t)sizes[span];
+        while (n > begin) {
+            /* A row, or what of it lies in this span. */
+            uint64_t start = (n - 1) / lanes * lanes, low = start > begin ? start : begin;
+            if (at < (int64_t)(n - low)) return -1;
+            uint32_t *state = states + (low - start);
+            for (uint64_t i = n - low; i-- > 0;) {
+                const encoder_entry *e = &table[tokens[low + i]];
+                uint32_t x = state[i];
+                int full = x > e->greatest;
+                words[at - 1] = (uint16_t)x;
+                at -= full;
+                x = full ? x >> 16 : x;
+                uint32_t quotient = (uint32_t)(((unsigned __int128)x * e->reciprocal) >> 64);
+                state[i] = x + e->bias + quotient * e->complement;
+            }
+            n = low;
         }
     }
     return at;
 }
 
-int64_t wire_rans_decode(uint32_t *states, uint64_t lanes, const uint8_t *words, uint64_t num_words, const int64_t *first,
-                     int num_tokens, int scale, uint64_t n, uint8_t *tokens) {
-    uint8_t owners[1 << 15];
-    uint16_t frequencies[256], firsts[256];
-    if (scale < 8 || scale > 15 || num_tokens < 1 || num_tokens > 256) return -1;
-    memset(owners, 0, sizeof owners);
-    memset(frequencies, 0, sizeof frequencies);
-    memset(firsts, 0, sizeof firsts);
-    for (int t = 0; t < num_tokens; t++) {
-        if (first[t] < 0 || first[t + 1] < first[t] || first[t + 1] > 1 << scale) return -1;
-        frequencies[t] = (uint16_t)(first[t + 1] - first[t]);
-        firsts[t] = (uint16_t)first[t];
-        memset(owners + first[t], t, (size_t)(first[t + 1] - first[t]));
+typedef struct {
+    uint8_t owners[1 << 14];
+    uint32_t slots[256]; /* how many a token has, and from bit 16 on its first one */
+} decoder_table;
+
+int64_t wire_rans_decode(uint32_t *states, uint64_t lanes, const uint8_t *words, uint64_t num_words,
+                         const int64_t *first, int num_tables, int scale, const int64_t *sizes, const uint8_t *tables,
+                         uint64_t spans, const uint8_t *alphabet, uint8_t *tokens, uint64_t n) {
+    decoder_table decoders[MOST_TABLES];
+    if (scale < 8 || scale > 14 || num_tables < 1 || num_tables > MOST_TABLES) return -1;
+    for (int number = 0; number < num_tables; number++, first += BOUNDS) {
+        decoder_table *d = &decoders[number];
+        if (first[0] != 0 || first[256] != 1 << scale) return -1;
+        for (int t = 0; t < 256; t++) {
+            if (first[t + 1] < first[t]) return -1;
+            d->slots[t] = (uint32_t)(first[t + 1] - first[t]) | (uint32_t)first[t] << 16;
+            memset(d->owners + first[t], t, (size_t)(first[t + 1] - first[t]));
+        }
     }
     const uint32_t mask = (1u << scale) - 1;
-    uint64_t at = 0;
-    for (uint64_t start = 0; start < n; start += lanes) {
-        uint64_t in_row = n - start < lanes ? n - start : lanes;
-        if (num_words - at >= in_row) {
-            /* Enough words for whatever the row takes. Whether a lane takes one is a coin's toss to the branch
-               predictor, so there is no branch on it. */
-            const uint8_t *next = words + 2 * at;
-            for (uint64_t lane = 0; lane < in_row; lane++) {
-                uint32_t x = states[lane], slot = x & mask;
-                uint8_t token = owners[slot];
-                uint16_t word;
-                memcpy(&word, next, 2);
-                tokens[start + lane] = token;
-                x = frequencies[token] * (x >> scale) + slot - firsts[token];
-                uint32_t low = x < LOWEST_STATE;
-                states[lane] = x << (low << 4) | (word & -low);
-                next += 2 * low;
+    uint64_t at = 0, start = 0;
+    for (uint64_t span = 0; span < spans; span++) {
+        if (tables[span] >= num_tables || (uint64_t)sizes[span] > n - start) return -1;
+        const decoder_table *d = &decoders[tables[span]];
+        uint64_t end = start + (uint64_t)sizes[span];
+        while (start < end) {
+            /* A row, or what of it lies in this span. */
+            uint64_t lane = start % lanes, count = lanes - lane < end - start ? lanes - lane : end - start;
+            uint32_t *state = states + lane;
+            uint8_t *to = tokens + start;
+            start += count;
+            if (num_words - at >= count) {
+                /* Enough words for whatever the row takes. Whether a lane takes one is a coin's toss to the branch
+                   predictor, so there is no branch on it. */
+                const uint8_t *next = words + 2 * at;
+                for (uint64_t i = 0; i < count; i++) {
+                    uint32_t x = state[i], slot = x & mask;
+                    uint8_t token = d->owners[slot];
+                    uint32_t slots = d->slots[token];
+                    uint16_t word;
+                    memcpy(&word, next, 2);
+                    to[i] = alphabet[token];
+                    x = (slots & 0xffff) * (x >> scale) + slot - (slots >> 16);
+                    uint32_t low = x < LOWEST_STATE;
+                    state[i] = x << (low << 4) | (word & -low);
+                    next += 2 * low;
+                }
+                at = (uint64_t)(next - words) / 2;
+                continue;
             }
-            at = (uint64_t)(next - words) / 2;
-            continue;
-        }
-        for (uint64_t lane = 0; lane < in_row; lane++) {
-            uint32_t x = states[lane], slot = x & mask;
-            uint8_t token = owners[slot];
-            tokens[start + lane] = token;
-            x = frequencies[token] * (x >> scale) + slot - firsts[token];
-            if (x < LOWEST_STATE) {
-                uint16_t word;
-                if (at == num_words) return -1;
-                memcpy(&word, words + 2 * at, 2);
-                at++;
-                x = x << 16 | word;
+            for (uint64_t i = 0; i < count; i++) {
+                uint32_t x = state[i], slot = x & mask;
+                uint8_t token = d->owners[slot];
+                uint32_t slots = d->slots[token];
+                to[i] = alphabet[token];
+                x = (slots & 0xffff) * (x >> scale) + slot - (slots >> 16);
+                if (x < LOWEST_STATE) {
+                    uint16_t word;
+                    if (at == num_words) return -1;
+                    memcpy(&word, words + 2 * at, 2);
+                    at++;
+                    x = x << 16 | word;
+                }
+                state[i] = x;
             }
-            states[lane] = x;
         }
     }
+    if (start != n) return -1;
     for (uint64_t lane = 0; lane < lanes; lane++)
         if (states[lane] != LOWEST_STATE) return -1;
     return (int64_t)at;

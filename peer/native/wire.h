@@ -9,18 +9,21 @@ void wire_pack(const void *values, int itemsize, uint64_t n, int width, uint8_t 
 /* The inverse. Returns 0, or -1 if `size` is not that of such a string. */
 int wire_unpack(const uint8_t *data, uint64_t size, uint64_t n, int width, void *out, int itemsize);
 
-/* Rice codes (see peer/wire/rice.py) of `n` integers. `bits` returns the length without padding; `encode` fills exactly
+/* Rice codes (see peer/wire/rice.py) of `n` integers. `bits` returns the length without padding, `sizes` that of several
+   sequences; `encode` fills exactly
    the bytes that this takes, zeroed before. `decode` returns how many of the `size` bytes it read, -1 if they do not
    suffice or if the unary part is longer than n + greatest_sum / 2^r bits, -2 if padding is not zero. */
 uint64_t wire_rice_bits(const int64_t *values, uint64_t n, int r);
+void wire_rice_sizes(const int64_t *values, const int64_t *starts, const int64_t *counts, const int64_t *parameters,
+                     uint64_t sequences, int64_t *bits);
 void wire_rice_encode(const int64_t *values, uint64_t n, int r, uint8_t *out, uint64_t size);
 int64_t wire_rice_decode(const uint8_t *data, uint64_t size, uint64_t n, int r, uint64_t greatest_sum,
                          int64_t *values);
 
-/* The tokens of `n` integers (see peer/wire/tokens.py), and how often each of the 256 occurs. */
+/* The tokens of `n` integers (see peer/wire/tokens.py), and how often each of the 256 occurs in each span of them. */
 void wire_tokens(const void *values, int itemsize, uint64_t n, int width, uint64_t centre, int folds, int raw_bits,
                  int direct, uint8_t *tokens);
-void wire_counts(const uint8_t *tokens, uint64_t n, int64_t *counts);
+void wire_counts(const uint8_t *tokens, const int64_t *sizes, uint64_t spans, int64_t *counts);
 /* The raw bits of `n` integers whose tokens are known; `out` has `size` zeroed bytes. Returns 0, or -1 if too few. */
 int wire_raw_bits(const void *values, int itemsize, uint64_t n, int width, uint64_t centre, int folds,
                   const uint8_t *tokens, const uint8_t *raw_widths, uint8_t *out, uint64_t size);
@@ -29,11 +32,15 @@ int wire_raw_bits(const void *values, int itemsize, uint64_t n, int width, uint6
 int wire_values(const uint8_t *tokens, uint64_t n, const uint8_t *raw, uint64_t size, const uint64_t *bases,
                 const uint8_t *raw_widths, int width, uint64_t centre, int folds, void *out, int itemsize);
 
-/* rANS (see peer/wire/ans.py): `first` has one entry more than there are tokens. Words are written from the end of
-   `words` backwards; returns where they begin, or -1 if `capacity` does not suffice. */
-int64_t wire_rans_encode(const uint8_t *tokens, uint64_t n, const int64_t *first, int num_tokens, int scale,
-                         uint32_t *states, uint64_t lanes, uint16_t *words, int64_t capacity);
-/* Returns how many of the words the tokens take, or -1 if they run out or the states do not end where they should. */
-int64_t wire_rans_decode(uint32_t *states, uint64_t lanes, const uint8_t *words, uint64_t num_words, const int64_t *first,
-                     int num_tokens, int scale, uint64_t n, uint8_t *tokens);
+/* rANS (see peer/wire/ans.py). `first` has 257 entries for each of up to 16 tables: the first slot of every token, and
+   2^scale from the last one on. The stream's spans have `sizes` tokens each, and use `tables`. Words are written from
+   the end of `words` backwards; returns where they begin, or -1 if `capacity` does not suffice. */
+int64_t wire_rans_encode(const uint8_t *tokens, const int64_t *first, int num_tables, int scale, const int64_t *sizes,
+                         const uint8_t *tables, uint64_t spans, uint32_t *states, uint64_t lanes, uint16_t *words,
+                         int64_t capacity);
+/* Writes alphabet[token] for each token. Returns how many of the words the `n` tokens take, or -1 if they run out or the states do not end where they
+   should. */
+int64_t wire_rans_decode(uint32_t *states, uint64_t lanes, const uint8_t *words, uint64_t num_words,
+                         const int64_t *first, int num_tables, int scale, const int64_t *sizes, const uint8_t *tables,
+                         uint64_t spans, const uint8_t *alphabet, uint8_t *tokens, uint64_t n);
 #endif

@@ -75,8 +75,8 @@ codec of the stream of integers that ends the section (see *Streams*), and bits 
 | 5 | whole integers | 3 |
 
 **Dense.** Bits 3–4: value type, 0 float64, 1 float32, 2 bfloat16, 3 float16. Then a stream of n integers of 64, 32,
-16 or 16 bits, the bit patterns of the values, all finite. With the entropy codec, and only then, every pattern of w
-bits is rotated left by one before it is coded: exponent, mantissa, sign.
+16 or 16 bits, the bit patterns of the values, all finite. With the entropy codec (of the pool, where pooled), and only
+then, every pattern of w bits is rotated left by one before it is coded: exponent, mantissa, sign.
 
 **Levels.** value = scale · (base + step · code) / divisor. Bit 3, *same*: divisor, base, step and bits are those of
 the last section (or of the values of the last sparse section) that gave them in this frame. Otherwise follow: one
@@ -103,56 +103,57 @@ section. Otherwise two bytes: low and bits − 1 (0 to 15), low + bits being at 
 
 # Streams
 
-A stream is `count` integers of w bits, in one of four codecs. Where a stream repeats something of "the last stream of
-w bits", that is the last entropy-coded one of this frame with the same w, whatever it was for.
+A stream is one or several spans of integers of w bits, one span behind the other. In a section it has one span; where
+sections pool theirs (see *Pools*), each of them gives one. Its codec is one of four.
 
-**0, packed.** A bit string of count · w bits.
+**0, packed.** A bit string of w bits for each integer.
 
 **1, entropy.** Each integer is split into a token (below 256), which is entropy-coded, and some raw bits.
 
 | bytes | field |
 |---|---|
-| 1 | bits 0–2: log₂ of the lanes; 3: same table; 4: same map; 5–6: Rice parameter of the table; 7: coarse table |
+| 1 | bits 0–2: log₂ of the lanes; 3: several tables; 4: zero; 5–6: Rice parameter of the tables; 7: coarse tables |
 | 1 | map: bits 0–3: e (2 to 8); bit 4: folds; bit 5: whether r follows; bits 6–7: zero |
 | 1 | r, below w, if the map says so; otherwise r is 0 |
 | varint | centre, below 2^w |
-| 1 | m − 1, with m the number of tokens |
-| | table of frequencies, if m > 1 |
-| 4 each | states, one for each lane, at least 2^16, if m > 1 |
-| 2 each | words, as many as decoding takes, if m > 1 |
+| 1 | T − 1, with T the number of tables, 2 to 16, if there are several; otherwise T is 1 |
+| | bit string: for each span ⌈log₂ T⌉ bits, the number of its table, below T, if there are several |
+| 1 each | m − 1 for each table, with m the number of its tokens |
+| | the tables that have m > 1, if any |
+| 4 each | states, one for each lane, at least 2^16, if any table has m > 1 |
+| 2 each | words, as many as decoding takes, if any table has m > 1 |
 | | bit string of the raw bits |
-
-With *same map*, e, folds, r and centre are those of the last stream of w bits, and the fields from map to centre are
-left out. With *same table*, m and the table are too, the fields from map to table are left out, and bits 4 to 7 are
-zero.
 
 *From integer to token.* d = (v − centre) mod 2^w. z = d or, if the map folds, z = zigzag of d read as a signed number
 of w bits. h = ⌊z/2^r⌋. If h < 2^e the token is h, and the lowest r bits of z are raw. Otherwise, with L = ⌊log₂ h⌋,
 the token is 2^e + 4 (L − e) + (⌊h/2^(L−2)⌋ mod 4), and the lowest r + L − 2 bits of z are raw. So tokens beyond the
-direct ones cut every octave into four. m is at most 256 and at most the number of tokens that z < 2^w can have. With
-m = 1 all tokens are 0. The raw bits of all integers follow one another in the last bit string.
+direct ones cut every octave into four. m is at most 256 and at most the number of tokens that z < 2^w can have. The
+raw bits of all integers follow one another in the last bit string.
 
-*Table of frequencies.* Every token i has a weight (4 + q mod 4) · 2^⌊q/4⌋ with q = qᵢ of 0 to 63. With T the sum of
-all weights and Cᵢ of those before i, token i owns the slots from ⌊Cᵢ (2^14 − m)/T⌋ + i up to the next token's first
-slot; all slots together are 2^14, and every token has one at least. What travels is the Rice code (see below) of the
-m numbers zigzag(qᵢ − qᵢ₋₁), with q₋₁ = 60. In a coarse table all q are multiples of 4; what travels are the numbers
+*Tables of frequencies.* Each shares out 2^14 slots among its tokens. Where m = 1, token 0 owns all of them. Otherwise
+token i has a weight (4 + q mod 4) · 2^⌊q/4⌋ with q = qᵢ of 0 to 63. With W the sum of the weights and Cᵢ of those
+before i, token i owns the slots from ⌊Cᵢ (2^14 − m)/W⌋ + i up to the next token's first slot; every token has one at
+least. What travels is the numbers zigzag(qᵢ − qᵢ₋₁), with q₋₁ = 60, of all tables with m > 1, one table behind the
+other, in one Rice code (see below). In coarse tables all q are multiples of 4; what travels are the numbers
 zigzag(qᵢ/4 − qᵢ₋₁/4), with q₋₁/4 = 15.
 
-*Entropy code* (interleaved rANS). With N lanes, token number i belongs to lane i mod N. To decode it with the lane's
-state x: slot = x mod 2^14; the token is the slot's owner, with first slot f and F slots; x becomes F · ⌊x/2^14⌋ +
-slot − f; if that is below 2^16, it becomes 2^16 x + the next word. After the last token every state is 2^16. (An
-encoder runs backwards from there, through the tokens and the words: if x ≥ F · 2^18, emit x mod 2^16 and let x become
-⌊x/2^16⌋; then x becomes 2^14 ⌊x/F⌋ + (x mod F) + f.)
+*Entropy code* (interleaved rANS). With N lanes, token number i of the stream belongs to lane i mod N. To decode it with
+the lane's state x and the table of its span: slot = x mod 2^14; the token is the slot's owner, with first slot f and F
+slots; x becomes F · ⌊x/2^14⌋ + slot − f; if that is below 2^16, it becomes 2^16 x + the next word. After the last token
+every state is 2^16. (An encoder runs backwards from there, through the tokens and the words: if x ≥ F · 2^18, emit
+x mod 2^16 and let x become ⌊x/2^16⌋; then x becomes 2^14 ⌊x/F⌋ + (x mod F) + f. A token of a table with m = 1 leaves x
+as it is.)
 
 **2, zstd.** A varint, the length; one Zstandard frame (RFC 8878) that tells its content size, needs no window above 8
 MiB and no dictionary. The content is the integers, each in as many whole bytes as its kind takes: 1 for codes and
 residues of up to 8 bits and 2 above, those of the value type for dense values, 8 for whole integers.
 
-**3, pooled.** Nothing here; the integers come at the end of the frame. Only for levels, residues and more bits.
+**3, pooled.** Nothing here; the integers are a span of one of the streams at the end of the frame. Not for whole
+integers.
 
 A **Rice code** of k non-negative integers with parameter r is one bit string: for each integer v, ⌊v/2^r⌋ zeros and a
 one; then the lowest r bits of each. Its first part is no longer than k plus ⌊S/2^r⌋ bits, S being the largest sum
-that the integers may have: n − k for gaps, 128 m for a table.
+that the integers may have: n − k for gaps, 128 times their number for tables.
 
 # Indices
 
@@ -162,25 +163,29 @@ unsorted and repeated indices cannot be written.
 | code | indices |
 |---|---|
 | 0–28 | Rice code of the gaps, the code being the parameter (with 0, a bitmap cut behind its last one) |
-| 29 | nothing here; the gaps are pooled |
-| 30 | the gaps as a stream in the entropy codec, of w = ⌊log₂ n⌋ + 1 bits each |
+| 29 | nothing here; the gaps are in the bit string of gaps |
+| 30 | nothing here; the gaps are a span of the stream of gaps |
 | 31 | nothing, as k = n |
 
 # Pools
 
-After the last section come, if any layer pooled its gaps, one bit string: for each such layer in order its k gaps, in
-as many bits each as the number n − k has; and then, for every pool, one byte, a codec from 0 to 2, and one stream in
-that codec.
+After the last section come, in this order and each only if a section has referred to it:
 
-A stream of c integers of w bits that a section pooled is part of the pool (w, b), where b is the number of bits of c,
-but at least 8. The pools come in ascending order of w, then b. A pool's stream is that of its members' integers one
-after another, in the order of their sections.
+- the **bit string of gaps**: for each layer with code 29, in order, its k gaps, in as many bits each as n − k has;
+- the **stream of gaps**: for each layer with code 30 a span of its k gaps, in the entropy codec, of w = ⌊log₂ n⌋ + 1
+  bits each, n being that of the largest of those layers;
+- the **pools of dense values**, one for each value type, in the order of their numbers;
+- the **pools of codes**, one for each w, ascending, for levels, residues and more bits.
+
+A pool is one byte, its codec from 0 to 2, and a stream of as many spans as sections have pooled there, in the order of
+the sections.
 
 # The writer's choices
 
-Codecs, codes, maps, tables, lanes, and whether to predict: a reader takes any. This writer decides from a histogram
-of a sample of each stream (and for zstd from compressing a small piece of it), and from the exact length of the Rice
-codes.
+Codecs, codes, maps, tables, lanes, what to pool, and whether to predict: a reader takes any. This writer pools the
+layers of a frame up to 2^16 numbers, so that what every stream costs is paid once, and lets layers share a table where
+another table would cost more than it saves. It decides from histograms, of a sample where a stream is long (and for
+zstd from compressing a small piece of it), and from the exact length of the Rice codes.
 """
 
 from peer.wire.describe import FrameReport, LayerReport, describe, entropy_bound_bits

@@ -1,19 +1,20 @@
-"""Interleaved range asymmetric numeral systems (rANS): tokens below 256 to 16-bit words, order 0, static table.
+"""Interleaved range asymmetric numeral systems (rANS): tokens below 256 to 16-bit words, order 0, static tables.
 
-The table. Every token i of m has a weight (4 + q mod 4) · 2^⌊q/4⌋ with q = qᵢ of 0 to 63. With T the sum of the
-weights and Cᵢ the sum of those before i, token i owns the slots from ⌊Cᵢ (2^14 − m)/T⌋ + i to below the next token's
-first: its frequency is at least 1, and all frequencies add up to 2^14. What travels is the sequence of zigzagged
-differences qᵢ − qᵢ₋₁ (q₋₁ = 60) as a Rice code; a single token needs none. In a coarse table all q are multiples of 4,
-and their quarters travel (q₋₁/4 = 15): for short streams, which would not win back what finer weights cost.
+A table. Token i of m > 1 has a weight (4 + q mod 4) · 2^⌊q/4⌋ with q = qᵢ of 0 to 63. With W the sum of the weights
+and Cᵢ the sum of those before i, token i owns the slots from ⌊Cᵢ (2^14 − m)/W⌋ + i to below the next token's first: its
+frequency is at least 1, and all frequencies add up to 2^14. What travels is the sequence of zigzagged differences
+qᵢ − qᵢ₋₁ (q₋₁ = 60) as a Rice code; a single token needs none. In coarse tables all q are multiples of 4, and their
+quarters travel (q₋₁/4 = 15): for short streams, which would not win back what finer weights cost.
 
 The coder (J. Duda, arXiv:1311.2540; words and lanes as in F. Giesen, arXiv:1402.3392): N lanes, a power of two, of one
-32-bit state each. Token number i belongs to lane i mod N. To decode token i with state x of its lane:
-slot = x mod 2^14; the token t is the owner of the slot; x ← frequency_t · ⌊x/2^14⌋ + slot − first_t; if then x < 2^16,
-x ← 2^16 x + the next word. After the last token every state is 2^16 and no word is left.
+32-bit state each. Token number i belongs to lane i mod N. To decode token i with state x of its lane and the table of
+its span: slot = x mod 2^14; the token t is the owner of the slot; x ← frequency_t · ⌊x/2^14⌋ + slot − first_t; if then
+x < 2^16, x ← 2^16 x + the next word. After the last token every state is 2^16 and no word is left.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -27,6 +28,7 @@ from peer.wire.errors import MalformedEntropyCode
 from peer.wire.reader import Reader
 
 MAX_TOKENS = 256
+MAX_TABLES = 16
 MAX_LANES_LOG2 = 7
 SCALE = 14
 LOWEST_STATE = 1 << 16
@@ -39,32 +41,50 @@ _BETWEEN = np.sqrt(_WEIGHTS[:-1].astype(np.float64) * _WEIGHTS[1:])
 
 WordArray = npt.NDArray[np.uint16]
 StateArray = npt.NDArray[np.uint32]
+IntegerArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Spans:
+    """How a stream of tokens is cut: the integers of each span, and the number of the table that it uses."""
+
+    sizes: IntegerArray
+    """int64[spans]"""
+    tables: ByteArray
+    """uint8[spans]"""
+
+    @classmethod
+    def one(cls, size: int) -> Spans:
+        """Return a single span."""
+        return cls(np.array([size], np.int64), np.zeros(1, np.uint8))
+
+    @cached_property
+    def size(self) -> int:
+        """The number of tokens."""
+        return int(self.sizes.sum())
 
 
 @dataclass(frozen=True, eq=False)
 class Table:
     """How the 2**14 slots are shared out among tokens. `quantized: int64[m]`, each 0 to 63; m from 1 to 256."""
 
-    quantized: npt.NDArray[np.int64]
-    coarse: bool = False
+    quantized: IntegerArray
 
     @classmethod
-    def of_counts(cls, counts: npt.NDArray[np.int64]) -> Table:
-        """Return a table close to the best for tokens that occur `counts: int64[m]` times."""
+    def of_counts(cls, counts: IntegerArray, coarse: bool) -> Table:
+        """Return a table close to the best for tokens that occur `counts: int64[≥ m]` times."""
+        counts = counts[: int(counts.nonzero()[0][-1]) + 1]
         # A token that does not occur is given a little: the less its weight falls, the shorter the table.
         relative = np.maximum(counts, 0.4) * (float(_WEIGHTS[_FIRST_Q]) / max(int(counts.max()), 1))
-        fine = cls(np.searchsorted(_BETWEEN, relative, side="right").astype(np.int64))
-        # Octaves cost about 1/32 of a bit a token more than their quarters, and save about two bits of table for each.
-        if int(counts.sum()) >= 64 * counts.size:
-            return fine
-        return cls((fine.quantized + 2) // 4 * 4, coarse=True)
+        fine = np.searchsorted(_BETWEEN, relative, side="right").astype(np.int64)
+        return cls((fine + 2) // 4 * 4 if coarse else fine)
 
     @property
     def num_tokens(self) -> int:
         return self.quantized.size
 
     @cached_property
-    def bounds(self) -> npt.NDArray[np.int64]:
+    def bounds(self) -> IntegerArray:
         """First slot of every token, and 2**14: int64[m + 1]."""
         total = np.zeros(self.quantized.size + 1, np.int64)
         np.cumsum(_WEIGHTS[self.quantized], out=total[1:])
@@ -72,53 +92,62 @@ class Table:
         return total * slots // int(total[-1]) + np.arange(total.size)
 
     @cached_property
-    def frequencies(self) -> npt.NDArray[np.int64]:
+    def frequencies(self) -> IntegerArray:
         """Number of slots of every token: int64[m], all at least 1."""
         return self.bounds[1:] - self.bounds[:-1]
 
-    @cached_property
-    def owners(self) -> ByteArray:
-        """The token that owns each slot: uint8[2**14]."""
-        return np.repeat(np.arange(self.quantized.size, dtype=np.uint8), self.frequencies)
-
-    def bits_for(self, counts: npt.NDArray[np.int64]) -> float:
-        """Return how many bits tokens that occur `counts: int64[≥ m]` times take, infinite if one has no slot."""
-        if counts[self.num_tokens :].any():
-            return float("inf")
+    def bits_for(self, counts: IntegerArray) -> float:
+        """Return how many bits tokens that occur `counts: int64[≥ m]` times take, none of them beyond the table."""
         return float(counts[: self.num_tokens] @ (SCALE - np.log2(self.frequencies)))
 
-    @cached_property
-    def _steps(self) -> npt.NDArray[np.int64]:
-        """What travels, before Rice coding."""
-        scaled = self.quantized // 4 if self.coarse else self.quantized
+    def steps(self, coarse: bool) -> IntegerArray:
+        """Return what travels, before Rice coding: int64[m], or nothing where m is 1."""
+        if self.num_tokens == 1:
+            return self.quantized[:0]
+        scaled = self.quantized // 4 if coarse else self.quantized
         steps = scaled.copy()
-        steps[0] -= _FIRST_Q // 4 if self.coarse else _FIRST_Q
+        steps[0] -= _FIRST_Q // 4 if coarse else _FIRST_Q
         steps[1:] -= scaled[:-1]
-        folded: npt.NDArray[np.int64] = (steps << 1) ^ (steps >> 63)
+        folded: IntegerArray = (steps << 1) ^ (steps >> 63)
         return folded
 
-    @cached_property
-    def rice_parameter(self) -> int:
-        """The best Rice parameter of the table, 0 to 3."""
-        return 0 if self.num_tokens == 1 else min(range(4), key=lambda r: rice.size_in_bits(self._steps, r))
 
-    def encode(self) -> bytes:
-        """Return the Rice code of the table."""
-        return b"" if self.num_tokens == 1 else rice.encode(self._steps, self.rice_parameter)
+def worth_being_coarse(counts: IntegerArray) -> bool:
+    """Return whether tables for these counts, int64[tables, tokens], are better coarse.
 
-    @classmethod
-    def decode(cls, reader: Reader, num_tokens: int, rice_parameter: int, coarse: bool) -> Table:
-        """Return the table that the reader is at."""
-        if num_tokens == 1:
-            return cls(np.full(1, _FIRST_Q), coarse)
-        codes = rice.decode(reader, num_tokens, rice_parameter, num_tokens * 2 * (_LAST_Q + 1))
-        quantized = np.cumsum((codes >> 1) ^ -(codes & 1))
+    Octaves cost about 1/32 of a bit a token more than their quarters, and save about two bits of table for each.
+    """
+    return int(counts.sum()) < 64 * int(np.count_nonzero(counts))
+
+
+def encode_tables(tables: Sequence[Table], coarse: bool) -> tuple[int, bytes]:
+    """Return the best Rice parameter, 0 to 3, and the Rice code of all tables."""
+    steps = np.concatenate([table.steps(coarse) for table in tables])
+    if not steps.size:
+        return 0, b""
+    parameter = min(range(4), key=lambda r: rice.size_in_bits(steps, r))
+    return parameter, rice.encode(steps, parameter)
+
+
+def decode_tables(reader: Reader, num_tokens: Sequence[int], rice_parameter: int, coarse: bool) -> list[Table]:
+    """Return the tables that the reader is at, of so many tokens each."""
+    total = sum(m for m in num_tokens if m > 1)
+    codes = rice.decode(reader, total, rice_parameter, total * 2 * (_LAST_Q + 1))
+    steps = (codes >> 1) ^ -(codes & 1)
+    tables, start = [], 0
+    for m in num_tokens:
+        if m == 1:
+            tables.append(Table(np.full(1, _FIRST_Q)))
+            continue
+        quantized = np.cumsum(steps[start : start + m])
         quantized += _FIRST_Q // 4 if coarse else _FIRST_Q
         if coarse:
             quantized *= 4
         if quantized.min() < 0 or quantized.max() > _LAST_Q:
             raise MalformedEntropyCode("a table of frequencies leaves the range of its weights")
-        return cls(quantized, coarse)
+        tables.append(Table(quantized))
+        start += m
+    return tables
 
 
 def lanes_for(num_bits: float) -> int:
@@ -126,26 +155,25 @@ def lanes_for(num_bits: float) -> int:
     return min(max(int(num_bits / 8192), 1).bit_length() - 1, MAX_LANES_LOG2)
 
 
-def encode(tokens: ByteArray, table: Table, lanes_log2: int, num_bits: float) -> tuple[StateArray, WordArray]:
-    """Return the states to start decoding from and the words, of `tokens: uint8[n]`.
-
-    The table has two tokens or more; under it they take `num_bits`.
-    """
+def encode(
+    tokens: ByteArray, tables: Sequence[Table], spans: Spans, lanes_log2: int, num_bits: float
+) -> tuple[StateArray, WordArray]:
+    """Return the states to start decoding from and the words, of `tokens: uint8[n]`, which take `num_bits`."""
     if native.lib is not None:
-        return _encode_native(tokens, table, lanes_log2, num_bits)
+        return _encode_native(tokens, tables, spans, lanes_log2, num_bits)
+    frequency, first = _flat(tables)
+    symbols = _symbols(tokens, spans)
     if lanes_log2 < _MANY_LANES_LOG2:
-        return _encode_few_lanes(tokens, table, 1 << lanes_log2)
+        return _encode_few_lanes(symbols, frequency, first, 1 << lanes_log2)
     lanes = 1 << lanes_log2
     scale = np.uint64(SCALE)
-    frequency = table.frequencies.astype(np.uint64)
-    first = table.bounds[:-1].astype(np.uint64)
     # From here on a state would not fit 32 bits after the token.
     limit = frequency << np.uint64(32 - SCALE)
     state = np.full(lanes, LOWEST_STATE, np.uint64)
     words = np.empty(_likely_words(num_bits, tokens.size), np.uint16)
     at = words.size
     for start in range((tokens.size - 1) // lanes * lanes, -1, -lanes):
-        row = tokens[start : start + lanes]
+        row = symbols[start : start + lanes]
         x = state[: row.size]
         full = x >= limit[row]
         emitted = x[full].astype(np.uint16)
@@ -161,45 +189,75 @@ def encode(tokens: ByteArray, table: Table, lanes_log2: int, num_bits: float) ->
     return state.astype(np.uint32), words[at:]
 
 
-def _likely_words(num_bits: float, num_tokens: int) -> int:
-    """Return room for the words of tokens that take `num_bits`, but never more than a word for each token."""
-    # A little more, as a state keeps fractions of bits only so exactly.
-    return min(int(num_bits * 1.02) // 16 + 16, num_tokens)
-
-
-def decode(states: StateArray, reader: Reader, table: Table, count: int) -> ByteArray:
-    """Return `uint8[count]` tokens; the reader is left behind the last word that they take.
+def decode(states: StateArray, reader: Reader, tables: Sequence[Table], spans: Spans, alphabet: ByteArray) -> ByteArray:
+    """Return what `alphabet: uint8[256]` has for each token, uint8[n]; the reader is left behind their last word.
 
     Raises `MalformedEntropyCode` where words run out or states do not end where they should.
     """
     if states.min() < LOWEST_STATE:
         raise MalformedEntropyCode("an entropy-coded stream begins in a state that no encoder leaves")
     if native.lib is not None:
-        return _decode_native(states, reader, table, count)
+        return _decode_native(states, reader, tables, spans, alphabet)
     words = np.frombuffer(reader.data[reader.position : reader.position + reader.left // 2 * 2], "<u2")
     decode_rows = _decode_few_lanes if states.size < 1 << _MANY_LANES_LOG2 else _decode_many_lanes
-    tokens, used = decode_rows(states, words, table, count)
+    tokens, used = decode_rows(states, words, tables, spans)
     reader.take(2 * used)
-    return tokens
+    return np.take(alphabet, tokens)
 
 
-def _decode_many_lanes(states: StateArray, words: WordArray, table: Table, count: int) -> tuple[ByteArray, int]:
+def _likely_words(num_bits: float, num_tokens: int) -> int:
+    """Return room for the words of tokens that take `num_bits`, but never more than a word for each token."""
+    # A little more, as a state keeps fractions of bits only so exactly.
+    return min(int(num_bits * 1.02) // 16 + 16, num_tokens)
+
+
+def _flat(tables: Sequence[Table]) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
+    """Return frequencies and first slots, uint64[256 · tables]: those of table t from 256 t on."""
+    frequency = np.zeros(MAX_TOKENS * len(tables), np.uint64)
+    first = np.zeros(MAX_TOKENS * len(tables), np.uint64)
+    for number, table in enumerate(tables):
+        part = slice(MAX_TOKENS * number, MAX_TOKENS * number + table.num_tokens)
+        frequency[part] = table.frequencies
+        first[part] = table.bounds[:-1]
+    return frequency, first
+
+
+def _symbols(tokens: ByteArray, spans: Spans) -> npt.NDArray[np.uint8 | np.uint16]:
+    """Return each token's position in the flat tables."""
+    if not spans.tables.any():
+        return tokens
+    return np.repeat(spans.tables.astype(np.uint16) << np.uint16(8), spans.sizes) | tokens
+
+
+def _owners(tables: Sequence[Table]) -> ByteArray:
+    """Return the token that owns each slot: uint8[2**14 · tables]."""
+    return np.concatenate([np.repeat(np.arange(t.num_tokens, dtype=np.uint8), t.frequencies) for t in tables])
+
+
+def _decode_many_lanes(
+    states: StateArray, words: WordArray, tables: Sequence[Table], spans: Spans
+) -> tuple[ByteArray, int]:
     """Return the tokens and how many words they take; all lanes at once."""
-    lanes = states.size
+    lanes, count = states.size, spans.size
     scale = np.uint64(SCALE)
     mask = np.uint64((1 << SCALE) - 1)
-    owners = table.owners
-    frequency = table.frequencies.astype(np.uint64)
-    first = table.bounds[:-1].astype(np.uint64)
+    owners = _owners(tables)
+    frequency, first = _flat(tables)
+    which = np.repeat(spans.tables, spans.sizes) if len(tables) > 1 else None
     tokens = np.empty(count, np.uint8)
     state = states.astype(np.uint64)
     at = 0
     for start in range(0, count, lanes):
         x = state[: count - start]
         slot = x & mask
-        row = owners[slot.astype(np.intp)]
+        if which is None:
+            row = symbol = owners[slot.astype(np.intp)]
+        else:
+            table = which[start : start + lanes].astype(np.intp)
+            row = owners[slot.astype(np.intp) + (table << SCALE)]
+            symbol = row + (table << 8)
         tokens[start : start + lanes] = row
-        x = frequency[row] * (x >> scale) + slot - first[row]
+        x = frequency[symbol] * (x >> scale) + slot - first[symbol]
         low = (x < LOWEST_STATE).nonzero()[0]
         if low.size:
             if low.size > words.size - at:
@@ -215,42 +273,53 @@ def _decode_many_lanes(states: StateArray, words: WordArray, table: Table, count
 # with few lanes are short.
 
 
-def _encode_few_lanes(tokens: ByteArray, table: Table, lanes: int) -> tuple[StateArray, WordArray]:
-    frequency, first = table.frequencies.tolist(), table.bounds.tolist()
+def _encode_few_lanes(
+    symbols: npt.NDArray[np.uint8 | np.uint16],
+    frequencies: npt.NDArray[np.uint64],
+    firsts: npt.NDArray[np.uint64],
+    lanes: int,
+) -> tuple[StateArray, WordArray]:
+    frequency, first = frequencies.tolist(), firsts.tolist()
     state = [LOWEST_STATE] * lanes
-    words = np.empty(tokens.size, np.uint16)
-    at = tokens.size
-    lane = tokens.size % lanes
-    for token in reversed(tokens.tobytes()):
+    words = np.empty(symbols.size, np.uint16)
+    at = symbols.size
+    lane = symbols.size % lanes
+    for symbol in symbols[::-1].tolist():
         lane = (lane or lanes) - 1
-        x, f = state[lane], frequency[token]
+        x, f = state[lane], frequency[symbol]
         if x >= f << 32 - SCALE:
             at -= 1
             words[at] = x & 0xFFFF
             x >>= 16
         quotient, rest = divmod(x, f)
-        state[lane] = (quotient << SCALE) + rest + first[token]
+        state[lane] = (quotient << SCALE) + rest + first[symbol]
     return np.array(state, np.uint32), words[at:]
 
 
-def _decode_few_lanes(states: StateArray, words: WordArray, table: Table, count: int) -> tuple[ByteArray, int]:
-    frequency, first, owners = table.frequencies.tolist(), table.bounds.tolist(), table.owners.tobytes()
+def _decode_few_lanes(
+    states: StateArray, words: WordArray, tables: Sequence[Table], spans: Spans
+) -> tuple[ByteArray, int]:
+    frequencies, firsts = _flat(tables)
+    frequency, first, owners = frequencies.tolist(), firsts.tolist(), _owners(tables).tobytes()
     state = states.tolist()
     lanes, mask, left = len(state), (1 << SCALE) - 1, words.size
-    tokens = bytearray(count)
-    at = 0
-    for position in range(count):
-        x = state[position % lanes]
-        slot = x & mask
-        token = owners[slot]
-        tokens[position] = token
-        x = frequency[token] * (x >> SCALE) + slot - first[token]
-        if x < LOWEST_STATE:
-            if at == left:
-                raise MalformedEntropyCode("an entropy-coded stream runs out of words")
-            x = x << 16 | int(words[at])
-            at += 1
-        state[position % lanes] = x
+    tokens = bytearray(spans.size)
+    at = end = 0
+    for size, table in zip(spans.sizes.tolist(), spans.tables.tolist(), strict=True):
+        start, end = end, end + size
+        for position in range(start, end):
+            x = state[position % lanes]
+            slot = x & mask
+            token = owners[table << SCALE | slot]
+            tokens[position] = token
+            symbol = table << 8 | token
+            x = frequency[symbol] * (x >> SCALE) + slot - first[symbol]
+            if x < LOWEST_STATE:
+                if at == left:
+                    raise MalformedEntropyCode("an entropy-coded stream runs out of words")
+                x = x << 16 | int(words[at])
+                at += 1
+            state[position % lanes] = x
     _check_end(all(x == LOWEST_STATE for x in state))
     return np.frombuffer(tokens, np.uint8), at
 
@@ -260,17 +329,32 @@ def _check_end(even: bool) -> None:
         raise MalformedEntropyCode("an entropy-coded stream does not end in the state that it began with")
 
 
-def _encode_native(tokens: ByteArray, table: Table, lanes_log2: int, num_bits: float) -> tuple[StateArray, WordArray]:
+def _native_arguments(tables: Sequence[Table], spans: Spans) -> tuple[object, ...]:
+    """Return the bounds of all tables, how many tables there are, and the spans, as the kernels take them."""
+    bounds = np.full((len(tables), MAX_TOKENS + 1), 1 << SCALE, np.int64)
+    for number, table in enumerate(tables):
+        bounds[number, : table.num_tokens + 1] = table.bounds
+    return (
+        rice.pointer64(bounds.reshape(-1)),
+        len(tables),
+        SCALE,
+        rice.pointer64(spans.sizes),
+        pointer(spans.tables),
+        spans.sizes.size,
+    )
+
+
+def _encode_native(
+    tokens: ByteArray, tables: Sequence[Table], spans: Spans, lanes_log2: int, num_bits: float
+) -> tuple[StateArray, WordArray]:
     states = np.empty(1 << lanes_log2, np.uint32)
+    arguments = _native_arguments(tables, spans)
     for size in (_likely_words(num_bits, tokens.size), tokens.size):
         # The kernel wants room for a whole row before it begins one.
         words = np.empty(size + states.size, np.uint16)
         begin = native.lib.wire_rans_encode(
             pointer(tokens),
-            tokens.size,
-            native.ffi.cast("int64_t *", pointer(table.bounds)),
-            table.num_tokens,
-            SCALE,
+            *arguments,
             native.ffi.cast("uint32_t *", pointer(states)),
             states.size,
             native.ffi.cast("uint16_t *", pointer(words)),
@@ -278,23 +362,25 @@ def _encode_native(tokens: ByteArray, table: Table, lanes_log2: int, num_bits: f
         )
         if begin >= 0:
             break
+    assert begin >= 0, "a word for each token is room enough"
     return states, words[begin:]
 
 
-def _decode_native(states: StateArray, reader: Reader, table: Table, count: int) -> ByteArray:
+def _decode_native(
+    states: StateArray, reader: Reader, tables: Sequence[Table], spans: Spans, alphabet: ByteArray
+) -> ByteArray:
     states = states.copy()
-    tokens = np.empty(count, np.uint8)
+    tokens = np.empty(spans.size, np.uint8)
     words = reader.data[reader.position : reader.end]
     used = native.lib.wire_rans_decode(
         native.ffi.cast("uint32_t *", pointer(states)),
         states.size,
         pointer(words),
         len(words) // 2,
-        native.ffi.cast("int64_t *", pointer(table.bounds)),
-        table.num_tokens,
-        SCALE,
-        count,
+        *_native_arguments(tables, spans),
+        pointer(alphabet),
         pointer(tokens),
+        tokens.size,
     )
     _check_end(used >= 0)
     reader.take(2 * used)

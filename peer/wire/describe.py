@@ -9,11 +9,11 @@ import numpy as np
 
 from peer.compress.layout import Layout
 from peer.compress.payload import Dense, LayerPayload, MoreBits, Residues, Sparse, ValueType, WholeIntegers
-from peer.wire import sections
+from peer.wire import section_reader, section_writer, sections
 from peer.wire.bits import UnsignedArray
 from peer.wire.frame import CHECKSUM_BYTES, decode
-from peer.wire.integers import entropy_of
 from peer.wire.message import Message
+from peer.wire.plans import entropy_of
 from peer.wire.tokens import counts
 
 _VALUE_BITS = {ValueType.FLOAT64: 64, ValueType.FLOAT32: 32, ValueType.BFLOAT16: 16, ValueType.FLOAT16: 16}
@@ -78,7 +78,7 @@ class FrameReport:
 
 def describe(frame: bytes | bytearray | memoryview, layout: Layout, *, previous: Message | None = None) -> FrameReport:
     """Return where the bytes of a frame went. Raises what `decode` raises."""
-    ledgers: list[sections.Ledger] = []
+    ledgers: list[section_reader.Ledger] = []
     message = decode(frame, layout, previous=previous, ledgers=ledgers)
     numbers = message.layer_ids if message.layer_ids is not None else range(len(message.layers))
     layers = tuple(
@@ -113,7 +113,7 @@ def entropy_bound_bits(message: Message, *, previous: Message | None = None) -> 
     earlier: tuple[LayerPayload | None, ...] = (None,) * len(message.layers)
     if previous is not None and message.layer_ids is None and len(previous.layers) == len(message.layers):
         earlier = previous.layers
-    scalar_bits = 64 if sections.needs_double(message.layers) else 32
+    scalar_bits = 64 if section_writer.needs_double(message.layers) else 32
     total, few = 0.0, _Few({}, {})
     for layer, before in zip(message.layers, earlier, strict=True):
         total += _bound(layer, before, scalar_bits, few)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from peer.compress.layout import Layout
 from peer.compress.payload import LayerPayload, MoreBits, WholeIntegers
 from peer.errors import LocalProtocolError
-from peer.wire import sections
+from peer.wire import section_reader, section_writer
 from peer.wire.errors import (
     BadMagic,
     ChecksumMismatch,
@@ -24,13 +24,11 @@ from peer.wire.errors import (
     TrailingBytes,
     TruncatedFrame,
     UnknownKind,
-    UnknownSection,
     UnsupportedVersion,
     WeightOutOfRange,
     WishOutOfRange,
     WrongFloatType,
 )
-from peer.wire.integers import Part
 from peer.wire.message import Message, MessageKind, RepairWish
 from peer.wire.reader import MAX_VARINT, Reader, varint
 
@@ -63,21 +61,21 @@ def encode(message: Message, layout: Layout, *, previous: Message | None = None)
     the contract of its types.
     """
     _check_message(message, layout)
-    if previous is not None and (previous.sender != message.sender or not _has_residues(previous, layout)):
+    comparable = _has_residues(message, layout)
+    if previous is not None and not (
+        comparable and previous.sender == message.sender and _has_residues(previous, layout)
+    ):
         previous = None
-    repeats = sections.Repeats(wide=sections.needs_double(message.layers))
-    repeats.streams.pooling = len(message.layers) > 1
     numbers = range(layout.num_layers) if message.layer_ids is None else message.layer_ids
-    parts: list[Part] = []
-    predicted = False
-    for number, payload in zip(numbers, message.layers, strict=False):
-        earlier = None if previous is None else previous.layers[number]
-        section = sections.encode(payload, layout.sizes[number], repeats, earlier)
-        predicted |= sections.is_predicted(section)
-        parts += section
-    parts += sections.encode_pools(repeats)
+    wide = section_writer.needs_double(message.layers)
+    parts, predicted = section_writer.encode(
+        message.layers,
+        [layout.sizes[number] for number in numbers[: len(message.layers)]],
+        None if previous is None else previous.layers,
+        wide,
+    )
     header = bytearray(MAGIC)
-    header += bytes((VERSION, message.kind | repeats.wide * _WIDE | predicted * _PREDICTED))
+    header += bytes((VERSION, message.kind | wide * _WIDE | predicted * _PREDICTED))
     header += varint(message.sender) + varint(message.round) + varint(message.phase)
     header += _weight(message.mixing_weight) + _weight(message.push_weight)
     if predicted and previous is not None:
@@ -103,7 +101,7 @@ def decode(
     *,
     dtype: npt.DTypeLike | None = None,
     previous: Message | None = None,
-    ledgers: list[sections.Ledger] | None = None,
+    ledgers: list[section_reader.Ledger] | None = None,
 ) -> Message:
     """Return the message of a frame that came from outside. Raises only `FrameError`s.
 
@@ -124,7 +122,7 @@ def decode(
         raise ChecksumMismatch("the frame's checksum does not match its bytes")
     reader = Reader(data, 0, len(data) - CHECKSUM_BYTES)
     if ledgers is not None:
-        ledgers.append(sections.Ledger())
+        ledgers.append(section_reader.Ledger())
         ledgers[0].begin(reader)
     reader.take(3)
     flags = reader.byte()
@@ -166,25 +164,17 @@ def decode(
         numbers = layer_ids = _read_numbers(reader, count, layout.num_layers)
     if ledgers is not None:
         ledgers[0].book(reader, "header")
-    repeats = sections.Repeats(wide=bool(flags & _WIDE))
-    layers: list[LayerPayload] = []
-    for number in numbers:
-        ledger = None
-        if ledgers is not None:
-            ledger = sections.Ledger()
-            ledgers.append(ledger)
-        before = None if earlier is None else earlier[number]
-        layers.append(sections.decode(reader, layout.sizes[number], repeats, before, single, ledger))
-        if isinstance(layers[-1], _REPAIRS) != (kind is MessageKind.REPAIR):
-            raise UnknownSection(f"a message of kind {kind.name} cannot hold {type(layers[-1]).__name__}")
-    ledger = None
-    if ledgers is not None:
-        ledger = sections.Ledger()
-        ledgers.append(ledger)
-    sections.finish(reader, repeats, ledger)
+    layers = section_reader.decode(
+        reader,
+        [(layout.sizes[number], None if earlier is None else earlier[number]) for number in numbers],
+        repairs=kind is MessageKind.REPAIR,
+        wide=bool(flags & _WIDE),
+        single=single,
+        ledgers=ledgers,
+    )
     if reader.left:
         raise TrailingBytes(f"{reader.left} bytes follow the last section")
-    return Message(kind, sender, round_, phase, mixing_weight, push_weight, tuple(layers), layer_ids, wanted)
+    return Message(kind, sender, round_, phase, mixing_weight, push_weight, layers, layer_ids, wanted)
 
 
 def payload_bytes(frame: bytes, layout: Layout) -> int:

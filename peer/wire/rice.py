@@ -25,6 +25,24 @@ def size_in_bits(values: npt.NDArray[np.int64], parameter: int) -> int:
     return values.size * (parameter + 1) + int((values >> parameter).sum())
 
 
+def sizes_in_bits(
+    values: npt.NDArray[np.int64],
+    starts: npt.NDArray[np.int64],
+    counts: npt.NDArray[np.int64],
+    parameters: npt.NDArray[np.int64],
+) -> npt.NDArray[np.int64]:
+    """Return `size_in_bits` of several sequences within `values`, each with its own parameter and none of them empty:
+    int64[sequences]."""
+    result = np.empty(starts.size, np.int64)
+    if native.lib is not None:
+        pieces = (pointer64(array) for array in (values, starts, counts, parameters))
+        native.lib.wire_rice_sizes(*pieces, starts.size, pointer64(result))
+        return result
+    for number, (start, count, r) in enumerate(zip(starts.tolist(), counts.tolist(), parameters.tolist(), strict=True)):
+        result[number] = size_in_bits(values[start : start + count], r)
+    return result
+
+
 def encode(values: npt.NDArray[np.int64], parameter: int) -> bytes:
     """Return the Rice code of `values: int64[k]`, none of them negative."""
     if values.size == 0:

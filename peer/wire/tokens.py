@@ -157,10 +157,21 @@ def _tables(num_tokens: int, raw_bits: int, direct: int) -> tuple[npt.NDArray[np
 
 def counts(tokens: ByteArray) -> npt.NDArray[np.int64]:
     """Return how often each token occurs: int64[256]."""
-    total = np.zeros(256, np.int64)
+    only: npt.NDArray[np.int64] = counts_of_spans(tokens, np.array([tokens.size], np.int64))[0]
+    return only
+
+
+def counts_of_spans(tokens: ByteArray, sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return how often each token occurs in each of the spans that follow one another: int64[spans, 256]."""
     if native.lib is not None:
-        native.lib.wire_counts(pointer(tokens), tokens.size, native.ffi.cast("int64_t *", pointer(total)))
-        return total
-    for start in range(0, tokens.size, CHUNK):
-        total += np.bincount(tokens[start : start + CHUNK], minlength=256)
-    return total
+        result = np.empty((sizes.size, 256), np.int64)
+        pointers = native.ffi.cast("int64_t *", pointer(sizes)), native.ffi.cast("int64_t *", pointer(result))
+        native.lib.wire_counts(pointer(tokens), pointers[0], sizes.size, pointers[1])
+        return result
+    result = np.zeros((sizes.size, 256), np.int64)
+    begin = 0
+    for number, size in enumerate(sizes.tolist()):
+        for start in range(begin, begin + size, CHUNK):
+            result[number] += np.bincount(tokens[start : min(start + CHUNK, begin + size)], minlength=256)
+        begin += size
+    return result

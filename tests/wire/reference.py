@@ -103,21 +103,23 @@ def rice(source: Cursor, count: int, parameter: int) -> list[int]:
 
 @dataclass
 class Shared:
-    """What sections and streams of one frame repeat or pool."""
+    """What sections of one frame repeat or pool."""
 
     wide: bool
     levels: Any = None
     residues: Any = None
     theta: float = 0.0
     more_bits: Any = None
-    streams: dict[int, Any] = field(default_factory=dict)
-    pooled_gaps: list[tuple[np.ndarray, int, int]] = field(default_factory=list)
-    pools: dict[tuple[int, int], list[np.ndarray]] = field(default_factory=dict)
+    fixed_gaps: list[tuple[np.ndarray, int, int]] = field(default_factory=list)
+    streamed_gaps: list[tuple[np.ndarray, int]] = field(default_factory=list)
+    dense_pools: dict[int, list[np.ndarray]] = field(default_factory=dict)
+    code_pools: dict[int, list[np.ndarray]] = field(default_factory=dict)
     changes: list[tuple[np.ndarray, np.ndarray, int]] = field(default_factory=list)
 
 
-def stream(source: Cursor, codec: int, count: int, width: int, size: int, shared: Shared) -> list[int]:
-    """Return `count` integers; `size` is the number of bytes of each under zstd."""
+def stream(source: Cursor, codec: int, spans: list[int], width: int, size: int) -> list[int]:
+    """Return the integers of all spans; `size` is the number of bytes of each under zstd."""
+    count = sum(spans)
     if codec == 0:
         string = source.bit_string()
         values = [string.integer(width) for _ in range(count)]
@@ -128,30 +130,35 @@ def stream(source: Cursor, codec: int, count: int, width: int, size: int, shared
         return [int.from_bytes(plain[i * size : (i + 1) * size], "little") for i in range(count)]
     assert codec == 1
     first = source.integer(1)
+    form = source.integer(1)
+    e, folds = form & 15, bool(form & 16)
+    r = source.integer(1) if form & 32 else 0
+    centre = source.varint()
+    num_tables, which = 1, [0] * len(spans)
     if first & 8:
-        (e, folds, r, centre), bounds = shared.streams[width]
-    else:
-        if first & 16:
-            (e, folds, r, centre), _ = shared.streams[width]
-        else:
-            form = source.integer(1)
-            e, folds = form & 15, bool(form & 16)
-            r = source.integer(1) if form & 32 else 0
-            centre = source.varint()
-        m = source.integer(1) + 1
-        bounds = table(source, m, first >> 5 & 3, bool(first & 128))
-        shared.streams[width] = (e, folds, r, centre), bounds
-    tokens = [0] * count
-    if len(bounds) > 2:
-        lanes = 1 << (first & 7)
-        states = [source.integer(4) for _ in range(lanes)]
-        for i in range(count):
-            x = states[i % lanes]
-            slot = x % 2**14
-            tokens[i] = next(t for t in range(len(bounds) - 1) if bounds[t] <= slot < bounds[t + 1])
-            x = (bounds[tokens[i] + 1] - bounds[tokens[i]]) * (x // 2**14) + slot - bounds[tokens[i]]
-            states[i % lanes] = x if x >= 2**16 else x * 2**16 + source.integer(2)
-        assert all(x == 2**16 for x in states)
+        num_tables = source.integer(1) + 1
+        string = source.bit_string()
+        which = [string.integer((num_tables - 1).bit_length()) for _ in spans]
+        string.end()
+    sizes = [source.integer(1) + 1 for _ in range(num_tables)]
+    steps = rice(source, sum(m for m in sizes if m > 1), first >> 5 & 3)
+    tables = [table(m, [steps.pop(0) for _ in range(m)] if m > 1 else [], bool(first & 128)) for m in sizes]
+    lanes = 1 << (first & 7)
+    states = [source.integer(4) for _ in range(lanes)] if max(sizes) > 1 else []
+    tokens = []
+    for span, number in zip(spans, which, strict=True):
+        bounds = tables[number]
+        for _ in range(span):
+            if not states:
+                tokens.append(0)
+                continue
+            lane = len(tokens) % lanes
+            slot = states[lane] % 2**14
+            token = next(t for t in range(len(bounds) - 1) if bounds[t] <= slot < bounds[t + 1])
+            x = (bounds[token + 1] - bounds[token]) * (states[lane] // 2**14) + slot - bounds[token]
+            states[lane] = x if x >= 2**16 else x * 2**16 + source.integer(2)
+            tokens.append(token)
+    assert all(x == 2**16 for x in states)
     string = source.bit_string()
     values = []
     for token in tokens:
@@ -166,13 +173,13 @@ def stream(source: Cursor, codec: int, count: int, width: int, size: int, shared
     return values
 
 
-def table(source: Cursor, m: int, parameter: int, coarse: bool) -> list[int]:
+def table(m: int, steps: list[int], coarse: bool) -> list[int]:
     """Return the first slot of every token, and 2**14."""
     if m == 1:
         return [0, 2**14]
     q = 15 if coarse else 60
     weights = []
-    for step in rice(source, m, parameter):
+    for step in steps:
         q += unzigzag(step)
         fine = 4 * q if coarse else q
         weights.append((4 + fine % 4) * 2 ** (fine // 4))
@@ -184,9 +191,19 @@ def codes(source: Cursor, codec: int, count: int, width: int, shared: Shared) ->
     dtype = np.uint8 if width <= 8 else np.uint16
     if codec == 3:
         promised = np.zeros(count, dtype)
-        shared.pools.setdefault((width, max(count.bit_length(), 8)), []).append(promised)
+        shared.code_pools.setdefault(width, []).append(promised)
         return promised
-    return np.array(stream(source, codec, count, width, np.dtype(dtype).itemsize, shared), dtype)
+    return np.array(stream(source, codec, [count], width, np.dtype(dtype).itemsize), dtype)
+
+
+def reals(patterns: list[int], codec: int, value_type: int) -> np.ndarray:
+    width, pattern_type, float_type = FLOATS[value_type]
+    if codec == 1:
+        patterns = [(p >> 1) | (p & 1) << (width - 1) for p in patterns]
+    raw = np.array(patterns, pattern_type)
+    if float_type is None:
+        return (raw.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return raw.view(float_type) if value_type == 0 else raw.view(float_type).astype(np.float32)
 
 
 def scalar(source: Cursor, shared: Shared) -> float:
@@ -197,15 +214,12 @@ def values_of(source: Cursor, tag: int, n: int, shared: Shared) -> Dense | Level
     codec = tag >> 6
     if tag & 7 == 0:
         value_type = ValueType(tag >> 3 & 3)
-        width, pattern_type, float_type = FLOATS[value_type]
-        patterns = stream(source, codec, n, width, width // 8, shared)
-        if codec == 1:
-            patterns = [(p >> 1) | (p & 1) << (width - 1) for p in patterns]
-        raw = np.array(patterns, pattern_type)
-        if float_type is None:
-            return Dense((raw.astype(np.uint32) << np.uint32(16)).view(np.float32), value_type)
-        reals = raw.view(float_type)
-        return Dense(reals if value_type == 0 else reals.astype(np.float32), value_type)
+        if codec == 3:
+            promised = np.zeros(n, np.float64 if value_type == 0 else np.float32)
+            shared.dense_pools.setdefault(value_type, []).append(promised)
+            return Dense(promised, value_type)
+        width = FLOATS[value_type][0]
+        return Dense(reals(stream(source, codec, [n], width, width // 8), codec, value_type), value_type)
     assert tag & 7 == 1
     if not tag & 8:
         bits = source.integer(1) + 1
@@ -226,10 +240,9 @@ def section(source: Cursor, n: int, shared: Shared, earlier: LayerPayload | None
         if code <= 28:
             where[:] = np.cumsum(np.array(rice(source, k, code), np.int64) + 1) - 1
         elif code == 29:
-            shared.pooled_gaps.append((where, n, k))
+            shared.fixed_gaps.append((where, n, k))
         elif code == 30:
-            gaps = stream(source, 1, k, n.bit_length(), 8, shared)
-            where[:] = np.cumsum(np.array(gaps, np.int64) + 1) - 1
+            shared.streamed_gaps.append((where, n))
         else:
             where[:] = range(n)
         return Sparse(n, where, values_of(source, source.integer(1), k, shared))
@@ -253,7 +266,7 @@ def section(source: Cursor, n: int, shared: Shared, earlier: LayerPayload | None
         return MoreBits(low, bits, codes(source, codec, n, bits, shared))
     assert kind == 5
     width = source.integer(1) + 1
-    return WholeIntegers(np.array([unzigzag(v) for v in stream(source, codec, n, width, 8, shared)], np.int64))
+    return WholeIntegers(np.array([unzigzag(v) for v in stream(source, codec, [n], width, 8)], np.int64))
 
 
 def decode(frame: bytes, layout: Layout, previous: Message | None = None) -> Message:
@@ -281,20 +294,35 @@ def decode(frame: bytes, layout: Layout, previous: Message | None = None) -> Mes
     for number in numbers:
         earlier = previous.layers[number] if flags & 32 and previous is not None else None
         layers.append(section(source, layout.sizes[number], shared, earlier))
-    if shared.pooled_gaps:
+    if shared.fixed_gaps:
         string = source.bit_string()
-        for where, n, k in shared.pooled_gaps:
+        for where, n, k in shared.fixed_gaps:
             gaps = [string.integer((n - k).bit_length()) for _ in range(k)]
             where[:] = np.cumsum(np.array(gaps, np.int64) + 1) - 1
         string.end()
-    for (width, _), members in sorted(shared.pools.items(), key=lambda item: item[0]):
-        total = sum(member.size for member in members)
-        found = stream(source, source.integer(1), total, width, members[0].itemsize, shared)
+    if shared.streamed_gaps:
+        largest = max(n for _, n in shared.streamed_gaps)
+        members = [where for where, _ in shared.streamed_gaps]
+        fill(members, stream(source, 1, [member.size for member in members], largest.bit_length(), 8))
         for member in members:
-            member[:] = found[: member.size]
-            del found[: member.size]
+            member[:] = np.cumsum(member + 1) - 1
+    for value_type, members in sorted(shared.dense_pools.items()):
+        codec, width = source.integer(1), FLOATS[value_type][0]
+        patterns = stream(source, codec, [member.size for member in members], width, width // 8)
+        fill(members, reals(patterns, codec, value_type))
+    for width, members in sorted(shared.code_pools.items()):
+        spans = [member.size for member in members]
+        fill(members, stream(source, source.integer(1), spans, width, members[0].itemsize))
     for changed, before, bits in shared.changes:
         changed[:] = (changed.astype(np.int64) + before) % 2**bits
     assert source.at == len(source.data)
     layer_ids = tuple(ids) if kind is MessageKind.REPAIR else None
     return Message(kind, sender, round_, phase, *weights, tuple(layers), layer_ids, wanted)
+
+
+def fill(members: list[np.ndarray], values: Any) -> None:
+    """Hand out the values of a pool to its members."""
+    start = 0
+    for member in members:
+        member[:] = values[start : start + member.size]
+        start += member.size

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from peer import native
 from peer.compress.layout import Layout
-from peer.compress.payload import Dense, Levels, Residues, Rounding, Sparse, ValueType
+from peer.compress.payload import Dense, Levels, MoreBits, Residues, Rounding, Sparse, ValueType
 from peer.wire import Message, MessageKind, decode, encode, max_frame_bytes
 from tests.wire import reference
 from tests.wire.comparing import assert_same, pure
@@ -117,3 +117,12 @@ def test_index_sets_of_every_density_survive(count: int, implementation: str) ->
 
 def _residues(codes: np.ndarray, bits: int, round_: int) -> Message:
     return Message(MessageKind.GOSSIP, 4, round_, layers=(Residues(2.0, bits, Rounding.NEAREST, codes, None),))
+
+
+@pytest.mark.parametrize("kind", [MessageKind.NOTHING, MessageKind.PAIR_BUSY, MessageKind.REPAIR])
+def test_a_message_without_residues_ignores_an_earlier_one(kind: MessageKind) -> None:
+    codes = np.arange(90).astype(np.uint8)
+    layers, layer_ids = ((), None) if kind is not MessageKind.REPAIR else ((MoreBits(8, 8, codes),), (0,))
+    message = Message(kind, 4, 9, layers=layers, layer_ids=layer_ids)
+    layout = Layout.of_sizes([codes.size])
+    assert_same(decode(encode(message, layout, previous=_residues(codes, 8, 7)), layout), message)

@@ -11,6 +11,7 @@ from peer.compress.layout import Layout
 from peer.compress.payload import Dense, LayerPayload, Levels, Payload, Residues, Rounding, Sparse, ValueType
 from peer.wire import Message, MessageKind, allocation_bound, decode, describe, encode, entropy_bound_bits
 from peer.wire.describe import log2_choose
+from peer.wire.plans import entropy_of
 
 SMALL_JOB = Layout.of_sizes([8192, 128, 1280, 10])
 
@@ -101,6 +102,28 @@ def test_the_codes_of_many_small_layers_share_what_they_can() -> None:
     assert {codec for layer in report.layers for codec in layer.codecs} == {"pooled"}
 
 
+def test_layers_that_are_unlike_each_other_share_a_stream_but_not_a_table() -> None:
+    rng = np.random.default_rng(8)
+    layout = Layout.of_sizes([900] * 40)
+    layers = []
+    for number in range(40):
+        codes = np.clip(np.rint(rng.normal(128, (0.3, 2.0, 30.0)[number % 3], 900)), 0, 255)
+        layers.append(Residues(1.0, 8, Rounding.NEAREST, codes.astype(np.uint8), None))
+    report = describe(encode(gossip(*layers), layout), layout)
+    everything = np.concatenate([layer.residues for layer in layers])
+    one_table = everything.size * entropy_of(np.bincount(everything))
+    assert 8 * report.pooled_value_bytes < 1.07 * (report.bound_bits - 32 * 40)
+    assert 8 * report.pooled_value_bytes < 0.85 * one_table
+
+
+def test_the_gaps_of_many_small_layers_share_a_table() -> None:
+    rng = np.random.default_rng(9)
+    layout = Layout.of_sizes([900] * 60)
+    layers = [kept(900, 12, 4, rng) for _ in range(60)]
+    report = describe(encode(gossip(*layers), layout), layout)
+    assert 8 * report.index_bytes <= 1.05 * 60 * log2_choose(900, 12)
+
+
 def test_a_report_accounts_for_every_byte() -> None:
     rng = np.random.default_rng(6)
     layout = Layout.of_sizes([3000, 50, 7, 900])
@@ -117,7 +140,8 @@ def test_a_report_accounts_for_every_byte() -> None:
     assert [layer.payload for layer in report.layers] == ["Sparse", "Residues", "Dense", "Sparse"]
     assert report.layers[1].check_bytes == 8
     assert [layer.scale_bytes for layer in report.layers] == [4, 4, 0, 4]
-    assert report.layers[2].value_bytes == 28
+    assert report.layers[2].codecs == ("pooled",)
+    assert report.pooled_value_bytes >= 28
 
 
 def _payload_bytes(layer: LayerPayload) -> int:

@@ -21,6 +21,7 @@ CHOSEN = (
     "long-runs",
     "repair",
     "dense-float16",
+    "many-layers-levels",
 )
 pytestmark = pytest.mark.usefixtures("implementation")
 

@@ -29,8 +29,3 @@ def test_a_theta_that_nobody_gave_cannot_be_repeated() -> None:
 
 def test_a_repair_cannot_repeat_bits_that_nobody_gave() -> None:
     refused(forged(b"\x00\x0c" + bytes(8), kind=3, count=b"\x01"), NothingToRepeat)
-
-
-@pytest.mark.parametrize("first", [0x08, 0x10])
-def test_a_stream_cannot_repeat_a_map_or_table_that_no_stream_of_its_width_gave(first: int) -> None:
-    refused(forged(levels(bytes((first,)) + bytes(30), codec=1)), NothingToRepeat)

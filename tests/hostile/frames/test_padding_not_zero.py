@@ -7,7 +7,7 @@ import pytest
 from peer.compress.layout import Layout
 from peer.wire import decode
 from peer.wire.errors import PaddingNotZero
-from tests.hostile.frames.forging import ONE, forged, levels, refused, sparse
+from tests.hostile.frames.forging import ONE, TWO, forged, levels, refused, sparse
 
 pytestmark = pytest.mark.usefixtures("implementation")
 
@@ -36,3 +36,10 @@ def test_raw_bits_end_in_zeros() -> None:
     one_raw_bit = bytes((0, 0x28, 1, 0, 0))
     decode(forged(levels(one_raw_bit + b"\x1f", codec=1)), FIVE)
     refused(forged(levels(one_raw_bit + b"\x3f", codec=1)), PaddingNotZero, FIVE)
+
+
+def test_the_tables_of_spans_end_in_zeros() -> None:
+    # Two tables of one token each, and a bit for each of two layers.
+    pooled = levels(b"", codec=3), b"\xc9" + bytes(4)
+    decode(forged(*pooled, bytes((1, 8, 8, 0, 1, 0b10, 0, 0)), count=b"\x02"), TWO)
+    refused(forged(*pooled, bytes((1, 8, 8, 0, 1, 0b110, 0, 0)), count=b"\x02"), PaddingNotZero, TWO)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from peer.compress.layout import Layout
+from peer.wire import decode
 from peer.wire.errors import ParameterOutOfRange
 from peer.wire.reader import varint
-from tests.hostile.frames.forging import TWO, forged, levels, refused, residues
+from tests.hostile.frames.forging import ONE, TWO, forged, levels, refused, residues
 
 pytestmark = pytest.mark.usefixtures("implementation")
+
+LARGE = Layout.of_sizes([600])
 
 
 @pytest.mark.parametrize("bits", [17, 128, 256])
@@ -53,8 +57,19 @@ def test_maps_of_tokens_that_cannot_be_are_refused(stream: bytes) -> None:
     refused(forged(levels(stream + bytes(20), codec=1)), ParameterOutOfRange)
 
 
-@pytest.mark.parametrize("first", [0x18, 0x28, 0x88])
-def test_a_stream_that_repeats_a_table_describes_no_other(first: int) -> None:
-    honest = levels(bytes((0, 8, 0, 0)), codec=1)
-    again = b"\x49" + bytes(4) + bytes((first,)) + bytes(8)
-    refused(forged(honest, again), ParameterOutOfRange, TWO)
+def test_a_bit_of_a_stream_without_meaning_is_refused() -> None:
+    decode(forged(levels(bytes((0, 8, 0, 0)), codec=1)), ONE)
+    refused(forged(levels(bytes((0x10, 8, 0, 0)), codec=1)), ParameterOutOfRange)
+
+
+@pytest.mark.parametrize("tables", [1, 17, 256])
+def test_several_tables_are_two_to_sixteen(tables: int) -> None:
+    refused(forged(levels(bytes((8, 8, 0, tables - 1)) + bytes(300), codec=1)), ParameterOutOfRange, LARGE)
+
+
+def test_a_span_cannot_name_a_table_that_is_not_there() -> None:
+    # Three tables of one token each, and two layers: the honest one names tables 1 and 2, the other one table 3.
+    pooled = levels(b"", codec=3), b"\xc9" + bytes(4)
+    start, end = bytes((1, 8, 8, 0, 2)), bytes(3)
+    decode(forged(*pooled, start + b"\x09" + end, count=b"\x02"), TWO)
+    refused(forged(*pooled, start + b"\x0d" + end, count=b"\x02"), ParameterOutOfRange, TWO)

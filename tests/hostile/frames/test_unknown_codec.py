@@ -10,8 +10,9 @@ from tests.hostile.frames.forging import ONE, forged, levels, refused
 pytestmark = pytest.mark.usefixtures("implementation")
 
 
-def test_reals_are_never_pooled() -> None:
-    refused(forged(b"\xc8" + bytes(32)), UnknownCodec)
+@pytest.mark.parametrize("codec", [3, 4, 255])
+def test_a_pool_of_reals_is_in_one_of_the_other_codecs(codec: int) -> None:
+    refused(forged(b"\xc8", bytes((codec,)) + bytes(32), count=b"\x01"), UnknownCodec)
 
 
 def test_whole_integers_are_never_pooled() -> None:

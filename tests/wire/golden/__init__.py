@@ -29,6 +29,9 @@ from peer.wire import Message, MessageKind, RepairWish
 FOLDER = Path(__file__).parent
 LAYOUT = Layout.of_sizes([2000, 300, 33, 1, 600])
 
+MANY = Layout.of_sizes([700, 20, 1500, 64, 9, 400, 3000, 64, 1, 900, 64, 2500])
+"""Enough layers for several tables in one stream."""
+
 Case = tuple[Message, Message | None]
 """The message, and the earlier one that it is coded against."""
 
@@ -125,6 +128,12 @@ def cases() -> dict[str, Case]:
         for r, s in zip(one, step, strict=True)
     )
     found["predicted"] = gossip(*other, round_=301), gossip(*one, round_=299)
+    spread = [codes(heaped(size, 8, i).astype(np.int64) // (1 + 20 * (i % 3)), 8) for i, size in enumerate(MANY.sizes)]
+    found["many-layers-levels"] = gossip(*(Levels(0.5, 3, -1, 1, 8, held) for held in spread)), None
+    several = (sparse(size, (4, 40)[i % 2], 3 + i, 4) for i, size in enumerate(MANY.sizes))
+    found["many-layers-sparse"] = gossip(*several), None
+    scaled = (dense(size, ValueType.FLOAT32, i).values * 8.0 ** -(i % 5) for i, size in enumerate(MANY.sizes))
+    found["many-layers-dense"] = gossip(*(Dense(v.astype(np.float32), ValueType.FLOAT32) for v in scaled)), None
     found["nothing"] = Message(MessageKind.NOTHING, 2, 70000, mixing_weight=0.25), None
     found["pair-busy"] = Message(MessageKind.PAIR_BUSY, 2**40, 2**63, 7, 0.1, 0.0), None
     wishes = (RepairWish(0, 8, 4), RepairWish(1, 64, 0), RepairWish(4, 0, 16))
@@ -137,6 +146,8 @@ def cases() -> dict[str, Case]:
 
 
 def layout_of(name: str) -> Layout:
+    if name.startswith("many-layers"):
+        return MANY
     return Layout.of_sizes([20000]) if name in ("long-runs", "many-lanes") else LAYOUT
 
 

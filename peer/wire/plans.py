@@ -1,0 +1,295 @@
+"""How to code a stream: judged from histograms, never by trying every codec.
+
+A short stream is counted whole, span by span, so that spans that are alike can share a table; of a long one, which has
+a single span, a sample is counted.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import zstandard
+
+from peer.wire import bits
+from peer.wire.bits import UnsignedArray
+from peer.wire.tokens import MAX_DIRECT, MIN_DIRECT, TokenMap, counts, counts_of_spans
+
+WORTH_CODING = 256
+"""Bits below which a stream's header and table cost about what a better code can save."""
+WORTH_ORDERING = 1 << 12
+"""Integers beyond which the order of the tokens in the table does not matter."""
+SAMPLE = 1 << 15
+WORTH_MATCHING = 1 << 14
+"""Integers below which nobody looks for repetitions."""
+ZSTD_SAMPLE = 1 << 13
+ZSTD_LEVEL = 1
+MOST_GROUPS = 16
+"""Tables that a stream of this writer has at most."""
+
+IntegerArray = npt.NDArray[np.int64]
+
+
+class Codec(enum.IntEnum):
+    """How a stream of integers is coded."""
+
+    PACKED = 0
+    ENTROPY = 1
+    ZSTD = 2
+    POOLED = 3
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the histogram said: a codec, about how many bits it needs, and for entropy coding the map of tokens and the
+    table of each span, uint8[spans] (None: one table)."""
+
+    codec: Codec
+    bits_needed: float = 0.0
+    tokens: TokenMap | None = None
+    groups: npt.NDArray[np.uint8] | None = None
+
+
+def packed_plan(count: int, width: int) -> Plan:
+    """Return the plan of packing."""
+    return Plan(Codec.PACKED, float(count * width))
+
+
+def plan_codes(values: UnsignedArray, width: int, sizes: IntegerArray | None = None) -> Plan:
+    """Return how to code levels or residues: `values: uint8[n]` or `uint16[n]`, below 2**width, width 1 to 16, in spans
+    of `sizes: int64[spans]`, or in one."""
+    if values.size * width < WORTH_CODING:
+        return packed_plan(values.size, width)
+    sample = _sampled(values, SAMPLE)
+    histogram = _histogram(sample, width)
+    if sizes is None or sizes.size == 1:
+        return _plan_from(sample, histogram, values.size, width)
+    tokens = _map_for(histogram, values.size, width)
+    # A code of up to eight bits is a token already, but for its place in the table, which does not matter yet.
+    symbols = values.view(np.uint8) if width <= 8 else tokens.tokens(values)
+    table = counts_of_spans(symbols, sizes)
+    raw = 0.0 if width <= 8 else float(table.sum(axis=0) @ tokens.raw_widths)
+    groups, coded = group_spans(table)
+    return _better(Plan(Codec.ENTROPY, coded + raw, tokens, groups), sample, values.size, width, 0.99)
+
+
+def plan_change(values: UnsignedArray, previous: UnsignedArray, width: int) -> Plan:
+    """Return how to code (values − previous) mod 2**width, judged by a sample, so that only that is computed."""
+    if values.size * width < WORTH_CODING:
+        return packed_plan(values.size, width)
+    sample = _sampled(values, SAMPLE) - _sampled(previous, SAMPLE)
+    sample &= sample.dtype.type((1 << width) - 1)
+    return _plan_from(sample, _histogram(sample, width), values.size, width)
+
+
+def _plan_from(sample: UnsignedArray, histogram: IntegerArray, count: int, width: int) -> Plan:
+    coded = count * entropy_of(histogram) + _overhead(int(np.count_nonzero(histogram)))
+    # The map is worth finding only where it will be used.
+    tokens = _map_for(histogram, count, width) if coded < count * width else TokenMap(width)
+    return _better(Plan(Codec.ENTROPY, coded, tokens), sample, count, width, 0.99)
+
+
+def _better(coded: Plan, sample: UnsignedArray, count: int, width: int, margin: float) -> Plan:
+    """Return the entropy code, packing or zstd."""
+    packed = packed_plan(count, width)
+    plan = coded if coded.bits_needed < margin * packed.bits_needed else packed
+    # Where the integers taken one by one are evenly spread there may still be repetitions, but nobody sends such.
+    if coded.bits_needed < 0.97 * packed.bits_needed:
+        zstd = _zstd_bits(sample, count)
+        # Entropy coding is faster, and its estimate exact.
+        if zstd < 0.95 * plan.bits_needed:
+            return Plan(Codec.ZSTD, zstd)
+    return plan
+
+
+def plan_floats(patterns: UnsignedArray, exponent_bits: int, sizes: IntegerArray | None = None) -> Plan:
+    """Return how to code bit patterns of reals, in spans of `sizes: int64[spans]`, or in one. The map of tokens is for
+    patterns rotated left by one: exponent first, then mantissa, then sign."""
+    width = 8 * patterns.itemsize
+    packed = packed_plan(patterns.size, width)
+    if patterns.size * exponent_bits < 2 * WORTH_CODING:
+        return packed
+    kind = patterns.dtype.type
+    # Only the exponent is worth modelling; mantissa bits are all but uniform.
+    raw_bits = width - exponent_bits
+    tokens = TokenMap(width, raw_bits=raw_bits, direct=min(exponent_bits, 7))
+    sample = _sampled(patterns, SAMPLE)
+    if sizes is None or sizes.size == 1:
+        exponents = (sample << kind(1)) >> kind(raw_bits)
+        histogram = np.bincount(exponents.astype(np.int64))
+        coded = patterns.size * (raw_bits + entropy_of(histogram)) + _overhead(int(np.count_nonzero(histogram)))
+        plan = Plan(Codec.ENTROPY, coded, tokens)
+    else:
+        table = counts_of_spans(tokens.tokens(patterns << kind(1)), sizes)
+        groups, coded = group_spans(table)
+        plan = Plan(Codec.ENTROPY, coded + float(table.sum(axis=0) @ tokens.raw_widths), tokens, groups)
+    if plan.bits_needed >= 0.98 * packed.bits_needed:
+        plan = packed
+    zstd = _zstd_bits(sample, patterns.size)
+    return Plan(Codec.ZSTD, zstd) if zstd < 0.95 * plan.bits_needed else plan
+
+
+def plan_gaps(gaps: UnsignedArray, width: int, sizes: IntegerArray | None = None) -> Plan:
+    """Return the entropy code of `gaps: uint64[k]` between indices."""
+    tokens = TokenMap(width, direct=min(4, max(width, MIN_DIRECT)))
+    spans = np.array([gaps.size], np.int64) if sizes is None else sizes
+    table = counts_of_spans(tokens.tokens(gaps), spans)
+    groups, coded = group_spans(table)
+    return Plan(Codec.ENTROPY, coded + float(table.sum(axis=0) @ tokens.raw_widths), tokens, groups)
+
+
+def plan_wide(values: UnsignedArray, width: int) -> Plan:
+    """Return how to code folded whole integers: `values: uint64[n]`, below 2**width."""
+    packed = packed_plan(values.size, width)
+    coded = plan_gaps(values, width)
+    return coded if coded.bits_needed < 0.98 * packed.bits_needed else packed
+
+
+def group_spans(table: IntegerArray) -> tuple[npt.NDArray[np.uint8] | None, float]:
+    """Return which spans share a frequency table, uint8[spans] (None: all of them), and about how many bits their
+    tokens and tables take. `table: int64[spans, tokens]` counts the tokens of each span.
+
+    The spans begin in order of what they would cost under one common table, cut into a few groups; each then moves to
+    the group whose table suits it best, a few times over; and groups that do not earn their table are merged.
+    """
+    present = table[:, table.any(axis=0)].astype(np.float64)
+    spans, num_tokens = present.shape
+    sizes = present.sum(axis=1)
+    total = present.sum(axis=0)
+    alone = float(bits_of(total[None])[0]) + _overhead(num_tokens)
+    if spans < 2 or alone < 8 * _overhead(num_tokens):
+        return None, alone
+    common = present @ -np.log2(total / sizes.sum()) / np.maximum(sizes, 1.0)
+    order = np.argsort(common, kind="stable")
+    middle = np.cumsum(sizes[order]) - sizes[order] / 2
+    groups = np.empty(spans, np.int64)
+    groups[order] = middle * MOST_GROUPS // sizes.sum()
+    member = np.arange(MOST_GROUPS)
+    for _ in range(3):
+        sums = (groups == member[:, None]).astype(np.float64) @ present + 0.02
+        share = np.log2(sums / sums.sum(axis=1, keepdims=True))
+        groups = np.argmax(present @ share.T, axis=1)
+    sums = (groups == member[:, None]).astype(np.float64) @ present
+    groups, needed = _merged(groups, sums, spans)
+    if needed >= alone:
+        return None, alone
+    return groups.astype(np.uint8), needed
+
+
+def _merged(groups: IntegerArray, sums: npt.NDArray[np.float64], spans: int) -> tuple[IntegerArray, float]:
+    """Return the groups, neighbours merged one pair after another down to the number that needs the fewest bits and
+    numbered without holes, and what they need.
+
+    `sums: float64[groups, tokens]` counts the tokens of each group.
+    """
+    present = np.flatnonzero(sums.any(axis=1))
+    names = present.tolist()
+    sums = sums[present]
+    needs = _needs(sums).tolist()
+    joined = _needs(sums[:-1] + sums[1:]).tolist()
+    renamed = np.arange(int(present[-1]) + 1)
+    least, best, chosen = math.inf, renamed, names
+    while True:
+        # Bits that name a table weigh on every span, so between two powers of two there may be a hill to cross.
+        needed = sum(needs) + spans * (len(names) - 1).bit_length()
+        if needed < least:
+            least, best, chosen = needed, renamed.copy(), names.copy()
+        if len(names) == 1:
+            break
+        losses = [both - one - other for both, one, other in zip(joined, needs, needs[1:], strict=False)]
+        at = losses.index(min(losses))
+        renamed[renamed == names.pop(at + 1)] = names[at]
+        sums[at] += sums[at + 1]
+        sums = np.delete(sums, at + 1, axis=0)
+        needs[at : at + 2] = [joined.pop(at)]
+        first, last = max(at - 1, 0), min(at + 1, len(names) - 1)
+        joined[first:last] = _needs(sums[first:last] + sums[first + 1 : last + 1]).tolist()
+    numbers = np.zeros(best.size, np.int64)
+    numbers[chosen] = np.arange(len(chosen))
+    return numbers[best[groups]], least + _overhead(0)
+
+
+def _needs(sums: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return about how many bits the tokens of each row and their table take: float64[rows]."""
+    needed: npt.NDArray[np.float64] = bits_of(sums) + _table_bits(np.count_nonzero(sums, axis=1))
+    return needed
+
+
+def bits_of(counts_of: npt.NDArray[np.float64] | IntegerArray) -> npt.NDArray[np.float64]:
+    """Return how many bits the tokens of each row, float64[rows, tokens], take by their entropy: float64[rows]."""
+    totals = counts_of.sum(axis=1)
+    inner = np.einsum("ij,ij->i", counts_of, np.log2(np.maximum(counts_of, 1.0)))
+    bits_needed: npt.NDArray[np.float64] = totals * np.log2(np.maximum(totals, 1.0)) - inner
+    return bits_needed
+
+
+def entropy_of(histogram: IntegerArray) -> float:
+    """Return the empirical entropy of a histogram in bits an element."""
+    present = histogram[histogram > 0]
+    total = int(present.sum())
+    if total == 0:
+        return 0.0
+    return float(np.log2(total) - (present @ np.log2(present)) / total)
+
+
+def _histogram(values: UnsignedArray, width: int) -> IntegerArray:
+    """Return int64[2**width]."""
+    if width <= 8:
+        return counts(values.view(np.uint8))[: 1 << width]
+    return np.bincount(values, minlength=1 << width)
+
+
+def _overhead(num_tokens: int) -> float:
+    """Return about how many bits an entropy-coded stream of one table spends on its header and table."""
+    return 8 * 6 + float(_table_bits(num_tokens))
+
+
+def _table_bits(num_tokens: Any) -> Any:
+    """Return about how many bits tables of so many tokens take: of one number, or of an array elementwise."""
+    return 8 + 2.4 * num_tokens
+
+
+def _map_for(histogram: IntegerArray, count: int, width: int) -> TokenMap:
+    """Return the map of tokens for codes with this histogram."""
+    # The most frequent code is the middle of what quantization gives; folding around it puts the rare codes last.
+    centre = int(histogram.argmax())
+    if width > MAX_DIRECT:
+        return TokenMap(width, centre, folds=True, direct=5 if count < 1 << 14 else 7)
+    folded = TokenMap(width, centre, folds=True)
+    if count >= WORTH_ORDERING:
+        return folded
+    # Of codes in two heaps, such as those of kept values, the natural order makes the shorter table. It begins behind
+    # the longest run of codes that do not occur, in a circle.
+    present = histogram.nonzero()[0]
+    gaps = np.diff(present, prepend=present[-1] - (1 << width))
+    natural = TokenMap(width, int(present[int(gaps.argmax())]))
+    codes: UnsignedArray = np.arange(1 << width, dtype=np.uint8)
+    weights = np.log2(np.maximum(histogram, 0.4))
+    roughness = []
+    for tokens in (folded, natural):
+        ordered = np.zeros(1 << width)
+        ordered[tokens.tokens(codes)] = weights
+        roughness.append(np.abs(ordered[1:] - ordered[:-1]).sum())
+    return natural if roughness[1] < roughness[0] else folded
+
+
+def _zstd_bits(sample: UnsignedArray, count: int) -> float:
+    """Return about how many bits zstd needs for `count` elements; infinite where there are too few to ask."""
+    if count < WORTH_MATCHING:
+        return float("inf")
+    piece = sample[:ZSTD_SAMPLE]
+    compressed = zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(bits.as_bytes(piece).data)
+    return 8.0 * len(compressed) * count / piece.size
+
+
+def _sampled(values: UnsignedArray, size: int) -> UnsignedArray:
+    """Return about `size` elements: eight pieces spread evenly over `values`, or all of them where they are few."""
+    if values.size <= size:
+        return values
+    piece = size // 8
+    starts = np.linspace(0, values.size - piece, 8).astype(np.int64)
+    return np.concatenate([values[start : start + piece] for start in starts.tolist()])

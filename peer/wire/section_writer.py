@@ -1,0 +1,302 @@
+"""The layers of a message to the sections of a frame and what follows them.
+
+Three steps: which indices and which residues are coded how, for all layers at once; the heads of the sections, layer
+by layer, setting aside what is pooled; the pools.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+import numpy as np
+
+from peer.compress.payload import (
+    Dense,
+    LayerPayload,
+    Levels,
+    MoreBits,
+    Residues,
+    Sparse,
+    ValueType,
+    WholeIntegers,
+    num_values,
+)
+from peer.errors import LocalProtocolError
+from peer.wire import indices, integers
+from peer.wire.bits import UnsignedArray
+from peer.wire.integers import Part, code_type
+from peer.wire.plans import (
+    Codec,
+    IntegerArray,
+    Plan,
+    bits_of,
+    packed_plan,
+    plan_change,
+    plan_codes,
+    plan_floats,
+    plan_wide,
+)
+from peer.wire.reader import varint, zigzag
+from peer.wire.sections import (
+    CODEC,
+    FORMATS,
+    PREDICTED,
+    SAME,
+    SAME_THETA,
+    PoolKey,
+    Repeats,
+    Tag,
+    check_finite,
+    check_level_parameters,
+    check_scaled,
+    code_pool,
+    dense_pool,
+    difference,
+    predicts,
+    rotated,
+)
+from peer.wire.tokens import counts_of_spans
+
+LARGE = 1 << 16
+"""Numbers beyond which the header and the table of a layer's own stream no longer matter, and a copy would."""
+
+
+def encode(
+    layers: Sequence[LayerPayload], sizes: Sequence[int], previous: Sequence[LayerPayload] | None, wide: bool
+) -> tuple[list[Part], bool]:
+    """Return all sections and what follows them, and whether any of it is coded against `previous`, the sender's
+    earlier payloads of the same layers.
+
+    `sizes` are those of the layers. Raises `LocalProtocolError` for a payload that no section can hold.
+    """
+    for payload, size in zip(layers, sizes, strict=True):
+        if num_values(payload) != size:
+            raise LocalProtocolError(f"a payload of {num_values(payload)} numbers was given for a layer of {size}")
+    writer = _Writer(wide, pooling=len(layers) > 1)
+    sparse = [payload for payload in layers if isinstance(payload, Sparse)]
+    for payload in sparse:
+        if payload.indices.dtype != np.int64 or num_values(payload.values) != payload.indices.size:
+            raise LocalProtocolError("a sparse payload needs int64 indices and one value for each")
+    in_sections, behind = indices.encode([(p.indices, p.size) for p in sparse]) if sparse else ([], [])
+    where = iter(in_sections)
+    changes = {} if previous is None else _changes(layers, previous)
+    for number, payload in enumerate(layers):
+        if isinstance(payload, Sparse):
+            code, rice = next(where)
+            writer.parts += [bytes((Tag.SPARSE | code << 3,)), varint(payload.indices.size), rice]
+            writer.values(payload.values)
+        elif isinstance(payload, (Dense, Levels)):
+            writer.values(payload)
+        elif isinstance(payload, Residues):
+            writer.residues(payload, changes.get(number))
+        elif isinstance(payload, MoreBits):
+            writer.more_bits(payload)
+        else:
+            writer.whole_integers(payload)
+    return [*writer.parts, *behind, *writer.pooled()], bool(changes)
+
+
+def needs_double(layers: Sequence[LayerPayload]) -> bool:
+    """Return whether a scale or θ is not a float32 exactly, so that all of the frame's are sent as float64."""
+    for layer in layers:
+        inner = layer.values if isinstance(layer, Sparse) else layer
+        if isinstance(inner, Levels) and not _fits_single(inner.scale):
+            return True
+        if isinstance(inner, Residues) and not _fits_single(inner.theta):
+            return True
+    return False
+
+
+def _fits_single(value: float) -> bool:
+    try:
+        return bool(_SINGLE.unpack(_SINGLE.pack(value))[0] == value)
+    except OverflowError:
+        return False
+
+
+_SINGLE, _DOUBLE = struct.Struct("<f"), struct.Struct("<d")
+
+Change = tuple[UnsignedArray, Plan | None]
+"""What is sent in the place of residues: their difference to earlier ones, and how to code it alone."""
+
+
+def _changes(layers: Sequence[LayerPayload], previous: Sequence[LayerPayload]) -> dict[int, Change]:
+    """Return the differences to the earlier residues, by layer, wherever they have the smaller entropy."""
+    changes: dict[int, Change] = {}
+    short: list[tuple[int, UnsignedArray, UnsignedArray]] = []
+    for number, (now, before) in enumerate(zip(layers, previous, strict=True)):
+        if not isinstance(now, Residues) or not predicts(before, now.bits, now.residues.size):
+            continue
+        assert isinstance(before, Residues)
+        _check_residues(now)
+        if now.bits <= 8 and now.residues.size <= LARGE:
+            short.append((number, now.residues, difference(now.residues, before.residues, now.bits)))
+            continue
+        other = plan_change(now.residues, before.residues, now.bits)
+        if other.bits_needed < plan_codes(now.residues, now.bits).bits_needed:
+            changes[number] = difference(now.residues, before.residues, now.bits), other
+    if short:
+        sizes = np.array([codes.size for _, codes, _ in short], np.int64)
+        alone = bits_of(counts_of_spans(np.concatenate([codes for _, codes, _ in short]), sizes))
+        against = bits_of(counts_of_spans(np.concatenate([change for _, _, change in short]), sizes))
+        for (number, _, change), smaller in zip(short, (against < alone).tolist(), strict=True):
+            if smaller:
+                changes[number] = change, None
+    return changes
+
+
+class _Writer:
+    """The sections so far, and what they have pooled."""
+
+    def __init__(self, wide: bool, pooling: bool) -> None:
+        self.parts: list[Part] = []
+        self._repeats = Repeats(wide)
+        self._pooling = pooling
+        self._pools: dict[PoolKey, list[np.ndarray]] = {}
+        self._scalar = _DOUBLE.pack if wide else _SINGLE.pack
+
+    def values(self, payload: Dense | Levels) -> None:
+        if isinstance(payload, Dense):
+            self._dense(payload)
+            return
+        parameters = (payload.divisor, payload.base, payload.step, payload.bits)
+        if parameters == self._repeats.levels:
+            tag, described = Tag.LEVELS | SAME, b""
+        else:
+            check_level_parameters(*parameters, LocalProtocolError)
+            tag = Tag.LEVELS
+            described = bytes((payload.bits - 1,)) + varint(payload.divisor)
+            described += varint(zigzag(payload.base)) + varint(payload.step)
+            self._repeats.levels = parameters
+        check_scaled(payload.scale, parameters, self._repeats.wide, LocalProtocolError)
+        codec, stream = self._codes(payload.codes, payload.bits, None)
+        self.parts.append(bytes((tag | codec << CODEC,)) + described + self._scalar(payload.scale))
+        self.parts += stream
+
+    def _dense(self, payload: Dense) -> None:
+        values, value_type = payload.values, payload.value_type
+        if values.dtype != (np.float64 if value_type is ValueType.FLOAT64 else np.float32):
+            raise LocalProtocolError(f"{value_type.name} values are held as {values.dtype}")
+        tag = Tag.DENSE | value_type << 3
+        if self._pooling and 0 < values.size <= LARGE:
+            self._pools.setdefault(dense_pool(value_type), []).append(values)
+            self.parts.append(bytes((tag | Codec.POOLED << CODEC,)))
+            return
+        codec, stream = _encode_reals(np.ascontiguousarray(values), value_type)
+        self.parts += [bytes((tag | codec << CODEC,)), *stream]
+
+    def residues(self, payload: Residues, change: Change | None) -> None:
+        _check_residues(payload)
+        check_scaled(payload.theta, None, self._repeats.wide, LocalProtocolError)
+        codes, plan = (payload.residues, None) if change is None else change
+        codec, stream = self._codes(codes, payload.bits, plan)
+        head = bytearray((Tag.RESIDUES | (change is not None) * PREDICTED | codec << CODEC,))
+        parameters = (payload.bits, payload.rounding, payload.check is not None)
+        if parameters == self._repeats.residues:
+            head[0] |= SAME
+        else:
+            head.append(payload.bits - 1 | payload.rounding << 4 | (payload.check is not None) << 6)
+            self._repeats.residues = parameters
+        if payload.theta == self._repeats.theta:
+            head[0] |= SAME_THETA
+        else:
+            head += self._scalar(payload.theta)
+            self._repeats.theta = payload.theta
+        if payload.check is not None:
+            head += payload.check.to_bytes(8, "little")
+        self.parts.append(bytes(head))
+        self.parts += stream
+
+    def more_bits(self, payload: MoreBits) -> None:
+        if not 1 <= payload.bits <= 16 or not 0 <= payload.low <= 64 - payload.bits:
+            raise LocalProtocolError(f"a repair cannot hold {payload.bits} bits from bit {payload.low} on")
+        codec, stream = self._codes(payload.codes, payload.bits, None)
+        head = bytearray((Tag.MORE_BITS | codec << CODEC,))
+        if (payload.low, payload.bits) == self._repeats.more_bits:
+            head[0] |= SAME
+        else:
+            head += bytes((payload.low, payload.bits - 1))
+            self._repeats.more_bits = (payload.low, payload.bits)
+        self.parts.append(bytes(head))
+        self.parts += stream
+
+    def whole_integers(self, payload: WholeIntegers) -> None:
+        whole = np.ascontiguousarray(payload.integers)
+        if whole.dtype != np.int64:
+            raise LocalProtocolError(f"whole integers are held as {whole.dtype}")
+        folded = ((whole << 1) ^ (whole >> 63)).view(np.uint64)
+        width = max(int(folded.max()).bit_length(), 1)
+        codec, stream = integers.encode(folded, width, plan_wide(folded, width))
+        self.parts += [bytes((Tag.WHOLE_INTEGERS | codec << CODEC, width - 1)), *stream]
+
+    def _codes(self, codes: UnsignedArray, width: int, plan: Plan | None) -> tuple[Codec, list[Part]]:
+        """Return the codec and the stream of a section's codes; what is pooled is checked with its pool."""
+        if codes.dtype != code_type(width) or not codes.flags.c_contiguous:
+            raise LocalProtocolError(f"codes of {width} bits are held as {codes.dtype}, or not contiguously")
+        if self._pooling and 0 < codes.size <= LARGE:
+            self._pools.setdefault(code_pool(width), []).append(codes)
+            return Codec.POOLED, []
+        _check_codes(codes, width)
+        return integers.encode(codes, width, plan or plan_codes(codes, width))
+
+    def pooled(self) -> list[Part]:
+        """Return all pools, in order."""
+        parts: list[Part] = []
+        for (is_codes, which), arrays in sorted(self._pools.items(), key=lambda item: item[0]):
+            sizes = np.array([array.size for array in arrays], np.int64)
+            joined = np.concatenate(arrays) if len(arrays) > 1 else np.ascontiguousarray(arrays[0])
+            if is_codes:
+                _check_codes(joined, which)
+                codec, stream = integers.encode(joined, which, plan_codes(joined, which, sizes), sizes)
+            else:
+                codec, stream = _encode_reals(joined, ValueType(which), sizes)
+            parts += [bytes((codec,)), *stream]
+        return parts
+
+
+def _encode_reals(
+    values: np.ndarray, value_type: ValueType, sizes: IntegerArray | None = None
+) -> tuple[Codec, list[Part]]:
+    """Return the codec and the stream of reals in spans of `sizes`, or in one."""
+    width, exponent_bits, _ = FORMATS[value_type]
+    patterns = _patterns_of(values, value_type)
+    plan = plan_floats(patterns, exponent_bits, sizes)
+    if plan.codec is Codec.ENTROPY:
+        codec, parts = integers.encode(rotated(patterns, 1), width, plan, sizes)
+        if codec is Codec.ENTROPY:
+            return codec, parts
+        plan = packed_plan(patterns.size, width)
+    return integers.encode(patterns, width, plan)
+
+
+def _patterns_of(values: np.ndarray, value_type: ValueType) -> UnsignedArray:
+    """Return the bit patterns of finite values. Raises `LocalProtocolError` where the value type would lose any."""
+    check_finite(values, LocalProtocolError)
+    patterns: UnsignedArray
+    if value_type is ValueType.FLOAT64:
+        return values.view(np.uint64)
+    if value_type is ValueType.FLOAT32:
+        return values.view(np.uint32)
+    if value_type is ValueType.BFLOAT16:
+        whole = values.view(np.uint32)
+        patterns = (whole >> np.uint32(16)).astype(np.uint16)
+        exact = not np.any(whole & np.uint32(0xFFFF))
+    else:
+        with np.errstate(over="ignore"):
+            half = values.astype(np.float16)
+        patterns = half.view(np.uint16)
+        exact = bool(np.array_equal(half.astype(np.float32).view(np.uint32), values.view(np.uint32)))
+    if not exact:
+        raise LocalProtocolError(f"a value is not a {value_type.name} exactly")
+    return patterns
+
+
+def _check_residues(payload: Residues) -> None:
+    if not 1 <= payload.bits <= 16 or (payload.check is not None and not 0 <= payload.check < 2**64):
+        raise LocalProtocolError("residues have 1 to 16 bits and a check of 64 bits or none")
+
+
+def _check_codes(codes: UnsignedArray, width: int) -> None:
+    if width < 8 * codes.itemsize and codes.size and int(codes.max()) >> width:
+        raise LocalProtocolError(f"a code exceeds its {width} bits")
