@@ -1,4 +1,4 @@
-"""The models: sizes that the papers give."""
+"""The models: sizes that the papers give, and that those of earlier versions stay what they were."""
 
 from __future__ import annotations
 
@@ -6,7 +6,21 @@ import pytest
 import torch
 from torch import nn
 
-from peer.train.models import MODELS, Quadratic, logistic, mlp, resnet20, vgg11
+from peer.train.model_file import model_digest
+from peer.train.models import (
+    MODELS,
+    Quadratic,
+    distilbert,
+    logistic,
+    mlp,
+    mobilenetv2,
+    resnet18,
+    resnet20,
+    resnet54,
+    resnet110,
+    vgg11,
+    vgg16,
+)
 from peer.train.norms import NORMS
 
 
@@ -28,17 +42,68 @@ def test_sizes_are_those_of_the_papers():
         "range-batch": 272_474,
     }
     assert count(resnet20(100)) == 273_258 + 90 * 65
-    assert round(count(vgg11()) / 1e6, 2) == 9.49
     assert count(mlp((64, 128, 10))) == 9_610
     assert count(logistic(784, 10)) == 7_850
+
+
+def test_sizes_are_those_of_the_low_precision_papers_table_1():
+    """In millions, as it prints them."""
+    assert round(count(resnet20()) / 1e6, 2) == 0.27
+    assert round(count(resnet54()) / 1e6, 2) == 0.76
+    assert round(count(vgg11()) / 1e6, 2) == 9.49
+    assert round(count(resnet18()) / 1e6, 1) == 11.2
+    # The paper prints 66.7: the published model has 66.36 without its classifier.
+    assert count(distilbert(4)) == 66_956_548
+
+
+def test_sizes_of_the_models_that_the_table_lacks():
+    assert round(count(resnet110(norm="batch")) / 1e6, 2) == 1.73
+    assert count(vgg16()) == 14_982_474
+    assert round(count(mobilenetv2(norm="batch")) / 1e6, 2) == 2.24
+
+
+def test_models_of_earlier_versions_are_unchanged():
+    """Names, order and first values, so that old checkpoints and trajectories hold."""
+    found = {}
+    for name, make in (
+        ("logistic", lambda: logistic(784, 10)),
+        ("mlp", lambda: mlp((64, 256, 10))),
+        ("vgg11", vgg11),
+        ("evonorm", resnet20),
+        ("group", lambda: resnet20(norm="group")),
+        ("batch", lambda: resnet20(norm="batch")),
+    ):
+        torch.manual_seed(7)
+        found[name] = model_digest(make())[:16]
+    assert found == {
+        "logistic": "ee03253d39ccca34",
+        "mlp": "7147931fec2879ca",
+        "vgg11": "753c91cdf36ad2e4",
+        "evonorm": "a1d3117a5c594afe",
+        "group": "9813de909c44b4be",
+        "batch": "34ca8ed0ceabf239",
+    }
 
 
 @pytest.mark.parametrize("norm", NORMS)
 def test_resnet_gives_logits_and_gradients_everywhere(norm):
     torch.manual_seed(0)
     model = resnet20(7, norm=norm)
-    logits = model(torch.randn(2, 3, 32, 32))
-    assert logits.shape == (2, 7)
+    assert_trains(model, torch.randn(2, 3, 32, 32), 7)
+
+
+@pytest.mark.parametrize(
+    ("make", "size"),
+    [(resnet18, 32), (resnet18, 96), (vgg11, 64), (mobilenetv2, 32), (mobilenetv2, 96)],
+)
+def test_models_fit_images_of_several_sizes(make, size: int):
+    torch.manual_seed(0)
+    assert_trains(make(5, image_size=size), torch.randn(2, 3, size, size), 5)
+
+
+def assert_trains(model: nn.Module, inputs: torch.Tensor, num_classes: int) -> None:
+    logits = model(inputs)
+    assert logits.shape == (2, num_classes)
     gradients = torch.autograd.grad(nn.functional.cross_entropy(logits, torch.tensor([1, 2])), list(model.parameters()))
     assert all(torch.isfinite(gradient).all() and gradient.abs().max() > 0 for gradient in gradients)
 
@@ -46,7 +111,7 @@ def test_resnet_gives_logits_and_gradients_everywhere(norm):
 def test_resolution_falls_twice():
     model = resnet20()
     shapes = []
-    for block in model.blocks:
+    for block in model.get_submodule("blocks"):
         block.register_forward_hook(lambda module, inputs, output: shapes.append(tuple(output.shape[1:])))
     model(torch.zeros(1, 3, 32, 32))
     assert shapes == [(16, 32, 32)] * 3 + [(32, 16, 16)] * 3 + [(64, 8, 8)] * 3
