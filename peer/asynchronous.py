@@ -289,7 +289,7 @@ class AsynchronousDaemon(Daemon):
         if self.ledger is not None:
             self.ledger.write(events)
             state["ledger"] = self.ledger.position()
-        self.folder.save(Checkpoint(self.participant.round, state, arrays))
+        self.folder.checkpoints.save(Checkpoint(self.participant.round, state, arrays))
         self._saved_exchange = self.participant.algorithm.next_exchange
 
     def _checkpoint_is_wanted(self) -> bool:

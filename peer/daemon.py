@@ -83,7 +83,11 @@ class Daemon(ABC):
         self.me = config.peer.index
         self.name = config.peers[self.me].name
         # Before the costly part, so that a second daemon on the folder fails at once.
-        self.folder = StateFolder(base / config.state.directory, keep=config.state.keep_checkpoints)
+        self.folder = StateFolder(
+            base / config.state.directory,
+            keep=config.state.keep_checkpoints,
+            regular=config.state.checkpoint_every_rounds,
+        )
         self.job = Job.open(config, base)
         self.trainer = self.job.trainer(self.me)
         schedule = self.job.schedule
@@ -259,7 +263,7 @@ class Daemon(ABC):
         if self._diverged is not None:
             self.ended = f"diverged: {self._diverged[1]}"
             if self.config.guard.action == "rollback":
-                round_ = self.folder.go_back(self._diverged[0])
+                round_ = self.folder.checkpoints.go_back(self._diverged[0])
                 self.metrics.drop_after(round_ - 1)
                 self._diverged = (round_, f"{self._diverged[1]}; the state was put back to round {round_}")
                 log.error("state put back to round %d", round_)
@@ -394,7 +398,7 @@ class Daemon(ABC):
 
     def _load_checkpoint(self) -> Checkpoint | None:
         """Return the newest checkpoint, if there is one, and take up the clock and the metrics where it was saved."""
-        checkpoint = self.folder.newest()
+        checkpoint = self.folder.checkpoints.newest()
         if checkpoint is None:
             return None
         state = checkpoint.state

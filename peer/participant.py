@@ -138,6 +138,22 @@ class Participant:
             self.algorithm.use_compressor(chosen)
         return begin_at
 
+    def use_variant(self, variant: int) -> None:
+        """Let the coming round use a variant of the compressor that it used before: it is repeated after a crash.
+        Raises StateError if there is none of that number."""
+        if self.budget is None or not 0 <= variant < len(self._variants):
+            raise StateError(f"the journal names variant {variant} of the compressor, which there is not")
+        self.budget.variant = variant
+        if self.algorithm.node.compressor is not (chosen := self._variants[variant]):
+            self.algorithm.use_compressor(chosen)
+
+    def impose(self, frame: bytes) -> None:
+        """Let the coming round send what it sent before a crash, of which `frame` is one: for a device whose arithmetic
+        is not repeatable. What is kept of the message then is what the others received."""
+        message = wire.decode(frame, self.layout, dtype=self.algorithm.x.dtype)
+        if message.kind is MessageKind.GOSSIP:
+            self.algorithm.node.imposed[message.round] = message.layers
+
     def step(self) -> None:
         """Do the local step of the coming round (the expensive part: call it off the event loop)."""
         started = self._stopwatch()
@@ -167,6 +183,11 @@ class Participant:
 
     def receive(self, sender: int, frame: bytes, now: float) -> Turn:
         """Take a frame from a neighbour. Raises RemoteProtocolError, which names the sender: drop the frame."""
+        return self.take(self.decode(sender, frame), now)
+
+    def decode(self, sender: int, frame: bytes) -> Message:
+        """Return the message in a frame from a neighbour; nothing changes. Raises RemoteProtocolError, which names the
+        sender."""
         started = self._stopwatch()
         try:
             message = wire.decode(frame, self.layout, dtype=self.algorithm.x.dtype)
@@ -174,6 +195,12 @@ class Participant:
             raise type(error)(error.problem, peer=sender) from None
         if message.sender != sender:
             raise RemoteProtocolError(f"sent a frame in the name of peer {message.sender}", peer=sender)
+        self._account.gossip_s += self._stopwatch() - started
+        return message
+
+    def take(self, message: Message, now: float) -> Turn:
+        """Take a message that `decode` returned. Raises RemoteProtocolError, which names the sender."""
+        started = self._stopwatch()
         outcome = self.session.receive(message, now)
         turn = self._perform(outcome, now)
         self._account.gossip_s += self._stopwatch() - started

@@ -250,7 +250,7 @@ class SynchronousDaemon(Daemon):
         state |= {"incoming": {str(peer): seq for peer, seq in durable.items()}, "out": kept}
         # The rounds before a checkpoint are never repeated, so that their rows have to be there.
         self.metrics.flush()
-        await self._work(self.folder.save, Checkpoint(self.participant.round, state, arrays))
+        await self._work(self.folder.checkpoints.save, Checkpoint(self.participant.round, state, arrays))
         for peer, seq in durable.items():
             if seq > self.incoming[peer].durable_seq:
                 self.incoming[peer].durable_seq = seq

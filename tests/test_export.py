@@ -35,7 +35,7 @@ def save(run: Path, peer: int, done: int, x: npt.NDArray[np.float32], u: float) 
     state, arrays = participant.state()
     arrays |= {"algorithm/x": x, "algorithm/u": np.array([u])}
     folder = StateFolder(file.parent / "state")
-    folder.save(Checkpoint(done, state, arrays))
+    folder.checkpoints.save(Checkpoint(done, state, arrays))
     folder.close()
 
 

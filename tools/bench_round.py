@@ -131,7 +131,7 @@ def run_peer(config_file: Path, result_file: Path, profile: bool) -> None:
     from peer.gossip import mixing
     from peer.metrics import MetricsStore, RoundRecord
     from peer.participant import Participant
-    from peer.store import StateFolder
+    from peer.store import Checkpoints
     from peer.transport import Transport
 
     loaded = config.load(config_file, environment={})
@@ -151,7 +151,7 @@ def run_peer(config_file: Path, result_file: Path, profile: bool) -> None:
         (MetricsStore, "put", "record"),
         (MetricsStore, "flush", "record"),
         (Participant, "state", "save"),
-        (StateFolder, "save", "save"),
+        (Checkpoints, "save", "save"),
     ):
         clock.replace(owner, name, stage)
     transports: list[Transport] = []

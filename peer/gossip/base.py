@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from peer.compress.base import Compressor, Draws
 from peer.compress.layout import Layout
-from peer.compress.payload import FloatArray
+from peer.compress.payload import FloatArray, Payload
 from peer.wire.message import Message
 
 
@@ -129,6 +129,9 @@ class NodeContext:
     """θ of the modulo algorithms: constant (one entry), a schedule (one a round), or the first θ in verified mode."""
     verified: bool = False
     """Modulo algorithms: carry hashes, repair exactly, adapt θ."""
+    imposed: dict[int, Payload] = field(default_factory=dict)
+    """Round → what this peer sent in it before it crashed. Where its arithmetic is not repeatable, the round is
+    repeated with that instead of what the compressor makes: the others have it."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Further settings of single algorithms (the server's index, the range of a quantized model)."""
 

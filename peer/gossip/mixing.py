@@ -51,7 +51,10 @@ def local_step_rate(rate: float, push_weight: float, guard: float) -> float:
 
 
 def compress(node: NodeContext, t: int, v: FloatArray) -> Payload:
-    """Return what the node's compressor makes of `v` in round t."""
+    """Return what the node's compressor makes of `v` in round t, or made of it before a crash."""
+    imposed = node.imposed.pop(t, None)
+    if imposed is not None:
+        return imposed
     return compress_layers(node.compressor, v, node.layout, node.draw_source.draws(t), whole_below=node.whole_below)
 
 

@@ -263,6 +263,7 @@ class ModuloGossip:
         self._scratch: FloatArray | None = None
         self._t, self._phase = -1, 0
         self._own: Payload = ()
+        self._is_imposed = False
         self._reference: FloatArray = np.zeros(0)
         self._messages: dict[int, Message] = {}
         self._to_add: list[int] = []
@@ -290,12 +291,16 @@ class ModuloGossip:
         node, compressor = self._node, self._compressor
         thetas = theta.thetas(t, unit, self._floors(reference) if theta.mode != "constant" else np.zeros(0))
         draws = node.draw_source.draws(t)
-        self._own = tuple(
+        imposed = node.imposed.pop(t, None)
+        self._is_imposed = imposed is not None
+        self._own = imposed or tuple(
             whole_layer(reference[part])
             if part.stop - part.start < node.whole_below
             else compressor.compress(reference[part], layer, draws, theta=float(thetas[layer]))
             for layer, part in enumerate(node.layout.slices)
         )
+        if imposed is not None:
+            thetas = np.array([sent.theta if isinstance(sent, Residues) else 0.0 for sent in imposed])
         self._t, self._phase, self._reference = t, 0, reference
         self._sources[t] = Source(compressor, reference, thetas)
         self._further, self._asked = {}, {}
@@ -391,11 +396,14 @@ class ModuloGossip:
         """Write x̂_i to the scratch vector: to the bit what every receiver holds of it."""
         assert self._scratch is not None
         for layer, (part, sent) in enumerate(zip(self._node.layout.slices, self._own, strict=True)):
-            if isinstance(sent, Residues):
+            if isinstance(sent, Residues) and self._is_imposed:
+                # The reference may differ in its last bits from the one that was coded.
+                recover(sent, self._reference[part], self._omega(layer, part), out=self._scratch[part])
+            elif isinstance(sent, Residues):
                 code = self._compressor.code
                 code.own_value(self._reference[part], sent.theta, self._omega(layer, part), out=self._scratch[part])
-            else:
-                self._scratch[part] = self._reference[part]
+            elif isinstance(sent, Dense):
+                self._scratch[part] = sent.values
 
     def _recover(self, sender: int) -> list[RepairWish]:
         """Write x̂_j to the scratch vector and return what is wanted for the layers that cannot be read yet."""

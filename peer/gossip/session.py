@@ -182,6 +182,8 @@ class Session:
             "round": self.round,
             "missed": sorted([round_, sender] for round_, sender in self._missed),
             "skips_in_a_row": {str(sender): count for sender, count in self._skips_in_a_row.items()},
+            # Late messages that were absorbed just now, to take this state, belong to the coming round's account.
+            "applied": [[round_, sender] for round_, sender in self._applied],
         }
 
     def restore(self, state: Mapping[str, object]) -> None:
@@ -192,6 +194,10 @@ class Session:
         self.round = round_
         self._missed = {(int(r), int(sender)) for r, sender in missed}
         self._skips_in_a_row = {int(sender): int(count) for sender, count in skips.items()}
+        applied = state.get("applied", [])
+        if not isinstance(applied, list):
+            raise TypeError("the state of the session does not have the types it should")
+        self._applied = [(int(r), int(sender)) for r, sender in applied]
         self._inbox.clear()
 
     def _is_over(self, message: Message) -> bool:

@@ -1,0 +1,153 @@
+"""A folder of files as the durable state needs it: few operations, each of them a point at which a process may die.
+
+`RealDisk` is a folder of the file system. Tests and the fault simulator put another one in its place, which tears
+writes, loses what was not synced, and fills up. What the operations promise is what POSIX promises:
+
+- `append` hands bytes to the operating system. When it returns they survive the end of the process, not a power cut;
+  when it fails, any part of them may be there.
+- `sync` makes what was appended to a file survive a power cut.
+- `rename` replaces the target in one step; like `create` and `unlink`, it survives a power cut after `sync_folder`.
+
+All of them raise OSError.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Protocol, TypeAlias
+
+Buffer: TypeAlias = bytes | memoryview
+
+
+class Handle(Protocol):
+    """A file that is open for appending."""
+
+    @property
+    def size(self) -> int:
+        """How many bytes the file has."""
+        ...
+
+    def append(self, parts: Sequence[Buffer]) -> None:
+        """Add bytes at the end."""
+        ...
+
+    def sync(self) -> None:
+        """Make everything appended so far survive a power cut. May be called from another thread than `append`."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Disk(Protocol):
+    """One folder. Names are plain file names."""
+
+    def names(self) -> list[str]:
+        """Return the names of all files, in any order."""
+        ...
+
+    def size(self, name: str) -> int: ...
+    def read(self, name: str) -> bytes: ...
+    def create(self, name: str) -> Handle:
+        """Open a new, empty file; one of that name is emptied."""
+        ...
+
+    def open(self, name: str) -> Handle:
+        """Open an existing file to append to it."""
+        ...
+
+    def truncate(self, name: str, size: int) -> None:
+        """Cut a file off and make that survive a power cut."""
+        ...
+
+    def rename(self, old: str, new: str) -> None: ...
+    def unlink(self, name: str) -> None: ...
+    def sync_folder(self) -> None: ...
+
+
+def replace(disk: Disk, name: str, parts: Iterable[Buffer]) -> None:
+    """Replace a file so that after a crash it holds either the old or the new content, whole."""
+    beside = f".{name}.new"
+    handle = disk.create(beside)
+    try:
+        for part in parts:
+            handle.append((part,))
+        handle.sync()
+    finally:
+        handle.close()
+    disk.rename(beside, name)
+    # The rename itself is durable only once the folder is.
+    disk.sync_folder()
+
+
+class RealDisk:
+    """A folder of the file system."""
+
+    def __init__(self, folder: Path) -> None:
+        """`folder` exists."""
+        self.folder = folder
+
+    def names(self) -> list[str]:
+        return os.listdir(self.folder)
+
+    def size(self, name: str) -> int:
+        return (self.folder / name).stat().st_size
+
+    def read(self, name: str) -> bytes:
+        return (self.folder / name).read_bytes()
+
+    def create(self, name: str) -> RealHandle:
+        return RealHandle(self.folder / name, os.O_CREAT | os.O_TRUNC)
+
+    def open(self, name: str) -> RealHandle:
+        return RealHandle(self.folder / name, 0)
+
+    def truncate(self, name: str, size: int) -> None:
+        with open(self.folder / name, "r+b") as file:
+            file.truncate(size)
+            os.fsync(file.fileno())
+
+    def rename(self, old: str, new: str) -> None:
+        os.replace(self.folder / old, self.folder / new)
+
+    def unlink(self, name: str) -> None:
+        (self.folder / name).unlink(missing_ok=True)
+
+    def sync_folder(self) -> None:
+        folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+class RealHandle:
+    """A file of the file system, without a buffer in this process: what was appended outlives it."""
+
+    def __init__(self, path: Path, flags: int) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | flags, 0o600)
+        self._size = os.fstat(self._file).st_size
+
+    @property
+    def size(self) -> int:
+        return self._size
+
+    def append(self, parts: Sequence[Buffer]) -> None:
+        rest = [memoryview(part) for part in parts if len(part)]
+        while rest:
+            # A few parts at a time: the kernel takes no more than 1024.
+            written = os.writev(self._file, rest[:64])
+            self._size += written
+            while rest and written >= len(rest[0]):
+                written -= len(rest.pop(0))
+            if written:
+                rest[0] = rest[0][written:]
+
+    def sync(self) -> None:
+        os.fdatasync(self._file)
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1

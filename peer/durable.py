@@ -1,0 +1,549 @@
+"""A peer of a synchronous run that survives the end of its process: participant, links, journal and checkpoints.
+
+No clock and no socket: the time is an argument, what is to be sent is returned, and files are behind a `Disk`. The
+daemon drives it over gRPC; the fault simulator drives the same object over a network and a disk that fail on purpose.
+
+Everything that changes the participant is in the journal before anything that came of it leaves: the frame of a
+neighbour before it is applied, the own frames with a digest of the state before they are sent. So after a crash the
+newest checkpoint and the journal after it lead back to where the peer was, with the decisions that it took by the clock
+(whom it went on without, how much a bandwidth budget let it send), and what is sent again is the journaled bytes.
+
+What a neighbour may forget: a frame that would survive a power cut here. `sync` makes that so and returns the
+receipts; with `durability = "power"` every round does so before it sends. Otherwise the driver calls it now and then,
+and until it has, the neighbour keeps the frame: after a power cut the rounds since are repeated, to the same bits
+unless the clock had a say in them.
+
+Order of use: `open`; then for each round `step`, `begin`, and `receive` or `timer` until a deed carries a `finished`
+round; `save` between rounds. These calls are for one thread. `publish` goes with the thread of `connected` and
+`receipt`: it hands over what the last call made, and has to come before the next one. `sync` may run in any thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import xxhash
+
+from peer.disk import Disk
+from peer.errors import RemoteProtocolError, StateError
+from peer.journal import (
+    Begun,
+    Journal,
+    JournalContent,
+    Receipt,
+    Received,
+    Record,
+    Sent,
+    TimedOut,
+    cannot_be_written,
+    read_journal,
+)
+from peer.link import InLink, OutLink
+from peer.metrics import RoundRecord
+from peer.participant import Parcel, Participant, Turn
+from peer.store import Checkpoint, Checkpoints, checkpoint_name
+from peer.wire.message import MessageKind
+
+_PREFIX, _SUFFIX = "journal-", ".log"
+
+
+@dataclass(kw_only=True)
+class Deed:
+    """What one call came to. It is on disk; `DurablePeer.publish` says what of it has to be sent."""
+
+    parcels: list[tuple[Parcel, int]] = field(default_factory=list)
+    """With its number; 0 outside the sequence."""
+    finished: RoundRecord | None = None
+    receipts: dict[int, int] = field(default_factory=dict)
+    """Neighbour → up to which number its frames would survive a power cut now."""
+
+
+@dataclass(kw_only=True)
+class Recovery:
+    """What `open` found."""
+
+    state: Mapping[str, Any] = field(default_factory=dict)
+    """The values of the checkpoint, those that `save` was given included; empty without one."""
+    checkpoint_round: int = 0
+    """Rounds that were loaded rather than replayed."""
+    replayed_rounds: int = 0
+    now: float = 0.0
+    """The latest time in the journal."""
+    notices: list[str] = field(default_factory=list)
+    """Sentences for the log: what was damaged, and what was done about it."""
+
+
+class DurablePeer:
+    """One peer. See the module docstring for the order of calls."""
+
+    def __init__(
+        self,
+        participant: Participant,
+        disk: Disk,
+        *,
+        neighbors: Collection[int],
+        identity: Mapping[str, str],
+        durability: Literal["process", "power"] = "process",
+        keep_checkpoints: int = 2,
+        regular: int = 0,
+        repeatable: bool = True,
+    ) -> None:
+        """`identity`: what a state has to agree with to belong to this peer (run, name, model, …). `regular`: see
+        `Checkpoints`. `repeatable`: whether a local step that is computed again gives the same bits."""
+        self.participant = participant
+        self.checkpoints = Checkpoints(disk, keep=keep_checkpoints, regular=regular)
+        self.out = {peer: OutLink() for peer in sorted(neighbors)}
+        self.incoming = {peer: InLink() for peer in sorted(neighbors)}
+        self.base_round = 0
+        """The round of the checkpoint that the journal follows."""
+        self.checkpoint_bytes = 0
+        """Size of that checkpoint; 0 where there is none yet."""
+        self._disk = disk
+        self._identity = dict(identity)
+        self._power = durability == "power"
+        self._keep = keep_checkpoints
+        self._repeatable = repeatable
+        self._journal: Journal
+        self._kept: dict[int, deque[tuple[int, bytes]]] = {peer: deque() for peer in self.out}
+        """The newest frames of each neighbour, with number; those that wait for a later round are among them."""
+        self._remote_has = dict.fromkeys(self.out, 0)
+        self._remote_durable = dict.fromkeys(self.out, 0)
+        self._new_receipts: dict[int, int] = {}
+        self._unsent: list[tuple[Parcel, int]] | None = None
+        """Own frames that a replay made and the journal does not hold."""
+        self._lock = threading.Lock()
+        """Guards the links to the neighbours: receipts come on another thread than rounds."""
+
+    # -- recovery ------------------------------------------------------------------------------------------------------
+
+    def open(self, on_round: Callable[[RoundRecord], None] = lambda record: None) -> Recovery:
+        """Go back to where this peer was: load the newest whole checkpoint and replay the journal after it.
+
+        `on_round` is told of every round that is replayed, right after its end. Raises StateError if the state belongs
+        to another peer or run, is damaged beyond what its copies can mend, or gives other bits than before.
+        """
+        recovery = Recovery()
+        checkpoint = self._load_newest(recovery)
+        if checkpoint is not None:
+            self._restore(checkpoint)
+            recovery.state, recovery.checkpoint_round = checkpoint.state, checkpoint.round
+            recovery.now = float(checkpoint.state.get("seconds", 0.0))
+            self.base_round = checkpoint.round
+        chain = [round_ for round_ in self._journal_rounds() if round_ >= self.base_round]
+        if not chain:
+            # A new folder, or the process ended between the checkpoint and its journal.
+            self._new_journal(self.base_round).close()
+            chain = [self.base_round]
+        last: JournalContent | None = None
+        for round_ in chain:
+            if self.participant.round != round_ or self.participant.session.in_round:
+                raise StateError(
+                    f"{journal_name(round_)}: follows round {round_}, but what is left before it leads to round "
+                    f"{self.participant.round} only; restore the state folder from a copy, or start the run anew"
+                )
+            # A checkpoint was taken here; taking it applies what had come late.
+            self.participant.session.absorb_late()
+            last = self._replay(round_, recovery, on_round)
+            self.base_round = round_
+        assert last is not None
+        self._journal = Journal.go_on(self._disk, journal_name(self.base_round), last)
+        self.checkpoint_bytes = self._size_of(checkpoint_name(self.base_round))
+        self._append_missing()
+        # What was confirmed before the crash is confirmed again, from disk.
+        self.sync()
+        self._prune()
+        return recovery
+
+    def _load_newest(self, recovery: Recovery) -> Checkpoint | None:
+        """Return the newest checkpoint that is whole; those that are not are set aside."""
+        problem: StateError | None = None
+        for round_ in reversed(self.checkpoints.rounds()):
+            try:
+                checkpoint = self.checkpoints.load(round_)
+            except StateError as error:
+                recovery.notices.append(f"{error}; the state before it is used, and the journal since")
+                problem = error
+                self.checkpoints.set_aside(round_)
+                continue
+            self._check_identity(checkpoint.state, "checkpoint")
+            return checkpoint
+        if problem is not None and 0 not in self._journal_rounds():
+            raise problem
+        return None
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        state, arrays = checkpoint.state, checkpoint.arrays
+        self.participant.restore(state, arrays)
+        for peer in self.out:
+            self.incoming[peer].restore({"last_seq": state["incoming"].get(str(peer), 0)})
+            kept = state["out"].get(str(peer), {"next_seq": 1, "lengths": []})
+            frames = _cut(arrays[f"out/{peer}"], kept["lengths"]) if kept["lengths"] else []
+            self.out[peer].restore({"next_seq": kept["next_seq"], "frames": frames})
+        waiting = state.get("inbox", [])
+        if waiting:
+            frames = _cut(arrays["inbox"], [length for _, _, length in waiting])
+            for (peer, seq, _), frame in zip(waiting, frames, strict=True):
+                self._take(Received(0.0, int(peer), int(seq), frame))
+
+    def _replay(self, round_: int, recovery: Recovery, on_round: Callable[[RoundRecord], None]) -> JournalContent:
+        name = journal_name(round_)
+        content = read_journal(self._disk, name)
+        self._check_identity(content.header, "journal")
+        if content.problem is not None:
+            recovery.notices.append(f"{name}: {content.problem}; it is used up to there")
+        made: list[tuple[Parcel, int]] | None = None
+        for position, record in enumerate(content.records):
+            if made is not None and not isinstance(record, Sent | Receipt):
+                raise self._gives_other_bits(name, "frames that the journal does not hold")
+            turn = Turn()
+            match record:
+                case Receipt(peer, upto):
+                    self.receipt(peer, upto)
+                    self._new_receipts.clear()
+                case Sent():
+                    self._replay_sent(name, record, made or [])
+                    made = None
+                case Begun(now, begun, variant):
+                    if begun != self.participant.round:
+                        raise self._gives_other_bits(name, f"round {self.participant.round}, not {begun}")
+                    if not self._repeatable:
+                        self._impose(content.records[position + 1 : position + 2])
+                    if variant is not None:
+                        self.participant.use_variant(variant)
+                    self.participant.step()
+                    turn = self.participant.begin(now)
+                case Received(now, peer, seq):
+                    # Those that a checkpoint of this very round holds too are dropped.
+                    if seq == 0 or seq > self.incoming[peer].last_seq:
+                        # What was refused then is refused again.
+                        with contextlib.suppress(RemoteProtocolError):
+                            turn = self._take(record)
+                case TimedOut(now):
+                    turn = self.participant.timer(now)
+            recovery.now = max(recovery.now, getattr(record, "now", 0.0))
+            numbered = [pair for pair in self._numbered(turn) if pair[1]]
+            if numbered or isinstance(record, Begun):
+                made = numbered
+            if turn.finished is not None:
+                recovery.replayed_rounds += 1
+                self._forget_used()
+                on_round(turn.finished)
+        # What a crash kept from being journaled was not sent either.
+        self._unsent = made
+        return content
+
+    def _replay_sent(self, name: str, record: Sent, made: list[tuple[Parcel, int]]) -> None:
+        """Take the own frames of a record for what was just made; they have to be the same."""
+        if self._repeatable:
+            if record.digest != self._digest():
+                raise self._gives_other_bits(name, f"another model in round {record.round}")
+            if list(record.frames) != [(parcel.receiver, seq, parcel.frame) for parcel, seq in made]:
+                raise self._gives_other_bits(name, f"other messages in round {record.round}")
+        for receiver, seq, frame in record.frames:
+            if self.out[receiver].push(frame) != seq:
+                raise StateError(f"{name}: holds frame {seq} for peer {receiver}, where another one is next")
+
+    def _gives_other_bits(self, name: str, what: str) -> StateError:
+        return StateError(
+            f"{name}: replaying it gives {what}; the machine, the version of torch or numpy, the training data or the "
+            "configuration is not what it was: put that back, or restore the state folder from a copy"
+        )
+
+    def _append_missing(self) -> None:
+        """Journal the own frames that the crash came before, and count them as made."""
+        made, self._unsent = self._unsent, None
+        if made is None:
+            return
+        frames = tuple((parcel.receiver, seq, parcel.frame) for parcel, seq in made)
+        self._append(Sent(self.participant.round, self._digest(), frames))
+        for parcel, _ in made:
+            self.out[parcel.receiver].push(parcel.frame)
+
+    def _impose(self, following: tuple[Record, ...]) -> None:
+        """Let the coming step send what it sent before."""
+        if following and isinstance(following[0], Sent) and following[0].frames:
+            self.participant.impose(following[0].frames[0][2])
+
+    def _check_identity(self, found: Mapping[str, Any], what: str) -> None:
+        for key, value in self._identity.items():
+            if found.get(key) != value:
+                raise StateError(
+                    f"the {what} belongs to {key} {str(found.get(key))[:40]!r}, this is {value[:40]!r}; "
+                    "use another state.directory or delete the old one"
+                )
+
+    # -- rounds --------------------------------------------------------------------------------------------------------
+
+    @property
+    def round(self) -> int:
+        """Rounds completed."""
+        return self.participant.round
+
+    @property
+    def journal_bytes(self) -> int:
+        """Size of the journal since the last checkpoint."""
+        return self._journal.size
+
+    def step(self) -> None:
+        """Do the local step of the coming round: the expensive part."""
+        self.participant.step()
+
+    def begin(self, now: float) -> Deed:
+        """Start the exchange of the round with the result of `step`. Raises StateError if the disk refuses."""
+        budget = self.participant.budget
+        record = Begun(now, self.participant.round, None if budget is None else budget.variant)
+        return self._done(self.participant.begin(now), record, always=True)
+
+    def receive(self, peer: int, seq: int, frame: bytes, now: float) -> Deed:
+        """Take a frame of a neighbour; one that was taken before is dropped.
+
+        Raises RemoteProtocolError, which names the sender, if an honest peer would not have sent it (drop it and what
+        follows it on that link), and StateError if the disk refuses.
+        """
+        link = self.incoming[peer]
+        if seq and seq <= link.last_seq:
+            link.accept(seq)  # Counts the duplicate.
+            return Deed()
+        if seq > link.last_seq + 1:
+            raise RemoteProtocolError(f"sent frame {seq} where {link.last_seq + 1} is next", peer=peer)
+        message = self.participant.decode(peer, frame)
+        if (seq > 0) != (message.kind in (MessageKind.GOSSIP, MessageKind.NOTHING)):
+            raise RemoteProtocolError(f"sent {message.kind.name} {'with' if seq else 'without'} a number", peer=peer)
+        if message.kind is MessageKind.REPAIR_REQUEST:
+            # Changes nothing here, and is repeated by whoever needs it.
+            return self._done(self.participant.take(message, now))
+        if message.kind is MessageKind.REPAIR and peer not in self.participant.session.waiting_for:
+            return Deed()
+        # Journal first: what a peer has applied and then forgets is lost for everybody.
+        record = Received(now, peer, seq, frame)
+        self._append(record)
+        return self._done(self._take(record))
+
+    def timer(self, now: float) -> Deed:
+        """Go on without late neighbours if `wake_at` has passed."""
+        turn = self.participant.timer(now)
+        if not turn.parcels and turn.finished is None:
+            return Deed()
+        return self._done(turn, TimedOut(now))
+
+    def publish(self, deed: Deed) -> list[tuple[int, int, bytes]]:
+        """Hand the numbered frames of a deed to the links; return (receiver, number, frame) of what has to be sent to
+        those that there is a connection to. Without one, `connected` will return it."""
+        sends = []
+        with self._lock:
+            for parcel, seq in deed.parcels:
+                peer = parcel.receiver
+                if not seq:
+                    sends.append((peer, 0, parcel.frame))
+                    continue
+                self.out[peer].push(parcel.frame)
+                # After a power cut, rounds are repeated that a neighbour has already, or even has for good.
+                if seq <= self._remote_durable[peer]:
+                    self.out[peer].acknowledge(seq)
+                if seq > self._remote_has[peer]:
+                    sends.append((peer, seq, parcel.frame))
+        return sends
+
+    def _take(self, record: Received) -> Turn:
+        """Apply a frame that is in the journal or in a checkpoint."""
+        turn = self.participant.receive(record.peer, record.frame, record.now)
+        if record.seq:
+            self.incoming[record.peer].accept(record.seq)
+            self._kept[record.peer].append((record.seq, record.frame))
+        return turn
+
+    def _done(self, turn: Turn, *records: Record, always: bool = False) -> Deed:
+        """Journal what a call came to and return it."""
+        deed = Deed(parcels=self._numbered(turn), finished=turn.finished)
+        frames = tuple((parcel.receiver, seq, parcel.frame) for parcel, seq in deed.parcels if seq)
+        if frames or always:
+            records = (*records, Sent(self.participant.round, self._digest(), frames))
+        if records:
+            self._append(*records)
+        if self._power and frames:
+            deed.receipts = self.sync()
+        if turn.finished is not None:
+            self._forget_used()
+        return deed
+
+    def _numbered(self, turn: Turn) -> list[tuple[Parcel, int]]:
+        following = {peer: link.next_seq for peer, link in self.out.items()}
+        pairs = []
+        for parcel in turn.parcels:
+            seq = 0
+            if parcel.sequenced:
+                seq = following[parcel.receiver]
+                following[parcel.receiver] += 1
+            pairs.append((parcel, seq))
+        return pairs
+
+    def _append(self, *records: Record) -> None:
+        with self._lock:
+            receipts, self._new_receipts = self._new_receipts, {}
+        self._journal.append(*(Receipt(peer, upto) for peer, upto in receipts.items()), *records)
+
+    def _forget_used(self) -> None:
+        """Keep of what was received only what waits for a later round."""
+        waiting = self.participant.session.unconsumed_counts()
+        for peer, frames in self._kept.items():
+            while len(frames) > waiting.get(peer, 0):
+                frames.popleft()
+
+    def _digest(self) -> int:
+        """Return XXH3-64 of x and u."""
+        algorithm = self.participant.algorithm
+        digest = xxhash.xxh3_64(np.ascontiguousarray(algorithm.x).view(np.uint8).data)
+        digest.update(np.float64(algorithm.u).tobytes())
+        return digest.intdigest()
+
+    # -- neighbours ----------------------------------------------------------------------------------------------------
+
+    def connected(self, peer: int, remote_has: int) -> list[tuple[int, bytes]]:
+        """Return (number, frame) of what a neighbour needs that is connected and has our frames up to `remote_has` for
+        good. Raises RemoteProtocolError if it has lost what it had."""
+        with self._lock:
+            link = self.out[peer]
+            if remote_has < link.acknowledged:
+                raise RemoteProtocolError(
+                    f"it has our frames up to {remote_has}, but had those up to {link.acknowledged} for good before: "
+                    "it lost its state, and they are gone; restore its state folder or start the run anew"
+                )
+            self._remote_has[peer] = remote_has
+            self._acknowledge(peer, remote_has)
+            frames = link.unacknowledged(remote_has)
+        return frames + [(0, parcel.frame) for parcel in self.participant.requests_to(peer)]
+
+    def receipt(self, peer: int, upto: int) -> None:
+        """Take note that a neighbour has our frames up to `upto` for good."""
+        with self._lock:
+            self._acknowledge(peer, upto)
+
+    def last_received(self, peer: int) -> int:
+        """Return up to which number the frames of a neighbour would survive a power cut."""
+        return self.incoming[peer].durable_seq
+
+    def _acknowledge(self, peer: int, upto: int) -> None:
+        self._remote_durable[peer] = max(upto, self._remote_durable[peer])
+        # After a power cut a neighbour can know more of us than we do; that is acknowledged as it is repeated.
+        known = min(upto, self.out[peer].next_seq - 1)
+        if known > self.out[peer].acknowledged:
+            self.out[peer].acknowledge(known)
+            # Not needed to be right, but to keep no more after a restart than before.
+            self._new_receipts[peer] = known
+
+    # -- durability ----------------------------------------------------------------------------------------------------
+
+    def sync(self) -> dict[int, int]:
+        """Make everything journaled so far survive a power cut; return the new receipts (neighbour → number). Raises
+        StateError."""
+        marks = {peer: link.last_seq for peer, link in self.incoming.items()}
+        self._journal.sync()
+        return self._mark_durable(marks)
+
+    def save(self, description: Mapping[str, Any], *, anew: bool = False) -> dict[int, int]:
+        """Take a checkpoint, between rounds, and begin a new journal; return the new receipts. Raises StateError.
+
+        Where there is a checkpoint of this round already, its journal is enough, and is synced; `anew` writes it once
+        more, with what has come late since.
+        """
+        round_ = self.participant.round
+        if round_ == self.base_round and self.checkpoint_bytes and not anew:
+            return self.sync()
+        state, arrays = self.participant.state()
+        self._forget_used()
+        marks = {peer: link.last_seq for peer, link in self.incoming.items()}
+        with self._lock:
+            kept = {
+                peer: (link.next_seq, [frame for _, frame in link.unacknowledged(0)]) for peer, link in self.out.items()
+            }
+        for peer, (_, frames) in kept.items():
+            if frames:
+                arrays[f"out/{peer}"] = _joined(frames)
+        inbox = [(peer, seq, frame) for peer, frames in self._kept.items() for seq, frame in frames]
+        if inbox:
+            arrays["inbox"] = _joined([frame for _, _, frame in inbox])
+        state |= {**description, **self._identity}
+        state |= {
+            "incoming": {str(peer): marks[peer] - len(self._kept[peer]) for peer in marks},
+            "inbox": [[peer, seq, len(frame)] for peer, seq, frame in inbox],
+            "out": {str(peer): {"next_seq": n, "lengths": [*map(len, frames)]} for peer, (n, frames) in kept.items()},
+        }
+        # Should the new checkpoint be damaged one day, the one before and this journal lead to the same state.
+        self._journal.sync()
+        self.checkpoint_bytes = self._size_of(self.checkpoints.save(Checkpoint(round_, state, arrays)))
+        self._journal.close()
+        self._journal = self._new_journal(round_)
+        self.base_round = round_
+        self._prune()
+        return self._mark_durable(marks)
+
+    def go_back(self, round_: int) -> int:
+        """Delete what is newer than the last checkpoint at or before `round_`; return its round (0: the start). The
+        peer is of no use after that: open another one."""
+        self._journal.close()
+        left = self.checkpoints.go_back(round_)
+        for each in self._journal_rounds():
+            self._disk.unlink(journal_name(each))
+        return left
+
+    def close(self) -> None:
+        """Close the journal."""
+        self._journal.close()
+
+    def _mark_durable(self, marks: Mapping[int, int]) -> dict[int, int]:
+        receipts = {}
+        with self._lock:
+            for peer, upto in marks.items():
+                if upto > self.incoming[peer].durable_seq:
+                    self.incoming[peer].mark_durable(upto)
+                    receipts[peer] = upto
+        return receipts
+
+    def _new_journal(self, round_: int) -> Journal:
+        return Journal.create(self._disk, journal_name(round_), {**self._identity, "round": round_})
+
+    def _journal_rounds(self) -> list[int]:
+        numbers = (
+            name.removeprefix(_PREFIX).removesuffix(_SUFFIX)
+            for name in self._disk.names()
+            if name.startswith(_PREFIX) and name.endswith(_SUFFIX)
+        )
+        return sorted(int(number) for number in numbers if number.isdecimal())
+
+    def _prune(self) -> None:
+        """Delete the journals before the oldest checkpoint that one may have to go back to."""
+        rounds = self.checkpoints.rounds()
+        if len(rounds) < self._keep:
+            return
+        try:
+            for round_ in self._journal_rounds():
+                if round_ < rounds[-self._keep]:
+                    self._disk.unlink(journal_name(round_))
+        except OSError as error:
+            raise cannot_be_written("old journals", error) from None
+
+    def _size_of(self, name: str) -> int:
+        return self._disk.size(name) if name in self._disk.names() else 0
+
+
+def journal_name(round_: int) -> str:
+    """Return the file name of the journal that follows the checkpoint of a round."""
+    return f"{_PREFIX}{round_:08d}{_SUFFIX}"
+
+
+def _joined(frames: list[bytes]) -> Any:
+    return np.frombuffer(b"".join(frames), dtype=np.uint8)
+
+
+def _cut(blob: Any, lengths: list[int]) -> list[bytes]:
+    data, frames, start = blob.tobytes(), [], 0
+    for length in lengths:
+        frames.append(data[start : start + length])
+        start += length
+    return frames
