@@ -60,6 +60,8 @@ class PeerOptions(Section):
     """Wait this many times the duration of each local step after it: makes a fast machine a slow peer for a study."""
     device: str = "cpu"
     """torch device of the local step: cpu or cuda."""
+    metrics_listen: str | None = None
+    """Address and port to serve metrics for Prometheus on, to whoever asks (127.0.0.1:9470); nowhere by default."""
 
 
 class PeerAddress(Section):

@@ -26,6 +26,7 @@ from peer import __version__, wire
 from peer.compress.payload import FloatArray
 from peer.config import JOB_PARTS, Config
 from peer.errors import ConfigError, DivergenceError, HandshakeRefused, SottoError, StateError
+from peer.exporter import Exporter
 from peer.guard import reason_to_stop
 from peer.hello import HelloInfo
 from peer.job import Job, algorithm_spec, machine_facts, refuse_errors, unreachable_pairs, validate_config
@@ -116,6 +117,7 @@ class Daemon(ABC):
         self._previous_time_s = 0.0
         self._started = time.monotonic()
         self._flushed = 0.0
+        self._exporter: Exporter | None = None
         self.transport: Transport
 
     def close(self) -> None:
@@ -195,6 +197,7 @@ class Daemon(ABC):
         """Run to the end; return the exit code."""
         self._install_signals()
         self.transport = self._make_transport()
+        self._open_exporter()
         await self.transport.start()
         log.info(
             "%s listens on port %s, %d neighbours, round %d of %d",
@@ -219,6 +222,8 @@ class Daemon(ABC):
             raise error from None
         finally:
             notify("STOPPING=1")
+            if self._exporter is not None:
+                await asyncio.to_thread(self._exporter.close)
             await self.transport.close(self._stop_reason or self.ended)
             self._record_links()
         if self._diverged is not None:
@@ -230,6 +235,8 @@ class Daemon(ABC):
         now = self._now()
         self._last_loss = record.loss if record.loss is not None else self._last_loss
         self._put_round(record)
+        if self._exporter is not None:
+            self._exporter.observe(record)
         await self._close_round(record)
         reason = reason_to_stop(self.config.guard, record, self.participant.algorithm.x)
         if reason is not None:
@@ -557,6 +564,14 @@ class Daemon(ABC):
             options=config.transport,
             handler=self,
         )
+
+    def _open_exporter(self) -> None:
+        """Serve metrics, if the configuration says so."""
+        if not self.config.peer.metrics_listen:
+            return
+        labels = {"algorithm": self.config.algorithm.name, "version": __version__}
+        self._exporter = Exporter(self.config.peer.metrics_listen, self.status, labels)
+        log.info("metrics at port %d", self._exporter.port)
 
     def _install_signals(self) -> None:
         loop = asyncio.get_running_loop()
