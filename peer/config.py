@@ -184,6 +184,9 @@ class TrainingOptions(Section):
     """A task (`sotto list tasks`), or your own as "package.module:make_task"."""
     task_options: dict[str, str | int | float | bool] = Field(default_factory=dict)
     """Passed to the task as keyword arguments."""
+    precision: Literal["auto", "float32", "int8"] = "auto"
+    """int8: compute in 8 bits, where the model is built of layers that can. auto: what the task was tuned for, int8 for
+    digits; float32 for your own."""
     batch_size: Count = 8
     """Samples of a batch on each peer."""
     local_steps: Count = 1

@@ -153,8 +153,10 @@ class Summary:
     peer_accuracy: list[float] = field(default_factory=list)
     """Of each peer's de-biased model on the common test set, fractions."""
     averaged_accuracy: float | None = None
+    precision: str = "float32"
+    """In which the peers trained: float32 or int8."""
     single_process_accuracy: float | None = None
-    """One process trained on all data with the same schedule."""
+    """One process trained in full precision on all data with the same schedule."""
     class_accuracy: list[float] = field(default_factory=list)
     """Of the worst peer, for each class."""
     holdout_accuracy: list[float] = field(default_factory=list)

@@ -15,6 +15,7 @@ from peer.job import Job, describe_compressor, machine_facts
 from peer.metrics import ConsensusRecord, EvaluationRecord, MetricsStore, Summary
 from peer.train.baseline import single_process
 from peer.train.local_step import Evaluation
+from peer.train.precision import precision_of
 
 
 def describe_run(config: Config, job: Job, layout: Layout) -> Summary:
@@ -25,6 +26,7 @@ def describe_run(config: Config, job: Job, layout: Layout) -> Summary:
         algorithm=config.algorithm.name,
         compressor=describe_compressor(job.compressor) if job.spec.compresses else "none (full precision)",
         graph=job.schedule.name,
+        precision=precision_of(job.task, config.training),
         num_peers=job.num_peers,
         rounds=config.run.rounds,
         seed=config.run.seed,
@@ -112,11 +114,12 @@ def finish_summary(
 def train_single_process(config: Config, job: Job) -> float:
     """Return the accuracy of one process that trains on all data with the same schedule.
 
-    Its batch is that of all peers together, so that it sees as many samples as the whole run.
+    Its batch is that of all peers together, so that it sees as many samples as the whole run; it computes in full
+    precision, so that the comparison shows what 8 bits cost as well.
     """
     baseline = single_process(
         job.task,
-        config.training,
+        config.training.model_copy(update={"precision": "float32"}),
         rounds=config.run.rounds,
         seed=config.run.seed,
         batch_size=config.training.batch_size * job.num_peers,

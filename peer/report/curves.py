@@ -86,7 +86,7 @@ def accuracy_charts(data: RunData) -> list[Chart]:
         ends = [x for line in lines for x, _ in line.points]
         if single is not None and ends:
             level = [(0.0, single), (max(ends), single)]
-            lines.append(Line(label="one process, all data", points=level, style="baseline"))
+            lines.append(Line(label="one process, all data, full precision", points=level, style="baseline"))
         low = _accuracy_floor(worst)
         charts.append(
             line_chart(

@@ -20,7 +20,7 @@ from peer.report.line_chart import Chart
 from peer.report.numbers import MISSING, count, duration, percent, points, significant, size, times
 from peer.report.run_data import RunData, load_run, mean
 from peer.report.style import STYLE
-from peer.report.summary_table import reduction
+from peer.report.summary_table import precision_name, reduction
 
 MOST_ROWS = 200
 """Rows of one table; what is left out is said below it."""
@@ -89,6 +89,7 @@ def _header(data: RunData) -> str:
             summary.graph,
             f"{summary.num_peers} peers",
             f"{count(summary.rounds)} rounds",
+            f"trained in {precision_name(summary)}",
             f"seed {summary.seed}",
         )
         parts.append("<p class='facts'>" + "".join(f"<span>{escape(fact)}</span>" for fact in facts) + "</p>")
@@ -140,7 +141,7 @@ def _against_single(summary: Summary) -> str:
     single, worst = summary.single_process_accuracy, summary.worst_accuracy
     if single is None or worst is None:
         return "on the common test set"
-    return f"{points(worst - single)} points against one process on all data ({percent(single)})"
+    return f"{points(worst - single)} points against one process on all data in full precision ({percent(single)})"
 
 
 def _card(label: str, figure: str, note: str) -> str:

@@ -20,6 +20,7 @@ def summary_table(summary: Summary) -> RenderableType:
     """Return accuracy and traffic of a run side by side."""
     title = Text.assemble((summary.name, "bold"), f"  {summary.num_peers} peers, {count(summary.rounds)} rounds")
     title.append(f", seed {summary.seed}\n{summary.algorithm}, {summary.compressor}, {summary.graph}")
+    title.append(f"\ntrained in {precision_name(summary)}")
     parts: list[RenderableType] = [Text(), title]
     if summary.ended != "completed":
         parts.append(Text(f"ended early: {summary.ended}", style="bold red"))
@@ -27,6 +28,11 @@ def summary_table(summary: Summary) -> RenderableType:
     grid.add_row(_accuracy(summary), _traffic(summary))
     parts.extend([Text(), grid, Text()])
     return Group(*parts)
+
+
+def precision_name(summary: Summary) -> str:
+    """Return in which arithmetic the peers trained, as a reader says it."""
+    return "8 bits (int8 products)" if summary.precision == "int8" else "full precision (float32)"
 
 
 def reduction(summary: Summary, num_bytes: int | None) -> float | None:
@@ -55,7 +61,7 @@ def _accuracy(summary: Summary) -> Table:
     if summary.holdout_accuracy:
         table.add_row("worst on its own hold-out", percent(min(summary.holdout_accuracy)))
     table.add_row("averaged model", percent(summary.averaged_accuracy), style="bold")
-    table.add_row("one process, all data", percent(summary.single_process_accuracy))
+    table.add_row("one process, float32", percent(summary.single_process_accuracy))
     if worst is not None and summary.single_process_accuracy is not None:
         table.add_row("worst − one process", f"{points(worst - summary.single_process_accuracy)} pts")
     return table

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from peer.errors import DataError
+from peer.train.layers import FULL_PRECISION, Layers
+from peer.train.precision import Precision, no_eight_bits, takes_layers
 from peer.train.task import Data
 
 Batch = tuple[torch.Tensor, ...]
@@ -106,17 +109,25 @@ class Classification:
 
     name: str
     num_classes: int
-    model: Callable[[], torch.nn.Module]
-    """Makes a new model that returns logits float32[b, num_classes]."""
+    model: Callable[[], torch.nn.Module] | Callable[[Layers], torch.nn.Module]
+    """Makes a new model that returns logits float32[b, num_classes]; where it has an argument `layers`, it builds the
+    model of these layers, and can build it in 8 bits."""
     train: Data | Callable[[], Data] = field(repr=False)
     """The training set, or a function that reads it when it is first asked for."""
     test: Data | Callable[[], Data] = field(repr=False)
     augmentation: Callable[[Batch, torch.Tensor], Batch] | None = None
     """Changes a training batch, with `uniforms: float32[b, 4]` as its only randomness."""
+    precision: Precision = "float32"
+    """In which the task is trained unless the configuration says otherwise."""
     _read: dict[str, Data] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def make_model(self) -> torch.nn.Module:
-        return self.model()
+    def make_model(self, layers: Layers = FULL_PRECISION) -> torch.nn.Module:
+        make: Any = self.model
+        if takes_layers(make):
+            return make(layers=layers)  # type: ignore[no-any-return]
+        if layers is not FULL_PRECISION:
+            raise no_eight_bits(self.name)
+        return make()  # type: ignore[no-any-return]
 
     def loss(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
         return cross_entropy(model, batch)

@@ -31,6 +31,7 @@ from peer.random import SHARED, Purpose, Stream, stream
 from peer.train.data import Classification
 from peer.train.memory import aligned, open_device, own_memory_
 from peer.train.model_file import load_model_, model_digest, save_model
+from peer.train.precision import make_model, precision_of
 from peer.train.sampling import BatchSchedule, augmentation_uniforms
 from peer.train.statistics import statistics_of_average
 from peer.train.task import Data, Task
@@ -307,7 +308,7 @@ def make_start_model(task: Task, options: TrainingOptions, seed: int, base: Path
     `options.warm_start`. The state of torch's generator is left as it was."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(_torch_seed(stream(seed, SHARED, Purpose.INIT)))
-        model = task.make_model()
+        model = make_model(task, precision_of(task, options))
     if not isinstance(model, torch.nn.Module):
         raise DataError(f"make_model() of task {task.name} returned a {type(model).__name__}, no torch.nn.Module")
     if options.warm_start is not None:

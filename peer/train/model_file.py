@@ -30,11 +30,17 @@ def save_model(model: torch.nn.Module, path: Path, *, metadata: Mapping[str, str
 
 
 def load_model_(model: torch.nn.Module, path: Path) -> None:
-    """Set all parameters and buffers of the model to those of a file, or leave it as it is and raise DataError."""
+    """Set all parameters and buffers of the model to those of a file, or leave it as it is and raise DataError.
+
+    Ranges of 8-bit layers that the file lacks stay unknown, and are measured by the first batch.
+    """
     wanted = _tensors(model)
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
             names = set(file.keys())
+            # A model that was trained in full precision has no ranges, and takes none.
+            wanted = {name: tensor for name, tensor in wanted.items() if name in names or not _is_range(name)}
+            names = {name for name in names if name in wanted or not _is_range(name)}
             lacking = [name for name in wanted if name not in names]
             if lacking:
                 raise DataError(f"model file {path} lacks {_listed(lacking)}")
@@ -69,6 +75,11 @@ def model_digest(model: torch.nn.Module) -> str:
         digest.update(f"{name}\t{tensor.dtype}\t{list(tensor.shape)}\n".encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+def _is_range(name: str) -> bool:
+    """Whether a tensor is the running range of an 8-bit layer."""
+    return name.rpartition(".")[2] == "running_range"
 
 
 def _tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:

@@ -22,6 +22,7 @@ from peer.compress.layout import Layout
 from peer.config import TrainingOptions
 from peer.errors import DataError, LocalProtocolError
 from peer.train.data import Batch, Classification, ImageData, TensorData, crop_and_flip
+from peer.train.eight_bit import Network
 from peer.train.local_step import (
     EVALUATION_BATCH,
     Evaluation,
@@ -84,7 +85,8 @@ class StackedTrainer:
         """Set up one peer for each of `shards`, indices of its training samples.
 
         `how` "auto" computes one peer after the other where stacking does not pay: models with convolutions on a CPU,
-        which become grouped convolutions (measured: no faster for ResNet-20). Raises what `Trainer` raises.
+        which become grouped convolutions (measured: no faster for ResNet-20). Networks in 8 bits are computed so in any
+        case: their ranges and codes are those of one peer. Raises what `Trainer` raises.
         """
         self.task, self.options, self.seed = task, options, seed
         self.device, self._base = open_device(device), base or Path()
@@ -109,7 +111,8 @@ class StackedTrainer:
         own_memory_(model, self.device)
         self.layout = Layout(tuple(trained), tuple(p.numel() for p in trained.values()))
         stacks = how == "stacked" or (how == "auto" and (self.device.type == "cuda" or not _has_convolutions(model)))
-        engine = _Stacked if stacks else _OneByOne
+        eight_bit = any(isinstance(module, Network) for module in model.modules())
+        engine = _Stacked if stacks and not eight_bit else _OneByOne
         self._engine: _Stacked | _OneByOne = engine(task, model, trained, self.num_peers, seed)
 
     @property

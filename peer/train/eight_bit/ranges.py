@@ -48,28 +48,33 @@ def grid_over(low: float, high: float) -> Grid:
 class RunningRange(nn.Module):
     """The range of one activation tensor."""
 
-    range: torch.Tensor
+    running_range: torch.Tensor
+    """float32[2], least and greatest; both 0 before the first batch."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("range", torch.tensor([math.inf, -math.inf]))
+        self.momentum: float | None = NARROWING
+        """How much of the way to a narrower batch the range goes; None: it only widens, so that all batches count
+        alike."""
+        self.register_buffer("running_range", torch.zeros(2))
 
-    @property
-    def known(self) -> bool:
-        """Whether a batch has been seen."""
-        return self.range[0].item() != math.inf
+    def reset_running_stats(self) -> None:
+        """Forget every batch."""
+        self.running_range.zero_()
 
     def grid(self) -> Grid | None:
         """Return the grid of the range; None before the first batch."""
-        low, high = self.range.tolist()
-        return None if low == math.inf else grid_over(low, high)
+        low, high = self.running_range.tolist()
+        return None if low == high == 0.0 else grid_over(low, high)
 
     def observe_(self, low: float, high: float) -> None:
         """Take in the extremes of a batch."""
-        old_low, old_high = self.range.tolist()
+        low, high = min(low, 0.0), max(high, 0.0)
+        old_low, old_high = self.running_range.tolist()
         if math.isnan(low) or math.isnan(old_low):
             low = high = math.nan
-        elif old_low != math.inf:
-            low = min(low, old_low + NARROWING * (low - old_low))
-            high = max(high, old_high + NARROWING * (high - old_high))
-        self.range[0], self.range[1] = low, high
+        elif old_low < old_high:
+            narrowing = self.momentum or 0.0
+            low = min(low, old_low + narrowing * (low - old_low))
+            high = max(high, old_high + narrowing * (high - old_high))
+        self.running_range.copy_(torch.tensor((low, high)))

@@ -1,0 +1,59 @@
+"""In which precision a task's model computes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+
+from peer.config import TrainingOptions
+from peer.errors import ConfigError
+from peer.train.layers import EIGHT_BIT
+from peer.train.task import Task
+
+Precision = Literal["float32", "int8"]
+
+
+def precision_of(task: Task, options: TrainingOptions) -> Precision:
+    """Return the configured precision; by default the one that the task asks for by an attribute `precision`, and
+    float32 where it has none."""
+    if options.precision != "auto":
+        return options.precision
+    preferred: Precision = getattr(task, "precision", "float32")
+    return preferred
+
+
+def make_model(task: Task, precision: Precision) -> torch.nn.Module:
+    """Return a new model of the task that computes in that precision.
+
+    A task can do 8 bits if its `make_model` takes an argument `layers`, of which it builds the model. Raises
+    ConfigError (`training.precision`) if it does not.
+    """
+    if precision == "float32":
+        return task.make_model()
+    if not takes_layers(task.make_model):
+        raise no_eight_bits(task.name)
+    model: torch.nn.Module = task.make_model(layers=EIGHT_BIT)  # type: ignore[call-arg]
+    return model
+
+
+def takes_layers(function: Callable[..., object]) -> bool:
+    """Return whether a function has an argument `layers`."""
+    try:
+        return "layers" in inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        # Functions of C may not tell.
+        return False
+
+
+def no_eight_bits(name: str) -> ConfigError:
+    """Return the error of a task whose model knows float32 only."""
+    return ConfigError(
+        f"the model of task {name} is made of float32 layers only; build it of the layers that its function is given "
+        "(docs/eight-bit.md), or train it in float32",
+        key="training.precision",
+        value="int8",
+        valid="float32",
+    )
