@@ -240,7 +240,10 @@ class RoundOptions(Section):
     late: Literal["wait", "skip"] = "wait"
     """wait for every neighbour; or skip a late one: go on without it and apply its message when it comes."""
     late_after_s: Positive = 2.0
-    """skip: how long after the own message a neighbour counts as late."""
+    """skip: how long after the own message a neighbour counts as late; with adaptive deadlines the most."""
+    deadlines: Literal["adaptive", "fixed"] = "adaptive"
+    """skip: adaptive gives each link a deadline of its own, from how late its last 32 messages came. fixed:
+    `late_after_s` for all."""
     max_skipped_rounds: Count = 20
     """skip: how many rounds in a row a neighbour may be missed before the peer waits for it after all. Asynchronous
     algorithms: how many steps a peer takes while it has no neighbour at all."""

@@ -346,7 +346,11 @@ class Job:
         options = self.config.rounds
         if options.late == "wait":
             return None
-        return LatePolicy(after_s=options.late_after_s, max_skipped=options.max_skipped_rounds)
+        return LatePolicy(
+            after_s=options.late_after_s,
+            max_skipped=options.max_skipped_rounds,
+            adaptive=options.deadlines == "adaptive",
+        )
 
     def trainer(self, peer: int) -> Trainer:
         """Return the training side of one peer."""

@@ -323,4 +323,9 @@ class SynchronousDaemon(Daemon):
         }
 
     def _link_figures(self, peer: int) -> dict[str, Any]:
-        return {"unacknowledged_bytes": self.out[peer].backlog_bytes}
+        deadlines = self.participant.session.deadlines
+        return {
+            "unacknowledged_bytes": self.out[peer].backlog_bytes,
+            "lateness_s": None if deadlines is None else deadlines.lateness_s(peer),
+            "late_after_s": None if deadlines is None else deadlines.after_s(peer),
+        }

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from peer.compress.payload import FloatArray
 from peer.errors import LocalProtocolError, RemoteProtocolError
 from peer.gossip.base import Algorithm, Exchange
+from peer.gossip.deadlines import Deadlines
 from peer.wire.message import Message, MessageKind
 
 _ROUND_KINDS = frozenset({MessageKind.GOSSIP, MessageKind.NOTHING, MessageKind.REPAIR})
@@ -29,9 +30,11 @@ class LatePolicy:
     """Going on without a late neighbour (`late = "skip"`)."""
 
     after_s: float
-    """How long after the own message a neighbour counts as late."""
+    """How long after the own message a neighbour counts as late; with `adaptive` the most."""
     max_skipped: int
     """How many rounds in a row a neighbour may be missed before it is waited for."""
+    adaptive: bool = False
+    """Whether each neighbour has a deadline of its own, from how late it was so far (`Deadlines`)."""
 
 
 @dataclass(kw_only=True)
@@ -66,6 +69,11 @@ class Session:
         self._in_neighbors = frozenset(in_neighbors)
         self._max_lead = max_lead
         self._late = late
+        self.deadlines = None if late is None else Deadlines(limit_s=late.after_s, adaptive=late.adaptive)
+        """How long is waited for whom; None where everybody is waited for."""
+        self._began_at: dict[int, float] = {}
+        """Round → when our own message of it was ready; of the round under way and those that are still owed."""
+        self._opened_at = 0.0
         self._exchange: Exchange | None = None
         self._inbox: dict[tuple[int, int, int], Message] = {}
         """(round, phase, sender) → message of this or a later round."""
@@ -130,6 +138,8 @@ class Session:
                 f"is in round {message.round}, more than {self._max_lead} ahead of our {self.round}", peer=sender
             )
         key = (message.round, message.phase, sender)
+        if not self._is_known(message, key):
+            self._note_lateness(message, now)
         if (message.round, sender) in self._missed:
             self._missed.discard((message.round, sender))
             if message.kind is not MessageKind.NOTHING:
@@ -200,6 +210,18 @@ class Session:
         self._applied = [(int(r), int(sender)) for r, sender in applied]
         self._inbox.clear()
 
+    def _is_known(self, message: Message, key: tuple[int, int, int]) -> bool:
+        if (message.round, message.sender) in self._missed:
+            return False
+        return self._is_over(message) or key in self._inbox
+
+    def _note_lateness(self, message: Message, now: float) -> None:
+        if self.deadlines is None or message.phase or message.kind is MessageKind.REPAIR:
+            return
+        self.deadlines.heard(message.sender, now - self._began_at.get(message.round, now))
+        if message.round < self.round and all(round_ != message.round for round_, _ in self._missed):
+            self._began_at.pop(message.round, None)
+
     def _is_over(self, message: Message) -> bool:
         if message.round != self.round or self._exchange is None:
             return message.round < self.round
@@ -208,7 +230,18 @@ class Session:
     def _open(self, exchange: Exchange, now: float, outcome: Outcome) -> None:
         self._exchange = exchange
         outcome.sends.extend(sorted(exchange.sends.items()))
-        self.wake_at = now + self._late.after_s if self._late is not None and exchange.awaits else None
+        self._opened_at = now
+        self.wake_at = None
+        if self.deadlines is None:
+            return
+        if exchange.phase == 0:
+            self._began_at[self.round] = now
+        if exchange.awaits:
+            self.wake_at = max(self._deadline(j) for j in exchange.awaits)
+
+    def _deadline(self, neighbor: int) -> float:
+        assert self.deadlines is not None
+        return self._opened_at + self.deadlines.after_s(neighbor)
 
     def _advance_while_complete(self, now: float, outcome: Outcome) -> None:
         skipped: list[int] = []
@@ -235,6 +268,8 @@ class Session:
                 self._open(following, now, outcome)
                 continue
             self._exchange, self.wake_at = None, None
+            if all(round_ != self.round for round_, _ in self._missed):
+                self._began_at.pop(self.round, None)
             outcome.finished, outcome.skipped = self.round, tuple(skipped)
             self.round += 1
 
@@ -260,11 +295,9 @@ class Session:
     def _may_go_on_without(self, absent: set[tuple[int, int]], now: float) -> bool:
         if self._late is None:
             return False
+        if any(self._skips_in_a_row.get(j, 0) >= self._late.max_skipped for _, j in absent):
+            return False
+        # Who owes an earlier round will not make it in time for this one: waiting would only slow everybody.
         behind = {sender for _, sender in self._missed}
-        for _, j in absent:
-            if self._skips_in_a_row.get(j, 0) >= self._late.max_skipped:
-                return False
-            # Who owes an earlier round will not make it in time for this one: waiting would only slow everybody.
-            if j not in behind and (self.wake_at is None or now < self.wake_at):
-                return False
-        return True
+        self.wake_at = max((self._deadline(j) for _, j in absent if j not in behind), default=now)
+        return now >= self.wake_at

@@ -296,7 +296,8 @@ class Simulator(VirtualRun[Participant]):
             turn = participant.timer(self.now)
         for parcel in turn.parcels:
             self._deliver(participant.peer, parcel)
-        if isinstance(event, StepDone) and participant.wake_at is not None:
+        # After a message the timer may be due earlier: each neighbour can have a deadline of its own.
+        if not isinstance(event, Timer) and participant.wake_at is not None:
             self._agenda.add(participant.wake_at, Timer(participant.peer))
         if turn.finished is not None:
             self._finish_round(participant, turn.finished)

@@ -170,6 +170,39 @@ def test_a_message_behind_a_late_one_is_not_applied_before_it() -> None:
     assert algorithm.log == ["begin 0", "advance [0]", "begin 1", "advance [0]", "late 0 of 1", "late 1 of 1"]
 
 
+def test_a_neighbor_that_was_always_punctual_is_given_up_long_before_the_limit() -> None:
+    s = session(Recorder(), late=LatePolicy(after_s=2.0, max_skipped=5, adaptive=True), max_lead=9)
+    for round_ in range(10):
+        now = 10.0 * round_
+        s.begin(G, 0.1, now)
+        s.receive(message(0, round_), now + 0.001)
+        assert s.receive(message(1, round_), now + 0.4).finished == round_
+    s.begin(G, 0.1, 100.0)
+    # Peer 0 comes at once, as ever; of peer 1 it is known that it takes 0.4 s.
+    s.receive(message(0, 10), 100.001)
+    assert s.wake_at == pytest.approx(100.45)
+    assert s.timer(100.44).finished is None
+    assert s.timer(100.45).skipped == (1,)
+    # What came too late says how late it was, once.
+    s.receive(message(1, 10), 101.5)
+    assert s.deadlines is not None
+    assert s.deadlines.lateness_s(1) == pytest.approx(0.4)
+    assert s.receive(message(1, 10), 109.0).duplicates == 1
+    # Where the punctual one is missing, its own short deadline counts.
+    s.begin(G, 0.1, 110.0)
+    s.receive(message(1, 11), 110.02)
+    assert s.wake_at == pytest.approx(110.06, abs=0.01)
+
+
+def test_nothing_is_kept_of_rounds_that_nobody_owes() -> None:
+    s = session(Recorder(), late=LatePolicy(after_s=1.0, max_skipped=5, adaptive=True), max_lead=9)
+    for round_ in range(3):
+        s.begin(G, 0.1, float(round_))
+        s.receive(message(0, round_), round_ + 0.1)
+        s.receive(message(1, round_), round_ + 0.2)
+    assert not s._began_at
+
+
 def test_after_too_many_rounds_without_it_a_neighbor_is_waited_for() -> None:
     algorithm = Recorder()
     s = session(algorithm, late=LatePolicy(after_s=1.0, max_skipped=2), max_lead=9)
