@@ -10,7 +10,7 @@ import logging
 
 import click
 
-from peer.cli import control, data, devices, prepare, results, train, tune
+from peer.cli import control, costs, data, devices, prepare, results, train, tune
 from peer.cli.app import CONTEXT, EXIT_CODES, SottoCommand, SottoGroup, print_json
 from peer.cli.options import json_option
 
@@ -58,7 +58,10 @@ def version(as_json: bool) -> None:
         click.echo(f"sotto {__version__}")
 
 
-cli.add_section("Before a run", (prepare.init, prepare.validate, prepare.graph, prepare.show, tune.tune, data.data))
+cli.add_section(
+    "Before a run",
+    (prepare.init, prepare.validate, prepare.graph, prepare.show, data.data, costs.profile, tune.tune),
+)
 cli.add_section("Devices", (devices.sign, devices.revoke))
 cli.add_section("Train", (train.up, train.run, train.simulate))
 cli.add_section("While it runs", (control.status, control.stop))

@@ -1,0 +1,52 @@
+"""What a model costs before anyone trains it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import click
+
+from peer.cli.app import SottoCommand, print_json
+from peer.cli.options import json_option
+
+
+@click.command(cls=SottoCommand)
+@click.argument("model", metavar="MODEL")
+@click.option("-b", "--batch", type=click.IntRange(min=1), default=32, show_default=True, help="Samples of a batch.")
+@click.option(
+    "--norm", default="range-evonorm", show_default=True, metavar="NAME", help="Norm, where the model has one."
+)
+@click.option(
+    "--size",
+    type=click.IntRange(min=8),
+    metavar="N",
+    help="Pixels of a side of the images, or pieces of a sentence; by default 32 or 128.",
+)
+@json_option
+def profile(model: str, batch: int, norm: str, size: int | None, as_json: bool) -> None:
+    """Measure what training a model costs one peer, in float32 and in 8 bits.
+
+    Memory that is kept for the backward pass, the peak of a step, CPU time, multiplications by the type of their
+    operands, and the size of a message to one neighbour. Takes half a minute and more: each precision is measured in
+    processes of its own.
+
+    \b
+    Examples:
+      sotto profile resnet20
+      sotto profile mlp --batch 256
+      sotto profile distilbert --batch 8 --size 64 --json
+    """
+    from peer.profile import Workload
+    from peer.profile import profile as measure
+
+    pieces = 128 if model == "distilbert" else 32
+    report = measure(Workload(model, batch, norm, size or pieces))  # type: ignore[arg-type]  # checked there
+    if as_json:
+        operations = {precision: report.operations(precision) for precision in report.costs}
+        print_json({**asdict(report), "operations": operations})
+        return
+    from rich.console import Console
+
+    from peer.report.profile_table import profile_table
+
+    Console().print(profile_table(report))
