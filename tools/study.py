@@ -3,6 +3,9 @@
     tools/study.py mnist     --data DIR    every algorithm, logistic regression, ring of 8, skew 0 and 0.8
     tools/study.py precision --data DIR    the empirical study: bits of the messages, parameter server and ring
     tools/study.py cifar     --data DIR    six algorithms, ResNet-20, ring of 8, skew 0 and 0.8
+    tools/study.py eight-bit --data DIR    8 bits against float32 on one device: MNIST, and ResNet-20 on CIFAR-10
+    tools/study.py low-precision --data DIR        8 bits against float32 on 8 peers, MNIST, skew 0 and 0.8
+    tools/study.py low-precision-cifar --data DIR  the same with ResNet-20 on CIFAR-10, and its norms at skew 0.8
 
 Every run is a simulation with the algorithms, compressors and bytes of real peers. Its row is appended to a file of
 JSON lines (--results) under a key that covers the whole setting, so that the command can be stopped and started again
@@ -47,6 +50,8 @@ class Setting:
     overrides: Mapping[str, object] = field(default_factory=dict)
     paper: str = MISSING
     """The figure that a paper reports for the same or the nearest setting, in percent, and where."""
+    twin: str = ""
+    """The message of the row of the same name that this one is compared with, in place of the study's reference."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,7 @@ class Study:
     skews: Sequence[float]
     reference: str
     """The row that the others are compared with, at the same skew."""
+    peers: int = PEERS
 
 
 RING = {"graph.kind": "ring", "graph.weights": "metropolis"}
@@ -176,7 +182,170 @@ CIFAR = Study(
     reference="allreduce",
 )
 
-STUDIES = {"mnist": MNIST, "precision": PRECISION, "cifar": CIFAR}
+
+def both_precisions(
+    name: str, message: str, *parts: Mapping[str, object], papers: tuple[str, str], **algorithm: object
+) -> tuple[Setting, Setting]:
+    """Return a setting in full precision and in 8 bits; `papers` are the figures of the low-precision paper."""
+    full = setting(name, f"float32, {message}", *parts, FLOAT32, paper=papers[0], **algorithm)
+    eight = setting(name, f"int8, {message}", *parts, INT8, paper=papers[1], **algorithm)
+    return full, dataclasses.replace(eight, twin=full.message)
+
+
+FLOAT32 = {"training.precision": "float32"}
+INT8 = {"training.precision": "int8"}
+WHOLE: dict[str, object] = {"compressor.kind": "none"}
+
+
+def on_one_device(
+    name: str, task: str, options: str, *parts: Mapping[str, object], papers: tuple[str, str] = (MISSING, MISSING)
+) -> tuple[Setting, Setting]:
+    """Return a model trained by one process in full precision and in 8 bits."""
+    chosen: dict[str, object] = {"algorithm.name": "local", "training.task": task, "training.task_options": options}
+    for part in parts:
+        chosen |= part
+    return (
+        Setting(name=name, message="float32", overrides=chosen | FLOAT32, paper=papers[0]),
+        Setting(name=name, message="int8", overrides=chosen | INT8, paper=papers[1], twin="float32"),
+    )
+
+
+EIGHT_BIT = Study(
+    common={
+        "run.name": "eight-bit",
+        "graph.kind": "complete",
+        "training.momentum": "nesterov",
+        "training.batch_size": 64,
+        "training.schedule": "cosine",
+    },
+    settings=(
+        *on_one_device(
+            "mnist-logistic",
+            "mnist",
+            '{model = "logistic"}',
+            {"run.rounds": 3000, "training.learning_rate": 0.01, "training.weight_decay": 1e-4},
+        ),
+        *on_one_device(
+            "mnist-mlp",
+            "mnist",
+            '{model = "mlp", hidden = 256}',
+            {"run.rounds": 5000, "training.learning_rate": 0.05, "training.weight_decay": 1e-4},
+        ),
+        *on_one_device(
+            "cifar10-resnet20",
+            "cifar10",
+            '{model = "resnet20", norm = "range-evonorm"}',
+            {"training.learning_rate": 0.1, "training.weight_decay": 1e-4},
+            papers=("91.25 (low precision, table 1: 200 epochs, EvoNorm)", "91.12 (table 1: 200 epochs)"),
+        ),
+    ),
+    skews=(0.0,),
+    reference="",
+    peers=1,
+)
+
+LOW_PRECISION_COMMON: Mapping[str, object] = {
+    "training.batch_size": 32,
+    "training.momentum": "nesterov",
+    "training.weight_decay": 1e-4,
+}
+
+LOW_PRECISION = Study(
+    common={
+        **LOW_PRECISION_COMMON,
+        "run.name": "low-precision",
+        "run.rounds": 1000,
+        "training.task": "mnist",
+        "training.task_options": '{model = "mlp", hidden = 128}',
+        "training.learning_rate": 0.02,
+        **DIRECTED,
+    },
+    settings=(
+        *both_precisions(
+            "quant-sgp",
+            "whole",
+            WHOLE,
+            papers=(
+                "90.96 / 87.87 (table 2: CHOCO, CIFAR-10)",
+                "90.30 / 87.06 (table 2: LP-CHOCO)",
+            ),
+        ),
+        *both_precisions(
+            "quant-sgp", "top 1 %", top_k(1), papers=("89.21 / 85.78 (CHOCO, 99 %)", "88.23 / 84.79 (LP-CHOCO, 99 %)")
+        ),
+        *both_precisions(
+            "sparse-push", "whole", WHOLE, papers=("90.56 / 87.57 (table 2: DS)", "90.57 / 87.68 (table 2: LP-DS)")
+        ),
+        *both_precisions(
+            "sparse-push",
+            "top 1 %",
+            top_k(1),
+            papers=("88.67 / 85.43 (DS, 99 %)", "87.58 / 84.44 (LP-DS, 99 %)"),
+            averaging_rate=0.01,
+        ),
+        *both_precisions(
+            "quant-sgp",
+            "QGM, whole",
+            WHOLE,
+            {"training.momentum": "qg-nesterov"},
+            papers=("91.07 / 87.64 (table 3: QGM)", "90.20 / 87.16 (table 3)"),
+        ),
+        *both_precisions(
+            "quant-sgp",
+            "QGM, top 1 %",
+            top_k(1),
+            {"training.momentum": "qg-nesterov"},
+            papers=("89.87 / 86.76 (table 3: QGM, 99 %)", "89.12 / 85.52 (table 3, 99 %)"),
+        ),
+    ),
+    skews=(0.0, 0.8),
+    reference="",
+)
+
+
+def resnet20(norm: str) -> dict[str, object]:
+    return {"training.task_options": f'{{model = "resnet20", norm = "{norm}"}}'}
+
+
+def on_cifar(item: Setting) -> Setting:
+    """Return the setting with the paper's norm for its precision."""
+    norm = "evonorm" if item.message.startswith("float32") else "range-evonorm"
+    return dataclasses.replace(item, overrides={**item.overrides, **resnet20(norm)})
+
+
+LOW_PRECISION_CIFAR = Study(
+    common={
+        **LOW_PRECISION_COMMON,
+        "run.name": "low-precision-cifar",
+        "training.task": "cifar10",
+        "training.learning_rate": 0.1,
+        **DIRECTED,
+    },
+    settings=(
+        *(on_cifar(item) for item in LOW_PRECISION.settings),
+        # The paper's figure 1, whose EvoNorm is the first row of all.
+        *(
+            setting("quant-sgp", f"float32, {norm}", WHOLE, FLOAT32, resnet20(norm), paper=f"{where} (figure 1)")
+            for norm, where in (
+                ("range-evonorm", "as EvoNorm"),
+                ("group", "below EvoNorm"),
+                ("batch", "below EvoNorm"),
+                ("range-batch", MISSING),
+            )
+        ),
+    ),
+    skews=(0.8, 0.0),
+    reference="quant-sgp",
+)
+
+STUDIES = {
+    "mnist": MNIST,
+    "precision": PRECISION,
+    "cifar": CIFAR,
+    "eight-bit": EIGHT_BIT,
+    "low-precision": LOW_PRECISION,
+    "low-precision-cifar": LOW_PRECISION_CIFAR,
+}
 
 
 @dataclass(frozen=True)
@@ -187,11 +356,12 @@ class Run:
     skew: float
     config: Config
     device: str
+    peers: int
 
     @property
     def key(self) -> str:
         """Hex digest of everything that is set. What is not takes its default, and a new option changes no key."""
-        return key_of(self.job(), self.device)
+        return key_of(self.job(), self.device, self.peers)
 
     def job(self) -> dict[str, Any]:
         """Return what is set, without the place of the data."""
@@ -200,9 +370,9 @@ class Run:
         return job
 
 
-def key_of(job: Mapping[str, Any], device: str) -> str:
+def key_of(job: Mapping[str, Any], device: str, peers: int = PEERS) -> str:
     """Return the key of a row."""
-    return hashlib.sha256(json.dumps([PEERS, device, job], sort_keys=True).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps([peers, device, job], sort_keys=True).encode()).hexdigest()[:16]
 
 
 def main() -> int:
@@ -213,7 +383,9 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, help="rounds of each run instead of the study's own")
     parser.add_argument("--epochs", type=float, default=3.0, help="cifar: passes over the training data (default 3)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", action="append", metavar="NAME", help="only these algorithms; may be repeated")
+    parser.add_argument(
+        "--only", action="append", metavar="NAME", help="only rows of this name, or this name and message"
+    )
     parser.add_argument("--skew", action="append", type=float, help="only this skew; may be repeated")
     parser.add_argument("--device", default="cpu", help="torch device")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="for every run")
@@ -253,13 +425,10 @@ def main() -> int:
 
 def plan(study: Study, arguments: argparse.Namespace) -> Iterator[Run]:
     """Yield all runs of a study, those of one skew together."""
-    rounds = arguments.rounds
-    if rounds is None and "run.rounds" not in study.common:
-        # An epoch is one pass of each peer over its share of CIFAR-10's 50,000 images.
-        rounds = round(arguments.epochs * 50_000 / PEERS / int(str(study.common["training.batch_size"])))
     for skew in arguments.skew or study.skews:
         for item in study.settings:
-            if arguments.only and item.name not in arguments.only:
+            words = f"{item.name} {item.message}"
+            if arguments.only and not any(only in (item.name, words) for only in arguments.only):
                 continue
             values: dict[str, object] = {
                 **study.common,
@@ -267,10 +436,15 @@ def plan(study: Study, arguments: argparse.Namespace) -> Iterator[Run]:
                 "data.skew": skew,
                 "run.seed": arguments.seed,
             }
+            rounds = arguments.rounds
+            if rounds is None and "run.rounds" not in values:
+                # An epoch is one pass of each peer over its share of CIFAR-10's 50,000 images.
+                rounds = round(arguments.epochs * 50_000 / study.peers / int(str(values["training.batch_size"])))
             values |= {"data.directory": f'"{arguments.data.resolve()}"', "evaluation.every_rounds": 0}
             values |= {"peer.device": arguments.device} | ({"run.rounds": rounds} if rounds is not None else {})
             overrides = [*(f"{key}={value}" for key, value in values.items()), *arguments.set]
-            yield Run(item, skew, configuration.load(overrides=overrides, environment={}), arguments.device)
+            config = configuration.load(overrides=overrides, environment={})
+            yield Run(item, skew, config, arguments.device, study.peers)
 
 
 def measure(run: Run) -> dict[str, Any]:
@@ -288,7 +462,9 @@ def measure(run: Run) -> dict[str, Any]:
         "config": run.job(),
     }
     try:
-        summary = simulator.run(run.config, Path(), num_peers=PEERS, stacked=stacks(run.config), baseline=False).summary
+        summary = simulator.run(
+            run.config, Path(), num_peers=run.peers, stacked=stacks(run.config), baseline=False
+        ).summary
     except DivergenceError as error:
         return row | {"ended": f"diverged: {error}", "seconds": time.monotonic() - started}
     return row | {
@@ -298,8 +474,8 @@ def measure(run: Run) -> dict[str, Any]:
         "worst_accuracy": summary.worst_accuracy,
         "peer_accuracy": summary.peer_accuracy,
         "consensus_distance": summary.consensus_distance,
-        "payload_bytes_per_peer": summary.payload_bytes / PEERS,
-        "frame_bytes_per_peer": summary.frame_bytes / PEERS,
+        "payload_bytes_per_peer": summary.payload_bytes / run.peers,
+        "frame_bytes_per_peer": summary.frame_bytes / run.peers,
         "bits_per_parameter": summary.bits_per_parameter,
         "repairs": summary.repairs,
         "parameters": summary.parameters,
@@ -375,19 +551,30 @@ def percent(fraction: float | None) -> str:
 def print_table(study: Study, runs: Sequence[tuple[Run, Mapping[str, Any] | None]], *, command: str | None) -> None:
     """Print a table for each skew; as Markdown where a command is given, which then ends each row."""
     markdown = command is not None
-    header = ["algorithm", "message", "averaged %", "worst %", "− " + study.reference, "sent a peer", "bits/number"]
+    header = ["algorithm", "message", "averaged %", "worst %", "− " + (study.reference or "float32")]
+    header += ["sent a peer", "bits/number"]
     header += ["consensus", "paper"] + (["seed", "commit", "command"] if markdown else [])
     for skew in dict.fromkeys(run.skew for run, _ in runs):
         part = [(run, row) for run, row in runs if run.skew == skew and row is not None]
-        base = next((row.get("averaged_accuracy") for run, row in part if run.setting.name == study.reference), None)
-        cells = [header, *(list(_cells(run, row, base, command)) for run, row in part)]
-        print(f"\n{'### ' if markdown else ''}skew {skew:g}, {runs[0][0].config.run.rounds} rounds, {PEERS} peers\n")
+        cells = [header, *(list(_cells(run, row, _base(study, run, part), command)) for run, row in part)]
+        rounds = "/".join(str(number) for number in dict.fromkeys(run.config.run.rounds for run, _ in part))
+        peers = f"{study.peers} peers" if study.peers > 1 else "one process"
+        print(f"\n{'### ' if markdown else ''}skew {skew:g}, {rounds or 'no'} rounds, {peers}\n")
         widths = [max(len(line[column]) for line in cells) for column in range(len(header))]
         for number, line in enumerate(cells):
             padded = [text.ljust(width) for text, width in zip(line, widths, strict=True)]
             print(f"| {' | '.join(padded)} |" if markdown else "  ".join(padded).rstrip())
             if number == 0 and markdown:
                 print(f"| {' | '.join('-' * width for width in widths)} |")
+
+
+def _base(study: Study, run: Run, rows: Sequence[tuple[Run, Mapping[str, Any]]]) -> float | None:
+    """Return the accuracy that a row is compared with."""
+    for other, row in rows:
+        twin = run.setting.twin and (other.setting.name, other.setting.message) == (run.setting.name, run.setting.twin)
+        if twin or (not run.setting.twin and other.setting.name == study.reference):
+            return row.get("averaged_accuracy")
+    return None
 
 
 def _cells(run: Run, row: Mapping[str, Any], base: float | None, command: str | None) -> Iterator[str]:

@@ -32,7 +32,7 @@ def test_the_study_of_mnist_has_every_algorithm() -> None:
 @pytest.mark.parametrize("name", study.STUDIES)
 def test_no_setting_is_one_that_the_validator_refuses(name: str, tmp_path: Path) -> None:
     for run in study.plan(study.STUDIES[name], arguments(tmp_path)):
-        findings = job.validate_config(run.config, Path(), study.PEERS)
+        findings = job.validate_config(run.config, Path(), run.peers)
         assert not [finding.sentence for finding in findings if finding.level == "error"], study.describe(run)
 
 
