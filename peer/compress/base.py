@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -51,6 +51,15 @@ class Compressor(Protocol):
         ...
 
 
+@runtime_checkable
+class AllAtOnce(Protocol):
+    """A compressor that draws nothing and is faster on all layers of a vector than on each."""
+
+    def compress_all(self, v: FloatArray, layout: Layout) -> Payload | None:
+        """Return the payloads that `compress` returns for every layer, to the bit, or None to be asked for each."""
+        ...
+
+
 def compress_layers(
     compressor: Compressor, v: FloatArray, layout: Layout, draws: Draws, *, whole_below: int = 0
 ) -> Payload:
@@ -59,6 +68,10 @@ def compress_layers(
     Layers of fewer than `whole_below` numbers are sent whole, in the float type of `v`: norm parameters and biases
     cost little and suffer most. What they cost is counted like everything else.
     """
+    if whole_below == 0 and isinstance(compressor, AllAtOnce):
+        payload = compressor.compress_all(v, layout)
+        if payload is not None:
+            return payload
     whole_type = ValueType.FLOAT64 if v.dtype == np.float64 else ValueType.FLOAT32
     return tuple(
         Dense(v[part].copy(), whole_type)

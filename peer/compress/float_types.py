@@ -43,10 +43,11 @@ def rounded(v: FloatArray, value_type: ValueType) -> Dense:
     if value_type is ValueType.FLOAT64:
         return Dense(v.astype(np.float64), value_type)
     if value_type is ValueType.FLOAT32:
+        if v.dtype == np.float32:
+            return Dense(v.copy(), value_type)
         with np.errstate(over="ignore"):
             values = v.astype(np.float32)
-        if v.dtype == np.float64:
-            np.clip(values, -np.finfo(np.float32).max, np.finfo(np.float32).max, out=values)
+        np.clip(values, -np.finfo(np.float32).max, np.finfo(np.float32).max, out=values)
         return Dense(values, value_type)
     if value_type is ValueType.BFLOAT16 and lib is not None and v.dtype == np.float32:
         source, result = np.ascontiguousarray(v), np.empty(v.size, np.float32)

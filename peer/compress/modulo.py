@@ -24,6 +24,7 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -66,7 +67,20 @@ def modulus(theta: float, bits: int, rounding: Rounding) -> float:
 
 def largest_integer(dtype: npt.DTypeLike) -> int:
     """Return the largest |K| at which the type still holds the residue: 2^23 in float32, 2^52 in float64."""
-    return int(2 ** np.finfo(np.dtype(dtype)).nmant)
+    return _exact_up_to(np.dtype(dtype))
+
+
+@lru_cache
+def _exact_up_to(dtype: np.dtype[Any]) -> int:
+    return int(2 ** np.finfo(dtype).nmant)
+
+
+@lru_cache(maxsize=1024)
+def _held_modulus(theta: float, bits: int, rounding: Rounding, dtype: np.dtype[Any]) -> float | None:
+    """Return B as the type holds it, or None where it or a level leaves the type's range. Layers often share a θ."""
+    with np.errstate(over="ignore"):
+        b = float(dtype.type(modulus(float(dtype.type(theta)), bits, rounding)))
+    return b if math.isfinite(b) and b / (1 << bits) >= float(np.finfo(dtype).tiny) else None
 
 
 def theta_floor(largest: float, bits: int, rounding: Rounding, dtype: npt.DTypeLike) -> float:
@@ -152,9 +166,8 @@ class ModuloCode:
         """Return B as the type holds it; raise `error` if θ is no usable number."""
         if not (math.isfinite(theta) and theta > 0.0):
             raise error(f"θ of a modulo code is a number above 0, not {theta}")
-        with np.errstate(over="ignore"):
-            b = float(dtype.type(modulus(float(dtype.type(theta)), self.bits, self.rounding)))
-        if not (math.isfinite(b) and b / (1 << self.bits) >= float(np.finfo(dtype).tiny)):
+        b = _held_modulus(theta, self.bits, self.rounding, dtype)
+        if b is None:
             raise error(f"θ = {theta:g} leaves the range of {dtype} with {self.bits} bits")
         return b
 
@@ -374,7 +387,7 @@ class Modulo:
 
     @property
     def code(self) -> ModuloCode:
-        return ModuloCode(self.bits, self.rounding)
+        return _code(self.bits, self.rounding)
 
     def omega(self, v: FloatArray, layer: int, draws: Draws) -> Omega:
         """Return the ω of a layer: the same for every peer, None where the rounding needs none."""
@@ -402,6 +415,11 @@ class Modulo:
         return ErrorBound(absolute=code.delta * modulus(self.theta, self.bits, self.rounding))
 
 
+@lru_cache
+def _code(bits: int, rounding: Rounding) -> ModuloCode:
+    return ModuloCode(bits, rounding)
+
+
 def _low_bits(integers: IntegerArray, bits: int) -> CodeArray:
     codes: CodeArray = (integers & ((1 << bits) - 1)).astype(code_type(bits))
     return codes
@@ -409,7 +427,7 @@ def _low_bits(integers: IntegerArray, bits: int) -> CodeArray:
 
 def _code_of(payload: Residues) -> ModuloCode:
     try:
-        return ModuloCode(payload.bits, payload.rounding)
+        return _code(payload.bits, payload.rounding)
     except ValueError as error:
         raise RemoteProtocolError(f"a modulo code that cannot be: {error}") from None
 

@@ -25,6 +25,23 @@ def largest_magnitudes(v: FloatArray, k: int) -> npt.NDArray[np.int64]:
     return _largest_numpy(keys, k)
 
 
+def largest_of_each(
+    v: FloatArray, sizes: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64] | None:
+    """Return `largest_magnitudes` of layers that follow one another in `v`, one after another, in one call.
+
+    `sizes` and `counts`, int64[layers], are their n and k. None where the kernels were not built or do not take `v`.
+    """
+    if lib is None or v.dtype != np.float32 or not v.flags.c_contiguous or int(sizes.max()) >= 2**32:
+        return None
+    indices = np.empty(int(counts.sum()), np.int64)
+    pointers = [ffi.from_buffer("int64_t[]", array) for array in (sizes, counts, indices)]
+    raw = ffi.from_buffer("uint32_t[]", v)
+    if lib.select_largest_of_each(raw, pointers[0], pointers[1], sizes.size, 0x7FFFFFFF, 0, pointers[2]) != 0:
+        raise MemoryError(f"no memory to select {indices.size} of {v.size} numbers")
+    return indices
+
+
 def smallest_words(words: npt.NDArray[np.uint32], k: int) -> npt.NDArray[np.int64]:
     """Return the indices of the k smallest words, int64[k] ascending."""
     return _largest(np.ascontiguousarray(words), k, mask=0xFFFFFFFF, flip=0xFFFFFFFF)

@@ -363,6 +363,20 @@ int select_largest(const uint32_t *raw, uint64_t n, uint64_t k, uint32_t mask, u
     }
 }
 
+int select_largest_of_each(const uint32_t *raw, const int64_t *sizes, const int64_t *counts, uint64_t layers,
+                           uint32_t mask, uint32_t flip, int64_t *indices) {
+    for (uint64_t layer = 0; layer < layers; layer++) {
+        if (counts[layer] == sizes[layer]) {
+            for (int64_t i = 0; i < sizes[layer]; i++) indices[i] = i;
+        } else if (select_largest(raw, (uint64_t)sizes[layer], (uint64_t)counts[layer], mask, flip, indices)) {
+            return -1;
+        }
+        raw += sizes[layer];
+        indices += counts[layer];
+    }
+    return 0;
+}
+
 CLONES void stochastic_codes(const float *v, uint64_t n, int32_t steps, float scale,
                              const float *uniforms, uint32_t key0, uint32_t key1, uint32_t layer, uint32_t round,
                              int width, uint8_t *codes)

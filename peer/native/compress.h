@@ -25,6 +25,9 @@ double sum_of_magnitudes_f64(const double *v, uint64_t n);
 
 /* The indices of the k largest keys `(raw & mask) ^ flip`, ascending, ties won by the lowest; 0, or -1 for no memory. */
 int select_largest(const uint32_t *raw, uint64_t n, uint64_t k, uint32_t mask, uint32_t flip, int64_t *indices);
+/* Likewise of layers that follow one another; each index is counted from the beginning of its layer. */
+int select_largest_of_each(const uint32_t *raw, const int64_t *sizes, const int64_t *counts, uint64_t layers,
+                           uint32_t mask, uint32_t flip, int64_t *indices);
 
 /* Codes steps + sign(v) * level, level = floor(steps |v| / scale), plus one where the uniform is below the
    fraction. `uniforms` NULL: drawn from the stream. `codes`: uint8 or uint16, by `width`. */

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peer.compress import Dense, Levels, Sparse, ValueType, build, decompress
+from peer.compress import Dense, Layout, Levels, Sparse, ValueType, build, compress_layers, decompress
+from peer.compress.payload import payloads_equal
 from peer.compress.selection import count_of, largest_magnitudes, smallest_words
 from peer.random import PhiloxSource
 from tests.compress.vectors import AWKWARD_NAMES, GivenDraws, awkward
@@ -171,3 +172,22 @@ def test_nominal_bits_count_values_and_the_choice_of_indices(settings_):
     from math import comb, log2
 
     assert payload_bits == pytest.approx(k * settings_.get("value_bits", 32) + log2(comb(size, k)), rel=1e-9, abs=1e-6)
+
+
+@pytest.mark.parametrize("fraction", [0.001, 0.1, 1.0])
+def test_top_k_of_all_layers_at_once_is_that_of_each(fraction: float) -> None:
+    layout = Layout.of_sizes([1, 300, 7, 2500, 64])
+    v = np.random.default_rng(4).standard_normal(layout.size).astype(np.float32)
+    v[10:200] = v[10]
+    compressor = build("top_k", fraction=fraction)
+    each = [compressor.compress(v[part], layer, DRAWS) for layer, part in enumerate(layout.slices)]
+    for one, other in zip(compress_layers(compressor, v, layout, DRAWS), each, strict=True):
+        assert payloads_equal(one, other)
+
+
+def test_a_layer_that_is_not_finite_is_named_among_all() -> None:
+    layout = Layout.of_sizes([5, 5, 5])
+    v = np.ones(15, np.float32)
+    v[12] = np.nan
+    with pytest.raises(ValueError, match="layer 2"):
+        compress_layers(build("top_k", fraction=0.2), v, layout, DRAWS)
