@@ -71,6 +71,8 @@ class PeerAddress(Section):
     """Name of the peer; its certificate is made out to it."""
     advertise: str | None = None
     """Address and port under which the others reach it; without one it dials all its neighbours itself."""
+    relay: str | None = None
+    """Name of a reachable peer that connects it with neighbours that cannot be dialled either."""
 
 
 class SecurityOptions(Section):
@@ -293,6 +295,8 @@ class TransportOptions(Section):
     """Longest pause between two attempts to reconnect (they start at 0.1 s and double, with jitter)."""
     give_up_after_s: Positive = 600.0
     """End the run with an error when a neighbour that is waited for stays away this long."""
+    relay_kbytes_per_s: NonNegative = 1250.0
+    """What this peer carries between others that cannot dial each other, in units of 1000 bytes/s; 0: nothing."""
     linger_s: Positive = 20.0
     """After the last round: how long to stay for neighbours that have not finished."""
 
@@ -320,6 +324,10 @@ class Config(Section):
         names = [peer.name for peer in self.peers]
         if len(set(names)) != len(names):
             raise ValueError("two peers have the same name")
+        reachable = {peer.name for peer in self.peers if peer.advertise is not None}
+        for peer in self.peers:
+            if peer.relay is not None and peer.relay not in reachable:
+                raise ValueError(f"the relay of {peer.name}, {peer.relay!r}, is no peer with an advertise address")
         if self.peers and self.peer.index >= len(self.peers):
             raise ValueError(f"peer.index is {self.peer.index}, but there are {len(self.peers)} peers (counted from 0)")
         return self

@@ -33,6 +33,7 @@ from peer.job import Job, algorithm_spec, machine_facts, refuse_errors, unreacha
 from peer.metrics import EvaluationRecord, LinkRecord, MetricsStore, RoundRecord
 from peer.pair_participant import PairParticipant
 from peer.participant import Parcel, Participant
+from peer.relay import RelayAddress
 from peer.security import load_credentials
 from peer.service_manager import notify
 from peer.store import Checkpoint, StateFolder
@@ -498,6 +499,7 @@ class Daemon(ABC):
             "protobuf_bytes": sum(link.protobuf_bytes for link in links.values()),
             "socket_bytes": None if None in sockets else sum(size or 0 for size in sockets),
             "links": {self.config.peers[peer].name: self._link_status(peer, link) for peer, link in links.items()},
+            "relayed": {f"{one} > {two}": size for (one, two), size in self.transport.relay.carried.items()},
             "seconds": self._now(),
             **self._figures(),
         }
@@ -518,6 +520,7 @@ class Daemon(ABC):
             "packet_bytes": link.packet_bytes,
             "reconnects": link.reconnects,
             "resent_frames": link.resent_frames,
+            "relayed_bytes": self.transport.relayed(peer),
             **self._link_figures(peer),
         }
 
@@ -531,13 +534,7 @@ class Daemon(ABC):
         config = self.config
         for sentence in unreachable_pairs(config, self.job.schedule, only=self.me):
             raise ConfigError(sentence, key="peers")
-        neighbors = []
-        for peer in self.neighbors:
-            address = config.peers[peer].advertise
-            # One connection serves a pair: the lower index dials, unless only one of the two can be dialled.
-            can_be_dialled = config.peer.listen is not None and config.peers[self.me].advertise is not None
-            dial = address is not None and (self.me < peer or not can_be_dialled)
-            neighbors.append(Neighbor(index=peer, name=config.peers[peer].name, address=address, dial=dial))
+        neighbors = [describe_neighbor(config, self.me, peer) for peer in self.neighbors]
         hello = HelloInfo(
             run=config.run.name,
             algorithm=config.algorithm.name,
@@ -622,6 +619,32 @@ class Daemon(ABC):
         """Write the totals of the links, and make everything written visible to readers."""
         self.metrics.put(*self._link_totals().values())
         self.metrics.flush()
+
+
+def describe_neighbor(config: Config, me: int, peer: int) -> Neighbor:
+    """Return how peer `me` sees a neighbour: one connection serves a pair, and who dials follows from the addresses.
+
+    The lower index dials, unless only one of the two can be dialled; where neither can, the lower dials through the
+    other's relay, unless only its own has one.
+    """
+    own, other = config.peers[me], config.peers[peer]
+    if own.advertise is None and other.advertise is None:
+        relay = relay_of(config, peer)
+        dial = relay is not None and (me < peer or own.relay is None)
+        return Neighbor(index=peer, name=other.name, address=None, dial=dial, relay=relay if dial else None)
+    can_be_dialled = config.peer.listen is not None and own.advertise is not None
+    dial = other.advertise is not None and (me < peer or not can_be_dialled)
+    return Neighbor(index=peer, name=other.name, address=other.advertise, dial=dial)
+
+
+def relay_of(config: Config, peer: int) -> RelayAddress | None:
+    """Return where a peer that nobody can dial waits for callers; None if it does so nowhere."""
+    entry = config.peers[peer]
+    if entry.advertise is not None or entry.relay is None:
+        return None
+    (address,) = (each.advertise for each in config.peers if each.name == entry.relay)
+    assert address is not None
+    return RelayAddress(entry.relay, address)
 
 
 def evaluation_note(record: EvaluationRecord) -> str:

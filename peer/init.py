@@ -42,6 +42,7 @@ Sottovoce: the configuration of this run as it was resolved from file, environme
 _PEERS_EXAMPLE = """\
 All peers of the run, in the same order on every device. name: what the peer's certificate is made out to.
 advertise: address and port under which the others reach it; without one it dials all its neighbours itself.
+relay: without an address, the peer that connects it with neighbours that have none either.
 
 [[peers]]
 name = "kitchen"
@@ -49,6 +50,7 @@ advertise = "192.168.1.10:7700"
 
 [[peers]]
 name = "garage"
+relay = "kitchen"
 """
 
 
@@ -72,13 +74,20 @@ def write_resolved(config: Config, path: Path) -> None:
 
 
 def write_cluster(
-    directory: Path, config: Config, hosts: Sequence[Host], *, base: Path = Path(), force: bool = False
+    directory: Path,
+    config: Config,
+    hosts: Sequence[Host],
+    *,
+    base: Path = Path(),
+    force: bool = False,
+    relay: int | None = None,
 ) -> list[Path]:
     """Write a CA, an operator's certificate and one folder peer-K for each host; return the peer files.
 
     A folder peer-K is all that its device needs. Peers find each other through `advertise`; a peer without an address
-    listens nowhere and dials out. Where every host is this machine, peers listen on loopback only, otherwise on all
-    interfaces. `base` is where the relative paths of `config` start; in the new files they lead to the same places.
+    listens nowhere and dials out; peer `relay` connects such peers with each other. Where every host is this machine,
+    peers listen on loopback only, otherwise on all interfaces. `base` is where the relative paths of `config` start; in
+    the new files they lead to the same places.
     With `security.mode = "insecure"` no certificates are made. Raises ConfigError if the folder already holds a
     cluster, unless `force`.
     """
@@ -89,6 +98,8 @@ def write_cluster(
         raise ConfigError(
             f"the configuration lists {len(names)} [[peers]], but {len(hosts)} are to be made", key="--peers"
         )
+    if relay is not None and (relay >= len(hosts) or hosts[relay].address is None):
+        raise ConfigError("is no peer that others can dial", key="--relay", value=relay)
     folders = [directory / f"peer-{index}" for index in range(len(hosts))]
     authority_files = (directory / "ca.pem", directory / "ca.key")
     operator_files = (directory / "operator.pem", directory / "operator.key")
@@ -101,7 +112,7 @@ def write_cluster(
     for file in certificates:
         file.unlink(missing_ok=True)
     for index, folder in enumerate(folders):
-        mine = _peer_config(config, index, hosts, names)
+        mine = _peer_config(config, index, hosts, names, None if relay is None else names[relay])
         write_peer_file(folder / "peer.toml", _move_paths(mine, base, folder), force=force)
     if config.security.mode == "mtls":
         authority = CertificateAuthority.create(config.run.name)
@@ -155,12 +166,17 @@ def _split_address(text: str, default_port: int) -> tuple[str | None, int]:
     return host.strip("[]"), int(port)
 
 
-def _peer_config(config: Config, index: int, hosts: Sequence[Host], names: Sequence[str]) -> Config:
+def _peer_config(config: Config, index: int, hosts: Sequence[Host], names: Sequence[str], relay: str | None) -> Config:
     local = all(host.address in {"127.0.0.1", "localhost", "::1"} for host in hosts)
     host = hosts[index]
     listen = "" if host.address is None else join_address("127.0.0.1" if local else "0.0.0.0", host.port)
+    relays = {peer.name: peer.relay for peer in config.peers}
     peers = tuple(
-        PeerAddress(name=name, advertise=None if each.address is None else join_address(each.address, each.port))
+        PeerAddress(
+            name=name,
+            advertise=None if each.address is None else join_address(each.address, each.port),
+            relay=(relays.get(name) or relay) if each.address is None else None,
+        )
         for name, each in zip(names, hosts, strict=True)
     )
     own = config.peer.model_copy(update={"index": index, "listen": listen})
@@ -242,6 +258,8 @@ def _peers(peers: Sequence[PeerAddress]) -> tomlkit.items.AoT:
         table.add("name", peer.name)
         if peer.advertise is not None:
             table.add("advertise", peer.advertise)
+        if peer.relay is not None:
+            table.add("relay", peer.relay)
         tables.append(table)
     return tables
 

@@ -207,12 +207,12 @@ def unreachable_pairs(config: Config, schedule: Schedule, only: int | None = Non
     """Return a sentence for each two neighbours of whom neither can be dialled; `only` asks for one peer's own."""
     return [
         f"{config.peers[one].name} and {config.peers[other].name} are neighbours in this graph, and neither has an "
-        "advertise address at which the other could dial it; give one of them an address, or choose a graph in which "
-        "they are not neighbours"
+        "advertise address at which the other could dial it; give one of them an address or a relay, or choose a graph "
+        "in which they are not neighbours"
         for one, peer in enumerate(config.peers)
         for other in sorted({*schedule.all_receivers(one), *schedule.all_senders(one)})
         if one < other and only in (None, one, other)
-        if peer.advertise is None and config.peers[other].advertise is None
+        if not any(each.advertise or each.relay for each in (peer, config.peers[other]))
     ]
 
 

@@ -65,6 +65,7 @@ from peer.hello import (
     read_terms,
 )
 from peer.proto.sottovoce.v1 import control_pb2, exchange_pb2
+from peer.relay import RelayAddress, RelayService, Tunnels
 from peer.security import (
     CHALLENGE_BYTES,
     Access,
@@ -97,7 +98,7 @@ _MAX_GREETINGS = 64
 _MAX_GREETINGS_EACH = 4
 _HELLOS = {"rate": 2.0, "burst": 60.0}
 """Of one neighbour, a second and at once: each costs a handshake."""
-_SMALL_MESSAGES = {"rate": 1000.0, "burst": 5000.0}
+_SMALL_MESSAGES = {"rate": 500.0, "burst": 1000.0}
 """Envelopes of one neighbour that complete no numbered frame, and kilobytes in them beside chunks."""
 _LEAST_BYTES_PER_S = 4096
 """An envelope may take this long at the slowest, beside the silence that is allowed."""
@@ -105,6 +106,7 @@ _COMPLAINTS_PER_MINUTE = 20
 _REVOKED_TOPIC = "revoked"
 _LOOK_AT_FILES_S = 2.0
 _MAX_CONTROL_CALLS = 32
+_MAX_RELAY_STREAMS = 256
 _MAX_ARGUMENTS = 64 * 1024
 _MAX_REASON = 500
 
@@ -126,6 +128,13 @@ class Neighbor:
     """Where it can be dialled, "host:port"."""
     dial: bool
     """Whether this end dials it."""
+    relay: RelayAddress | None = None
+    """Where this end dials it, if it has no address of its own."""
+
+    @property
+    def place(self) -> str:
+        """Where it is dialled, for people."""
+        return f"relay {self.relay.name}" if self.relay is not None else str(self.address)
 
 
 @dataclass
@@ -214,7 +223,11 @@ class Transport:
         security: Access | None,
         options: TransportOptions,
         handler: Handler,
+        members: Sequence[str] = (),
+        own_relay: RelayAddress | None = None,
     ) -> None:
+        """`members` are the names of all peers of the run, for whom this one may relay; at `own_relay` it waits for
+        callers, where nobody can dial it."""
         self.me = me
         self.port: int | None = None
         """The port that is listened on, once started."""
@@ -234,6 +247,18 @@ class Transport:
         self._server: grpc.aio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._links: dict[int, _Link] = {}
+        self._members = frozenset(members)
+        self._own_relay = own_relay
+        self.relay = RelayService(identify=self._relayed_for, kbytes_per_s=options.relay_kbytes_per_s)
+        """What this peer carries for others."""
+        self._tunnels: Tunnels | None = None
+        if own_relay is not None or any(neighbor.relay is not None for neighbor in neighbors):
+            self._tunnels = Tunnels(
+                name=hello.name,
+                open_channel=self._open_relay_channel,
+                spawn=self._spawn,
+                heartbeat_s=options.heartbeat_s,
+            )
         self._greetings: dict[str, int] = {}
         """Streams that wait for a hello, by who opened them."""
         self._hellos: dict[int, Allowance] = {}
@@ -255,14 +280,16 @@ class Transport:
         if hello.max_frame_bytes is not None:
             self._max_frame_bytes = min(self._max_frame_bytes, hello.max_frame_bytes)
         for neighbor in neighbors:
-            if neighbor.dial:
+            if neighbor.dial and neighbor.relay is None:
                 _split_address(neighbor.address or "", key=f"peers.{neighbor.index}.advertise")
 
     async def start(self) -> None:
         """Listen, and start to dial in the background. Raises ConfigError if the address cannot be listened on."""
         self._ended = asyncio.get_running_loop().create_future()
-        if self._listen:
+        if self._listen or self._own_relay is not None:
             await self._start_server(self._listen)
+        if self._own_relay is not None and self._tunnels is not None:
+            self._spawn(self._tunnels.offer(self._own_relay), "wait at the relay")
         if self._credentials is not None and self._credentials.revoked is not None:
             self._spawn(self._watch_revocations(), "revocations")
         for neighbor in self._neighbors.values():
@@ -315,6 +342,13 @@ class Transport:
             link.end(_Close.VIOLATION, reason)
             self._detach(link, reason)
 
+    def relayed(self, peer: int) -> tuple[int, int] | None:
+        """Return the bytes that went to and came from a neighbour through a relay; None where none ever did."""
+        name = self._neighbors[peer].name
+        if self._tunnels is None or name not in self._tunnels.sent.keys() | self._tunnels.received.keys():
+            return None
+        return self._tunnels.sent.get(name, 0), self._tunnels.received.get(name, 0)
+
     def is_up(self, peer: int) -> bool:
         """Return whether there is a link to a neighbour now."""
         return peer in self._links
@@ -338,6 +372,8 @@ class Transport:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._server is not None:
             await self._server.stop(grace=_FAREWELL_S)
+        if self._tunnels is not None:
+            self._tunnels.close()
         for link in list(self._links.values()):
             self._detach(link, "we left")
         if self._ended is not None and not self._ended.done():
@@ -345,8 +381,7 @@ class Transport:
 
     # Listening
 
-    async def _start_server(self, listen: str) -> None:
-        host, port = _split_address(listen, key="peer.listen")
+    async def _start_server(self, listen: str | None) -> None:
         server = grpc.aio.server(
             options=[
                 *self._channel_options(),
@@ -356,25 +391,34 @@ class Transport:
                 # (`_greet_caller`). There is no limit of age: links live as long as the run.
                 ("grpc.server_handshake_timeout_ms", int(self._options.dial_timeout_s * 1000)),
                 ("grpc.max_connection_idle_ms", int(max(self._options.dial_timeout_s, 1) * 1000)),
-                ("grpc.max_allowed_incoming_connections", 2 * len(self._neighbors) + _MAX_GREETINGS),
+                (
+                    "grpc.max_allowed_incoming_connections",
+                    2 * len(self._neighbors) + _MAX_GREETINGS + _MAX_RELAY_STREAMS,
+                ),
                 ("grpc.max_concurrent_streams", 16),
             ],
-            maximum_concurrent_rpcs=2 * len(self._neighbors) + _MAX_GREETINGS + _MAX_CONTROL_CALLS,
+            maximum_concurrent_rpcs=2 * len(self._neighbors) + _MAX_GREETINGS + _MAX_CONTROL_CALLS + _MAX_RELAY_STREAMS,
         )
-        server.add_generic_rpc_handlers((self._peer_methods(), self._control_methods()))
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        try:
-            credentials = None if self._security is None else _server_credentials(self._security)
-            if credentials is None:
-                self.port = server.add_insecure_port(address)
-            else:
-                self.port = server.add_secure_port(address, credentials)
-        except RuntimeError:
-            self.port = 0
-        if not self.port:
-            raise ConfigError(_why_not_bound(host, port), key="peer.listen", value=listen)
+        server.add_generic_rpc_handlers((self._peer_methods(), self._control_methods(), self.relay.handler()))
+        if self._own_relay is not None and self._tunnels is not None:
+            self._bind(server, f"unix:{self._tunnels.listening_socket}")
+        if listen:
+            host, port = _split_address(listen, key="peer.listen")
+            self.port = self._bind(server, f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+            if not self.port:
+                raise ConfigError(_why_not_bound(host, port), key="peer.listen", value=listen)
         await server.start()
         self._server = server
+
+    def _bind(self, server: grpc.aio.Server, address: str) -> int:
+        """Return the port that is listened on; 0 if it cannot be."""
+        credentials = None if self._security is None else _server_credentials(self._security)
+        try:
+            if credentials is None:
+                return server.add_insecure_port(address)
+            return server.add_secure_port(address, credentials)
+        except RuntimeError:
+            return 0
 
     def _peer_methods(self) -> grpc.GenericRpcHandler[Any, Any]:
         exchange = grpc.stream_stream_rpc_method_handler(self._exchange)
@@ -404,6 +448,7 @@ class Transport:
             elif (refusal := self._not_admitted(pipe)) is not None:
                 self._complain("refused a caller at %s: %s", pipe.caller, refusal)
                 await pipe.write(_farewell(_Close.REFUSED, refusal))
+                await pipe.heed()
             elif (link := await self._greet_caller(pipe)) is not None:
                 await link.run()
         except _ConnectionLostError as error:
@@ -437,6 +482,25 @@ class Transport:
         ):
             return "too many connections wait for their hello"
         return None
+
+    def _relayed_for(self, context: Any, claimed: str) -> str:
+        """Return the name of a member that wants to use this peer as a relay. Raises SottoError."""
+        if isinstance(self._security, TokenAccess) and not self._security.admits(context.invocation_metadata()):
+            raise SecurityError(_NO_TOKEN)
+        if self._credentials is not None:
+            identity = _caller_identity(context)
+            self._check_revoked(identity)
+            if identity.role is not Role.PEER or identity.name != claimed:
+                raise SecurityError(
+                    f"{quote(claimed)} shows the certificate of {identity.role.value} {identity.name!r}"
+                )
+        if claimed not in self._members:
+            raise SecurityError(f"{quote(claimed)} is no peer of this run; compare the lists of peers")
+        return claimed
+
+    def _open_relay_channel(self, relay: RelayAddress) -> tuple[Any, Any]:
+        options: list[tuple[str, int]] = [("grpc.http2.bdp_probe", 0)]
+        return _open_channel(relay.address, relay.name, self._security, options), _metadata(self._security)
 
     def _caller(self, pipe: _ServerPipe) -> str:
         """Return what stands for a caller where streams are counted."""
@@ -696,9 +760,9 @@ class Transport:
 
     async def _dial(self, neighbor: Neighbor) -> _Link | None:
         """Return a new link; None if another stream of the pair is better. Raises RemoteError."""
-        assert neighbor.address is not None
         older = {each.local for each in tcp_info.connections()}
-        pipe = _ClientPipe(neighbor, self._security, self._channel_options())
+        address = await self._address_of(neighbor)
+        pipe = _ClientPipe(address, neighbor.name, self._security, self._channel_options())
         attached = False
         challenge = secrets.token_bytes(CHALLENGE_BYTES)
         try:
@@ -707,15 +771,15 @@ class Transport:
                 await pipe.write(self._our_hello(received, seen_as="", challenge=challenge))
                 first = await pipe.read()
             if first is None:
-                raise PeerUnreachable(f"{neighbor.name} at {neighbor.address} closed the connection without an answer")
+                raise PeerUnreachable(f"{neighbor.name} at {neighbor.place} closed the connection without an answer")
             answer, _ = decode(first)
             if answer.HasField("close"):
                 reason = _clean(answer.close.reason)
                 if answer.close.kind == _Close.SUPERSEDED:
                     return None
                 if answer.close.kind == _Close.GOODBYE:
-                    raise PeerUnreachable(f"{neighbor.name} at {neighbor.address} is leaving: {reason}")
-                raise HandshakeRefused(f"{neighbor.name} at {neighbor.address} refuses us: {reason}")
+                    raise PeerUnreachable(f"{neighbor.name} at {neighbor.place} is leaving: {reason}")
+                raise HandshakeRefused(f"{neighbor.name} at {neighbor.place} refuses us: {reason}")
             try:
                 theirs = _parse_hello(first)
                 check_texts(theirs)
@@ -740,20 +804,29 @@ class Transport:
                 identity,
                 dialled=True,
                 received=received,
-                connection=_dialled_connection(neighbor, terms.seen_as, older),
+                connection=None if neighbor.relay else _dialled_connection(neighbor, terms.seen_as, older),
             )
             self._attach(link)
             attached = True
             return link
         except TimeoutError:
             raise PeerUnreachable(
-                f"{neighbor.name} at {neighbor.address} did not answer within {self._options.dial_timeout_s:g} s"
+                f"{neighbor.name} at {neighbor.place} did not answer within {self._options.dial_timeout_s:g} s"
             ) from None
         except _ConnectionLostError as error:
+            if self._tunnels is not None and neighbor.relay and (trouble := self._tunnels.trouble.get(neighbor.name)):
+                raise PeerUnreachable(f"{neighbor.name} cannot be reached: {trouble}") from None
             raise PeerUnreachable(_explain(error.error, neighbor, encrypted=self._security is not None)) from None
         finally:
             if not attached:
                 await pipe.abandon()
+
+    async def _address_of(self, neighbor: Neighbor) -> str:
+        """Return what gRPC is to dial."""
+        if neighbor.relay is not None and self._tunnels is not None:
+            return await self._tunnels.address_of(neighbor.name, neighbor.relay)
+        assert neighbor.address is not None
+        return neighbor.address
 
     def _check_listener(self, neighbor: Neighbor, theirs: exchange_pb2.Hello, challenge: bytes) -> Identity | None:
         """Return whose certificate a listener proved to hold. Raises HandshakeRefused."""
@@ -926,6 +999,7 @@ class _Link:
         self._window_bytes = transport._window_bytes
         self._counters = LinkCounters(connections=1)
         self._connection, self._tcp = connection, None if connection is None else connection.counters()
+        self._relayed_before = transport.relayed(neighbor.index) or (0, 0)
         self._wake = asyncio.Event()
         self._bulletins: deque[exchange_pb2.Bulletin] = deque(maxlen=_MAX_QUEUED_BULLETINS)
         self._farewell: tuple[int, str] | None = None
@@ -1002,6 +1076,10 @@ class _Link:
         """Return what went over this connection so far."""
         if self._connection is not None and (tcp := self._connection.counters()) is not None:
             self._tcp = tcp
+        if (relayed := self._transport.relayed(self.neighbor.index)) is not None and self._connection is None:
+            # What a socket to the neighbour would have carried.
+            self._counters.socket_bytes_sent = relayed[0] - self._relayed_before[0]
+            self._counters.socket_bytes_received = relayed[1] - self._relayed_before[1]
         if self._tcp is not None:
             self._counters.socket_bytes_sent = self._tcp.bytes_sent
             self._counters.socket_bytes_received = self._tcp.bytes_received
@@ -1151,7 +1229,9 @@ class _Link:
         self._receipt_due = False
         if credit:
             envelope.credit = self._assembler.grant()
-        if self._bulletins:
+        room = MAX_BULLETIN_BYTES
+        while self._bulletins and (len(self._bulletins[0].data) <= room or not envelope.bulletins):
+            room -= len(self._bulletins[0].data) + MAX_TOPIC
             envelope.bulletins.append(self._bulletins.popleft())
         if not chunks:
             return envelope.SerializeToString()
@@ -1224,6 +1304,12 @@ class _ServerPipe:
         with _losses():
             await self._context.write(data)
 
+    async def heed(self) -> None:
+        """Wait a moment for what the caller may be writing: a stream that ends under a write loses its last words."""
+        with contextlib.suppress(TimeoutError, _ConnectionLostError):
+            async with asyncio.timeout(_FAREWELL_S):
+                await self.read()
+
     async def done_writing(self) -> None:
         """Do nothing: the stream ends, after what was written, when the method that serves it returns."""
 
@@ -1234,10 +1320,9 @@ class _ServerPipe:
 class _ClientPipe:
     """The dialler's end of a stream, with the channel that carries nothing else."""
 
-    def __init__(self, neighbor: Neighbor, security: Access | None, options: list[tuple[str, int]]) -> None:
-        assert neighbor.address is not None
+    def __init__(self, address: str, name: str, security: Access | None, options: list[tuple[str, int]]) -> None:
         # Typed loosely: the published stubs of grpc.aio know neither raw bytes nor read and write.
-        channel: Any = _open_channel(neighbor.address, neighbor.name, security, options)
+        channel: Any = _open_channel(address, name, security, options)
         self._channel = channel
         self._call: Any = channel.stream_stream(f"/{_PEER_SERVICE}/Exchange")(metadata=_metadata(security))
 
@@ -1396,7 +1481,7 @@ def _why_not_bound(host: str, port: int) -> str:
 def _explain(error: BaseException, neighbor: Neighbor, *, encrypted: bool) -> str:
     """Return a sentence for a call that failed before it was answered."""
     details = _details(error)
-    who = f"{neighbor.name} at {neighbor.address}"
+    who = f"{neighbor.name} at {neighbor.place}"
     if "CERTIFICATE_VERIFY_FAILED" in details:
         return f"{who} shows a certificate that this run's CA did not sign, or that is not valid today"
     if "not in peer certificate" in details or "Hostname Verification Check failed" in details:

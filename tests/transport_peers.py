@@ -116,6 +116,7 @@ def build(
     options: TransportOptions = QUICK,
     hello: HelloInfo | None = None,
     security: Credentials | str | None = "own",
+    **extra: Any,
 ) -> Transport:
     own = credentials(NAMES[index]) if isinstance(security, str) else security
     transport = Transport(
@@ -126,6 +127,7 @@ def build(
         security=own,
         options=options,
         handler=mind,
+        **extra,
     )
     mind.transport = transport
     return transport

@@ -100,6 +100,12 @@ def init(
 @click.option(
     "--port", type=click.IntRange(1, 65535), metavar="PORT", default=7700, show_default=True, help="First or only port."
 )
+@click.option(
+    "--relay",
+    type=click.IntRange(min=0),
+    metavar="K",
+    help='Peer K connects those given as "-" with each other; without it two of them cannot be neighbours.',
+)
 @job_options
 @force_option
 def cluster(
@@ -107,6 +113,7 @@ def cluster(
     num_peers: int | None,
     hosts: tuple[str, ...],
     port: int,
+    relay: int | None,
     config_file: Path | None,
     settings: tuple[str, ...],
     force: bool,
@@ -121,12 +128,13 @@ def cluster(
     Examples:
       sotto init cluster kits --peers 8
       sotto init cluster kits --host 10.0.0.1 --host 10.0.0.2 --host -
+      sotto init cluster kits --host 10.0.0.1 --host - --host - --relay 0
       sotto init cluster kits --peers 4 --config job.toml --set run.rounds=5000
     """
     from peer.init import place_peers, write_cluster
 
     config, base = load_config(config_file, settings)
-    files = write_cluster(directory, config, place_peers(num_peers, hosts, port), base=base, force=force)
+    files = write_cluster(directory, config, place_peers(num_peers, hosts, port), base=base, force=force, relay=relay)
     click.echo(f"wrote {directory}: {len(files)} peers")
     click.echo(f"start each with: sotto run --config {files[0]}")
 

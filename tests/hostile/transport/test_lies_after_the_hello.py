@@ -287,20 +287,20 @@ def test_an_error_that_the_daemon_finds_in_a_frame_reaches_its_sender() -> None:
 def test_a_flood_of_empty_envelopes_ends_the_link() -> None:
     async def lie(caller: Caller) -> None:
         with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
-            for _ in range(12_000):
+            for _ in range(1500):
                 await caller.send(pb.Envelope())
 
-    tell(lie, "it floods this peer: more than 1000 messages")
+    tell(lie, "it floods this peer: more than 500 messages")
 
 
 def test_a_flood_of_notes_ends_the_link() -> None:
     async def lie(caller: Caller) -> None:
         note = pb.Envelope(bulletins=[pb.Bulletin(topic="evaluation", data=b"x" * (60 * KB))])
         with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
-            for _ in range(300):
+            for _ in range(30):
                 await caller.send(note)
 
-    tell(lie, "it floods this peer: more than 1000 messages or kB a second beside frames")
+    tell(lie, "it floods this peer: more than 500 messages or kB a second beside frames")
 
 
 def test_a_list_of_revoked_certificates_that_the_authority_did_not_sign_ends_the_link() -> None:
