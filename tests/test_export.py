@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,9 @@ from peer.errors import ConfigError, StateError
 from peer.export import export_model
 from peer.init import place_peers, write_cluster
 from peer.job import Job
+from peer.simulate import run as simulator
 from peer.store import Checkpoint, StateFolder
+from tests.cli.runner import sotto
 
 JOB = Config(peers=tuple(PeerAddress(name=f"peer-{index}") for index in range(2)))
 
@@ -46,7 +49,7 @@ def size() -> int:
 def flat(path: Path) -> npt.NDArray[np.float32]:
     tensors = load_file(path)
     names = ("linear1.weight", "linear1.bias", "linear2.weight", "linear2.bias")
-    assert set(tensors) == set(names)
+    assert {name for name in tensors if not name.endswith("running_range")} == set(names)
     return np.concatenate([tensors[name].reshape(-1) for name in names])
 
 
@@ -100,3 +103,33 @@ def test_a_model_of_another_shape_is_refused(run: Path, tmp_path: Path) -> None:
 def test_a_peer_that_does_not_exist_is_named(run: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--peer.*got 2.*0 to 1"):
         export_model(run, tmp_path / "m.safetensors", peer_index=2)
+
+
+def test_an_export_in_8_bits_tells_both_accuracies(run: Path, tmp_path: Path) -> None:
+    job = Job.open(JOB, Path())
+    x = job.trainer(0).initial_vector()
+    save(run, 0, 30, x, 1.0)
+    save(run, 1, 30, x, 1.0)
+    exported = export_model(run, tmp_path / "m.safetensors", int8=True)
+    assert exported.description == "the average of 2 peers after 30 rounds, weights in 8 bits"
+    assert set(exported.accuracy) == {"float32", "int8"}
+    stored = load_file(tmp_path / "m.safetensors")
+    assert stored["linear1.weight"].dtype == np.int8
+    restored = stored["linear1.weight"].astype(np.float32) * stored["linear1.weight.scale"]
+    assert np.abs(restored.reshape(-1) - x[: restored.size]).max() <= 0.51 * stored["linear1.weight.scale"][0]
+
+
+def test_the_model_of_a_simulation_is_exported_in_8_bits(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    config = load(overrides=["run.rounds=60", "data.skew=0", "algorithm.name=sgp"], environment={})
+    simulated = simulator.run(config, tmp_path, num_peers=2, directory=folder, stacked=True, baseline=False)
+    result = sotto("export", str(folder), "--int8", "-o", str(tmp_path / "m.safetensors"), "--json")
+    assert result.exit_code == 0, result.output
+    answer = json.loads(result.stdout)
+    assert answer["accuracy"]["int8"] == pytest.approx(simulated.summary.averaged_accuracy, abs=0.02)
+    assert answer["accuracy"]["float32"] == pytest.approx(simulated.summary.averaged_accuracy, abs=0.02)
+    assert answer["bytes"] == (tmp_path / "m.safetensors").stat().st_size
+    shown = sotto("export", str(folder), "--int8", "-o", str(tmp_path / "again.safetensors")).stdout
+    assert "test accuracy: " in shown
+    assert " % in 8 bits, " in shown

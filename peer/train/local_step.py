@@ -31,9 +31,9 @@ from peer.random import SHARED, Purpose, Stream, stream
 from peer.train.data import Classification
 from peer.train.memory import aligned, open_device, own_memory_
 from peer.train.model_file import load_model_, model_digest, save_model
-from peer.train.precision import make_model, precision_of
+from peer.train.precision import Precision, make_model, precision_of
 from peer.train.sampling import BatchSchedule, augmentation_uniforms
-from peer.train.statistics import statistics_of_average
+from peer.train.statistics import collect_statistics_, statistics_of_average
 from peer.train.task import Data, Task
 
 Vector: TypeAlias = npt.NDArray[np.float32]
@@ -128,6 +128,10 @@ class Trainer:
         trained = trained_parameters(model, self.options.only)
         return np.concatenate([p.detach().reshape(-1).numpy() for p in trained.values()])
 
+    def vector(self) -> Vector:
+        """Return the vector that the model holds now, float32[n]."""
+        return np.concatenate([p.detach().cpu().reshape(-1).numpy() for p in self._parameters])
+
     def start_digest(self) -> str:
         """Return a hex SHA-256 over all parameters and buffers that training starts from, frozen ones included: equal
         on two peers exactly when they train the same model from the same point."""
@@ -210,6 +214,21 @@ class Trainer:
         self._load(z)
         with self._statistics(averaged):
             save_model(self._model, path, metadata={"task": self.task.name, "layout": self.layout.digest})
+
+    def in_precision(self, z: Vector, precision: Precision) -> torch.nn.Module:
+        """Return a new model at z that computes in that precision, with statistics and ranges from `statistics`."""
+        self._load(z)
+        model = make_model(self.task, precision).to(self.device)
+        own = dict(self._model.named_parameters())
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.copy_(own[name])
+        collect_statistics_(model, self.task, self._train, seed=self.seed, device=self.device)
+        return model
+
+    def judge(self, model: torch.nn.Module) -> Evaluation:
+        """Return how any model of the task does on the test set."""
+        return evaluate_model(self.task, model, self._test, self._indices["test"], self.device)
 
     def _statistics(self, averaged: bool) -> AbstractContextManager[None]:
         if not averaged:

@@ -19,8 +19,13 @@ def save_model(model: torch.nn.Module, path: Path, *, metadata: Mapping[str, str
 
     Tensors that the model holds under several names are written once, under the first.
     """
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in _tensors(model).items()}
-    data = save(tensors, metadata={"format": "pt", **(metadata or {})})
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in named_tensors(model).items()}
+    write_tensors(tensors, path, metadata={"format": "pt", **(metadata or {})})
+
+
+def write_tensors(tensors: Mapping[str, torch.Tensor], path: Path, *, metadata: Mapping[str, str]) -> None:
+    """Write a safetensors file, beside the final name first."""
+    data = save(dict(tensors), metadata=dict(metadata))
     beside = path.with_name(f"{path.name}.{os.getpid()}.part")
     with open(beside, "wb") as file:
         file.write(data)
@@ -34,7 +39,7 @@ def load_model_(model: torch.nn.Module, path: Path) -> None:
 
     Ranges of 8-bit layers that the file lacks stay unknown, and are measured by the first batch.
     """
-    wanted = _tensors(model)
+    wanted = named_tensors(model)
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
             names = set(file.keys())
@@ -71,7 +76,7 @@ def load_model_(model: torch.nn.Module, path: Path) -> None:
 def model_digest(model: torch.nn.Module) -> str:
     """Return a hex SHA-256 over names, types, shapes and values of all parameters and buffers."""
     digest = hashlib.sha256()
-    for name, tensor in _tensors(model).items():
+    for name, tensor in named_tensors(model).items():
         digest.update(f"{name}\t{tensor.dtype}\t{list(tensor.shape)}\n".encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
@@ -82,7 +87,7 @@ def _is_range(name: str) -> bool:
     return name.rpartition(".")[2] == "running_range"
 
 
-def _tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+def named_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Return the parameters and buffers of the model's state_dict by name, each once."""
     kept = model.state_dict().keys()
     return {name: tensor for name, tensor in (*model.named_parameters(), *model.named_buffers()) if name in kept}

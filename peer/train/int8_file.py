@@ -1,0 +1,96 @@
+"""Models with 8-bit weights on disk, a quarter of the size, for inference in 8 bits.
+
+The file is safetensors. For each parameter NAME of two dimensions or more it holds `NAME` as int8 codes and
+`NAME.scale` as one float32: the number is code · scale, and codes go from −127 to 127. Everything else is as in a file
+of full precision: biases and norms float32, and the running ranges of activations, from one pass over training samples
+(`peer.train.statistics`). The metadata says `format: sottovoce-int8-1`, and which task.
+
+Codes are those that the layers of `peer.train.eight_bit` take from the float32 weights, so that a model from such a
+file computes what the 8-bit model that was written did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from peer.errors import DataError
+from peer.train.model_file import named_tensors, write_tensors
+from peer.train.precision import make_model
+from peer.train.task import Task
+
+FORMAT = "sottovoce-int8-1"
+LARGEST = 127
+
+
+def save_int8(model: torch.nn.Module, path: Path, *, metadata: Mapping[str, str] | None = None) -> None:
+    """Write an 8-bit model, beside the final name first."""
+    tensors = {}
+    for name, tensor in named_tensors(model).items():
+        value = tensor.detach().cpu()
+        if _has_codes(tensor):
+            codes, scale = quantized(value)
+            tensors[name], tensors[f"{name}.scale"] = codes, torch.tensor([scale], dtype=torch.float32)
+        else:
+            tensors[name] = value.contiguous()
+    write_tensors(tensors, path, metadata={**(metadata or {}), "format": FORMAT})
+
+
+def load_int8(task: Task, path: Path) -> torch.nn.Module:
+    """Return the task's model with the weights and ranges of a file, in 8 bits and ready for inference.
+
+    Raises DataError if the file is not one that `save_int8` wrote of such a model, ConfigError if the task cannot
+    compute in 8 bits.
+    """
+    model = make_model(task, "int8")
+    wanted = named_tensors(model)
+    read: dict[str, torch.Tensor] = {}
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            if (file.metadata() or {}).get("format") != FORMAT:
+                raise DataError(f"model file {path} is not of the format {FORMAT}")
+            names = set(file.keys())
+            for name, tensor in wanted.items():
+                parts = (name, f"{name}.scale") if _has_codes(tensor) else (name,)
+                lacking = [part for part in parts if part not in names]
+                if lacking:
+                    raise DataError(f"model file {path} lacks {', '.join(lacking)}")
+                value = file.get_tensor(name)
+                if value.shape != tensor.shape:
+                    raise DataError(
+                        f"model file {path}: {name} has shape {list(value.shape)}, the model has {list(tensor.shape)}"
+                    )
+                read[name] = _dequantized(path, name, value, file.get_tensor(parts[1])) if len(parts) == 2 else value
+    except FileNotFoundError:
+        raise DataError(f"there is no model file {path}") from None
+    except OSError as error:
+        raise DataError(f"model file {path} cannot be read: {error.strerror or error}") from None
+    except SafetensorError as error:
+        raise DataError(f"{path} is no valid safetensors file: {error}") from None
+    for name, value in read.items():
+        if value.is_floating_point() and not torch.isfinite(value).all():
+            raise DataError(f"model file {path}: {name} holds values that are not finite")
+    with torch.no_grad():
+        for name, value in read.items():
+            wanted[name].copy_(value)
+    return model.eval()
+
+
+def quantized(weight: torch.Tensor) -> tuple[torch.Tensor, float]:
+    """Return the codes int8[...] of a weight and their scale."""
+    largest = float(weight.abs().max()) if weight.numel() else 0.0
+    inverse = LARGEST / largest if largest > 0.0 else 0.0
+    return torch.round(weight * inverse).clamp(-LARGEST, LARGEST).to(torch.int8), largest / LARGEST
+
+
+def _has_codes(tensor: torch.Tensor) -> bool:
+    return isinstance(tensor, torch.nn.Parameter) and tensor.ndim >= 2
+
+
+def _dequantized(path: Path, name: str, codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    if codes.dtype != torch.int8 or scale.dtype != torch.float32 or scale.numel() != 1 or not 0 <= scale.item() < 1e30:
+        raise DataError(f"model file {path}: {name} is {codes.dtype} with the scale {scale.tolist()}, not int8 codes")
+    return codes.to(torch.float32) * scale
