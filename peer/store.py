@@ -1,8 +1,9 @@
 """What a peer keeps on disk: checkpoints, and the lock on its state folder.
 
 A checkpoint is one safetensors file: arrays by name, and one JSON text under the key "state" of its metadata, with a
-checksum over both. It is written beside, synced and renamed, so that a crash at any instant leaves the previous one
-whole. Checkpoints are taken between rounds only; what happens between two of them is in the journal (`peer.journal`).
+checksum over the whole file. It is written beside, synced and renamed, so that a crash at any instant leaves the
+previous one whole. Checkpoints are taken between rounds only; what happens between two of them is in the journal
+(`peer.journal`).
 """
 
 from __future__ import annotations
@@ -178,6 +179,8 @@ def parse_checkpoint(data: bytes, name: str) -> Checkpoint:
         if not _OLDEST <= format_ <= FORMAT:
             raise StateError(f"{name}: has format {format_}, this version reads {_OLDEST} to {FORMAT}")
         body, arrays, end = memoryview(data)[start:], {}, 0
+        if format_ >= 2 and metadata.pop("checksum") != _checksum({"__metadata__": metadata, **header}, [body]):
+            raise ValueError("its checksum does not match")
         for item, entry in header.items():
             first, last = entry["data_offsets"]
             if first != end or not first <= last <= len(body):
@@ -188,8 +191,6 @@ def parse_checkpoint(data: bytes, name: str) -> Checkpoint:
             end = last
         if end != len(body):
             raise ValueError("it is cut off" if end > len(body) else "something follows its arrays")
-        if format_ >= 2 and metadata["checksum"] != _checksum(metadata["state"], [body]):
-            raise ValueError("its checksum does not match")
         return Checkpoint(int(metadata["round"]), json.loads(metadata["state"]), arrays)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise StateError(f"{name}: cannot be read as a checkpoint: {error}") from None
@@ -203,9 +204,7 @@ def _file(checkpoint: Checkpoint) -> Iterator[Buffer]:
     arrays = checkpoint.arrays
     # Wide numbers first: the library reads only files whose arrays start at multiples of their item size.
     order = sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name))
-    state = json.dumps(checkpoint.state)
-    checksum = _checksum(state, (_bytes_of(arrays[name]) for name in order))
-    metadata = {"state": state, "round": str(checkpoint.round), "format": str(FORMAT), "checksum": checksum}
+    metadata = {"state": json.dumps(checkpoint.state), "round": str(checkpoint.round), "format": str(FORMAT)}
     header: dict[str, object] = {"__metadata__": metadata}
     end = 0
     for name in order:
@@ -215,6 +214,7 @@ def _file(checkpoint: Checkpoint) -> Iterator[Buffer]:
             "shape": arrays[name].shape,
             "data_offsets": (start, end),
         }
+    metadata["checksum"] = _checksum(header, (_bytes_of(arrays[name]) for name in order))
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     yield len(text).to_bytes(8, "little") + text
@@ -226,9 +226,9 @@ def _bytes_of(array: npt.NDArray[Any]) -> memoryview:
     return np.ascontiguousarray(array, array.dtype.newbyteorder("<")).reshape(-1).view(np.uint8).data
 
 
-def _checksum(state: str, parts: Iterable[Buffer]) -> str:
-    """Return XXH3-64 over the state's text and all arrays, in hex."""
-    checksum = xxhash.xxh3_64(state.encode())
+def _checksum(header: Mapping[str, Any], parts: Iterable[Buffer]) -> str:
+    """Return XXH3-64 over the header (without the checksum itself) and all arrays, in hex."""
+    checksum = xxhash.xxh3_64(json.dumps(header).encode())
     for part in parts:
         checksum.update(part)
     return checksum.hexdigest()

@@ -9,7 +9,7 @@ import pytest
 import safetensors.numpy
 
 from peer.errors import StateError
-from peer.store import Checkpoint, StateFolder, find_checkpoints, load_checkpoint
+from peer.store import Checkpoint, StateFolder, find_checkpoints, load_checkpoint, parse_checkpoint
 
 
 def _checkpoint(round_: int) -> Checkpoint:
@@ -125,3 +125,13 @@ def test_a_leftover_of_an_interrupted_write_is_not_a_checkpoint(tmp_path: Path) 
     newest = folder.checkpoints.newest()
     assert newest is not None
     assert newest.round == 3
+
+
+def test_no_flipped_bit_passes_for_a_checkpoint(tmp_path: Path) -> None:
+    """Names and types of arrays are part of what is checked: a renamed array is as lost as a damaged one."""
+    whole = (tmp_path / StateFolder(tmp_path).checkpoints.save(_checkpoint(2))).read_bytes()
+    for position in range(8 * len(whole)):
+        damaged = bytearray(whole)
+        damaged[position // 8] ^= 1 << position % 8
+        with pytest.raises(StateError):
+            parse_checkpoint(bytes(damaged), "damaged")
