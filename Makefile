@@ -10,7 +10,7 @@ READY_DEV := $(VENV)/.ready-dev
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint proto docs fuzz clean
+.PHONY: help run test lint proto docs fuzz chaos kills clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -36,6 +36,12 @@ docs: $(READY_DEV) ## generate the pages of docs/ that come from the code
 
 fuzz: $(READY_DEV) ## fuzz the frame decoder for an hour
 	$(BIN)/python tools/fuzz_wire.py --seconds 3600
+
+chaos: $(READY_DEV) ## run the fault simulator over a thousand seeds
+	$(BIN)/python tools/chaos.py --seeds 0-1023 --workers $(WORKERS)
+
+kills: $(READY_DEV) ## kill real peers 200 times for each of five algorithms, compare every bit
+	$(BIN)/python tools/kill_study.py --kills 200
 
 clean: ## delete the environment, builds and caches; runs/ stays
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis peer/native/_kernels.*

@@ -1,0 +1,254 @@
+"""One life of a peer in the simulator: what `peer.synchronous` does with a `DurablePeer`, on a virtual clock.
+
+Nothing of the peer is simulated but its surroundings. An operation of the disk takes virtual time, in which the process
+does nothing else; a call into the peer may be the last thing that the process does (`ProcessKilled`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from random import Random
+from typing import TYPE_CHECKING
+
+from peer.durable import Deed, DurablePeer
+from peer.errors import RemoteProtocolError, StateError
+from peer.participant import Participant
+from peer.simulate.faults.disk import ProcessKilled, VirtualDisk
+
+if TYPE_CHECKING:
+    from peer.simulate.faults.world import World
+
+STEP_S = 0.05
+"""Virtual seconds of a local step, on a peer that is not slow."""
+_SYNC_EVERY_S = 0.4
+"""About how often what is journaled is made to survive a power cut, between checkpoints."""
+_LONGEST_WAIT_S = 1.0
+_CLOCK_TICK_S = 1e-6
+
+
+class VirtualProcess:
+    """A process of peer `me`. Implements `streams.Process`."""
+
+    def __init__(self, world: World, me: int, disk: VirtualDisk) -> None:
+        self.me = me
+        self.alive = True
+        self.slow = 1.0
+        self.clock_jumped_s = 0.0
+        """How far the clock of this process was put forward (or back)."""
+        self._world, self._disk = world, disk
+        self._random: Random = world.random
+        self._started_at = world.now
+        self._time_before = 0.0
+        self._pending: deque[tuple[int, int, bytes]] = deque()
+        self._busy = True
+        """Whether it computes or waits for its disk: then what comes waits."""
+        self._work_planned = False
+        scenario, auditor = world.scenario, world.auditor
+        self.participant: Participant = scenario.participant(
+            me,
+            on_step=lambda *step: auditor.stepped(self.participant, *step),
+            observe=lambda *what: auditor.observed(self.participant, *what),
+        )
+        self.peer = DurablePeer(
+            self.participant,
+            disk,
+            neighbors=world.neighbors[me],
+            identity={"run": f"seed {scenario.seed}", "peer": str(me)},
+            durability=world.plan.durability,
+            keep_checkpoints=2,
+        )
+
+    def now(self) -> float:
+        """Return this process's clock."""
+        return self._time_before + self._world.now - self._started_at + self.clock_jumped_s
+
+    def start(self) -> None:
+        """Recover and go to work."""
+        world = self._world
+        world.auditor.began(self.me)
+
+        def recover() -> Deed:
+            recovery = self.peer.open(lambda *made: world.auditor.round_done(self.participant))
+            self._time_before = recovery.now
+            for notice in recovery.notices:
+                world.note(f"{self.me} finds: {notice}")
+            world.note(
+                f"{self.me} starts at round {self.participant.round}: {recovery.checkpoint_round} loaded, "
+                f"{recovery.replayed_rounds} replayed"
+            )
+            return Deed()
+
+        self._do(recover, self._connect)
+
+    @property
+    def duplicates(self) -> int:
+        """Frames that came again to this process."""
+        return sum(link.duplicates for link in self.peer.incoming.values())
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether all rounds are done and every neighbour has all it needs of this peer for good."""
+        return (
+            self.alive
+            and self.participant.round >= self._world.scenario.rounds
+            and not any(link.backlog for link in self.peer.out.values())
+            and not self._pending
+            and not self._busy
+        )
+
+    def wind_up(self) -> None:
+        """Save what the run leaves, with what came after the last round."""
+        self.peer.save(self._description(), anew=True)
+
+    # -- rounds --------------------------------------------------------------------------------------------------------
+
+    def _connect(self) -> None:
+        self._world.streams.begin(self.me, self)
+        self._plan_sync()
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Begin the next round, or settle down."""
+        session = self.participant.session
+        if session.in_round:
+            # Only after a restart: the journal ends within a round.
+            self._plan_timer()
+            self._plan_work()
+        elif self.participant.round < self._world.scenario.rounds:
+            self._busy = True
+            step_s = STEP_S * self.slow * self._random.uniform(0.8, 1.2)
+            self._later(step_s, lambda: self._do(self._step_and_begin, self._plan_timer))
+        else:
+            self._do(lambda: Deed(receipts=self.peer.save(self._description(), anew=True)), self._plan_work)
+
+    def _after_round(self) -> None:
+        if self.participant.round % self._world.plan.checkpoint_every_rounds:
+            self._go_on()
+        else:
+            self._do(lambda: Deed(receipts=self.peer.save(self._description())), self._go_on)
+
+    def _step_and_begin(self) -> Deed:
+        self.peer.step()
+        return self.peer.begin(self.now())
+
+    def _description(self) -> dict[str, object]:
+        return {"seconds": self.now()}
+
+    def _do(self, call: Callable[[], Deed], then: Callable[[], None]) -> None:
+        """Let the peer do something; what came of it is sent when the disk is done, `then` comes after that."""
+        world, disk = self._world, self._disk
+        self._busy = True
+        disk.spent_s, refused = 0.0, disk.refused
+        try:
+            deed = call()
+        except ProcessKilled:
+            world.died(self, "killed while it wrote")
+            return
+        except StateError as error:
+            if disk.refused == refused:
+                raise
+            # As the daemon does: it ends with the error, and is started again when there is room.
+            world.died(self, f"ended: {error}")
+            return
+        if deed.finished is not None:
+            world.auditor.round_done(self.participant)
+            world.note(f"{self.me} has done round {deed.finished.round}")
+
+        def done() -> None:
+            self._busy = False
+            self._send(deed)
+            if deed.finished is not None:
+                self._after_round()
+            then()
+            self._plan_work()
+
+        if disk.spent_s:
+            self._later(disk.spent_s, done)
+        else:
+            done()
+
+    def _send(self, deed: Deed) -> None:
+        world = self._world
+        for receiver, seq, frame in self.peer.publish(deed):
+            if world.streams.is_up(self.me, receiver):
+                if seq:
+                    world.auditor.put_on_stream(self.me, receiver, seq, frame)
+                world.streams.send(self.me, receiver, seq, frame)
+        for neighbor, upto in deed.receipts.items():
+            world.streams.acknowledge(self.me, neighbor, upto)
+
+    def _plan_work(self) -> None:
+        if self._pending and not self._busy and not self._work_planned:
+            self._work_planned = True
+            self._later(0.0, self._work)
+
+    def _work(self) -> None:
+        """Take the next frame that waits."""
+        self._work_planned = False
+        if self._busy or not self._pending:
+            return
+        peer, seq, frame = self._pending.popleft()
+        if seq:
+            self._world.streams.taken(self.me, peer, seq)
+        self._do(lambda: self._receive(peer, seq, frame), self._plan_timer)
+
+    def _receive(self, peer: int, seq: int, frame: bytes) -> Deed:
+        try:
+            return self.peer.receive(peer, seq, frame, self.now())
+        except RemoteProtocolError as error:
+            self._world.refused(self, error)
+            # What follows it on this link makes no sense without it; the reconnect asks for it again.
+            self._pending = deque(item for item in self._pending if item[0] != peer)
+            self._world.streams.reset(self.me, peer)
+            return Deed()
+
+    def _plan_timer(self) -> None:
+        wake_at = self.participant.wake_at
+        if wake_at is not None:
+            self._later(min(_LONGEST_WAIT_S, max(_CLOCK_TICK_S, wake_at - self.now())), self._timer)
+
+    def _timer(self) -> None:
+        wake_at = self.participant.wake_at
+        if wake_at is None or self._busy:
+            return  # What it is busy with plans it anew.
+        if self.now() >= wake_at:
+            self._do(lambda: self.peer.timer(self.now()), lambda: None)
+        else:
+            self._plan_timer()
+
+    def _plan_sync(self) -> None:
+        self._later(_SYNC_EVERY_S * self._random.uniform(0.5, 1.5), self._sync)
+
+    def _sync(self) -> None:
+        if not self._busy:
+            self._do(lambda: Deed(receipts=self.peer.sync()), lambda: None)
+        self._plan_sync()
+
+    def _later(self, after_s: float, action: Callable[[], None]) -> None:
+        """Do something later, if the process still lives then."""
+        self._world.at(self._world.now + after_s, lambda: action() if self.alive else None)
+
+    # -- what the streams call -----------------------------------------------------------------------------------------
+
+    def link_up(self, peer: int, remote_has: int) -> list[tuple[int, bytes]]:
+        frames = self.peer.connected(peer, remote_has)
+        self._world.note(f"{self.me} meets {peer}, which has {remote_has} for good; sends {len(frames)} again")
+        for seq, frame in frames:
+            if seq:
+                self._world.auditor.put_on_stream(self.me, peer, seq, frame)
+        return frames
+
+    def link_down(self, peer: int) -> None:
+        self._world.note(f"{self.me} loses {peer}")
+
+    def frame_received(self, peer: int, seq: int, frame: bytes) -> bool | None:
+        self._pending.append((peer, seq, frame))
+        self._plan_work()
+        return False if seq else None
+
+    def receipt(self, peer: int, upto: int) -> None:
+        self.peer.receipt(peer, upto)
+
+    def last_received(self, peer: int) -> int:
+        return self.peer.last_received(peer)

@@ -1,0 +1,304 @@
+"""One simulated run from its first round to its last, with everything that goes wrong in it."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+
+from peer.errors import RemoteProtocolError
+from peer.simulate.faults.disk import VirtualDisk
+from peer.simulate.faults.invariants import Auditor, InvariantBroken
+from peer.simulate.faults.plan import Plan, plan_for
+from peer.simulate.faults.process import VirtualProcess
+from peer.simulate.faults.scenario import Scenario
+from peer.simulate.faults.streams import Streams
+from peer.simulate.network import Agenda
+
+_TRACE = 60
+"""Events that a failure shows."""
+_QUIET_SHARE = 0.9
+"""After this part of the rounds nothing goes wrong any more."""
+_DISTURBED_ROUND_S = 2.0
+"""… nor after this many virtual seconds for each round of the run."""
+_QUIET_ROUND_S = 2.0
+_QUIET_S = 60.0
+"""In peace a round takes no longer than this, and the run to settle in the end: else it is stuck."""
+
+
+@dataclass(kw_only=True)
+class Outcome:
+    """What one seed came to."""
+
+    seed: int
+    algorithm: str
+    late: bool
+    rounds: int
+    """Rounds that all peers completed."""
+    virtual_s: float
+    duplicates: int = 0
+    """Frames that came again and were dropped."""
+    faults: Counter[str] = field(default_factory=Counter)
+
+
+class SimulationFailed(Exception):
+    """A seed for which something did not hold: the text has all that is needed to look into it."""
+
+    def __init__(self, scenario: Scenario, plan: Plan, problem: str, trace: list[str]) -> None:
+        self.seed, self.problem = scenario.seed, problem
+        lines = [
+            f"seed {scenario.seed}: {problem}",
+            f"{scenario.case}, {scenario.num_peers} peers, {scenario.rounds} rounds",
+            f"{scenario.compressor}, {scenario.late_policy}",
+            str(plan),
+            "the last that happened:",
+            *trace,
+        ]
+        super().__init__("\n  ".join(lines))
+
+
+class World:
+    """Peers, their disks, the streams between them, and misfortune. Implements `streams.Schedule`."""
+
+    def __init__(self, scenario: Scenario, plan: Plan | None = None) -> None:
+        self.scenario = scenario
+        self.plan = plan or plan_for(scenario)
+        self.random = Random(f"world {scenario.seed}")
+        self.auditor = Auditor(scenario)
+        self.now = 0.0
+        self.quiet = False
+        self.duplicates = 0
+        """Frames that came again, to processes that have ended."""
+        self.faults: Counter[str] = Counter()
+        peers, schedule = range(scenario.num_peers), scenario.schedule
+        self.neighbors = [sorted({*schedule.all_senders(p), *schedule.all_receivers(p)}) for p in peers]
+        self.disks = [VirtualDisk(Random(f"disk {scenario.seed} {peer}")) for peer in peers]
+        self.processes: list[VirtualProcess | None] = [None for _ in peers]
+        self.streams = Streams(
+            [(a, b) for a in peers for b in self.neighbors[a] if a < b], self, Random(f"streams {scenario.seed}")
+        )
+        self._agenda: Agenda[Callable[[], None]] = Agenda()
+        self.trace: deque[str] = deque(maxlen=_TRACE)
+        """The last that happened."""
+        self._events = 0
+
+    def run(self) -> Outcome:
+        """Run to the end. Raises SimulationFailed."""
+        try:
+            self._run()
+        except Exception as error:
+            # Whatever it is, the seed and what led to it are what one needs to know.
+            kind = "" if isinstance(error, InvariantBroken) else f"{type(error).__name__}: "
+            raise SimulationFailed(self.scenario, self.plan, f"{kind}{error}", list(self.trace)) from error
+        return Outcome(
+            seed=self.scenario.seed,
+            algorithm=self.scenario.case.algorithm,
+            late=self.scenario.case.late,
+            rounds=self.auditor.completed,
+            virtual_s=self.now,
+            duplicates=self.duplicates + sum(process.duplicates for process in self.processes if process),
+            faults=self.faults,
+        )
+
+    def at(self, time_s: float, action: Callable[[], None]) -> None:
+        """Let something happen at a time."""
+        self._agenda.add(time_s, action)
+
+    def note(self, text: str) -> None:
+        """Remember an event for the report of a failure."""
+        self.trace.append(f"{self.now:9.3f} {text}")
+
+    def died(self, process: VirtualProcess, how: str) -> None:
+        """A process is gone; it is started again after a while."""
+        me, disk, random = process.me, self.disks[process.me], self.random
+        process.alive = False
+        self.processes[me] = None
+        self.duplicates += process.duplicates
+        self.streams.end(me)
+        self.faults["process ended"] += 1
+        if not self.quiet and random.random() < self.plan.power_share:
+            disk.lose_power()
+            self.faults["power lost"] += 1
+            how += ", power lost"
+        self.note(f"{me} {how}")
+        if not self.quiet and random.random() < self.plan.damage_chance and self._damage_checkpoint(disk):
+            self.note(f"{me}: the newest checkpoint is damaged")
+        self.at(self.now + self.plan.restart_s * random.uniform(0.2, 1.5), lambda: self._start(me))
+
+    def refused(self, process: VirtualProcess, error: RemoteProtocolError) -> None:
+        """A peer refused a frame, though nobody lies here."""
+        # Who lost what it had not synced is further behind than a peer that loses nothing can be.
+        if not self.faults["power lost"]:
+            raise InvariantBroken(f"peer {process.me} takes an honest message for a lie: {error}")
+        self.faults["refused an honest frame"] += 1
+        self.note(f"{process.me} refuses a frame: {error}")
+
+    def _run(self) -> None:
+        scenario, plan = self.scenario, self.plan
+        for disk in self.disks:
+            disk.operation_s, disk.sync_s = plan.operation_s, plan.sync_s
+        for condition in self.streams.conditions.values():
+            condition.delay_s, condition.rate_bytes_s = plan.delay_s, plan.rate_bytes_s
+            condition.spike_chance, condition.spike_s = plan.spike_chance, plan.spike_s
+        for me in range(scenario.num_peers):
+            self.at(0.0, lambda me=me: self._start(me))  # type: ignore[misc]
+        self._plan_faults()
+        deadline = float("inf")
+        while not self._is_over():
+            if not self._agenda:
+                raise InvariantBroken("nothing happens any more, and the run is not over")
+            self.now, action = self._agenda.pop()
+            action()
+            if not self.quiet and (
+                self.auditor.completed >= _QUIET_SHARE * scenario.rounds
+                or self.now > _DISTURBED_ROUND_S * scenario.rounds
+            ):
+                self._make_peace()
+                left = scenario.rounds - self.auditor.completed
+                deadline = self.now + _QUIET_S + _QUIET_ROUND_S * left
+            if self.now > deadline:
+                waiting = {p.me: (p.participant.round, p.participant.session.waiting_for) for p in self.processes if p}
+                raise InvariantBroken(f"stuck though all is well: (round, waits for) of each peer: {waiting}")
+        for process in self.processes:
+            if process is not None:
+                process.wind_up()
+        self.auditor.finish([process.participant for process in self.processes if process is not None])
+
+    def _is_over(self) -> bool:
+        self._events += 1
+        if self._events % 32 or self.auditor.completed < self.scenario.rounds:
+            return False
+        return all(process is not None and process.is_settled for process in self.processes)
+
+    def _start(self, me: int) -> None:
+        process = self.processes[me] = VirtualProcess(self, me, self.disks[me])
+        process.start()
+
+    # -- misfortune ----------------------------------------------------------------------------------------------------
+
+    def _plan_faults(self) -> None:
+        plan = self.plan
+        for every_s, what in (
+            (plan.kill_every_s, self._kill),
+            (plan.break_every_s, self._break_link),
+            (plan.cut_every_s, self._cut),
+            (plan.full_every_s, self._fill_disk),
+            (plan.slow_disk_every_s, self._slow_disk),
+            (plan.slow_peer_every_s, self._slow_peer),
+            (plan.clock_jump_every_s, self._jump_clock),
+        ):
+            if every_s is not None:
+                self._plan_fault(every_s, what)
+
+    def _plan_fault(self, every_s: float, what: Callable[[], None]) -> None:
+        def happen() -> None:
+            if not self.quiet:
+                what()
+                self._plan_fault(every_s, what)
+
+        self.at(self.now + self.random.expovariate(1.0 / every_s), happen)
+
+    def _some_process(self) -> VirtualProcess | None:
+        return self.processes[self.random.randrange(self.scenario.num_peers)]
+
+    def _kill(self) -> None:
+        process = self._some_process()
+        if process is None:
+            return
+        if self.random.random() < self.plan.kill_in_write:
+            disk = self.disks[process.me]
+            disk.kill_at = disk.operations + self.random.randint(1, 12)
+            self.faults["kill in a write"] += 1
+        else:
+            self.faults["kill"] += 1
+            self.died(process, "killed")
+
+    def _break_link(self) -> None:
+        self.faults["stream broken"] += 1
+        pair = self.random.choice(list(self.streams.conditions))
+        self.note(f"the stream between {pair[0]} and {pair[1]} breaks")
+        self.streams.break_link(pair)
+
+    def _cut(self) -> None:
+        random, pairs = self.random, list(self.streams.conditions)
+        until = self.now + self.plan.cut_s * random.uniform(0.2, 1.5)
+        if random.random() < self.plan.partition_chance:
+            side = {peer for peer in range(self.scenario.num_peers) if random.random() < 0.5}
+            pairs = [pair for pair in pairs if (pair[0] in side) != (pair[1] in side)]
+            self.faults["partition"] += 1
+        else:
+            pairs = [random.choice(pairs)]
+            self.faults["link cut"] += 1
+        self.note(f"nothing crosses between {pairs} until {until:.3f}")
+        for pair in pairs:
+            self.streams.cut(pair, until)
+
+    def _fill_disk(self) -> None:
+        peer = self.random.randrange(self.scenario.num_peers)
+        disk = self.disks[peer]
+        disk.capacity_bytes = disk.used_bytes + self.random.choice((0, 10, 100, 1000))
+        self.faults["disk full"] += 1
+        self.note(f"the disk of {peer} is full")
+
+        def free() -> None:
+            disk.capacity_bytes = None
+            self.note(f"the disk of {peer} has room again")
+
+        self.at(self.now + self.plan.full_s * self.random.uniform(0.2, 2.0), free)
+
+    def _slow_disk(self) -> None:
+        disk, plan = self.disks[self.random.randrange(self.scenario.num_peers)], self.plan
+        disk.operation_s, disk.sync_s = 0.02, self.random.choice((0.1, 1.0))
+        self.faults["slow disk"] += 1
+
+        def mend() -> None:
+            disk.operation_s, disk.sync_s = plan.operation_s, plan.sync_s
+
+        self.at(self.now + self.random.uniform(0.5, 3.0), mend)
+
+    def _slow_peer(self) -> None:
+        process = self._some_process()
+        if process is not None:
+            process.slow = self.random.choice((4.0, 20.0))
+            self.faults["slow peer"] += 1
+
+            def recover() -> None:
+                process.slow = 1.0
+
+            self.at(self.now + self.random.uniform(0.2, 2.0), recover)
+
+    def _jump_clock(self) -> None:
+        process = self._some_process()
+        if process is not None:
+            jump = self.random.choice((-3.0, -0.2, 0.2, 5.0, 3600.0))
+            process.clock_jumped_s += jump
+            self.faults["clock jump"] += 1
+            self.note(f"the clock of {process.me} jumps by {jump:g} s")
+
+    def _damage_checkpoint(self, disk: VirtualDisk) -> bool:
+        """Flip a bit of the newest checkpoint, if there is one before it to go back to."""
+        names = [name for name in disk.names() if name.startswith("checkpoint-")]
+        if len(names) < 2:
+            return False
+        disk.flip_bit(names[-1], self.random.randrange(8 * disk.size(names[-1])))
+        self.faults["checkpoint damaged"] += 1
+        return True
+
+    def _make_peace(self) -> None:
+        """Let nothing go wrong from now on."""
+        self.quiet = True
+        self.note("from here on all is well")
+        for disk in self.disks:
+            disk.capacity_bytes, disk.kill_at, disk.operation_s, disk.sync_s = None, None, 0.0, 0.0
+        for condition in self.streams.conditions.values():
+            condition.cut_until = min(condition.cut_until, self.now)
+            condition.spike_chance = 0.0
+        for process in self.processes:
+            if process is not None:
+                process.slow = 1.0
+
+
+def simulate(seed: int, rounds: int = 100) -> Outcome:
+    """Run one seed. Raises SimulationFailed."""
+    return World(Scenario(seed, rounds)).run()

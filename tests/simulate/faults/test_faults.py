@@ -1,0 +1,123 @@
+"""The simulator finds nothing in the peer that is shipped, and does find what is broken on purpose."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from peer.durable import Deed, DurablePeer
+from peer.gossip.error_feedback import SparsePush
+from peer.gossip.exact import Sgp
+from peer.gossip.session import Session
+from peer.journal import Journal, Record
+from peer.simulate.faults import Scenario, SimulationFailed, World, simulate
+from peer.simulate.faults.scenario import CASES
+from peer.wire.message import Message
+
+
+@pytest.mark.parametrize("seed", range(2 * len(CASES)))
+def test_nothing_that_goes_wrong_changes_what_must_not_change(seed: int) -> None:
+    """Twice every algorithm; `make chaos` runs a thousand seeds."""
+    assert simulate(seed, rounds=30).rounds == 30
+
+
+def test_the_seeds_of_this_suite_have_every_kind_of_fault() -> None:
+    kinds = {kind for seed in range(2 * len(CASES)) for kind in World(Scenario(seed, 1)).plan.kinds()}
+    assert kinds == {
+        "kills", "kills in a write", "power cuts", "broken streams", "cuts", "partitions", "full disks", "slow disks",
+        "slow peers", "clock jumps", "damaged checkpoints", "delays", "thin links",
+    }  # fmt: skip
+
+
+def test_one_number_is_enough_to_see_a_run_again() -> None:
+    one, other = (World(Scenario(seed=15, rounds=20)) for _ in range(2))
+    assert one.run() == other.run()
+    assert one.trace == other.trace
+
+
+def caught(seeds: range, rounds: int = 30) -> str:
+    """Return what the first seed that fails says."""
+    for seed in seeds:
+        try:
+            simulate(seed, rounds)
+        except SimulationFailed as error:
+            return str(error)
+    raise AssertionError("nobody noticed")
+
+
+def of(algorithm: str, *, late: bool) -> range:
+    """Return seeds of one algorithm."""
+    first = next(i for i, case in enumerate(CASES) if (case.algorithm, case.late) == (algorithm, late))
+    return range(first, first + 8 * len(CASES), len(CASES))
+
+
+def test_a_peer_that_sends_before_it_journals_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    append = Journal.append
+    held: dict[Journal, list[Record]] = {}
+
+    def too_late(self: Journal, *records: Record) -> None:
+        # Each write holds what belongs to the call before.
+        before = held.get(self, [])
+        held[self] = list(records)
+        append(self, *before)
+
+    monkeypatch.setattr(Journal, "append", too_late)
+    assert "seed" in caught(of("quant-sgp", late=True))
+
+
+def test_a_peer_that_forgets_its_error_memory_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    restore = SparsePush.restore
+
+    def forget(self: SparsePush, state: Mapping[str, Any]) -> None:
+        restore(self, state)
+        self.error_memory[:] = 0
+
+    monkeypatch.setattr(SparsePush, "restore", forget)
+    assert "undisturbed" in caught(of("sparse-push", late=False))
+
+
+def test_a_late_message_that_is_applied_twice_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    absorb_late = Sgp.absorb_late
+
+    def twice(self: Sgp, message: Message) -> None:
+        absorb_late(self, message)
+        absorb_late(self, message)
+
+    monkeypatch.setattr(Sgp, "absorb_late", twice)
+    assert "Σu is" in caught(of("sgp", late=True))
+
+
+def test_a_receipt_for_what_may_still_be_lost_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    receive = DurablePeer.receive
+
+    def boast(self: DurablePeer, peer: int, seq: int, frame: bytes, now: float) -> Deed:
+        deed = receive(self, peer, seq, frame, now)
+        deed.receipts[peer] = self.incoming[peer].last_seq
+        return deed
+
+    monkeypatch.setattr(DurablePeer, "receive", boast)
+    assert "seed" in caught(of("choco-sgd", late=False))
+
+
+def test_a_peer_that_waits_for_ever_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    connected = DurablePeer.connected
+
+    def say_nothing_again(self: DurablePeer, peer: int, remote_has: int) -> list[tuple[int, bytes]]:
+        connected(self, peer, remote_has)
+        return []
+
+    monkeypatch.setattr(DurablePeer, "connected", say_nothing_again)
+    assert "stuck though all is well" in caught(of("d2", late=False), rounds=15)
+
+
+def test_a_message_that_a_session_drops_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    absorb_late = Session.absorb_late
+
+    def lose_some(self: Session) -> None:
+        del self._late_box[1:]
+        absorb_late(self)
+
+    monkeypatch.setattr(Session, "absorb_late", lose_some)
+    assert "Σu is" in caught(of("sparse-push", late=True))
