@@ -15,6 +15,24 @@ def test_step_falls_at_the_milestones():
     assert [step.rate(t) for t in (0, 9, 10, 19, 20)] == pytest.approx([1, 1, 0.1, 0.1, 0.01])
 
 
+@pytest.mark.parametrize(
+    ("epochs", "milestones", "factor", "expected"),
+    [
+        # The low-precision paper, section 4.1: ResNets and VGG-11 on CIFAR-10, the same on Imagenette.
+        (200, (0.5, 0.75), 0.1, {0: 1, 99: 1, 100: 0.1, 149: 0.1, 150: 0.01, 199: 0.01}),
+        (200, (0.15, 0.3, 0.45, 0.6, 0.75, 0.9), 0.5, {29: 1, 30: 0.5, 60: 0.25, 179: 0.5**5, 180: 0.5**6}),
+        (100, (0.5, 0.75), 0.1, {49: 1, 50: 0.1, 75: 0.01}),
+        (100, (0.3, 0.6, 0.9), 0.5, {29: 1, 30: 0.5, 60: 0.25, 90: 0.125}),
+    ],
+)
+def test_the_papers_schedules_fall_at_their_epochs(epochs, milestones, factor, expected):
+    per_epoch = 195
+    schedule = build("step", peak=1.0, rounds=epochs * per_epoch, milestones=milestones, factor=factor)
+    for epoch, rate in expected.items():
+        assert schedule.rate(epoch * per_epoch) == pytest.approx(rate)
+        assert schedule.rate(epoch * per_epoch + per_epoch - 1) == pytest.approx(rate)
+
+
 def test_cosine_falls_from_the_peak_and_never_to_nothing():
     cosine = Cosine(2.0, 100)
     rates = [cosine.rate(t) for t in range(100)]
