@@ -1,7 +1,8 @@
 """The virtual network: when a frame that leaves now arrives, and in which order things happen.
 
 Time is virtual and in seconds; nothing here reads a clock. Each directed link sends one frame after the other at its
-rate, then the frame travels for the latency: what a single flow over a shaped link does.
+rate, then the frame travels for the latency: what a single flow over a shaped link does. Where peers have one interface
+each, all that a peer sends shares its upload, and all that it receives its download.
 """
 
 from __future__ import annotations
@@ -21,29 +22,59 @@ class LinkModel:
     """Bandwidth of each directed link, in units of 1000 bit/s; None: unlimited."""
     latency_s: float = 0.0
     """One-way delay."""
+    up_kbit_s: float | None = None
+    """Bandwidth of each peer's interface for all that it sends; None: unlimited."""
+    down_kbit_s: float | None = None
+    """The same for all that it receives."""
     overhead_bytes: int = 90
     """What TLS, HTTP/2, TCP and IP add to a frame (measured on loopback for one message that fits a segment)."""
 
+    segment_bytes: int = 1448
+    segment_overhead_bytes: int = 0
+    """What each further segment of TCP adds (66 with Ethernet, IPv4 and time stamps)."""
+
     def serialization_s(self, frame_bytes: int) -> float:
         """Return how long a frame occupies the link."""
-        if self.rate_kbit_s is None:
+        return self._occupies_s(frame_bytes, self.rate_kbit_s)
+
+    def upload_s(self, frame_bytes: int) -> float:
+        """Return how long a frame occupies its sender's interface."""
+        return self._occupies_s(frame_bytes, self.up_kbit_s)
+
+    def download_s(self, frame_bytes: int) -> float:
+        """Return how long a frame occupies its receiver's interface."""
+        return self._occupies_s(frame_bytes, self.down_kbit_s)
+
+    def _occupies_s(self, frame_bytes: int, rate_kbit_s: float | None) -> float:
+        if rate_kbit_s is None:
             return 0.0
-        return (frame_bytes + self.overhead_bytes) * 8 / (self.rate_kbit_s * 1000)
+        further_segments = frame_bytes // self.segment_bytes
+        num_bytes = frame_bytes + self.overhead_bytes + further_segments * self.segment_overhead_bytes
+        return num_bytes * 8 / (rate_kbit_s * 1000)
 
 
 @dataclass
 class VirtualNetwork:
-    """Which link is busy until when."""
+    """Which link, and which interface, is busy until when."""
 
     model: LinkModel
     _free_at: dict[tuple[int, int], float] = field(default_factory=dict)
+    _upload_free_at: dict[int, float] = field(default_factory=dict)
+    _download_free_at: dict[int, float] = field(default_factory=dict)
 
     def arrival(self, sender: int, receiver: int, frame_bytes: int, now: float) -> float:
         """Send a frame and return when it arrives. Calls for one link must come in the order of `now`."""
-        start = max(now, self._free_at.get((sender, receiver), 0.0))
-        done = start + self.model.serialization_s(frame_bytes)
-        self._free_at[sender, receiver] = done
-        return done + self.model.latency_s
+        model = self.model
+        start = max(now, self._upload_free_at.get(sender, 0.0))
+        sent = self._upload_free_at[sender] = start + model.upload_s(frame_bytes)
+        start = max(start, self._free_at.get((sender, receiver), 0.0))
+        sent = self._free_at[sender, receiver] = max(sent, start + model.serialization_s(frame_bytes))
+        # The first bytes arrive while the last are still being sent.
+        start = max(start + model.latency_s, self._download_free_at.get(receiver, 0.0))
+        received = max(sent + model.latency_s, start + model.download_s(frame_bytes))
+        if model.down_kbit_s is not None:
+            self._download_free_at[receiver] = received
+        return received
 
 
 class Agenda(Generic[Event]):

@@ -1,0 +1,43 @@
+"""When a frame arrives: on links of their own, and over interfaces that all links of a peer share."""
+
+from __future__ import annotations
+
+import pytest
+
+from peer.simulate.network import LinkModel, VirtualNetwork
+
+
+def network(**model: float) -> VirtualNetwork:
+    return VirtualNetwork(LinkModel(overhead_bytes=0, **model))  # type: ignore[arg-type]
+
+
+def test_a_link_sends_one_frame_after_the_other() -> None:
+    links = network(rate_kbit_s=8, latency_s=0.5)
+    assert links.arrival(0, 1, 1000, 0.0) == pytest.approx(1.5)
+    assert links.arrival(0, 1, 1000, 0.2) == pytest.approx(2.5)
+    assert links.arrival(0, 2, 1000, 0.2) == pytest.approx(1.7)
+
+
+def test_all_that_a_peer_sends_shares_its_upload() -> None:
+    links = network(up_kbit_s=8, latency_s=0.5)
+    assert links.arrival(0, 1, 1000, 0.0) == pytest.approx(1.5)
+    assert links.arrival(0, 2, 1000, 0.0) == pytest.approx(2.5)
+    assert links.arrival(1, 2, 1000, 0.0) == pytest.approx(1.5)
+
+
+def test_all_that_a_peer_receives_shares_its_download() -> None:
+    links = network(down_kbit_s=8, latency_s=0.5)
+    assert links.arrival(0, 2, 1000, 0.0) == pytest.approx(1.5)
+    assert links.arrival(1, 2, 1000, 0.0) == pytest.approx(2.5)
+
+
+def test_upload_and_download_overlap() -> None:
+    links = network(up_kbit_s=8, down_kbit_s=8, latency_s=0.5)
+    assert links.arrival(0, 1, 1000, 0.0) == pytest.approx(1.5)
+    faster = network(up_kbit_s=16, down_kbit_s=8)
+    assert faster.arrival(0, 1, 1000, 0.0) == pytest.approx(1.0)
+
+
+def test_each_further_segment_has_a_header() -> None:
+    links = network(up_kbit_s=8, segment_bytes=500, segment_overhead_bytes=100)
+    assert links.arrival(0, 1, 999, 0.0) == pytest.approx(1.099)
