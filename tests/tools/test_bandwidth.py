@@ -1,0 +1,165 @@
+"""The bandwidth study: its files, its cells, and what it makes of them. The runs themselves need root and minutes."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
+
+import bandwidth_study
+from bandwidth import cell, plan, predict, tables
+from links.measure import Measured
+from links.profiles import Profile, find
+
+from peer.errors import ConfigError
+from peer.metrics import RoundRecord
+
+STUDIES = Path(bandwidth_study.__file__).parent / "studies"
+
+SMALL = """
+name = "small"
+title = "two algorithms"
+peers = 4
+step_s = 0.5
+seeds = [0]
+profiles = ["10mbit", "moniqua-1mbit-1ms"]
+cell_s = 5
+least_rounds = 3
+most_rounds = 20
+job = ["training.task=synthetic", "training.task_options.parameters=20000", "graph.kind=ring"]
+
+[[contenders]]
+name = "full"
+options = ["algorithm.name=d-psgd", "compressor.kind=none"]
+paper = "last"
+
+[[contenders]]
+name = "ddp"
+rival = "ddp"
+"""
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> plan.Study:
+    return read(tmp_path, SMALL)
+
+
+def read(folder: Path, text: str) -> plan.Study:
+    file = folder / "study.toml"
+    file.write_text(text)
+    return plan.read_plan(file)
+
+
+def result(**changes: Any) -> cell.CellResult:
+    figures = {item: 1.0 for item in cell.CellResult.__dataclass_fields__ if item not in ("rounds", "loss_curve")}
+    return cell.CellResult(**{**figures, "rounds": 10, "loss_curve": ((0.0, 5.0, 2.0), (1.0, 9.0, 1.0)), **changes})
+
+
+def test_every_study_of_ours_can_be_read_and_its_jobs_are_valid() -> None:
+    for file in STUDIES.glob("*.toml"):
+        study = plan.read_plan(file)
+        for contender in study.contenders:
+            if contender.rival is None:
+                assert study.config(contender, 0, 5).peer.min_step_s == study.step_s
+                if study.target_job:
+                    assert study.target_config(contender, 0).evaluation.every_rounds > 0
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ('"10mbit"', '"11mbit"', "there is no link profile '11mbit'"),
+        ("peers = 4", "peers = true_", "TOML"),
+        ("cell_s = 5", "", "cell_s: is missing"),
+        ("cell_s = 5", "cells = 5", "no such key"),
+        ('name = "ddp"', 'name = "full"', "same name"),
+        ('rival = "ddp"', 'rivals = "ddp"', "is no contender"),
+    ],
+)
+def test_what_is_wrong_with_a_study_is_named(tmp_path: Path, old: str, new: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem.replace("(", r"\(")):
+        read(tmp_path, SMALL.replace(old, new))
+
+
+def test_a_study_goes_on_with_what_is_missing(study: plan.Study, tmp_path: Path) -> None:
+    bench = bandwidth_study.Bench(study, tmp_path / "out")
+    assert len(bench.missing()) == 4
+    (tmp_path / "out" / "cells" / "full--10mbit--0.json").write_text("{}")
+    assert [(contender.name, profile) for contender, profile, _ in bench.missing()] == [
+        ("ddp", "10mbit"),
+        ("full", "moniqua-1mbit-1ms"),
+        ("ddp", "moniqua-1mbit-1ms"),
+    ]
+
+
+def test_the_simulator_says_how_long_a_round_takes(study: plan.Study) -> None:
+    config = study.config(study.contenders[0], 0, 4)
+    thin = predict.predict(config, 4, find("moniqua-1mbit-1ms"), 0.5, rounds=3)
+    # Two models of 80 kB, which entropy coding makes a little smaller, over an upload of 1 Mbit/s.
+    assert 0.5 + 2 * 60_000 * 8 / 1e6 < thin.round_s < 0.5 + 2 * 80_000 * 8 * 1.046 / 1e6
+    assert thin.link_share == pytest.approx(1 - 0.5 / thin.round_s)
+
+
+def test_a_cell_has_as_many_rounds_as_fit(study: plan.Study, tmp_path: Path) -> None:
+    bench = bandwidth_study.Bench(study, tmp_path / "out")
+    fast, slow = (bench.prediction(study.contenders[0], profile, 0) for profile in study.profiles)
+    assert fast[1] == 8
+    assert slow[1] == 3
+    # Computed once, then read.
+    assert bench.prediction(study.contenders[0], study.profiles[0], 0) == fast
+
+
+def test_figures_of_a_cell_leave_the_first_round_out() -> None:
+    def row(peer: int, round_: int, time_s: float) -> RoundRecord:
+        return RoundRecord(peer=peer, round=round_, time_s=time_s, loss=2.0 - round_, frame_bytes=100, train_s=0.1)
+
+    records = [[row(peer, 0, 9.0), row(peer, 1, 10.0), row(peer, 2, 11.0 + peer)] for peer in range(2)]
+    link = Measured(
+        sender=0, receiver=1, asked_kbit=1, goodput_kbit=1, asked_round_trip_ms=1, round_trip_ms=1,
+        least_round_trip_ms=1,
+    )  # fmt: skip
+    found = cell.summarize(records, [600, 900], 3, link)
+    assert found.round_s == pytest.approx(1.25)
+    assert found.rounds == 2
+    assert found.interface_bytes == 250
+    assert found.loss_curve[-1] == (11.5, 300.0, 0.0)
+
+
+def test_report_holds_tables_curves_and_figures(study: plan.Study, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    bench = bandwidth_study.Bench(study, out)
+    for name, round_s in (("full", 2.0), ("ddp", 4.0)):
+        row = {"contender": name, "profile": "10mbit", "seed": 0, "peers": 4, "step_s": 0.5, "load": 1.0, "commit": "c"}
+        row |= {"predicted_round_s": 1.0 if name == "full" else None, "predicted_link_share": 0.7}
+        row |= asdict(result(round_s=round_s))
+        (out / "cells" / f"{name}--10mbit--0.json").write_text(json.dumps(row))
+    page = bench.report([]).read_text()
+    assert "10mbit" in page
+    assert page.count("<svg") >= 2
+    # Half of what was measured, where the links take most of the round: marked.
+    assert "-50.0% !" in page
+    lines = list(csv.DictReader((out / "results.csv").open()))
+    assert [(line["contender"], line["seconds_for_100_rounds"]) for line in lines] == [
+        ("full", "200.0"),
+        ("ddp", "400.0"),
+    ]
+    assert len(json.loads((out / "results.json").read_text())["cells"]) == 2
+
+
+def test_time_to_a_target_is_rounds_by_seconds() -> None:
+    row = {**asdict(result(round_s=2.0, interface_bytes=10.0)), "rounds_to_target": 30, "predicted_round_s": 1.5}
+    found = tables.derived(row)
+    assert (found["seconds_to_target"], found["bytes_to_target"], found["error"]) == (60.0, 300.0, -0.25)
+
+
+def test_virtual_links_have_the_figures_of_their_profile() -> None:
+    model = predict.link_model(Profile(up_kbit=768, down_kbit=1600, latency_ms=75))
+    assert (model.up_kbit_s, model.down_kbit_s, model.latency_s) == (768, 1600, 0.075)
+    assert predict.link_model(find("unshaped")).up_kbit_s is None

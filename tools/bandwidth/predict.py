@@ -1,0 +1,78 @@
+"""What the simulator says a cell takes, before or beside the measurement, and how many rounds reach a target.
+
+The simulator sends the same bytes as the peers, over interfaces of the same rates and latency; it knows the stated step
+and nothing of the processor, so that a round of a real peer takes longer by what its codec and sockets compute.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from links.profiles import Profile
+
+from peer.config import Config
+from peer.metrics import MetricsStore
+from peer.simulate import run as simulator
+from peer.simulate.network import LinkModel
+
+ETHERNET_SEGMENT_HEADER_BYTES = 66
+"""Ethernet, IPv4 and TCP with time stamps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """One round, on virtual links."""
+
+    round_s: float
+    step_s: float
+
+    @property
+    def link_share(self) -> float:
+        """Which part of the round the links take."""
+        return 1 - self.step_s / self.round_s if self.round_s else 0.0
+
+
+def link_model(profile: Profile) -> LinkModel:
+    """Return the virtual link of a profile; what it loses is not simulated."""
+    return LinkModel(
+        up_kbit_s=profile.up_kbit or None,
+        down_kbit_s=profile.down_kbit or None,
+        latency_s=profile.latency_ms / 1000,
+        segment_overhead_bytes=ETHERNET_SEGMENT_HEADER_BYTES,
+    )
+
+
+def predict(config: Config, num_peers: int, profile: Profile, step_s: float, *, rounds: int = 6) -> Prediction:
+    """Return what a round takes, from the second to the last of some simulated rounds. Raises SottoError."""
+    short = config.model_copy(update={"run": config.run.model_copy(update={"rounds": rounds})})
+    with tempfile.TemporaryDirectory(prefix="sotto-predict-") as name:
+        directory = Path(name)
+        simulator.run(
+            short,
+            Path(),
+            num_peers=num_peers,
+            directory=directory,
+            step_s=step_s,
+            links=link_model(profile),
+            baseline=False,
+        )
+        store = MetricsStore(directory / "metrics.sqlite", read_only=True)
+        ends = [record.time_s for record in store.rounds() if record.peer == 0]
+        store.close()
+    return Prediction(round_s=(ends[-1] - ends[0]) / (len(ends) - 1), step_s=step_s)
+
+
+def rounds_to_target(config: Config, num_peers: int, accuracy: float) -> int | None:
+    """Return after how many rounds the averaged model first reaches an accuracy; None if it does not.
+
+    It is looked at when the configuration evaluates. Raises SottoError, DivergenceError if the run diverges.
+    """
+    with tempfile.TemporaryDirectory(prefix="sotto-target-") as name:
+        directory = Path(name)
+        simulator.run(config, Path(), num_peers=num_peers, directory=directory, baseline=False)
+        store = MetricsStore(directory / "metrics.sqlite", read_only=True)
+        reached = [each.round for each in store.evaluations() if each.peer == -1 and each.accuracy >= accuracy]
+        store.close()
+    return min(reached, default=None)

@@ -1,0 +1,236 @@
+"""Runs a bandwidth study: the same job under named links, algorithm by algorithm, beside what others have built.
+
+    tools/bandwidth_study.py run tools/studies/moniqua.toml --out runs/moniqua      (as root)
+    tools/bandwidth_study.py report tools/studies/moniqua.toml --out runs/moniqua
+
+Every cell is a run of real peers in network namespaces whose links have the rate and the latency of a profile; what was
+asked for and what was measured are both kept. A cell that is there is not run again, so that the command can be stopped
+and started at will; remove its file to measure it anew. The folder then holds cells/, results.json, results.csv and
+report.html, a single file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from bandwidth import cell, plan, predict, rivals, tables
+from links import network
+from links.profiles import find
+
+from peer.errors import ConfigError, DivergenceError, SottoError
+from peer.report.numbers import duration
+from peer.train.models import MODELS
+
+_START_S = 20.0
+"""What eight processes take to start, for the estimate of the time left until it is known better."""
+
+
+class Bench:
+    """A study and the folder with what is known of it."""
+
+    def __init__(self, study: plan.Study, folder: Path) -> None:
+        self.study, self._folder = study, folder
+        (folder / "cells").mkdir(parents=True, exist_ok=True)
+
+    def missing(self) -> list[tuple[plan.Contender, str, int]]:
+        """Return the cells that are not there yet."""
+        return [each for each in self.study.cells() if not self._file(*each).exists()]
+
+    def run(self, only: Sequence[str]) -> int:
+        """Run what is missing; return how many cells failed."""
+        cells = [each for each in self.missing() if not only or each[0].name in only or each[1] in only]
+        failed, overhead = 0, _START_S
+        for done, (contender, profile, seed) in enumerate(cells):
+            prediction, rounds = self.prediction(contender, profile, seed)
+            left = sum(self._expected_s(*each) + overhead for each in cells[done:])
+            print(
+                f"[{done + 1}/{len(cells)}, {duration(left)} left] {contender.name} on {profile}: {rounds} rounds",
+                flush=True,
+            )
+            started = time.monotonic()
+            try:
+                result = self._measure(contender, profile, seed, rounds)
+            except SottoError as error:
+                print(f"    failed: {error}", flush=True)
+                failed += 1
+                continue
+            took = time.monotonic() - started
+            overhead = max(1.0, took - rounds * result.round_s)
+            row = {
+                "contender": contender.name,
+                "profile": profile,
+                "seed": seed,
+                "step_s": self.study.step_s,
+                "peers": self.study.peers,
+                "predicted_round_s": prediction.round_s if prediction else None,
+                "predicted_link_share": prediction.link_share if prediction else None,
+                "commit": _commit(),
+                "load": os.getloadavg()[0],
+                **asdict(result),
+            }
+            beside = self._file(contender, profile, seed).with_suffix(".new")
+            beside.write_text(json.dumps(row, indent=1) + "\n")
+            beside.rename(self._file(contender, profile, seed))
+            foreseen = f" (predicted {prediction.round_s:.3f})" if prediction else ""
+            print(f"    {result.round_s:.3f} s a round{foreseen}, {result.interface_bytes / 1000:.1f} kB", flush=True)
+        return failed
+
+    def prediction(self, contender: plan.Contender, profile: str, seed: int) -> tuple[predict.Prediction | None, int]:
+        """Return what the simulator says, for one of ours, and how many rounds the cell shall have."""
+        study = self.study
+        found = None
+        if contender.rival is None:
+            config = study.config(contender, seed, 6)
+            found = self._kept(
+                f"{contender.name}--{profile}--{seed}--{study.peers}",
+                lambda: asdict(predict.predict(config, study.peers, find(profile), study.step_s)),
+            )
+        round_s = found["round_s"] if found else self._rival_round_s(profile)
+        rounds = min(study.most_rounds, max(study.least_rounds, round(study.cell_s / round_s)))
+        return (predict.Prediction(**found) if found else None), rounds
+
+    def scaled(self, contender: plan.Contender, profile: str, num_peers: int) -> predict.Prediction | None:
+        """Return the prediction for another number of peers, if the algorithm can be simulated at that size."""
+        if contender.rival is not None:
+            return None
+        config = self.study.config(contender, self.study.seeds[0], 3)
+        found = self._kept(
+            f"{contender.name}--{profile}--{self.study.seeds[0]}--{num_peers}",
+            lambda: asdict(predict.predict(config, num_peers, find(profile), self.study.step_s, rounds=3)),
+        )
+        return predict.Prediction(**found) if found else None
+
+    def rounds_to_target(self, contender: plan.Contender) -> int | None:
+        """Return how many rounds one of ours takes to the target, counted once; of a rival, those of allreduce."""
+        if not self.study.target_job:
+            return None
+        if contender.rival is not None:
+            name = "d-psgd" if contender.rival.startswith("d-psgd") else "allreduce"
+            ours = next((each for each in self.study.contenders if each.name == name), None)
+            return self.rounds_to_target(ours) if ours is not None else None
+
+        def count() -> dict[str, Any]:
+            config = self.study.target_config(contender, self.study.seeds[0])
+            try:
+                found = predict.rounds_to_target(config, self.study.peers, self.study.target_accuracy)
+            except DivergenceError:
+                found = None
+            return {"rounds": found}
+
+        kept = self._kept(f"target--{contender.name}", count)
+        return kept["rounds"] if kept else None
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the cells that are there, in the order of the study, with the rounds to the target."""
+        rows = []
+        for contender, profile, seed in self.study.cells():
+            file = self._file(contender, profile, seed)
+            if file.exists():
+                row = json.loads(file.read_text())
+                row["rounds_to_target"] = self.rounds_to_target(contender)
+                rows.append(row)
+        return rows
+
+    def report(self, sizes: Sequence[int]) -> Path:
+        """Write results.json, results.csv and report.html; return the last."""
+        rows = self.rows()
+        scaled = [
+            {"contender": contender.name, "profile": profile, "peers": size, "round_s": found.round_s}
+            for size in sizes
+            for profile in self.study.profiles
+            for contender in self.study.contenders
+            if (found := self.scaled(contender, profile, size)) is not None
+        ]
+        results = {"study": asdict(self.study), "cells": rows, "predicted": scaled}
+        (self._folder / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+        (self._folder / "results.csv").write_text(tables.as_csv(rows))
+        page = self._folder / "report.html"
+        page.write_text(tables.as_html(self.study, rows, scaled), encoding="utf-8")
+        print(tables.as_text(self.study, rows))
+        return page
+
+    def _measure(self, contender: plan.Contender, profile: str, seed: int, rounds: int) -> cell.CellResult:
+        study = self.study
+        limit_s = 120.0 + 20 * study.cell_s + 3 * self._expected_s(contender, profile, seed)
+        if contender.rival is not None:
+            shapes = [list(parameter.shape) for parameter in MODELS["resnet20"].make().parameters()]
+            return rivals.run_rival(
+                contender.rival, shapes, study.peers, find(profile), rounds=rounds, step_s=study.step_s, limit_s=limit_s
+            )
+        config = study.config(contender, seed, rounds + cell.SETTLE_ROUNDS)
+        return cell.run_cell(config, study.peers, find(profile), limit_s=limit_s)
+
+    def _expected_s(self, contender: plan.Contender, profile: str, seed: int) -> float:
+        """Return about what the rounds of a cell take."""
+        prediction, rounds = self.prediction(contender, profile, seed)
+        return rounds * (prediction.round_s if prediction else self._rival_round_s(profile))
+
+    def _rival_round_s(self, profile: str) -> float:
+        """Return about what a round of a rival takes: two full models over the upload."""
+        rate = find(profile).up_kbit
+        full = sum(parameter.numel() for parameter in MODELS["resnet20"].make().parameters()) * 4
+        return self.study.step_s + (2 * full * 8 / 1000 / rate if rate else 0.0)
+
+    def _kept(self, name: str, compute: Any) -> dict[str, Any] | None:
+        """Return a figure that is computed once; None if the job is refused."""
+        file = self._folder / "computed" / f"{name}.json"
+        if not file.exists():
+            file.parent.mkdir(exist_ok=True)
+            try:
+                found = compute()
+            except ConfigError as error:
+                found = {"refused": str(error)}
+            file.write_text(json.dumps(found) + "\n")
+        found = json.loads(file.read_text())
+        return None if "refused" in found else dict(found)
+
+    def _file(self, contender: plan.Contender, profile: str, seed: int) -> Path:
+        return self._folder / "cells" / f"{contender.name}--{profile}--{seed}.json"
+
+
+def _commit() -> str:
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    return done.stdout.strip()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("verb", choices=["run", "report"])
+    parser.add_argument("study", type=Path)
+    parser.add_argument("--out", type=Path, required=True, help="folder of the results")
+    parser.add_argument("--only", action="append", default=[], metavar="NAME", help="these contenders or profiles only")
+    parser.add_argument("--peers", type=int, action="append", help="also predict for this many peers (report)")
+    options = parser.parse_args(arguments)
+    try:
+        bench = Bench(plan.read_plan(options.study), options.out)
+        if options.verb == "run":
+            if (reason := network.missing()) is not None:
+                print(f"{reason}; nothing was run", file=sys.stderr)
+                return 2
+            failed = bench.run(options.only)
+            if bench.missing():
+                print(f"{len(bench.missing())} cells are missing, {failed} of which failed just now")
+                return 1
+        sizes = options.peers if options.peers is not None else bench.study.predicted_peers
+        print(f"report: {bench.report(sizes)}")
+    except SottoError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
