@@ -101,10 +101,17 @@ class StateOptions(Section):
 
     directory: str = "state"
     """Folder of checkpoints and metrics (path relative to this file)."""
+    durability: Literal["process", "power"] = "process"
+    """process: what happens is written to the journal before anything leaves, and survives kill -9. power: also synced
+    in every round, and survives a power cut."""
     checkpoint_every_rounds: Whole = 100
-    """Save a checkpoint every this many rounds; 0 saves only at the end and on SIGTERM."""
+    """Save a checkpoint every this many rounds; 0: only at the end, on SIGTERM and when the journal is long."""
     keep_checkpoints: Count = 2
-    """How many checkpoints to keep."""
+    """How many checkpoints to keep, each with the journal after it."""
+    journal_mbytes: Count = 512
+    """Save a checkpoint early when the journal is larger than this, in units of 1024² bytes."""
+    recover_within_s: Positive = 3.0
+    """Save a checkpoint early when repeating the rounds in the journal would take longer than this."""
     ledger: bool = False
     """Also write every model, weight and frame of every round: what an audit of the conservation of mass needs."""
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -145,6 +145,10 @@ class Daemon(ABC):
     async def _checkpoint(self) -> None:
         """Save the state."""
 
+    def _go_back(self, round_: int) -> int:
+        """Put what is on disk back to the last checkpoint at or before a round; return its round."""
+        return self.folder.checkpoints.go_back(round_)
+
     @abstractmethod
     def _checkpoint_is_wanted(self) -> bool:
         """Whether a checkpoint should be taken before its time."""
@@ -243,8 +247,7 @@ class Daemon(ABC):
         if reason is not None:
             await self._diverge(f"{self.name}: {reason}")
             return
-        every = self.config.evaluation.every_rounds
-        if done == self.config.run.rounds or (every and done % every == 0):
+        if self._is_evaluated(done):
             await self._evaluate(done)
         every = self.config.state.checkpoint_every_rounds
         if done == self.config.run.rounds or (every and done % every == 0) or self._checkpoint_is_wanted():
@@ -271,7 +274,7 @@ class Daemon(ABC):
         if self._diverged is not None:
             self.ended = f"diverged: {self._diverged[1]}"
             if self.config.guard.action == "rollback":
-                round_ = self.folder.checkpoints.go_back(self._diverged[0])
+                round_ = self._go_back(self._diverged[0])
                 self.metrics.drop_after(round_ - 1)
                 self._diverged = (round_, f"{self._diverged[1]}; the state was put back to round {round_}")
                 log.error("state put back to round %d", round_)
@@ -335,19 +338,30 @@ class Daemon(ABC):
             raise HandshakeRefused(f"none of the neighbours that it waits for lets it in: {refusals[0]}")
 
     async def _evaluate(self, done: int) -> None:
-        records = []
         z, x = await self._models()
-        splits = ["test"] + (["holdout"] if len(self.job.manifest.holdout[self.me]) else [])
-        for split in splits:
-            found = await self._work(self.trainer.evaluate, z, split)
-            records.append(evaluation_record(self.me, done, split, found))
+        records = await self._work(self._judge, done, z, x)
         self.metrics.put(*records)
-        if self.config.evaluation.keep_models:
-            await self._work(self._keep_model, done, x)
-        every = self.config.evaluation.every_rounds * self.config.evaluation.share_every
-        if done == self.config.run.rounds or (every and done % every == 0):
+        if self._is_shared(done):
             for record in records:
                 self._learn(record)
+
+    def _judge(self, done: int, z: FloatArray, x: FloatArray) -> list[EvaluationRecord]:
+        """Return the accuracy of the model z on each split, and leave x where `sotto up` looks for it."""
+        splits: list[Literal["test", "holdout"]] = ["test"]
+        if len(self.job.manifest.holdout[self.me]):
+            splits.append("holdout")
+        records = [evaluation_record(self.me, done, split, self.trainer.evaluate(z, split)) for split in splits]
+        if self.config.evaluation.keep_models:
+            self._keep_model(done, x)
+        return records
+
+    def _is_evaluated(self, done: int) -> bool:
+        every = self.config.evaluation.every_rounds
+        return done == self.config.run.rounds or bool(every and done % every == 0)
+
+    def _is_shared(self, done: int) -> bool:
+        every = self.config.evaluation.every_rounds * self.config.evaluation.share_every
+        return done == self.config.run.rounds or bool(every and done % every == 0)
 
     def _keep_model(self, done: int, x: FloatArray) -> None:
         """Leave (x, u) for `sotto up`, which measures the consensus distance from all peers' files."""

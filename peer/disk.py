@@ -126,7 +126,7 @@ class RealHandle:
     """A file of the file system, without a buffer in this process: what was appended outlives it."""
 
     def __init__(self, path: Path, flags: int) -> None:
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | flags, 0o600)
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | flags, 0o666)
         self._size = os.fstat(self._file).st_size
 
     @property

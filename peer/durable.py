@@ -75,6 +75,8 @@ class Recovery:
     replayed_rounds: int = 0
     now: float = 0.0
     """The latest time in the journal."""
+    parcels: list[Parcel] = field(default_factory=list)
+    """What was made in the round under way, if there is one."""
     notices: list[str] = field(default_factory=list)
     """Sentences for the log: what was damaged, and what was done about it."""
 
@@ -122,11 +124,12 @@ class DurablePeer:
 
     # -- recovery ------------------------------------------------------------------------------------------------------
 
-    def open(self, on_round: Callable[[RoundRecord], None] = lambda record: None) -> Recovery:
+    def open(self, on_round: Callable[[RoundRecord, list[Parcel]], None] = lambda record, parcels: None) -> Recovery:
         """Go back to where this peer was: load the newest whole checkpoint and replay the journal after it.
 
-        `on_round` is told of every round that is replayed, right after its end. Raises StateError if the state belongs
-        to another peer or run, is damaged beyond what its copies can mend, or gives other bits than before.
+        `on_round` is told of every round that is replayed, right after its end, and what was made in it. Raises
+        StateError if the state belongs to another peer or run, is damaged beyond what its copies can mend, or gives
+        other bits than before.
         """
         recovery = Recovery()
         checkpoint = self._load_newest(recovery)
@@ -191,7 +194,9 @@ class DurablePeer:
             for (peer, seq, _), frame in zip(waiting, frames, strict=True):
                 self._take(Received(0.0, int(peer), int(seq), frame))
 
-    def _replay(self, round_: int, recovery: Recovery, on_round: Callable[[RoundRecord], None]) -> JournalContent:
+    def _replay(
+        self, round_: int, recovery: Recovery, on_round: Callable[[RoundRecord, list[Parcel]], None]
+    ) -> JournalContent:
         name = journal_name(round_)
         content = read_journal(self._disk, name)
         self._check_identity(content.header, "journal")
@@ -215,6 +220,7 @@ class DurablePeer:
                     if not self._repeatable:
                         self._impose(content.records[position + 1 : position + 2])
                     if variant is not None:
+                        self.participant.ready(now)
                         self.participant.use_variant(variant)
                     self.participant.step()
                     turn = self.participant.begin(now)
@@ -227,13 +233,15 @@ class DurablePeer:
                 case TimedOut(now):
                     turn = self.participant.timer(now)
             recovery.now = max(recovery.now, getattr(record, "now", 0.0))
+            recovery.parcels += turn.parcels
             numbered = [pair for pair in self._numbered(turn) if pair[1]]
             if numbered or isinstance(record, Begun):
                 made = numbered
             if turn.finished is not None:
                 recovery.replayed_rounds += 1
                 self._forget_used()
-                on_round(turn.finished)
+                parcels, recovery.parcels = recovery.parcels, []
+                on_round(turn.finished, parcels)
         # What a crash kept from being journaled was not sent either.
         self._unsent = made
         return content

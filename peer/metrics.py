@@ -247,9 +247,10 @@ class MetricsStore:
         self._connection.commit()
 
     def drop_after(self, round_: int) -> None:
-        """Delete the rows of rounds above `round_` (after going back to a checkpoint)."""
-        for table in ("rounds", "evaluations", "link_rounds", "consensus"):
-            self._connection.execute(f"DELETE FROM {table} WHERE round > ?", (round_,))
+        """Delete the rows of rounds above `round_`, and of what was evaluated after them."""
+        # A round is counted from 0, what was evaluated after it by how many there were.
+        for table, last in (("rounds", 0), ("link_rounds", 0), ("evaluations", 1), ("consensus", 1)):
+            self._connection.execute(f"DELETE FROM {table} WHERE round > ?", (round_ + last,))
         self.flush()
 
     def rounds(self, *, after: int = -1) -> list[RoundRecord]:

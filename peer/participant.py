@@ -128,8 +128,8 @@ class Participant:
     def ready(self, now: float) -> float:
         """Choose how much the coming round sends and return the earliest time at which it may start.
 
-        Without a budget that is now, and there is no need to call this. A decision that it took
-        (`budget.take_decision`) has to be on disk before the round begins, where the round may have to be repeated.
+        Without a budget that is now, and there is no need to call this. Where the round may have to be repeated, the
+        variant that was chosen has to be on disk before anything is sent, for `use_variant`.
         """
         if self.budget is None:
             return now

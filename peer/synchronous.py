@@ -1,41 +1,40 @@
 """The loop of a peer of a synchronous run: three inputs (a local step done, a message, a timer), one ordered way to
 perform outcomes.
 
-Training, compression and decoding run in one worker thread. What a neighbour may forget is decided by checkpoints: a
-frame counts as received for good only once a checkpoint that includes its effect is on disk, and until then its sender
-keeps it. A peer that was killed starts again from its checkpoint, asks for the frames after it, and repeats the rounds
-since; with `late = "wait"` it computes the very same bits, so that nobody can tell.
+Training, compression, decoding and the journal run in one worker thread, syncs of the disk in another. What survives a
+crash, and what a neighbour may forget, is the knowledge of `peer.durable`: a peer that was killed replays its journal
+to where it was, so that nobody can tell.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections import deque
+from collections.abc import Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from peer.compress.payload import FloatArray
 from peer.config import Config
 from peer.daemon import Daemon
-from peer.decisions import DecisionLog
+from peer.durable import Deed, DurablePeer
 from peer.errors import PeerUnreachable, RemoteProtocolError, StateError
 from peer.ledger import Ledger
-from peer.link import InLink, OutLink
 from peer.metrics import RoundRecord
-from peer.participant import Parcel, Participant, Turn
-from peer.store import Checkpoint
+from peer.participant import Parcel, Participant
+from peer.transport import LinkCounters
 
 log = logging.getLogger("sotto")
 
-_UNDURABLE_BYTES_MAX = 64 << 20
-"""Take a checkpoint early when neighbours have to keep more than this for us."""
 _BACKLOG_BYTES_MAX = 256 << 20
 """Start no further round while a neighbour has this much unacknowledged from us."""
 _NOTABLE_WAIT_S = 0.05
 """A budget makes every peer wait a moment now and then; only what is longer is worth a line in the log."""
+_SYNC_EVERY_S = 1.0
+"""How often what was journaled is synced, so that neighbours may forget it."""
 _STOP_GRACE_S = 5.0
 """After SIGTERM: how long to wait for the neighbours of the round under way."""
 
@@ -56,49 +55,55 @@ class SynchronousDaemon(Daemon):
             self.trainer.initial_vector(),
             observe=None if self.ledger is None else self.ledger.observe,
         )
-        self.out = {peer: OutLink() for peer in self.neighbors}
-        self.incoming = {peer: InLink() for peer in self.neighbors}
+        self.durable = DurablePeer(
+            self.participant,
+            self.folder.disk,
+            neighbors=self.neighbors,
+            identity=self._belongs_to(),
+            durability=config.state.durability,
+            keep_checkpoints=config.state.keep_checkpoints,
+            regular=config.state.checkpoint_every_rounds,
+            # Nothing but the CPU is promised to be repeatable to the bit.
+            repeatable=self.trainer.device.type == "cpu",
+        )
         self._pending: deque[tuple[int, int, bytes]] = deque()
-        self._undurable_bytes = 0
-        self._remote_durable: dict[int, int] = {}
-        self._remote_has: dict[int, int] = {}
-        self._decisions: DecisionLog | None = None
+        self._syncer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sync")
+        self._snapshot_wanted = False
+        self._to_replay_s = 0.0
+        """About how long it would take to replay the journal."""
         self._said_that_it_slows_down = False
-        if self.participant.budget is not None:
-            self._decisions = DecisionLog(self.folder.directory / "decisions.txt")
-            try:
-                self.participant.budget.replay(self._decisions.read())
-            except ValueError as error:
-                raise StateError(f"{self.folder.directory}: decisions.txt does not fit this run: {error}") from None
-        self._restore()
+        self._recover()
 
     def close(self) -> None:
         """Release files and threads."""
+        self._syncer.shutdown(wait=True, cancel_futures=True)
         super().close()
-        if self._decisions is not None:
-            self._decisions.close()
+        self.durable.close()
 
     async def _rounds(self) -> None:
         while self.participant.round < self.config.run.rounds and not self._stop.is_set():
-            await self._wait_for_room()
-            await self._keep_to_budget()
-            if self._stop.is_set():
-                return
-            record = self._perform(await self._work(self._step_and_begin))
+            record: RoundRecord | None = None
+            if not self.participant.session.in_round:  # After a crash it may be in the middle of one.
+                await self._wait_for_room()
+                await self._keep_to_budget()
+                if self._stop.is_set():
+                    return
+                record = self._perform(await self._work(self._step_and_begin))
             while record is None:
                 if not self._pending:
                     await self._wait(self.participant.wake_at)
                 if self._diverged is not None or self._stopping_in_vain():
-                    # The round cannot end: what is on disk is the last checkpoint, and it is repeated from there.
+                    # The round cannot end: it goes on, from the journal, when this peer is started again.
                     return
                 record = await self._take_frames()
+            self._to_replay_s += record.train_s + record.gossip_s
             await self._after_round(record)
 
-    def _step_and_begin(self) -> Turn:
+    def _step_and_begin(self) -> Deed:
         started = time.perf_counter()
-        self.participant.step()
+        self.durable.step()
         self._pace(started)
-        return self.participant.begin(self._now())
+        return self.durable.begin(self._now())
 
     async def _take_frames(self) -> RoundRecord | None:
         """Give the waiting frames, and the timer if it is due, to the participant; return the record of a round that
@@ -107,53 +112,44 @@ class SynchronousDaemon(Daemon):
             peer, seq, frame = self._pending.popleft()
             if seq:
                 self.transport.taken(peer, seq)
-            if seq and seq <= self.incoming[peer].last_seq:
-                self.incoming[peer].accept(seq)  # Counts the duplicate.
-                continue
             try:
-                turn = await self._work(self.participant.receive, peer, frame, self._now())
-                if seq:
-                    self.incoming[peer].accept(seq)
+                deed = await self._work(self.durable.receive, peer, seq, frame, self._now())
             except RemoteProtocolError as error:
                 log.error("dropped a message: %s", error)
                 # What follows it on this link makes no sense without it; the reconnect asks for it again.
                 self._pending = deque(item for item in self._pending if item[0] != peer)
                 self.transport.reset(peer, str(error))
                 continue
-            self._undurable_bytes += len(frame)
-            record = self._perform(turn)
+            record = self._perform(deed)
             if record is not None:
                 return record
         wake_at = self.participant.wake_at
         if wake_at is not None and self._now() >= wake_at:
-            return self._perform(await self._work(self.participant.timer, self._now()))
+            return self._perform(await self._work(self.durable.timer, self._now()))
         return None
 
-    def _perform(self, turn: Turn) -> RoundRecord | None:
-        for parcel in turn.parcels:
-            self._send(parcel)
-        return turn.finished
-
-    def _send(self, parcel: Parcel) -> None:
-        peer = parcel.receiver
-        self._count(parcel)
-        if not parcel.sequenced:
+    def _perform(self, deed: Deed) -> RoundRecord | None:
+        """Send and confirm what a deed came to, which is on disk by now; return the record of a round that it ended."""
+        for parcel, _ in deed.parcels:
+            self._count(parcel)
+        for peer, seq, frame in self.durable.publish(deed):
             if self.transport.is_up(peer):
-                self.transport.send(peer, 0, parcel.frame)
-            return
-        seq = self.out[peer].push(parcel.frame)
-        # After we were killed and repeat rounds, a neighbour may have this already, or even have it for good.
-        if seq <= self._remote_durable.get(peer, 0):
-            self.out[peer].acknowledge(seq)
-        if seq > self._remote_has.get(peer, 0) and self.transport.is_up(peer):
-            self.transport.send(peer, seq, parcel.frame)
+                self.transport.send(peer, seq, frame)
+        self._confirm(deed.receipts)
+        return deed.finished
+
+    def _confirm(self, receipts: Mapping[int, int]) -> None:
+        for peer, upto in receipts.items():
+            self.transport.acknowledge(peer, upto)
 
     async def _close_round(self, record: RoundRecord) -> None:
         if self.ledger is not None:
             await self._work(self.ledger.close_round, record.round, self.participant.algorithm)
 
     async def _save_at_end(self) -> None:
-        if not self.participant.session.in_round:
+        if self.participant.session.in_round:
+            self._confirm(await self._work(self.durable.sync))
+        else:
             await self._checkpoint()
 
     async def _linger(self) -> None:
@@ -164,11 +160,11 @@ class SynchronousDaemon(Daemon):
                 await self._take_frames()
         if self.config.rounds.late == "skip":
             # Messages that came after the last round still carry mass.
-            await self._checkpoint()
+            await self._save(anew=True)
 
     def _all_settled(self) -> bool:
         """Whether every neighbour has all our frames for good and every peer's last evaluation has reached us."""
-        owed = any(self.out[peer].backlog_bytes for peer in self.receivers if peer not in self._gone)
+        owed = any(self.durable.out[peer].backlog_bytes for peer in self.receivers if peer not in self._gone)
         return not owed and self._all_have_finished()
 
     async def _models(self) -> tuple[FloatArray, FloatArray]:
@@ -177,10 +173,8 @@ class SynchronousDaemon(Daemon):
     async def _wait_for_room(self) -> None:
         """Hold the next round back while a neighbour has too much unacknowledged, or cannot be heard of at all."""
         while not self._stop.is_set() and any(
-            self.out[peer].backlog_bytes > _BACKLOG_BYTES_MAX for peer in self.receivers
+            self.durable.out[peer].backlog_bytes > _BACKLOG_BYTES_MAX for peer in self.receivers
         ):
-            if self._undurable_bytes > _UNDURABLE_BYTES_MAX:
-                await self._checkpoint()
             await self._wait(None)
 
     async def _keep_to_budget(self) -> None:
@@ -193,9 +187,6 @@ class SynchronousDaemon(Daemon):
             budget.measured(peer, counters.packet_bytes_sent or counters.protobuf_bytes_sent)
         now = self._now()
         may_begin_at = self.participant.ready(now)
-        decision = budget.take_decision()
-        if decision is not None and self._decisions is not None:
-            await self._work(self._decisions.append, *decision)
         if may_begin_at > now + _NOTABLE_WAIT_S and budget.is_least and not self._said_that_it_slows_down:
             self._said_that_it_slows_down = True
             log.warning(
@@ -239,60 +230,91 @@ class SynchronousDaemon(Daemon):
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
     async def _checkpoint(self) -> None:
-        state, arrays = self.participant.state()
-        durable = self._durable_sequence_numbers()
-        kept = {}
-        for peer, link in self.out.items():
-            next_seq, frames = link.next_seq, link.unacknowledged(0)
-            kept[str(peer)] = {"next_seq": next_seq, "lengths": [len(frame) for _, frame in frames]}
-            arrays[f"out/{peer}"] = np.frombuffer(b"".join(frame for _, frame in frames), dtype=np.uint8)
-        state |= self._description()
-        state |= {"incoming": {str(peer): seq for peer, seq in durable.items()}, "out": kept}
+        await self._save(anew=False)
+
+    async def _save(self, *, anew: bool) -> None:
         # The rounds before a checkpoint are never repeated, so that their rows have to be there.
         self.metrics.flush()
-        await self._work(self.folder.checkpoints.save, Checkpoint(self.participant.round, state, arrays))
-        for peer, seq in durable.items():
-            if seq > self.incoming[peer].durable_seq:
-                self.incoming[peer].durable_seq = seq
-                self.transport.acknowledge(peer, seq)
-        self._undurable_bytes = 0
+        self._confirm(await self._work(lambda: self.durable.save(self._description(), anew=anew)))
+        self._to_replay_s, self._snapshot_wanted = 0.0, False
 
     def _checkpoint_is_wanted(self) -> bool:
-        return self._undurable_bytes > _UNDURABLE_BYTES_MAX
+        options = self.config.state
+        return (
+            self._snapshot_wanted
+            or self.durable.journal_bytes > options.journal_mbytes << 20
+            or self._to_replay_s > options.recover_within_s
+        )
+
+    def _go_back(self, round_: int) -> int:
+        return self.durable.go_back(round_)
 
     async def _take_snapshot(self) -> None:
         if self.participant.session.in_round:
             # The next round boundary takes it.
-            self._undurable_bytes = _UNDURABLE_BYTES_MAX + 1
+            self._snapshot_wanted = True
         else:
             await self._checkpoint()
 
-    def _durable_sequence_numbers(self) -> dict[int, int]:
-        """Return, for each in-neighbour, the last frame whose effect a checkpoint taken now includes."""
-        kept = self.participant.session.unconsumed_counts()
-        return {peer: self.incoming[peer].last_seq - kept.get(peer, 0) for peer in self.senders}
+    async def _sync_now_and_then(self) -> None:
+        """Let neighbours forget what is safe here."""
+        while True:
+            await asyncio.sleep(_SYNC_EVERY_S)
+            self._confirm(await asyncio.get_running_loop().run_in_executor(self._syncer, self.durable.sync))
 
-    def _restore(self) -> None:
-        checkpoint = self._load_checkpoint()
-        if checkpoint is None:
-            return
-        state = checkpoint.state
-        self.participant.restore(state, checkpoint.arrays)
-        for peer in self.neighbors:
-            self.incoming[peer].restore({"last_seq": state["incoming"].get(str(peer), 0)})
-            kept = state["out"].get(str(peer), {"next_seq": 1, "lengths": []})
-            blob, frames, start = checkpoint.arrays[f"out/{peer}"].tobytes(), [], 0
-            for length in kept["lengths"]:
-                frames.append(blob[start : start + length])
-                start += length
-            self.out[peer].restore({"next_seq": kept["next_seq"], "frames": frames})
+    def _helpers(self) -> list[Coroutine[Any, Any, None]]:
+        return [*super()._helpers(), self._sync_now_and_then()]
+
+    def _recover(self) -> None:
+        """Go back to where this peer was, and fill in the rows that a crash kept out of the metrics."""
+        started = time.perf_counter()
+        rounds: set[int] | None = None
+        evaluated = {record.round for record in self.metrics.evaluations() if record.peer == self.me}
+
+        def on_round(record: RoundRecord, parcels: list[Parcel]) -> None:
+            nonlocal rounds
+            if rounds is None:
+                rounds = {known.round for known in self.metrics.rounds(after=record.round - 1)}
+            if record.round not in rounds:
+                for parcel in parcels:
+                    self._count(parcel)
+                counters = dict.fromkeys(self.neighbors, LinkCounters())
+                self.metrics.put(record, *self.traffic.close_round(record.round, counters))
+            if self.ledger is not None:
+                self.ledger.close_round(record.round, self.participant.algorithm)
+            done = record.round + 1
+            if self._is_evaluated(done) and done not in evaluated:
+                self.metrics.put(*self._judge(done, self.participant.model(), self.participant.algorithm.x))
+
+        try:
+            recovery = self.durable.open(on_round)
+        except StateError as error:
+            raise StateError(f"{self.folder.directory}: {error}") from None
+        for notice in recovery.notices:
+            log.warning("%s: %s", self.folder.directory, notice)
+        for parcel in recovery.parcels:
+            self._count(parcel)
+        self._previous_time_s = recovery.now
+        self.metrics.drop_after(self.participant.round - 1)
+        for evaluation in self.metrics.evaluations():
+            # Others may have left by the time that anybody asks.
+            if evaluation.peer >= 0 and self._is_shared(evaluation.round):
+                self.evaluations[evaluation.peer, evaluation.split] = evaluation
+        if self.participant.round or self.participant.session.in_round:
+            self._to_replay_s = time.perf_counter() - started
+            log.info(
+                "%s goes on from round %d: the checkpoint of round %d and %d rounds of its journal, in %.1f s",
+                self.name,
+                self.participant.round,
+                recovery.checkpoint_round,
+                recovery.replayed_rounds,
+                self._to_replay_s,
+            )
 
     # -- what the transport calls -------------------------------------------------------------------------------------
 
     def _frames_to_send(self, peer: int, remote_has: int) -> list[tuple[int, bytes]]:
-        self._remote_has[peer] = remote_has
-        frames = self.out[peer].unacknowledged(remote_has)
-        return frames + [(0, parcel.frame) for parcel in self.participant.requests_to(peer)]
+        return self.durable.connected(peer, remote_has)
 
     def frame_received(self, peer: int, seq: int, frame: bytes) -> bool | None:
         """A whole frame came; its credit goes back when it has been looked at."""
@@ -303,14 +325,12 @@ class SynchronousDaemon(Daemon):
 
     def receipt(self, peer: int, upto: int) -> None:
         """A neighbour has our frames up to `upto` for good."""
-        self._remote_durable[peer] = max(upto, self._remote_durable.get(peer, 0))
-        # After a crash a neighbour can know more of us than we do; those frames are acknowledged as they are repeated.
-        self.out[peer].acknowledge(min(upto, self.out[peer].next_seq - 1))
+        self.durable.receipt(peer, upto)
         self._wake.set()
 
     def last_received(self, peer: int) -> int:
         """Return the last frame of a neighbour that need not be sent again."""
-        return self.incoming[peer].last_seq
+        return self.durable.last_received(peer)
 
     def _figures(self) -> dict[str, Any]:
         compressor = self.participant.algorithm.node.compressor
@@ -319,13 +339,17 @@ class SynchronousDaemon(Daemon):
             "fraction": getattr(compressor, "fraction", None),
             "bits": getattr(compressor, "bits", None),
             "push_weight": self.participant.algorithm.u,
+            "durability": self.config.state.durability,
+            "checkpoint_round": self.durable.base_round,
+            "checkpoint_bytes": self.durable.checkpoint_bytes,
+            "journal_bytes": self.durable.journal_bytes,
             "waiting_for": [self.config.peers[peer].name for peer in self.participant.session.waiting_for],
         }
 
     def _link_figures(self, peer: int) -> dict[str, Any]:
         deadlines = self.participant.session.deadlines
         return {
-            "unacknowledged_bytes": self.out[peer].backlog_bytes,
+            "unacknowledged_bytes": self.durable.out[peer].backlog_bytes,
             "lateness_s": None if deadlines is None else deadlines.lateness_s(peer),
             "late_after_s": None if deadlines is None else deadlines.after_s(peer),
         }

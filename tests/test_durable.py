@@ -98,7 +98,7 @@ def test_decisions_taken_by_the_clock_are_taken_again(algorithm: str) -> None:
             world.turn(i)
         ended, recovered = world.peers[1], world.make(1)
         records: list[RoundRecord] = []
-        recovered.open(records.append)
+        recovered.open(lambda record, parcels, records=records: records.append(record))
         assert everything(recovered) == everything(ended)
         for other, link in ended.out.items():
             assert set(link.unacknowledged(0)) <= set(recovered.out[other].unacknowledged(0))

@@ -26,7 +26,7 @@ from peer.config import Config, load
 from peer.errors import HandshakeRefused, PeerUnreachable, RemoteError
 from peer.init import Host, write_cluster, write_resolved
 from peer.security import CertificateAuthority, Role
-from peer.store import StateFolder, find_checkpoints
+from peer.store import StateFolder, find_checkpoints, load_checkpoint
 from tests.cli.runner import sotto
 
 JOB = (
@@ -299,11 +299,28 @@ def test_a_checkpoint_of_something_else_is_not_gone_on_with(
 
 
 @pytest.mark.parametrize("keep", [0, 7, 1000, -1], ids=["nothing", "length", "header", "all-but-a-byte"])
-def test_a_truncated_checkpoint_is_named(keep: int, finished_kits: Path, tmp_path: Path) -> None:
+def test_a_truncated_checkpoint_is_named_where_nothing_is_left_in_its_place(
+    keep: int, finished_kits: Path, tmp_path: Path
+) -> None:
     shutil.copytree(finished_kits, tmp_path, dirs_exist_ok=True)
-    newest = find_checkpoints(tmp_path / "peer-0" / "state")[-1]
+    state = tmp_path / "peer-0" / "state"
+    newest = find_checkpoints(state)[-1]
     newest.write_bytes(newest.read_bytes()[:keep])
+    for journal in state.glob("journal-*"):
+        journal.unlink()
     expect_sentence(tmp_path / "peer-0", (), (newest.name, "cannot be read as a checkpoint"), 5)
+
+
+def test_a_truncated_checkpoint_is_made_good_from_the_journal(finished_kits: Path, tmp_path: Path) -> None:
+    shutil.copytree(finished_kits, tmp_path, dirs_exist_ok=True)
+    state = tmp_path / "peer-0" / "state"
+    newest = find_checkpoints(state)[-1]
+    before = load_checkpoint(newest).arrays["algorithm/x"].tobytes()
+    newest.write_bytes(newest.read_bytes()[:-1])
+    settings = ("--set", "transport.linger_s=0.1")
+    result = sotto("run", "--config", str(tmp_path / "peer-0" / "peer.toml"), *settings)
+    assert result.exit_code == 0, result.output
+    assert load_checkpoint(newest).arrays["algorithm/x"].tobytes() == before
 
 
 def test_a_finished_run_is_not_repeated(finished_kits: Path, tmp_path: Path) -> None:
