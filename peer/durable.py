@@ -326,7 +326,7 @@ class DurablePeer:
         if message.kind is MessageKind.REPAIR_REQUEST:
             # Changes nothing here, and is repeated by whoever needs it.
             return self._done(self.participant.take(message, now))
-        if message.kind is MessageKind.REPAIR and peer not in self.participant.session.waiting_for:
+        if message.kind is MessageKind.REPAIR and not self.participant.expects(message):
             return Deed()
         # Journal first: what a peer has applied and then forgets is lost for everybody.
         record = Received(now, peer, seq, frame)
@@ -339,6 +339,12 @@ class DurablePeer:
         if not turn.parcels and turn.finished is None:
             return Deed()
         return self._done(turn, TimedOut(now))
+
+    def check_replicas(self) -> tuple[Deed, list[str]]:
+        """Compare what neighbours said of their copies here with the copies; return the requests for layers that
+        differ, with a sentence on each neighbour concerned. Between rounds."""
+        parcels, sentences = self.participant.disagreements()
+        return Deed(parcels=[(parcel, 0) for parcel in parcels]), sentences
 
     def publish(self, deed: Deed) -> list[tuple[int, int, bytes]]:
         """Hand the numbered frames of a deed to the links; return (receiver, number, frame) of what has to be sent to

@@ -21,11 +21,11 @@ from peer.compress import Compressor
 from peer.compress.layout import Layout
 from peer.compress.payload import FloatArray
 from peer.errors import RemoteProtocolError, StateError
-from peer.gossip.base import Algorithm, Metrics
+from peer.gossip.base import Algorithm, Digests, Metrics
 from peer.gossip.budget import BandwidthBudget
 from peer.gossip.session import LatePolicy, Outcome, Session
 from peer.metrics import RoundRecord
-from peer.wire.message import Message, MessageKind
+from peer.wire.message import Message, MessageKind, RepairWish
 
 ENTROPY_EVERY = 50
 """The entropy bound is taken of every so many rounds: it costs more than the encoding."""
@@ -115,6 +115,10 @@ class Participant:
         self._cpu_mark = cpu_clock()
         self._sent_at: float | None = None
         self._frames: dict[tuple[object, ...], tuple[bytes, int, float]] = {}
+        self._claims: dict[int, tuple[int, Digests]] = {}
+        """Neighbour → (round, digests) of what it says that the copy of it here should be."""
+        self._asked_whole: set[int] = set()
+        self._replica_repairs = 0
 
     @property
     def round(self) -> int:
@@ -202,6 +206,8 @@ class Participant:
         """Take a message that `decode` returned. Raises RemoteProtocolError, which names the sender."""
         started = self._stopwatch()
         outcome = self.session.receive(message, now)
+        if message.kind is MessageKind.REPAIR:
+            self._asked_whole.discard(message.sender)
         turn = self._perform(outcome, now)
         self._account.gossip_s += self._stopwatch() - started
         return turn
@@ -219,6 +225,48 @@ class Participant:
         """Return open requests to a neighbour that has come back, to be sent again."""
         return [self._parcel(receiver, message) for message in self.session.open_requests(receiver)]
 
+    def own_digests(self) -> tuple[int, Digests] | None:
+        """Return (round, digest of each layer) of the last check of what the others keep of this peer: to be told to
+        them after the round, for `heard_digests`. None where nobody keeps anything."""
+        return self.algorithm.own_digests()
+
+    def heard_digests(self, sender: int, round_: int, digests: Digests) -> None:
+        """Take note of what a neighbour's copy should be after its message of a round."""
+        self._claims[sender] = (round_, digests)
+
+    @property
+    def has_heard_digests(self) -> bool:
+        """Whether `disagreements` has anything to compare."""
+        return bool(self._claims)
+
+    def disagreements(self) -> tuple[list[Parcel], list[str]]:
+        """Compare the copies with what was heard of them; return requests for the layers that differ, and a sentence
+        on each neighbour concerned. A request that is lost is made again after the next check."""
+        parcels, sentences = [], []
+        for sender, (round_, digests) in list(self._claims.items()):
+            layers = self.algorithm.compare_replica(sender, round_, digests)
+            if layers is None:
+                continue
+            del self._claims[sender]
+            if not layers:
+                continue
+            self._replica_repairs += len(layers)
+            self._asked_whole.add(sender)
+            wishes = tuple(RepairWish(layer, 0, 0) for layer in layers)
+            request = Message(MessageKind.REPAIR_REQUEST, self.peer, round_, wanted=wishes)
+            parcels.append(self._parcel(sender, request))
+            names = ", ".join(self.layout.names[layer] for layer in layers[:3]) + (", …" if len(layers) > 3 else "")
+            sentences.append(
+                f"the copy of peer {sender} differed from its own after round {round_} in {len(layers)} of "
+                f"{self.layout.num_layers} layers ({names}); they are asked for"
+            )
+        self._frames.clear()
+        return parcels, sentences
+
+    def expects(self, repair: Message) -> bool:
+        """Whether a repair is one that was asked for."""
+        return repair.sender in self.session.waiting_for or repair.sender in self._asked_whole
+
     def state(self) -> tuple[dict[str, object], dict[str, npt.NDArray[Any]]]:
         """Return (JSON values, arrays): everything the next rounds depend on. Between rounds only."""
         self.session.absorb_late()
@@ -227,7 +275,8 @@ class Participant:
         arrays |= {f"training/{name}": value for name, value in self.local_steps.state().items()}
         if self.budget is not None:
             arrays |= {f"budget/{name}": value for name, value in self.budget.state().items()}
-        return {"session": self.session.state(), "layout": self.layout.digest}, arrays
+        state = {"session": self.session.state(), "layout": self.layout.digest, "repairs": self._replica_repairs}
+        return state, arrays
 
     def restore(self, state: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         """Take back what `state` returned. Raises StateError if it belongs to another model or algorithm."""
@@ -241,6 +290,7 @@ class Participant:
             self.algorithm.restore_transport(_part(arrays, "buffer/"))
             self.local_steps.restore(_part(arrays, "training/"))
             self.session.restore(state["session"])
+            self._replica_repairs = int(state.get("repairs", 0))
         except (KeyError, TypeError, ValueError) as error:
             raise StateError(f"the checkpoint does not fit this configuration: {error}") from None
 
@@ -307,7 +357,7 @@ class Participant:
             error_norm=health.error_norm,
             replica_error=health.replica_error,
             neighbor_distance=health.neighbor_distance,
-            repairs=health.repairs,
+            repairs=health.repairs + self._replica_repairs,
             theta=health.theta,
             fraction=getattr(used, "fraction", None),
             bits=getattr(used, "bits", None),

@@ -17,6 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from peer.compress.payload import FloatArray
 from peer.config import Config
 from peer.daemon import Daemon
@@ -25,10 +27,12 @@ from peer.errors import PeerUnreachable, RemoteProtocolError, StateError
 from peer.ledger import Ledger
 from peer.metrics import RoundRecord
 from peer.participant import Parcel, Participant
-from peer.transport import LinkCounters
+from peer.transport import MAX_BULLETIN_BYTES, LinkCounters
 
 log = logging.getLogger("sotto")
 
+_REPLICA = "replica"
+"""Topic of notes of a round and of the digest of each layer of the sender's replica after it, as u64s."""
 _BACKLOG_BYTES_MAX = 256 << 20
 """Start no further round while a neighbour has this much unacknowledged from us."""
 _NOTABLE_WAIT_S = 0.05
@@ -97,6 +101,7 @@ class SynchronousDaemon(Daemon):
                     return
                 record = await self._take_frames()
             self._to_replay_s += record.train_s + record.gossip_s
+            await self._agree(record.round)
             await self._after_round(record)
 
     def _step_and_begin(self) -> Deed:
@@ -104,6 +109,20 @@ class SynchronousDaemon(Daemon):
         self.durable.step()
         self._pace(started)
         return self.durable.begin(self._now())
+
+    async def _agree(self, round_: int) -> None:
+        """Tell those who keep copies of this peer what they should be, and ask for what differs in the copies here."""
+        own = self.participant.own_digests()
+        if own is not None and own[0] == round_:
+            note = np.array([round_, *own[1]], "<u8").tobytes()
+            for peer in self.receivers if len(note) <= MAX_BULLETIN_BYTES else ():
+                if self.transport.is_up(peer):
+                    self.transport.bulletin(peer, _REPLICA, note)
+        if self.participant.has_heard_digests:
+            deed, sentences = await self._work(self.durable.check_replicas)
+            for sentence in sentences:
+                log.warning("%s", sentence)
+            self._perform(deed)
 
     async def _take_frames(self) -> RoundRecord | None:
         """Give the waiting frames, and the timer if it is due, to the participant; return the record of a round that
@@ -322,6 +341,16 @@ class SynchronousDaemon(Daemon):
         self._pending.append((peer, seq, frame))
         self._wake.set()
         return False if seq else None
+
+    def bulletin_received(self, peer: int, topic: str, data: bytes) -> None:
+        """A note: of a neighbour's copy here, or one that is passed on from peer to peer."""
+        if topic != _REPLICA:
+            super().bulletin_received(peer, topic, data)
+            return
+        if len(data) % 8 or len(data) < 16:
+            raise RemoteProtocolError("it told digests that are none")
+        round_, *digests = np.frombuffer(data, "<u8").tolist()
+        self.participant.heard_digests(peer, round_, tuple(digests))
 
     def receipt(self, peer: int, upto: int) -> None:
         """A neighbour has our frames up to `upto` for good."""

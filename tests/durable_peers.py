@@ -89,6 +89,7 @@ class World:
     peers: list[DurablePeer] = field(default_factory=list)
     recovered: list[Recovery] = field(default_factory=list)
     now: float = 0.0
+    sentences: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.disks = [FailingDisk() for _ in range(self.n)]
@@ -175,10 +176,23 @@ class World:
             self.counts[i] += 1
             self.links[i, receiver].append((self.now + self.lag(i, self.counts[i]), seq, frame))
         self.confirm(i, deed.receipts)
+        if deed.finished is not None:
+            self.agree(i)
         if deed.finished is not None and (peer.round % self.save_every == 0 or peer.round == self.rounds):
             self.confirm(i, peer.save({"seconds": self.now}))
         elif deed.finished is not None:
             self.confirm(i, peer.sync())
+
+    def agree(self, i: int) -> None:
+        """Tell the others what their copies of a peer should be, and let it ask for what differs in its own."""
+        peer = self.peers[i]
+        digests = peer.participant.own_digests()
+        for other in range(self.n):
+            if other != i and digests is not None:
+                self.peers[other].participant.heard_digests(i, *digests)
+        deed, sentences = peer.check_replicas()
+        self.sentences += sentences
+        self.perform(i, deed)
 
     def confirm(self, i: int, receipts: Mapping[int, int]) -> None:
         for sender, upto in receipts.items():

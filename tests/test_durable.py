@@ -9,6 +9,7 @@ import pytest
 
 from peer.durable import DurablePeer
 from peer.errors import RemoteProtocolError, StateError
+from peer.gossip.session import LatePolicy
 from peer.metrics import RoundRecord
 from tests.durable_peers import ALGORITHMS, LATE, World
 from tests.failing_disk import ProcessEnds
@@ -145,6 +146,23 @@ def assert_replicas_agree(world: World) -> None:
         for j in replicas.senders:
             theirs = world.peers[j].participant.algorithm.replicas.own  # type: ignore[attr-defined]
             assert replicas.of[j].tobytes() == theirs.tobytes()
+
+
+@pytest.mark.parametrize("late", [None, LATE])
+def test_a_copy_that_differs_is_mended_within_the_stated_rounds(late: LatePolicy | None) -> None:
+    world = turns(World("quant-sgp", rounds=60, save_every=100, late=late, **(LAG if late else {})), 12)
+    copy = world.peers[1].participant.algorithm.replicas.of[0]  # type: ignore[attr-defined]
+    copy.view(np.uint32)[np.abs(copy).argmax()] ^= 1 << 22
+    while not world.sentences:
+        world.now += 1.0
+        for i in range(world.n):
+            world.turn(i)
+    assert "copy of peer 0 differed from its own after round 16 in 1 of 2 layers (layer" in world.sentences[0]
+    world.run()
+    for peer in world.peers:
+        peer.save({}, anew=True)  # What came late is applied.
+    assert_replicas_agree(world)
+    assert len(world.sentences) <= 2, "asked again only where the answer came too late"
 
 
 @pytest.mark.parametrize("algorithm", ["quant-sgp", "sparse-push", "d2"])

@@ -18,7 +18,7 @@ import enum
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,11 @@ import numpy.typing as npt
 from peer.compress.base import Compressor, Draws
 from peer.compress.layout import Layout
 from peer.compress.payload import FloatArray, Payload
+from peer.errors import RemoteProtocolError
 from peer.wire.message import Message
+
+Digests: TypeAlias = tuple[int, ...]
+"""Of the layers of a replica, XXH3-64."""
 
 
 class GraphNeed(enum.Enum):
@@ -211,6 +215,20 @@ class Algorithm(ABC):
     def answer(self, request: Message) -> Message:
         """Return the answer to a request that may come at any time (repair of a modulo code)."""
         raise NotImplementedError(f"{self.spec.name} answers no requests")
+
+    def own_digests(self) -> tuple[int, Digests] | None:
+        """Return (round, digest of each layer) of the own replica when it was checked last: what others compare with
+        `compare_replica`. None where nobody keeps a replica, or none was checked yet."""
+        return None
+
+    def compare_replica(self, sender: int, round_: int, digests: Digests) -> tuple[int, ...] | None:
+        """Return the layers in which the replica of `sender` is not what `own_digests` there says of that round; None
+        if that cannot be told (yet)."""
+        return ()
+
+    def take_replica(self, message: Message) -> None:
+        """Take whole layers of the sender's replica, which were asked for. Raises RemoteProtocolError."""
+        raise RemoteProtocolError("sent a replica that nobody keeps", peer=message.sender)
 
     def use_compressor(self, compressor: Compressor) -> None:
         """Compress with other settings of the same compressor from the next round on. Called between rounds."""

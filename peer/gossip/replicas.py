@@ -4,20 +4,26 @@ CHOCO-SGD, Quant-SGP, DCD-PSGD, ECD-PSGD. A copy is built from the payloads alon
 and at every receiver, so that all copies of one peer are the same to the last bit. There is one copy for each
 in-neighbour of the whole schedule rather than one running sum Σ_j W_ij x̂_j: it serves graphs that change and
 messages that are late.
+
+That the copies are the same is checked in every `CHECK_EVERY`-th round: their digests are compared, and a layer that
+differs (a memory error, a bug, a state folder that was put back) is sent whole. So no copy drifts for longer than that
+unnoticed; what was mixed with it in the meantime stays mixed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
+from peer import wire
 from peer.compress import add_decompressed_
-from peer.compress.payload import FloatArray, Payload
+from peer.compress.payload import FloatArray, Payload, WholeIntegers
 from peer.errors import LocalProtocolError, RemoteProtocolError
-from peer.gossip.base import Algorithm, AlgorithmSpec, Exchange, GraphNeed, Metrics, NodeContext
+from peer.gossip.base import Algorithm, AlgorithmSpec, Digests, Exchange, GraphNeed, Metrics, NodeContext
 from peer.gossip.mixing import (
     HeldBack,
     add_scaled_,
@@ -32,7 +38,10 @@ from peer.gossip.mixing import (
     own_weight,
     restored_like,
 )
-from peer.wire.message import Message, MessageKind
+from peer.wire.message import Message, MessageKind, RepairWish
+
+CHECK_EVERY = 16
+"""Digests of copies are taken after the difference of every so many rounds."""
 
 
 class Replicas:
@@ -45,6 +54,12 @@ class Replicas:
         self.receivers = node.schedule.all_receivers(node.peer)
         self.of: dict[int, FloatArray] = {j: start.copy() for j in sorted({node.peer, *self.senders})}
         self._rounds: dict[int, int] = dict.fromkeys(self.senders, 0)
+        self._own_rounds = 0
+        """How many differences the own copy holds."""
+        self._digests: dict[int, tuple[int, Digests]] = {}
+        """Whose copy → (round, digests) of its last check."""
+        self._whole: dict[int, Message] = {}
+        """Sender → layers of its copy as it is after a difference that has not come yet."""
 
     @property
     def own(self) -> FloatArray:
@@ -68,12 +83,76 @@ class Replicas:
 
     def apply_(self, message: Message, scale: float = 1.0, decay: float = 1.0) -> FloatArray:
         """Set x̂_j ← decay · x̂_j + scale · C_j for the sender j and return that copy."""
-        self._rounds[message.sender] = message.round + 1
-        return self._add_(self.of[message.sender], message.layers, scale, decay)
+        sender = message.sender
+        self._rounds[sender] = message.round + 1
+        copy = self._add_(self.of[sender], message.layers, scale, decay)
+        self._digest(sender, message.round)
+        if sender in self._whole:
+            self.take(self._whole.pop(sender))
+        return copy
 
-    def apply_own_(self, payload: Payload, scale: float = 1.0, decay: float = 1.0) -> FloatArray:
+    def apply_own_(self, t: int, payload: Payload, scale: float = 1.0, decay: float = 1.0) -> FloatArray:
         """Do to the own copy what every receiver does to its copy of this peer."""
-        return self._add_(self.own, payload, scale, decay)
+        self._own_rounds = t + 1
+        copy = self._add_(self.own, payload, scale, decay)
+        self._digest(self._node.peer, t)
+        return copy
+
+    # Agreement.
+
+    def _digest(self, whose: int, t: int) -> None:
+        if t % CHECK_EVERY == 0:
+            copy, slices = self.of[whose], self._node.layout.slices
+            self._digests[whose] = (
+                t,
+                tuple(xxhash.xxh3_64_intdigest(copy[part].view(np.uint8).data) for part in slices),
+            )
+
+    @property
+    def own_digests(self) -> tuple[int, Digests] | None:
+        """Return (round, digest of each layer) of the last check of the own copy."""
+        return self._digests.get(self._node.peer)
+
+    def compare(self, sender: int, round_: int, digests: Digests) -> tuple[int, ...] | None:
+        """Return the layers in which the copy of `sender` differed from its own after its difference of that round;
+        None if that check is still to come. Raises RemoteProtocolError for digests of another layout."""
+        if sender not in self._rounds or len(digests) != self._node.layout.num_layers:
+            raise RemoteProtocolError("sent digests of a replica that is not kept here", peer=sender)
+        checked, ours = self._digests.get(sender, (-1, ()))
+        if checked < round_:
+            return None if round_ % CHECK_EVERY == 0 and self._rounds[sender] <= round_ else ()
+        if checked > round_:
+            return ()
+        return tuple(layer for layer, pair in enumerate(zip(ours, digests, strict=True)) if pair[0] != pair[1])
+
+    def whole(self, wanted: Sequence[RepairWish]) -> Message:
+        """Return layers of the own copy as they are now, bit for bit: as the integers that their bits spell."""
+        slices = self._node.layout.slices
+        layers = tuple(WholeIntegers(self.own[slices[wish.layer]].view(np.int32).astype(np.int64)) for wish in wanted)
+        ids = tuple(wish.layer for wish in wanted)
+        return Message(MessageKind.REPAIR, self._node.peer, self._own_rounds, layers=layers, layer_ids=ids)
+
+    def take(self, message: Message) -> None:
+        """Put layers that a sender sent whole in the place of the copy's, as soon as the differences before have come;
+        they are of no use once later ones have. Raises RemoteProtocolError if they are no numbers of a model."""
+        sender = message.sender
+        if sender not in self._rounds or not message.layer_ids:
+            raise RemoteProtocolError("sent a replica that is not kept here", peer=sender)
+        layers = []
+        for number, layer in zip(message.layer_ids, message.layers, strict=True):
+            part = self._node.layout.slices[number]
+            if not isinstance(layer, WholeIntegers) or layer.integers.size != part.stop - part.start:
+                raise RemoteProtocolError(f"sent layer {number} of a replica in another form", peer=sender)
+            values = layer.integers.astype(np.int32).view(np.float32)
+            if not np.isfinite(values).all():
+                raise RemoteProtocolError(f"sent layer {number} of a replica with numbers that are none", peer=sender)
+            layers.append((part, values))
+        if message.round > self._rounds[sender]:
+            self._whole[sender] = message
+        elif message.round == self._rounds[sender]:
+            for part, values in layers:
+                self.of[sender][part] = values
+            self._digests.pop(sender, None)
 
     def _add_(self, copy: FloatArray, payload: Payload, scale: float, decay: float) -> FloatArray:
         if decay != 1.0:
@@ -94,12 +173,59 @@ class Replicas:
     def state(self) -> dict[str, npt.NDArray[Any]]:
         """Return the copies as `replica.<peer>`, and how many differences of each sender they hold."""
         rounds = np.array([self._rounds[j] for j in self.senders], np.int64)
-        return {"replica.rounds": rounds, **{f"replica.{j}": copy for j, copy in self.of.items()}}
+        waiting = {
+            f"replica.whole.{j}": np.frombuffer(wire.encode(message, self._node.layout), np.uint8)
+            for j, message in self._whole.items()
+        }
+        return {
+            "replica.rounds": rounds,
+            "replica.own_rounds": np.array([self._own_rounds], np.int64),
+            **{f"replica.{j}": copy for j, copy in self.of.items()},
+            **waiting,
+        }
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
         """Take back what `state` returned."""
         self._rounds = dict(zip(self.senders, map(int, state["replica.rounds"]), strict=True))
         self.of = {j: restored_like(copy, state[f"replica.{j}"]) for j, copy in self.of.items()}
+        # States of the first release lack the number; it is that of the senders where nobody is late.
+        self._own_rounds = int(state.get("replica.own_rounds", [max(self._rounds.values(), default=0)])[0])
+        prefix = "replica.whole."
+        self._whole = {
+            int(name.removeprefix(prefix)): wire.decode(frame.tobytes(), self._node.layout)
+            for name, frame in state.items()
+            if name.startswith(prefix)
+        }
+        self._digests = {}
+
+
+class ReplicaAlgorithm(Algorithm):
+    """What the algorithms with replicas share: the copies, their agreement and their state."""
+
+    replicas: Replicas
+
+    def own_digests(self) -> tuple[int, Digests] | None:
+        return self.replicas.own_digests
+
+    def compare_replica(self, sender: int, round_: int, digests: Digests) -> tuple[int, ...] | None:
+        return self.replicas.compare(sender, round_, digests)
+
+    def take_replica(self, message: Message) -> None:
+        self.replicas.take(message)
+
+    def answer(self, request: Message) -> Message:
+        if request.sender not in self.replicas.receivers or any(wish.more_bits for wish in request.wanted):
+            raise RemoteProtocolError("asks for a replica that it does not keep", peer=request.sender)
+        if not request.wanted:
+            raise RemoteProtocolError("asks for no layer of a replica", peer=request.sender)
+        return self.replicas.whole(request.wanted)
+
+    def state(self) -> dict[str, npt.NDArray[Any]]:
+        return {**super().state(), **self.replicas.state()}
+
+    def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        super().restore(state)
+        self.replicas.restore(state)
 
 
 def _heard_weights(node: NodeContext, inbox: Mapping[int, Message], push_weight: float) -> dict[int, float]:
@@ -108,7 +234,7 @@ def _heard_weights(node: NodeContext, inbox: Mapping[int, Message], push_weight:
     return {**heard, node.peer: push_weight}
 
 
-class ChocoSgd(Algorithm):
+class ChocoSgd(ReplicaAlgorithm):
     """x̃ = x − γ g(x); q = C[x̃ − x̂]; x̂_j ← x̂_j + q_j for all heard; x ← x̃ + η Σ_j (W_ij − I_ij) x̂_j.
 
     Koloskova et al. 2019 (CHOCO-SGD); Algorithm 3 in the supplement of the low-precision paper, in the form that
@@ -163,15 +289,14 @@ class ChocoSgd(Algorithm):
         )
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
-        return {**super().state(), **self.replicas.state(), **self._held.state()}
+        return {**super().state(), **self._held.state()}
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
         super().restore(state)
-        self.replicas.restore(state)
         self._held.restore(state)
 
 
-class QuantSgp(Algorithm):
+class QuantSgp(ReplicaAlgorithm):
     """CHOCO-SGD with gradients at z = x / u and push-sum weights: u ← u + η Σ_j (W_ij − I_ij) u_j.
 
     Taheri et al. 2020; Algorithm 5 in the supplement of the low-precision paper, in the conserving form of `ChocoSgd`.
@@ -226,19 +351,12 @@ class QuantSgp(Algorithm):
             neighbor_distance=self.replicas.mean_distance(self._heard) if self._heard else None,
         )
 
-    def state(self) -> dict[str, npt.NDArray[Any]]:
-        return {**super().state(), **self.replicas.state()}
-
-    def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        super().restore(state)
-        self.replicas.restore(state)
-
 
 def compress_difference_(node: NodeContext, t: int, x: FloatArray, replicas: Replicas, scratch: FloatArray) -> Payload:
     """Return q = C[x̃ − x̂] and bring the own copy up to date with it: x̂ ← x̂ + q. Overwrites `scratch`."""
     np.subtract(x, replicas.own, out=scratch)
     payload = compress(node, t, scratch)
-    replicas.apply_own_(payload)
+    replicas.apply_own_(t, payload)
     return payload
 
 
@@ -257,7 +375,7 @@ def add_replicas_(
             add_scaled_(x, rate * message.mixing_weight, copy)
 
 
-class DcdPsgd(Algorithm):
+class DcdPsgd(ReplicaAlgorithm):
     """h = Σ_j W_ij x̂_j − γ g(x); x ← x + C[h − x]; every copy follows by the same difference, so that x̂_j = x_j.
 
     Tang et al. 2018, difference compression (DCD-PSGD). Copies start at x₀. The error of C enters x itself, unbiased
@@ -289,7 +407,7 @@ class DcdPsgd(Algorithm):
         self._scratch -= self.x
         payload = compress(self.node, t, self._scratch)
         add_decompressed_(self.x, payload, self.node.layout, 1.0)
-        self.replicas.apply_own_(payload)
+        self.replicas.apply_own_(t, payload)
         return Exchange(self.replicas.messages(t, payload), frozenset(self.replicas.senders))
 
     def advance(self, inbox: Mapping[int, Message]) -> Exchange | None:
@@ -303,15 +421,8 @@ class DcdPsgd(Algorithm):
             neighbor_distance=self.replicas.mean_distance(self._heard) if self._heard else None,
         )
 
-    def state(self) -> dict[str, npt.NDArray[Any]]:
-        return {**super().state(), **self.replicas.state()}
 
-    def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        super().restore(state)
-        self.replicas.restore(state)
-
-
-class EcdPsgd(Algorithm):
+class EcdPsgd(ReplicaAlgorithm):
     """x' = Σ_j W_ij x̂_j − γ g(x); send C[(1 − s/2) x + (s/2) x'], s = t + 1; x̂_j ← (1 − 2/s) x̂_j + (2/s) C_j; x ←
     x'.
 
@@ -348,7 +459,7 @@ class EcdPsgd(Algorithm):
         add_scaled_(extrapolation, s / 2.0, following)
         payload = compress(self.node, t, extrapolation)
         self.x, self._scratch = following, extrapolation
-        self.replicas.apply_own_(payload, 2.0 / s, 1.0 - 2.0 / s)
+        self.replicas.apply_own_(t, payload, 2.0 / s, 1.0 - 2.0 / s)
         return Exchange(self.replicas.messages(t, payload), frozenset(self.replicas.senders))
 
     def advance(self, inbox: Mapping[int, Message]) -> Exchange | None:
@@ -362,13 +473,6 @@ class EcdPsgd(Algorithm):
             replica_error=distance(self.x, self.replicas.own),
             neighbor_distance=self.replicas.mean_distance(self._heard) if self._heard else None,
         )
-
-    def state(self) -> dict[str, npt.NDArray[Any]]:
-        return {**super().state(), **self.replicas.state()}
-
-    def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        super().restore(state)
-        self.replicas.restore(state)
 
 
 def weighted_replicas_(out: FloatArray, node: NodeContext, t: int, replicas: Replicas) -> None:

@@ -133,6 +133,10 @@ class Session:
             raise RemoteProtocolError(f"left us out of a round, which {self.algorithm.spec.name} forbids", peer=sender)
         if sender not in self._in_neighbors:
             raise RemoteProtocolError("is no in-neighbour in this graph", peer=sender)
+        if message.kind is MessageKind.REPAIR and "replicas" in self.algorithm.spec.state:
+            # Between the rounds' own messages: it belongs to what the sender's copy is here, whatever round this is.
+            self.algorithm.take_replica(message)
+            return outcome
         if message.round > self.round + self._max_lead:
             raise RemoteProtocolError(
                 f"is in round {message.round}, more than {self._max_lead} ahead of our {self.round}", peer=sender

@@ -1,0 +1,105 @@
+"""A copy that is not what it should be is found by its digest, and mended by sending the layer whole."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from peer.errors import RemoteProtocolError
+from peer.gossip.replicas import CHECK_EVERY
+from peer.wire.message import Message, MessageKind, RepairWish
+from tests.gossip.drive import gossip, peers, ring, schedule_of
+
+SIZES = [30, 20, 10]
+SETTINGS = {
+    "choco-sgd": {"compressor": ("top_k", {"fraction": 0.2}), "averaging_rate": 0.3},
+    "quant-sgp": {"compressor": ("top_k", {"fraction": 0.2}), "averaging_rate": 0.3},
+    "dcd-psgd": {"compressor": ("qsgd", {"bits": 8})},
+    "ecd-psgd": {"compressor": ("qsgd", {"bits": 8})},
+}
+
+
+def three(name):
+    x0 = np.random.default_rng(1).normal(size=(3, sum(SIZES))).astype(np.float32)
+    start = x0 if name in ("choco-sgd", "quant-sgp") else x0[0]
+    return peers(name, schedule_of(ring(3)), start, sizes=SIZES, **SETTINGS[name])
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_copies_that_agree_are_found_to_agree(name):
+    algorithms = three(name)
+    for t in range(2 * CHECK_EVERY + 1):
+        gossip(algorithms, t)
+        for sender in algorithms:
+            round_, digests = sender.own_digests()
+            assert round_ == t - t % CHECK_EVERY
+            for holder in algorithms:
+                if holder is not sender:
+                    assert holder.compare_replica(sender.node.peer, round_, digests) == ()
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_flipped_bit_is_found_and_mended_within_the_stated_rounds(name):
+    algorithms = three(name)
+    holder, sender = algorithms[0], algorithms[2]
+    for t in range(5):
+        gossip(algorithms, t)
+    layer = holder.replicas.of[2][SIZES[0] : SIZES[0] + SIZES[1]]
+    layer.view(np.uint32)[np.abs(layer).argmax()] ^= 1 << 22
+    for t in range(5, CHECK_EVERY + 1):
+        gossip(algorithms, t)
+    layers = holder.compare_replica(2, *sender.own_digests())
+    assert layers == (1,)
+    request = Message(MessageKind.REPAIR_REQUEST, 0, CHECK_EVERY, wanted=tuple(RepairWish(i, 0, 0) for i in layers))
+    holder.take_replica(sender.answer(request))
+    assert holder.replicas.of[2].tobytes() == sender.replicas.own.tobytes()
+    for t in range(CHECK_EVERY + 1, 2 * CHECK_EVERY + 1):
+        gossip(algorithms, t)
+    assert holder.compare_replica(2, *sender.own_digests()) == ()
+
+
+def test_a_layer_that_comes_before_the_differences_in_it_waits_for_them():
+    algorithms = three("quant-sgp")
+    holder, sender = algorithms[0], algorithms[2]
+    gossip(algorithms, 0)
+    holder.replicas.of[2][:3] = 7.0
+    exchanges = [a.begin(1, np.zeros_like(a.x), 0.0) for a in algorithms]
+    # The sender's own copy holds the difference of round 1 by now, and the holder's does not.
+    whole = sender.answer(Message(MessageKind.REPAIR_REQUEST, 0, 0, wanted=(RepairWish(0, 0, 0),)))
+    holder.take_replica(whole)
+    assert holder.replicas.of[2][0] == 7.0
+    # It survives a crash in between.
+    again = three("quant-sgp")[0]
+    again.restore({name: np.array(value) for name, value in holder.state().items()})
+    assert "replica.whole.2" in again.state()
+    holder.advance({j: exchanges[j].sends[0] for j in (1, 2)})
+    assert holder.replicas.of[2].tobytes() == sender.replicas.own.tobytes()
+    assert "replica.whole.2" not in holder.state()
+
+
+def test_a_layer_that_comes_too_late_is_left_alone():
+    algorithms = three("quant-sgp")
+    gossip(algorithms, 0)
+    whole = algorithms[2].answer(Message(MessageKind.REPAIR_REQUEST, 0, 0, wanted=(RepairWish(0, 0, 0),)))
+    gossip(algorithms, 1)
+    before = algorithms[0].replicas.of[2].tobytes()
+    algorithms[0].take_replica(whole)
+    assert algorithms[0].replicas.of[2].tobytes() == before
+
+
+def test_what_no_honest_peer_sends_is_refused():
+    holder, _, sender = three("quant-sgp")
+    gossip([holder, _, sender], 0)
+    with pytest.raises(RemoteProtocolError, match="digests of a replica that is not kept"):
+        holder.compare_replica(2, 0, (1, 2))
+    with pytest.raises(RemoteProtocolError, match="no layer"):
+        sender.answer(Message(MessageKind.REPAIR_REQUEST, 0, 0))
+    with pytest.raises(RemoteProtocolError, match="does not keep"):
+        sender.answer(Message(MessageKind.REPAIR_REQUEST, 0, 0, wanted=(RepairWish(0, 4, 4),)))
+    whole = sender.answer(Message(MessageKind.REPAIR_REQUEST, 0, 0, wanted=(RepairWish(0, 0, 0),)))
+    whole.layers[0].integers[5] = np.array([np.inf], np.float32).view(np.int32)[0]
+    with pytest.raises(RemoteProtocolError, match="numbers that are none"):
+        holder.take_replica(whole)
+    (d2, *_others) = peers("sgp", schedule_of(ring(3)), np.zeros(4, np.float32))
+    with pytest.raises(RemoteProtocolError, match="nobody keeps"):
+        d2.take_replica(whole)
