@@ -193,6 +193,7 @@ class DurablePeer:
             frames = _cut(arrays["inbox"], [length for _, _, length in waiting])
             for (peer, seq, _), frame in zip(waiting, frames, strict=True):
                 self._take(Received(0.0, int(peer), int(seq), frame))
+            self.participant.session.restore_deadlines(state["session"])
 
     def _replay(
         self, round_: int, recovery: Recovery, on_round: Callable[[RoundRecord, list[Parcel]], None]

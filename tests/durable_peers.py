@@ -34,6 +34,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 LATE = LatePolicy(after_s=1.5, max_skipped=2)
+ADAPTIVE = LatePolicy(after_s=4.0, max_skipped=3, adaptive=True)
 
 
 @dataclass

@@ -11,7 +11,7 @@ from peer.durable import DurablePeer
 from peer.errors import RemoteProtocolError, StateError
 from peer.gossip.session import LatePolicy
 from peer.metrics import RoundRecord
-from tests.durable_peers import ALGORITHMS, LATE, World
+from tests.durable_peers import ADAPTIVE, ALGORITHMS, LATE, World
 from tests.failing_disk import ProcessEnds
 
 LAG = {"lag": lambda sender, number: 6 if sender == 0 and number % 5 < 2 else 0}
@@ -87,10 +87,13 @@ def test_a_power_cut_at_any_operation_changes_no_bit_where_nobody_goes_on_withou
         assert world.models() == undisturbed.models(), f"ended at operation {end_at}, {what}"
 
 
-@pytest.mark.parametrize("algorithm", ["sparse-push", "quant-sgp", "choco-sgd"])
-def test_decisions_taken_by_the_clock_are_taken_again(algorithm: str) -> None:
+@pytest.mark.parametrize(
+    ("algorithm", "late", "rounds"),
+    [("sparse-push", LATE, 7), ("quant-sgp", LATE, 7), ("choco-sgd", LATE, 7), ("quant-sgp", ADAPTIVE, 24)],
+)
+def test_decisions_taken_by_the_clock_are_taken_again(algorithm: str, late: LatePolicy, rounds: int) -> None:
     """Whenever the process ends between two calls, recovery leads to the very state that it had."""
-    world = World(algorithm, late=LATE, rounds=7, **LAG)
+    world = World(algorithm, late=late, rounds=rounds, **LAG)
     world.start()
     skipped = replayed = 0
     while any(peer.round < world.rounds for peer in world.peers):
@@ -117,6 +120,7 @@ def everything(peer: DurablePeer) -> list[object]:
         {name: array.tobytes() for name, array in arrays.items()},
         (participant.round, participant.session.in_round, participant.wake_at, participant.session.waiting_for),
         [(other, link.next_seq) for other, link in peer.out.items()],
+        None if participant.session.deadlines is None else participant.session.deadlines.state(),
         [(other, link.last_seq) for other, link in peer.incoming.items()],
     ]
 

@@ -198,6 +198,8 @@ class Session:
             "skips_in_a_row": {str(sender): count for sender, count in self._skips_in_a_row.items()},
             # Late messages that were absorbed just now, to take this state, belong to the coming round's account.
             "applied": [[round_, sender] for round_, sender in self._applied],
+            "deadlines": {} if self.deadlines is None else self.deadlines.state(),
+            "began_at": {str(round_): began_at for round_, began_at in self._began_at.items()},
         }
 
     def restore(self, state: Mapping[str, object]) -> None:
@@ -213,6 +215,17 @@ class Session:
             raise TypeError("the state of the session does not have the types it should")
         self._applied = [(int(r), int(sender)) for r, sender in applied]
         self._inbox.clear()
+        self.restore_deadlines(state)
+
+    def restore_deadlines(self, state: Mapping[str, object]) -> None:
+        """Take back what `state` returned of the deadlines alone: once more after messages that had been waiting when
+        it was taken were received again, which says nothing of how late they were."""
+        deadlines, began_at = state.get("deadlines", {}), state.get("began_at", {})
+        if not isinstance(deadlines, dict) or not isinstance(began_at, dict):
+            raise TypeError("the state of the session does not have the types it should")
+        if self.deadlines is not None:
+            self.deadlines.restore(deadlines)
+        self._began_at = {int(round_): float(at) for round_, at in began_at.items()}
 
     def _is_known(self, message: Message, key: tuple[int, int, int]) -> bool:
         if (message.round, message.sender) in self._missed:
