@@ -283,8 +283,12 @@ class Transport:
             if neighbor.dial and neighbor.relay is None:
                 _split_address(neighbor.address or "", key=f"peers.{neighbor.index}.advertise")
 
-    async def start(self) -> None:
-        """Listen, and start to dial in the background. Raises ConfigError if the address cannot be listened on."""
+    async def start(self, *, at_home: bool = True) -> None:
+        """Listen, and start to dial in the background. Raises ConfigError if the address cannot be listened on.
+
+        With `at_home=False` only control calls are answered, and peers are told that this one is about to end.
+        """
+        self._closing = not at_home
         self._ended = asyncio.get_running_loop().create_future()
         if self._listen or self._own_relay is not None:
             await self._start_server(self._listen)

@@ -62,7 +62,7 @@ cli.add_section(
     "Before a run",
     (prepare.init, prepare.validate, prepare.graph, prepare.show, data.data, costs.profile, tune.tune),
 )
-cli.add_section("Devices", (devices.sign, devices.revoke))
+cli.add_section("Devices", (devices.doctor, devices.sign, devices.revoke))
 cli.add_section("Train", (train.up, train.run, train.simulate))
 cli.add_section("While it runs", (control.status, control.stop))
 cli.add_section("Afterwards", (results.export, results.report, results.replay, version))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from peer.cli.app import SottoCommand, print_json
-from peer.cli.options import json_option
+from peer.cli.options import config_option, json_option, load_peer
 from peer.errors import ConfigError, PeerUnreachable, SottoError
 
 if TYPE_CHECKING:
@@ -113,6 +113,42 @@ def revoke(directory: Path, name: str, keep_newest: bool, as_json: bool) -> int:
         if not told:
             click.echo(f"nobody was told; put {directory / enroll.LIST_FILE} beside the ca.pem of any peer")
     return 0 if told else PeerUnreachable.exit_code
+
+
+@click.command(cls=SottoCommand)
+@config_option
+@json_option
+def doctor(config_file: Path | None, as_json: bool) -> int:
+    """Check what stands between this peer and its neighbours, and say what to do about it.
+
+    Looks at the configuration, certificates and keys, the port, and at each neighbour in both directions: whether it
+    can be dialled and can dial back, its release, job and clock. It helps while the peer runs and before; the
+    neighbours have to run. The exit code is 0 if nothing is wrong, else that of the first error.
+
+    \b
+    Examples:
+      sotto doctor --config peer.toml
+      sotto doctor --json
+    """
+    from peer.doctor import described, examine
+
+    config, base = load_peer(config_file)
+    findings = examine(config, base)
+    if as_json:
+        print_json(
+            {"healthy": all(each.level != "error" for each in findings), "findings": list(map(described, findings))}
+        )
+    else:
+        width = max(len(each.check) for each in findings) + 2
+        for each in findings:
+            click.secho(f"{each.level:<8}", fg=_COLORS.get(each.level), bold=True, nl=False)
+            click.echo(f"{each.check:<{width}}{each.sentence}")
+            if each.advice:
+                click.echo(f"{'':<{width + 8}}→ {each.advice}")
+    return next((each.exit_code for each in findings if each.exit_code), 0)
+
+
+_COLORS = {"error": "red", "warning": "yellow", "ok": "green"}
 
 
 def _tell(directory: Path, name: str, pem: bytes) -> tuple[list[str], dict[str, str]]:
