@@ -205,9 +205,10 @@ class Daemon(ABC):
         self._open_exporter()
         await self.transport.start()
         log.info(
-            "%s listens on port %s, %d neighbours, round %d of %d",
+            "%s listens on port %s, others dial %s, %d neighbours, round %d of %d",
             self.name,
             self.transport.port if self.config.peer.listen else "none (dials out)",
+            self.config.peers[self.me].advertise or "nothing",
             len(self.neighbors),
             self.participant.round,
             self.config.run.rounds,
@@ -574,6 +575,8 @@ class Daemon(ABC):
             security=security,
             options=config.transport,
             handler=self,
+            members=[peer.name for peer in config.peers],
+            own_relay=relay_of(config, self.me),
         )
 
     def _open_exporter(self) -> None:
