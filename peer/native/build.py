@@ -10,7 +10,7 @@ from pathlib import Path
 from cffi import FFI
 
 HERE = Path(__file__).parent
-SOURCES = ("compress.c", "eight_bit.c", "wire.c")
+SOURCES = ("compress.c", "eight_bit.c", "eight_bit_conv.c", "eight_bit_norm.c", "wire.c")
 
 ffibuilder = FFI()
 for source in SOURCES:
@@ -22,7 +22,7 @@ ffibuilder.set_source(
     "\n".join(f'#include "{Path(source).with_suffix(".h")}"' for source in SOURCES),
     sources=[f"peer/native/{source}" for source in SOURCES],
     include_dirs=["peer/native"],
-    extra_compile_args=["-O3", "-std=gnu11", "-ffp-contract=off", "-fno-math-errno", "-Wall", "-Wextra"],
+    extra_compile_args=["-O3", "-std=gnu11", "-ffp-contract=off", "-fno-math-errno", "-Wall", "-Wextra", "-Wno-psabi"],
     optional=True,
 )
 

@@ -149,6 +149,35 @@ class EightBit:
     def flatten(self) -> nn.Module:
         return eight_bit.Flatten()
 
+    def conv_unit(
+        self,
+        inputs: int,
+        outputs: int,
+        *,
+        kernel: int = 3,
+        stride: int = 1,
+        groups: int = 1,
+        norm: Norm | None = None,
+        activate: bool = True,
+    ) -> nn.Module:
+        if norm is None:
+            return eight_bit.RectifiedConv(
+                inputs, outputs, kernel=kernel, stride=stride, groups=groups, activate=activate
+            )
+        return eight_bit.ConvUnit(
+            inputs, outputs, kernel=kernel, stride=stride, groups=groups, norm=norm, activate=activate
+        )
+
+    def max_pool(self, kernel: int, *, stride: int | None = None, padding: int = 0) -> nn.Module:
+        return eight_bit.MaxPool(kernel, stride=stride, padding=padding)
+
+    def average_pool(self) -> nn.Module:
+        return eight_bit.AveragePool()
+
+    def residual(self, main: Modules, shortcut: nn.Module | None, *, activate: bool) -> nn.Module:
+        around = None if shortcut is None else _eight_bit({"shortcut": shortcut})["shortcut"]
+        return eight_bit.Residual(_eight_bit(main), around, activate=activate)
+
     def sequential(self, modules: Modules) -> nn.Module:
         return eight_bit.Sequential(_eight_bit(modules))
 

@@ -21,8 +21,24 @@ bits.
 """
 
 from peer.train.eight_bit.boundary import Network
+from peer.train.eight_bit.conv import ConvUnit, RectifiedConv
 from peer.train.eight_bit.layer import Flatten, Layer, ReLU, Sequential
 from peer.train.eight_bit.linear import Linear
+from peer.train.eight_bit.pooling import AveragePool, MaxPool
 from peer.train.eight_bit.ranges import RunningRange
+from peer.train.eight_bit.residual import Residual
 
-__all__ = ["Flatten", "Layer", "Linear", "Network", "ReLU", "RunningRange", "Sequential"]
+__all__ = [
+    "AveragePool",
+    "ConvUnit",
+    "Flatten",
+    "Layer",
+    "Linear",
+    "MaxPool",
+    "Network",
+    "ReLU",
+    "RectifiedConv",
+    "Residual",
+    "RunningRange",
+    "Sequential",
+]

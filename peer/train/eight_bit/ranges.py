@@ -78,3 +78,34 @@ class RunningRange(nn.Module):
             low = min(low, old_low + narrowing * (low - old_low))
             high = max(high, old_high + narrowing * (high - old_high))
         self.running_range.copy_(torch.tensor((low, high)))
+
+
+class ChannelRanges(nn.Module):
+    """The largest magnitude of each channel of an activation tensor, which moves like `RunningRange`; the grid of a
+    channel is symmetric about zero."""
+
+    running_largest: torch.Tensor
+    """float32[channels]; all 0 before the first batch."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.momentum: float | None = NARROWING
+        self.register_buffer("running_largest", torch.zeros(channels))
+
+    def reset_running_stats(self) -> None:
+        """Forget every batch."""
+        self.running_largest.zero_()
+
+    def steps(self) -> torch.Tensor | None:
+        """Return what one step of the codes of each channel is, float32[channels]; None before the first batch."""
+        return self.steps_of(self.running_largest) if self.running_largest.any() else None
+
+    @staticmethod
+    def steps_of(largest: torch.Tensor) -> torch.Tensor:
+        """Return the steps with which 127 of them reach the largest magnitudes; 1 where nothing but 0 is."""
+        return torch.where(largest == 0.0, 1.0, largest / 127.0)
+
+    def observe_(self, largest: torch.Tensor) -> None:
+        """Take in the largest magnitudes of a batch, float32[channels]."""
+        narrower = self.running_largest + (self.momentum or 0.0) * (largest - self.running_largest)
+        self.running_largest.copy_(torch.maximum(largest, narrower))

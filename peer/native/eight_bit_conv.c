@@ -1,0 +1,489 @@
+/* Convolutions of 8-bit training, without unfolding: with channels innermost, the pixels that one row of a window covers
+   are one run of columns * channels bytes, so that a convolution is a product of matrices whose rows overlap.
+
+   Samples are copied, a few at a time, into a frame of filling that stays in the second-level cache; tiles of 6 to 16
+   pixels by 16 to 64 results are then kept in registers. The weight gradient multiplies two pixels at a time: the same
+   pixel of two samples, side by side in 32 bits. */
+#include "eight_bit_conv.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC optimize("no-trapping-math")
+#endif
+
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define WIDE 1
+#include <immintrin.h>
+#endif
+
+#define MOST_PIXELS 16
+#define MOST_RESULTS 64
+/* Bytes of framed samples that are worked on at a time: a part of a small second-level cache. */
+#define FRAME_BYTES (256 * 1024)
+#define GRADIENT_BYTES (512 * 1024)
+
+/* One tile: sums[pixel][result] for `windows[pixel]` and 16 * V results, whose weights start at `weights`, `block` bytes
+   from one sixteen to the next. */
+typedef void Tile(const uint8_t *const *windows, size_t row_bytes, int rows, int run, const int8_t *weights,
+                  size_t block, int32_t *sums);
+
+/* What becomes of a tile's sums: `count` results from `result` on of one pixel, which lies at `at` of the output. */
+typedef struct {
+    const int32_t *offset;
+    const float *scale, *shift;
+    float low, high, factor;
+    uint8_t *codes;
+    int32_t *lows, *highs;
+    const uint8_t *mask;
+    int masked;
+    float *largest;
+    uint16_t *gradient;
+    int32_t *product;
+} Output;
+
+/* One tile of the weight gradient: sums[j][result] += a[j] * g[result] over all pixels, J neighbours in a row of the window. */
+typedef void PairTile(const uint16_t *a, const uint16_t *g, int pairs, size_t a_pair, int height, size_t a_row,
+                      int width, size_t a_pixel, size_t g_pixel, float *sums, size_t stride);
+
+/* What is computed in wide registers, for 1, 2 and 4 sixteens of results and, of the weight gradient, 1 and 2. */
+typedef struct {
+    void (*quantize_row)(const float *v, int n, float inverse, int8_t *codes);
+    void (*interleave)(const int8_t *const *from, int8_t *packed, int32_t *sums);
+    void (*copy_flipped)(uint8_t *to, const uint8_t *from, size_t n, uint8_t flip);
+    void (*finish_codes)(const Output *o, const int32_t *sums, int width, int pixels, const size_t *at, int result,
+                         int count);
+    void (*finish_gradient)(const Output *o, const int32_t *sums, int width, int pixels, const size_t *at, int result,
+                            int count);
+    void (*pair_codes)(const uint8_t *first, const uint8_t *second, size_t n, int zero, uint16_t *out);
+    void (*pair_gradients)(const uint16_t *first, const uint16_t *second, size_t n, uint16_t *out);
+    int pixels[3];
+    Tile *tile[3];
+    int neighbours[2][3];
+    PairTile *pairs[2][3];
+} Kernels;
+
+/* Keeps NaN. */
+static inline void note_largest(float found, float *largest)
+{
+    *largest = (found > *largest) | (found != found) ? found : *largest;
+}
+
+static inline float widen(uint16_t bits)
+{
+    uint32_t wide = (uint32_t)bits << 16;
+    float value;
+    memcpy(&value, &wide, sizeof value);
+    return value;
+}
+
+#define TIER _portable
+#include "eight_bit_conv_kernels.h"
+#undef TIER
+
+#ifdef WIDE
+#pragma GCC push_options
+#pragma GCC target("arch=x86-64-v3")
+#define TIER _v3
+#include "eight_bit_conv_kernels.h"
+#undef TIER
+#pragma GCC pop_options
+
+#pragma GCC push_options
+#pragma GCC target("arch=x86-64-v4")
+#define TIER _v4
+#include "eight_bit_conv_kernels.h"
+#undef TIER
+#pragma GCC pop_options
+#endif
+
+#ifdef WIDE
+#define VNNI __attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni")))
+#define VNNI_TILE(P, V)                                                                                               \
+    VNNI static void vnni_##P##_##V(const uint8_t *const *windows, size_t row_bytes, int rows, int run,               \
+                                    const int8_t *weights, size_t block, int32_t *sums)                               \
+    {                                                                                                                 \
+        __m512i acc[P][V];                                                                                            \
+        const uint8_t *x[P];                                                                                          \
+        _Pragma("GCC unroll 16") for (int p = 0; p < P; p++)                                                          \
+        {                                                                                                             \
+            x[p] = windows[p];                                                                                        \
+            _Pragma("GCC unroll 4") for (int v = 0; v < V; v++) acc[p][v] = _mm512_setzero_si512();                   \
+        }                                                                                                             \
+        for (int r = 0; r < rows; r++) {                                                                              \
+            const size_t row = (size_t)r * row_bytes;                                                                 \
+            for (int k = 0; k < run; k += 4, weights += 4 * LANES) {                                                  \
+                __m512i w[V];                                                                                         \
+                _Pragma("GCC unroll 4") for (int v = 0; v < V; v++) w[v] =                                            \
+                    _mm512_loadu_si512(weights + (size_t)v * block);                                                  \
+                _Pragma("GCC unroll 16") for (int p = 0; p < P; p++)                                                  \
+                {                                                                                                     \
+                    int32_t four;                                                                                     \
+                    memcpy(&four, x[p] + row + k, sizeof four);                                                       \
+                    const __m512i wide = _mm512_set1_epi32(four);                                                     \
+                    _Pragma("GCC unroll 4") for (int v = 0; v < V; v++) acc[p][v] =                                   \
+                        _mm512_dpbusd_epi32(acc[p][v], wide, w[v]);                                                   \
+                }                                                                                                     \
+            }                                                                                                         \
+        }                                                                                                             \
+        _Pragma("GCC unroll 16") for (int p = 0; p < P; p++)                                                          \
+            _Pragma("GCC unroll 4") for (int v = 0; v < V; v++)                                                       \
+                _mm512_storeu_si512(sums + (p * V + v) * LANES, acc[p][v]);                                           \
+    }
+
+VNNI_TILE(16, 1)
+VNNI_TILE(12, 2)
+VNNI_TILE(6, 4)
+
+#define BF16 __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16")))
+#define BF16_PAIR_TILE(J, V)                                                                                        \
+    BF16 static void bf16_pairs_##J##_##V(const uint16_t *a, const uint16_t *g, int pairs, size_t a_pair, int height, \
+                                          size_t a_row, int width, size_t a_pixel, size_t g_pixel, float *sums,     \
+                                          size_t stride)                                                            \
+    {                                                                                                               \
+        __m512 acc[J][V];                                                                                           \
+        _Pragma("GCC unroll 24") for (int j = 0; j < J; j++) _Pragma("GCC unroll 2") for (int v = 0; v < V; v++)    \
+            acc[j][v] = _mm512_loadu_ps(sums + (size_t)j * stride + v * LANES);                                     \
+        for (int n = 0; n < pairs; n++, a += a_pair)                                                                \
+            for (int y = 0; y < height; y++) {                                                                      \
+                const uint16_t *here = a + (size_t)y * a_row;                                                       \
+                for (int x = 0; x < width; x++, here += a_pixel, g += g_pixel) {                                    \
+                    __m512i wide[V];                                                                                \
+                    _Pragma("GCC unroll 2") for (int v = 0; v < V; v++) wide[v] =                                   \
+                        _mm512_loadu_si512(g + 2 * v * LANES);                                                      \
+                    _Pragma("GCC unroll 24") for (int j = 0; j < J; j++)                                            \
+                    {                                                                                               \
+                        int32_t two;                                                                                \
+                        memcpy(&two, here + 2 * j, sizeof two);                                                     \
+                        const __m512i both = _mm512_set1_epi32(two);                                                \
+                        _Pragma("GCC unroll 2") for (int v = 0; v < V; v++) acc[j][v] =                             \
+                            _mm512_dpbf16_ps(acc[j][v], (__m512bh)both, (__m512bh)wide[v]);                         \
+                    }                                                                                               \
+                }                                                                                                   \
+            }                                                                                                       \
+        _Pragma("GCC unroll 24") for (int j = 0; j < J; j++) _Pragma("GCC unroll 2") for (int v = 0; v < V; v++)    \
+            _mm512_storeu_ps(sums + (size_t)j * stride + v * LANES, acc[j][v]);                                     \
+    }
+
+BF16_PAIR_TILE(4, 1)
+BF16_PAIR_TILE(24, 1)
+BF16_PAIR_TILE(4, 2)
+BF16_PAIR_TILE(12, 2)
+BF16_PAIR_TILE(8, 2)
+BF16_PAIR_TILE(16, 1)
+#endif
+
+extern int widest_registers;
+
+static Kernels kernels_of_this_processor(void)
+{
+    Kernels kernels = kernels_portable;
+#ifdef WIDE
+    if (widest_registers >= 256 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2"))
+        kernels = kernels_v3;
+    if (widest_registers >= 512 && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl")
+        && __builtin_cpu_supports("avx512dq")) {
+        kernels = kernels_v4;
+        if (__builtin_cpu_supports("avx512vnni")) {
+            Tile *fast[3] = {vnni_16_1, vnni_12_2, vnni_6_4};
+            memcpy(kernels.tile, fast, sizeof fast);
+        }
+        if (__builtin_cpu_supports("avx512bf16")) {
+            PairTile *fast[2][3] = {{bf16_pairs_24_1, bf16_pairs_16_1, bf16_pairs_4_1},
+                                    {bf16_pairs_12_2, bf16_pairs_8_2, bf16_pairs_4_2}};
+            memcpy(kernels.pairs, fast, sizeof fast);
+        }
+    }
+#endif
+    return kernels;
+}
+
+static inline int rounded_up(int n, int to) { return (n + to - 1) / to * to; }
+
+int eb_conv_codes(const float *weights, int outputs, int inputs, int rows, int columns, float inverse, int8_t *codes,
+                  int32_t *sums)
+{
+    const int taps = rows * columns, padded = rounded_up(inputs, 4);
+    const Kernels kernels = kernels_of_this_processor();
+    int8_t *row = malloc((size_t)inputs * (size_t)taps);
+    if (row == NULL)
+        return -1;
+    for (int o = 0; o < outputs; o++) {
+        kernels.quantize_row(weights + (size_t)o * (size_t)(inputs * taps), inputs * taps, inverse, row);
+        int32_t sum = 0;
+        for (int i = 0; i < inputs * taps; i++)
+            sum += row[i];
+        sums[o] = sum;
+        for (int t = 0; t < taps; t++, codes += padded) {
+            for (int i = 0; i < inputs; i++)
+                codes[i] = row[i * taps + t];
+            for (int i = inputs; i < padded; i++)
+                codes[i] = 0;
+        }
+    }
+    free(row);
+    return 0;
+}
+
+void eb_conv_pack_forward(const int8_t *codes, int outputs, int inputs, int rows, int columns, int8_t *packed)
+{
+    const int quads = rows * columns * inputs / 4;
+    for (int block = 0; block < outputs; block += LANES)
+        for (int k = 0; k < quads; k++)
+            for (int lane = 0; lane < LANES; lane++, packed += 4) {
+                if (block + lane < outputs)
+                    memcpy(packed, codes + 4 * ((size_t)(block + lane) * (size_t)quads + (size_t)k), 4);
+                else
+                    memset(packed, 0, 4);
+            }
+}
+
+void eb_conv_pack_backward(const int8_t *codes, int outputs, int inputs, int all_rows, int all_columns,
+                           const int32_t *row_taps, int rows, const int32_t *column_taps, int columns, int8_t *packed,
+                           int32_t *sums)
+{
+    const int padded = rounded_up(inputs, 4);
+    const size_t stride = (size_t)(all_rows * all_columns * padded);
+    const Kernels kernels = kernels_of_this_processor();
+    for (int block = 0; block < inputs; block += LANES) {
+        const int lanes = padded - block < LANES ? padded - block : LANES;
+        int32_t sum[LANES] = {0};
+        for (int r = 0; r < rows; r++)
+            for (int c = 0; c < columns; c++) {
+                const int8_t *tap = codes + (row_taps[r] * all_columns + column_taps[c]) * padded + block;
+                for (int o = 0; o < outputs; o += 4, packed += 4 * LANES) {
+                    const int8_t *from[4];
+                    static const int8_t none[LANES];
+                    for (int q = 0; q < 4; q++)
+                        from[q] = o + q < outputs ? tap + (size_t)(o + q) * stride : none;
+                    if (lanes == LANES)
+                        kernels.interleave(from, packed, sum);
+                    else
+                        for (int lane = 0; lane < LANES; lane++)
+                            for (int q = 0; q < 4; q++) {
+                                packed[4 * lane + q] = lane < lanes ? from[q][lane] : 0;
+                                sum[lane] += packed[4 * lane + q];
+                            }
+                }
+            }
+        memcpy(sums + block, sum, (size_t)lanes * sizeof *sum);
+    }
+}
+
+/* The frame of a sample: so high and wide that every window lies in it. */
+typedef struct {
+    int height, width, top, left, kept_height, kept_width;
+    size_t bytes;
+} Frame;
+
+static Frame frame_of(const ConvShape *s)
+{
+    Frame f;
+    f.top = s->top < 0 ? -s->top : 0;
+    f.left = s->left < 0 ? -s->left : 0;
+    f.height = (s->result_height - 1) * s->step + s->top + s->rows + f.top;
+    f.width = (s->result_width - 1) * s->step + s->left + s->columns + f.left;
+    f.kept_height = f.height - f.top < s->height ? f.height - f.top : s->height;
+    f.kept_width = f.width - f.left < s->width ? f.width - f.left : s->width;
+    f.bytes = (size_t)f.height * (size_t)f.width * (size_t)s->channels;
+    return f;
+}
+
+static void fill_frame(const Kernels *kernels, const ConvShape *s, const Frame *f, const uint8_t *x, uint8_t *frame)
+{
+    const size_t c = (size_t)s->channels, row = (size_t)f->width * c, kept = (size_t)f->kept_width * c;
+    const size_t left = (size_t)f->left * c;
+    for (int y = 0; y < f->height; y++, frame += row) {
+        const int from = y - f->top;
+        if (from < 0 || from >= f->kept_height) {
+            memset(frame, s->filling, row);
+            continue;
+        }
+        memset(frame, s->filling, left);
+        kernels->copy_flipped(frame + left, x + (size_t)from * (size_t)s->width * c, kept, (uint8_t)s->flip);
+        memset(frame + left + kept, s->filling, row - left - kept);
+    }
+}
+
+static void finish_product(const Output *o, const int32_t *sums, int width, int pixels, const size_t *at, int result,
+                           int count)
+{
+    for (int p = 0; p < pixels; p++, sums += width)
+        for (int i = 0; i < count; i++)
+            o->product[at[p] + (size_t)(result + i)] = sums[i] - o->offset[result + i];
+}
+
+static int convolve(const ConvShape *s, const uint8_t *x, const int8_t *packed, const Output *out)
+{
+    const Kernels kernels = kernels_of_this_processor();
+    const Frame f = frame_of(s);
+    const size_t sample = (size_t)s->height * (size_t)s->width * (size_t)s->channels;
+    const size_t row_bytes = (size_t)f.width * (size_t)s->channels;
+    const int run = s->columns * s->channels, area = s->result_height * s->result_width;
+    const size_t block = (size_t)s->rows * (size_t)run * LANES;
+    int together = (int)(FRAME_BYTES / f.bytes);
+    together = together < 1 ? 1 : together < s->samples ? together : s->samples;
+
+    int32_t sums[MOST_PIXELS * MOST_RESULTS];
+    const size_t pixels_together = (size_t)together * (size_t)area;
+    uint8_t *frames = malloc((size_t)together * f.bytes + 64);
+    size_t *starts = malloc(2 * pixels_together * sizeof *starts);
+    if (frames == NULL || starts == NULL) {
+        free(frames);
+        free(starts);
+        return -1;
+    }
+    size_t *at = starts + pixels_together;
+
+    for (int first = 0; first < s->samples; first += together) {
+        const int samples = s->samples - first < together ? s->samples - first : together;
+        size_t pixels = 0;
+        for (int n = 0; n < samples; n++) {
+            fill_frame(&kernels, s, &f, x + (size_t)(first + n) * sample, frames + (size_t)n * f.bytes);
+            for (int y = 0; y < s->result_height; y++)
+                for (int col = 0; col < s->result_width; col++, pixels++) {
+                    starts[pixels] = (size_t)n * f.bytes + (size_t)(y * s->step + s->top + f.top) * row_bytes
+                                     + (size_t)(col * s->step + s->left + f.left) * (size_t)s->channels;
+                    at[pixels] = (((size_t)(first + n) * (size_t)s->out_height
+                                   + (size_t)(y * s->out_step + s->out_top)) * (size_t)s->out_width
+                                  + (size_t)(col * s->out_step + s->out_left)) * (size_t)s->results;
+                }
+        }
+        for (int result = 0; result < s->results;) {
+            const int left = rounded_up(s->results - result, LANES) / LANES;
+            const int kind = left >= 4 ? 2 : left >= 2 ? 1 : 0, sixteens = 1 << kind;
+            const int width = sixteens * LANES, most = kernels.pixels[kind];
+            const int count = s->results - result < width ? s->results - result : width;
+            const int8_t *weights = packed + (size_t)(result / LANES) * block;
+            for (size_t pixel = 0; pixel < pixels; pixel += (size_t)most) {
+                const uint8_t *windows[MOST_PIXELS];
+                const int there = pixels - pixel < (size_t)most ? (int)(pixels - pixel) : most;
+                for (int p = 0; p < most; p++)
+                    windows[p] = frames + starts[pixel + (size_t)(p < there ? p : there - 1)];
+                kernels.tile[kind](windows, row_bytes, s->rows, run, weights, block, sums);
+                if (out->lows != NULL) {
+                    kernels.finish_codes(out, sums, width, there, at + pixel, result, count);
+                } else if (out->gradient != NULL) {
+                    kernels.finish_gradient(out, sums, width, there, at + pixel, result, count);
+                } else {
+                    finish_product(out, sums, width, there, at + pixel, result, count);
+                }
+            }
+            result += width;
+        }
+    }
+    free(frames);
+    free(starts);
+    return 0;
+}
+
+int eb_conv_forward(const ConvShape *shape, const uint8_t *x, const int8_t *packed, const int32_t *offset,
+                    const float *scale, const float *shift, float low, float high, uint8_t *codes, int32_t *lows,
+                    int32_t *highs)
+{
+    const Output out = {.offset = offset, .scale = scale, .shift = shift, .low = low, .high = high, .codes = codes,
+                        .lows = lows, .highs = highs};
+    return convolve(shape, x, packed, &out);
+}
+
+int eb_conv_backward(const ConvShape *shape, const int8_t *x, const int8_t *packed, const int32_t *offset,
+                     float factor, const uint8_t *mask, int masked, uint16_t *gradient, float *largest)
+{
+    const Output out = {.offset = offset, .factor = factor, .mask = mask, .masked = masked,
+                        .gradient = gradient, .largest = largest};
+    return convolve(shape, (const uint8_t *)x, packed, &out);
+}
+
+int eb_conv_product(const ConvShape *shape, const uint8_t *x, const int8_t *packed, const int32_t *offset,
+                    int32_t *product)
+{
+    const Output out = {.offset = offset, .product = product};
+    return convolve(shape, x, packed, &out);
+}
+
+static void spread(const float *sums, size_t stride, const ConvShape *s, int inputs, float factor, float *weights)
+{
+    const int taps = s->rows * s->columns;
+    const size_t size = (size_t)inputs * (size_t)taps;
+    for (int block = 0; block < s->results; block += LANES) {
+        const int lanes = s->results - block < LANES ? s->results - block : LANES;
+        float *out = weights + (size_t)block * size;
+        for (int i = 0; i < inputs; i++)
+            for (int t = 0; t < taps; t++, out++) {
+                const float *from = sums + (size_t)(t * s->channels + i) * stride + block;
+                for (int lane = 0; lane < lanes; lane++)
+                    out[(size_t)lane * size] = from[lane] * factor;
+            }
+    }
+}
+
+int eb_conv_weight_gradient(const ConvShape *s, const uint8_t *x, const uint16_t *gradient, int inputs, float factor,
+                            float *weights)
+{
+    const Kernels kernels = kernels_of_this_processor();
+    const Frame f = frame_of(s);
+    const int results = rounded_up(s->results, LANES), run = s->columns * s->channels;
+    const size_t c = (size_t)s->channels, a_row = 2 * (size_t)f.width * c, a_pair = (size_t)f.height * a_row;
+    const size_t area = (size_t)s->result_height * (size_t)s->result_width, g_pixel = 2 * (size_t)results;
+    const size_t g_pair = area * g_pixel, pair_bytes = 2 * (a_pair + g_pair), stride = (size_t)results;
+    const size_t sums_size = (size_t)(s->rows * run) * stride;
+    const int pairs = (s->samples + 1) / 2, most = kernels.neighbours[results >= 2 * LANES][0];
+    /* Sums that do not stay in the cache are read and written once for all samples. */
+    int together = sums_size * sizeof(float) > GRADIENT_BYTES / 2 ? pairs : (int)(GRADIENT_BYTES / pair_bytes);
+    together = together < 1 ? 1 : together < pairs ? together : pairs;
+
+    uint16_t *a = calloc((size_t)together * a_pair + 64, sizeof *a);
+    uint16_t *g = calloc((size_t)together * g_pair + 64, sizeof *g);
+    float *sums = calloc(sums_size, sizeof *sums);
+    if (a == NULL || g == NULL || sums == NULL) {
+        free(a);
+        free(g);
+        free(sums);
+        return -1;
+    }
+    for (int first = 0; first < pairs; first += together) {
+        const int count = pairs - first < together ? pairs - first : together;
+        for (int n = 0; n < count; n++) {
+            const int sample = 2 * (first + n), alone = sample + 1 >= s->samples;
+            const uint8_t *from = x + (size_t)sample * (size_t)s->height * (size_t)s->width * c;
+            const size_t row = (size_t)s->width * c, next = (size_t)s->height * row;
+            uint16_t *to = a + (size_t)n * a_pair + (size_t)f.top * a_row + 2 * (size_t)f.left * c;
+            for (int y = 0; y < f.kept_height; y++)
+                kernels.pair_codes(from + (size_t)y * row, alone ? NULL : from + next + (size_t)y * row,
+                           (size_t)f.kept_width * c, s->filling, to + (size_t)y * a_row);
+            const uint16_t *above = gradient + (size_t)sample * area * (size_t)s->results;
+            const uint16_t *below = alone ? NULL : above + area * (size_t)s->results;
+            if (results == s->results)
+                kernels.pair_gradients(above, below, area * (size_t)results, g + (size_t)n * g_pair);
+            else
+                for (size_t p = 0; p < area; p++)
+                    kernels.pair_gradients(above + p * (size_t)s->results,
+                                   alone ? NULL : below + p * (size_t)s->results, (size_t)s->results,
+                                   g + (size_t)n * g_pair + p * g_pixel);
+        }
+        /* Neighbours outermost: their column of `a` is small, and read again for all results. */
+        const uint16_t *start = a + (size_t)(s->top + f.top) * a_row + 2 * (size_t)(s->left + f.left) * c;
+        for (int r = 0; r < s->rows; r++)
+            for (int j = 0; j < run; j += most) {
+                const int neighbours = run - j < most ? run - j : most;
+                for (int result = 0; result < results;) {
+                    const int wide = results - result >= 2 * LANES;
+                    for (int done = 0, k = 0; done < neighbours; done += kernels.neighbours[wide][k]) {
+                        while (kernels.neighbours[wide][k] > neighbours - done)
+                            k++;
+                        kernels.pairs[wide][k](start + (size_t)r * a_row + 2 * (size_t)(j + done), g + 2 * result, count,
+                                            a_pair, s->result_height, (size_t)s->step * a_row, s->result_width,
+                                            2 * (size_t)s->step * c, g_pixel,
+                                            sums + (size_t)(r * run + j + done) * stride + result, stride);
+                    }
+                    result += wide ? 2 * LANES : LANES;
+                }
+            }
+    }
+    spread(sums, stride, s, inputs, factor, weights);
+    free(a);
+    free(g);
+    free(sums);
+    return 0;
+}

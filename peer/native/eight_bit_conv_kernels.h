@@ -1,0 +1,203 @@
+/* The kernels of eight_bit_conv.c, once for each width of register. */
+#include "eight_bit_vectors.h"
+
+static void NAME(quantize_row)(const float *v, int n, float inverse, int8_t *codes)
+{
+    int i = 0;
+    for (; i + LANES <= n; i += LANES) {
+        Floats level = nearest(cut(load_floats(v + i, LANES) * inverse, all(-127.0f), all(127.0f)));
+        store_codes((uint8_t *)codes + i, __builtin_convertvector(level, Integers), LANES);
+    }
+    if (i < n) {
+        Floats level = nearest(cut(load_floats(v + i, n - i) * inverse, all(-127.0f), all(127.0f)));
+        store_codes((uint8_t *)codes + i, __builtin_convertvector(level, Integers), n - i);
+    }
+}
+
+/* Sixteen numbers of four rows side by side, and added to their sums. */
+static void NAME(interleave)(const int8_t *const *from, int8_t *packed, int32_t *sums)
+{
+    Integers sum, words = {};
+    memcpy(&sum, sums, sizeof sum);
+    for (int q = 0; q < 4; q++) {
+        const Integers bytes = load_codes((const uint8_t *)from[q], LANES);
+        words |= bytes << 8 * q;
+        sum += (bytes ^ 128) - 128;
+    }
+    memcpy(packed, &words, sizeof words);
+    memcpy(sums, &sum, sizeof sum);
+}
+
+/* Copy with the highest bit turned over where `flip` is 128, which makes uint8 of int8. */
+static void NAME(copy_flipped)(uint8_t *to, const uint8_t *from, size_t n, uint8_t flip)
+{
+    for (size_t i = 0; i < n; i++)
+        to[i] = from[i] ^ flip;
+}
+
+#define PORTABLE_TILE(P, V)                                                                                   \
+    static void NAME(tile_##P##_##V)(const uint8_t *const *windows, size_t row_bytes, int rows, int run, \
+                                          const int8_t *weights, size_t block, int32_t *sums)                 \
+    {                                                                                                         \
+        memset(sums, 0, sizeof *sums * P * V * LANES);                                                        \
+        for (int r = 0; r < rows; r++)                                                                        \
+            for (int k = 0; k < run; k += 4, weights += 4 * LANES)                                            \
+                for (int p = 0; p < P; p++) {                                                                 \
+                    const uint8_t *x = windows[p] + (size_t)r * row_bytes + k;                                \
+                    for (int v = 0; v < V; v++) {                                                             \
+                        const int8_t *w = weights + (size_t)v * block;                                        \
+                        int32_t *sum = sums + (p * V + v) * LANES;                                            \
+                        for (int lane = 0; lane < LANES; lane++)                                              \
+                            sum[lane] += x[0] * w[4 * lane] + x[1] * w[4 * lane + 1] + x[2] * w[4 * lane + 2] \
+                                         + x[3] * w[4 * lane + 3];                                            \
+                    }                                                                                         \
+                }                                                                                             \
+    }
+
+PORTABLE_TILE(16, 1)
+PORTABLE_TILE(12, 2)
+PORTABLE_TILE(6, 4)
+
+INLINE Integers NAME(load_integers)(const int32_t *from, int lanes)
+{
+    Integers v = {};
+    memcpy(&v, from, (size_t)lanes * sizeof *from);
+    return v;
+}
+
+INLINE void NAME(codes_of_sixteen)(const Output *o, const int32_t *sums, int width, int pixels, const size_t *at,
+                                   int result, int lanes)
+{
+    const Integers offset = NAME(load_integers)(o->offset + result, lanes);
+    const Floats scale = load_floats(o->scale + result, lanes), shift = load_floats(o->shift + result, lanes);
+    const Floats low = all(o->low), high = all(o->high);
+    Integers least = (Integers){} + INT32_MAX, most = (Integers){} + INT32_MIN;
+    for (int p = 0; p < pixels; p++, sums += width) {
+        const Integers acc = NAME(load_integers)(sums, LANES) - offset;
+        const Integers less = acc < least, more = acc > most;
+        least = (acc & less) | (least & ~less);
+        most = (acc & more) | (most & ~more);
+        if (o->codes != NULL) {
+            const Floats level = nearest(cut(__builtin_convertvector(acc, Floats) * scale + shift, low, high));
+            store_codes(o->codes + at[p] + result, __builtin_convertvector(level, Integers), lanes);
+        }
+    }
+    for (int l = 0; l < lanes; l++) {
+        o->lows[result + l] = least[l] < o->lows[result + l] ? least[l] : o->lows[result + l];
+        o->highs[result + l] = most[l] > o->highs[result + l] ? most[l] : o->highs[result + l];
+    }
+}
+
+static void NAME(finish_codes)(const Output *o, const int32_t *sums, int width, int pixels, const size_t *at,
+                               int result, int count)
+{
+    for (; count >= LANES; count -= LANES, result += LANES, sums += LANES)
+        NAME(codes_of_sixteen)(o, sums, width, pixels, at, result, LANES);
+    if (count > 0)
+        NAME(codes_of_sixteen)(o, sums, width, pixels, at, result, count);
+}
+
+INLINE Words NAME(gradient_of_sixteen)(const Output *o, const int32_t *sums, int width, int pixels, const size_t *at,
+                                       int result, int lanes)
+{
+    const Integers offset = NAME(load_integers)(o->offset + result, lanes);
+    Words largest = {};
+    for (int p = 0; p < pixels; p++, sums += width) {
+        Floats g = __builtin_convertvector(NAME(load_integers)(sums, LANES) - offset, Floats) * o->factor;
+        if (o->mask != NULL)
+            g = choose(load_codes(o->mask + at[p] + result, lanes) == o->masked, all(0.0f), g);
+        largest = larger(store_gradient(o->gradient + at[p] + result, g, lanes), largest);
+    }
+    return largest;
+}
+
+static void NAME(finish_gradient)(const Output *o, const int32_t *sums, int width, int pixels, const size_t *at,
+                                  int result, int count)
+{
+    Words largest = {};
+    for (; count >= LANES; count -= LANES, result += LANES, sums += LANES)
+        largest = larger(NAME(gradient_of_sixteen)(o, sums, width, pixels, at, result, LANES), largest);
+    float found = largest_of(largest, LANES);
+    note_largest(found, o->largest);
+    if (count > 0)
+        note_largest(largest_of(NAME(gradient_of_sixteen)(o, sums, width, pixels, at, result, count), count),
+                     o->largest);
+}
+
+#define PORTABLE_PAIR_TILE(J, V)                                                                                    \
+    static void NAME(pairs_##J##_##V)(const uint16_t *a, const uint16_t *g, int pairs, size_t a_pair,     \
+                                                int height, size_t a_row, int width, size_t a_pixel, size_t g_pixel, \
+                                                float *sums, size_t stride)                                         \
+    {                                                                                                               \
+        float acc[J][V * LANES];                                                                                    \
+        for (int j = 0; j < J; j++)                                                                                 \
+            memcpy(acc[j], sums + (size_t)j * stride, sizeof acc[j]);                                               \
+        for (int n = 0; n < pairs; n++, a += a_pair)                                                                \
+            for (int y = 0; y < height; y++)                                                                        \
+                for (int x = 0; x < width; x++, g += g_pixel) {                                                     \
+                    const uint16_t *here = a + (size_t)y * a_row + (size_t)x * a_pixel;                             \
+                    for (int j = 0; j < J; j++) {                                                                   \
+                        const float first = widen(here[2 * j]), second = widen(here[2 * j + 1]);                    \
+                        for (int i = 0; i < V * LANES; i++)                                                         \
+                            acc[j][i] += first * widen(g[2 * i]) + second * widen(g[2 * i + 1]);                    \
+                    }                                                                                               \
+                }                                                                                                   \
+        for (int j = 0; j < J; j++)                                                                                 \
+            memcpy(sums + (size_t)j * stride, acc[j], sizeof acc[j]);                                               \
+    }
+
+PORTABLE_PAIR_TILE(4, 1)
+PORTABLE_PAIR_TILE(24, 1)
+PORTABLE_PAIR_TILE(4, 2)
+PORTABLE_PAIR_TILE(12, 2)
+PORTABLE_PAIR_TILE(8, 2)
+PORTABLE_PAIR_TILE(16, 1)
+
+/* Two rows of codes less their zero, which bfloat16 holds exactly, side by side; `second` may be NULL. */
+INLINE void NAME(pair_of_codes)(const uint8_t *first, const uint8_t *second, int zero, uint16_t *out, int lanes)
+{
+    const Floats low = __builtin_convertvector(load_codes(first, lanes) - zero, Floats);
+    Words both = (Words)low >> 16;
+    if (second != NULL)
+        both |= (Words)__builtin_convertvector(load_codes(second, lanes) - zero, Floats) & 0xFFFF0000u;
+    memcpy(out, &both, (size_t)lanes * sizeof(uint32_t));
+}
+
+static void NAME(pair_codes)(const uint8_t *first, const uint8_t *second, size_t n, int zero, uint16_t *out)
+{
+    size_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        NAME(pair_of_codes)(first + i, second == NULL ? NULL : second + i, zero, out + 2 * i, LANES);
+    if (i < n)
+        NAME(pair_of_codes)(first + i, second == NULL ? NULL : second + i, zero, out + 2 * i, (int)(n - i));
+}
+
+static void NAME(pair_gradients)(const uint16_t *first, const uint16_t *second, size_t n, uint16_t *out)
+{
+    size_t i = 0;
+    for (; i + LANES <= n; i += LANES) {
+        Words both = (Words)load_gradient(first + i, LANES) >> 16;
+        if (second != NULL)
+            both |= (Words)load_gradient(second + i, LANES);
+        memcpy(out + 2 * i, &both, sizeof both);
+    }
+    for (; i < n; i++) {
+        out[2 * i] = first[i];
+        out[2 * i + 1] = second == NULL ? 0 : second[i];
+    }
+}
+
+static const Kernels NAME(kernels) = {
+    .quantize_row = NAME(quantize_row),
+    .interleave = NAME(interleave),
+    .copy_flipped = NAME(copy_flipped),
+    .finish_codes = NAME(finish_codes),
+    .finish_gradient = NAME(finish_gradient),
+    .pair_codes = NAME(pair_codes),
+    .pair_gradients = NAME(pair_gradients),
+    .pixels = {16, 12, 6},
+    .tile = {NAME(tile_16_1), NAME(tile_12_2), NAME(tile_6_4)},
+    .neighbours = {{24, 16, 4}, {12, 8, 4}},
+    .pairs = {{NAME(pairs_24_1), NAME(pairs_16_1), NAME(pairs_4_1)},
+              {NAME(pairs_12_2), NAME(pairs_8_2), NAME(pairs_4_2)}},
+};

@@ -1,0 +1,151 @@
+/* Sixteen numbers at a time, in vectors that compilers know how to lower to what a processor has. Included once for each
+   width of register, between the pragmas that name it, with TIER its suffix: what is lowered for one must not be used
+   for another. */
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#undef JOINED
+#undef JOIN
+#undef NAME
+#define JOINED(name, tier) name##tier
+#define JOIN(name, tier) JOINED(name, tier)
+#define NAME(name) JOIN(name, TIER)
+
+#define all NAME(all)
+#define choose NAME(choose)
+#define cut NAME(cut)
+#define lower NAME(lower)
+#define higher NAME(higher)
+#define nearest NAME(nearest)
+#define load_floats NAME(load_floats)
+#define store_floats NAME(store_floats)
+#define load_codes NAME(load_codes)
+#define store_codes NAME(store_codes)
+#define load_gradient NAME(load_gradient)
+#define store_gradient NAME(store_gradient)
+#define larger NAME(larger)
+#define largest_of NAME(largest_of)
+#define note NAME(note)
+#define exponential NAME(exponential)
+#define gate_of NAME(gate_of)
+#define gate_slope NAME(gate_slope)
+
+#ifndef SOTTOVOCE_EIGHT_BIT_VECTORS_H
+#define SOTTOVOCE_EIGHT_BIT_VECTORS_H
+#define INLINE static inline __attribute__((always_inline))
+#define LANES 16
+
+typedef float Floats __attribute__((vector_size(64)));
+typedef int32_t Integers __attribute__((vector_size(64)));
+typedef uint32_t Words __attribute__((vector_size(64)));
+typedef uint16_t Halves __attribute__((vector_size(32)));
+typedef uint8_t Bytes __attribute__((vector_size(16)));
+#define MAGIC 12582912.0f
+#endif
+
+INLINE Floats all(float value) { return (Floats){} + value; }
+INLINE Floats choose(Integers mask, Floats yes, Floats no)
+{
+    return (Floats)(((Integers)yes & mask) | ((Integers)no & ~mask));
+}
+/* NaN compares false: it is cut to the lower end, and noted by `lower` and `higher`. */
+INLINE Floats cut(Floats v, Floats low, Floats high)
+{
+    v = choose(v > low, v, low);
+    return choose(v < high, v, high);
+}
+INLINE Floats lower(Floats a, Floats b) { return choose((a < b) | (a != a), a, b); }
+INLINE Floats higher(Floats a, Floats b) { return choose((a > b) | (a != a), a, b); }
+
+/* Nearest integer, ties to even, of magnitudes below 2^22. */
+INLINE Floats nearest(Floats v) { return (v + MAGIC) - MAGIC; }
+
+INLINE Floats load_floats(const float *from, int lanes)
+{
+    Floats v = {};
+    memcpy(&v, from, (size_t)lanes * sizeof *from);
+    return v;
+}
+INLINE void store_floats(float *to, Floats v, int lanes) { memcpy(to, &v, (size_t)lanes * sizeof *to); }
+INLINE Integers load_codes(const uint8_t *from, int lanes)
+{
+    Bytes v = {};
+    memcpy(&v, from, (size_t)lanes);
+    return __builtin_convertvector(v, Integers);
+}
+INLINE void store_codes(uint8_t *to, Integers v, int lanes)
+{
+    /* In two steps: of one, compilers make sixteen. */
+    Bytes narrow = __builtin_convertvector(__builtin_convertvector(v, Halves), Bytes);
+    memcpy(to, &narrow, (size_t)lanes);
+}
+INLINE Floats load_gradient(const uint16_t *from, int lanes)
+{
+    Halves v = {};
+    memcpy(&v, from, (size_t)lanes * sizeof *from);
+    return (Floats)(__builtin_convertvector(v, Words) << 16);
+}
+/* Round to nearest, ties to even, quiet NaN; returns the magnitudes' bits. */
+INLINE Words store_gradient(uint16_t *to, Floats v, int lanes)
+{
+    Words bits = (Words)v;
+    Words rounded = (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;
+    Words none = (Words)((bits & 0x7FFFFFFFu) > 0x7F800000u);
+    rounded = (rounded & ~none) | (0x7FC0u & none);
+    Halves narrow = __builtin_convertvector(rounded, Halves);
+    memcpy(to, &narrow, (size_t)lanes * sizeof *to);
+    return rounded & 0x7FFFu;
+}
+INLINE Words larger(Words a, Words b)
+{
+    Words mask = (Words)(a > b);
+    return (a & mask) | (b & ~mask);
+}
+INLINE float largest_of(Words magnitudes, int lanes)
+{
+    uint32_t largest = 0;
+    for (int l = 0; l < lanes; l++)
+        largest = magnitudes[l] > largest ? magnitudes[l] : largest;
+    largest <<= 16;
+    float value;
+    memcpy(&value, &largest, sizeof value);
+    return value;
+}
+INLINE void note(Floats low, Floats high, int lanes, float *extremes)
+{
+    for (int l = 0; l < lanes; l++) {
+        extremes[0] = (low[l] < extremes[0]) | (low[l] != low[l]) ? low[l] : extremes[0];
+        extremes[1] = (high[l] > extremes[1]) | (high[l] != high[l]) ? high[l] : extremes[1];
+    }
+}
+
+/* e^x to 3e-6 of itself: 2^k times a polynomial. Magnitudes above 87 count as 87. */
+INLINE Floats exponential(Floats x)
+{
+    x = cut(x, all(-87.0f), all(87.0f));
+    Floats k = nearest(x * 1.44269504f);
+    Floats r = (x - k * 0.693359375f) - k * -2.12194440e-4f;
+    Floats p = r * (1.0f / 120.0f) + (1.0f / 24.0f);
+    p = p * r + (1.0f / 6.0f);
+    p = p * r + 0.5f;
+    p = p * r + 1.0f;
+    p = p * r + 1.0f;
+    Integers power = (__builtin_convertvector(k, Integers) + 127) << 23;
+    return p * (Floats)power;
+}
+
+INLINE Floats gate_of(int gate, Floats u)
+{
+    if (gate == 1)
+        return 1.0f / (1.0f + exponential(-u));
+    return cut((u + 3.0f) * (1.0f / 6.0f), all(0.0f), all(1.0f));
+}
+
+/* gate'(u), where `value` is gate(u). */
+INLINE Floats gate_slope(int gate, Floats u, Floats value)
+{
+    if (gate == 1)
+        return value * (1.0f - value);
+    return choose((u > -3.0f) & (u < 3.0f), all(1.0f / 6.0f), all(0.0f));
+}

@@ -1,0 +1,142 @@
+"""Convolutions in 8 bits, alone with bias and ReLU, or with a norm behind them."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from peer.train import image_layers
+from peer.train.eight_bit import conv_kernels, kernels
+from peer.train.eight_bit.conv_kernels import Window
+from peer.train.eight_bit.images import image_codes, innermost, outermost, unpadded
+from peer.train.eight_bit.layer import Layer
+from peer.train.eight_bit.norms import norm_in_8_bits
+from peer.train.eight_bit.ranges import ChannelRanges, RunningRange, grid_over
+from peer.train.eight_bit.tensors import Gradient, Quantized, Tape
+from peer.train.norms import Norm, activates
+
+
+class RectifiedConv(Layer):
+    """A convolution with bias, and its ReLU: parameters as in `peer.train.image_layers.RectifiedConv`."""
+
+    def __init__(
+        self, inputs: int, outputs: int, *, kernel: int, stride: int, groups: int, activate: bool = True
+    ) -> None:
+        super().__init__()
+        plain = image_layers.RectifiedConv(inputs, outputs, kernel=kernel, stride=stride, groups=groups)
+        assert plain.bias is not None
+        self.weight, self.bias = plain.weight, plain.bias
+        self.output = RunningRange()
+        self._product = _Product(plain, Window(kernel, stride, groups))
+        self._relu = activate
+
+    def forward_quantized(self, x: Quantized, tape: Tape) -> Quantized:
+        x = image_codes(x)
+        weights = conv_kernels.quantize_weights(self.weight.detach())
+        factor, bias = x.scale * weights.scale, self.bias.detach()
+        grid = self.output.grid()
+        if grid is None:
+            ends = conv_kernels.measure(x.data, x.zero_point, weights, self._product.window)
+            grid = grid_over(*self._ends(*ends, factor))
+        zero = grid.zero_point + 128
+        codes, lows, highs = conv_kernels.forward(
+            x.data,
+            x.zero_point,
+            weights,
+            self._product.window,
+            torch.full_like(bias, factor * grid.inverse),
+            bias * grid.inverse + zero,
+            (float(zero) if self._relu else 0.0, 255.0),
+        )
+        if tape.training:
+            self.output.observe_(*self._ends(lows, highs, factor))
+        tape.save(x)
+        return Quantized(outermost(codes), grid.scale, zero, rectified=self._relu)
+
+    def backward_quantized(self, gradient: Gradient, tape: Tape, *, wanted: bool = True) -> Gradient | None:
+        (x,) = tape.take()
+        data = innermost(gradient.data)
+        if self.bias.requires_grad:
+            tape.add_gradient(self.bias, kernels.column_sums(data.view(-1, data.shape[-1])))
+        return self._product.backward(x, Gradient(data, gradient.largest), tape, wanted)
+
+    def _ends(self, lows: torch.Tensor, highs: torch.Tensor, factor: float) -> tuple[float, float]:
+        """Return the extremes of the output from those of the products, int32[outputs]."""
+        low = (lows * factor + self.bias.detach()).amin().item()
+        high = (highs * factor + self.bias.detach()).amax().item()
+        return (max(low, 0.0), max(high, 0.0)) if self._relu else (low, high)
+
+
+class ConvUnit(Layer):
+    """Convolution, norm and activation: parameters and running statistics as in `peer.train.image_layers.ConvUnit`.
+
+    What the norm reads is quantized too, with a range for each channel of its own, symmetric about zero. It is all that
+    is kept of it: the norm's statistics are those of these codes.
+    """
+
+    def __init__(
+        self, inputs: int, outputs: int, *, kernel: int, stride: int, groups: int, norm: Norm, activate: bool = True
+    ) -> None:
+        super().__init__()
+        plain = image_layers.ConvUnit(inputs, outputs, kernel=kernel, stride=stride, groups=groups, norm=norm)
+        self.conv, self.norm = plain.conv, plain.norm
+        self.before_norm = ChannelRanges(outputs)
+        self.output = RunningRange()
+        self._product = _Product(self.conv, Window(kernel, stride, groups))
+        self._norm = norm_in_8_bits(self.norm)
+        self._relu = activate and not activates(norm)
+
+    def forward_quantized(self, x: Quantized, tape: Tape) -> Quantized:
+        x = image_codes(x)
+        weights = conv_kernels.quantize_weights(self.conv.weight.detach())
+        factor = x.scale * weights.scale
+        steps = self.before_norm.steps()
+        if steps is None:
+            ends = conv_kernels.measure(x.data, x.zero_point, weights, self._product.window)
+            steps = ChannelRanges.steps_of(_largest(*ends, factor))
+        codes, lows, highs = conv_kernels.forward(
+            x.data, x.zero_point, weights, self._product.window, factor / steps, torch.full_like(steps, 128.0), (1, 255)
+        )
+        if tape.training:
+            self.before_norm.observe_(_largest(lows, highs, factor))
+        tape.save(x)
+        b, h, w, c = codes.shape
+        y = self._norm.forward(codes.view(b, h * w, c), steps, self.output, tape, relu=self._relu)
+        return y.with_data(outermost(y.data.view(b, h, w, c)))
+
+    def backward_quantized(self, gradient: Gradient, tape: Tape, *, wanted: bool = True) -> Gradient | None:
+        data = innermost(gradient.data)
+        b, h, w, c = data.shape
+        before = self._norm.backward(data.view(b, h * w, c), tape)
+        (x,) = tape.take()
+        return self._product.backward(x, before.with_data(before.data.view(b, h, w, c)), tape, wanted)
+
+
+class _Product:
+    """The backward pass of a convolution, from the gradient of its plain output."""
+
+    def __init__(self, conv: nn.Conv2d, window: Window) -> None:
+        self.window = window
+        self._weight = conv.weight
+        self._inputs = conv.in_channels
+
+    def backward(self, x: Quantized, gradient: Gradient, tape: Tape, wanted: bool) -> Gradient | None:
+        """Count the weight's gradient, and return that of x: [b, c, h, w], for `gradient` of [b, h, w, outputs]."""
+        if self._weight.requires_grad:
+            tape.add_gradient(
+                self._weight,
+                conv_kernels.weight_gradient(x.data, x.zero_point, gradient.data, self._inputs, self.window, x.scale),
+            )
+        if not wanted:
+            return None
+        weights = conv_kernels.quantize_weights(self._weight.detach())
+        codes, scale = kernels.quantize_gradient(gradient.data, gradient.largest, tape.draw_keys())
+        size = (x.data.shape[1], x.data.shape[2])
+        mask = (x.data, x.zero_point) if x.rectified else None
+        found = conv_kernels.backward(codes, weights, self.window, size, scale * weights.scale, mask)
+        return unpadded(*found, self._inputs)
+
+
+def _largest(lows: torch.Tensor, highs: torch.Tensor, factor: float) -> torch.Tensor:
+    """Return the largest magnitudes of products, float32[outputs], from their extremes in codes."""
+    return torch.maximum(-lows.to(torch.float32), highs.to(torch.float32)) * factor

@@ -1,0 +1,294 @@
+"""The products of convolutions: int8 × int8 → int32 forwards and for the input gradient, bfloat16 for the weights.
+
+Images lie as [b, h, w, c] here, c a multiple of 4. Each function runs a native kernel (`peer/native/eight_bit_conv.h`)
+where these were built and the tensors lie on the CPU, and torch operators elsewhere: with the same bits for the two
+integer products, and within the rounding of float32 sums for the weight gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from peer.native import ffi, lib
+from peer.train.eight_bit import kernels
+from peer.train.eight_bit.scratch import scratch
+
+LANES = 16
+_EXACT_TERMS = 512
+"""A product of a uint8 and an int8 is below 2¹⁵, and float32 holds every integer up to 2²⁴."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What a convolution looks at: `kernel` × `kernel` pixels every `stride`, the edges filled so that stride 1 keeps
+    the size."""
+
+    kernel: int
+    stride: int
+    groups: int = 1
+
+    @property
+    def padding(self) -> int:
+        """Pixels of filling on each side."""
+        return self.kernel // 2
+
+    def results(self, size: int) -> int:
+        """Return how many windows lie along `size` pixels."""
+        return (size + 2 * self.padding - self.kernel) // self.stride + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """The 8-bit weights of one step; they lie in scratch memory, good until those of the next layer are taken."""
+
+    codes: torch.Tensor
+    """int8[outputs, rows, columns, inputs]; inputs a multiple of 4, what was added being 0."""
+    sums: torch.Tensor
+    """int32[outputs], the sum of the codes of each."""
+    scale: float
+    inputs: int
+    """Inputs of each output, without what was added."""
+
+
+def up_to_4(channels: int) -> int:
+    """Return the next multiple of 4."""
+    return -(-channels // 4) * 4
+
+
+def quantize_weights(weight: torch.Tensor) -> Weights:
+    """Return the codes of `weight: float32[outputs, inputs, rows, columns]` around zero, rounded to nearest."""
+    outputs, inputs, rows, columns = weight.shape
+    low, high = kernels.extremes(weight)
+    largest = max(-low, high)
+    inverse = 127.0 / largest if largest > 0.0 else math.nan if math.isnan(largest) else 0.0
+    codes = scratch("weights", (outputs, rows, columns, up_to_4(inputs)), torch.int8, weight.device)
+    sums = torch.empty(outputs, dtype=torch.int32, device=weight.device)
+    if _native(weight):
+        _done(
+            lib.eb_conv_codes(
+                _at(weight, "float *"), outputs, inputs, rows, columns, inverse, _at(codes, "int8_t *"),
+                _at(sums, "int32_t *"),
+            )
+        )  # fmt: skip
+    else:
+        levels = torch.round((weight * inverse).nan_to_num_(nan=-127.0).clamp_(-127, 127))
+        codes.zero_()[..., :inputs] = levels.permute(0, 2, 3, 1).to(torch.int8)
+        sums.copy_(codes.sum(dim=(1, 2, 3), dtype=torch.int32))
+    return Weights(codes, sums, largest / 127.0, inputs)
+
+
+def forward(
+    x: torch.Tensor,
+    zero_point: int,
+    weights: Weights,
+    window: Window,
+    scale: torch.Tensor,
+    shift: torch.Tensor,
+    ends: tuple[float, float],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return codes uint8[b, h, w, outputs] of acc · scale + shift, cut to `ends` and rounded to nearest, and the least
+    and the greatest acc of each output, int32[outputs].
+
+    acc = Σ (x − zero_point) · weights, for `x: uint8[b, h, w, inputs]`; `scale` and `shift: float32[outputs]`.
+    """
+    b, h, w, _ = x.shape
+    shape = (b, window.results(h), window.results(w), len(weights.codes))
+    if _native(x) and window.groups == 1:
+        codes = torch.empty(shape, dtype=torch.uint8)
+        return codes, *_forward(x, zero_point, weights, window, scale, shift, ends, codes)
+    acc = product(x, zero_point, weights, window)
+    levels = (acc.to(torch.float32) * scale + shift).nan_to_num_(nan=ends[0]).clamp_(*ends)
+    return torch.round(levels).to(torch.uint8), acc.amin(dim=(0, 1, 2)), acc.amax(dim=(0, 1, 2))
+
+
+def measure(x: torch.Tensor, zero_point: int, weights: Weights, window: Window) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the extremes of acc as `forward` does."""
+    if _native(x) and window.groups == 1:
+        nothing = torch.zeros(len(weights.codes))
+        return _forward(x, zero_point, weights, window, nothing, nothing, (0.0, 0.0), None)
+    acc = product(x, zero_point, weights, window)
+    return acc.amin(dim=(0, 1, 2)), acc.amax(dim=(0, 1, 2))
+
+
+def product(x: torch.Tensor, zero_point: int, weights: Weights, window: Window) -> torch.Tensor:
+    """Return acc, int32[b, h, w, outputs], by products of floating-point numbers that hold every integer on the way."""
+    codes = weights.codes[..., : weights.inputs]
+    dtype = _exact(codes[0].numel(), x.device)
+    acc = functional.conv2d(
+        (x[..., : weights.inputs * window.groups].to(dtype) - zero_point).permute(0, 3, 1, 2),
+        codes.to(dtype).permute(0, 3, 1, 2),
+        stride=window.stride,
+        padding=window.padding,
+        groups=window.groups,
+    )
+    return acc.permute(0, 2, 3, 1).to(torch.int32).contiguous()
+
+
+def backward(
+    codes: torch.Tensor, weights: Weights, window: Window, size: tuple[int, int], factor: float, mask: Any
+) -> tuple[torch.Tensor, float]:
+    """Return the input gradient bfloat16[b, *size, inputs] = factor · Σ codes · weights, and its largest magnitude.
+
+    `codes: int8[b, h, w, outputs]` are those of the layer gradient. `mask` is None, or (uint8 of the result's shape,
+    number): where they are equal the gradient is 0.
+    """
+    b, rows, columns, outputs = codes.shape
+    if not _native(codes) or window.groups > 1:
+        acc = input_product(codes, weights, window, size)
+        gradient = (acc.to(torch.float32) * factor).to(torch.bfloat16)
+        return gradient, kernels.mask_gradient_(gradient, *(mask or (None, 0)))
+    if outputs % 4:
+        codes = functional.pad(codes, (0, -outputs % 4))
+    inputs = weights.codes.shape[3]
+    taps = [_taps(window, parity) for parity in range(window.stride)]
+    make = torch.empty if all(len(found) for _, found in taps) else torch.zeros
+    gradient = make((b, *size, inputs), dtype=torch.bfloat16)
+    largest = ffi.new("float *", 0.0)
+    stride = window.stride
+    for y, (top, row_taps) in enumerate(taps):
+        for x, (left, column_taps) in enumerate(taps):
+            if not row_taps or not column_taps or y >= size[0] or x >= size[1]:
+                continue
+            packed = scratch(
+                "packed", (-(-inputs // LANES) * len(row_taps) * len(column_taps) * codes.shape[3] * LANES,),
+                torch.int8, codes.device,
+            )  # fmt: skip
+            sums = torch.empty(inputs, dtype=torch.int32)
+            lib.eb_conv_pack_backward(
+                _at(weights.codes, "int8_t *"), outputs, inputs, window.kernel, window.kernel, row_taps, len(row_taps),
+                column_taps, len(column_taps), _at(packed, "int8_t *"), _at(sums, "int32_t *"),
+            )  # fmt: skip
+            shape = ffi.new(
+                "ConvShape *",
+                {
+                    "samples": b, "height": rows, "width": columns, "channels": codes.shape[3],
+                    "rows": len(row_taps), "columns": len(column_taps), "step": 1, "top": top, "left": left,
+                    "result_height": -(-(size[0] - y) // stride), "result_width": -(-(size[1] - x) // stride),
+                    "results": inputs, "out_height": size[0], "out_width": size[1],
+                    "out_step": stride, "out_top": y, "out_left": x, "filling": 128, "flip": 128,
+                },
+            )  # fmt: skip
+            _done(
+                lib.eb_conv_backward(
+                    shape, _at(codes, "int8_t *"), _at(packed, "int8_t *"), _at(sums.mul_(128), "int32_t *"), factor,
+                    ffi.NULL if mask is None else _at(mask[0], "uint8_t *"), 0 if mask is None else mask[1],
+                    _at(gradient, "uint16_t *"), largest,
+                )
+            )  # fmt: skip
+    return gradient, largest[0]
+
+
+def input_product(codes: torch.Tensor, weights: Weights, window: Window, size: tuple[int, int]) -> torch.Tensor:
+    """Return Σ codes · weights, int32[b, *size, inputs], as `product` does."""
+    outputs, rows, columns, _ = weights.codes.shape
+    dtype = _exact(outputs // window.groups * rows * columns, codes.device)
+    inputs = weights.inputs * window.groups
+    acc = torch.nn.grad.conv2d_input(
+        (len(codes), inputs, *size),
+        weights.codes[..., : weights.inputs].to(dtype).permute(0, 3, 1, 2),
+        codes.to(dtype).permute(0, 3, 1, 2),
+        stride=window.stride,
+        padding=window.padding,
+        groups=window.groups,
+    )
+    acc = functional.pad(acc.permute(0, 2, 3, 1), (0, up_to_4(inputs) - inputs))
+    return acc.to(torch.int32).contiguous()
+
+
+def weight_gradient(
+    x: torch.Tensor, zero_point: int, gradient: torch.Tensor, inputs: int, window: Window, factor: float
+) -> torch.Tensor:
+    """Return float32[outputs, inputs / groups, kernel, kernel] = factor · Σ gradient · (x − zero_point), the sums in
+    float32, for `gradient: bfloat16[b, h, w, outputs]` and the saved codes x; `inputs` channels of these count."""
+    outputs = gradient.shape[3]
+    found = torch.empty((outputs, inputs // window.groups, window.kernel, window.kernel), device=x.device)
+    if _native(x) and window.groups == 1:
+        shape = _forward_shape(x, zero_point, window, outputs)
+        _done(
+            lib.eb_conv_weight_gradient(
+                shape, _at(x, "uint8_t *"), _at(gradient, "uint16_t *"), inputs, factor, _at(found, "float *")
+            )
+        )
+        return found
+    exact = torch.nn.grad.conv2d_weight(
+        (x[..., :inputs].to(torch.float32) - zero_point).permute(0, 3, 1, 2),
+        list(found.shape),
+        gradient.to(torch.float32).permute(0, 3, 1, 2),
+        stride=window.stride,
+        padding=window.padding,
+        groups=window.groups,
+    )
+    return exact.mul_(factor)
+
+
+def _forward(
+    x: torch.Tensor,
+    zero_point: int,
+    weights: Weights,
+    window: Window,
+    scale: torch.Tensor,
+    shift: torch.Tensor,
+    ends: tuple[float, float],
+    codes: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    outputs, rows, columns, inputs = weights.codes.shape
+    packed = scratch("packed", (-(-outputs // LANES) * rows * columns * inputs * LANES,), torch.int8, x.device)
+    lib.eb_conv_pack_forward(_at(weights.codes, "int8_t *"), outputs, inputs, rows, columns, _at(packed, "int8_t *"))
+    lows = torch.full((outputs,), 2**31 - 1, dtype=torch.int32)
+    highs = torch.full((outputs,), -(2**31), dtype=torch.int32)
+    offset = weights.sums * zero_point
+    _done(
+        lib.eb_conv_forward(
+            _forward_shape(x, zero_point, window, outputs), _at(x, "uint8_t *"), _at(packed, "int8_t *"),
+            _at(offset, "int32_t *"), _at(scale, "float *"), _at(shift, "float *"), *ends,
+            ffi.NULL if codes is None else _at(codes, "uint8_t *"), _at(lows, "int32_t *"), _at(highs, "int32_t *"),
+        )
+    )  # fmt: skip
+    return lows, highs
+
+
+def _forward_shape(x: torch.Tensor, zero_point: int, window: Window, outputs: int) -> Any:
+    b, h, w, c = x.shape
+    rows, columns = window.results(h), window.results(w)
+    return ffi.new(
+        "ConvShape *",
+        {
+            "samples": b, "height": h, "width": w, "channels": c, "rows": window.kernel, "columns": window.kernel,
+            "step": window.stride, "top": -window.padding, "left": -window.padding,
+            "result_height": rows, "result_width": columns, "results": outputs,
+            "out_height": rows, "out_width": columns, "out_step": 1, "filling": zero_point,
+        },
+    )  # fmt: skip
+
+
+def _taps(window: Window, parity: int) -> tuple[int, list[int]]:
+    """Return which taps reach pixels stride · j + parity of the input, in the order of the results that they belong to,
+    and the first of these less j."""
+    taps = [tap for tap in range(window.kernel) if (parity + window.padding - tap) % window.stride == 0]
+    return ((parity + window.padding - taps[-1]) // window.stride if taps else 0), taps[::-1]
+
+
+def _exact(terms: int, device: torch.device) -> torch.dtype:
+    # Only on the CPU are float32 products known to be what they say; CUDA may use TF32 or Winograd's transform.
+    return torch.float32 if terms <= _EXACT_TERMS and device.type == "cpu" else torch.float64
+
+
+def _native(tensor: torch.Tensor) -> bool:
+    if lib is None or tensor.device.type != "cpu":
+        return False
+    assert tensor.is_contiguous()
+    return True
+
+
+def _at(tensor: torch.Tensor, kind: str) -> Any:
+    return ffi.cast(kind, tensor.data_ptr())
+
+
+def _done(status: int) -> None:
+    if status:
+        raise MemoryError("no memory for the frames of a convolution")

@@ -1,0 +1,328 @@
+"""What happens to codes between convolutions: norms, activations, sums, pooling.
+
+Codes lie as uint8[b, n, c], n being the pixels; before a norm a code stands for q = code − 128 steps of its channel.
+Each function runs a native kernel (`peer/native/eight_bit_norm.h`) where these were built and the tensors lie on the
+CPU, and torch operators elsewhere, on the CPU with the same bits: single exactly rounded operations in the same order.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from peer.native import ffi, lib
+
+Gate = Literal[0, 1, 2]
+"""What multiplies q: nothing, the sigmoid, or the hard sigmoid of `inner` · q."""
+PLAIN: Gate = 0
+SIGMOID: Gate = 1
+HARD_SIGMOID: Gate = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """Of each channel of each sample, [b, c]."""
+
+    sums: torch.Tensor
+    """int32, of q."""
+    squares: torch.Tensor
+    """int32, of q²."""
+    lows: torch.Tensor
+    """uint8, the least code."""
+    highs: torch.Tensor
+    """uint8, the greatest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """Gradient that only the pixels with the least and the greatest code get, [b, c]."""
+
+    lows: torch.Tensor
+    """uint8."""
+    highs: torch.Tensor
+    """uint8."""
+    at_low: torch.Tensor
+    """float32."""
+    at_high: torch.Tensor
+    """float32."""
+
+
+def statistics(codes: torch.Tensor) -> Statistics:
+    """Return sums and extremes of each channel of each sample."""
+    b, n, c = codes.shape
+    if _native(codes):
+        sums, squares = (torch.empty((b, c), dtype=torch.int32) for _ in range(2))
+        lows, highs = (torch.empty((b, c), dtype=torch.uint8) for _ in range(2))
+        lib.eb_norm_statistics(
+            _bytes(codes), b, n, c, _at(sums, "int32_t *"), _at(squares, "int32_t *"), _bytes(lows), _bytes(highs)
+        )
+        return Statistics(sums, squares, lows, highs)
+    q = codes.to(torch.int32) - 128
+    return Statistics(
+        q.sum(dim=1, dtype=torch.int32),
+        q.square().sum(dim=1, dtype=torch.int32),
+        codes.amin(dim=1),
+        codes.amax(dim=1),
+    )
+
+
+def ties(codes: torch.Tensor, lows: torch.Tensor, highs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return how many codes equal `lows` and `highs: uint8[b, c]`, int32[b, c] each."""
+    b, n, c = codes.shape
+    if _native(codes):
+        at_low, at_high = (torch.empty((b, c), dtype=torch.int32) for _ in range(2))
+        lib.eb_norm_ties(
+            _bytes(codes), b, n, c, _bytes(lows), _bytes(highs), _at(at_low, "int32_t *"), _at(at_high, "int32_t *")
+        )
+        return at_low, at_high
+    return tuple((codes == end[:, None]).sum(dim=1, dtype=torch.int32) for end in (lows, highs))  # type: ignore[return-value]
+
+
+def forward(
+    codes: torch.Tensor,
+    gate: Gate,
+    inner: torch.Tensor | None,
+    factor: torch.Tensor,
+    shift: torch.Tensor,
+    cut: tuple[float, float] | None,
+) -> tuple[torch.Tensor | None, tuple[float, float]]:
+    """Return uint8 codes of t · factor + shift, cut to `cut` and rounded to nearest, and the extremes before the cut;
+    without `cut` only these.
+
+    t = q · gate(inner · q); `inner: float32[c]`, `factor` and `shift: float32[b, c]`.
+    """
+    b, n, c = codes.shape
+    if _native(codes):
+        out = None if cut is None else torch.empty_like(codes)
+        ends = ffi.new("float[2]", (math.inf, -math.inf))
+        lib.eb_norm_forward(
+            _bytes(codes), b, n, c, gate, _floats(inner), _floats(factor), _floats(shift), *(cut or (0.0, 0.0)),
+            ffi.NULL if out is None else _bytes(out), ends,
+        )  # fmt: skip
+        return out, (ends[0], ends[1])
+    q = codes.to(torch.float32) - 128.0
+    if inner is not None:
+        q = q * _gate(gate, q * inner)
+    levels = q * factor[:, None] + shift[:, None]
+    return None if cut is None else _rounded(levels, cut), _extremes(levels)
+
+
+def backward_sums(
+    codes: torch.Tensor, gradient: torch.Tensor, gate: Gate, inner: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the sums over the pixels of g, of g · t and of g · q² · gate'(inner · q), float32[b, c]; the last one
+    means nothing without a gate.
+
+    `gradient: bfloat16[b, n, c]`.
+    """
+    b, n, c = codes.shape
+    if _native(codes):
+        plain, weighted, gated = (torch.empty((b, c)) for _ in range(3))
+        lib.eb_norm_backward_sums(
+            _bytes(codes), _at(gradient, "uint16_t *"), b, n, c, gate, _floats(inner), _floats(plain),
+            _floats(weighted), _floats(gated),
+        )  # fmt: skip
+        return plain, weighted, gated
+    q, g = codes.to(torch.float32) - 128.0, gradient.to(torch.float32)
+    if inner is None:
+        return _in_turn(g), _in_turn(g * q), torch.zeros(b, c, device=codes.device)
+    u = q * inner
+    value = _gate(gate, u)
+    return _in_turn(g), _in_turn(g * (q * value)), _in_turn((g * (q * q)) * _gate_slope(gate, u, value))
+
+
+def backward(
+    codes: torch.Tensor,
+    gradient: torch.Tensor,
+    gate: Gate,
+    inner: torch.Tensor | None,
+    slope: torch.Tensor,
+    linear: torch.Tensor,
+    constant: torch.Tensor,
+    ends: Ends | None,
+) -> tuple[torch.Tensor, float]:
+    """Return g · t'(q) · slope + q · linear + constant, plus what `ends` says, in bfloat16, and its largest magnitude.
+
+    `slope`, `linear` and `constant: float32[b, c]`.
+    """
+    b, n, c = codes.shape
+    if _native(codes):
+        out = torch.empty_like(gradient)
+        given = ends or Ends(*(None,) * 4)  # type: ignore[arg-type]
+        largest: float = lib.eb_norm_backward(
+            _bytes(codes), _at(gradient, "uint16_t *"), b, n, c, gate, _floats(inner), _floats(slope),
+            _floats(linear), _floats(constant), _bytes(given.lows), _bytes(given.highs), _floats(given.at_low),
+            _floats(given.at_high), _at(out, "uint16_t *"),
+        )  # fmt: skip
+        return out, largest
+    q, g = codes.to(torch.float32) - 128.0, gradient.to(torch.float32)
+    if inner is not None:
+        u = q * inner
+        value = _gate(gate, u)
+        g = g * (value + u * _gate_slope(gate, u, value))
+    result = (g * slope[:, None] + q * linear[:, None]) + constant[:, None]
+    if ends is not None:
+        zero = torch.zeros((), device=codes.device)
+        result = result + torch.where(codes == ends.lows[:, None], ends.at_low[:, None], zero)
+        result = result + torch.where(codes == ends.highs[:, None], ends.at_high[:, None], zero)
+    return _narrowed(result)
+
+
+def sum_forward(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    factors: tuple[float, float],
+    shift: float,
+    cut: tuple[float, float] | None,
+) -> tuple[torch.Tensor | None, tuple[float, float]]:
+    """Return uint8 codes of a · factors[0] + b · factors[1] + shift, as `forward` does, for codes of equal shape."""
+    if _native(a):
+        out = None if cut is None else torch.empty_like(a)
+        ends = ffi.new("float[2]", (math.inf, -math.inf))
+        lib.eb_sum_forward(
+            _bytes(a), _bytes(b), a.numel(), *factors, shift, *(cut or (0.0, 0.0)),
+            ffi.NULL if out is None else _bytes(out), ends,
+        )  # fmt: skip
+        return out, (ends[0], ends[1])
+    one, other, last = (torch.tensor(v, dtype=torch.float32, device=a.device) for v in (*factors, shift))
+    levels = (a.to(torch.float32) * one + b.to(torch.float32) * other) + last
+    return None if cut is None else _rounded(levels, cut), _extremes(levels)
+
+
+def sum_backward(
+    a: torch.Tensor, b: torch.Tensor, mask: torch.Tensor | None, masked: int
+) -> tuple[torch.Tensor, float]:
+    """Return a + b, both bfloat16, 0 where `mask`, uint8 of the same shape, equals `masked`; and the largest
+    magnitude."""
+    if _native(a):
+        out = torch.empty_like(a)
+        largest: float = lib.eb_sum_backward(
+            _at(a, "uint16_t *"), _at(b, "uint16_t *"), a.numel(), _bytes(mask), masked, _at(out, "uint16_t *")
+        )
+        return out, largest
+    total = a.to(torch.float32) + b.to(torch.float32)
+    return _narrowed(total if mask is None else total.masked_fill_(mask == masked, 0.0))
+
+
+def max_pool_forward(codes: torch.Tensor, kernel: int, stride: int, padding: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the greatest codes of windows of `codes: uint8[b, h, w, c]`, and their places in the windows, row · kernel
+    + column, uint8 each; of equals the first counts."""
+    b, h, w, c = codes.shape
+    rows, columns = ((size + 2 * padding - kernel) // stride + 1 for size in (h, w))
+    if _native(codes):
+        out, places = (torch.empty((b, rows, columns, c), dtype=torch.uint8) for _ in range(2))
+        lib.eb_max_pool_forward(_bytes(codes), b, h, w, c, kernel, stride, padding, _bytes(out), _bytes(places))
+        return out, places
+    # Filled with what is below every code, one window a row: [b, kernel², rows, columns, c].
+    framed = functional.pad(codes.to(torch.int16), (0, 0, padding, padding, padding, padding), value=-1)
+    windows = framed.unfold(1, kernel, stride).unfold(2, kernel, stride).permute(0, 4, 5, 1, 2, 3).flatten(1, 2)
+    found = windows[:, 0]
+    places = torch.zeros_like(found)
+    for place in range(1, kernel * kernel):
+        more = windows[:, place] > found
+        found, places = torch.where(more, windows[:, place], found), torch.where(more, place, places)
+    return found.to(torch.uint8).contiguous(), places.to(torch.uint8).contiguous()
+
+
+def max_pool_backward(
+    places: torch.Tensor, gradient: torch.Tensor, size: tuple[int, int], kernel: int, stride: int, padding: int
+) -> tuple[torch.Tensor, float]:
+    """Return the gradient bfloat16[b, *size, c] that the places get, and its largest magnitude; where windows overlap
+    it is added up in float32."""
+    b, rows, columns, c = places.shape
+    h, w = size
+    if _native(places):
+        out = torch.empty((b, h, w, c), dtype=torch.bfloat16)
+        sums = torch.empty((h, w, c))
+        largest: float = lib.eb_max_pool_backward(
+            _bytes(places), _at(gradient, "uint16_t *"), b, h, w, c, kernel, stride, padding, _floats(sums),
+            _at(out, "uint16_t *"),
+        )  # fmt: skip
+        return out, largest
+    g = gradient.to(torch.float32)
+    total = torch.zeros((b, h + 2 * padding, w + 2 * padding, c), device=places.device)
+    # Windows one after the other: the order in which float32 is added up is part of the result.
+    for row in range(rows):
+        for column in range(columns):
+            for place in range(kernel * kernel):
+                y, x = row * stride + place // kernel, column * stride + place % kernel
+                taken = places[:, row, column] == place
+                total[:, y, x] += torch.where(taken, g[:, row, column], 0.0)
+    return _narrowed(total[:, padding : padding + h, padding : padding + w])
+
+
+def _gate(gate: Gate, u: torch.Tensor) -> torch.Tensor:
+    if gate == SIGMOID:
+        return 1.0 / (1.0 + _exponential(-u))
+    return _cut((u + 3.0) * np.float32(1.0 / 6.0).item(), 0.0, 1.0)
+
+
+def _gate_slope(gate: Gate, u: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    if gate == SIGMOID:
+        return value * (1.0 - value)
+    return torch.where((u > -3.0) & (u < 3.0), torch.tensor(1.0 / 6.0, device=u.device), 0.0)
+
+
+def _exponential(x: torch.Tensor) -> torch.Tensor:
+    """e^x to 3e-6 of itself, by the operations of `peer/native/eight_bit_vectors.h`."""
+
+    def single(value: float) -> float:
+        return np.float32(value).item()
+
+    x = _cut(x, -87.0, 87.0)
+    k = torch.round(x * single(1.44269504))
+    r = (x - k * single(0.693359375)) - k * single(-2.12194440e-4)
+    p = r * single(np.float32(1.0) / np.float32(120.0)) + single(np.float32(1.0) / np.float32(24.0))
+    p = p * r + single(np.float32(1.0) / np.float32(6.0))
+    for term in (0.5, 1.0, 1.0):
+        p = p * r + term
+    return p * ((k.to(torch.int32) + 127) << 23).view(torch.float32)
+
+
+def _cut(values: torch.Tensor, low: float, high: float) -> torch.Tensor:
+    return values.nan_to_num(nan=low, posinf=math.inf, neginf=-math.inf).clamp_(low, high)
+
+
+def _rounded(levels: torch.Tensor, cut: tuple[float, float]) -> torch.Tensor:
+    return torch.round(_cut(levels, *cut)).to(torch.uint8)
+
+
+def _extremes(levels: torch.Tensor) -> tuple[float, float]:
+    low, high = torch.aminmax(levels)
+    return low.item(), high.item()
+
+
+def _narrowed(values: torch.Tensor) -> tuple[torch.Tensor, float]:
+    rounded = values.to(torch.bfloat16).contiguous()
+    return rounded, rounded.abs().amax().item()
+
+
+def _in_turn(values: torch.Tensor) -> torch.Tensor:
+    """Return the sums over the pixels of float32[b, n, c], added up one after the other."""
+    if values.device.type != "cpu":
+        return values.sum(dim=1)
+    return torch.from_numpy(np.add.accumulate(values.numpy(), axis=1, dtype=np.float32)[:, -1].copy())
+
+
+def _native(tensor: torch.Tensor) -> bool:
+    if lib is None or tensor.device.type != "cpu":
+        return False
+    assert tensor.is_contiguous()
+    return True
+
+
+def _at(tensor: torch.Tensor | None, kind: str) -> Any:
+    return ffi.NULL if tensor is None else ffi.cast(kind, tensor.data_ptr())
+
+
+def _bytes(tensor: torch.Tensor | None) -> Any:
+    return _at(tensor, "uint8_t *")
+
+
+def _floats(tensor: torch.Tensor | None) -> Any:
+    return _at(tensor, "float *")

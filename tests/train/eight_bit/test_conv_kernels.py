@@ -1,0 +1,132 @@
+"""Convolutions of codes: the same integers from every kernel as from float64, at odd sizes and all strides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch.nn import functional
+
+from peer.native import lib
+from peer.train.eight_bit import conv_kernels
+from peer.train.eight_bit.conv_kernels import Weights, Window
+
+# samples, height, width, inputs, outputs, kernel, stride
+SHAPES = [
+    (1, 5, 5, 16, 16, 3, 1),
+    (3, 9, 7, 3, 24, 3, 1),
+    (2, 7, 6, 40, 12, 3, 2),
+    (5, 2, 3, 64, 80, 3, 2),
+    (2, 6, 7, 32, 130, 1, 1),
+    (3, 9, 9, 20, 33, 1, 2),
+    (1, 13, 11, 3, 8, 7, 2),
+    (2, 1, 1, 8, 4, 3, 1),
+    (1, 8, 7, 4, 16, 3, 3),
+]
+
+
+@pytest.fixture(params=[512, 256, 0])
+def registers(request: pytest.FixtureRequest) -> Iterator[int]:
+    """Kernels of every width."""
+    if lib is None:
+        if request.param:
+            pytest.skip("no native kernels here")
+        yield 0
+        return
+    widest = lib.widest_registers
+    lib.widest_registers = request.param
+    yield request.param
+    lib.widest_registers = widest
+
+
+def image(shape: tuple[int, ...], zero_point: int) -> torch.Tensor:
+    b, h, w, inputs = shape[:4]
+    codes = torch.full((b, h, w, conv_kernels.up_to_4(inputs)), zero_point, dtype=torch.uint8)
+    codes[..., :inputs] = torch.randint(0, 256, (b, h, w, inputs), generator=torch.Generator().manual_seed(1))
+    return codes
+
+
+def weights_of(inputs: int, outputs: int, kernel: int) -> tuple[torch.Tensor, Weights]:
+    weight = torch.randn(outputs, inputs, kernel, kernel, generator=torch.Generator().manual_seed(2))
+    return weight, conv_kernels.quantize_weights(weight)
+
+
+def plain(codes: torch.Tensor) -> torch.Tensor:
+    return codes.double().permute(0, 3, 1, 2)
+
+
+@pytest.mark.usefixtures("registers")
+@pytest.mark.parametrize("shape", SHAPES)
+def test_forward_products_are_those_of_float64(shape: tuple[int, ...]) -> None:
+    _, _, _, inputs, outputs, kernel, stride = shape
+    weight, weights = weights_of(inputs, outputs, kernel)
+    levels = torch.round(weight * (127.0 / weight.abs().max().item()))
+    assert torch.equal(weights.codes[..., :inputs].permute(0, 3, 1, 2), levels.to(torch.int8))
+    assert torch.equal(weights.sums, levels.sum(dim=(1, 2, 3)).to(torch.int32))
+
+    x = image(shape, 77)
+    expected = functional.conv2d(
+        plain(x)[:, :inputs] - 77, levels.double(), stride=stride, padding=kernel // 2
+    ).permute(0, 2, 3, 1)
+    scale, shift = torch.rand(outputs) * 0.01, torch.rand(outputs) * 200
+    window = Window(kernel, stride)
+    codes, lows, highs = conv_kernels.forward(x, 77, weights, window, scale, shift, (3.0, 250.0))
+    assert torch.equal(lows, expected.amin(dim=(0, 1, 2)).to(torch.int32))
+    assert torch.equal(highs, expected.amax(dim=(0, 1, 2)).to(torch.int32))
+    assert torch.equal(codes, torch.round((expected.float() * scale + shift).clamp(3, 250)).to(torch.uint8))
+    assert torch.equal(conv_kernels.product(x, 77, weights, window), expected.to(torch.int32))
+    measured = conv_kernels.measure(x, 77, weights, window)
+    assert torch.equal(measured[0], lows)
+    assert torch.equal(measured[1], highs)
+
+
+@pytest.mark.usefixtures("registers")
+@pytest.mark.parametrize("shape", SHAPES)
+def test_input_gradients_are_those_of_float64(shape: tuple[int, ...]) -> None:
+    b, h, w, inputs, outputs, kernel, stride = shape
+    window = Window(kernel, stride)
+    _, weights = weights_of(inputs, outputs, kernel)
+    g = torch.randint(-127, 128, (b, window.results(h), window.results(w), outputs), dtype=torch.int8)
+    exact = torch.nn.grad.conv2d_input(
+        (b, weights.codes.shape[3], h, w), plain(weights.codes), plain(g), stride=stride, padding=kernel // 2
+    ).permute(0, 2, 3, 1)
+    assert torch.equal(conv_kernels.input_product(g, weights, window, (h, w)), exact.to(torch.int32))
+    x = image(shape, 10)
+    for mask in (None, (x, 10)):
+        found, largest = conv_kernels.backward(g, weights, window, (h, w), 0.037, mask)
+        expected = (exact.float() * 0.037).to(torch.bfloat16)
+        if mask is not None:
+            expected.masked_fill_(x == 10, 0)
+        assert torch.equal(found, expected)
+        assert largest == expected.abs().max()
+
+
+@pytest.mark.usefixtures("registers")
+@pytest.mark.parametrize("shape", SHAPES)
+def test_weight_gradients_take_codes_and_bfloat16(shape: tuple[int, ...]) -> None:
+    b, h, w, inputs, outputs, kernel, stride = shape
+    window = Window(kernel, stride)
+    x = image(shape, 99)
+    g = torch.randn(b, window.results(h), window.results(w), outputs).to(torch.bfloat16)
+    found = conv_kernels.weight_gradient(x, 99, g, inputs, window, 0.5)
+    exact = torch.nn.grad.conv2d_weight(
+        plain(x)[:, :inputs] - 99, [outputs, inputs, kernel, kernel], plain(g), stride=stride, padding=kernel // 2
+    )
+    assert found.dtype == torch.float32
+    assert (found - 0.5 * exact).abs().max() < 1e-5 * exact.abs().max() + 1e-3
+
+
+def test_channels_one_at_a_time() -> None:
+    window = Window(3, 2, groups=8)
+    x = image((2, 7, 5, 8), 50)
+    _, weights = weights_of(1, 8, 3)
+    levels = weights.codes[..., :1].permute(0, 3, 1, 2).double()
+    expected = functional.conv2d(plain(x) - 50, levels, stride=2, padding=1, groups=8).permute(0, 2, 3, 1)
+    codes, lows, _ = conv_kernels.forward(x, 50, weights, window, torch.full((8,), 0.01), torch.zeros(8), (0.0, 255.0))
+    assert torch.equal(codes, torch.round((expected.float() * 0.01).clamp(0, 255)).to(torch.uint8))
+    assert torch.equal(lows, expected.amin(dim=(0, 1, 2)).to(torch.int32))
+    g = torch.randint(-127, 128, tuple(expected.shape), dtype=torch.int8)
+    exact = torch.nn.grad.conv2d_input((2, 8, 7, 5), levels, plain(g), stride=2, padding=1, groups=8)
+    found, _ = conv_kernels.backward(g, weights, window, (7, 5), 1.0, None)
+    assert torch.equal(found, exact.permute(0, 2, 3, 1).float().to(torch.bfloat16))
