@@ -10,16 +10,19 @@ READY_DEV := $(VENV)/.ready-dev
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint proto docs fuzz chaos kills clean
+.PHONY: help run test test-compose lint proto docs fuzz chaos kills clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 
 run: $(READY) ## set up, train with eight real peers, show a report
 	$(BIN)/sotto up --peers 8
 
 test: $(READY_DEV) lint ## check style and types, run the whole test suite
 	$(BIN)/pytest -n $(WORKERS)
+
+test-compose: $(READY_DEV) ## start, kill and resume the compose cluster on a container engine (root, or an engine that runs)
+	$(BIN)/pytest -m compose tests/compose
 
 lint: $(READY_DEV) ## ruff, mypy, and whether generated files are fresh
 	$(BIN)/ruff check peer tests tools setup.py

@@ -1,0 +1,146 @@
+"""The compose cluster on a real engine: it trains, two containers are killed, and nobody can tell."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from peer.metrics import MetricsStore
+from tests.compose import engine as engines
+
+_MISSING = engines.missing()
+
+pytestmark = [
+    pytest.mark.compose,
+    pytest.mark.timeout(1800),
+    pytest.mark.skipif(_MISSING is not None, reason=f"containers cannot be run here: {_MISSING}"),
+]
+
+NUM_PEERS = 8
+KEPT = engines.ROOT / "build" / "compose"
+"""Base image and wheels, for the next run."""
+ROUNDS = 600
+JOB = f"--set run.rounds={ROUNDS} --set state.checkpoint_every_rounds=50 --set transport.backoff_max_s=1"
+TARGET = 0.9
+"""Of every peer's model; one process that trains on all the data reaches 0.97."""
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[engines.Engine]:
+    with engines.running_engine(tmp_path_factory.mktemp("engine")) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def tree(engine: engines.Engine, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
+    """Return a fresh copy of the tree whose image is built, and the variables for it."""
+    tree = engines.copy_of_the_tree(tmp_path_factory.mktemp("tree"))
+    settings = {"SOTTO_IMAGE": "sottovoce-test", **engines.build_settings(engine, tree, KEPT)}
+    engine.compose(tree, settings, "build", "init")
+    return tree, settings
+
+
+class ComposeCluster:
+    """One project: containers, network and volumes of one cluster."""
+
+    def __init__(self, engine: engines.Engine, tree: Path, settings: Mapping[str, str], name: str) -> None:
+        self.engine, self._tree, self.name = engine, tree, name
+        self._settings = {**settings, "SOTTO_PEERS": str(NUM_PEERS), "SOTTO_OPTIONS": JOB}
+
+    def compose(self, *arguments: str, **changes: str) -> str:
+        return self.engine.compose(self._tree, {**self._settings, **changes}, "--project-name", self.name, *arguments)
+
+    def containers(self) -> list[str]:
+        """Return the peers' containers, by number."""
+        label = f"label=com.docker.compose.project={self.name}"
+        service = "label=com.docker.compose.service=peer"
+        form = '{{.Label "com.docker.compose.container-number"}} {{.ID}}'
+        listing = self.engine.docker("ps", "--all", "--filter", label, "--filter", service, "--format", form)
+        return [line.split()[1] for line in sorted(listing.splitlines(), key=lambda line: int(line.split()[0]))]
+
+    def states(self) -> list[dict[str, Any]]:
+        return [state["State"] for state in json.loads(self.engine.docker("inspect", *self.containers()))]
+
+    def status(self, peer: int) -> dict[str, Any]:
+        """Return what a peer answers, asked in its own container."""
+        command = ("sotto-container", "health")
+        return dict(json.loads(self.engine.docker("exec", self.containers()[peer], *command)))
+
+    def final_models(self, directory: Path) -> list[bytes]:
+        """Copy the volume to a folder; return the file of each peer's final model."""
+        self.engine.docker("cp", f"{self.containers()[0]}:/kits/.", str(directory))
+        return [(directory / f"peer-{peer}" / "state" / "model.safetensors").read_bytes() for peer in range(NUM_PEERS)]
+
+    def last_words(self) -> str:
+        return "\n".join(self.engine.docker("logs", "--tail", "3", each, check=False) for each in self.containers())
+
+
+@pytest.fixture
+def make_cluster(
+    engine: engines.Engine, tree: tuple[Path, dict[str, str]]
+) -> Iterator[Callable[[str], ComposeCluster]]:
+    """Make clusters that leave no container, network or volume."""
+    made: list[ComposeCluster] = []
+
+    def make(name: str) -> ComposeCluster:
+        made.append(ComposeCluster(engine, *tree, f"sotto-{name}"))
+        return made[-1]
+
+    yield make
+    for cluster in made:
+        cluster.compose("down", "--volumes", "--timeout", "5")
+
+
+def wait_for(cluster: ComposeCluster, condition: Callable[[], bool], timeout_s: float = 600.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, cluster.last_words()
+        time.sleep(1.0)
+
+
+def is_over(cluster: ComposeCluster) -> bool:
+    return all(state["Status"] == "exited" for state in cluster.states())
+
+
+def test_kill_of_two_containers_changes_nothing_in_the_final_models(
+    make_cluster: Callable[[str], ComposeCluster], tmp_path: Path
+) -> None:
+    disturbed, undisturbed = make_cluster("disturbed"), make_cluster("undisturbed")
+    disturbed.compose("up", "--detach")
+    wait_for(disturbed, lambda: all(state["Health"]["Status"] == "healthy" for state in disturbed.states()))
+    wait_for(disturbed, lambda: disturbed.status(0)["round"] > 60)
+    victims = [disturbed.containers()[k] for k in (2, 5)]
+    disturbed.engine.docker("kill", *victims)
+    reached = disturbed.status(0)["round"]
+    assert reached < ROUNDS
+    assert [state["ExitCode"] for state in disturbed.states()].count(137) == 2
+    disturbed.engine.docker("start", *victims)
+    wait_for(disturbed, lambda: is_over(disturbed))
+    assert [state["ExitCode"] for state in disturbed.states()] == [0] * NUM_PEERS, disturbed.last_words()
+
+    undisturbed.compose("up", "--detach")
+    wait_for(undisturbed, lambda: is_over(undisturbed))
+    assert [state["ExitCode"] for state in undisturbed.states()] == [0] * NUM_PEERS, undisturbed.last_words()
+
+    models = [each.final_models(tmp_path / each.name) for each in (disturbed, undisturbed)]
+    assert models[0] == models[1]
+    for peer in range(NUM_PEERS):
+        store = MetricsStore(tmp_path / disturbed.name / f"peer-{peer}" / "state" / "metrics.sqlite", read_only=True)
+        last = [each for each in store.evaluations() if each.peer == peer and each.split == "test"][-1]
+        assert last.round == ROUNDS
+        assert last.accuracy > TARGET
+        rounds = [record.round for record in store.rounds()]
+        assert rounds == list(range(ROUNDS))
+        store.close()
+
+
+def test_volumes_of_another_cluster_are_refused(make_cluster: Callable[[str], ComposeCluster]) -> None:
+    cluster = make_cluster("other")
+    cluster.compose("up", "init")
+    with pytest.raises(RuntimeError, match="ended with 2"):
+        cluster.compose("up", "--force-recreate", "--exit-code-from", "init", "init", SOTTO_PEERS="4")
