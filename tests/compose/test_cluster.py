@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -22,7 +23,7 @@ pytestmark = [
 ]
 
 NUM_PEERS = 8
-KEPT = engines.ROOT / "build" / "compose"
+KEPT = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sottovoce-compose"
 """Base image and wheels, for the next run."""
 ROUNDS = 600
 JOB = f"--set run.rounds={ROUNDS} --set state.checkpoint_every_rounds=50 --set transport.backoff_max_s=1"
