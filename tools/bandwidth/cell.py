@@ -17,7 +17,7 @@ from peer.cluster import Cluster
 from peer.config import Config
 from peer.errors import SottoError
 from peer.init import Host
-from peer.metrics import RoundRecord
+from peer.metrics import MetricsStore, RoundRecord
 
 PORT = 7700
 _POLL_S = 0.25
@@ -61,9 +61,9 @@ def run_cell(config: Config, num_peers: int, profile: Profile, *, limit_s: float
         before = [network.sent_bytes(peer) for peer in range(num_peers)]
         try:
             _run_to_the_end(cluster, limit_s)
-            cluster.poll()
             sent = [network.sent_bytes(peer) - before[peer] for peer in range(num_peers)]
-            records = [store.rounds() for store in cluster.stores()[1:]]
+            # Not `cluster.poll`, which would also judge the averaged model.
+            records = [_rounds_of(folder) for folder in cluster.state_folders]
             return summarize(records, sent, config.run.rounds, link)
         finally:
             cluster.stop()
@@ -81,6 +81,14 @@ def _run_to_the_end(cluster: Cluster, limit_s: float) -> None:
         time.sleep(_POLL_S)
     if (failure := cluster.failure()) is not None:
         raise failure
+
+
+def _rounds_of(folder: Path) -> list[RoundRecord]:
+    store = MetricsStore(folder / "metrics.sqlite", read_only=True)
+    try:
+        return store.rounds()
+    finally:
+        store.close()
 
 
 def summarize(records: Sequence[Sequence[RoundRecord]], sent: Sequence[int], rounds: int, link: Measured) -> CellResult:
