@@ -25,8 +25,8 @@ pytestmark = [
 NUM_PEERS = 8
 KEPT = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sottovoce-compose"
 """Base image and wheels, for the next run."""
-ROUNDS = 600
-JOB = f"--set run.rounds={ROUNDS} --set state.checkpoint_every_rounds=50 --set transport.backoff_max_s=1"
+ROUNDS = 400
+JOB = f"--set run.rounds={ROUNDS} --set state.checkpoint_every_rounds=50 --set peer.min_step_s=0.15"
 TARGET = 0.9
 """Of every peer's model; one process that trains on all the data reaches 0.97."""
 
@@ -67,10 +67,10 @@ class ComposeCluster:
     def states(self) -> list[dict[str, Any]]:
         return [state["State"] for state in json.loads(self.engine.docker("inspect", *self.containers()))]
 
-    def status(self, peer: int) -> dict[str, Any]:
-        """Return what a peer answers, asked in its own container."""
-        command = ("sotto-container", "health")
-        return dict(json.loads(self.engine.docker("exec", self.containers()[peer], *command)))
+    def round(self, peer: int) -> int:
+        """Return where a peer is, asked in its own container; -1 if it does not answer."""
+        said = self.engine.docker("exec", self.containers()[peer], "sotto-container", "health", check=False)
+        return int(json.loads(said)["round"]) if said.startswith("{") else -1
 
     def final_models(self, directory: Path) -> list[bytes]:
         """Copy the volume to a folder; return the file of each peer's final model."""
@@ -113,13 +113,11 @@ def test_kill_of_two_containers_changes_nothing_in_the_final_models(
 ) -> None:
     disturbed, undisturbed = make_cluster("disturbed"), make_cluster("undisturbed")
     disturbed.compose("up", "--detach")
-    wait_for(disturbed, lambda: all(state["Health"]["Status"] == "healthy" for state in disturbed.states()))
-    wait_for(disturbed, lambda: disturbed.status(0)["round"] > 60)
+    wait_for(disturbed, lambda: disturbed.round(0) > 60)
     victims = [disturbed.containers()[k] for k in (2, 5)]
     disturbed.engine.docker("kill", *victims)
-    reached = disturbed.status(0)["round"]
-    assert reached < ROUNDS
-    assert [state["ExitCode"] for state in disturbed.states()].count(137) == 2
+    killed = [state["ExitCode"] for state in disturbed.states() if state["Status"] == "exited"]
+    assert killed == [137, 137], "the run was over before two could be killed"
     disturbed.engine.docker("start", *victims)
     wait_for(disturbed, lambda: is_over(disturbed))
     assert [state["ExitCode"] for state in disturbed.states()] == [0] * NUM_PEERS, disturbed.last_words()
