@@ -1,5 +1,5 @@
-/* Convolutions of 8-bit training, without unfolding: with channels innermost, the pixels that one row of a window covers
-   are one run of columns * channels bytes, so that a convolution is a product of matrices whose rows overlap.
+/* Convolutions of 8-bit training, without unfolding: with channels innermost, the pixels that one row of a window
+   covers are one run of columns * channels bytes, so that a convolution is a product of matrices whose rows overlap.
 
    Samples are copied, a few at a time, into a frame of filling that stays in the second-level cache; tiles of 6 to 16
    pixels by 16 to 64 results are then kept in registers. The weight gradient multiplies two pixels at a time: the same
@@ -24,8 +24,8 @@
 #define FRAME_BYTES (256 * 1024)
 #define GRADIENT_BYTES (512 * 1024)
 
-/* One tile: sums[pixel][result] for `windows[pixel]` and 16 * V results, whose weights start at `weights`, `block` bytes
-   from one sixteen to the next. */
+/* One tile: sums[pixel][result] for `windows[pixel]` and 16 * V results, whose weights start at `weights`, `block`
+   bytes from one sixteen to the next. */
 typedef void Tile(const uint8_t *const *windows, size_t row_bytes, int rows, int run, const int8_t *weights,
                   size_t block, int32_t *sums);
 
@@ -43,7 +43,8 @@ typedef struct {
     int32_t *product;
 } Output;
 
-/* One tile of the weight gradient: sums[j][result] += a[j] * g[result] over all pixels, J neighbours in a row of the window. */
+/* One tile of the weight gradient: sums[j][result] += a[j] * g[result] over all pixels, for J neighbours in a row of
+   the window. */
 typedef void PairTile(const uint16_t *a, const uint16_t *g, int pairs, size_t a_pair, int height, size_t a_row,
                       int width, size_t a_pixel, size_t g_pixel, float *sums, size_t stride);
 
@@ -336,20 +337,25 @@ static int convolve(const ConvShape *s, const uint8_t *x, const int8_t *packed, 
     }
     size_t *at = starts + pixels_together;
 
+    size_t pixels = 0;
+    for (int n = 0; n < together; n++)
+        for (int y = 0; y < s->result_height; y++)
+            for (int col = 0; col < s->result_width; col++, pixels++) {
+                starts[pixels] = (size_t)n * f.bytes + (size_t)(y * s->step + s->top + f.top) * row_bytes
+                                 + (size_t)(col * s->step + s->left + f.left) * (size_t)s->channels;
+                at[pixels] = (((size_t)n * (size_t)s->out_height + (size_t)(y * s->out_step + s->out_top))
+                                  * (size_t)s->out_width
+                              + (size_t)(col * s->out_step + s->out_left))
+                             * (size_t)s->results;
+            }
+
+    Output here = *out;
+    const size_t out_sample = (size_t)s->out_height * (size_t)s->out_width * (size_t)s->results;
     for (int first = 0; first < s->samples; first += together) {
         const int samples = s->samples - first < together ? s->samples - first : together;
-        size_t pixels = 0;
-        for (int n = 0; n < samples; n++) {
+        for (int n = 0; n < samples; n++)
             fill_frame(&kernels, s, &f, x + (size_t)(first + n) * sample, frames + (size_t)n * f.bytes);
-            for (int y = 0; y < s->result_height; y++)
-                for (int col = 0; col < s->result_width; col++, pixels++) {
-                    starts[pixels] = (size_t)n * f.bytes + (size_t)(y * s->step + s->top + f.top) * row_bytes
-                                     + (size_t)(col * s->step + s->left + f.left) * (size_t)s->channels;
-                    at[pixels] = (((size_t)(first + n) * (size_t)s->out_height
-                                   + (size_t)(y * s->out_step + s->out_top)) * (size_t)s->out_width
-                                  + (size_t)(col * s->out_step + s->out_left)) * (size_t)s->results;
-                }
-        }
+        pixels = (size_t)samples * (size_t)area;
         for (int result = 0; result < s->results;) {
             const int left = rounded_up(s->results - result, LANES) / LANES;
             const int kind = left >= 4 ? 2 : left >= 2 ? 1 : 0, sixteens = 1 << kind;
@@ -363,15 +369,19 @@ static int convolve(const ConvShape *s, const uint8_t *x, const int8_t *packed, 
                     windows[p] = frames + starts[pixel + (size_t)(p < there ? p : there - 1)];
                 kernels.tile[kind](windows, row_bytes, s->rows, run, weights, block, sums);
                 if (out->lows != NULL) {
-                    kernels.finish_codes(out, sums, width, there, at + pixel, result, count);
+                    kernels.finish_codes(&here, sums, width, there, at + pixel, result, count);
                 } else if (out->gradient != NULL) {
-                    kernels.finish_gradient(out, sums, width, there, at + pixel, result, count);
+                    kernels.finish_gradient(&here, sums, width, there, at + pixel, result, count);
                 } else {
-                    finish_product(out, sums, width, there, at + pixel, result, count);
+                    finish_product(&here, sums, width, there, at + pixel, result, count);
                 }
             }
             result += width;
         }
+        here.codes = here.codes == NULL ? NULL : here.codes + (size_t)samples * out_sample;
+        here.mask = here.mask == NULL ? NULL : here.mask + (size_t)samples * out_sample;
+        here.gradient = here.gradient == NULL ? NULL : here.gradient + (size_t)samples * out_sample;
+        here.product = here.product == NULL ? NULL : here.product + (size_t)samples * out_sample;
     }
     free(frames);
     free(starts);
@@ -472,8 +482,8 @@ int eb_conv_weight_gradient(const ConvShape *s, const uint8_t *x, const uint16_t
                     for (int done = 0, k = 0; done < neighbours; done += kernels.neighbours[wide][k]) {
                         while (kernels.neighbours[wide][k] > neighbours - done)
                             k++;
-                        kernels.pairs[wide][k](start + (size_t)r * a_row + 2 * (size_t)(j + done), g + 2 * result, count,
-                                            a_pair, s->result_height, (size_t)s->step * a_row, s->result_width,
+                        kernels.pairs[wide][k](start + (size_t)r * a_row + 2 * (size_t)(j + done), g + 2 * result,
+                                            count, a_pair, s->result_height, (size_t)s->step * a_row, s->result_width,
                                             2 * (size_t)s->step * c, g_pixel,
                                             sums + (size_t)(r * run + j + done) * stride + result, stride);
                     }

@@ -13,13 +13,13 @@
 int eb_conv_codes(const float *weights, int outputs, int inputs, int rows, int columns, float inverse, int8_t *codes,
                   int32_t *sums);
 
-/* Codes in the order in which the products read them: [outputs / 16, rows, columns * inputs / 4, 16, 4], outputs rounded
-   up to 16 and filled with zeros. `inputs` is a multiple of 4. */
+/* Codes in the order in which the products read them: [outputs / 16, rows, columns * inputs / 4, 16, 4], outputs
+   rounded up to 16 and filled with zeros. `inputs` is a multiple of 4. */
 void eb_conv_pack_forward(const int8_t *codes, int outputs, int inputs, int rows, int columns, int8_t *packed);
 
 /* The same for the input gradient, where inputs and outputs change places and only the taps `row_taps[rows]` and
-   `column_taps[columns]` take part, in this order: [inputs / 16, rows, columns * outputs / 4, 16, 4], outputs rounded up
-   to 4; and the sum of these codes for each input. */
+   `column_taps[columns]` take part, in this order: [inputs / 16, rows, columns * outputs / 4, 16, 4], outputs
+   rounded up to 4; and the sum of these codes for each input. */
 void eb_conv_pack_backward(const int8_t *codes, int outputs, int inputs, int all_rows, int all_columns,
                            const int32_t *row_taps, int rows, const int32_t *column_taps, int columns, int8_t *packed,
                            int32_t *sums);
@@ -35,9 +35,9 @@ typedef struct {
     int filling, flip;
 } ConvShape;
 
-/* Codes of acc * scale + shift, a factor and a summand for each result, cut to [low, high] and rounded to nearest, where
-   acc is the product less `offset`; lows and highs become the extremes of acc for each result, and of what is there
-   already. `codes` may be NULL. */
+/* Codes of acc * scale + shift, a factor and a summand for each result, cut to [low, high] and rounded to nearest,
+   where acc is the product less `offset`; lows and highs become the extremes of acc for each result, and of what is
+   there already. `codes` may be NULL. */
 int eb_conv_forward(const ConvShape *shape, const uint8_t *x, const int8_t *packed, const int32_t *offset,
                     const float *scale, const float *shift, float low, float high, uint8_t *codes, int32_t *lows,
                     int32_t *highs);
@@ -54,6 +54,6 @@ int eb_conv_product(const ConvShape *shape, const uint8_t *x, const int8_t *pack
 
 /* weights[result, channel, row, column] = factor * sum over samples and pixels of (x - filling) * gradient, where
    `gradient` is bfloat16 [samples, result_height, result_width, results] and `inputs` of the channels count. */
-int eb_conv_weight_gradient(const ConvShape *shape, const uint8_t *x, const uint16_t *gradient, int inputs, float factor,
-                            float *weights);
+int eb_conv_weight_gradient(const ConvShape *shape, const uint8_t *x, const uint16_t *gradient, int inputs,
+                            float factor, float *weights);
 #endif

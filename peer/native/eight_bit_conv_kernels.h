@@ -74,9 +74,8 @@ INLINE void NAME(codes_of_sixteen)(const Output *o, const int32_t *sums, int wid
     Integers least = (Integers){} + INT32_MAX, most = (Integers){} + INT32_MIN;
     for (int p = 0; p < pixels; p++, sums += width) {
         const Integers acc = NAME(load_integers)(sums, LANES) - offset;
-        const Integers less = acc < least, more = acc > most;
-        least = (acc & less) | (least & ~less);
-        most = (acc & more) | (most & ~more);
+        least = lesser(acc, least);
+        most = greater(acc, most);
         if (o->codes != NULL) {
             const Floats level = nearest(cut(__builtin_convertvector(acc, Floats) * scale + shift, low, high));
             store_codes(o->codes + at[p] + result, __builtin_convertvector(level, Integers), lanes);

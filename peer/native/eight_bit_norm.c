@@ -1,6 +1,7 @@
 /* Norms, activations, residual sums and pooling of 8-bit training.
 
-   Statistics of codes are integers, so their order does not matter; sums of gradients run over the pixels one by one. */
+   Statistics of codes are integers, so their order does not matter; sums of gradients run over the pixels one by
+   one. */
 #include "eight_bit_norm.h"
 
 #if defined(__GNUC__) && !defined(__clang__)
@@ -58,8 +59,8 @@ void eb_norm_forward(const uint8_t *codes, int samples, int area, int channels, 
     WIDE(eb_norm_forward)(codes, samples, area, channels, gate, inner, factor, shift, low, high, codes_out, extremes);
 }
 
-void eb_norm_backward_sums(const uint8_t *codes, const uint16_t *gradient, int samples, int area, int channels, int gate,
-                           const float *inner, float *plain, float *weighted, float *gated)
+void eb_norm_backward_sums(const uint8_t *codes, const uint16_t *gradient, int samples, int area, int channels,
+                           int gate, const float *inner, float *plain, float *weighted, float *gated)
 {
     WIDE(eb_norm_backward_sums)(codes, gradient, samples, area, channels, gate, inner, plain, weighted, gated);
 }
@@ -69,7 +70,8 @@ float eb_norm_backward(const uint8_t *codes, const uint16_t *gradient, int sampl
                        const uint8_t *lows, const uint8_t *highs, const float *at_low, const float *at_high,
                        uint16_t *out)
 {
-    return WIDE(eb_norm_backward)(codes, gradient, samples, area, channels, gate, inner, slope, linear, constant, lows, highs, at_low, at_high, out);
+    return WIDE(eb_norm_backward)(codes, gradient, samples, area, channels, gate, inner, slope, linear,
+                                  constant, lows, highs, at_low, at_high, out);
 }
 
 void eb_sum_forward(const uint8_t *a, const uint8_t *b, uint64_t n, float a_factor, float b_factor, float shift,
@@ -92,5 +94,6 @@ void eb_max_pool_forward(const uint8_t *codes, int samples, int height, int widt
 float eb_max_pool_backward(const uint8_t *places, const uint16_t *gradient, int samples, int height, int width,
                            int channels, int kernel, int stride, int padding, float *sums, uint16_t *result)
 {
-    return WIDE(eb_max_pool_backward)(places, gradient, samples, height, width, channels, kernel, stride, padding, sums, result);
+    return WIDE(eb_max_pool_backward)(places, gradient, samples, height, width, channels, kernel, stride, padding,
+                                      sums, result);
 }

@@ -23,8 +23,8 @@ void eb_norm_forward(const uint8_t *codes, int samples, int area, int channels, 
                      float *extremes);
 
 /* Sums over the pixels, one after the other, of g, of g * t and, with a gate, of g * q * q * gate'(u). */
-void eb_norm_backward_sums(const uint8_t *codes, const uint16_t *gradient, int samples, int area, int channels, int gate,
-                           const float *inner, float *plain, float *weighted, float *gated);
+void eb_norm_backward_sums(const uint8_t *codes, const uint16_t *gradient, int samples, int area, int channels,
+                           int gate, const float *inner, float *plain, float *weighted, float *gated);
 
 /* g * t'(q) * slope + q * linear + constant, plus `at_low` where the code equals `lows` and `at_high` where it equals
    `highs` (NULL all four without), in bfloat16; returns the largest magnitude. */
@@ -45,7 +45,8 @@ float eb_sum_backward(const uint16_t *a, const uint16_t *b, uint64_t n, const ui
 void eb_max_pool_forward(const uint8_t *codes, int samples, int height, int width, int channels, int kernel, int stride,
                          int padding, uint8_t *out, uint8_t *places);
 
-/* Gradients at these places, added up in float32 in the order of rows and columns of windows. `sums` holds height * width * channels floats. Returns the largest magnitude. */
+/* Gradients at these places, added up in float32 in the order of rows and columns of windows. `sums` holds
+   height * width * channels floats. Returns the largest magnitude. */
 float eb_max_pool_backward(const uint8_t *places, const uint16_t *gradient, int samples, int height, int width,
                            int channels, int kernel, int stride, int padding, float *sums, uint16_t *result);
 #endif

@@ -15,16 +15,15 @@
         }
 
 INLINE void NAME(statistics)(const uint8_t *codes, int area, int channels, int lanes, int32_t *sums, int32_t *squares,
-                       uint8_t *lows, uint8_t *highs)
+                             uint8_t *lows, uint8_t *highs)
 {
     Integers sum = {}, square = {}, low = (Integers){} + 255, high = {};
     for (int p = 0; p < area; p++, codes += channels) {
         Integers code = load_codes(codes, lanes), q = code - 128;
         sum += q;
         square += q * q;
-        Integers less = code < low, more = code > high;
-        low = (code & less) | (low & ~less);
-        high = (code & more) | (high & ~more);
+        low = lesser(code, low);
+        high = greater(code, high);
     }
     memcpy(sums, &sum, (size_t)lanes * sizeof *sums);
     memcpy(squares, &square, (size_t)lanes * sizeof *squares);
@@ -33,15 +32,15 @@ INLINE void NAME(statistics)(const uint8_t *codes, int area, int channels, int l
 }
 
 static void NAME(eb_norm_statistics)(const uint8_t *codes, int samples, int area, int channels, int32_t *sums,
-                               int32_t *squares, uint8_t *lows, uint8_t *highs)
+                                     int32_t *squares, uint8_t *lows, uint8_t *highs)
 {
 #define BODY(L) NAME(statistics)(codes + first, area, channels, L, sums + at, squares + at, lows + at, highs + at)
     EACH_SIXTEEN(BODY)
 #undef BODY
 }
 
-INLINE void NAME(ties)(const uint8_t *codes, int area, int channels, int lanes, const uint8_t *lows, const uint8_t *highs,
-                 int32_t *at_low, int32_t *at_high)
+INLINE void NAME(ties)(const uint8_t *codes, int area, int channels, int lanes, const uint8_t *lows,
+                       const uint8_t *highs, int32_t *at_low, int32_t *at_high)
 {
     Integers low = load_codes(lows, lanes), high = load_codes(highs, lanes), least = {}, most = {};
     for (int p = 0; p < area; p++, codes += channels) {
@@ -54,7 +53,7 @@ INLINE void NAME(ties)(const uint8_t *codes, int area, int channels, int lanes, 
 }
 
 static void NAME(eb_norm_ties)(const uint8_t *codes, int samples, int area, int channels, const uint8_t *lows,
-                         const uint8_t *highs, int32_t *at_low, int32_t *at_high)
+                               const uint8_t *highs, int32_t *at_low, int32_t *at_high)
 {
 #define BODY(L) NAME(ties)(codes + first, area, channels, L, lows + at, highs + at, at_low + at, at_high + at)
     EACH_SIXTEEN(BODY)
@@ -62,7 +61,8 @@ static void NAME(eb_norm_ties)(const uint8_t *codes, int samples, int area, int 
 }
 
 INLINE void NAME(forward)(const uint8_t *codes, int area, int channels, int lanes, int gate, const float *inner,
-                    const float *factor, const float *shift, float low, float high, uint8_t *out, float *extremes)
+                          const float *factor, const float *shift, float low, float high, uint8_t *out,
+                          float *extremes)
 {
     const Floats f = load_floats(factor, lanes), s = load_floats(shift, lanes);
     const Floats i = gate ? load_floats(inner, lanes) : all(0.0f);
@@ -83,9 +83,9 @@ INLINE void NAME(forward)(const uint8_t *codes, int area, int channels, int lane
     note(least, most, lanes, extremes);
 }
 
-static void NAME(eb_norm_forward)(const uint8_t *codes, int samples, int area, int channels, int gate, const float *inner,
-                            const float *factor, const float *shift, float low, float high, uint8_t *codes_out,
-                            float *extremes)
+static void NAME(eb_norm_forward)(const uint8_t *codes, int samples, int area, int channels, int gate,
+                                  const float *inner, const float *factor, const float *shift, float low, float high,
+                                  uint8_t *codes_out, float *extremes)
 {
 #define BODY_OF(GATE, L)                                                                                        \
     NAME(forward)(codes + first, area, channels, L, GATE, inner + c, factor + at, shift + at, low, high,              \
@@ -105,8 +105,8 @@ static void NAME(eb_norm_forward)(const uint8_t *codes, int samples, int area, i
 #undef BODY_OF
 }
 
-INLINE void NAME(backward_sums)(const uint8_t *codes, const uint16_t *gradient, int area, int channels, int lanes, int gate,
-                          const float *inner, float *plain, float *weighted, float *gated)
+INLINE void NAME(backward_sums)(const uint8_t *codes, const uint16_t *gradient, int area, int channels, int lanes,
+                                int gate, const float *inner, float *plain, float *weighted, float *gated)
 {
     const Floats i = gate ? load_floats(inner, lanes) : all(0.0f);
     Floats sum = {}, with_t = {}, with_gate = {};
@@ -128,12 +128,13 @@ INLINE void NAME(backward_sums)(const uint8_t *codes, const uint16_t *gradient, 
         store_floats(gated, with_gate, lanes);
 }
 
-static void NAME(eb_norm_backward_sums)(const uint8_t *codes, const uint16_t *gradient, int samples, int area, int channels,
-                                  int gate, const float *inner, float *plain, float *weighted, float *gated)
+static void NAME(eb_norm_backward_sums)(const uint8_t *codes, const uint16_t *gradient, int samples, int area,
+                                        int channels, int gate, const float *inner, float *plain, float *weighted,
+                                        float *gated)
 {
 #define BODY_OF(GATE, L)                                                                                          \
-    NAME(backward_sums)(codes + first, gradient + first, area, channels, L, GATE, inner + c, plain + at, weighted + at, \
-                  gated + at)
+    NAME(backward_sums)(codes + first, gradient + first, area, channels, L, GATE, inner + c, plain + at,          \
+                        weighted + at, gated + at)
 #define BODY(L) BODY_OF(0, L)
     if (gate == 0)
         EACH_SIXTEEN(BODY)
@@ -149,10 +150,10 @@ static void NAME(eb_norm_backward_sums)(const uint8_t *codes, const uint16_t *gr
 #undef BODY_OF
 }
 
-INLINE Words NAME(backward)(const uint8_t *codes, const uint16_t *gradient, int area, int channels, int lanes, int gate,
-                      int ends, const float *inner, const float *slope, const float *linear, const float *constant,
-                      const uint8_t *lows, const uint8_t *highs, const float *at_low, const float *at_high,
-                      uint16_t *out)
+INLINE Words NAME(backward)(const uint8_t *codes, const uint16_t *gradient, int area, int channels, int lanes,
+                            int gate, int ends, const float *inner, const float *slope, const float *linear,
+                            const float *constant, const uint8_t *lows, const uint8_t *highs, const float *at_low,
+                            const float *at_high, uint16_t *out)
 {
     const Floats i = gate ? load_floats(inner, lanes) : all(0.0f);
     const Floats a = load_floats(slope, lanes), b = load_floats(linear, lanes), d = load_floats(constant, lanes);
@@ -179,17 +180,19 @@ INLINE Words NAME(backward)(const uint8_t *codes, const uint16_t *gradient, int 
     return largest;
 }
 
-static float NAME(eb_norm_backward)(const uint8_t *codes, const uint16_t *gradient, int samples, int area, int channels,
-                              int gate, const float *inner, const float *slope, const float *linear,
-                              const float *constant, const uint8_t *lows, const uint8_t *highs, const float *at_low,
-                              const float *at_high, uint16_t *out)
+static float NAME(eb_norm_backward)(const uint8_t *codes, const uint16_t *gradient, int samples, int area,
+                                    int channels, int gate, const float *inner, const float *slope,
+                                    const float *linear, const float *constant, const uint8_t *lows,
+                                    const uint8_t *highs, const float *at_low, const float *at_high, uint16_t *out)
 {
     float largest = 0.0f;
 #define BODY_OF(GATE, ENDS, L)                                                                                      \
     {                                                                                                               \
         const float found = largest_of(                                                                             \
-            NAME(backward)(codes + first, gradient + first, area, channels, L, GATE, ENDS, inner + c, slope + at,         \
-                     linear + at, constant + at, lows + at, highs + at, at_low + at, at_high + at, out + first), L); \
+            NAME(backward)(codes + first, gradient + first, area, channels, L, GATE, ENDS, inner + c, slope + at,   \
+                           linear + at, constant + at, lows + at, highs + at, at_low + at, at_high + at,            \
+                           out + first),                                                                            \
+            L);                                                                                                     \
         largest = (found > largest) | (found != found) ? found : largest;                                           \
     }
 #define BODY(L) BODY_OF(0, 0, L)
@@ -212,8 +215,8 @@ static float NAME(eb_norm_backward)(const uint8_t *codes, const uint16_t *gradie
     return largest;
 }
 
-static void NAME(eb_sum_forward)(const uint8_t *a, const uint8_t *b, uint64_t n, float a_factor, float b_factor, float shift,
-                           float low, float high, uint8_t *codes, float *extremes)
+static void NAME(eb_sum_forward)(const uint8_t *a, const uint8_t *b, uint64_t n, float a_factor, float b_factor,
+                                 float shift, float low, float high, uint8_t *codes, float *extremes)
 {
     Floats least = all(INFINITY), most = all(-INFINITY);
     uint64_t i = 0;
@@ -237,7 +240,7 @@ static void NAME(eb_sum_forward)(const uint8_t *a, const uint8_t *b, uint64_t n,
 }
 
 static float NAME(eb_sum_backward)(const uint16_t *a, const uint16_t *b, uint64_t n, const uint8_t *mask, int masked,
-                             uint16_t *out)
+                                   uint16_t *out)
 {
     Words largest = {};
     for (uint64_t i = 0; i < n; i += LANES) {
@@ -257,10 +260,11 @@ static float NAME(eb_sum_backward)(const uint16_t *a, const uint16_t *b, uint64_
     return largest_of(largest, LANES);
 }
 
-static void NAME(eb_max_pool_forward)(const uint8_t *codes, int samples, int height, int width, int channels, int kernel,
-                                int stride, int padding, uint8_t *out, uint8_t *places)
+static void NAME(eb_max_pool_forward)(const uint8_t *codes, int samples, int height, int width, int channels,
+                                      int kernel, int stride, int padding, uint8_t *out, uint8_t *places)
 {
-    const int rows = (height + 2 * padding - kernel) / stride + 1, columns = (width + 2 * padding - kernel) / stride + 1;
+    const int rows = (height + 2 * padding - kernel) / stride + 1;
+    const int columns = (width + 2 * padding - kernel) / stride + 1;
     for (int n = 0; n < samples; n++, codes += (size_t)height * (size_t)width * (size_t)channels)
         for (int r = 0; r < rows; r++)
             for (int col = 0; col < columns; col++, out += channels, places += channels) {
@@ -285,10 +289,12 @@ static void NAME(eb_max_pool_forward)(const uint8_t *codes, int samples, int hei
             }
 }
 
-static float NAME(eb_max_pool_backward)(const uint8_t *places, const uint16_t *gradient, int samples, int height, int width,
-                                  int channels, int kernel, int stride, int padding, float *sums, uint16_t *result)
+static float NAME(eb_max_pool_backward)(const uint8_t *places, const uint16_t *gradient, int samples, int height,
+                                        int width, int channels, int kernel, int stride, int padding, float *sums,
+                                        uint16_t *result)
 {
-    const int rows = (height + 2 * padding - kernel) / stride + 1, columns = (width + 2 * padding - kernel) / stride + 1;
+    const int rows = (height + 2 * padding - kernel) / stride + 1;
+    const int columns = (width + 2 * padding - kernel) / stride + 1;
     const size_t size = (size_t)height * (size_t)width * (size_t)channels;
     Words largest = {};
     for (int n = 0; n < samples; n++, result += size) {

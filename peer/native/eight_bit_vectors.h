@@ -1,9 +1,12 @@
-/* Sixteen numbers at a time, in vectors that compilers know how to lower to what a processor has. Included once for each
-   width of register, between the pragmas that name it, with TIER its suffix: what is lowered for one must not be used
-   for another. */
+/* Sixteen numbers at a time, in vectors that compilers know how to lower to what a processor has. Included once for
+   each width of register, between the pragmas that name it, with TIER its suffix: what is lowered for one must not be
+   used for another. */
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
 
 #undef JOINED
 #undef JOIN
@@ -18,6 +21,8 @@
 #define lower NAME(lower)
 #define higher NAME(higher)
 #define nearest NAME(nearest)
+#define lesser NAME(lesser)
+#define greater NAME(greater)
 #define load_floats NAME(load_floats)
 #define store_floats NAME(store_floats)
 #define load_codes NAME(load_codes)
@@ -41,7 +46,6 @@ typedef int32_t Integers __attribute__((vector_size(64)));
 typedef uint32_t Words __attribute__((vector_size(64)));
 typedef uint16_t Halves __attribute__((vector_size(32)));
 typedef uint8_t Bytes __attribute__((vector_size(16)));
-#define MAGIC 12582912.0f
 #endif
 
 INLINE Floats all(float value) { return (Floats){} + value; }
@@ -49,17 +53,30 @@ INLINE Floats choose(Integers mask, Floats yes, Floats no)
 {
     return (Floats)(((Integers)yes & mask) | ((Integers)no & ~mask));
 }
-/* NaN compares false: it is cut to the lower end, and noted by `lower` and `higher`. */
+#ifdef __AVX512F__
+/* What the other versions say, an instruction each: of max and min the second operand is returned if there is a NaN. */
+INLINE Floats cut(Floats v, Floats low, Floats high)
+{
+    return (Floats)_mm512_min_ps(_mm512_max_ps((__m512)v, (__m512)low), (__m512)high);
+}
+INLINE Floats nearest(Floats v) { return (Floats)_mm512_roundscale_ps((__m512)v, _MM_FROUND_TO_NEAREST_INT); }
+INLINE Integers lesser(Integers a, Integers b) { return (Integers)_mm512_min_epi32((__m512i)a, (__m512i)b); }
+INLINE Integers greater(Integers a, Integers b) { return (Integers)_mm512_max_epi32((__m512i)a, (__m512i)b); }
+#else
+/* NaN compares false: it is cut to the lower end. */
 INLINE Floats cut(Floats v, Floats low, Floats high)
 {
     v = choose(v > low, v, low);
     return choose(v < high, v, high);
 }
+/* Nearest integer, ties to even, of magnitudes below 2^22. */
+INLINE Floats nearest(Floats v) { return (v + 12582912.0f) - 12582912.0f; }
+INLINE Integers lesser(Integers a, Integers b) { return (a & (a < b)) | (b & ~(a < b)); }
+INLINE Integers greater(Integers a, Integers b) { return (a & (a > b)) | (b & ~(a > b)); }
+#endif
+/* These note NaN and keep it. */
 INLINE Floats lower(Floats a, Floats b) { return choose((a < b) | (a != a), a, b); }
 INLINE Floats higher(Floats a, Floats b) { return choose((a > b) | (a != a), a, b); }
-
-/* Nearest integer, ties to even, of magnitudes below 2^22. */
-INLINE Floats nearest(Floats v) { return (v + MAGIC) - MAGIC; }
 
 INLINE Floats load_floats(const float *from, int lanes)
 {
@@ -76,9 +93,16 @@ INLINE Integers load_codes(const uint8_t *from, int lanes)
 }
 INLINE void store_codes(uint8_t *to, Integers v, int lanes)
 {
+#ifdef __AVX512F__
+    if (lanes == LANES)
+        _mm_storeu_si128((__m128i *)to, _mm512_cvtepi32_epi8((__m512i)v));
+    else
+        _mm512_mask_cvtepi32_storeu_epi8(to, (__mmask16)((1u << lanes) - 1u), (__m512i)v);
+#else
     /* In two steps: of one, compilers make sixteen. */
     Bytes narrow = __builtin_convertvector(__builtin_convertvector(v, Halves), Bytes);
     memcpy(to, &narrow, (size_t)lanes);
+#endif
 }
 INLINE Floats load_gradient(const uint16_t *from, int lanes)
 {
