@@ -221,9 +221,9 @@ class Tunnels:
         """Return the gRPC address that leads to a peer through its relay."""
         path = self._folder / f"to-{len(self._servers)}"
         if peer not in self._servers:
-
-            async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-                await self._call(peer, relay, reader, writer)
+            # Tasks of our own: asyncio would report those of a server as failed when they end with this peer.
+            def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                self._spawn(self._call(peer, relay, reader, writer), f"relayed to {peer}")
 
             self._servers[peer] = await asyncio.start_unix_server(serve, path)
         return f"unix:{self._servers[peer].sockets[0].getsockname()}"

@@ -129,8 +129,7 @@ class SynchronousDaemon(Daemon):
         this completed."""
         while self._pending:
             peer, seq, frame = self._pending.popleft()
-            if seq:
-                self.transport.taken(peer, seq)
+            self.transport.taken(peer, seq)
             try:
                 deed = await self._work(self.durable.receive, peer, seq, frame, self._now())
             except RemoteProtocolError as error:
@@ -340,7 +339,7 @@ class SynchronousDaemon(Daemon):
         self._last_seen[peer] = self._now()
         self._pending.append((peer, seq, frame))
         self._wake.set()
-        return False if seq else None
+        return False
 
     def bulletin_received(self, peer: int, topic: str, data: bytes) -> None:
         """A note: of a neighbour's copy here, or one that is passed on from peer to peer."""

@@ -324,7 +324,10 @@ class Transport:
             link.acknowledge(upto)
 
     def taken(self, peer: int, upto: int) -> None:
-        """Give back the credit of frames up to `upto` for which `frame_received` returned False."""
+        """Give back the credit of frames up to `upto` for which `frame_received` returned False.
+
+        0 stands for the oldest one outside the sequence. Frames are taken in the order in which they came.
+        """
         if (link := self._links.get(peer)) is not None:
             link.taken(upto)
 
@@ -1067,6 +1070,8 @@ class _Link:
     def taken(self, upto: int) -> None:
         while self._held and self._held[0][0] <= upto:
             self._held_bytes -= self._held.popleft()[1]
+            if not upto:
+                break  # Frames outside the sequence have no numbers to be taken up to: one at a time.
         self._wake.set()
 
     def end(self, kind: int, reason: str) -> None:

@@ -284,6 +284,28 @@ def test_an_error_that_the_daemon_finds_in_a_frame_reaches_its_sender() -> None:
     asyncio.run(story())
 
 
+def test_frames_outside_the_sequence_are_under_credit_too() -> None:
+    """Nobody can fill the memory with requests while the worker computes."""
+
+    async def story() -> None:
+        ada = Mind()
+        ada.takes_at_once = False
+        listener = build(0, ada, [passive(1)], options=OPTIONS)
+        async with running(listener), Caller(listener.port) as caller:
+            await caller.greet()
+            for _ in range(3):
+                await caller.send(chunk(sequence=0, data=bytes(16 * KB)))
+            await until(lambda: len(ada.requests) == 3)
+            listener.taken(1, 0)
+            for _ in range(20):
+                await caller.send(chunk(sequence=0, data=bytes(16 * KB)))
+            assert "more than it had credit for" in (await caller.verdict()).reason
+            # No credit comes back while a whole window waits; so two windows are the most, and what was taken.
+            assert len(ada.requests) <= 2 * 64 // 16 + 1
+
+    asyncio.run(story())
+
+
 def test_a_flood_of_empty_envelopes_ends_the_link() -> None:
     async def lie(caller: Caller) -> None:
         with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
