@@ -10,7 +10,7 @@ READY_DEV := $(VENV)/.ready-dev
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-compose lint proto docs fuzz chaos kills clean
+.PHONY: help run test test-compose lint proto docs fuzz chaos kills soak clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -45,6 +45,9 @@ chaos: $(READY_DEV) ## run the fault simulator over a thousand seeds
 
 kills: $(READY_DEV) ## kill real peers 200 times for each of five algorithms, compare every bit
 	$(BIN)/python tools/kill_study.py --kills 200
+
+soak: $(READY_DEV) ## run eight real peers for 20,000 rounds: nothing may grow
+	$(BIN)/python tools/soak.py
 
 clean: ## delete the environment, builds and caches; runs/ stays
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis peer/native/_kernels.*
