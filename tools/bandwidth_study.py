@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -214,6 +215,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", action="append", default=[], metavar="NAME", help="these contenders or profiles only")
     parser.add_argument("--peers", type=int, action="append", help="also predict for this many peers (report)")
     options = parser.parse_args(arguments)
+    # So that peers and namespaces are gone afterwards, as after Ctrl-C.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         bench = Bench(plan.read_plan(options.study), options.out)
         if options.verb == "run":
