@@ -5,7 +5,8 @@
 A ResNet-20 (EvoNorm) is trained on CIFAR-10 for some hundred steps. The next gradient, the model, its change over the
 last ten steps and the model one step earlier are then sent through every compressor. The first table gives bits sent a
 parameter (the whole frame, header and checksum included), about the fewest bits that could carry that payload (see
-`peer.wire.entropy_bound_bits`) and their ratio, also of the indices and of the codes alone. The second compares bytes
+`peer.wire.entropy_bound_bits`) and their ratio, also of the indices and of the codes alone, and of the codes to the
+least that they cost a reader who is not told their frequencies (see `regret_bits`). The second compares bytes
 a round of one worker with other systems; it says which figures this run measured and which come from elsewhere. If the
 package hivemind can be imported, its own 8-bit code is measured. (decentralizepy is on no package index.)
 """
@@ -18,7 +19,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import argparse
 import json
+import math
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +34,7 @@ import torch
 
 from peer import compress, wire
 from peer.compress.layout import Layout
-from peer.compress.payload import Levels, Residues, Sparse
+from peer.compress.payload import LayerPayload, Levels, Residues, Sparse
 from peer.random import PeerDraws
 from peer.train import tasks
 from peer.wire import Message, MessageKind
@@ -70,6 +73,8 @@ class Row:
     """Bits of the indices over log₂ C(n, k)."""
     codes: float | None
     """Bits of the codes over the smaller of their entropy and their width."""
+    learned: float | None
+    """The same, with what no code can avoid that is not told the frequencies of each layer: see `regret_bits`."""
     overhead_bytes: int
     """Headers and checksum."""
     overhead_allowed: int
@@ -152,10 +157,11 @@ def row(what: str, of: str, vector: Vector, shot: Snapshot, before: Vector | Non
     index_bits = 8 * report.index_bytes
     index_bound = sum(log2_choose(p.size, p.indices.size) for p in message.layers if isinstance(p, Sparse))
     inner = [p.values if isinstance(p, Sparse) else p for p in message.layers]
-    codes = None
+    codes = learned = None
     if all(isinstance(p, (Levels, Residues)) for p in inner):
         other = index_bound + 8 * sum(layer.scale_bytes + layer.check_bytes for layer in report.layers)
         codes = 8 * report.value_bytes / (report.bound_bits - other)
+        learned = 8 * report.value_bytes / (report.bound_bits - other + regret_bits(inner))
     return Row(
         what,
         of,
@@ -165,9 +171,40 @@ def row(what: str, of: str, vector: Vector, shot: Snapshot, before: Vector | Non
         8 * len(frame) / report.bound_bits,
         index_bits / index_bound if index_bound else None,
         codes,
+        learned,
         report.overhead_bytes,
         64 + 8 * shot.layout.num_layers,
     )
+
+
+def regret_bits(layers: Sequence[LayerPayload]) -> float:
+    """Return the bits beyond their entropy that codes cost a reader who is not told their frequencies: Shtarkov's
+    minimax regret (1987) of a memoryless source for each layer, those with fewer than 256 codes taken together as for
+    the entropy. No code undercuts it for all frequencies alike; it may where layers resemble each other.
+    """
+    sources: dict[object, list[npt.NDArray[Any]]] = {}
+    for number, layer in enumerate(layers):
+        assert isinstance(layer, (Levels, Residues))
+        codes = layer.codes if isinstance(layer, Levels) else layer.residues
+        sources.setdefault(number if codes.size >= 256 else f"{layer.bits} bits", []).append(codes)
+    joined = [np.concatenate(codes) for codes in sources.values()]
+    return sum(log2_complexity(codes.size, np.unique(codes).size) for codes in joined)
+
+
+def log2_complexity(n: int, symbols: int) -> float:
+    """Return log₂ of the sum over all sequences of n symbols of their greatest likelihood, by the recurrence of
+    Kontkanen and Myllymäki (2007): C(1) = 1, C(2) a sum over the counts, C(m + 2) = C(m + 1) + (n / m) C(m)."""
+    if symbols == 1 or n == 0:
+        return 0.0
+    before, now, exponent = 1.0, 2.0, 0.0
+    for h in range(1, n):
+        log_choose = math.lgamma(n + 1) - math.lgamma(h + 1) - math.lgamma(n - h + 1)
+        now += math.exp(log_choose + h * math.log(h / n) + (n - h) * math.log((n - h) / n))
+    for m in range(1, symbols - 1):
+        before, now = now, now + n / m * before
+        if now > 2.0**500:
+            before, now, exponent = before * 2.0**-500, now * 2.0**-500, exponent + 500
+    return exponent + math.log2(now)
 
 
 def elias_gamma_bytes(vector: Vector, fraction: float) -> int:
@@ -242,14 +279,16 @@ def main() -> None:
         f"ResNet-20, {layout.size:,} parameters in {layout.num_layers} layers, after {options.steps} steps of batch "
         f"{options.batch} (loss {shot.loss:.3f}, seed {options.seed})\n"
     )
-    print(f"{'':36}{'of':26}{'frame B':>9}{'sent':>9}{'bound':>9}{'ratio':>7}{'index':>7}{'codes':>7}{'header B':>10}")
+    columns = "".join(f"{name:>7}" for name in ("ratio", "index", "codes", "told"))
+    print(f"{'':36}{'of':26}{'frame B':>9}{'sent':>9}{'bound':>9}{columns}{'header B':>10}")
     for r in rows:
-        parts = "".join(f"{v:>7.3f}" if v is not None else f"{'–':>7}" for v in (r.indices, r.codes))
+        parts = "".join(f"{v:>7.3f}" if v is not None else f"{'–':>7}" for v in (r.indices, r.codes, r.learned))
         print(
             f"{r.what:36}{r.of:26}{r.frame_bytes:>9,}{r.sent:>9.4f}{r.bound:>9.4f}{r.ratio:>7.3f}{parts}"
             f"{r.overhead_bytes:>6}/{r.overhead_allowed}"
         )
-    print("\nsent, bound: bits a parameter; index, codes: bits over their own bound; header: bytes of at most\n")
+    print("\nsent, bound: bits a parameter; index, codes: bits over their own bound; told: codes over theirs with the")
+    print("least cost of telling their frequencies; header: bytes of at most\n")
     print(f"{'one worker, one round':66}{'kB':>9}  measured")
     for name, where, kilobytes in compared:
         print(f"{name:66}{kilobytes:>9.1f}  {where}")
