@@ -1,5 +1,5 @@
 """`python -m peer` is `sotto`."""
 
-from peer.cli import main
+from peer.entry import main
 
 main()

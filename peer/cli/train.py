@@ -80,9 +80,10 @@ def up(
     config, base = load_config(config_file, settings)
     count = count_peers(config, num_peers)
     _warn(config, base, count)
-    directory = make_directory(runs_dir, name, config.run.name)
+    # Before the folder is made: it takes a while, and Ctrl-C in it should leave nothing behind.
     from peer import cluster
 
+    directory = make_directory(runs_dir, name, config.run.name)
     _draw_graph(config, base, count, directory)
     with StopOnSignal() as stop, _report_in_any_case(directory), _view(no_live) as view:
         summary = cluster.up(
