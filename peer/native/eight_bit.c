@@ -291,3 +291,212 @@ CLONES void eb_column_sums(const uint16_t *v, uint64_t rows, uint64_t columns, f
             sums[start + (uint64_t)i] = (float)totals[i];
     }
 }
+
+CLONES float eb_add_backward(const int32_t *acc, uint64_t n, float factor, uint16_t *gradient)
+{
+    uint16_t largest = 0;
+    for (uint64_t done = 0; done < n; done += CHUNK) {
+        int count = n - done < CHUNK ? (int)(n - done) : CHUNK;
+        uint16_t *out = gradient + done;
+        for (int i = 0; i < count; i++)
+            out[i] = narrow(widen(out[i]) + (float)acc[done + (uint64_t)i] * factor);
+        largest = note_magnitudes(largest, out, count);
+    }
+    return widen(largest);
+}
+
+CLONES float eb_finish_backward_table(const int32_t *acc, uint64_t n, float factor, const int8_t *codes,
+                                      const float *slopes, uint16_t *gradient)
+{
+    uint16_t largest = 0;
+    for (uint64_t done = 0; done < n; done += CHUNK) {
+        int count = n - done < CHUNK ? (int)(n - done) : CHUNK;
+        uint16_t *out = gradient + done;
+        for (int i = 0; i < count; i++)
+            out[i] = narrow((float)acc[done + (uint64_t)i] * factor * slopes[codes[done + (uint64_t)i] + 128]);
+        largest = note_magnitudes(largest, out, count);
+    }
+    return widen(largest);
+}
+
+CLONES void eb_look_up(const int8_t *codes, uint64_t n, const int8_t *table, int8_t *out)
+{
+    for (uint64_t i = 0; i < n; i++)
+        out[i] = table[codes[i] + 128];
+}
+
+CLONES float eb_scale_rows(const uint16_t *gradient, uint64_t rows, uint64_t columns, const float *scales,
+                           uint16_t *out)
+{
+    uint16_t largest = 0;
+    for (uint64_t row = 0; row < rows; row++, gradient += columns, out += columns) {
+        const float scale = scales[row];
+        for (uint64_t i = 0; i < columns; i++)
+            out[i] = narrow(widen(gradient[i]) * scale);
+        largest = note_magnitudes(largest, out, (int)columns);
+    }
+    return widen(largest);
+}
+
+/* Sums are added up in this many lanes, number i in lane i mod LANES, and the lanes then by halves: an order that both
+   wide registers and torch operators can follow. */
+#define LANES 64
+
+INLINE float sum_of_lanes(float *lanes)
+{
+    for (int half = LANES / 2; half > 0; half /= 2)
+        for (int l = 0; l < half; l++)
+            lanes[l] += lanes[l + half];
+    return lanes[0];
+}
+
+#define SUM_IN_LANES(total, n, term)                    \
+    do {                                                \
+        float lanes[LANES] = {0};                       \
+        uint64_t i = 0;                                 \
+        for (; i + LANES <= (n); i += LANES)            \
+            for (uint64_t l = 0; l < LANES; l++) {      \
+                const uint64_t at = i + l;              \
+                lanes[l] += (term);                     \
+            }                                           \
+        for (uint64_t l = 0; i + l < (n); l++) {        \
+            const uint64_t at = i + l;                  \
+            lanes[l] += (term);                         \
+        }                                               \
+        (total) = sum_of_lanes(lanes);                  \
+    } while (0)
+
+/* exp(x) for x <= 0 by 2^(x / ln 2) with Taylor's polynomial of 2^f, |f| <= 1/2, to about 2^-21; 2^-30 where it is
+   less. The same operations one by one in kernels.py. */
+INLINE float exponential(float x)
+{
+    float t = x * 1.44269504f;
+    t = t > -30.0f ? t : -30.0f;
+    float whole = rintf(t), f = t - whole;
+    float p = 0.00133335581f;
+    p = p * f + 0.00961812911f;
+    p = p * f + 0.0555041087f;
+    p = p * f + 0.240226507f;
+    p = p * f + 0.693147181f;
+    p = p * f + 1.0f;
+    int32_t bits;
+    memcpy(&bits, &p, sizeof bits);
+    bits += (int32_t)whole * 0x800000;
+    memcpy(&p, &bits, sizeof p);
+    return p;
+}
+
+CLONES void eb_softmax(const int32_t *acc, uint64_t rows, uint64_t columns, float factor, const uint8_t *hidden,
+                       uint64_t rows_of_mask, int8_t *codes, float *weights)
+{
+    for (uint64_t row = 0; row < rows; row++, acc += columns, codes += columns) {
+        const uint8_t *none = hidden == NULL ? NULL : hidden + row / rows_of_mask * columns;
+        int32_t most = INT32_MIN, sum = 0;
+        if (none == NULL)
+            for (uint64_t i = 0; i < columns; i++)
+                most = acc[i] > most ? acc[i] : most;
+        else
+            for (uint64_t i = 0; i < columns; i++) {
+                int32_t value = none[i] ? INT32_MIN : acc[i];
+                most = value > most ? value : most;
+            }
+        for (uint64_t i = 0; i < columns; i++) {
+            float below = (float)(acc[i] - most) * factor;
+            codes[i] = (int8_t)cut(rintf(127.0f * exponential(below < 0.0f ? below : 0.0f)), 0.0f, 127.0f);
+        }
+        if (none != NULL)
+            for (uint64_t i = 0; i < columns; i++)
+                codes[i] = none[i] ? 0 : codes[i];
+        for (uint64_t i = 0; i < columns; i++)
+            sum += codes[i];
+        weights[row] = sum > 0 ? 1.0f / (float)sum : 0.0f;
+    }
+}
+
+CLONES float eb_softmax_backward(const int32_t *acc, uint64_t rows, uint64_t columns, float factor,
+                                 const int8_t *codes, const float *weights, uint16_t *gradient)
+{
+    uint16_t largest = 0;
+    for (uint64_t row = 0; row < rows; row++, acc += columns, codes += columns, gradient += columns) {
+        const float weight = weights[row];
+        float mean;
+        SUM_IN_LANES(mean, columns, (float)codes[at] * weight * ((float)acc[at] * factor));
+        for (uint64_t i = 0; i < columns; i++)
+            gradient[i] = narrow((float)codes[i] * weight * ((float)acc[i] * factor - mean));
+        largest = note_magnitudes(largest, gradient, (int)columns);
+    }
+    return widen(largest);
+}
+
+#define MOST_COLUMNS 8192
+
+CLONES void eb_layer_norm(const int32_t *acc, const float *floats, uint64_t rows, uint64_t columns,
+                          const int32_t *offset, float factor, const float *bias, const int8_t *residual,
+                          int32_t residual_zero, float residual_scale, float epsilon, const float *gamma,
+                          const float *beta, float normal_inverse, int8_t *normal, float *normal_extremes,
+                          float inverse, int32_t zero, int8_t *codes, float *extremes, float *inverse_deviations)
+{
+    float x[MOST_COLUMNS];
+    Extremes of_normal = start_extremes(normal_extremes), of_result = start_extremes(extremes);
+    const float count = (float)columns;
+    for (uint64_t row = 0; row < rows; row++) {
+        const uint64_t at_row = row * columns;
+        if (floats != NULL)
+            memcpy(x, floats + at_row, columns * sizeof *x);
+        else {
+            finish_chunk(acc + at_row, (int)columns, offset, factor, bias, 0, x);
+            for (uint64_t i = 0; i < columns; i++)
+                x[i] = x[i] + (float)(residual[at_row + i] - residual_zero) * residual_scale;
+        }
+        float mean, variance;
+        SUM_IN_LANES(mean, columns, x[at]);
+        mean = mean / count;
+        for (uint64_t i = 0; i < columns; i++)
+            x[i] = x[i] - mean;
+        SUM_IN_LANES(variance, columns, x[at] * x[at]);
+        const float by = 1.0f / sqrtf(variance / count + epsilon);
+        inverse_deviations[row] = by;
+        for (uint64_t i = 0; i < columns; i++)
+            x[i] = x[i] * by;
+        of_normal = note_extremes(of_normal, x, (int)columns);
+        if (normal != NULL)
+            for (uint64_t i = 0; i < columns; i++)
+                normal[at_row + i] = (int8_t)cut(rintf(x[i] * normal_inverse), -127.0f, 127.0f);
+        for (uint64_t i = 0; i < columns; i++)
+            x[i] = x[i] * gamma[i] + beta[i];
+        of_result = note_extremes(of_result, x, (int)columns);
+        if (codes != NULL)
+            quantize_chunk(x, (int)columns, inverse, (float)zero, 0, codes + at_row);
+    }
+    finish_extremes(of_normal, normal_extremes);
+    finish_extremes(of_result, extremes);
+}
+
+CLONES float eb_layer_norm_backward(const uint16_t *gradient, uint64_t rows, uint64_t columns, const int8_t *normal,
+                                    float normal_scale, const float *inverse_deviations, const float *gamma,
+                                    uint16_t *out, double *gamma_sums)
+{
+    uint16_t largest = 0;
+    float h[MOST_COLUMNS], n[MOST_COLUMNS];
+    const float count = (float)columns;
+    for (uint64_t row = 0; row < rows; row++, gradient += columns, normal += columns, out += columns) {
+        for (uint64_t i = 0; i < columns; i++) {
+            n[i] = (float)normal[i] * normal_scale;
+            h[i] = widen(gradient[i]);
+        }
+        for (uint64_t i = 0; i < columns; i++)
+            gamma_sums[i] += (double)(h[i] * n[i]);
+        for (uint64_t i = 0; i < columns; i++)
+            h[i] = h[i] * gamma[i];
+        float mean, slope;
+        SUM_IN_LANES(mean, columns, h[at]);
+        SUM_IN_LANES(slope, columns, h[at] * n[at]);
+        mean = mean / count;
+        slope = slope / count;
+        const float by = inverse_deviations[row];
+        for (uint64_t i = 0; i < columns; i++)
+            out[i] = narrow((h[i] - mean - n[i] * slope) * by);
+        largest = note_magnitudes(largest, out, (int)columns);
+    }
+    return widen(largest);
+}

@@ -50,4 +50,44 @@ void eb_scale_bfloat16(const uint16_t *v, uint64_t n, float factor, float *out);
 
 /* Sum of each column of [rows, columns], added up in float64 row by row. */
 void eb_column_sums(const uint16_t *v, uint64_t rows, uint64_t columns, float *sums);
+
+/* gradient[i] + acc * factor, rounded to bfloat16, in place; returns the largest magnitude. */
+float eb_add_backward(const int32_t *acc, uint64_t n, float factor, uint16_t *gradient);
+
+/* g = acc * factor * slopes[code + 128], rounded to bfloat16: back through an activation that is a table. */
+float eb_finish_backward_table(const int32_t *acc, uint64_t n, float factor, const int8_t *codes, const float *slopes,
+                               uint16_t *gradient);
+
+/* out[i] = table[codes[i] + 128]. */
+void eb_look_up(const int8_t *codes, uint64_t n, const int8_t *table, int8_t *out);
+
+/* gradient[row] * scales[row], rounded to bfloat16; returns the largest magnitude. */
+float eb_scale_rows(const uint16_t *gradient, uint64_t rows, uint64_t columns, const float *scales, uint16_t *out);
+
+/* Softmax of acc * factor over rows: codes = round(127 exp(s - max s)), weights[row] = 1 / sum of the row's codes, so
+   that probability i is codes[i] * weights[row]. Columns where `hidden` is not 0 get none; hidden is [rows /
+   rows_of_mask, columns] or NULL. */
+void eb_softmax(const int32_t *acc, uint64_t rows, uint64_t columns, float factor, const uint8_t *hidden,
+                uint64_t rows_of_mask, int8_t *codes, float *weights);
+
+/* Back through it: p (g - sum p g) with p = codes * weights[row] and g = acc * factor, rounded to bfloat16; returns the
+   largest magnitude. */
+float eb_softmax_backward(const int32_t *acc, uint64_t rows, uint64_t columns, float factor, const int8_t *codes,
+                          const float *weights, uint16_t *gradient);
+
+/* Layer norm of x = (acc - offset) * factor + bias + (residual - residual_zero) * residual_scale, all but acc optional
+   as a whole: with floats given, x is that. n = (x - mean) * inverse deviation goes to `normal` around zero, and
+   n * gamma + beta to `codes`; either may be NULL, then only its extremes are noted. */
+void eb_layer_norm(const int32_t *acc, const float *floats, uint64_t rows, uint64_t columns, const int32_t *offset,
+                   float factor, const float *bias, const int8_t *residual, int32_t residual_zero,
+                   float residual_scale, float epsilon, const float *gamma, const float *beta, float normal_inverse,
+                   int8_t *normal, float *normal_extremes, float inverse, int32_t zero, int8_t *codes,
+                   float *extremes, float *inverse_deviations);
+
+/* Back through it, with n = normal * normal_scale and h = g * gamma:
+   inverse_deviation * (h - mean h - n * mean(h n)), rounded to bfloat16; adds the columns of g * n to `gamma_sums`.
+   Returns the largest magnitude. */
+float eb_layer_norm_backward(const uint16_t *gradient, uint64_t rows, uint64_t columns, const int8_t *normal,
+                             float normal_scale, const float *inverse_deviations, const float *gamma, uint16_t *out,
+                             double *gamma_sums);
 #endif

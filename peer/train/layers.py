@@ -178,6 +178,15 @@ class EightBit:
         around = None if shortcut is None else _eight_bit({"shortcut": shortcut})["shortcut"]
         return eight_bit.Residual(_eight_bit(main), around, activate=activate)
 
+    def token_embedding(self, vocabulary: int, positions: int, width: int) -> nn.Module:
+        return eight_bit.TokenEmbedding(vocabulary, positions, width)
+
+    def transformer_block(self, width: int, heads: int, hidden: int) -> nn.Module:
+        return eight_bit.TransformerBlock(width, heads, hidden)
+
+    def first_token(self) -> nn.Module:
+        return eight_bit.FirstToken()
+
     def sequential(self, modules: Modules) -> nn.Module:
         return eight_bit.Sequential(_eight_bit(modules))
 

@@ -27,10 +27,12 @@ from peer.train.eight_bit.linear import Linear
 from peer.train.eight_bit.pooling import AveragePool, MaxPool
 from peer.train.eight_bit.ranges import RunningRange
 from peer.train.eight_bit.residual import Residual
+from peer.train.eight_bit.transformer import FirstToken, TokenEmbedding, TransformerBlock
 
 __all__ = [
     "AveragePool",
     "ConvUnit",
+    "FirstToken",
     "Flatten",
     "Layer",
     "Linear",
@@ -41,4 +43,6 @@ __all__ = [
     "Residual",
     "RunningRange",
     "Sequential",
+    "TokenEmbedding",
+    "TransformerBlock",
 ]

@@ -21,9 +21,9 @@ _CODES = {torch.int8: 0, torch.uint8: 128}
 
 def extremes(values: torch.Tensor) -> tuple[float, float]:
     """Return the least and the greatest of `values: float32[...]`, both NaN if one is."""
-    if _native(values):
+    if is_native(values):
         ends = ffi.new("float[2]", (math.inf, -math.inf))
-        lib.eb_extremes(_pointer(values, "float *"), values.numel(), ends)
+        lib.eb_extremes(pointer(values, "float *"), values.numel(), ends)
         return ends[0], ends[1]
     low, high = torch.aminmax(values)
     return low.item(), high.item()
@@ -35,14 +35,14 @@ def quantize(
     """Return the codes of `values: float32[...]`, rounded to nearest (ties to even) and cut to the grid, and the
     extremes of the values."""
     codes = torch.empty(values.shape, dtype=dtype, device=values.device)
-    if _native(values):
+    if is_native(values):
         ends = ffi.new("float[2]", (math.inf, -math.inf))
         lib.eb_quantize(
-            _pointer(values, "float *"), values.numel(), grid.inverse, grid.zero_point, _CODES[dtype],
-            _pointer(codes, "int8_t *"), ends,
+            pointer(values, "float *"), values.numel(), grid.inverse, grid.zero_point, _CODES[dtype],
+            pointer(codes, "int8_t *"), ends,
         )  # fmt: skip
         return codes, (ends[0], ends[1])
-    codes.copy_(_codes(values, grid, dtype))
+    codes.copy_(codes_of(values, grid, dtype))
     return codes, extremes(values)
 
 
@@ -57,17 +57,17 @@ def quantize_weights(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, 
     inverse = 127.0 / largest if largest > 0.0 else math.nan if math.isnan(largest) else 0.0
     codes = scratch("weights", (rows, columns), torch.int8, weight.device)
     sums = torch.empty(rows, dtype=torch.int32, device=weight.device)
-    if _native(weight):
+    if is_native(weight):
         lib.eb_quantize_weights(
-            _pointer(weight, "float *"),
+            pointer(weight, "float *"),
             rows,
             columns,
             inverse,
-            _pointer(codes, "int8_t *"),
-            _pointer(sums, "int32_t *"),
+            pointer(codes, "int8_t *"),
+            pointer(sums, "int32_t *"),
         )
     else:
-        codes.copy_(_cut(torch.round(weight.reshape(rows, columns) * inverse), -127))
+        codes.copy_(cut(torch.round(weight.reshape(rows, columns) * inverse), -127))
         sums.copy_(codes.sum(dim=1, dtype=torch.int32))
     return codes.view(weight.shape), sums, largest / 127.0
 
@@ -76,7 +76,7 @@ def measure_forward(
     accumulator: torch.Tensor, offset: torch.Tensor | None, factor: float, bias: torch.Tensor | None, *, relu: bool
 ) -> tuple[float, float]:
     """Return the extremes of what `finish_forward` would quantize."""
-    if _native(accumulator):
+    if is_native(accumulator):
         ends = ffi.new("float[2]", (math.inf, -math.inf))
         _finish_forward(accumulator, offset, factor, bias, relu, Grid(1.0, 0), 0, None, None, ends)
         return ends[0], ends[1]
@@ -98,12 +98,12 @@ def finish_forward(
     `accumulator: int32[m, n]`; `offset: int32[n]` and `bias: float32[n]` belong to the columns.
     """
     codes = torch.empty(accumulator.shape, dtype=dtype, device=accumulator.device)
-    if _native(accumulator):
+    if is_native(accumulator):
         ends = ffi.new("float[2]", (math.inf, -math.inf))
         _finish_forward(accumulator, offset, factor, bias, relu, grid, _CODES[dtype], codes, None, ends)
         return codes, (ends[0], ends[1])
     y = _finished(accumulator, offset, factor, bias, relu)
-    codes.copy_(_codes(y, grid, dtype))
+    codes.copy_(codes_of(y, grid, dtype))
     return codes, extremes(y)
 
 
@@ -111,7 +111,7 @@ def finish_forward_floats(
     accumulator: torch.Tensor, offset: torch.Tensor | None, factor: float, bias: torch.Tensor | None
 ) -> torch.Tensor:
     """Return y = (accumulator − offset) · factor + bias, float32[m, n]."""
-    if _native(accumulator):
+    if is_native(accumulator):
         y = torch.empty(accumulator.shape, dtype=torch.float32)
         _finish_forward(accumulator, offset, factor, bias, False, Grid(1.0, 0), 0, None, y, ffi.NULL)
         return y
@@ -124,10 +124,10 @@ def finish_backward(
     """Return accumulator · factor as bfloat16, 0 where `mask`, 8-bit codes of the same size, equals `masked`; and its
     largest magnitude."""
     gradient = torch.empty(accumulator.shape, dtype=torch.bfloat16, device=accumulator.device)
-    if _native(accumulator):
+    if is_native(accumulator):
         largest = lib.eb_finish_backward(
-            _pointer(accumulator, "int32_t *"), accumulator.numel(), factor, _mask(mask), masked,
-            _pointer(gradient, "uint16_t *"),
+            pointer(accumulator, "int32_t *"), accumulator.numel(), factor, _mask(mask), masked,
+            pointer(gradient, "uint16_t *"),
         )  # fmt: skip
         return gradient, largest
     gradient.copy_(accumulator.to(torch.float32) * factor)
@@ -136,8 +136,8 @@ def finish_backward(
 
 def mask_gradient_(gradient: torch.Tensor, mask: torch.Tensor | None, masked: int) -> float:
     """Set a bfloat16 gradient to 0 where `mask` equals `masked`, and return its largest magnitude."""
-    if _native(gradient):
-        largest: float = lib.eb_mask_gradient(_pointer(gradient, "uint16_t *"), gradient.numel(), _mask(mask), masked)
+    if is_native(gradient):
+        largest: float = lib.eb_mask_gradient(pointer(gradient, "uint16_t *"), gradient.numel(), _mask(mask), masked)
         return largest
     if mask is not None:
         gradient.masked_fill_((mask == masked).view(gradient.shape), 0)
@@ -147,8 +147,8 @@ def mask_gradient_(gradient: torch.Tensor, mask: torch.Tensor | None, masked: in
 def to_bfloat16(values: torch.Tensor) -> tuple[torch.Tensor, float]:
     """Return `values: float32[...]` in bfloat16, and the largest magnitude."""
     rounded = torch.empty(values.shape, dtype=torch.bfloat16, device=values.device)
-    if _native(values):
-        largest = lib.eb_to_bfloat16(_pointer(values, "float *"), values.numel(), _pointer(rounded, "uint16_t *"))
+    if is_native(values):
+        largest = lib.eb_to_bfloat16(pointer(values, "float *"), values.numel(), pointer(rounded, "uint16_t *"))
         return rounded, largest
     rounded.copy_(values)
     return rounded, rounded.abs().amax().item()
@@ -161,13 +161,13 @@ def quantize_gradient(gradient: torch.Tensor, largest: float, keys: tuple[int, i
     """
     inverse = 127.0 / largest if largest > 0.0 else math.nan if math.isnan(largest) else 0.0
     codes = scratch("gradient", tuple(gradient.shape), torch.int8, gradient.device)
-    if _native(gradient):
+    if is_native(gradient):
         lib.eb_quantize_gradient(
-            _pointer(gradient, "uint16_t *"), gradient.numel(), inverse, *keys, _pointer(codes, "int8_t *")
+            pointer(gradient, "uint16_t *"), gradient.numel(), inverse, *keys, pointer(codes, "int8_t *")
         )
     else:
         uniforms = draws(gradient.numel(), keys, gradient.device).view(gradient.shape)
-        codes.copy_(_cut(torch.floor(gradient.to(torch.float32) * inverse + uniforms), -127))
+        codes.copy_(cut(torch.floor(gradient.to(torch.float32) * inverse + uniforms), -127))
     return codes, largest / 127.0
 
 
@@ -177,26 +177,26 @@ def codes_to_bfloat16(codes: torch.Tensor, zero_point: int) -> torch.Tensor:
     The result lies in scratch memory: good until the next call.
     """
     out = scratch("operand", tuple(codes.shape), torch.bfloat16, codes.device)
-    if _native(codes):
-        lib.eb_codes_to_bfloat16(_pointer(codes, "int8_t *"), codes.numel(), zero_point, _pointer(out, "uint16_t *"))
+    if is_native(codes):
+        lib.eb_codes_to_bfloat16(pointer(codes, "int8_t *"), codes.numel(), zero_point, pointer(out, "uint16_t *"))
         return out
     return out.copy_(codes.to(torch.int16) - zero_point)
 
 
 def scale_bfloat16(values: torch.Tensor, factor: float) -> torch.Tensor:
     """Return values · factor in float32, for bfloat16 values."""
-    if _native(values):
+    if is_native(values):
         out = torch.empty(values.shape, dtype=torch.float32)
-        lib.eb_scale_bfloat16(_pointer(values, "uint16_t *"), values.numel(), factor, _pointer(out, "float *"))
+        lib.eb_scale_bfloat16(pointer(values, "uint16_t *"), values.numel(), factor, pointer(out, "float *"))
         return out
     return values.to(torch.float32) * factor
 
 
 def column_sums(values: torch.Tensor) -> torch.Tensor:
     """Return the sums over the columns of `values: bfloat16[m, n]`, float32[n], added up in float64."""
-    if _native(values):
+    if is_native(values):
         sums = torch.empty(values.shape[1], dtype=torch.float32)
-        lib.eb_column_sums(_pointer(values, "uint16_t *"), values.shape[0], values.shape[1], _pointer(sums, "float *"))
+        lib.eb_column_sums(pointer(values, "uint16_t *"), values.shape[0], values.shape[1], pointer(sums, "float *"))
         return sums
     return values.to(torch.float64).sum(dim=0).to(torch.float32)
 
@@ -233,12 +233,12 @@ def _finish_forward(
 ) -> None:
     rows, columns = accumulator.shape
     lib.eb_finish_forward(
-        _pointer(accumulator, "int32_t *"), rows, columns,
-        ffi.NULL if offset is None else _pointer(offset, "int32_t *"), factor,
-        ffi.NULL if bias is None else _pointer(bias, "float *"), relu,
+        pointer(accumulator, "int32_t *"), rows, columns,
+        ffi.NULL if offset is None else pointer(offset, "int32_t *"), factor,
+        ffi.NULL if bias is None else pointer(bias, "float *"), relu,
         grid.inverse, grid.zero_point, flip,
-        ffi.NULL if codes is None else _pointer(codes, "int8_t *"),
-        ffi.NULL if floats is None else _pointer(floats, "float *"), ends,
+        ffi.NULL if codes is None else pointer(codes, "int8_t *"),
+        ffi.NULL if floats is None else pointer(floats, "float *"), ends,
     )  # fmt: skip
 
 
@@ -251,21 +251,24 @@ def _finished(
     return y.clamp_(min=0.0) if relu else y
 
 
-def _codes(values: torch.Tensor, grid: Grid, dtype: torch.dtype) -> torch.Tensor:
+def codes_of(values: torch.Tensor, grid: Grid, dtype: torch.dtype) -> torch.Tensor:
+    """Return what `quantize` does, by torch operators."""
     levels = torch.round(values * grid.inverse) + grid.zero_point
-    return (_cut(levels, -128).to(torch.int16) + _CODES[dtype]).to(dtype)
+    return (cut(levels, -128).to(torch.int16) + _CODES[dtype]).to(dtype)
 
 
-def _cut(levels: torch.Tensor, low: int) -> torch.Tensor:
+def cut(levels: torch.Tensor, low: int) -> torch.Tensor:
+    """Return levels between `low` and 127, NaN as `low`; overwrites them."""
     return levels.nan_to_num_(nan=float(low)).clamp_(low, 127)
 
 
-def _native(tensor: torch.Tensor) -> bool:
+def is_native(tensor: torch.Tensor) -> bool:
     """Whether the native kernels can read a tensor."""
     return lib is not None and tensor.device.type == "cpu" and tensor.is_contiguous()
 
 
-def _pointer(tensor: torch.Tensor, kind: str) -> Any:
+def pointer(tensor: torch.Tensor, kind: str) -> Any:
+    """Return where a tensor lies, for a native kernel."""
     return ffi.cast(kind, tensor.data_ptr())
 
 
@@ -273,4 +276,4 @@ def _mask(mask: torch.Tensor | None) -> Any:
     if mask is None:
         return ffi.NULL
     assert mask.is_contiguous()
-    return _pointer(mask, "int8_t *")
+    return pointer(mask, "int8_t *")

@@ -31,7 +31,7 @@ class Linear(Layer):
 
     def forward_quantized(self, x: Quantized, tape: Tape) -> Quantized:
         x = x.signed()
-        accumulator, offset, factor = self._multiply(x)
+        accumulator, offset, factor = self.multiply(x)
         grid = self.output.grid()
         if grid is None:
             grid = grid_over(*kernels.measure_forward(accumulator, offset, factor, self.bias, relu=self.rectifies))
@@ -43,7 +43,7 @@ class Linear(Layer):
 
     def forward_floats(self, x: Quantized, tape: Tape) -> torch.Tensor:
         x = x.signed()
-        accumulator, offset, factor = self._multiply(x)
+        accumulator, offset, factor = self.multiply(x)
         tape.save(x)
         y = kernels.finish_forward_floats(accumulator, offset, factor, self.bias)
         return y.view(*x.data.shape[:-1], -1)
@@ -51,20 +51,17 @@ class Linear(Layer):
     def backward_quantized(self, gradient: Gradient, tape: Tape, *, wanted: bool = True) -> Gradient | None:
         (x,) = tape.take()
         rows = gradient.data.reshape(-1, gradient.data.shape[-1])
-        self._count_gradients(rows, x, tape)
+        self.count_gradients(rows, x, tape)
         if not wanted:
             return None
-        weight, _, weight_scale = kernels.quantize_weights(self.weight.detach())
-        codes, scale = kernels.quantize_gradient(rows, gradient.largest, tape.draw_keys())
-        accumulator = scratch("accumulator", (len(rows), weight.shape[1]), torch.int32, rows.device)
-        int8_product(codes, weight, accumulator)
+        accumulator, factor = self.multiply_back(Gradient(rows, gradient.largest), tape)
         mask = x.data if x.rectified else None
-        data, largest = kernels.finish_backward(accumulator, scale * weight_scale, mask, x.zero_point)
+        data, largest = kernels.finish_backward(accumulator, factor, mask, x.zero_point)
         return Gradient(data.view(x.data.shape), largest)
 
     backward_floats = backward_quantized
 
-    def _multiply(self, x: Quantized) -> tuple[torch.Tensor, torch.Tensor | None, float]:
+    def multiply(self, x: Quantized) -> tuple[torch.Tensor, torch.Tensor | None, float]:
         """Return x Wᵀ in codes, int32[rows, outputs]; what the zero point of x added to each column; and the scale."""
         weight, sums, weight_scale = kernels.quantize_weights(self.weight.detach())
         codes = x.data.reshape(-1, weight.shape[1])
@@ -72,7 +69,14 @@ class Linear(Layer):
         int8_product(codes, weight.t(), accumulator)
         return accumulator, sums.mul_(x.zero_point) if x.zero_point else None, x.scale * weight_scale
 
-    def _count_gradients(self, rows: torch.Tensor, x: Quantized, tape: Tape) -> None:
+    def multiply_back(self, gradient: Gradient, tape: Tape) -> tuple[torch.Tensor, float]:
+        """Return g W in codes, int32[rows, inputs], for `gradient: [rows, outputs]`, and its scale."""
+        weight, _, weight_scale = kernels.quantize_weights(self.weight.detach())
+        codes, scale = kernels.quantize_gradient(gradient.data, gradient.largest, tape.draw_keys())
+        accumulator = scratch("accumulator", (len(codes), weight.shape[1]), torch.int32, codes.device)
+        return int8_product(codes, weight, accumulator), scale * weight_scale
+
+    def count_gradients(self, rows: torch.Tensor, x: Quantized, tape: Tape) -> None:
         """The weight gradients, from the layer gradient before its quantization and the saved codes."""
         if self.weight.requires_grad:
             operand = kernels.codes_to_bfloat16(x.data, x.zero_point).view(-1, x.data.shape[-1])

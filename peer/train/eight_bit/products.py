@@ -28,6 +28,16 @@ def int8_product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> torch.T
     return product_by_floats(a, b, out)
 
 
+def batched_int8_product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """Fill `out: int32[..., m, n]` with the products of the last two dimensions of `a: int8[..., m, k]` and
+    `b: int8[..., k, n]`, and return it."""
+    m, n = out.shape[-2:]
+    matrices = zip(a.reshape(-1, m, a.shape[-1]), b.reshape(-1, b.shape[-2], n), out.view(-1, m, n), strict=True)
+    for left, right, result in matrices:
+        int8_product(left, right, result)
+    return out
+
+
 def product_by_floats(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
     """The same by float32 products of at most 1024 terms, which are exact."""
     if a.shape[1] <= _EXACT_TERMS:

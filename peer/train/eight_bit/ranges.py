@@ -45,6 +45,14 @@ def grid_over(low: float, high: float) -> Grid:
     return Grid(scale, min(127, max(-128, round(-low / scale) - 128)))
 
 
+def symmetric_grid_over(low: float, high: float) -> Grid:
+    """Return the grid around zero that reaches to `low` and to `high`."""
+    largest = max(-low, high)
+    if not math.isfinite(largest):
+        return Grid(math.nan, 0)
+    return Grid(max(largest, 1e-30) / 127.0, 0)
+
+
 class RunningRange(nn.Module):
     """The range of one activation tensor."""
 
@@ -66,6 +74,11 @@ class RunningRange(nn.Module):
         """Return the grid of the range; None before the first batch."""
         low, high = self.running_range.tolist()
         return None if low == high == 0.0 else grid_over(low, high)
+
+    def symmetric_grid(self) -> Grid | None:
+        """Return the grid of the range around zero: its zero point is 0."""
+        low, high = self.running_range.tolist()
+        return None if low == high == 0.0 else symmetric_grid_over(low, high)
 
     def observe_(self, low: float, high: float) -> None:
         """Take in the extremes of a batch."""

@@ -68,6 +68,8 @@ class Tape:
     """Whether running ranges and norms may move."""
     seed: int = 0
     """64 bits from which the backward pass draws its stochastic rounding."""
+    padding: torch.Tensor | None = None
+    """Which positions of the input are padding, bool[b, n], where the first layer found that out."""
     gradients: dict[torch.nn.Parameter, torch.Tensor] = field(default_factory=dict)
     """Filled by the backward pass, float32."""
     _entries: list[tuple[Any, ...]] = field(default_factory=list)

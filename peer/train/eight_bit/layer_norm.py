@@ -1,0 +1,63 @@
+"""Layer norm in 8 bits: statistics of each row in float32, what is kept of it in int8."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from peer.train.eight_bit import kernels, row_kernels
+from peer.train.eight_bit.ranges import RunningRange, grid_over, symmetric_grid_over
+from peer.train.eight_bit.row_kernels import LayerNormOperands
+from peer.train.eight_bit.tensors import Gradient, Quantized, Tape
+
+
+@dataclass(frozen=True, slots=True)
+class Normalized:
+    """What the backward pass needs: codes of n = (x − mean) / deviation, and 1 / deviation of each row."""
+
+    normal: Quantized
+    deviations: torch.Tensor
+    """float32[m]."""
+
+
+class LayerNorm(nn.Module):
+    """y = (x − mean) / deviation · γ + β over rows; parameters as of `nn.LayerNorm`. A part of other layers, which hand
+    it what x is the sum of, so that the sum itself is never stored."""
+
+    def __init__(self, width: int, *, epsilon: float) -> None:
+        super().__init__()
+        self.epsilon = epsilon
+        self.weight, self.bias = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
+        self.normal, self.output = RunningRange(), RunningRange()
+
+    def forward_rows(self, x: LayerNormOperands, tape: Tape) -> tuple[Quantized, Normalized]:
+        """Return y in codes, int8[m, n], and what to keep for `backward_rows`."""
+        gamma, beta = self.weight.detach(), self.bias.detach()
+        normal_grid, grid = self.normal.symmetric_grid(), self.output.grid()
+        if normal_grid is None or grid is None:
+            _, normal_ends, _, ends, _ = row_kernels.layer_norm(x, gamma, beta, self.epsilon, None, None)
+            normal_grid, grid = normal_grid or symmetric_grid_over(*normal_ends), grid or grid_over(*ends)
+        normal, normal_ends, codes, ends, deviations = row_kernels.layer_norm(
+            x, gamma, beta, self.epsilon, normal_grid, grid
+        )
+        assert normal is not None
+        assert codes is not None
+        if tape.training:
+            self.normal.observe_(*normal_ends)
+            self.output.observe_(*ends)
+        return Quantized(codes, grid.scale, grid.zero_point), Normalized(
+            Quantized(normal, normal_grid.scale, 0), deviations
+        )
+
+    def backward_rows(self, rows: torch.Tensor, kept: Normalized, tape: Tape) -> Gradient:
+        """Return the gradient with regard to x for `rows: bfloat16[m, n]`, and count those of γ and β."""
+        data, largest, gamma_gradient = row_kernels.layer_norm_backward(
+            rows, kept.normal.data, kept.normal.scale, kept.deviations, self.weight.detach()
+        )
+        if self.weight.requires_grad:
+            tape.add_gradient(self.weight, gamma_gradient)
+        if self.bias.requires_grad:
+            tape.add_gradient(self.bias, kernels.column_sums(rows))
+        return Gradient(data, largest)

@@ -1,0 +1,169 @@
+"""The parts of DistilBERT in 8 bits; parameters and their names are those of `peer.train.text_layers`."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from peer.train.eight_bit import kernels, row_kernels
+from peer.train.eight_bit.attention import Attended, Attention
+from peer.train.eight_bit.layer import Layer, masked
+from peer.train.eight_bit.layer_norm import LayerNorm, Normalized
+from peer.train.eight_bit.linear import Linear
+from peer.train.eight_bit.ranges import Grid, grid_over
+from peer.train.eight_bit.row_kernels import GELU_LEAST, LayerNormOperands
+from peer.train.eight_bit.tensors import Gradient, Quantized, Tape
+from peer.train.text_layers import EPSILON
+
+
+class TokenEmbedding(Layer):
+    """Pieces int64[b, n] to the sum of a vector for each piece and one for its position, normalised.
+
+    The vectors are looked up in float32, where the sum and its norm are taken; int8 is what the norm returns and keeps.
+    Which pieces are padding goes on the tape.
+    """
+
+    def __init__(self, vocabulary: int, positions: int, width: int, *, padding: int = 0) -> None:
+        super().__init__()
+        self.padding = padding
+        self.word_embeddings = nn.Embedding(vocabulary, width)
+        self.position_embeddings = nn.Embedding(positions, width)
+        self.LayerNorm = LayerNorm(width, epsilon=EPSILON)
+
+    def forward_quantized(self, x: Quantized, tape: Tape) -> Quantized:
+        pieces = x.data
+        tape.padding = pieces == self.padding
+        b, n = pieces.shape
+        vectors = self.word_embeddings.weight.detach()[pieces] + self.position_embeddings.weight.detach()[:n]
+        y, kept = self.LayerNorm.forward_rows(LayerNormOperands(floats=vectors.view(b * n, -1)), tape)
+        tape.save(pieces, kept.normal, kept.deviations)
+        return y.with_data(y.data.view(b, n, -1))
+
+    def backward_quantized(self, gradient: Gradient, tape: Tape, *, wanted: bool = True) -> Gradient | None:
+        pieces, normal, deviations = tape.take()
+        kept = Normalized(normal, deviations)
+        b, n = pieces.shape
+        rows = self.LayerNorm.backward_rows(gradient.data.reshape(b * n, -1), kept, tape).data.to(torch.float32)
+        words, positions = self.word_embeddings.weight, self.position_embeddings.weight
+        if words.requires_grad:
+            tape.add_gradient(words, torch.zeros_like(words).index_add_(0, pieces.view(-1), rows))
+        if positions.requires_grad:
+            total = torch.zeros_like(positions)
+            total[:n] = rows.view(b, n, -1).sum(dim=0)
+            tape.add_gradient(positions, total)
+        return None
+
+
+class FeedForward(nn.ModuleDict):
+    """The two linear layers of a block with GELU between them, as `lin1` and `lin2`."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__({"lin1": Linear(width, hidden), "lin2": Linear(hidden, width)})
+
+
+class TransformerBlock(Layer):
+    """Attention of every position to all that are no padding, two linear layers with GELU between them, and a layer
+    norm after each; codes [b, n, d].
+
+    GELU is a table of 256 codes, and its slope one of 256 numbers. Sums with the residual happen in float32 within the
+    layer norm and are not stored.
+    """
+
+    def __init__(self, width: int, heads: int, hidden: int) -> None:
+        super().__init__()
+        self.attention = Attention(width, heads)
+        self.sa_layer_norm = LayerNorm(width, epsilon=EPSILON)
+        self.ffn = FeedForward(width, hidden)
+        self.output_layer_norm = LayerNorm(width, epsilon=EPSILON)
+
+    def forward_quantized(self, x: Quantized, tape: Tape) -> Quantized:
+        x = x.signed()
+        shape = x.data.shape
+        mixed, attended = self.attention.mix(x, tape)
+        middle, first = self._add_and_normalize(self.attention.out_lin, mixed, x, self.sa_layer_norm, tape)
+        lin1 = self._linear("lin1")
+        accumulator, offset, factor = lin1.multiply(middle)
+        grid = lin1.output.grid()
+        if grid is None:
+            grid = grid_over(*kernels.measure_forward(accumulator, offset, factor, lin1.bias, relu=False))
+        codes, ends = kernels.finish_forward(accumulator, offset, factor, lin1.bias, grid, relu=False)
+        if tape.training:
+            lin1.output.observe_(*ends)
+        hidden = Quantized(codes, grid.scale, grid.zero_point)
+        result, second = self._add_and_normalize(
+            self._linear("lin2"), _gelu(hidden)[0], middle, self.output_layer_norm, tape
+        )
+        tape.save(
+            x, mixed, middle, hidden, first.normal, first.deviations, second.normal, second.deviations,
+            attended.query, attended.key, attended.value, attended.probabilities, attended.weights,
+        )  # fmt: skip
+        return result.with_data(result.data.view(shape))
+
+    def backward_quantized(self, gradient: Gradient, tape: Tape, *, wanted: bool = True) -> Gradient | None:
+        x, mixed, middle, hidden, *rest = tape.take()
+        first, second, attended = Normalized(*rest[:2]), Normalized(*rest[2:4]), Attended(*rest[4:])
+        attention, lin1, lin2 = self.attention, self._linear("lin1"), self._linear("lin2")
+        rows = gradient.data.reshape(-1, gradient.data.shape[-1])
+        total = self.output_layer_norm.backward_rows(rows, second, tape)
+
+        activated, slopes = _gelu(hidden)
+        lin2.count_gradients(total.data, activated, tape)
+        accumulator, factor = lin2.multiply_back(total, tape)
+        data, largest = row_kernels.finish_backward_table(accumulator, factor, hidden.data, slopes)
+        lin1.count_gradients(data, middle, tape)
+        accumulator, factor = lin1.multiply_back(Gradient(data, largest), tape)
+        row_kernels.add_backward_(total.data, accumulator, factor)
+
+        total = self.sa_layer_norm.backward_rows(total.data, first, tape)
+        attention.out_lin.count_gradients(total.data, mixed, tape)
+        accumulator, factor = attention.out_lin.multiply_back(total, tape)
+        of_mixed = Gradient(*kernels.finish_backward(accumulator, factor, None, 0))
+        parts = attention.mix_back(of_mixed, attended, tape)
+        largest = total.largest
+        for linear, part in zip((attention.q_lin, attention.k_lin, attention.v_lin), parts, strict=True):
+            linear.count_gradients(part.data, x, tape)
+            if wanted:
+                accumulator, factor = linear.multiply_back(part, tape)
+                largest = row_kernels.add_backward_(total.data, accumulator, factor)
+        if not wanted:
+            return None
+        return masked(Gradient(total.data.view(x.data.shape), largest), x)
+
+    def _linear(self, name: str) -> Linear:
+        layer = self.ffn[name]
+        assert isinstance(layer, Linear)
+        return layer
+
+    @staticmethod
+    def _add_and_normalize(
+        linear: Linear, x: Quantized, residual: Quantized, norm: LayerNorm, tape: Tape
+    ) -> tuple[Quantized, Normalized]:
+        """Return norm(linear(x) + residual), int8[rows, d], and what the norm has to keep."""
+        accumulator, offset, factor = linear.multiply(x)
+        operands = LayerNormOperands(
+            accumulator=accumulator, offset=offset, factor=factor, bias=linear.bias,
+            residual=residual.data, residual_zero=residual.zero_point, residual_scale=residual.scale,
+        )  # fmt: skip
+        return norm.forward_rows(operands, tape)
+
+
+class FirstToken(Layer):
+    """The vector of the first position: [b, n, d] → [b, d]."""
+
+    def forward_quantized(self, x: Quantized, tape: Tape) -> Quantized:
+        tape.save(x.data.shape)
+        return x.with_data(x.data[:, 0].contiguous())
+
+    def backward_quantized(self, gradient: Gradient, tape: Tape, *, wanted: bool = True) -> Gradient | None:
+        (shape,) = tape.take()
+        whole = torch.zeros(shape, dtype=gradient.data.dtype, device=gradient.data.device)
+        whole[:, 0] = gradient.data
+        return Gradient(whole, gradient.largest)
+
+
+def _gelu(x: Quantized) -> tuple[Quantized, torch.Tensor]:
+    """Return GELU of x in codes, and the slope of each of the 256 codes of x."""
+    high = (127 - x.zero_point) * x.scale
+    grid = grid_over(GELU_LEAST, high)
+    table, slopes = row_kernels.gelu_tables(Grid(x.scale, x.zero_point), grid)
+    return Quantized(row_kernels.look_up(x.data, table), grid.scale, grid.zero_point), slopes
