@@ -366,7 +366,7 @@ INLINE float sum_of_lanes(float *lanes)
         (total) = sum_of_lanes(lanes);                  \
     } while (0)
 
-/* exp(x) for x <= 0 by 2^(x / ln 2) with Taylor's polynomial of 2^f, |f| <= 1/2, to about 2^-21; 2^-30 where it is
+/* exp(x) for x <= 0 by 2^(x / ln 2) with Taylor's polynomial of 2^f, |f| <= 1/2, to about 2^-18; 2^-30 where it is
    less. The same operations one by one in kernels.py. */
 INLINE float exponential(float x)
 {

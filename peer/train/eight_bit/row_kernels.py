@@ -193,7 +193,9 @@ def layer_norm(
         return normal, (of_normal[0], of_normal[1]), codes, (of_result[0], of_result[1]), deviations
     values = x.values()
     values = values - _row_sums(values) / columns
-    by = 1.0 / torch.sqrt(_row_sums(values * values) / columns + epsilon)
+    variances = _row_sums(values * values) / columns + epsilon
+    # torch's float32 root is not always the nearest number; that of float64, rounded, is.
+    by = 1.0 / torch.sqrt(variances.to(torch.float64)).to(torch.float32)
     deviations.copy_(by.view(-1))
     values = values * by
     ends = extremes(values)
@@ -243,7 +245,7 @@ GELU_LEAST = -0.17
 
 
 def exponential(x: torch.Tensor) -> torch.Tensor:
-    """Return eˣ for x ≤ 0, float32, to about 2⁻²¹, and 2⁻³⁰ where it is less; as `exponential` of eight_bit.c."""
+    """Return eˣ for x ≤ 0, float32, to about 2⁻¹⁸, and 2⁻³⁰ where it is less; as `exponential` of eight_bit.c."""
     t = (x * 1.44269504).clamp_(min=-30.0)
     whole = torch.round(t)
     f = t - whole

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from peer.native import available
-from peer.train.eight_bit import kernels
+from peer.train.eight_bit import kernels, row_kernels
 from peer.train.eight_bit.products import int8_product, product_by_floats
 from peer.train.eight_bit.ranges import Grid, grid_over
 from peer.train.eight_bit.tensors import Tape
@@ -49,6 +49,7 @@ def assert_twins_agree(compute: Callable[[], Any]) -> None:
     by_native = _copied(compute())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernels, "lib", None)
+        patch.setattr(row_kernels, "lib", None)
         by_torch = compute()
     _assert_equal(by_native, by_torch)
 
