@@ -1,0 +1,267 @@
+"""Measures a training step in 8 bits beside float32 and bfloat16: time, memory kept for the backward pass, peak memory.
+
+    python tools/bench_eight_bit.py [NETWORK ...] [--runs 9] [--quick] [--json FILE]
+
+On one core. Four ways to compute the same step (forward pass, loss, backward pass) of the same network:
+
+    float32     stock PyTorch
+    fast        the fastest float32 that PyTorch can be made to do: channels-last images, oneDNN for linear layers
+    bfloat16    autocast, channels-last
+    int8        `training.precision = "int8"`
+
+They take turns, `--runs` times, so that a busy machine disturbs all alike; a time is the median CPU time of the thread.
+Kept for the backward pass is what autograd saves beside parameters (float), or what lies on the tape (int8). Peak
+memory is that of a process of its own beyond what it held before its first step. `--quick` takes a quarter of the
+batch, three runs, and leaves the peak out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from peer.native import available
+from peer.train.layers import EIGHT_BIT, FULL_PRECISION, Layers
+from peer.train.models import mlp, resnet18, resnet20, vgg11
+from peer.train.threads import use_one_thread
+
+WAYS = ("float32", "fast", "bfloat16", "int8")
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+@dataclass(frozen=True)
+class NetworkCase:
+    """A network, its input and what to compute of its output."""
+
+    make: Callable[[Layers], nn.Module]
+    shape: tuple[int, ...]
+    """Of one sample."""
+    batch: int = 32
+    classes: int = 10
+    """0: the loss is a random linear function of the output, and the input wants a gradient as well, as that of a layer
+    in the middle of a network does."""
+    note: str = ""
+
+
+def _block(layers: Layers) -> nn.Module:
+    block = layers.transformer_block(768, 12, 3072)
+    return layers.network({"block": block}) if layers is EIGHT_BIT else _WithoutPadding(block)
+
+
+class _WithoutPadding(nn.Module):
+    """A float block as a function of activations alone."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.block((x, torch.zeros(x.shape[:2], dtype=torch.bool)))[0]
+        return result
+
+
+NETWORKS: dict[str, NetworkCase] = {
+    "mlp-512": NetworkCase(lambda layers: mlp((784, 512, 512, 10), layers), (784,), 256, note="784-512-512-10"),
+    "linear-1024": NetworkCase(
+        lambda layers: layers.network({"linear": layers.linear(1024, 1024)}), (1024,), 1024, 0, note="one layer"
+    ),
+    "transformer": NetworkCase(_block, (128, 768), 32, 0, note="a block of DistilBERT, 128 positions"),
+    "vgg-11": NetworkCase(lambda layers: vgg11(layers=layers), (3, 32, 32)),
+    "resnet-18": NetworkCase(lambda layers: resnet18(layers=layers), (3, 64, 64), note="64×64 images"),
+    "resnet-20": NetworkCase(lambda layers: resnet20(norm="range-evonorm", layers=layers), (3, 32, 32)),
+}
+
+
+class Step:
+    """One training step of a network, computed in one way."""
+
+    def __init__(self, case: NetworkCase, way: str, batch: int) -> None:
+        torch.manual_seed(0)
+        self.model = case.make(EIGHT_BIT if way == "int8" else FULL_PRECISION)
+        self.way, self.case = way, case
+        self.inputs = torch.randn(batch, *case.shape)
+        if way in ("fast", "bfloat16") and len(case.shape) == 3:
+            self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            self.inputs = self.inputs.contiguous(memory_format=torch.channels_last)
+        if way == "fast":
+            _use_onednn_(self.model)
+        self.wanted = list(self.model.parameters())
+        if case.classes:
+            self.labels = torch.arange(batch) % case.classes
+        else:
+            self.inputs.requires_grad_()
+            self.wanted.append(self.inputs)  # type: ignore[arg-type]
+            self.direction = torch.randn(batch, *case.shape) / self.inputs.numel()
+
+    def loss(self) -> torch.Tensor:
+        """The forward pass."""
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.way == "bfloat16"):
+            output = self.model(self.inputs).float()
+        if self.case.classes:
+            return nn.functional.cross_entropy(output, self.labels)
+        return torch.dot(output.reshape(-1), self.direction.view(-1))
+
+    def __call__(self) -> None:
+        torch.autograd.grad(self.loss(), self.wanted)
+
+    def seconds(self) -> float:
+        """CPU time of this thread for one step."""
+        start = time.thread_time()
+        self()
+        return time.thread_time() - start
+
+    def kept_bytes(self) -> int:
+        """What one forward pass keeps for its backward pass."""
+        own = {parameter.untyped_storage().data_ptr() for parameter in self.model.parameters()}
+        kept: dict[int, int] = {}
+
+        def note(tensor: torch.Tensor) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in own:
+                kept[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            loss = self.loss()
+        total = sum(kept.values()) + getattr(self.model, "last_saved_bytes", 0)
+        del loss
+        return total
+
+
+class _OneDnnLinear(torch.autograd.Function):
+    """The products of a linear layer through oneDNN in place of MKL."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        ctx.save_for_backward(x, weight)
+        return _onednn(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+        x, weight = ctx.saved_tensors
+        rows, inputs = gradient.reshape(-1, gradient.shape[-1]), x.reshape(-1, x.shape[-1])
+        back = _onednn(gradient, weight.t().contiguous(), None) if ctx.needs_input_grad[0] else None
+        return back, _onednn(rows.t().contiguous(), inputs.t().contiguous(), None), rows.sum(dim=0)
+
+
+def _onednn(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")  # type: ignore[no-any-return]
+
+
+def _use_onednn_(model: nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            module.forward = lambda x, m=module: _OneDnnLinear.apply(x, m.weight, m.bias)  # type: ignore[method-assign]
+
+
+def measure(name: str, *, runs: int, quick: bool) -> dict[str, Any]:
+    """Return the figures of one network; ways that it cannot compute in are left out."""
+    case = NETWORKS[name]
+    batch = max(1, case.batch // 4) if quick else case.batch
+    steps: dict[str, Step] = {}
+    for way in WAYS:
+        try:
+            steps[way] = Step(case, way, batch)
+        except (AttributeError, TypeError, NotImplementedError) as error:
+            print(f"  {name}: no {way}: {error}", file=sys.stderr)
+    times: dict[str, list[float]] = {way: [] for way in steps}
+    for step in steps.values():
+        step(), step()
+    for _ in range(runs):
+        for way, step in steps.items():
+            times[way].append(step.seconds())
+    figures: dict[str, Any] = {"network": name, "batch": batch, "shape": case.shape, "note": case.note}
+    for way, step in steps.items():
+        figures[way] = {
+            "milliseconds": 1e3 * statistics.median(times[way]),
+            "kept_bytes": step.kept_bytes(),
+            "peak_bytes": None if quick else _peak_of_own_process(name, way),
+        }
+    return figures
+
+
+def _peak_of_own_process(name: str, way: str) -> int:
+    """Return how much memory three steps take in a process of their own, beyond what it held before."""
+    command = [sys.executable, __file__, "--peak", name, way]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | ENVIRONMENT)
+    return int(done.stdout)
+
+
+def _measure_peak(name: str, way: str) -> int:
+    use_one_thread()
+    step = Step(NETWORKS[name], way, NETWORKS[name].batch)
+    gc.collect()
+    before = _resident_bytes()
+    for _ in range(3):
+        step()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
+
+
+def _resident_bytes() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def report(rows: list[dict[str, Any]]) -> str:
+    """Return the table."""
+    lines = [
+        "| network | batch | way | ms a step | int8 is faster by | kept for backward | int8 keeps less by | peak |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in rows:
+        eight = row.get("int8")
+        for way in WAYS:
+            if way not in row:
+                continue
+            own = row[way]
+            faster = f"{own['milliseconds'] / eight['milliseconds']:.2f}×" if eight and way != "int8" else ""
+            less = f"{own['kept_bytes'] / eight['kept_bytes']:.2f}×" if eight and way != "int8" else ""
+            peak = "–" if own["peak_bytes"] is None else f"{own['peak_bytes'] / 1e6:.1f} MB"
+            lines.append(
+                f"| {row['network']} | {row['batch']} | {way} | {own['milliseconds']:.2f} | {faster} | "
+                f"{own['kept_bytes'] / 1e6:.2f} MB | {less} | {peak} |"
+            )
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("networks", nargs="*", metavar="NETWORK", help=", ".join(NETWORKS))
+    parser.add_argument("--runs", type=int, default=9)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--peak", nargs=2, help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    if chosen.peak:
+        print(_measure_peak(*chosen.peak))
+        return 0
+    unknown = [name for name in chosen.networks if name not in NETWORKS]
+    if unknown:
+        parser.error(f"there is no network {', '.join(unknown)}; there are {', '.join(NETWORKS)}")
+    use_one_thread()
+    print(f"torch {torch.__version__}, native kernels {'in use' if available() else 'missing'}", file=sys.stderr)
+    runs = min(3, chosen.runs) if chosen.quick else chosen.runs
+    rows = [measure(name, runs=runs, quick=chosen.quick) for name in chosen.networks or NETWORKS]
+    print(report(rows))
+    if chosen.json:
+        with open(chosen.json, "w") as file:
+            json.dump(rows, file, indent=2)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
