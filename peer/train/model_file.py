@@ -83,8 +83,8 @@ def model_digest(model: torch.nn.Module) -> str:
 
 
 def _is_range(name: str) -> bool:
-    """Whether a tensor is the running range of an 8-bit layer."""
-    return name.rpartition(".")[2] == "running_range"
+    """Whether a tensor is a running range of an 8-bit layer."""
+    return name.rpartition(".")[2] in ("running_range", "running_largest")
 
 
 def named_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
