@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.numpy import load_file
 
 from peer.metrics import MetricsStore
 from tests.compose import engine as engines
@@ -72,10 +73,12 @@ class ComposeCluster:
         said = self.engine.docker("exec", self.containers()[peer], "sotto-container", "health", check=False)
         return int(json.loads(said)["round"]) if said.startswith("{") else -1
 
-    def final_models(self, directory: Path) -> list[bytes]:
-        """Copy the volume to a folder; return the file of each peer's final model."""
+    def final_models(self, directory: Path) -> list[dict[str, bytes]]:
+        """Copy the volume to a folder; return the bytes of each tensor of each peer's final model."""
         self.engine.docker("cp", f"{self.containers()[0]}:/kits/.", str(directory))
-        return [(directory / f"peer-{peer}" / "state" / "model.safetensors").read_bytes() for peer in range(NUM_PEERS)]
+        files = [directory / f"peer-{peer}" / "state" / "model.safetensors" for peer in range(NUM_PEERS)]
+        # Not the files: the order of what their headers say of themselves is up to chance.
+        return [{name: tensor.tobytes() for name, tensor in load_file(file).items()} for file in files]
 
     def last_words(self) -> str:
         return "\n".join(self.engine.docker("logs", "--tail", "3", each, check=False) for each in self.containers())
