@@ -92,7 +92,9 @@ def test_an_archive_is_unpacked_once(shelf: Shelf, tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    "content", [archive("pack/../../evil"), archive("/evil", "pack/1"), b"no archive", archive(), archive("p/1")[:40]]
+    "content",
+    [archive("pack/../../evil"), archive("/evil", "pack/1"), b"no archive", archive(), archive("p/1")[:40]],
+    ids=["climbs", "absolute", "no archive", "empty", "cut"],
 )
 def test_archives_that_reach_out_or_are_damaged_leave_nothing(tmp_path: Path, content: bytes):
     folder = tmp_path / "deep" / "down"

@@ -74,7 +74,7 @@ LIES = [
     ("sst", "sentiment-train", b"no label here\n", "line 1: no tab"),
     ("sst", "sentiment-train", b"good\t2\n", "classes go from 0 to 1"),
     ("sst", "sentiment-train", "good\t²\n".encode(), "line 1: the class is"),
-    ("sst", "sentiment-train.gz", gzip.compress(b"good\t1\n" * 999)[:-9], "cannot be read"),
+    ("sst", "sentiment-train.gz", gzip.compress(b"good\t1\n" * 999, mtime=0)[:-9], "cannot be read"),
     ("length", "sentence_length.txt", b"tr\t6\tx\n", "classes go from 0 to 5"),
     ("length", "sentence_length.txt", b"xx\t1\tx\n", "line 1: not tr, va or te"),
     ("length", "sentence_length.txt", b"tr\t1\tx\n", "holds no sentences"),
