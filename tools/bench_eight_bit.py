@@ -126,6 +126,9 @@ class Step:
     def kept_bytes(self) -> int:
         """What one forward pass keeps for its backward pass."""
         own = {parameter.untyped_storage().data_ptr() for parameter in self.model.parameters()}
+        if not self.case.classes:
+            # A part of the measurement, not of the network.
+            own.add(self.direction.untyped_storage().data_ptr())
         kept: dict[int, int] = {}
 
         def note(tensor: torch.Tensor) -> torch.Tensor:
