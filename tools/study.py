@@ -12,7 +12,7 @@ JSON lines (--results) under a key that covers the whole setting, so that the co
 at will: runs that are there are skipped, and --table only prints. Each row keeps the commit that it was measured with;
 remove a line to measure it anew. --hours says how long the missing runs will take.
 
-On one core of an AMD EPYC mnist takes half an hour, precision six minutes, and cifar ¾ h for each epoch (--epochs, by
+On one core of an AMD EPYC mnist takes half an hour, precision six minutes, and cifar 1¼ h for each epoch (--epochs, by
 default 3); the papers' 200 epochs need a GPU (--device cuda).
 """
 
