@@ -24,6 +24,8 @@ AUTHORITY = Path("/authority")
 """Where the key of the CA stays. Peers do not mount it."""
 PORT = 7700
 METRICS_PORT = 9470
+SOTTO = [sys.executable, "-m", "peer"]
+"""The command, of the interpreter that runs this, whatever PATH says."""
 
 _USAGE = 2
 
@@ -34,11 +36,11 @@ def main(arguments: list[str]) -> int:
         case ["init"]:
             return init(int(os.environ["SOTTO_PEERS"]), shlex.split(os.environ.get("SOTTO_OPTIONS", "")))
         case ["peer"]:
-            command = ["sotto", "run", "--config", str(my_file())]
+            command = [*SOTTO, "run", "--config", str(my_file())]
         case ["health"]:
-            command = ["sotto", "status", "--config", str(my_file()), "--json"]
+            command = [*SOTTO, "status", "--config", str(my_file()), "--json"]
         case _:
-            command = ["sotto", *arguments]
+            command = [*SOTTO, *arguments]
     # In place of this process, so that the signals of the engine reach the peer.
     os.execvp(command[0], command)
 
@@ -68,7 +70,7 @@ def init(num_peers: int, options: list[str]) -> int:
     # peers check those.
     hosts = {f"replica-{k}:{PORT}": f"{found[1]}peer{found[2]}{k + 1}:{PORT}" for k in range(num_peers)}
     listen = f"peer.metrics_listen=0.0.0.0:{METRICS_PORT}"
-    command = ["sotto", "init", "cluster", str(made_in), "--force", "--peers", str(num_peers), "--set", listen, *options]
+    command = [*SOTTO, "init", "cluster", str(made_in), "--force", "--peers", str(num_peers), "--set", listen, *options]
     code = subprocess.run([*command, *(word for host in hosts for word in ("--host", host))], check=False).returncode
     if code:
         return code

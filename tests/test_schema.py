@@ -18,7 +18,7 @@ from peer.config import SECTIONS
         ("compressor.rounding", '"nearest", "stochastic", "dither" or "none"'),
         ("compressor.unbiased", 'true, false or "none"'),
         ("algorithm.final_rounds", 'a whole number of at least 0, or "auto" (rounds)'),
-        ("security.mode", '"mtls" or "insecure"'),
+        ("security.mode", '"mtls", "tls+token" or "insecure"'),
         ("training.beta", "a number of at least 0 and below 1"),
         ("training.step_milestones", "a list in which each item is a number from 0 to 1"),
         ("transport.heartbeat_s", "a number above 0 (seconds)"),

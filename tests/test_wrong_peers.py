@@ -215,7 +215,7 @@ CASES = [
     Case(
         "insecure-in-other-words",
         nothing,
-        ("security.mode", "'off'", '"mtls" or "insecure"'),
+        ("security.mode", "'off'", '"mtls", "tls+token" or "insecure"'),
         2,
         ("security.mode=off",),
     ),

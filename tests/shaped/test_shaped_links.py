@@ -92,14 +92,19 @@ def test_nothing_is_left_behind_when_a_run_fails() -> None:
     names: set[str] = set()
 
     def fail(network: shaped_run.ShapedNetwork) -> None:
-        started.append(subprocess.Popen([*network.command(0), "sleep", "600"]))
+        process = subprocess.Popen(
+            [*network.command(0), "sh", "-c", "echo inside; exec sleep 600"], stdout=subprocess.PIPE
+        )
+        started.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"inside\n"
         names.update(network.command(peer)[-1] for peer in range(2))
         assert names <= namespaces()
         raise SottoError("it did not work out")
 
     with pytest.raises(SottoError), shaped_run.shaped_network(2, [(0, 1)], rate_kbit=RATE_KBIT) as network:
         fail(network)
-    assert started[0].wait(10) != 0
+    assert started[0].wait(60) != 0
     assert not names & namespaces()
 
 
