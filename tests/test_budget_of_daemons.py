@@ -35,7 +35,8 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
             "transport.linger_s=10",
             "peer.min_step_s=0.03",
             "compressor.fraction=0.3",
-            "compressor.budget_kbytes_per_s=60",
+            # Far below what even a slow machine would send, so that there is always something to decide.
+            "compressor.budget_kbytes_per_s=12",
         ],
     )
     running = Cluster(config, tmp_path, num_peers=PEERS, directory=tmp_path)
