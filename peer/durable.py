@@ -52,6 +52,11 @@ from peer.wire.message import MessageKind
 
 _PREFIX, _SUFFIX = "journal-", ".log"
 
+_SET_BACK_ROUNDS_MAX = 4096
+"""More rounds than a power cut can undo: those since the last sync, of about a second."""
+_EARLY_BYTES_MAX = 32 << 20
+"""So much is kept of what a neighbour sends of rounds that are still far ahead after a power cut."""
+
 
 @dataclass(kw_only=True)
 class Deed:
@@ -114,6 +119,11 @@ class DurablePeer:
         self._journal: Journal
         self._kept: dict[int, deque[tuple[int, bytes]]] = {peer: deque() for peer in self.out}
         """The newest frames of each neighbour, with number; those that wait for a later round are among them."""
+        self._early: dict[int, deque[tuple[int, int, bytes]]] = {peer: deque() for peer in self.out}
+        """(number, round, frame) of what follows the frames that were taken from a neighbour and is too far ahead for
+        the session. It is in no journal, so that its sender keeps it too."""
+        self._furthest_round = 0
+        """No honest neighbour was ahead of this round before this process began, nor needs to be held back after it."""
         self._remote_has = dict.fromkeys(self.out, 0)
         self._remote_durable = dict.fromkeys(self.out, 0)
         self._new_receipts: dict[int, int] = {}
@@ -161,6 +171,7 @@ class DurablePeer:
         # What was confirmed before the crash is confirmed again, from disk.
         self.sync()
         self._prune()
+        self._furthest_round = self.participant.round + self.participant.session.max_lead + _SET_BACK_ROUNDS_MAX
         return recovery
 
     def _load_newest(self, recovery: Recovery) -> Checkpoint | None:
@@ -315,12 +326,13 @@ class DurablePeer:
         Raises RemoteProtocolError, which names the sender, if an honest peer would not have sent it (drop it and what
         follows it on that link), and StateError if the disk refuses.
         """
-        link = self.incoming[peer]
-        if seq and seq <= link.last_seq:
-            link.accept(seq)  # Counts the duplicate.
+        link, early = self.incoming[peer], self._early[peer]
+        following = link.last_seq + len(early) + 1
+        if seq and seq < following:
+            link.duplicates += 1
             return Deed()
-        if seq > link.last_seq + 1:
-            raise RemoteProtocolError(f"sent frame {seq} where {link.last_seq + 1} is next", peer=peer)
+        if seq > following:
+            raise RemoteProtocolError(f"sent frame {seq} where {following} is next", peer=peer)
         message = self.participant.decode(peer, frame)
         if (seq > 0) != (message.kind in (MessageKind.GOSSIP, MessageKind.NOTHING)):
             raise RemoteProtocolError(f"sent {message.kind.name} {'with' if seq else 'without'} a number", peer=peer)
@@ -329,6 +341,11 @@ class DurablePeer:
             return self._done(self.participant.take(message, now))
         if message.kind is MessageKind.REPAIR and not self.participant.expects(message):
             return Deed()
+        if seq and self.participant.session.is_early(message.round) and message.round <= self._furthest_round:
+            self.participant.session.check(message)
+            if sum(len(kept) for _, _, kept in early) + len(frame) <= _EARLY_BYTES_MAX:
+                early.append((seq, message.round, frame))
+                return Deed()
         # Journal first: what a peer has applied and then forgets is lost for everybody.
         record = Received(now, peer, seq, frame)
         self._append(record)
@@ -385,7 +402,17 @@ class DurablePeer:
             deed.receipts = self.sync()
         if turn.finished is not None:
             self._forget_used()
+            self._take_early(turn.finished.time_s)
         return deed
+
+    def _take_early(self, now: float) -> None:
+        """Take the frames that had come too early and are not any more; between rounds nothing comes of them."""
+        for peer, early in self._early.items():
+            while early and not self.participant.session.is_early(early[0][1]):
+                seq, _, frame = early.popleft()
+                record = Received(now, peer, seq, frame)
+                self._append(record)
+                self._take(record)
 
     def _numbered(self, turn: Turn) -> list[tuple[Parcel, int]]:
         following = {peer: link.next_seq for peer, link in self.out.items()}

@@ -82,6 +82,9 @@ class World:
     save_every: int = 3
     late: LatePolicy | None = None
     durability: str = "process"
+    syncs: bool = True
+    """Whether every round is synced after it, so that neighbours may forget it."""
+    max_lead: int = 20
     lag: Callable[[int, int], int] = lambda sender, number: 0
     """How many turns of everybody a frame stays on its way, by sender and its own count of frames."""
     repeatable: bool = True
@@ -105,7 +108,7 @@ class World:
             algorithm=build(self.algorithm, node, np.zeros(sum(SIZES), np.float32)),
             local_steps=Pull(peer, self.wobble),
             layout=layout,
-            max_lead=20,
+            max_lead=self.max_lead,
             late=self.late,
             cpu_clock=lambda: 0.0,
         )
@@ -181,7 +184,7 @@ class World:
             self.agree(i)
         if deed.finished is not None and (peer.round % self.save_every == 0 or peer.round == self.rounds):
             self.confirm(i, peer.save({"seconds": self.now}))
-        elif deed.finished is not None:
+        elif deed.finished is not None and self.syncs:
             self.confirm(i, peer.sync())
 
     def agree(self, i: int) -> None:

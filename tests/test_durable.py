@@ -217,6 +217,37 @@ def test_a_damaged_checkpoint_costs_nothing_but_the_replay_of_the_journal_before
     assert again.participant.algorithm.x.tobytes() == world.models()[1]
 
 
+def set_back(world: World, *, victim: int, to_round: int) -> World:
+    """Cut the power of a peer in its last round but one, after which nothing was synced for long."""
+    world.start()
+    while world.peers[victim].round < world.rounds - 1:
+        world.now += 1.0
+        for i in range(world.n):
+            world.turn(i)
+    world.disks[victim].lose_power()
+    world.restart(victim)
+    assert world.peers[victim].round == to_round
+    return world
+
+
+def test_what_comes_from_far_ahead_after_a_power_cut_waits_until_it_is_not_far_any_more() -> None:
+    long = {"rounds": 12, "save_every": 2 * 12, "max_lead": 2, "syncs": False}
+    undisturbed = World("quant-sgp", **long)
+    undisturbed.start()
+    undisturbed.run()
+    world = set_back(World("quant-sgp", **long), victim=1, to_round=0)
+    world.run()
+    assert world.models() == undisturbed.models()
+
+
+def test_no_more_than_a_bound_is_kept_of_what_comes_from_far_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("peer.durable._EARLY_BYTES_MAX", 300)
+    world = World("quant-sgp", rounds=12, save_every=24, max_lead=2, syncs=False)
+    set_back(world, victim=1, to_round=0)
+    with pytest.raises(RemoteProtocolError, match="more than 2 ahead of our 0"):
+        world.run()
+
+
 def turns(world: World, count: int) -> World:
     """Start, and let everybody take so many turns."""
     world.start()

@@ -2,6 +2,8 @@
 
     python tools/kill_study.py [--kills 200] [--peers 8] [--seed 1] [--algorithms d2,moniqua] [--json FILE]
 
+With `--json` the rows are kept in FILE, and algorithms that are in it already are not run again.
+
 For each algorithm the job runs twice with real processes: once undisturbed, once with `kill -9` at random instants.
 Peers and instants come from the seed, which is printed: a kill comes some random time after all peers have passed a
 random round, or, one time in four, right after the one before, so that peers die while they start and while others are
@@ -52,6 +54,8 @@ class Kill:
     pause_s: float
     at_round: int = -1
     """Where the peer was, by its own metrics."""
+    was_down: bool = False
+    """The peer had not done a round since the kill before: it was still starting, or catching up."""
     back_s: float | None = None
     """From the start of the process that follows until the peer had done a further round."""
 
@@ -65,12 +69,23 @@ class Row:
     rounds: int
     seed: int
     kills: int = 0
+    of_down: int = 0
+    """How many of them hit a peer that had not done a round since the kill before."""
     identical: bool = False
     undisturbed_s: float = 0.0
     disturbed_s: float = 0.0
     median_back_s: float | None = None
     most_back_s: float | None = None
     plan: list[Kill] = field(default_factory=list, repr=False)
+
+    def line(self) -> str:
+        """Return the row as a line of the table."""
+        back = [f"{value:.2f} s" if value is not None else "–" for value in (self.median_back_s, self.most_back_s)]
+        bits = "identical" if self.identical else "DIFFERENT"
+        return (
+            f"{self.algorithm:12} {self.kills:>6} {self.of_down:>14} {bits:>10} "
+            f"{self.undisturbed_s:>10.1f} s {self.disturbed_s:>7.1f} s {back[0]:>13} {back[1]:>7}"
+        )
 
 
 def job(algorithm: str, rounds: int, settings: list[str]) -> Config:
@@ -161,7 +176,7 @@ class Killer:
                 continue  # It has finished; the run is as good as over.
             process.send_signal(signal.SIGKILL)
             process.wait()
-            kill.at_round = rounds[kill.peer]
+            kill.at_round, kill.was_down = rounds[kill.peer], kill.peer in self._away
             self.done.append(kill)
             self.cluster.start_peer(kill.peer)
             self._away[kill.peer] = (kill, time.monotonic())
@@ -183,12 +198,24 @@ def measure(algorithm: str, arguments: argparse.Namespace, directory: Path) -> R
     disturbed = Killer(config, arguments.peers, directory / "killed", kills)
     row.disturbed_s = disturbed.run()
     row.kills, row.plan = len(disturbed.done), disturbed.done
+    row.of_down = sum(kill.was_down for kill in disturbed.done)
     row.identical = disturbed.models() == undisturbed.models()
     if back := [kill.back_s for kill in disturbed.done if kill.back_s is not None]:
         row.median_back_s, row.most_back_s = statistics.median(back), max(back)
     for killer in (undisturbed, disturbed):
         killer.cluster.close()
     return row
+
+
+def read_rows(arguments: argparse.Namespace) -> list[Row]:
+    """Return the rows of the same study that the file holds."""
+    if arguments.json is None or not arguments.json.exists():
+        return []
+    rows = [
+        Row(**{**row, "plan": [Kill(**kill) for kill in row["plan"]]}) for row in json.loads(arguments.json.read_text())
+    ]
+    same = (arguments.peers, arguments.rounds, arguments.seed)
+    return [row for row in rows if (row.peers, row.rounds, row.seed) == same]
 
 
 def main() -> None:
@@ -203,18 +230,17 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the rows to this file too, with every kill")
     arguments = parser.parse_args()
     print(f"seed {arguments.seed}: {arguments.kills} kills of {arguments.peers} peers, {arguments.rounds} rounds")
-    print("algorithm     kills       bits  undisturbed    killed  back: median    most")
-    rows = []
+    print("algorithm     kills  of peers down       bits  undisturbed    killed  back: median    most", flush=True)
+    rows = read_rows(arguments)
+    for row in rows:
+        print(row.line(), "(from the file)")
     for algorithm in arguments.algorithms.split(","):
+        if algorithm in [row.algorithm for row in rows]:
+            continue
         with tempfile.TemporaryDirectory() as directory:
             row = measure(algorithm, arguments, Path(directory))
         rows.append(row)
-        back = [f"{value:.2f} s" if value is not None else "–" for value in (row.median_back_s, row.most_back_s)]
-        print(
-            f"{row.algorithm:12} {row.kills:>6} {'identical' if row.identical else 'DIFFERENT':>10} "
-            f"{row.undisturbed_s:>10.1f} s {row.disturbed_s:>7.1f} s {back[0]:>13} {back[1]:>7}",
-            flush=True,
-        )
+        print(row.line(), flush=True)
         if arguments.json is not None:
             arguments.json.write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n")
     if not all(row.identical for row in rows):

@@ -67,7 +67,8 @@ class Session:
         self.wake_at: float | None = None
         """When `timer` should be called, in the clock of `now`."""
         self._in_neighbors = frozenset(in_neighbors)
-        self._max_lead = max_lead
+        self.max_lead = max_lead
+        """How many rounds an in-neighbour can be ahead of a peer that was not set back."""
         self._late = late
         self.deadlines = None if late is None else Deadlines(limit_s=late.after_s, adaptive=late.adaptive)
         """How long is waited for whom; None where everybody is waited for."""
@@ -120,26 +121,19 @@ class Session:
 
     def receive(self, message: Message, now: float) -> Outcome:
         """Take one message. Raises RemoteProtocolError if an honest peer would not have sent it."""
+        self.check(message)
         outcome = Outcome()
         sender = message.sender
         if message.kind is MessageKind.REPAIR_REQUEST:
-            if message.round > self.round or (message.round == self.round and self._exchange is None):
-                raise RemoteProtocolError(f"asks to repair round {message.round}, not sent yet", peer=sender)
             outcome.sends.append((sender, self.algorithm.answer(message)))
             return outcome
-        if message.kind not in _ROUND_KINDS:
-            raise RemoteProtocolError(f"sent {message.kind.name} in a synchronous run", peer=sender)
-        if message.kind is MessageKind.NOTHING and not self.algorithm.spec.may_send_nothing:
-            raise RemoteProtocolError(f"left us out of a round, which {self.algorithm.spec.name} forbids", peer=sender)
-        if sender not in self._in_neighbors:
-            raise RemoteProtocolError("is no in-neighbour in this graph", peer=sender)
         if message.kind is MessageKind.REPAIR and "replicas" in self.algorithm.spec.state:
             # Between the rounds' own messages: it belongs to what the sender's copy is here, whatever round this is.
             self.algorithm.take_replica(message)
             return outcome
-        if message.round > self.round + self._max_lead:
+        if self.is_early(message.round):
             raise RemoteProtocolError(
-                f"is in round {message.round}, more than {self._max_lead} ahead of our {self.round}", peer=sender
+                f"is in round {message.round}, more than {self.max_lead} ahead of our {self.round}", peer=sender
             )
         key = (message.round, message.phase, sender)
         if not self._is_known(message, key):
@@ -156,6 +150,24 @@ class Session:
         if self._exchange is not None:
             self._advance_while_complete(now, outcome)
         return outcome
+
+    def check(self, message: Message) -> None:
+        """Raise RemoteProtocolError if an honest peer would not have sent this message at any time."""
+        sender = message.sender
+        if message.kind is MessageKind.REPAIR_REQUEST:
+            if message.round > self.round or (message.round == self.round and self._exchange is None):
+                raise RemoteProtocolError(f"asks to repair round {message.round}, not sent yet", peer=sender)
+            return
+        if message.kind not in _ROUND_KINDS:
+            raise RemoteProtocolError(f"sent {message.kind.name} in a synchronous run", peer=sender)
+        if message.kind is MessageKind.NOTHING and not self.algorithm.spec.may_send_nothing:
+            raise RemoteProtocolError(f"left us out of a round, which {self.algorithm.spec.name} forbids", peer=sender)
+        if sender not in self._in_neighbors:
+            raise RemoteProtocolError("is no in-neighbour in this graph", peer=sender)
+
+    def is_early(self, round_: int) -> bool:
+        """Whether a neighbour can be in a round only if this peer was set back, by a power cut."""
+        return round_ > self.round + self.max_lead
 
     def timer(self, now: float) -> Outcome:
         """Go on without late neighbours if the time has come."""

@@ -128,11 +128,7 @@ class World:
 
     def refused(self, process: VirtualProcess, error: RemoteProtocolError) -> None:
         """A peer refused a frame, though nobody lies here."""
-        # Who lost what it had not synced is further behind than a peer that loses nothing can be.
-        if not self.faults["power lost"]:
-            raise InvariantBroken(f"peer {process.me} takes an honest message for a lie: {error}")
-        self.faults["refused an honest frame"] += 1
-        self.note(f"{process.me} refuses a frame: {error}")
+        raise InvariantBroken(f"peer {process.me} takes an honest message for a lie: {error}")
 
     def _run(self) -> None:
         scenario, plan = self.scenario, self.plan
