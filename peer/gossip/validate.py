@@ -412,6 +412,20 @@ def _modulo_noise(plan: Plan) -> Iterator[Finding]:
         )
 
 
+def _one_bit_is_unbiased(plan: Plan) -> Iterator[Finding]:
+    """Rounded to the nearest of two levels, a number errs the same way each round, and averaging removes none of it.
+
+    Measured on digits (ring of 8, skew 0.8, 500 rounds, η 0.05, verified θ): worst peer 70.8 %, with dither 93.9 %.
+    """
+    code = _modulo_code(plan.compressor)
+    if plan.spec.modulo and code == (1, Rounding.NEAREST):
+        yield _warning(
+            "compressor.rounding",
+            "1-bit codes rounded to the nearest level are biased, so that the peers stay far apart and some end without"
+            ' a useful model; set compressor.rounding = "dither", which is as tight and unbiased, or use more bits',
+        )
+
+
 def _theta_is_useful(plan: Plan) -> Iterator[Finding]:
     """θ by the theorems is loose: an error δB above the size of the weights is no information about them."""
     code = _modulo_code(plan.compressor)
@@ -684,6 +698,7 @@ RULES = (
     _modulo_with_modulo_only,
     _modulo_rounding,
     _modulo_noise,
+    _one_bit_is_unbiased,
     _theta_is_useful,
     _bias_needs_feedback,
     _feedback_needs_contraction,

@@ -254,6 +254,17 @@ def test_one_bit_stochastic_modulo_rounding_is_refused():
         assert '"dither"' in found("error", "compressor.rounding", findings)
 
 
+def test_one_bit_rounded_to_nearest_is_warned_about():
+    moniqua, key = SPECS["moniqua"], "compressor.rounding"
+    nearest, dither, two_bits = (
+        compress.build("modulo", bits=bits, rounding=rounding)
+        for bits, rounding in ((1, Rounding.NEAREST), (1, Rounding.DITHER), (2, Rounding.NEAREST))
+    )
+    assert "dither" in found("warning", key, check(moniqua, graph(), nearest, averaging_rate=0.05))
+    for sound in (dither, two_bits):
+        assert not any(finding.key == key for finding in check(moniqua, graph(), sound, averaging_rate=0.05))
+
+
 @pytest.mark.parametrize(("bits", "highest"), [(1, 0.2), (2, 0.62), (3, 1.0), (4, 1.0)])
 def test_coarse_modulo_codes_need_a_slack_matrix(bits, highest):
     code = compress.build("modulo", bits=bits, rounding=Rounding.DITHER)
