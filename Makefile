@@ -22,7 +22,7 @@ test: $(READY_DEV) lint ## check style and types, run the whole test suite
 	$(BIN)/pytest -n $(WORKERS)
 
 test-compose: $(READY_DEV) ## start, kill and resume the compose cluster on a container engine (root, or an engine that runs)
-	$(BIN)/pytest -m compose tests/compose
+	$(BIN)/pytest -m compose -s tests/compose
 
 lint: $(READY_DEV) ## ruff, mypy, and whether generated files are fresh
 	$(BIN)/ruff check peer tests tools setup.py

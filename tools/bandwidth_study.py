@@ -12,13 +12,14 @@ report.html, a single file.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,8 @@ from peer.errors import ConfigError, DivergenceError, SottoError
 from peer.report.numbers import duration
 from peer.train.models import MODELS
 
+UNSHAPED = "unshaped"
+"""The profile without limits."""
 _START_S = 20.0
 """What eight processes take to start, for the estimate of the time left until it is known better."""
 
@@ -74,8 +77,7 @@ class Bench:
                 "seed": seed,
                 "step_s": self.study.step_s,
                 "peers": self.study.peers,
-                "predicted_round_s": prediction.round_s if prediction else None,
-                "predicted_link_share": prediction.link_share if prediction else None,
+                "simulated_round_s": prediction.round_s if prediction else None,
                 "commit": _commit(),
                 "load": os.getloadavg()[0],
                 **asdict(result),
@@ -113,23 +115,21 @@ class Bench:
         return predict.Prediction(**found) if found else None
 
     def rounds_to_target(self, contender: plan.Contender) -> int | None:
-        """Return how many rounds one of ours takes to the target, counted once; of a rival, those of allreduce."""
-        if not self.study.target_job:
+        """Return how many rounds a contender takes to the target, counted once; a rival, those of a job of ours."""
+        if not self.study.target_job or (contender.rival is not None and not contender.options):
             return None
-        if contender.rival is not None:
-            name = "d-psgd" if contender.rival.startswith("d-psgd") else "allreduce"
-            ours = next((each for each in self.study.contenders if each.name == name), None)
-            return self.rounds_to_target(ours) if ours is not None else None
+        config = self.study.target_config(contender, self.study.seeds[0])
 
         def count() -> dict[str, Any]:
-            config = self.study.target_config(contender, self.study.seeds[0])
             try:
                 found = predict.rounds_to_target(config, self.study.peers, self.study.target_accuracy)
             except DivergenceError:
                 found = None
             return {"rounds": found}
 
-        kept = self._kept(f"target--{contender.name}", count)
+        # By what is trained, not by name: rivals are counted with jobs of ours.
+        setting = f"{config.model_dump_json()} {self.study.peers} {self.study.target_accuracy}"
+        kept = self._kept(f"target--{hashlib.sha256(setting.encode()).hexdigest()[:16]}", count)
         return kept["rounds"] if kept else None
 
     def rows(self) -> list[dict[str, Any]]:
@@ -140,8 +140,21 @@ class Bench:
             if file.exists():
                 row = json.loads(file.read_text())
                 row["rounds_to_target"] = self.rounds_to_target(contender)
-                rows.append(row)
+                rows.append(row | self._foreseen(row))
         return rows
+
+    def _foreseen(self, row: Mapping[str, Any]) -> dict[str, float]:
+        """Return what a round was to take: what the simulator says of the links, on top of what it takes without any.
+
+        The simulator knows the stated step and no processor. What eight peers compute on this machine, and what it does
+        besides, is in the cell without links.
+        """
+        file = self._folder / "cells" / f"{row['contender']}--{UNSHAPED}--{row['seed']}.json"
+        if row["simulated_round_s"] is None or row["profile"] == UNSHAPED or not file.exists():
+            return {}
+        alone = json.loads(file.read_text())["round_s"]
+        foreseen = alone + row["simulated_round_s"] - self.study.step_s
+        return {"predicted_round_s": foreseen, "predicted_link_share": 1 - alone / foreseen}
 
     def report(self, sizes: Sequence[int]) -> Path:
         """Write results.json, results.csv and report.html; return the last."""
@@ -165,7 +178,7 @@ class Bench:
         study = self.study
         limit_s = 120.0 + 20 * study.cell_s + 3 * self._expected_s(contender, profile, seed)
         if contender.rival is not None:
-            shapes = [list(parameter.shape) for parameter in MODELS["resnet20"].make().parameters()]
+            shapes = [list(parameter.shape) for parameter in MODELS[study.model].make().parameters()]
             return rivals.run_rival(
                 contender.rival, shapes, study.peers, find(profile), rounds=rounds, step_s=study.step_s, limit_s=limit_s
             )
@@ -180,7 +193,7 @@ class Bench:
     def _rival_round_s(self, profile: str) -> float:
         """Return about what a round of a rival takes: two full models over the upload."""
         rate = find(profile).up_kbit
-        full = sum(parameter.numel() for parameter in MODELS["resnet20"].make().parameters()) * 4
+        full = sum(parameter.numel() for parameter in MODELS[self.study.model].make().parameters()) * 4
         return self.study.step_s + (2 * full * 8 / 1000 / rate if rate else 0.0)
 
     def _kept(self, name: str, compute: Any) -> dict[str, Any] | None:

@@ -298,8 +298,8 @@ class Synthetic:
     name = "synthetic"
     num_classes = 0
 
-    def __init__(self, parameters: int, layers: int, samples: int) -> None:
-        self.parameters, self.layers = parameters, layers
+    def __init__(self, parameters: int, layers: int, samples: int, noise: bool) -> None:
+        self.parameters, self.layers, self._noise = parameters, layers, noise
         numbers = stream(0, SHARED, Purpose.SIMULATION).normals(2 * samples).reshape(samples, 2)
         inputs = torch.from_numpy(numbers).to(torch.float32)
         # Curvatures of at least ½ keep the descent stable at rates below 1.
@@ -307,7 +307,7 @@ class Synthetic:
         self._data = TensorData(inputs, labels=torch.arange(samples) % 10)
 
     def make_model(self) -> nn.Module:
-        return Quadratic(self.parameters, self.layers)
+        return Quadratic(self.parameters, self.layers, self._noise)
 
     def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         loss: torch.Tensor = model(batch[0])
@@ -326,12 +326,13 @@ class Synthetic:
         return batch
 
 
-def synthetic(*, parameters: int = 270_000, layers: int = 20, samples: int = 4096) -> Task:
-    """Return a quadratic of that many parameters in that many layers, with a cheap gradient."""
+def synthetic(*, parameters: int = 270_000, layers: int = 20, samples: int = 4096, noise: bool = False) -> Task:
+    """Return a quadratic of that many parameters in that many layers, with a cheap gradient; with `noise`, one whose
+    messages entropy coding makes as little smaller as those of a network."""
     _whole("parameters", parameters, 1, 2**31)
     _whole("layers", layers, 1, 10_000)
     _whole("samples", samples, 1, 2**24)
-    return Synthetic(parameters, layers, samples)
+    return Synthetic(parameters, layers, samples, noise)
 
 
 TASKS: Mapping[str, TaskInfo] = {

@@ -30,6 +30,7 @@ peers = 4
 step_s = 0.5
 seeds = [0]
 profiles = ["10mbit", "moniqua-1mbit-1ms"]
+model = "resnet20"
 cell_s = 5
 least_rounds = 3
 most_rounds = 20
@@ -128,6 +129,7 @@ def test_figures_of_a_cell_leave_the_first_round_out() -> None:
     found = cell.summarize(records, [600, 900], 3, link)
     assert found.round_s == pytest.approx(1.25)
     assert found.rounds == 2
+    assert found.mean_round_s == pytest.approx(1.25)
     assert found.interface_bytes == 250
     assert found.loss_curve[-1] == (11.5, 300.0, 0.0)
 
@@ -135,16 +137,16 @@ def test_figures_of_a_cell_leave_the_first_round_out() -> None:
 def test_report_holds_tables_curves_and_figures(study: plan.Study, tmp_path: Path) -> None:
     out = tmp_path / "out"
     bench = bandwidth_study.Bench(study, out)
-    for name, round_s in (("full", 2.0), ("ddp", 4.0)):
-        row = {"contender": name, "profile": "10mbit", "seed": 0, "peers": 4, "step_s": 0.5, "load": 1.0, "commit": "c"}
-        row |= {"predicted_round_s": 1.0 if name == "full" else None, "predicted_link_share": 0.7}
-        row |= asdict(result(round_s=round_s))
-        (out / "cells" / f"{name}--10mbit--0.json").write_text(json.dumps(row))
+    for name, profile, round_s in (("full", "10mbit", 2.0), ("ddp", "10mbit", 4.0), ("full", "unshaped", 0.6)):
+        row = {"contender": name, "profile": profile, "seed": 0, "peers": 4, "step_s": 0.5, "load": 1.0, "commit": "c"}
+        row |= {"simulated_round_s": 2.4 if name == "full" else None} | asdict(result(round_s=round_s))
+        (out / "cells" / f"{name}--{profile}--0.json").write_text(json.dumps(row))
     page = bench.report([]).read_text()
     assert "10mbit" in page
     assert page.count("<svg") >= 2
-    # Half of what was measured, where the links take most of the round: marked.
-    assert "-50.0% !" in page
+    # 0.6 s without limits and 1.9 s of links, where 2 s were measured and the links take most of the round: marked.
+    assert "+25.0% !" in page
+    assert "76%" in page
     lines = list(csv.DictReader((out / "results.csv").open()))
     assert [(line["contender"], line["seconds_for_100_rounds"]) for line in lines] == [
         ("full", "200.0"),

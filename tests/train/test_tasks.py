@@ -185,6 +185,21 @@ def test_synthetic_descends_and_gives_every_number_its_own_gradient():
     assert trainer.evaluate(after).total.tolist() == [64]
 
 
+@pytest.mark.parametrize("noise", [False, True])
+def test_synthetic_with_noise_pushes_another_way_in_each_batch(noise: bool):
+    task = resolve_task("synthetic", {"parameters": 5000, "samples": 64, "noise": noise})
+
+    def pushes() -> np.ndarray:
+        trainer = make_synthetic_trainer(task)
+        origin = np.zeros_like(trainer.initial_vector())  # Where all that remains of the gradient is the push.
+        return np.stack([trainer.gradient(origin, round_, 0.1, 0.1).gradient.copy() for round_ in range(4)])
+
+    first = pushes()
+    alike = np.abs(np.corrcoef(first))[np.triu_indices(4, 1)]
+    assert alike.max() < 0.1 if noise else alike.min() > 0.999
+    assert np.array_equal(first, pushes())
+
+
 def make_synthetic_trainer(task: Task) -> Trainer:
     return Trainer(
         task,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import tempfile
 import time
@@ -32,6 +33,8 @@ class CellResult:
     rounds: int
     """Settled rounds."""
     round_s: float
+    """Median over the settled rounds: this machine does other work too."""
+    mean_round_s: float
     train_s: float
     """The stated step included."""
     gossip_s: float
@@ -94,7 +97,8 @@ def _rounds_of(folder: Path) -> list[RoundRecord]:
 def summarize(records: Sequence[Sequence[RoundRecord]], sent: Sequence[int], rounds: int, link: Measured) -> CellResult:
     """Return the figures of a run from its peers' records, by peer and round, and their interfaces' bytes."""
     settled = [row for rows in records for row in rows[SETTLE_ROUNDS:]]
-    spans = [(rows[-1].time_s - rows[SETTLE_ROUNDS - 1].time_s) / (len(rows) - SETTLE_ROUNDS) for rows in records]
+    ends = [statistics.mean(row.time_s for row in together) for together in zip(*records, strict=True)]
+    spans = [after - before for before, after in itertools.pairwise(ends[SETTLE_ROUNDS - 1 :])]
     curve, total = [], 0.0
     for together in zip(*records, strict=True):
         total += statistics.mean(row.frame_bytes for row in together)
@@ -105,6 +109,7 @@ def summarize(records: Sequence[Sequence[RoundRecord]], sent: Sequence[int], rou
     return CellResult(
         rounds=rounds - SETTLE_ROUNDS,
         round_s=statistics.median(spans),
+        mean_round_s=statistics.mean(spans),
         train_s=statistics.mean(row.train_s for row in settled),
         gossip_s=statistics.mean(row.gossip_s for row in settled),
         wait_s=statistics.mean(row.wait_s for row in settled),

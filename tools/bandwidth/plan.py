@@ -20,7 +20,7 @@ class Contender:
 
     name: str
     options: tuple[str, ...] = ()
-    """Overrides of the job, section.key=value."""
+    """Overrides of the job, section.key=value; of a rival, the job of ours whose rounds to the target are its own."""
     rival: str | None = None
     """A program of `rivals`; None is one of ours."""
     paper: str = ""
@@ -39,6 +39,8 @@ class Study:
     seeds: tuple[int, ...]
     profiles: tuple[str, ...]
     contenders: tuple[Contender, ...]
+    model: str
+    """The model whose parameters rivals send (`sotto list models`)."""
     job: tuple[str, ...]
     """Overrides that all contenders share."""
     cell_s: float
@@ -77,7 +79,7 @@ class Study:
 
 _KEYS = {
     "name": str, "title": str, "peers": int, "step_s": float, "seeds": list, "profiles": list, "job": list,
-    "cell_s": float, "least_rounds": int, "most_rounds": int,
+    "model": str, "cell_s": float, "least_rounds": int, "most_rounds": int,
 }  # fmt: skip
 
 

@@ -7,6 +7,7 @@ and nothing of the processor, so that a round of a real peer takes longer by wha
 from __future__ import annotations
 
 import tempfile
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from links.profiles import Profile
 
 from peer.config import Config
 from peer.metrics import MetricsStore
+from peer.report.progress import Progress
 from peer.simulate import run as simulator
 from peer.simulate.network import LinkModel
 
@@ -69,9 +71,17 @@ def rounds_to_target(config: Config, num_peers: int, accuracy: float) -> int | N
 
     It is looked at when the configuration evaluates. Raises SottoError, DivergenceError if the run diverges.
     """
+    stop = threading.Event()
+
+    def look(progress: Progress) -> None:
+        if progress.averaged_accuracy is not None and progress.averaged_accuracy >= accuracy:
+            stop.set()
+
     with tempfile.TemporaryDirectory(prefix="sotto-target-") as name:
         directory = Path(name)
-        simulator.run(config, Path(), num_peers=num_peers, directory=directory, baseline=False)
+        simulator.run(
+            config, Path(), num_peers=num_peers, directory=directory, baseline=False, on_progress=look, stop=stop
+        )
         store = MetricsStore(directory / "metrics.sqlite", read_only=True)
         reached = [each.round for each in store.evaluations() if each.peer == -1 and each.accuracy >= accuracy]
         store.close()

@@ -4,7 +4,7 @@
 
 The parameters have the shapes of the model and a gradient that costs next to nothing, and the local step is made to
 last STEP_S: DDP sends what it averages after the backward pass of the last layers, which is where the step ends. It
-prints the seconds at the end of each round as JSON.
+prints the seconds at the end of each round, and what the interface has sent by then, as JSON.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -95,14 +96,17 @@ def main(arguments: Sequence[str]) -> None:
         step = d_psgd(model, int(rank), int(workers))
     else:
         step = ddp(model, {"ddp": None, "ddp-fp16": "fp16", "ddp-powersgd": "powersgd"}[name])
-    ends = []
+    counter = Path(f"/sys/class/net/{os.environ['GLOO_SOCKET_IFNAME']}/statistics/tx_bytes")
+    ends, sent = [], []
     started = time.monotonic()
     for _ in range(int(rounds)):
         step(float(step_s))
         ends.append(time.monotonic() - started)
+        sent.append(int(counter.read_text()))
     dist.barrier()
-    print(json.dumps({"ends": ends, "cpu_s": time.process_time()}), flush=True)
-    dist.destroy_process_group()
+    print(json.dumps({"ends": ends, "sent_bytes": sent, "cpu_s": time.process_time()}), flush=True)
+    # Taken down in order, gloo now and then aborts in its threads.
+    os._exit(0)
 
 
 if __name__ == "__main__":

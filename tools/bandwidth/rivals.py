@@ -1,11 +1,12 @@
 """What others have built, on the same links: torch's DDP with gloo and its hooks, and D-PSGD on gloo.
 
-Gradients of DDP are averages over all workers, which is what `allreduce` of ours computes; the rounds to a target are
-taken from there, for the lossy hooks as well, which favours them.
+Gradients of DDP are averages over all workers, which is what `allreduce` of ours computes; studies count the rounds to
+a target with it, for the lossy hooks as well, which favours them.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import statistics
@@ -23,8 +24,9 @@ from bandwidth.cell import CellResult
 from peer.errors import SottoError
 
 PROGRAMS = ("ddp", "ddp-fp16", "ddp-powersgd", "d-psgd-gloo")
-SETTLE_ROUNDS = 3
-"""PowerSGD begins to compress after two rounds, and DDP arranges its buckets anew after the first."""
+SETTLE_ROUNDS = {"ddp-powersgd": 3}
+"""Rounds that are left out, where it is not the first alone, after which DDP arranges its buckets anew: PowerSGD begins
+to compress after two."""
 
 
 def run_rival(
@@ -39,11 +41,11 @@ def run_rival(
 ) -> CellResult:
     """Run the workers of a rival in shaped namespaces. Raises SottoError if one fails or `limit_s` is exceeded."""
     program = Path(__file__).with_name("rival_program.py")
-    rounds += SETTLE_ROUNDS
+    settle = SETTLE_ROUNDS.get(name, 1)
+    rounds += settle
     workers: list[subprocess.Popen[str]] = []
     with tempfile.TemporaryDirectory(prefix="sotto-rival-") as folder, link_network([profile] * num_workers) as network:
         link = measure(network, 0, 1, seconds=1.0)
-        before = [network.sent_bytes(worker) for worker in range(num_workers)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": INTERFACE}
         errors = [(Path(folder) / f"{worker}.log").open("w+") for worker in range(num_workers)]
         try:
@@ -68,19 +70,20 @@ def run_rival(
                 errors[number].seek(0)
                 lines = errors[number].read().strip().splitlines()
                 raise SottoError(f"{name} failed: {lines[-1] if lines else worker_process.returncode}")
-        sent = [network.sent_bytes(worker) - before[worker] for worker in range(num_workers)]
     found = [json.loads(text.splitlines()[-1]) for text in printed]
-    kept = rounds - SETTLE_ROUNDS
-    spans = [(each["ends"][-1] - each["ends"][SETTLE_ROUNDS - 1]) / kept for each in found]
+    ends = [statistics.mean(together) for together in zip(*(each["ends"] for each in found), strict=True)]
+    spans = [after - before for before, after in itertools.pairwise(ends[settle - 1 :])]
     return CellResult(
-        rounds=kept,
+        rounds=rounds - settle,
         round_s=statistics.median(spans),
+        mean_round_s=statistics.mean(spans),
         train_s=step_s,
         gossip_s=0.0,
         wait_s=statistics.median(spans) - step_s,
         cpu_s=statistics.mean(each["cpu_s"] for each in found) / rounds,
         payload_bytes=0.0,
-        interface_bytes=statistics.mean(sent) / rounds,
+        interface_bytes=statistics.mean(each["sent_bytes"][-1] - each["sent_bytes"][settle - 1] for each in found)
+        / (rounds - settle),
         goodput_kbit=link.goodput_kbit,
         round_trip_ms=link.round_trip_ms,
         asked_kbit=link.asked_kbit,
