@@ -73,6 +73,8 @@ class PeerAddress(Section):
     """Address and port under which the others reach it; without one it dials all its neighbours itself."""
     relay: str | None = None
     """Name of a reachable peer that connects it with neighbours that cannot be dialled either."""
+    joins_later: bool = False
+    """The run begins without it; it becomes a member when it is started. Such peers stand at the end of the list."""
 
 
 class SecurityOptions(Section):
@@ -335,6 +337,9 @@ class Config(Section):
         for peer in self.peers:
             if peer.relay is not None and peer.relay not in reachable:
                 raise ValueError(f"the relay of {peer.name}, {peer.relay!r}, is no peer with an advertise address")
+        later = [peer.joins_later for peer in self.peers]
+        if later != sorted(later) or (later and all(later)):
+            raise ValueError("peers with joins_later stand at the end of the list, after at least one that begins")
         if self.peers and self.peer.index >= len(self.peers):
             raise ValueError(f"peer.index is {self.peer.index}, but there are {len(self.peers)} peers (counted from 0)")
         return self
@@ -342,6 +347,10 @@ class Config(Section):
     @property
     def num_peers(self) -> int:
         return len(self.peers)
+
+    def num_members(self, num_peers: int) -> int:
+        """Return how many of the first `num_peers` peers take part from round 0 on."""
+        return num_peers - sum(peer.joins_later for peer in self.peers[:num_peers])
 
     def job_digest(self) -> str:
         """Return hex digests, joined by dots, of what all peers of a run must share, in the order of JOB_PARTS.

@@ -6,6 +6,7 @@ the arguments of the layers below; it knows no network and no clock.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import math
 import platform
@@ -29,10 +30,12 @@ from peer.gossip.base import AlgorithmSpec, GraphNeed, NodeContext
 from peer.gossip.budget import BandwidthBudget, nominal_bits, variants_of
 from peer.gossip.error_feedback import final_rounds_for
 from peer.gossip.graphs import GraphFile
+from peer.gossip.membership import Membership
 from peer.gossip.pairwise import PairNode
 from peer.gossip.session import LatePolicy
 from peer.gossip.theta import largest_stable_rate
 from peer.gossip.topology import Schedule
+from peer.gossip.views import ViewSchedule, restricted
 from peer.pair_participant import PairParticipant
 from peer.participant import LocalSteps, Participant
 from peer.random import PhiloxSource
@@ -192,7 +195,7 @@ def describe_compressor(compressor: BoundedCompressor) -> str:
 
 def validate_config(config: Config, base: Path, num_peers: int | None = None) -> list[validate.Finding]:
     """Return what the theory says against this configuration; raises ConfigError for what is impossible."""
-    count = num_peers or config.num_peers
+    count = config.num_members(num_peers or config.num_peers)
     if count < 1:
         raise ConfigError("no peers are listed", key="peers", valid="one [[peers]] table for each device")
     schedule = build_schedule(config, base, count)
@@ -209,7 +212,7 @@ def unreachable_pairs(config: Config, schedule: Schedule, only: int | None = Non
         f"{config.peers[one].name} and {config.peers[other].name} are neighbours in this graph, and neither has an "
         "advertise address at which the other could dial it; give one of them an address or a relay, or choose a graph "
         "in which they are not neighbours"
-        for one, peer in enumerate(config.peers)
+        for one, peer in enumerate(config.peers[: schedule.num_peers])
         for other in sorted({*schedule.all_receivers(one), *schedule.all_senders(one)})
         if one < other and only in (None, one, other)
         if not any(each.advertise or each.relay for each in (peer, config.peers[other]))
@@ -296,7 +299,9 @@ class Job:
     task: Task
     manifest: Manifest
     schedule: Schedule
+    """Of the members that the run starts with."""
     compressor: BoundedCompressor
+    rounds_per_epoch: int = 1
 
     @classmethod
     def open(cls, config: Config, base: Path, num_peers: int | None = None) -> Job:
@@ -312,8 +317,9 @@ class Job:
         manifest = deal(config, task.train_data(), count)
         largest = max(len(indices) for indices in manifest.train)
         steps = config.training.batch_size * config.training.local_steps
-        schedule = build_schedule(config, base, count, rounds_per_epoch=max(1, math.ceil(largest / steps)))
-        return cls(config, base, count, task, manifest, schedule, build_compressor(config))
+        rounds_per_epoch = max(1, math.ceil(largest / steps))
+        schedule = build_schedule(config, base, config.num_members(count), rounds_per_epoch=rounds_per_epoch)
+        return cls(config, base, count, task, manifest, schedule, build_compressor(config), rounds_per_epoch)
 
     @cached_property
     def spec(self) -> AlgorithmSpec:
@@ -352,6 +358,76 @@ class Job:
             adaptive=options.deadlines == "adaptive",
         )
 
+    @cached_property
+    def first_members(self) -> tuple[int, ...]:
+        """Who takes part in round 0; the others may join later."""
+        return tuple(range(self.schedule.num_peers))
+
+    @cached_property
+    def why_no_changes(self) -> str | None:
+        """A sentence where members cannot change during the run; None where they can."""
+        able = [spec.name for spec in gossip.specs() if spec.changes_members]
+        if not self.spec.changes_members:
+            return f"{self.spec.name} needs the same peers throughout; algorithms with which members may change: " + (
+                ", ".join(able)
+            )
+        if self.config.rounds.late != "wait":
+            return 'members may change with rounds.late = "wait" only'
+        if self.config.compressor.budget_kbytes_per_s is not None:
+            return "members cannot change in a run with compressor.budget_kbytes_per_s"
+        return None
+
+    def views(self) -> ViewSchedule:
+        """Return a schedule for one peer that follows the members."""
+        return ViewSchedule(self.num_peers, Membership(self.first_members), self.graph_of)
+
+    def graph_of(self, members: tuple[int, ...]) -> Schedule:
+        """Return the schedule over the positions of some members, the same on every device.
+
+        Where the configured kind has no graph for that many (a hypercube of 7), a ring takes its place; a graph from a
+        file keeps the edges between those that are left, if they still hold together.
+        """
+        if members == self.first_members:
+            return self.schedule
+        if members not in self._graphs:
+            self._graphs[members] = self._graph_without_checks(members)
+        return self._graphs[members]
+
+    @cached_property
+    def _graphs(self) -> dict[tuple[int, ...], Schedule]:
+        return {}
+
+    def _graph_without_checks(self, members: tuple[int, ...]) -> Schedule:
+        if len(members) == 1:
+            return Schedule.from_matrices([[[1.0]]])
+        graph: Schedule | None = None
+        if self.config.graph.file is not None:
+            if set(members) <= set(self.first_members):
+                kept = [restricted(matrix.dense(), members) for matrix in self.schedule.matrices]
+                graph = Schedule.from_matrices(kept, self.schedule.period_rounds)
+        else:
+            with contextlib.suppress(ConfigError):
+                per_epoch = self.rounds_per_epoch
+                graph = build_schedule(self.config, self.base, len(members), rounds_per_epoch=per_epoch)
+        if graph is None or not graph.is_strongly_connected:
+            graph = topology.build_schedule(len(members), "ring")
+        return graph
+
+    def check_members(self, members: tuple[int, ...]) -> None:
+        """Raise ConfigError if the run cannot go on between these members."""
+        if self.config.graph.file is not None:
+            if not set(members) <= set(self.first_members):
+                raise ConfigError("a graph from a file has no place for a peer that joins", key="graph.file")
+            union = restricted(sum(matrix.dense() for matrix in self.schedule.matrices), members)
+            kept = Schedule.from_matrices([union / union.sum(axis=0)])
+            if len(members) > 1 and not kept.is_strongly_connected:
+                raise ConfigError(
+                    "without that peer not every peer hears of every other; let the run end, or give it another graph",
+                    key="graph.file",
+                )
+        if len(members) > 1:
+            refuse_errors(_check(self.config, self.graph_of(members), self.compressor))
+
     def trainer(self, peer: int) -> Trainer:
         """Return the training side of one peer."""
         from peer.train.local_step import Trainer
@@ -373,7 +449,7 @@ class Job:
         options = self.config.algorithm
         return NodeContext(
             peer=peer,
-            schedule=self.schedule,
+            schedule=self.schedule if self.why_no_changes else self.views(),
             layout=layout,
             draw_source=PhiloxSource(self.config.run.seed, peer),
             compressor=self.compressor,
@@ -421,6 +497,8 @@ class Job:
             late=self.late_policy,
             budget=self.budget(peer, layout),
             variants=self.variants,
+            why_no_changes=self.why_no_changes,
+            check_members=self.check_members,
             observe=observe,
             **({} if cpu_clock is None else {"cpu_clock": cpu_clock}),
         )

@@ -16,14 +16,18 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from peer import wire
+from peer import notice, wire
 from peer.compress import Compressor
 from peer.compress.layout import Layout
 from peer.compress.payload import FloatArray
-from peer.errors import RemoteProtocolError, StateError
+from peer.errors import ConfigError, RemoteProtocolError, StateError
 from peer.gossip.base import Algorithm, Digests, Metrics
+from peer.gossip.boundary import TRANSFER_PHASE, partners
 from peer.gossip.budget import BandwidthBudget
+from peer.gossip.membership import Change, ChangeKind
+from peer.gossip.replicas import ReplicaAlgorithm
 from peer.gossip.session import LatePolicy, Outcome, Session
+from peer.gossip.views import ViewSchedule
 from peer.metrics import RoundRecord
 from peer.wire.message import Message, MessageKind, RepairWish
 
@@ -75,6 +79,9 @@ class Turn:
 
     parcels: list[Parcel] = field(default_factory=list)
     finished: RoundRecord | None = None
+    news: Change | None = None
+    """A change of members that was not known before: there may be other neighbours now, and for one that is lost
+    `Participant.lose` has to be called."""
 
 
 class Participant:
@@ -91,11 +98,15 @@ class Participant:
         late: LatePolicy | None = None,
         budget: BandwidthBudget | None = None,
         variants: Sequence[Compressor] = (),
+        why_no_changes: str | None = None,
+        check_members: Callable[[tuple[int, ...]], None] = lambda members: None,
         observe: Callable[[str, int, int, bytes], None] | None = None,
         cpu_clock: Callable[[], float] = time.process_time,
         stopwatch: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`observe(what, round, other, frame)` is told of every frame "sent" and "applied" (for tests of mass).
+        """`why_no_changes`: a sentence where members cannot change in this run; otherwise the schedule of the algorithm
+        is a `ViewSchedule`. `check_members` raises ConfigError for members between whom the run cannot go on.
+        `observe(what, round, other, frame)` is told of every frame "sent" and "applied" (for tests of mass).
         `budget` chooses among `variants`, the compressor and what it can be turned down to.
         The two clocks only fill the record of times; nothing that is computed depends on them."""
         self.peer = peer
@@ -103,7 +114,16 @@ class Participant:
         self.local_steps = local_steps
         self.layout = layout
         node = algorithm.node
-        self.session = Session(algorithm, in_neighbors=node.schedule.all_senders(peer), max_lead=max_lead, late=late)
+        self._views = node.schedule if isinstance(node.schedule, ViewSchedule) and why_no_changes is None else None
+        self._why_no_changes, self._check_members = why_no_changes, check_members
+        self._lead = max_lead
+        self.session = Session(
+            algorithm,
+            in_neighbors=node.schedule.all_senders(peer),
+            max_lead=max_lead,
+            late=late,
+            views=self._views,
+        )
         self.budget, self._variants = budget, tuple(variants)
         self._observe = observe
         self._cpu_clock, self._stopwatch = cpu_clock, stopwatch
@@ -187,6 +207,9 @@ class Participant:
 
     def receive(self, sender: int, frame: bytes, now: float) -> Turn:
         """Take a frame from a neighbour. Raises RemoteProtocolError, which names the sender: drop the frame."""
+        if notice.is_notice(frame):
+            change = notice.decode(frame, self.algorithm.node.schedule.num_peers, sender=sender)
+            return self.learn(change, now, source=sender)
         return self.take(self.decode(sender, frame), now)
 
     def decode(self, sender: int, frame: bytes) -> Message:
@@ -267,6 +290,144 @@ class Participant:
         """Whether a repair is one that was asked for."""
         return repair.sender in self.session.waiting_for or repair.sender in self._asked_whole
 
+    # Members that come and go.
+
+    @property
+    def is_member(self) -> bool:
+        """Whether this peer takes part in the coming round, or the one under way."""
+        if self._views is None or self.session.in_round:
+            return True
+        return self.peer in self._views.membership.members(self.round)
+
+    @property
+    def has_left(self) -> bool:
+        """Whether this peer was a member and has handed over what it had."""
+        return not self.is_member and self.round > 0
+
+    @property
+    def members(self) -> tuple[int, ...] | None:
+        """Who takes part in the coming round, or the one under way; None where members cannot change."""
+        return None if self._views is None else self._views.membership.members(self.round)
+
+    @property
+    def coming_changes(self) -> tuple[Change, ...]:
+        """What is known to change after the coming round, or the one under way."""
+        return () if self._views is None else self._views.membership.applied_after(self.round)
+
+    def partners(self) -> tuple[set[int], set[int]]:
+        """Return (whom this peer hears, who hears it), now and with the members to come as far as they are known."""
+        schedule, me = self.algorithm.node.schedule, self.peer
+        if self._views is None:
+            return set(schedule.all_senders(me)), set(schedule.all_receivers(me))
+        views, senders, receivers = self._views, set[int](), set[int]()
+        for t in (self.round, *(change.effective for change in self.coming_changes)):
+            senders |= set(views.senders_from(t, me))
+            receivers |= set(views.receivers_from(t, me))
+            others = partners(views, t - 1, me, push_sum=self.algorithm.spec.push_sum) if t > self.round else set()
+            senders, receivers = senders | others, receivers | others
+        return senders - self.session.lost, receivers - self.session.lost
+
+    def plan(self, kind: ChangeKind, subject: int) -> Change:
+        """Return a change that this peer can announce (`learn`): it counts from a round before which every member will
+        have heard of it. Raises ConfigError, with the reason, if the members cannot change like that.
+
+        Whoever is at distance d of this peer can complete its round r + d only with a message that follows the
+        announcement, since frames come in order; and nobody is further ahead or behind than `max_lead` rounds. Three
+        times that leaves room for the graph with a lost peer missing, and for neighbours that are new to each other.
+        """
+        key = "algorithm.name" if self._why_no_changes else None
+        if self._views is None:
+            raise ConfigError(self._why_no_changes or "the members of this run cannot change", key=key)
+        membership = self._views.membership
+        effective = self.round + 3 * self._lead + 3
+        rounds = self.algorithm.node.rounds
+        if effective >= rounds:
+            raise ConfigError(
+                f"the run ends after round {rounds - 1}, before everybody could know (round {effective}); "
+                "let it end, or stop this peer"
+            )
+        planned = replace_members(membership.coming(self.round)[-1], kind, subject)
+        if planned is None or any(change.subject == subject for change in self.coming_changes):
+            state = "about to change already" if self.coming_changes else "no member" if kind > 1 else "a member"
+            raise ConfigError(f"peer {subject} is {state}; nothing was announced")
+        if kind is ChangeKind.LEAVE and any(
+            change.kind is ChangeKind.JOIN and change.issuer == subject for change in self.coming_changes
+        ):
+            raise ConfigError(f"peer {subject} sponsors a peer that joins; let it leave after that")
+        if kind is ChangeKind.JOIN and any(change.subject == self.peer for change in self.coming_changes):
+            raise ConfigError("this peer is about to leave and sponsors nobody; ask another one")
+        self._check_members(planned)
+        return Change(kind, subject, self.peer, effective)
+
+    def learn(self, change: Change, now: float, source: int | None = None) -> Turn:
+        """Take note of a change of the members and pass it on; `source` told it, None stands for this peer's own.
+
+        Raises RemoteProtocolError if it cannot be, and StateError if it comes too late to be heeded.
+        """
+        if self._views is None:
+            raise RemoteProtocolError(f"announced a change of members: {self._why_no_changes}", peer=source)
+        membership, t = self._views.membership, self.round
+        if change in membership.changes:
+            return Turn()
+        if change.kind is ChangeKind.LOST and change.subject == self.peer:
+            raise StateError(
+                f"peer {change.issuer} declared this peer lost: what it has is not part of the run any more; delete its "
+                "state folder and let it join anew"
+            )
+        joins = change.kind is ChangeKind.JOIN and change.subject == self.peer
+        takes_part = self.peer in membership.members(t) and not joins
+        if takes_part and change.effective <= t + 1:
+            raise StateError(
+                f"heard in round {t} of a change of members that counts from round {change.effective}: the others go on "
+                "without what this peer does now; stop the run and start it from its checkpoints"
+            )
+        membership.add(change)
+        self.session.max_lead = 4 * self._lead + 4
+        turn = Turn(news=change)
+        if change.kind is ChangeKind.JOIN:
+            self.session.readmit(change.subject)
+        senders, receivers = self.partners()
+        hears_it = (senders | receivers) - {source, change.subject}
+        turn.parcels = [self._notice(other, change) for other in sorted(hears_it)]
+        if change.kind is ChangeKind.JOIN and change.issuer == self.peer:
+            # The new peer knows of nothing; of itself last, since with that it begins.
+            history = [each for each in membership.changes if each != change]
+            turn.parcels += [self._notice(change.subject, each) for each in (*history, change)]
+        if joins:
+            outcome = self.session.join(change.effective, now)
+            following = self._perform(outcome, now)
+            turn.parcels += following.parcels
+            turn.finished = following.finished
+        return turn
+
+    def lose(self, peer: int, unreceived: Sequence[bytes], now: float) -> Turn:
+        """Go on without a peer of whose loss `learn` took note; `unreceived` are the own frames that it has not for
+        good."""
+        dtype = self.algorithm.x.dtype
+        messages = [wire.decode(frame, self.layout, dtype=dtype) for frame in unreceived if not notice.is_notice(frame)]
+        return self._perform(self.session.lose(peer, messages, now), now)
+
+    @property
+    def to_lose(self) -> tuple[int, ...]:
+        """Lost peers for which `lose` was not called yet, ascending."""
+        if self._views is None:
+            return ()
+        changes = self._views.membership.changes
+        lost = {change.subject for change in changes if change.kind is ChangeKind.LOST}
+        rejoined = {
+            each.subject
+            for each in changes
+            if each.kind is ChangeKind.JOIN
+            and all(other.order < each.order for other in changes if other.subject == each.subject and other != each)
+        }
+        return tuple(sorted(lost - rejoined - self.session.lost))
+
+    def _notice(self, receiver: int, change: Change) -> Parcel:
+        frame = notice.encode(change)
+        self._account.messages += 1
+        self._account.frame_bytes += len(frame)
+        return Parcel(receiver, frame, 0, sequenced=True)
+
     def state(self) -> tuple[dict[str, object], dict[str, npt.NDArray[Any]]]:
         """Return (JSON values, arrays): everything the next rounds depend on. Between rounds only."""
         self.session.absorb_late()
@@ -276,6 +437,8 @@ class Participant:
         if self.budget is not None:
             arrays |= {f"budget/{name}": value for name, value in self.budget.state().items()}
         state = {"session": self.session.state(), "layout": self.layout.digest, "repairs": self._replica_repairs}
+        if self._views is not None and not self._views.membership.is_settled:
+            state["members"] = self._views.membership.state()
         return state, arrays
 
     def restore(self, state: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> None:
@@ -286,13 +449,28 @@ class Participant:
             if self.budget is not None:
                 self.budget.restore(_part(arrays, "budget/"))
                 self.algorithm.use_compressor(self._variants[self.budget.variant])
+            self._restore_members(state)
             self.algorithm.restore(_part(arrays, "algorithm/"))
             self.algorithm.restore_transport(_part(arrays, "buffer/"))
             self.local_steps.restore(_part(arrays, "training/"))
-            self.session.restore(state["session"])
             self._replica_repairs = int(state.get("repairs", 0))
         except (KeyError, TypeError, ValueError) as error:
             raise StateError(f"the checkpoint does not fit this configuration: {error}") from None
+
+    def _restore_members(self, state: Mapping[str, Any]) -> None:
+        """Go back to the round of a state, with its members and the edges between them."""
+        changes = state.get("members", [])
+        if changes and self._views is None:
+            raise StateError(f"the members changed in the run of this checkpoint: {self._why_no_changes}")
+        if self._views is not None:
+            self._views.membership.restore(changes)
+        self.session.restore(state["session"])
+        if self._views is not None and changes:
+            self.session.max_lead = 4 * self._lead + 4
+            self._views.enter(self.round)
+            if isinstance(self.algorithm, ReplicaAlgorithm):
+                senders, receivers = self._views.all_senders(self.peer), self._views.all_receivers(self.peer)
+                self.algorithm.replicas.change_edges(senders, receivers, self.round)
 
     def _perform(self, outcome: Outcome, now: float) -> Turn:
         turn = Turn(parcels=[self._parcel(receiver, message) for receiver, message in outcome.sends])
@@ -319,7 +497,7 @@ class Participant:
         self._account.frame_bytes += len(frame)
         values = self.layout.size if message.layer_ids is None else _num_values(message, self.layout)
         self._account.values += values
-        if self._observe is not None and message.kind is MessageKind.GOSSIP:
+        if self._observe is not None and message.kind is MessageKind.GOSSIP and message.phase < TRANSFER_PHASE:
             self._observe("sent", message.round, receiver, frame)
         self._account.entropy_bits += entropy_bits
         sequenced = message.kind in (MessageKind.GOSSIP, MessageKind.NOTHING)
@@ -377,6 +555,13 @@ class _Account:
     entropy_bits: float = 0.0
     train_s: float = 0.0
     gossip_s: float = 0.0
+
+
+def replace_members(members: tuple[int, ...], kind: ChangeKind, subject: int) -> tuple[int, ...] | None:
+    """Return the members after a change; None if it changes nothing, or leaves nobody."""
+    if (subject in members) == (kind is ChangeKind.JOIN) or members == (subject,):
+        return None
+    return tuple(sorted({*members} ^ {subject}))
 
 
 def _num_values(message: Message, layout: Layout) -> int:

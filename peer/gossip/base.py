@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol, TypeAlias
 
@@ -68,6 +68,8 @@ class AlgorithmSpec:
     """A sender may leave a receiver out of a round by telling it so (`MessageKind.NOTHING`)."""
     time_varying: bool = False
     """Works on graphs that change over time."""
+    changes_members: bool = False
+    """Peers may join, leave or be lost during a run (`gossip.boundary`)."""
     uses_averaging_rate: bool = True
     asynchronous: bool = False
     local_steps: bool = True
@@ -211,6 +213,17 @@ class Algorithm(ABC):
         Called between rounds (before `begin`), in order of the message's round, then of its sender.
         """
         raise NotImplementedError(f"{self.spec.name} cannot go on without a neighbour")
+
+    def without(self, peer: int, unreceived: Sequence[Message]) -> None:
+        """Go on without a peer that is lost for good; `unreceived` are the own messages that it never got.
+
+        Called between rounds. A push-sum algorithm takes their mass back; where there is no push-sum, what was put back
+        for a message that did not come stays.
+        """
+        raise NotImplementedError(f"{self.spec.name} cannot lose a peer")
+
+    def shrunk_(self, scale: float) -> None:
+        """Take note that x was multiplied by `scale`, because a joining peer got the rest."""
 
     def answer(self, request: Message) -> Message:
         """Return the answer to a request that may come at any time (repair of a modulo code)."""

@@ -8,7 +8,7 @@ mass.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -30,6 +30,7 @@ from peer.gossip.mixing import (
     mixed_push_weight,
     payload_distance,
     restored_like,
+    take_back_,
     whole,
 )
 from peer.wire.message import Message
@@ -57,6 +58,7 @@ class DeepSqueeze(Algorithm):
         compresses=True,
         tolerates_late=True,
         time_varying=True,
+        changes_members=True,
         state=("error_memory",),
     )
 
@@ -88,6 +90,9 @@ class DeepSqueeze(Algorithm):
         self._held.settle_(self.x, message.round, message.sender)
         add_decompressed_(self.x, message.layers, self.node.layout, self.node.averaging_rate * message.mixing_weight)
 
+    def without(self, peer: int, unreceived: Sequence[Message]) -> None:
+        self._held.forget(peer)
+
     def metrics(self) -> Metrics:
         return Metrics(error_norm=float(np.linalg.norm(self.error_memory)))
 
@@ -117,6 +122,7 @@ class SparsePush(Algorithm):
         may_send_nothing=True,
         tolerates_late=True,
         time_varying=True,
+        changes_members=True,
         state=("error_memory",),
     )
 
@@ -151,6 +157,12 @@ class SparsePush(Algorithm):
     def absorb_late(self, message: Message) -> None:
         absorb_push_sum_(self, message, self.averaging_rate(message.round))
 
+    def without(self, peer: int, unreceived: Sequence[Message]) -> None:
+        take_back_(self, unreceived)
+
+    def shrunk_(self, scale: float) -> None:
+        self.error_memory *= self.error_memory.dtype.type(scale)
+
     def metrics(self) -> Metrics:
         return Metrics(push_weight=self.u, error_norm=float(np.linalg.norm(self.error_memory)))
 
@@ -180,6 +192,7 @@ class Scsp(SparsePush):
         may_send_nothing=True,
         tolerates_late=True,
         time_varying=True,
+        changes_members=True,
         state=("error_memory",),
     )
 

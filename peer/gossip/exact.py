@@ -6,7 +6,7 @@ was sent, so that the average of all models moves by the gradients alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy.typing as npt
@@ -26,6 +26,7 @@ from peer.gossip.mixing import (
     local_step_rate,
     mixed_push_weight,
     payload_distance,
+    take_back_,
 )
 from peer.wire.message import Message
 
@@ -67,6 +68,7 @@ class DPsgd(Algorithm):
         graph=GraphNeed.DOUBLY,
         tolerates_late=True,
         time_varying=True,
+        changes_members=True,
     )
 
     def __init__(self, node: NodeContext, x0: FloatArray) -> None:
@@ -99,6 +101,9 @@ class DPsgd(Algorithm):
         self._held.settle_(self.x, message.round, message.sender)
         add_decompressed_(self.x, message.layers, self.node.layout, scale)
 
+    def without(self, peer: int, unreceived: Sequence[Message]) -> None:
+        self._held.forget(peer)
+
     def metrics(self) -> Metrics:
         return Metrics(neighbor_distance=payload_distance(self, self._own, 1.0, self._heard))
 
@@ -127,6 +132,7 @@ class Sgp(Algorithm):
         may_send_nothing=True,
         tolerates_late=True,
         time_varying=True,
+        changes_members=True,
     )
 
     def __init__(self, node: NodeContext, x0: FloatArray) -> None:
@@ -152,6 +158,9 @@ class Sgp(Algorithm):
 
     def absorb_late(self, message: Message) -> None:
         absorb_push_sum_(self, message, self.node.averaging_rate)
+
+    def without(self, peer: int, unreceived: Sequence[Message]) -> None:
+        take_back_(self, unreceived)
 
     def metrics(self) -> Metrics:
         distance = payload_distance(self, self._own, self._u_sent, self._heard)

@@ -7,7 +7,7 @@ on what was sent and never on when it came. Weights are those that the senders t
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -195,6 +195,12 @@ def absorb_push_sum_(algorithm: Algorithm, message: Message, rate: float) -> Non
     algorithm.u += scale * message.push_weight
 
 
+def take_back_(algorithm: Algorithm, unreceived: Sequence[Message]) -> None:
+    """Add to a push-sum peer what it had given to a peer that is lost and never got it: it is as if it had kept it."""
+    for message in unreceived:
+        algorithm.absorb_late(message)
+
+
 def payload_distance(
     algorithm: Algorithm, own: Payload, push_weight: float, heard: Mapping[int, Message]
 ) -> float | None:
@@ -246,6 +252,11 @@ class HeldBack:
         add_scaled_(x, -self._scales.pop((t, sender)), self._values[t])
         if all(held != t for held, _ in self._scales):
             del self._values[t]
+
+    def forget(self, sender: int) -> None:
+        """Leave what was put back for a sender as it is: its messages will not come."""
+        self._scales = {pair: scale for pair, scale in self._scales.items() if pair[1] != sender}
+        self._values = {t: value for t, value in self._values.items() if any(held == t for held, _ in self._scales)}
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
         """Return what is held as arrays: nothing while nobody is late."""

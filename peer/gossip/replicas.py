@@ -21,7 +21,7 @@ import xxhash
 
 from peer import wire
 from peer.compress import add_decompressed_
-from peer.compress.payload import FloatArray, Payload, WholeIntegers
+from peer.compress.payload import Dense, FloatArray, Payload, WholeIntegers
 from peer.errors import LocalProtocolError, RemoteProtocolError
 from peer.gossip.base import Algorithm, AlgorithmSpec, Digests, Exchange, GraphNeed, Metrics, NodeContext
 from peer.gossip.mixing import (
@@ -37,6 +37,7 @@ from peer.gossip.mixing import (
     mixed_push_weight,
     own_weight,
     restored_like,
+    whole,
 )
 from peer.wire.message import Message, MessageKind, RepairWish
 
@@ -154,6 +155,37 @@ class Replicas:
                 self.of[sender][part] = values
             self._digests.pop(sender, None)
 
+    # Edges that come and go (`gossip.boundary`).
+
+    def change_edges(self, senders: Sequence[int], receivers: Sequence[int], t: int) -> None:
+        """Keep copies of these senders and send to these receivers from round t on; a copy that is new is zero until
+        `start_copy`."""
+        self.senders, self.receivers = tuple(senders), tuple(receivers)
+        self._rounds = {j: self._rounds.get(j, t) for j in senders}
+        kept = sorted({self._node.peer, *senders})
+        self.of = {j: self.of[j] if j in self.of else np.zeros_like(self.own) for j in kept}
+        self._digests = {j: check for j, check in self._digests.items() if j in self.of}
+        self._whole = {j: message for j, message in self._whole.items() if j in self.of}
+
+    def restart_own(self, x: FloatArray, t: int) -> None:
+        """Let the own copy be `x` (copied) before the difference of round t: all receivers get it whole."""
+        np.copyto(self.own, x)
+        self._own_rounds = t
+        self._digests.pop(self._node.peer, None)
+
+    def own_copy(self, t: int) -> Message:
+        """Return the own copy as a message of round t that loses nothing."""
+        return Message(MessageKind.GOSSIP, self._node.peer, t, layers=whole(self.own, self._node.layout))
+
+    def start_copy(self, message: Message) -> None:
+        """Put what `own_copy` returned at its sender in the place of the copy. Raises RemoteProtocolError."""
+        values = np.concatenate([layer.values for layer in message.layers if isinstance(layer, Dense)])
+        if values.size != self.own.size:
+            raise RemoteProtocolError("sent a copy in another form than whole", peer=message.sender)
+        np.copyto(self.of[message.sender], values)
+        self._rounds[message.sender] = message.round + 1
+        self._digests.pop(message.sender, None)
+
     def _add_(self, copy: FloatArray, payload: Payload, scale: float, decay: float) -> FloatArray:
         if decay != 1.0:
             copy *= copy.dtype.type(decay)
@@ -166,7 +198,8 @@ class Replicas:
         distances = [
             distance(self.of[j], self.own, u, u_own)
             for j, u in sorted(push_weights.items())
-            if j != self._node.peer and u > 0.0
+            # A copy may be gone by the end of the round: its peer left or is lost.
+            if j != self._node.peer and j in self.of and u > 0.0
         ]
         return sum(distances) / len(distances) if distances else None
 
@@ -220,6 +253,23 @@ class ReplicaAlgorithm(Algorithm):
             raise RemoteProtocolError("asks for no layer of a replica", peer=request.sender)
         return self.replicas.whole(request.wanted)
 
+    def without(self, peer: int, unreceived: Sequence[Message]) -> None:
+        """Send a lost peer nothing more and keep no copy of it.
+
+        With push-sum, what it never received comes back: η W x̂(s) and η W u(s) of each round s, the copy of that round
+        being today's less the differences since.
+        """
+        if self.spec.push_sum and unreceived:
+            copy = self.replicas.own.copy()
+            for message in sorted(unreceived, key=lambda message: -message.round):
+                scale = self.node.averaging_rate * message.mixing_weight
+                add_scaled_(self.x, scale, copy)
+                self.u += scale * message.push_weight
+                add_decompressed_(copy, message.layers, self.node.layout, -1.0)
+        senders = [j for j in self.replicas.senders if j != peer]
+        receivers = [j for j in self.replicas.receivers if j != peer]
+        self.replicas.change_edges(senders, receivers, 0)
+
     def state(self) -> dict[str, npt.NDArray[Any]]:
         return {**super().state(), **self.replicas.state()}
 
@@ -250,6 +300,7 @@ class ChocoSgd(ReplicaAlgorithm):
         compresses=True,
         tolerates_late=True,
         time_varying=True,
+        changes_members=True,
         state=("replicas",),
     )
 
@@ -281,6 +332,10 @@ class ChocoSgd(ReplicaAlgorithm):
         self._held.settle_(self.x, message.round, message.sender)
         scale = self.node.averaging_rate * message.mixing_weight
         add_scaled_(self.x, scale, self.replicas.apply_(message))
+
+    def without(self, peer: int, unreceived: Sequence[Message]) -> None:
+        super().without(peer, unreceived)
+        self._held.forget(peer)
 
     def metrics(self) -> Metrics:
         return Metrics(
@@ -314,6 +369,7 @@ class QuantSgp(ReplicaAlgorithm):
         compresses=True,
         tolerates_late=True,
         time_varying=True,
+        changes_members=True,
         state=("replicas",),
     )
 

@@ -13,13 +13,15 @@ between rounds and for later rounds.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from peer.compress.payload import FloatArray
 from peer.errors import LocalProtocolError, RemoteProtocolError
 from peer.gossip.base import Algorithm, Exchange
+from peer.gossip.boundary import COPY_PHASE, TRANSFER_PHASE, Boundary, take_back_gifts_
 from peer.gossip.deadlines import Deadlines
+from peer.gossip.views import ViewSchedule
 from peer.wire.message import Message, MessageKind
 
 _ROUND_KINDS = frozenset({MessageKind.GOSSIP, MessageKind.NOTHING, MessageKind.REPAIR})
@@ -55,10 +57,17 @@ class Session:
     """One peer's place in the sequence of rounds."""
 
     def __init__(
-        self, algorithm: Algorithm, *, in_neighbors: Iterable[int], max_lead: int, late: LatePolicy | None = None
+        self,
+        algorithm: Algorithm,
+        *,
+        in_neighbors: Iterable[int],
+        max_lead: int,
+        late: LatePolicy | None = None,
+        views: ViewSchedule | None = None,
     ) -> None:
         """`max_lead`: how many rounds an honest in-neighbour can be ahead (the graph's diameter; with skipping, the
-        skipped rounds more): bounds what a peer can make us keep."""
+        skipped rounds more): bounds what a peer can make us keep. `views`: the algorithm's schedule where members may
+        change; everybody is waited for then, until it is lost."""
         if late is not None and not algorithm.spec.tolerates_late:
             raise LocalProtocolError(f"{algorithm.spec.name} cannot go on without a late neighbour")
         self.algorithm = algorithm
@@ -70,6 +79,12 @@ class Session:
         self.max_lead = max_lead
         """How many rounds an in-neighbour can be ahead of a peer that was not set back."""
         self._late = late
+        self._views = views
+        self._boundary: Boundary | None = None
+        """While the round under way is in the exchanges before a change of members."""
+        self._lost: set[int] = set()
+        self._given_up: dict[int, list[Message]] = {}
+        """Lost peer → own messages that it never got, until they are accounted for between rounds."""
         self.deadlines = None if late is None else Deadlines(limit_s=late.after_s, adaptive=late.adaptive)
         """How long is waited for whom; None where everybody is waited for."""
         self._began_at: dict[int, float] = {}
@@ -96,7 +111,9 @@ class Session:
         exchange = self._exchange
         if exchange is None:
             return ()
-        return tuple(sorted(j for j in exchange.awaits if (self.round, exchange.phase, j) not in self._inbox))
+        return tuple(
+            sorted(j for j in exchange.awaits - self._lost if (self.round, exchange.phase, j) not in self._inbox)
+        )
 
     def begin(self, gradient: FloatArray, rate: float, now: float) -> Outcome:
         """Start the round with the local step's result (all zeros and rate 0 where the round has none)."""
@@ -118,6 +135,54 @@ class Session:
             self.algorithm.absorb_late(message)
             self._applied.append((message.round, message.sender))
         self._late_box.clear()
+        for peer, unreceived in self._given_up.items():
+            gifts = [message for message in unreceived if message.phase == TRANSFER_PHASE]
+            take_back_gifts_(self.algorithm, gifts)
+            self.algorithm.without(peer, [message for message in unreceived if message.phase == 0])
+        self._given_up.clear()
+
+    def join(self, t: int, now: float) -> Outcome:
+        """Become a member from round t on: wait, in round t − 1, for the model of the sponsor."""
+        if self._exchange is not None or self._views is None:
+            raise LocalProtocolError(f"a peer cannot join in the midst of round {self.round}")
+        self.round = t - 1
+        self._views.enter(t - 1)
+        self._boundary = Boundary(self.algorithm, self._views, self.round)
+        exchange = self._boundary.begin()
+        if exchange is None:
+            raise LocalProtocolError(f"nobody sponsors the peer that joins in round {t}")
+        outcome = Outcome()
+        self._open(exchange, now, outcome)
+        self._advance_while_complete(now, outcome)
+        return outcome
+
+    def lose(self, peer: int, unreceived: Sequence[Message], now: float) -> Outcome:
+        """Wait no longer for a peer that is lost for good, and give it nothing more from the next round on.
+
+        `unreceived`: the own messages of rounds that it has not for good.
+        """
+        if self._views is None or peer in self._lost:
+            raise LocalProtocolError(f"peer {peer} cannot be lost (again)")
+        without_it = self.round + self.in_round
+        self._lost.add(peer)
+        self._views.treat_as_absent(peer, without_it)
+        self._given_up[peer] = list(unreceived)
+        self._inbox = {key: each for key, each in self._inbox.items() if key[2] != peer or key[0] < without_it}
+        outcome = Outcome()
+        if self._exchange is not None:
+            self._advance_while_complete(now, outcome)
+        return outcome
+
+    def readmit(self, peer: int) -> None:
+        """Hear a peer again that was lost: it joins anew, with nothing of what it had."""
+        self._lost.discard(peer)
+        if self._views is not None:
+            self._views.readmit(peer)
+
+    @property
+    def lost(self) -> frozenset[int]:
+        """Peers that are lost for good."""
+        return frozenset(self._lost)
 
     def receive(self, message: Message, now: float) -> Outcome:
         """Take one message. Raises RemoteProtocolError if an honest peer would not have sent it."""
@@ -162,7 +227,9 @@ class Session:
             raise RemoteProtocolError(f"sent {message.kind.name} in a synchronous run", peer=sender)
         if message.kind is MessageKind.NOTHING and not self.algorithm.spec.may_send_nothing:
             raise RemoteProtocolError(f"left us out of a round, which {self.algorithm.spec.name} forbids", peer=sender)
-        if sender not in self._in_neighbors:
+        if sender in self._lost:
+            raise RemoteProtocolError("was declared lost; it has to join anew", peer=sender)
+        if sender not in self._in_neighbors and not self._is_newcomer(message):
             raise RemoteProtocolError("is no in-neighbour in this graph", peer=sender)
 
     def is_early(self, round_: int) -> bool:
@@ -212,6 +279,7 @@ class Session:
             "applied": [[round_, sender] for round_, sender in self._applied],
             "deadlines": {} if self.deadlines is None else self.deadlines.state(),
             "began_at": {str(round_): began_at for round_, began_at in self._began_at.items()},
+            "lost": sorted([peer, since] for peer, since in (self._views.absent if self._views else {}).items()),
         }
 
     def restore(self, state: Mapping[str, object]) -> None:
@@ -227,6 +295,13 @@ class Session:
             raise TypeError("the state of the session does not have the types it should")
         self._applied = [(int(r), int(sender)) for r, sender in applied]
         self._inbox.clear()
+        lost = state.get("lost", [])
+        if not isinstance(lost, list) or (lost and self._views is None):
+            raise TypeError("the state of the session does not have the types it should")
+        for peer, since in lost:
+            assert self._views is not None
+            self._lost.add(int(peer))
+            self._views.treat_as_absent(int(peer), int(since))
         self.restore_deadlines(state)
 
     def restore_deadlines(self, state: Mapping[str, object]) -> None:
@@ -238,6 +313,18 @@ class Session:
         if self.deadlines is not None:
             self.deadlines.restore(deadlines)
         self._began_at = {int(round_): float(at) for round_, at in began_at.items()}
+
+    def _is_newcomer(self, message: Message) -> bool:
+        """Whether the sender has a say in the round of its message because the members changed, or are about to."""
+        if self._views is None:
+            return False
+        t, me, membership = message.round, self.algorithm.node.peer, self._views.membership
+        if message.phase in (TRANSFER_PHASE, COPY_PHASE):
+            return bool(membership.changes_at(t + 1)) and message.sender in {
+                *membership.members(t),
+                *membership.members(t + 1),
+            }
+        return message.sender in self._views.senders_from(t, me)
 
     def _is_known(self, message: Message, key: tuple[int, int, int]) -> bool:
         if (message.round, message.sender) in self._missed:
@@ -282,6 +369,8 @@ class Session:
             inbox: dict[int, Message] = {}
             for j in sorted(exchange.awaits):
                 message = self._inbox.pop((self.round, exchange.phase, j), None)
+                if message is None and j in self._lost:
+                    continue
                 if message is None:
                     if (self.round, j) in absent:
                         self._missed.add((self.round, j))
@@ -291,8 +380,9 @@ class Session:
                 self._skips_in_a_row.pop(j, None)
                 if message.kind is not MessageKind.NOTHING:
                     inbox[j] = message
-            self._applied += [(self.round, sender) for sender in inbox]
-            following = self.algorithm.advance(inbox)
+            if self._boundary is None:
+                self._applied += [(self.round, sender) for sender in inbox]
+            following = self._following(inbox)
             if following is not None:
                 self._open(following, now, outcome)
                 continue
@@ -302,6 +392,22 @@ class Session:
             outcome.finished, outcome.skipped = self.round, tuple(skipped)
             self.round += 1
 
+    def _following(self, inbox: Mapping[int, Message]) -> Exchange | None:
+        """Return the next exchange of the round: the algorithm's own ones come first."""
+        if self._boundary is None:
+            following = self.algorithm.advance(inbox)
+            if following is not None or self._views is None:
+                return following
+            if not self._views.membership.changes_at(self.round + 1):
+                return None
+            self._boundary = Boundary(self.algorithm, self._views, self.round)
+            following = self._boundary.begin()
+        else:
+            following = self._boundary.advance(inbox)
+        if following is None:
+            self._boundary = None
+        return following
+
     def _absent(self, exchange: Exchange) -> set[tuple[int, int]]:
         """Return (round, sender) of awaited messages that have not come at all.
 
@@ -310,7 +416,7 @@ class Session:
         """
         absent = set()
         behind = {sender for _, sender in self._missed} | {message.sender for message in self._late_box}
-        for j in exchange.awaits:
+        for j in exchange.awaits - self._lost:
             key = (self.round, exchange.phase, j)
             if j in behind and key in self._inbox:
                 self._late_box.append(self._inbox.pop(key))

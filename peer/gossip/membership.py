@@ -1,0 +1,113 @@
+"""Who takes part in which round: a first list of members, and the changes to it since.
+
+A change names its subject and the round from which it counts. Peers pass changes on to each other like rumours, in no
+particular order; since the list of a round follows from the *set* of changes alone, sorted by (round, subject, kind),
+there is nothing to agree on beyond that everybody has heard of a change before its round begins. Two changes at the
+same time need no settling, and nobody coordinates.
+"""
+
+from __future__ import annotations
+
+import enum
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+
+class ChangeKind(enum.IntEnum):
+    """What happens to the subject of a change."""
+
+    JOIN = 1
+    LEAVE = 2
+    LOST = 3
+
+
+@dataclass(frozen=True)
+class Change:
+    """One change of the members."""
+
+    kind: ChangeKind
+    subject: int
+    """Who joins, leaves or is lost."""
+    issuer: int
+    """Who says so: the sponsor that a joining peer gets its first model from, the leaving peer itself, or any peer that
+    knows that another is lost."""
+    effective: int
+    """The first round with the new members."""
+
+    @property
+    def order(self) -> tuple[int, int, int, int]:
+        """By which changes are applied."""
+        return self.effective, self.subject, self.kind, self.issuer
+
+
+class Membership:
+    """The members of every round, as far as changes are known. Peers that know the same changes see the same."""
+
+    def __init__(self, first: Collection[int], changes: Iterable[Change] = ()) -> None:
+        """`first`: the members of round 0."""
+        self._first = tuple(sorted(first))
+        self._changes: set[Change] = set()
+        self._applied: list[Change] = []
+        self._rounds: list[int] = []
+        """Rounds in which the members change, ascending."""
+        self._members: list[tuple[int, ...]] = [self._first]
+        """Before the first of those rounds, from the first on, from the second on, …"""
+        for change in changes:
+            self.add(change)
+
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """All that is known, in the order in which they are applied."""
+        return tuple(sorted(self._changes, key=lambda change: change.order))
+
+    def add(self, change: Change) -> bool:
+        """Take note of a change; return whether it is news."""
+        if change in self._changes:
+            return False
+        self._changes.add(change)
+        self._applied, self._rounds, self._members = [], [], [self._first]
+        for each in self.changes:
+            members = set(self._members[-1])
+            if (each.subject in members) == (each.kind is ChangeKind.JOIN):
+                continue  # It joined by another sponsor, or is gone already.
+            members ^= {each.subject}
+            if not members:
+                continue  # Somebody has to stay.
+            self._applied.append(each)
+            if self._rounds and self._rounds[-1] == each.effective:
+                self._members[-1] = tuple(sorted(members))
+            else:
+                self._rounds.append(each.effective)
+                self._members.append(tuple(sorted(members)))
+        return True
+
+    def members(self, t: int) -> tuple[int, ...]:
+        """Return who takes part in round t, ascending."""
+        return self._members[bisect_right(self._rounds, t)] if self._rounds else self._first
+
+    def coming(self, t: int) -> Sequence[tuple[int, ...]]:
+        """Return the members of round t, and of every later round in which they change."""
+        return self._members[bisect_right(self._rounds, t) :]
+
+    def changes_at(self, t: int) -> tuple[Change, ...]:
+        """Return the changes that round t is the first to see, in order; those that change nothing are left out."""
+        return tuple(change for change in self._applied if change.effective == t)
+
+    def applied_after(self, t: int) -> tuple[Change, ...]:
+        """Return the changes that rounds later than t will be the first to see."""
+        return tuple(change for change in self._applied if change.effective > t)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing has ever changed."""
+        return not self._changes
+
+    def state(self) -> list[list[int]]:
+        """Return all changes as JSON values."""
+        return [[change.kind, change.subject, change.issuer, change.effective] for change in self.changes]
+
+    def restore(self, state: Iterable[Sequence[int]]) -> None:
+        """Take back what `state` returned. Raises ValueError or TypeError if it cannot be that."""
+        for kind, subject, issuer, effective in state:
+            self.add(Change(ChangeKind(kind), int(subject), int(issuer), int(effective)))

@@ -1,0 +1,140 @@
+"""The schedule of one peer while members come and go: the graph of a round is that of the round's members.
+
+The configured kind of graph is built over the *positions* of the members (peers 0, 2 and 3 are positions 0, 1 and 2 of
+a ring of three), so that every peer derives the same matrices from the same `Membership`. A peer that is no member has
+no edges. Until the round from which a loss counts, the neighbours of the lost peer treat it as absent, each for
+itself: the weight of the missing edge stays with its end that is left. On a push-sum graph a column is its sender's
+own, so that columns still sum to 1; a symmetric matrix stays symmetric and doubly stochastic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from peer.gossip.membership import Membership
+from peer.gossip.topology import Schedule
+
+GraphOf = Callable[[tuple[int, ...]], Schedule]
+"""Members, ascending → the schedule over their positions."""
+
+
+class ViewSchedule:
+    """Implements `gossip.base.MixingSchedule` for one peer, over the indices of all peers that there may ever be."""
+
+    def __init__(self, num_peers: int, membership: Membership, graph_of: GraphOf) -> None:
+        self.num_peers = num_peers
+        self.membership = membership
+        self._graph_of = graph_of
+        self._now = 0
+        self._absent: dict[int, int] = {}
+        self._matrices: dict[object, npt.NDArray[np.float64]] = {}
+        everybody = tuple(range(num_peers))
+        self._all: Schedule | None = graph_of(everybody) if membership.members(0) == everybody else None
+        """The graph of all peers, while nothing else is in use."""
+
+    def enter(self, t: int) -> None:
+        """Let `all_senders` and `all_receivers` speak of round t and those after it with the same members."""
+        self._now = t
+
+    def treat_as_absent(self, peer: int, t: int) -> None:
+        """Leave a lost peer out from round t on, whether or not the members say so already."""
+        self._absent[peer] = t
+
+    def readmit(self, peer: int) -> None:
+        """Forget that a peer was lost: it joins anew."""
+        self._absent.pop(peer, None)
+
+    @property
+    def absent(self) -> dict[int, int]:
+        """Lost peer → first round without it here."""
+        return dict(self._absent)
+
+    def matrix(self, t: int) -> npt.NDArray[np.float64]:
+        if self._is_plain:
+            return self._plain.matrix(t)
+        members = self.membership.members(t)
+        graph, absent = self._graph_of(members), self._absent_in(t)
+        key = (members, graph.index(t), absent)
+        if key not in self._matrices:
+            if len(self._matrices) > 64:
+                self._matrices.clear()
+            w = np.eye(self.num_peers)
+            w[np.ix_(members, members)] = graph.matrix(t)
+            for peer in absent:
+                _take_out_(w, peer)
+            w.flags.writeable = False
+            self._matrices[key] = w
+        return self._matrices[key]
+
+    def senders(self, t: int, peer: int) -> tuple[int, ...]:
+        if self._is_plain:
+            return self._plain.senders(t, peer)
+        return self._others(t, peer, lambda graph, position: graph.senders(t, position))
+
+    def receivers(self, t: int, peer: int) -> tuple[int, ...]:
+        if self._is_plain:
+            return self._plain.receivers(t, peer)
+        return self._others(t, peer, lambda graph, position: graph.receivers(t, position))
+
+    def all_senders(self, peer: int) -> tuple[int, ...]:
+        return self.senders_from(self._now, peer)
+
+    def all_receivers(self, peer: int) -> tuple[int, ...]:
+        return self.receivers_from(self._now, peer)
+
+    def senders_from(self, t: int, peer: int, *, with_absent: bool = False) -> tuple[int, ...]:
+        """Return whom `peer` hears in round t or a later one with the same members, ascending.
+
+        `with_absent`: as the graph has it, which all peers agree on; else without those that are treated as absent.
+        """
+        if self._is_plain:
+            return self._plain.all_senders(peer)
+        return self._others(t, peer, lambda graph, position: graph.all_senders(position), with_absent=with_absent)
+
+    def receivers_from(self, t: int, peer: int, *, with_absent: bool = False) -> tuple[int, ...]:
+        """Return who hears `peer` in round t or a later one with the same members, ascending."""
+        if self._is_plain:
+            return self._plain.all_receivers(peer)
+        return self._others(t, peer, lambda graph, position: graph.all_receivers(position), with_absent=with_absent)
+
+    @property
+    def _is_plain(self) -> bool:
+        return self._all is not None and self.membership.is_settled and not self._absent
+
+    @property
+    def _plain(self) -> Schedule:
+        assert self._all is not None
+        return self._all
+
+    def _absent_in(self, t: int) -> tuple[int, ...]:
+        return tuple(sorted(peer for peer, since in self._absent.items() if t >= since))
+
+    def _others(
+        self, t: int, peer: int, ask: Callable[[Schedule, int], tuple[int, ...]], *, with_absent: bool = False
+    ) -> tuple[int, ...]:
+        members = self.membership.members(t)
+        if peer not in members:
+            return ()
+        absent = () if with_absent else self._absent_in(t)
+        found = ask(self._graph_of(members), members.index(peer))
+        return tuple(members[position] for position in found if members[position] not in absent)
+
+
+def restricted(w: npt.NDArray[np.float64], members: tuple[int, ...]) -> npt.NDArray[np.float64]:
+    """Return the matrix without the peers that are no members: the weights of their edges stay with the other ends."""
+    left = np.array(w, copy=True)
+    for peer in set(range(w.shape[0])) - set(members):
+        _take_out_(left, peer)
+    return left[np.ix_(members, members)]
+
+
+def _take_out_(w: npt.NDArray[np.float64], peer: int) -> None:
+    """Set row and column of a peer to those of the identity; what others gave it stays with them."""
+    kept = np.diagonal(w) + w[peer]
+    others = np.arange(w.shape[0]) != peer
+    w[others, others] = kept[others]
+    w[peer], w[:, peer] = 0.0, 0.0
+    w[peer, peer] = 1.0
