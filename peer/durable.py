@@ -30,12 +30,16 @@ from typing import Any, Literal
 import numpy as np
 import xxhash
 
+from peer import notice
 from peer.disk import Disk
 from peer.errors import RemoteProtocolError, StateError
+from peer.gossip.membership import Change, ChangeKind
 from peer.journal import (
+    Announced,
     Begun,
     Journal,
     JournalContent,
+    Lost,
     Receipt,
     Received,
     Record,
@@ -65,6 +69,8 @@ class Deed:
     parcels: list[tuple[Parcel, int]] = field(default_factory=list)
     """With its number; 0 outside the sequence."""
     finished: RoundRecord | None = None
+    news: bool = False
+    """Whether a change of the members was heard of: there may be other neighbours now."""
     receipts: dict[int, int] = field(default_factory=dict)
     """Neighbour → up to which number its frames would survive a power cut now."""
 
@@ -168,6 +174,13 @@ class DurablePeer:
         self._journal = Journal.go_on(self._disk, journal_name(self.base_round), last)
         self.checkpoint_bytes = self._size_of(checkpoint_name(self.base_round))
         self._append_missing()
+        missing = self._with_losses(Deed(), recovery.now)
+        for parcel, seq in missing.parcels:
+            if seq:
+                self.out[parcel.receiver].push(parcel.frame)
+        if missing.finished is not None:
+            recovery.replayed_rounds += 1
+            on_round(missing.finished, [parcel for parcel, _ in missing.parcels])
         # What was confirmed before the crash is confirmed again, from disk.
         self.sync()
         self._prune()
@@ -194,8 +207,11 @@ class DurablePeer:
     def _restore(self, checkpoint: Checkpoint) -> None:
         state, arrays = checkpoint.state, checkpoint.arrays
         self.participant.restore(state, arrays)
+        # Before members could change, what waits in the inbox was left out of the count.
+        received, counts_inbox = state.get("received"), "received" in state
         for peer in self.out:
-            self.incoming[peer].restore({"last_seq": state["incoming"].get(str(peer), 0)})
+            last_seq = (state["incoming"] if received is None else received).get(str(peer), 0)
+            self.incoming[peer].restore({"last_seq": last_seq})
             kept = state["out"].get(str(peer), {"next_seq": 1, "lengths": []})
             frames = _cut(arrays[f"out/{peer}"], kept["lengths"]) if kept["lengths"] else []
             self.out[peer].restore({"next_seq": kept["next_seq"], "frames": frames})
@@ -203,7 +219,8 @@ class DurablePeer:
         if waiting:
             frames = _cut(arrays["inbox"], [length for _, _, length in waiting])
             for (peer, seq, _), frame in zip(waiting, frames, strict=True):
-                self._take(Received(0.0, int(peer), int(seq), frame))
+                record = Received(0.0, int(peer), int(seq), frame)
+                self._take(record, is_counted=counts_inbox)
             self.participant.session.restore_deadlines(state["session"])
 
     def _replay(
@@ -244,6 +261,10 @@ class DurablePeer:
                             turn = self._take(record)
                 case TimedOut(now):
                     turn = self.participant.timer(now)
+                case Announced(now, frame):
+                    turn = self._learn(record)
+                case Lost():
+                    turn = self._lose(record)
             recovery.now = max(recovery.now, getattr(record, "now", 0.0))
             recovery.parcels += turn.parcels
             numbered = [pair for pair in self._numbered(turn) if pair[1]]
@@ -333,6 +354,15 @@ class DurablePeer:
             return Deed()
         if seq > following:
             raise RemoteProtocolError(f"sent frame {seq} where {following} is next", peer=peer)
+        if notice.is_notice(frame):
+            if not seq:
+                raise RemoteProtocolError("told of a change of members without a number", peer=peer)
+            if early:  # It follows what is kept.
+                early.append((seq, early[-1][1], frame))
+                return Deed()
+            record = Received(now, peer, seq, frame)
+            self._append(record)
+            return self._with_losses(self._done(self._take(record)), now)
         message = self.participant.decode(peer, frame)
         if (seq > 0) != (message.kind in (MessageKind.GOSSIP, MessageKind.NOTHING)):
             raise RemoteProtocolError(f"sent {message.kind.name} {'with' if seq else 'without'} a number", peer=peer)
@@ -364,6 +394,12 @@ class DurablePeer:
         parcels, sentences = self.participant.disagreements()
         return Deed(parcels=[(parcel, 0) for parcel in parcels]), sentences
 
+    def announce(self, change: Change, now: float) -> Deed:
+        """Announce a change of the members that `Participant.plan` returned. Raises StateError if the disk refuses."""
+        record = Announced(now, notice.encode(change))
+        self._append(record)
+        return self._with_losses(self._done(self._learn(record)), now)
+
     def publish(self, deed: Deed) -> list[tuple[int, int, bytes]]:
         """Hand the numbered frames of a deed to the links; return (receiver, number, frame) of what has to be sent to
         those that there is a connection to. Without one, `connected` will return it."""
@@ -382,17 +418,61 @@ class DurablePeer:
                     sends.append((peer, seq, parcel.frame))
         return sends
 
-    def _take(self, record: Received) -> Turn:
-        """Apply a frame that is in the journal or in a checkpoint."""
-        turn = self.participant.receive(record.peer, record.frame, record.now)
-        if record.seq:
-            self.incoming[record.peer].accept(record.seq)
-            self._kept[record.peer].append((record.seq, record.frame))
+    def _learn(self, record: Announced) -> Turn:
+        """Take note of an own announcement that is in the journal."""
+        num_peers = self.participant.algorithm.node.schedule.num_peers
+        change = notice.decode(record.frame, num_peers, sender=self.participant.peer)
+        turn = self.participant.learn(change, record.now)
+        self._begin_links_anew(turn)
         return turn
 
-    def _done(self, turn: Turn, *records: Record, always: bool = False) -> Deed:
-        """Journal what a call came to and return it."""
-        deed = Deed(parcels=self._numbered(turn), finished=turn.finished)
+    def _with_losses(self, deed: Deed, now: float) -> Deed:
+        """Go on without the peers that are lost by what a call came to."""
+        for peer in self.participant.to_lose:
+            with self._lock:
+                record = Lost(now, peer, self.out[peer].acknowledged)
+            turn = self._lose(record)
+            following = self._done(turn, record, before=deed)
+            deed.parcels += following.parcels
+            deed.finished = deed.finished or following.finished
+        return deed
+
+    def _lose(self, record: Lost) -> Turn:
+        """Go on without a lost peer. What it has not for good, as the record says, was never given."""
+        peer = record.peer
+        with self._lock:
+            unreceived = [frame for _, frame in self.out[peer].unacknowledged(record.upto)]
+            self._reset(peer)
+        return self.participant.lose(peer, unreceived, record.now)
+
+    def _begin_links_anew(self, turn: Turn) -> None:
+        """Count from 1 with a peer that joins, whatever an earlier one in its place had."""
+        news = turn.news
+        if news is not None and news.kind is ChangeKind.JOIN and news.subject != self.participant.peer:
+            with self._lock:
+                self._reset(news.subject)
+
+    def _reset(self, peer: int) -> None:
+        self.out[peer], self.incoming[peer] = OutLink(), InLink()
+        self._kept[peer].clear()
+        self._early[peer].clear()
+        self._remote_has[peer] = self._remote_durable[peer] = 0
+        self._new_receipts.pop(peer, None)
+
+    def _take(self, record: Received, *, is_counted: bool = False) -> Turn:
+        """Apply a frame that is in the journal or in a checkpoint, and count it unless it is counted already."""
+        turn = self.participant.receive(record.peer, record.frame, record.now)
+        self._begin_links_anew(turn)
+        if record.seq:
+            if not is_counted:
+                self.incoming[record.peer].accept(record.seq)
+            if not notice.is_notice(record.frame):
+                self._kept[record.peer].append((record.seq, record.frame))
+        return turn
+
+    def _done(self, turn: Turn, *records: Record, always: bool = False, before: Deed | None = None) -> Deed:
+        """Journal what a call came to and return it; `before` is what came just before and is not published yet."""
+        deed = Deed(parcels=self._numbered(turn, before), finished=turn.finished, news=turn.news is not None)
         frames = tuple((parcel.receiver, seq, parcel.frame) for parcel, seq in deed.parcels if seq)
         if frames or always:
             records = (*records, Sent(self.participant.round, self._digest(), frames))
@@ -402,20 +482,27 @@ class DurablePeer:
             deed.receipts = self.sync()
         if turn.finished is not None:
             self._forget_used()
-            self._take_early(turn.finished.time_s)
+            self._take_early(deed, turn.finished.time_s)
         return deed
 
-    def _take_early(self, now: float) -> None:
-        """Take the frames that had come too early and are not any more; between rounds nothing comes of them."""
+    def _take_early(self, deed: Deed, now: float) -> None:
+        """Take the frames that had come too early and are not any more; between rounds nothing comes of them but what
+        changes of the members do."""
         for peer, early in self._early.items():
             while early and not self.participant.session.is_early(early[0][1]):
                 seq, _, frame = early.popleft()
                 record = Received(now, peer, seq, frame)
                 self._append(record)
-                self._take(record)
+                turn = self._take(record)
+                if turn.news is not None:
+                    deed.parcels += self._done(turn, before=deed).parcels
+                    deed.news = True
+        self._with_losses(deed, now)
 
-    def _numbered(self, turn: Turn) -> list[tuple[Parcel, int]]:
+    def _numbered(self, turn: Turn, before: Deed | None = None) -> list[tuple[Parcel, int]]:
         following = {peer: link.next_seq for peer, link in self.out.items()}
+        for parcel, seq in before.parcels if before is not None else ():
+            following[parcel.receiver] = max(seq + 1, following[parcel.receiver])
         pairs = []
         for parcel in turn.parcels:
             seq = 0
@@ -512,7 +599,7 @@ class DurablePeer:
             arrays["inbox"] = _joined([frame for _, _, frame in inbox])
         state |= {**description, **self._identity}
         state |= {
-            "incoming": {str(peer): marks[peer] - len(self._kept[peer]) for peer in marks},
+            "received": {str(peer): upto for peer, upto in marks.items()},
             "inbox": [[peer, seq, len(frame)] for peer, seq, frame in inbox],
             "out": {str(peer): {"next_seq": n, "lengths": [*map(len, frames)]} for peer, (n, frames) in kept.items()},
         }

@@ -33,7 +33,8 @@ import xxhash
 from peer.disk import Buffer, Disk, Handle, replace
 from peer.errors import StateError
 
-VERSION = 1
+VERSION = 2
+"""Version 2 has records of kinds 6 and 7; a journal of version 1 is read and gone on with."""
 
 _MAGIC = b"SOTTOJNL"
 _FILE = struct.Struct("<8sHI")
@@ -55,6 +56,8 @@ class Kind(enum.IntEnum):
     TIMER = 3
     SENT = 4
     RECEIPT = 5
+    ANNOUNCED = 6
+    LOST = 7
 
 
 @dataclass(frozen=True)
@@ -104,7 +107,26 @@ class Receipt:
     upto: int
 
 
-Record: TypeAlias = Received | Begun | TimedOut | Sent | Receipt
+@dataclass(frozen=True)
+class Announced:
+    """This peer announced a change of the members, at the wish of its operator or of a peer that joins."""
+
+    now: float
+    frame: bytes
+    """As it goes to the neighbours (`notice`)."""
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A peer that is lost is not waited for any more."""
+
+    now: float
+    peer: int
+    upto: int
+    """It had our frames up to this number for good."""
+
+
+Record: TypeAlias = Received | Begun | TimedOut | Sent | Receipt | Announced | Lost
 
 
 @dataclass(frozen=True)
@@ -238,8 +260,8 @@ def _read_header(name: str, data: memoryview) -> tuple[Mapping[str, Any], int, i
             raise ValueError
     except (struct.error, ValueError):
         raise StateError(f"{name}: is damaged from its beginning on, or no journal") from None
-    if version != VERSION:
-        raise StateError(f"{name}: has version {version}, this program reads {VERSION}")
+    if not 1 <= version <= VERSION:
+        raise StateError(f"{name}: has version {version}, this program reads 1 to {VERSION}")
     header = json.loads(bytes(data[_FILE.size : end]))
     return header, end + _SUM.size, _SUM.unpack_from(data, end)[0]
 
@@ -269,6 +291,8 @@ def _kind(record: Record) -> Kind:
         TimedOut: Kind.TIMER,
         Sent: Kind.SENT,
         Receipt: Kind.RECEIPT,
+        Announced: Kind.ANNOUNCED,
+        Lost: Kind.LOST,
     }[type(record)]
 
 
@@ -283,6 +307,10 @@ def _encode(record: Record) -> Sequence[Buffer]:
             return [_TIMER.pack(now)]
         case Receipt(peer, upto):
             return [_RECEIPT.pack(peer, upto)]
+        case Announced(now, frame):
+            return [_TIMER.pack(now), frame]
+        case Lost(now, peer, upto):
+            return [_RECEIVED.pack(now, peer, upto)]
         case Sent(round_, digest, frames):
             places: dict[int, tuple[int, int]] = {}
             entries, blobs, end = [], [], 0
@@ -308,6 +336,10 @@ def _decode(kind: Kind, body: memoryview) -> Record:
         return TimedOut(*_TIMER.unpack(body))
     if kind is Kind.RECEIPT:
         return Receipt(*_RECEIPT.unpack(body))
+    if kind is Kind.ANNOUNCED:
+        return Announced(*_TIMER.unpack_from(body), bytes(body[_TIMER.size :]))
+    if kind is Kind.LOST:
+        return Lost(*_RECEIVED.unpack(body))
     round_, digest, count = _SENT.unpack_from(body)
     start = _SENT.size + count * _ENTRY.size
     if start > len(body):

@@ -27,7 +27,8 @@ ALLOWED: dict[str, set[str]] = {
     "disk": set(),
     "journal": {"disk", "errors"},
     "store": {"disk", "journal", "errors"},
-    "durable": {"disk", "journal", "store", "link", "participant", "metrics", "wire", "errors"},
+    "notice": {"errors", "gossip", "proto"},
+    "durable": {"disk", "gossip", "journal", "store", "link", "notice", "participant", "metrics", "wire", "errors"},
     "train": {"compress", "gossip", "native", "random", "config", "errors"},
     "revocation": {"errors"},
     "security": {"config", "errors", "revocation"},
@@ -45,7 +46,7 @@ ALLOWED: dict[str, set[str]] = {
         "security",
         "tcp_info",
     },
-    "participant": {"compress", "wire", "gossip", "errors", "metrics"},
+    "participant": {"compress", "wire", "gossip", "notice", "errors", "metrics"},
     "pair_participant": {"compress", "wire", "gossip", "errors", "metrics", "participant"},
 }
 
