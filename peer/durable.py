@@ -208,10 +208,10 @@ class DurablePeer:
         state, arrays = checkpoint.state, checkpoint.arrays
         self.participant.restore(state, arrays)
         # Before members could change, what waits in the inbox was left out of the count.
-        received, counts_inbox = state.get("received"), "received" in state
+        counts_inbox = "received" in state
+        last_seqs = state["received"] if counts_inbox else state["incoming"]
         for peer in self.out:
-            last_seq = (state["incoming"] if received is None else received).get(str(peer), 0)
-            self.incoming[peer].restore({"last_seq": last_seq})
+            self.incoming[peer].restore({"last_seq": last_seqs.get(str(peer), 0)})
             kept = state["out"].get(str(peer), {"next_seq": 1, "lengths": []})
             frames = _cut(arrays[f"out/{peer}"], kept["lengths"]) if kept["lengths"] else []
             self.out[peer].restore({"next_seq": kept["next_seq"], "frames": frames})
@@ -261,7 +261,7 @@ class DurablePeer:
                             turn = self._take(record)
                 case TimedOut(now):
                     turn = self.participant.timer(now)
-                case Announced(now, frame):
+                case Announced():
                     turn = self._learn(record)
                 case Lost():
                     turn = self._lose(record)

@@ -25,6 +25,7 @@ def encode(change: Change) -> bytes:
         subject=change.subject,
         issuer=change.issuer,
         effective_round=change.effective,
+        heard_round=change.heard_round,
     )
     return _MAGIC + message.SerializeToString(deterministic=True)
 
@@ -38,7 +39,7 @@ def decode(frame: bytes, num_peers: int, *, sender: int) -> Change:
         kind = ChangeKind(message.kind)
     except (DecodeError, ValueError):
         raise RemoteProtocolError("told of a change of members that makes no sense", peer=sender) from None
-    change = Change(kind, message.subject, message.issuer, message.effective_round)
+    change = Change(kind, message.subject, message.issuer, message.effective_round, message.heard_round)
     if max(change.subject, change.issuer) >= num_peers or not 0 < change.effective < _MAX_ROUND:
         raise RemoteProtocolError(
             f"told of a change of peer {change.subject} by peer {change.issuer} from round {change.effective} on, "

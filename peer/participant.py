@@ -346,10 +346,13 @@ class Participant:
                 f"the run ends after round {rounds - 1}, before everybody could know (round {effective}); "
                 "let it end, or stop this peer"
             )
-        planned = replace_members(membership.coming(self.round)[-1], kind, subject)
-        if planned is None or any(change.subject == subject for change in self.coming_changes):
-            state = "about to change already" if self.coming_changes else "no member" if kind > 1 else "a member"
-            raise ConfigError(f"peer {subject} is {state}; nothing was announced")
+        now, later = membership.members(self.round), membership.coming(self.round)[-1]
+        planned = replace_members(later, kind, subject)
+        if kind is ChangeKind.LOST and subject in now and subject not in later:
+            planned = later  # It was about to leave.
+        if planned is None or any(change.subject == subject for change in self.coming_changes if planned != later):
+            state = "about to change already" if subject in {*now, *later} and kind > 1 else "no member"
+            raise ConfigError(f"peer {subject} is {'a member' if kind is ChangeKind.JOIN else state}")
         if kind is ChangeKind.LEAVE and any(
             change.kind is ChangeKind.JOIN and change.issuer == subject for change in self.coming_changes
         ):
@@ -357,7 +360,12 @@ class Participant:
         if kind is ChangeKind.JOIN and any(change.subject == self.peer for change in self.coming_changes):
             raise ConfigError("this peer is about to leave and sponsors nobody; ask another one")
         self._check_members(planned)
-        return Change(kind, subject, self.peer, effective)
+        heard = self.session.last_heard(subject) if kind is ChangeKind.LOST else 0
+        if heard is None:
+            raise ConfigError(
+                f"this peer hears nothing of peer {subject} and cannot tell where it was lost; ask one of those that do"
+            )
+        return Change(kind, subject, self.peer, effective, heard)
 
     def learn(self, change: Change, now: float, source: int | None = None) -> Turn:
         """Take note of a change of the members and pass it on; `source` told it, None stands for this peer's own.
@@ -371,15 +379,15 @@ class Participant:
             return Turn()
         if change.kind is ChangeKind.LOST and change.subject == self.peer:
             raise StateError(
-                f"peer {change.issuer} declared this peer lost: what it has is not part of the run any more; delete its "
-                "state folder and let it join anew"
+                f"peer {change.issuer} declared this peer lost: what it has is no part of the run any more; delete its "
+                "state folder"
             )
         joins = change.kind is ChangeKind.JOIN and change.subject == self.peer
         takes_part = self.peer in membership.members(t) and not joins
         if takes_part and change.effective <= t + 1:
             raise StateError(
-                f"heard in round {t} of a change of members that counts from round {change.effective}: the others go on "
-                "without what this peer does now; stop the run and start it from its checkpoints"
+                f"heard in round {t} of a change of members that counts from round {change.effective}: the others do "
+                "not count on what it did since; delete its state folder"
             )
         membership.add(change)
         self.session.max_lead = 4 * self._lead + 4
@@ -402,10 +410,14 @@ class Participant:
 
     def lose(self, peer: int, unreceived: Sequence[bytes], now: float) -> Turn:
         """Go on without a peer of whose loss `learn` took note; `unreceived` are the own frames that it has not for
-        good."""
+        good. Of those, what it has used in a round that others have heard of is gone all the same."""
+        assert self._views is not None
         dtype = self.algorithm.x.dtype
         messages = [wire.decode(frame, self.layout, dtype=dtype) for frame in unreceived if not notice.is_notice(frame)]
-        return self._perform(self.session.lose(peer, messages, now), now)
+        losses = [change for change in self._views.membership.changes if change.subject == peer]
+        heard_round = max(change.heard_round for change in losses)
+        left = [message for message in messages if message.round >= heard_round]
+        return self._perform(self.session.lose(peer, left, now), now)
 
     @property
     def to_lose(self) -> tuple[int, ...]:

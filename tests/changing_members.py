@@ -1,4 +1,4 @@
-"""A run whose members change, in one process: production participants, every pair of them joined by two queues.
+"""A run whose members change, in one process: production peers with their journals, each pair joined by two queues.
 
 Which queue delivers next is drawn from a seed, so that peers run ahead of each other as far as their graph lets them.
 """
@@ -15,53 +15,56 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from peer import compress, gossip, wire
+from peer import compress, gossip
 from peer.compress.layout import Layout
 from peer.compress.payload import FloatArray
+from peer.durable import Deed, DurablePeer
 from peer.gossip.base import GraphNeed, NodeContext
 from peer.gossip.membership import Change, ChangeKind, Membership
 from peer.gossip.topology import Schedule, build_schedule
 from peer.gossip.views import ViewSchedule
-from peer.notice import is_notice
-from peer.participant import Participant, Turn
+from peer.participant import Participant
 from peer.random import PhiloxSource
+from tests.failing_disk import FailingDisk
 
 LAYOUT = Layout.of_sizes((7, 12, 1))
-ROUNDS = 200
+ROUNDS = 100
 
 
 @dataclass
-class Gradient:
+class Step:
     gradient: FloatArray
     loss: float = 0.0
     samples: int = 1
 
 
 class Pull:
-    """Local steps toward a point of the peer's own; none from `until` on."""
+    """Local steps toward a point of the peer's own; none from round `until` on."""
+
+    needs_displacement = False
 
     def __init__(self, peer: int, until: int) -> None:
         self.goal = np.random.default_rng(peer).normal(size=LAYOUT.size).astype("f4")
         self.until = until
-        self.steps: float = 0.0
-        self.total = np.zeros(LAYOUT.size)
-
-    needs_displacement = False
+        self.moved = np.zeros(LAYOUT.size)
+        """Sum of all local steps."""
 
     def rate(self, t: int) -> float:
         return 0.1 if t < self.until else 0.0
 
-    def gradient(self, z: FloatArray, t: int, rate: float, z_step: float) -> Gradient:
+    def gradient(self, z: FloatArray, t: int, rate: float, z_step: float) -> Step:
         gradient = (z - self.goal).astype("f4")
-        self.total -= rate * gradient.astype(np.float64)
-        return Gradient(gradient)
+        self.moved -= rate * gradient.astype(np.float64)
+        return Step(gradient)
 
-    def after_round(self, z_before: FloatArray, z_after: FloatArray, rate: float) -> None: ...
+    def after_round(self, z_before: FloatArray, z_after: FloatArray, rate: float) -> None:
+        raise AssertionError("not wanted")
 
     def state(self) -> Mapping[str, npt.NDArray[Any]]:
-        return {}
+        return {"moved": self.moved}
 
-    def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None: ...
+    def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        self.moved[:] = state["moved"]
 
 
 @lru_cache(maxsize=256)
@@ -73,110 +76,144 @@ def _graph(kind: str, num_members: int, doubly: bool) -> Schedule:
 
 @dataclass
 class Cluster:
+    """`num_first` peers begin, up to `num_peers` can join. `run`, and change something whenever it returns."""
+
     algorithm: str
-    kind: str
-    num_first: int
-    num_peers: int
+    graph: str = "exponential"
+    num_first: int = 5
+    num_peers: int = 6
     seed: int = 0
-    gradients_until: int = 60
-    peers: list[Participant] = field(default_factory=list)
+    gradients_until: int = 30
+    restarts: float = 0.0
+    """How often a peer ends and starts again, in parts of all that happens."""
+    peers: list[DurablePeer] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.random = Random(self.seed)
-        spec = gossip.ALGORITHMS[self.algorithm].spec
-        self.push_sum = spec.push_sum
-        doubly = spec.graph is GraphNeed.DOUBLY
-        compressor = compress.build("top_k", fraction=0.4) if spec.compresses else compress.build("none")
-        x0 = np.random.default_rng(99).normal(size=LAYOUT.size).astype("f4")
-        self.queues: dict[tuple[int, int], deque[bytes]] = {}
+        self.spec = gossip.ALGORITHMS[self.algorithm].spec
+        self.disks = [FailingDisk() for _ in range(self.num_peers)]
+        self.queues: dict[tuple[int, int], deque[tuple[int, bytes]]] = {}
         self.dead: set[int] = set()
-        self.unreceived: dict[tuple[int, int], list[bytes]] = {}
-        lead = (_graph(self.kind, self.num_first, doubly).diameter or self.num_peers) * _graph(
-            self.kind, self.num_first, doubly
-        ).cycle_rounds + 1
-        for peer in range(self.num_peers):
-            views = ViewSchedule(
-                self.num_peers,
-                Membership(range(self.num_first)),
-                lambda members: _graph(self.kind, len(members), doubly),
-            )
-            node = NodeContext(
-                peer=peer,
-                schedule=views,
-                layout=LAYOUT,
-                draw_source=PhiloxSource(7, peer),
-                compressor=compressor,
-                averaging_rate=0.3 if spec.compresses else 1.0,
-                rounds=ROUNDS,
-            )
-            self.peers.append(
-                Participant(
-                    peer=peer,
-                    algorithm=gossip.build(self.algorithm, node, x0),
-                    local_steps=Pull(peer, self.gradients_until),
-                    layout=LAYOUT,
-                    max_lead=lead,
-                )
-            )
+        self.peers = [self._make(peer) for peer in range(self.num_peers)]
+        for peer in self.peers:
+            peer.open()
+        for one in range(self.num_peers):
+            self._connect(one)
 
-    def perform(self, peer: int, turn: Turn) -> None:
-        for parcel in turn.parcels:
-            if parcel.receiver in self.dead:
-                self.unreceived.setdefault((peer, parcel.receiver), []).append(parcel.frame)
-            else:
-                self.queues.setdefault((peer, parcel.receiver), deque()).append(parcel.frame)
-        if turn.news is not None:
-            for lost in self.peers[peer].to_lose:
-                self.perform(peer, self.peers[peer].lose(lost, self.unreceived.pop((peer, lost), []), 0.0))
+    def _graph_of(self, members: tuple[int, ...]) -> Schedule:
+        return _graph(self.graph, len(members), self.spec.graph is GraphNeed.DOUBLY)
+
+    def _make(self, peer: int) -> DurablePeer:
+        whole = not self.spec.compresses
+        compressor = compress.build("none") if whole else compress.build("top_k", fraction=0.4)
+        first = self._graph_of(tuple(range(self.num_first)))
+        node = NodeContext(
+            peer=peer,
+            schedule=ViewSchedule(self.num_peers, Membership(range(self.num_first)), self._graph_of),
+            layout=LAYOUT,
+            draw_source=PhiloxSource(7, peer),
+            compressor=compressor,
+            averaging_rate=1.0 if whole else 0.3,
+            rounds=ROUNDS,
+        )
+        participant = Participant(
+            peer=peer,
+            algorithm=gossip.build(self.algorithm, node, np.random.default_rng(99).normal(size=20).astype("f4")),
+            local_steps=Pull(peer, self.gradients_until),
+            layout=LAYOUT,
+            max_lead=(first.diameter or self.num_first) * first.cycle_rounds + 1,
+            cpu_clock=lambda: 0.0,
+        )
+        others = [other for other in range(self.num_peers) if other != peer]
+        return DurablePeer(participant, self.disks[peer], neighbors=others, identity={"peer": str(peer)})
+
+    def _connect(self, one: int) -> None:
+        """Let a peer and all others that live say hello; what was on its way between them is gone."""
+        for other in range(self.num_peers):
+            if other != one and not {one, other} & self.dead:
+                for a, b in ((one, other), (other, one)):
+                    has = self.peers[b].last_received(a)
+                    self.queues[a, b] = deque(self.peers[a].connected(b, has))
+
+    def _perform(self, peer: int, deed: Deed) -> None:
+        for receiver, seq, frame in self.peers[peer].publish(deed):
+            if receiver not in self.dead:
+                self.queues[peer, receiver].append((seq, frame))
+        for sender, upto in deed.receipts.items():
+            self.peers[sender].receipt(peer, upto)
+        if deed.finished is not None and self.peers[peer].round % 7 == peer % 7:
+            self._perform(peer, Deed(receipts=self.peers[peer].save({})))
+        elif self.random.random() < 0.1:
+            self._perform(peer, Deed(receipts=self.peers[peer].sync()))
+
+    def restart(self, peer: int) -> None:
+        """End the process of a peer and start it again."""
+        self.disks[peer].restart()
+        self.peers[peer] = self._make(peer)
+        self.peers[peer].open()
+        self._connect(peer)
 
     def announce(self, peer: int, kind: ChangeKind, subject: int) -> Change:
-        change = self.peers[peer].plan(kind, subject)
-        self.perform(peer, self.peers[peer].learn(change, 0.0))
+        change = self.peers[peer].participant.plan(kind, subject)
+        self._perform(peer, self.peers[peer].announce(change, 0.0))
         return change
 
+    def declare_lost(self, subject: int) -> Change:
+        """Let the first of those who hear a peer announce that it is lost."""
+        issuer = next(p.peer for p in self.members if p.session.last_heard(subject) is not None)
+        return self.announce(issuer, ChangeKind.LOST, subject)
+
     def kill(self, peer: int) -> None:
-        """End a peer at once; what is on its way to it is lost, what is on its way from it comes."""
+        """End a peer for good. What it has sent and is on its way arrives."""
         self.dead.add(peer)
-        for sender in range(self.num_peers):
-            self.unreceived[sender, peer] = list(self.queues.pop((sender, peer), ()))
+        self.queues = {pair: queue for pair, queue in self.queues.items() if pair[1] != peer}
 
     def run(self, upto: int) -> None:
         """Run until every member that lives has completed `upto` rounds, or nothing moves any more."""
         while True:
+            living = [each for each in self.peers if each.participant.peer not in self.dead]
             able = [
-                p.peer
-                for p in self.peers
-                if p.peer not in self.dead and p.is_member and not p.session.in_round and p.round < upto
+                each.participant.peer
+                for each in living
+                if each.participant.is_member and not each.participant.session.in_round and each.round < upto
             ]
             waiting = [pair for pair, queue in self.queues.items() if queue]
             if not able and not waiting:
                 return
-            if able and (not waiting or self.random.random() < 0.3):
-                participant = self.peers[self.random.choice(able)]
-                participant.step()
-                self.perform(participant.peer, participant.begin(0.0))
+            if self.random.random() < self.restarts:
+                self.restart(self.random.choice(living).participant.peer)
+            elif able and (not waiting or self.random.random() < 0.3):
+                peer = self.random.choice(able)
+                self.peers[peer].step()
+                self._perform(peer, self.peers[peer].begin(0.0))
             else:
                 sender, receiver = self.random.choice(waiting)
-                frame = self.queues[sender, receiver].popleft()
-                self.perform(receiver, self.peers[receiver].receive(sender, frame, 0.0))
+                seq, frame = self.queues[sender, receiver].popleft()
+                self._perform(receiver, self.peers[receiver].receive(sender, seq, frame, 0.0))
 
     @property
     def members(self) -> list[Participant]:
-        return [p for p in self.peers if p.peer not in self.dead and p.is_member]
+        """The members that live."""
+        participants = [peer.participant for peer in self.peers if peer.participant.peer not in self.dead]
+        return [participant for participant in participants if participant.is_member]
 
-    def mass(self) -> tuple[npt.NDArray[np.float64], float]:
-        """Return Σx and Σu of the members."""
-        x = sum((p.algorithm.x.astype(np.float64) for p in self.members), np.zeros(LAYOUT.size))
-        return x, sum(p.algorithm.u for p in self.members)
+    def rounds(self) -> dict[int, int]:
+        return {member.peer: member.round for member in self.members}
 
-    def gradients(self) -> npt.NDArray[np.float64]:
-        """Return by how much Σx moved by local steps of all peers."""
-        return sum((p.local_steps.total for p in self.peers), np.zeros(LAYOUT.size))  # type: ignore[attr-defined]
+    def weight(self) -> float:
+        """Return Σu of the members."""
+        return sum(member.algorithm.u for member in self.members)
+
+    def drift(self) -> npt.NDArray[np.float64]:
+        """Return Σx of the members less what the local steps of all peers put in."""
+        total = sum((member.algorithm.x.astype(np.float64) for member in self.members), np.zeros(LAYOUT.size))
+        return total - sum((_pull(peer).moved for peer in self.peers), np.zeros(LAYOUT.size))
+
+    def spread(self) -> float:
+        """Return the largest distance of a member's model from another's, in one coordinate."""
+        return float(np.ptp([member.model() for member in self.members], axis=0).max())
 
 
-def weight_of(frame: bytes) -> float:
-    """Return the push weight that a frame carries: W u of its round."""
-    if is_notice(frame):
-        return 0.0
-    message = wire.decode(frame, LAYOUT)
-    return message.mixing_weight * message.push_weight
+def _pull(peer: DurablePeer) -> Pull:
+    assert isinstance(peer.participant.local_steps, Pull)
+    return peer.participant.local_steps

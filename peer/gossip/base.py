@@ -222,7 +222,7 @@ class Algorithm(ABC):
         """
         raise NotImplementedError(f"{self.spec.name} cannot lose a peer")
 
-    def shrunk_(self, scale: float) -> None:
+    def shrunk_(self, scale: float) -> None:  # noqa: B027 (most keep nothing that goes with x)
         """Take note that x was multiplied by `scale`, because a joining peer got the rest."""
 
     def answer(self, request: Message) -> Message:

@@ -34,6 +34,9 @@ class Change:
     knows that another is lost."""
     effective: int
     """The first round with the new members."""
+    heard_round: int = 0
+    """Of a lost peer: the last round of which its issuer has a message of it. What it was sent in earlier rounds is in
+    what others have heard of it since, or lost with it; the rest returns to those that sent it."""
 
     @property
     def order(self) -> tuple[int, int, int, int]:
@@ -105,9 +108,13 @@ class Membership:
 
     def state(self) -> list[list[int]]:
         """Return all changes as JSON values."""
-        return [[change.kind, change.subject, change.issuer, change.effective] for change in self.changes]
+        return [
+            [change.kind, change.subject, change.issuer, change.effective, change.heard_round]
+            for change in self.changes
+        ]
 
     def restore(self, state: Iterable[Sequence[int]]) -> None:
         """Take back what `state` returned. Raises ValueError or TypeError if it cannot be that."""
-        for kind, subject, issuer, effective in state:
-            self.add(Change(ChangeKind(kind), int(subject), int(issuer), int(effective)))
+        for kind, *numbers in state:
+            subject, issuer, effective, heard_round = map(int, numbers)
+            self.add(Change(ChangeKind(kind), subject, issuer, effective, heard_round))

@@ -179,6 +179,21 @@ class Session:
         if self._views is not None:
             self._views.readmit(peer)
 
+    def last_heard(self, peer: int) -> int | None:
+        """Return the last round of which there is a message of `peer`; None if it sends nothing to this peer."""
+        if self._views is None:
+            return None
+        rounds = [round_ for round_, _, sender in self._inbox if sender == peer]
+        if rounds:
+            return max(rounds)
+        me = self.algorithm.node.peer
+        if peer not in self._views.senders_from(self.round, me):
+            return None
+        if "replicas" in self.algorithm.spec.state:
+            return max(0, self.round - 1)
+        # A graph that changes may not have had it in every round.
+        return next((t for t in range(self.round - 1, 0, -1) if peer in self._views.senders(t, me)), 0)
+
     @property
     def lost(self) -> frozenset[int]:
         """Peers that are lost for good."""

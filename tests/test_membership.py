@@ -1,0 +1,165 @@
+"""Peers join, leave and are lost in the midst of a run, whatever is killed around it; see `changing_members`."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from peer.errors import ConfigError, RemoteProtocolError, StateError
+from peer.gossip.membership import Change, ChangeKind
+from tests.changing_members import Cluster
+
+PUSH_SUM = [("sgp", "exponential"), ("sparse-push", "directed-ring"), ("scsp", "ring"), ("quant-sgp", "exponential")]
+DOUBLY = [("d-psgd", "ring"), ("deep-squeeze", "ring"), ("choco-sgd", "ring")]
+
+
+@pytest.mark.parametrize(("algorithm", "graph"), PUSH_SUM)
+def test_a_leaving_peer_hands_over_all_its_mass(algorithm: str, graph: str) -> None:
+    cluster = Cluster(algorithm, graph, seed=1)
+    before = cluster.drift()
+    cluster.run(4)
+    change = cluster.announce(2, ChangeKind.LEAVE, 2)
+    cluster.run(change.effective + 3)
+    assert cluster.rounds() == dict.fromkeys((0, 1, 3, 4), change.effective + 3)
+    assert cluster.peers[2].participant.has_left
+    assert cluster.weight() == pytest.approx(5.0, abs=1e-12)
+    np.testing.assert_allclose(cluster.drift(), before, atol=2e-5)
+
+
+@pytest.mark.parametrize(("algorithm", "graph"), PUSH_SUM)
+def test_a_joining_peer_gets_half_of_its_sponsor(algorithm: str, graph: str) -> None:
+    cluster = Cluster(algorithm, graph, seed=2)
+    before = cluster.drift()
+    cluster.run(4)
+    change = cluster.announce(1, ChangeKind.JOIN, 5)
+    cluster.run(change.effective + 3)
+    assert cluster.rounds() == dict.fromkeys(range(6), change.effective + 3)
+    assert cluster.weight() == pytest.approx(5.0, abs=1e-12)
+    np.testing.assert_allclose(cluster.drift(), before, atol=2e-5)
+
+
+@pytest.mark.parametrize(("algorithm", "graph"), PUSH_SUM)
+def test_what_a_lost_peer_never_received_returns(algorithm: str, graph: str) -> None:
+    cluster = Cluster(algorithm, graph, seed=3)
+    cluster.run(4)
+    cluster.kill(3)
+    cluster.run(60)
+    waiting = cluster.rounds()
+    assert max(waiting.values()) < 12, "its neighbours wait for it"
+    change = cluster.declare_lost(3)
+    cluster.run(90)
+    assert cluster.rounds() == dict.fromkeys((0, 1, 2, 4), 90)
+    # What is missing is what the lost peer had, and what it had from others for good: never more than that.
+    assert change.effective < 60
+    assert 3.0 < cluster.weight() < 5.0
+    assert cluster.spread() < 0.5
+
+
+@pytest.mark.parametrize(("algorithm", "graph"), DOUBLY)
+def test_the_mean_is_that_of_those_who_are_there(algorithm: str, graph: str) -> None:
+    cluster = Cluster(algorithm, graph, seed=4, gradients_until=8)
+    cluster.run(8)
+    change = cluster.announce(2, ChangeKind.LEAVE, 2)
+    cluster.run(change.effective)
+    mean = cluster.drift()
+    cluster.run(change.effective + 8)
+    np.testing.assert_allclose(cluster.drift(), mean, atol=2e-5)
+    change = cluster.announce(0, ChangeKind.JOIN, 5)
+    cluster.run(change.effective)
+    sponsored = cluster.drift()
+    cluster.run(change.effective + 4)
+    np.testing.assert_allclose(cluster.drift(), sponsored, atol=2e-5)
+    cluster.kill(4)
+    cluster.declare_lost(4)
+    cluster.run(90)
+    assert cluster.rounds() == dict.fromkeys((0, 1, 3, 5), 90)
+    assert cluster.spread() < 0.5
+
+
+@pytest.mark.parametrize(("algorithm", "graph"), [*PUSH_SUM, ("choco-sgd", "ring")])
+def test_kills_around_every_change_leave_no_trace(algorithm: str, graph: str) -> None:
+    """A peer leaves and one joins while processes end and start again: the bits are those of the run without that."""
+    models = []
+    for seed, restarts in ((5, 0.0), (6, 0.01), (7, 0.03)):
+        cluster = Cluster(algorithm, graph, seed=seed, restarts=restarts)
+        cluster.run(4)
+        cluster.announce(2, ChangeKind.LEAVE, 2)
+        cluster.announce(3, ChangeKind.JOIN, 5)
+        cluster.run(34)
+        assert cluster.rounds() == dict.fromkeys((0, 1, 3, 4, 5), 34)
+        models.append([(member.algorithm.x.tobytes(), member.algorithm.u) for member in cluster.members])
+    assert models[0] == models[1] == models[2]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_kills_around_a_loss_lose_nothing(seed: int) -> None:
+    """Whoever is killed around the declaration of a loss takes back what it had given exactly once: the weight that is
+    left is that of the run in which nobody else was killed, up to what the lost peer had for good by chance."""
+    algorithm, graph = [*PUSH_SUM, ("choco-sgd", "ring"), ("d-psgd", "ring")][seed]
+    cluster = Cluster(algorithm, graph, seed=seed, restarts=0.02)
+    cluster.run(4)
+    cluster.kill(1)
+    cluster.run(60)
+    cluster.declare_lost(1)
+    cluster.run(60)
+    assert cluster.rounds() == dict.fromkeys((0, 2, 3, 4), 60)
+    assert 3.0 < cluster.weight() < 5.0
+    weight = cluster.weight()
+    cluster.run(70)
+    assert cluster.weight() == pytest.approx(weight, abs=1e-12)
+
+
+def test_two_changes_at_the_same_time_need_no_settling() -> None:
+    cluster = Cluster("quant-sgp", "exponential", seed=8)
+    cluster.run(3)
+    # Neither knows of the other.
+    one, two = cluster.announce(0, ChangeKind.LEAVE, 0), cluster.announce(4, ChangeKind.LEAVE, 4)
+    assert one.effective == two.effective
+    cluster.run(one.effective + 4)
+    assert cluster.rounds() == dict.fromkeys((1, 2, 3), one.effective + 4)
+    assert cluster.weight() == pytest.approx(5.0, abs=1e-12)
+
+
+def test_a_lost_peer_may_have_been_about_to_leave() -> None:
+    cluster = Cluster("sparse-push", "exponential", seed=9)
+    cluster.run(3)
+    leave = cluster.announce(2, ChangeKind.LEAVE, 2)
+    cluster.run(6)
+    cluster.kill(2)
+    cluster.run(leave.effective - 1)
+    # Its heir waits for it no more than anybody else.
+    cluster.declare_lost(2)
+    cluster.run(60)
+    assert cluster.rounds() == dict.fromkeys((0, 1, 3, 4), 60)
+
+
+def test_changes_that_cannot_be_are_refused() -> None:
+    cluster = Cluster("sparse-push", seed=10)
+    cluster.run(2)
+    participant = cluster.peers[0].participant
+    with pytest.raises(ConfigError, match="peer 5 is no member"):
+        participant.plan(ChangeKind.LOST, 5)
+    with pytest.raises(ConfigError, match="peer 1 is a member"):
+        participant.plan(ChangeKind.JOIN, 1)
+    cluster.announce(0, ChangeKind.LEAVE, 0)
+    with pytest.raises(ConfigError, match="about to"):
+        participant.plan(ChangeKind.JOIN, 5)
+    with pytest.raises(RemoteProtocolError, match="says that peer 3"):
+        cluster.peers[1].receive(0, cluster.peers[1].incoming[0].last_seq + 1, _leave_of_another(), 0.0)
+    with pytest.raises(StateError, match="declared this peer lost"):
+        cluster.peers[1].participant.learn(Change(ChangeKind.LOST, 1, 2, 50), 0.0, source=2)
+    with pytest.raises(StateError, match="counts from round 1"):
+        cluster.peers[1].participant.learn(Change(ChangeKind.LOST, 4, 2, 1), 0.0, source=2)
+
+
+def test_a_change_after_the_end_is_refused() -> None:
+    cluster = Cluster("sgp", seed=11)
+    cluster.run(95)
+    with pytest.raises(ConfigError, match="the run ends after round 99"):
+        cluster.peers[0].participant.plan(ChangeKind.LEAVE, 0)
+
+
+def _leave_of_another() -> bytes:
+    from peer.notice import pb
+
+    return b"SM" + pb.MembershipChange(kind=2, subject=3, issuer=0, effective_round=50).SerializeToString()
