@@ -9,6 +9,9 @@ Peers and instants come from the seed, which is printed: a kill comes some rando
 random round, or, one time in four, right after the one before, so that peers die while they start and while others are
 away. A peer that was killed is started again at once. The row says whether all models are equal to the last bit, and
 how long it took from the start of a process until its peer had done another round.
+
+The processes are forked from one that has the libraries loaded (`forked`), so that this time is what comes beyond the
+start of a process; with `--cold` every peer starts as under `sotto up`.
 """
 
 from __future__ import annotations
@@ -22,6 +25,8 @@ import tempfile
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+
+from forked import ForkedCluster
 
 from peer.cluster import Cluster
 from peer.config import Config, load
@@ -120,9 +125,11 @@ def plan(seed: int, kills: int, peers: int, rounds: int) -> list[Kill]:
 class Killer:
     """Runs one cluster, with or without kills."""
 
-    def __init__(self, config: Config, peers: int, directory: Path, kills: list[Kill]) -> None:
+    def __init__(
+        self, config: Config, peers: int, directory: Path, kills: list[Kill], kind: type[Cluster] = ForkedCluster
+    ) -> None:
         directory.mkdir()
-        self.cluster = Cluster(config, Path(), num_peers=peers, directory=directory)
+        self.cluster = kind(config, Path(), num_peers=peers, directory=directory)
         self._waiting = list(kills)
         self._cued_at: float | None = None
         self._away: dict[int, tuple[Kill, float]] = {}
@@ -191,11 +198,12 @@ class Killer:
 def measure(algorithm: str, arguments: argparse.Namespace, directory: Path) -> Row:
     """Run one algorithm with and without kills."""
     config = job(algorithm, arguments.rounds, arguments.set)
+    kind = Cluster if arguments.cold else ForkedCluster
     row = Row(algorithm=algorithm, peers=arguments.peers, rounds=arguments.rounds, seed=arguments.seed)
-    undisturbed = Killer(config, arguments.peers, directory / "undisturbed", [])
+    undisturbed = Killer(config, arguments.peers, directory / "undisturbed", [], kind)
     row.undisturbed_s = undisturbed.run()
     kills = plan(arguments.seed, arguments.kills, arguments.peers, arguments.rounds)
-    disturbed = Killer(config, arguments.peers, directory / "killed", kills)
+    disturbed = Killer(config, arguments.peers, directory / "killed", kills, kind)
     row.disturbed_s = disturbed.run()
     row.kills, row.plan = len(disturbed.done), disturbed.done
     row.of_down = sum(kill.was_down for kill in disturbed.done)
@@ -226,6 +234,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=400)
     parser.add_argument("--seed", type=int, default=1, help="of peers and instants")
     parser.add_argument("--algorithms", default=",".join(JOBS))
+    parser.add_argument("--cold", action="store_true", help="start each process anew, libraries and all")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the job")
     parser.add_argument("--json", type=Path, help="write the rows to this file too, with every kill")
     arguments = parser.parse_args()
