@@ -52,7 +52,7 @@ from peer.link import InLink, OutLink
 from peer.metrics import RoundRecord
 from peer.participant import Parcel, Participant, Turn
 from peer.store import Checkpoint, Checkpoints, checkpoint_name
-from peer.wire.message import MessageKind
+from peer.wire.message import Message, MessageKind
 
 _PREFIX, _SUFFIX = "journal-", ".log"
 
@@ -379,7 +379,7 @@ class DurablePeer:
         # Journal first: what a peer has applied and then forgets is lost for everybody.
         record = Received(now, peer, seq, frame)
         self._append(record)
-        return self._done(self._take(record))
+        return self._done(self._take(record, message))
 
     def timer(self, now: float) -> Deed:
         """Go on without late neighbours if `wake_at` has passed."""
@@ -459,9 +459,13 @@ class DurablePeer:
         self._remote_has[peer] = self._remote_durable[peer] = 0
         self._new_receipts.pop(peer, None)
 
-    def _take(self, record: Received, *, is_counted: bool = False) -> Turn:
-        """Apply a frame that is in the journal or in a checkpoint, and count it unless it is counted already."""
-        turn = self.participant.receive(record.peer, record.frame, record.now)
+    def _take(self, record: Received, message: Message | None = None, *, is_counted: bool = False) -> Turn:
+        """Apply a frame that is in the journal or in a checkpoint, and count it unless it is counted already. `message`
+        is what it holds, if it was decoded."""
+        if message is None:
+            turn = self.participant.receive(record.peer, record.frame, record.now)
+        else:
+            turn = self.participant.take(message, record.now)
         self._begin_links_anew(turn)
         if record.seq:
             if not is_counted:

@@ -1,17 +1,18 @@
 """Measures what it costs that nothing is lost: rounds with and without a journal, and how long recovery takes.
 
-    python tools/bench_durability.py [--sizes 270000,11000000] [--rounds 200,60] [--folder DIR] [--json FILE]
+    python tools/bench_durability.py [--sizes 270000,11000000] [--rounds 250,70] [--folder DIR] [--json FILE]
 
 Two peers on a directed ring in one process train the task `synthetic` with `quant-sgp`, the largest 1 % of each layer
 in 4 bits: the messages are small and the steps cheap, so that the journal's share of a round is as large as it gets.
-Three such pairs take turns round by round, so that a busy machine disturbs all alike: without any durability (the
-participants alone), with `state.durability = "process"` and with `"power"`. They save and sync as the daemon does: a
-checkpoint every 100 rounds or when replaying would take longer than `state.recover_within_s`, a sync every second,
-which the daemon leaves to another thread and which is counted apart here.
+Three such pairs take turns round by round, another one first each time, so that a busy machine disturbs all alike:
+without any durability (the participants alone), with `state.durability = "process"` and with `"power"`. They save and
+sync as the daemon does: a checkpoint every 100 rounds or when replaying would take longer than
+`state.recover_within_s`, a sync every second, which the daemon leaves to another thread and which is counted apart.
 
 For each: CPU of the thread and seconds by the clock for a round of one peer, as medians; the same of checkpoints,
-spread over the rounds; bytes written a round. In the end the pair with `process` is opened anew from its folder, as
-after kill -9, and the time for that is what recovery takes beyond the start of a process and the reading of its data.
+spread over the rounds; bytes written a round; and how much more CPU that is than without, from the median difference to
+the round without durability beside it. In the end the pair with `process` is opened anew from its folder, as after kill
+-9, and the time for that is what recovery takes beyond the start of a process and the reading of its data.
 The exit code is 1 where the CPU of a round with `process`, checkpoints and syncs included, is more than 10 % above that
 without, or recovery takes more than 5 s.
 """
@@ -72,7 +73,7 @@ class Row:
     journal_bytes: float
     checkpoint_bytes: float
     cpu_share: float
-    """CPU in all over that without durability, less 1."""
+    """By how much the CPU of a round, checkpoints and syncs included, is above that without durability."""
 
 
 class Bare:
@@ -218,20 +219,19 @@ def measure(size: int, rounds: int, folder: Path) -> tuple[list[Row], float, int
     job = Job.open(settings(size, rounds), folder, PAIR)
     process, power = Durable(job, folder, "process"), Durable(job, folder, "power")
     pairs: list[Bare | Durable] = [Bare(job, folder), process, power]
-    for _ in range(rounds):
-        for pair in pairs:
-            pair.round()
-    rows, without = [], 0.0
+    for number in range(rounds):
+        for turn in range(len(pairs)):
+            pairs[(number + turn) % len(pairs)].round()
+    rows, bare = [], pairs[0].cost.cpu_s[WARM_UP_ROUNDS:]
     for pair in pairs:
         cost, count = pair.cost, PAIR * rounds
-        cpu = statistics.median(cost.cpu_s[WARM_UP_ROUNDS:])
-        total = cpu + (cost.save_cpu_s + cost.sync_cpu_s) / count
-        without = without or total
+        differences = [mine - theirs for mine, theirs in zip(cost.cpu_s[WARM_UP_ROUNDS:], bare, strict=True)]
+        more = statistics.median(differences) + (cost.save_cpu_s + cost.sync_cpu_s) / count
         rows.append(
             Row(
                 parameters=size,
                 durability=pair.name,
-                cpu_ms=1e3 * cpu,
+                cpu_ms=1e3 * statistics.median(cost.cpu_s[WARM_UP_ROUNDS:]),
                 wall_ms=1e3 * statistics.median(cost.wall_s[WARM_UP_ROUNDS:]),
                 save_cpu_ms=1e3 * cost.save_cpu_s / count,
                 save_wall_ms=1e3 * cost.save_wall_s / count,
@@ -239,7 +239,7 @@ def measure(size: int, rounds: int, folder: Path) -> tuple[list[Row], float, int
                 sync_wall_ms=1e3 * cost.sync_wall_s / count,
                 journal_bytes=cost.journal_bytes / count,
                 checkpoint_bytes=cost.checkpoint_bytes / count,
-                cpu_share=total / without - 1.0,
+                cpu_share=more / statistics.median(bare),
             )
         )
     for peer in process.peers:
@@ -253,7 +253,7 @@ def measure(size: int, rounds: int, folder: Path) -> tuple[list[Row], float, int
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", default="270000,11000000")
-    parser.add_argument("--rounds", default="200,60")
+    parser.add_argument("--rounds", default="250,70")
     parser.add_argument("--folder", type=Path, help="where the state folders lie for the time; on the disk in question")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()

@@ -84,7 +84,6 @@ class ForkedCluster(Cluster):
 
 def _run_peer(file: Path) -> None:
     """Be `sotto run --config FILE`."""
-    os.setsid()
     log = os.open(file.parent / "log.txt", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.dup2(log, 1)
     os.dup2(log, 2)

@@ -1,0 +1,34 @@
+"""Ten kills of real processes; `make kills` does a thousand."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+
+import kill_study  # noqa: E402 - tools/ is no package
+
+
+@pytest.mark.slow
+def test_ten_kills_at_random_instants_change_no_bit(tmp_path: Path) -> None:
+    # Rounds last long enough for kills to come within them, and cost no more.
+    arguments = argparse.Namespace(
+        kills=10, peers=4, rounds=100, seed=3, cold=False, set=["peer.slow_down=15", "state.checkpoint_every_rounds=10"]
+    )
+    print(f"seed {arguments.seed}")
+    row = kill_study.measure("quant-sgp", arguments, tmp_path)
+    assert row.identical, row
+    assert row.kills == 10
+    assert all(0 <= kill.at_round < 100 for kill in row.plan)
+
+
+def test_who_is_killed_when_is_a_function_of_the_seed() -> None:
+    one, same, other = (kill_study.plan(seed, 200, 8, 400) for seed in (1, 1, 2))
+    assert one == same != other
+    assert {kill.peer for kill in one} == set(range(8))
+    assert sum(kill.after_round is None for kill in one) > 20
