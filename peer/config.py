@@ -183,6 +183,9 @@ class CompressorOptions(Section):
     """grid: distance of two levels."""
     rounding: Literal["nearest", "stochastic", "dither"] | None = None
     """modulo: nearest, stochastic or dither; grid: nearest or stochastic. By default dither, and stochastic."""
+    against_last: bool = True
+    """modulo: tell codes as differences to those of the round before, layer by layer, where that takes fewer bytes. For
+    verified θ on the CPU and without a budget; both ends of a link keep a copy of the codes. All peers alike."""
     budget_kbytes_per_s: Positive | None = None
     """What this peer may send over each of its links, headers included, in units of 1000 bytes/s: it lowers fraction or
     bits to fit, and waits where that is not enough. Peers may set different numbers, but all of them or none."""

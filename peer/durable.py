@@ -128,6 +128,8 @@ class DurablePeer:
         self._early: dict[int, deque[tuple[int, int, bytes]]] = {peer: deque() for peer in self.out}
         """(number, round, frame) of what follows the frames that were taken from a neighbour and is too far ahead for
         the session. It is in no journal, so that its sender keeps it too."""
+        self._newest_early: dict[int, Message] = {}
+        """The last message of those, which the next one may be told against."""
         self._furthest_round = 0
         """No honest neighbour was ahead of this round before this process began, nor needs to be held back after it."""
         self._remote_has = dict.fromkeys(self.out, 0)
@@ -363,7 +365,7 @@ class DurablePeer:
             record = Received(now, peer, seq, frame)
             self._append(record)
             return self._with_losses(self._done(self._take(record)), now)
-        message = self.participant.decode(peer, frame)
+        message = self.participant.decode(peer, frame, before=self._newest_early.get(peer) if early else None)
         if (seq > 0) != (message.kind in (MessageKind.GOSSIP, MessageKind.NOTHING)):
             raise RemoteProtocolError(f"sent {message.kind.name} {'with' if seq else 'without'} a number", peer=peer)
         if message.kind is MessageKind.REPAIR_REQUEST:
@@ -375,6 +377,7 @@ class DurablePeer:
             self.participant.session.check(message)
             if sum(len(kept) for _, _, kept in early) + len(frame) <= _EARLY_BYTES_MAX:
                 early.append((seq, message.round, frame))
+                self._newest_early[peer] = message
                 return Deed()
         # Journal first: what a peer has applied and then forgets is lost for everybody.
         record = Received(now, peer, seq, frame)
@@ -456,6 +459,7 @@ class DurablePeer:
         self.out[peer], self.incoming[peer] = OutLink(), InLink()
         self._kept[peer].clear()
         self._early[peer].clear()
+        self._newest_early.pop(peer, None)
         self._remote_has[peer] = self._remote_durable[peer] = 0
         self._new_receipts.pop(peer, None)
 

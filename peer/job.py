@@ -26,7 +26,7 @@ from peer.compress.modulo import Modulo
 from peer.config import Config
 from peer.errors import ConfigError
 from peer.gossip import topology, validate
-from peer.gossip.base import AlgorithmSpec, GraphNeed, NodeContext
+from peer.gossip.base import Algorithm, AlgorithmSpec, GraphNeed, NodeContext
 from peer.gossip.budget import BandwidthBudget, nominal_bits, variants_of
 from peer.gossip.error_feedback import final_rounds_for
 from peer.gossip.graphs import GraphFile
@@ -39,6 +39,7 @@ from peer.gossip.views import ViewSchedule, restricted
 from peer.pair_participant import PairParticipant
 from peer.participant import LocalSteps, Participant
 from peer.random import PhiloxSource
+from peer.wire.last_codes import LastCodes
 
 if TYPE_CHECKING:
     # torch is imported by whoever trains; `sotto validate` and `sotto graph` do without.
@@ -499,9 +500,20 @@ class Job:
             variants=self.variants,
             why_no_changes=self.why_no_changes,
             check_members=self.check_members,
+            last_codes=self._last_codes(algorithm),
             observe=observe,
             **({} if cpu_clock is None else {"cpu_clock": cpu_clock}),
         )
+
+    def _last_codes(self, algorithm: Algorithm) -> LastCodes | None:
+        """Return what modulo codes are told against, where the configuration lets them be: hashes have to tell when the
+        two ends hold different codes."""
+        config = self.config
+        if not (algorithm.spec.modulo and config.compressor.against_last and config.algorithm.theta == "verified"):
+            return None
+        # A budget chooses bits by the clock and a GPU rounds as it likes: repeated after a power cut, they give others.
+        repeatable = config.compressor.budget_kbytes_per_s is None and config.peer.device == "cpu"
+        return LastCodes(algorithm.node.layout, algorithm.x.dtype, tells_changes=repeatable)
 
     def pair_node(self, peer: int, layout: Layout, x0: npt.NDArray[np.float32]) -> PairNode:
         """Return one peer's side of the configured asynchronous algorithm."""

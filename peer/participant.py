@@ -29,6 +29,7 @@ from peer.gossip.replicas import ReplicaAlgorithm
 from peer.gossip.session import LatePolicy, Outcome, Session
 from peer.gossip.views import ViewSchedule
 from peer.metrics import RoundRecord
+from peer.wire.last_codes import LastCodes
 from peer.wire.message import Message, MessageKind, RepairWish
 
 ENTROPY_EVERY = 50
@@ -100,6 +101,7 @@ class Participant:
         variants: Sequence[Compressor] = (),
         why_no_changes: str | None = None,
         check_members: Callable[[tuple[int, ...]], None] = lambda members: None,
+        last_codes: LastCodes | None = None,
         observe: Callable[[str, int, int, bytes], None] | None = None,
         cpu_clock: Callable[[], float] = time.process_time,
         stopwatch: Callable[[], float] = time.perf_counter,
@@ -107,7 +109,8 @@ class Participant:
         """`why_no_changes`: a sentence where members cannot change in this run; otherwise the schedule of the algorithm
         is a `ViewSchedule`. `check_members` raises ConfigError for members between whom the run cannot go on.
         `observe(what, round, other, frame)` is told of every frame "sent" and "applied" (for tests of mass).
-        `budget` chooses among `variants`, the compressor and what it can be turned down to.
+        `budget` chooses among `variants`, the compressor and what it can be turned down to. `last_codes`: what modulo
+        codes are told against, if they may be.
         The two clocks only fill the record of times; nothing that is computed depends on them."""
         self.peer = peer
         self.algorithm = algorithm
@@ -125,6 +128,7 @@ class Participant:
             views=self._views,
         )
         self.budget, self._variants = budget, tuple(variants)
+        self._last_codes = last_codes
         self._observe = observe
         self._cpu_clock, self._stopwatch = cpu_clock, stopwatch
         self._health_every = 1 if layout.size <= 100_000 else 10
@@ -139,6 +143,11 @@ class Participant:
         """Neighbour → (round, digests) of what it says that the copy of it here should be."""
         self._asked_whole: set[int] = set()
         self._replica_repairs = 0
+
+    @property
+    def last_codes_bytes(self) -> int:
+        """Memory for what codes are told against, own and heard."""
+        return 0 if self._last_codes is None else self._last_codes.nbytes
 
     @property
     def round(self) -> int:
@@ -174,7 +183,8 @@ class Participant:
     def impose(self, frame: bytes) -> None:
         """Let the coming round send what it sent before a crash, of which `frame` is one: for a device whose arithmetic
         is not repeatable. What is kept of the message then is what the others received."""
-        message = wire.decode(frame, self.layout, dtype=self.algorithm.x.dtype)
+        before = None if self._last_codes is None else self._last_codes.own
+        message = wire.decode(frame, self.layout, dtype=self.algorithm.x.dtype, previous=before)
         if message.kind is MessageKind.GOSSIP:
             self.algorithm.node.imposed[message.round] = message.layers
 
@@ -212,12 +222,14 @@ class Participant:
             return self.learn(change, now, source=sender)
         return self.take(self.decode(sender, frame), now)
 
-    def decode(self, sender: int, frame: bytes) -> Message:
-        """Return the message in a frame from a neighbour; nothing changes. Raises RemoteProtocolError, which names the
-        sender."""
+    def decode(self, sender: int, frame: bytes, *, before: Message | None = None) -> Message:
+        """Return the message in a frame from a neighbour, the next of its stream; nothing changes. `before`: the last
+        one, where that was not taken yet. Raises RemoteProtocolError, which names the sender."""
         started = self._stopwatch()
+        if before is None and self._last_codes is not None:
+            before = self._last_codes.of(sender)
         try:
-            message = wire.decode(frame, self.layout, dtype=self.algorithm.x.dtype)
+            message = wire.decode(frame, self.layout, dtype=self.algorithm.x.dtype, previous=before)
         except RemoteProtocolError as error:
             raise type(error)(error.problem, peer=sender) from None
         if message.sender != sender:
@@ -229,6 +241,8 @@ class Participant:
         """Take a message that `decode` returned. Raises RemoteProtocolError, which names the sender."""
         started = self._stopwatch()
         outcome = self.session.receive(message, now)
+        if self._last_codes is not None and not outcome.duplicates:
+            self._last_codes.hear(message)
         if message.kind is MessageKind.REPAIR:
             self._asked_whole.discard(message.sender)
         turn = self._perform(outcome, now)
@@ -448,6 +462,8 @@ class Participant:
         arrays |= {f"training/{name}": value for name, value in self.local_steps.state().items()}
         if self.budget is not None:
             arrays |= {f"budget/{name}": value for name, value in self.budget.state().items()}
+        if self._last_codes is not None:
+            arrays |= {f"codes/{name}": value for name, value in self._last_codes.state(self.round).items()}
         state = {"session": self.session.state(), "layout": self.layout.digest, "repairs": self._replica_repairs}
         if self._views is not None and not self._views.membership.is_settled:
             state["members"] = self._views.membership.state()
@@ -466,7 +482,9 @@ class Participant:
             self.algorithm.restore_transport(_part(arrays, "buffer/"))
             self.local_steps.restore(_part(arrays, "training/"))
             self._replica_repairs = int(state.get("repairs", 0))
-        except (KeyError, TypeError, ValueError) as error:
+            if self._last_codes is not None:
+                self._last_codes.restore(_part(arrays, "codes/"))
+        except (KeyError, TypeError, ValueError, RemoteProtocolError) as error:
             raise StateError(f"the checkpoint does not fit this configuration: {error}") from None
 
     def _restore_members(self, state: Mapping[str, Any]) -> None:
@@ -487,17 +505,24 @@ class Participant:
     def _perform(self, outcome: Outcome, now: float) -> Turn:
         turn = Turn(parcels=[self._parcel(receiver, message) for receiver, message in outcome.sends])
         self._frames.clear()
+        if self._last_codes is not None:
+            told = {receiver: message for receiver, message in outcome.sends if message.kind is MessageKind.GOSSIP}
+            for message in list(told.values())[:1]:
+                self._last_codes.tell(message, told)
         if outcome.finished is not None:
             turn.finished = self._finish(outcome, now)
         return turn
 
     def _parcel(self, receiver: int, message: Message) -> Parcel:
+        before = None if self._last_codes is None else self._last_codes.told(message, receiver)
         # Receivers that get the same payload with the same weight get the same bytes: encoded once.
-        key = (id(message.layers), message.kind, message.round, message.phase, message.mixing_weight)
+        key = (id(message.layers), message.kind, message.round, message.phase, message.mixing_weight, before is None)
         encoded = self._frames.get(key) if message.layers else None
         if encoded is None:
-            frame = wire.encode(message, self.layout)
-            bound = wire.entropy_bound_bits(message) if message.round % ENTROPY_EVERY == 0 else 0.0
+            frame = wire.encode(message, self.layout, previous=before)
+            bound = 0.0
+            if message.round % ENTROPY_EVERY == 0:
+                bound = wire.entropy_bound_bits(message, previous=before)
             encoded = frame, wire.payload_bytes(frame, self.layout), bound
             if message.layers:
                 self._frames[key] = encoded
@@ -523,6 +548,8 @@ class Participant:
         for round_, sender in self.session.take_applied():
             if self._observe is not None:
                 self._observe("applied", round_, sender, b"")
+        if self._last_codes is not None:
+            self._last_codes.forget_before(self.round)
         account, cpu = self._account, self._cpu_clock()
         # The norms cost a pass over the model each: with a large one they are taken now and then.
         health = self.algorithm.metrics() if outcome.finished % self._health_every == 0 else Metrics(self.algorithm.u)

@@ -16,6 +16,7 @@ from peer.durable import Deed, DurablePeer, Recovery
 from peer.gossip import build
 from peer.gossip.session import LatePolicy
 from peer.participant import Participant
+from peer.wire.last_codes import LastCodes
 from tests.failing_disk import FailingDisk
 from tests.gossip.drive import contexts, ring, schedule_of
 
@@ -29,7 +30,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "d2": {"averaging_rate": 0.5},
     # A θ that is too small at first: there are repairs.
     "moniqua": {
-        "compressor": MODULO, "averaging_rate": 0.3, "verified": True, "theta": (0.01,),
+        "compressor": MODULO, "averaging_rate": 0.3, "verified": True, "theta": (0.3,),
         "settings": {"theta_mode": "verified"},
     },
 }  # fmt: skip
@@ -99,6 +100,8 @@ class World:
         self.disks = [FailingDisk() for _ in range(self.n)]
         self.links: dict[tuple[int, int], deque[tuple[float, int, bytes]]] = {}
         self.counts = [0] * self.n
+        self.told_against_last = 0
+        """Frames whose codes can only be read with those of the frame before."""
 
     def make(self, peer: int) -> DurablePeer:
         layout = Layout.of_sizes(SIZES)
@@ -110,6 +113,7 @@ class World:
             layout=layout,
             max_lead=self.max_lead,
             late=self.late,
+            last_codes=LastCodes(layout, np.float32, tells_changes=True) if self.algorithm == "moniqua" else None,
             cpu_clock=lambda: 0.0,
         )
         return DurablePeer(
@@ -178,6 +182,7 @@ class World:
         peer = self.peers[i]
         for receiver, seq, frame in peer.publish(deed):
             self.counts[i] += 1
+            self.told_against_last += bool(frame[3] & 1 << 5)
             self.links[i, receiver].append((self.now + self.lag(i, self.counts[i]), seq, frame))
         self.confirm(i, deed.receipts)
         if deed.finished is not None:

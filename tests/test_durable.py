@@ -11,8 +11,10 @@ from peer.durable import DurablePeer
 from peer.errors import RemoteProtocolError, StateError
 from peer.gossip.session import LatePolicy
 from peer.metrics import RoundRecord
+from peer.wire import Message
 from tests.durable_peers import ADAPTIVE, ALGORITHMS, LATE, World
 from tests.failing_disk import ProcessEnds
+from tests.wire.comparing import assert_same
 
 LAG = {"lag": lambda sender, number: 6 if sender == 0 and number % 5 < 2 else 0}
 
@@ -52,6 +54,7 @@ def test_a_process_that_ends_at_any_operation_on_the_disk_changes_no_bit(algorit
         world.disks[1].end_at, world.disks[1].torn = end_at, (0.0, 0.1, 0.5, 0.9)[end_at % 4]
         run_through(world, victim=1)
         assert world.models() == undisturbed.models(), f"ended at operation {end_at}, {what}"
+        assert (world.told_against_last > 0) == (algorithm == "moniqua")
 
 
 def test_a_process_that_ends_in_recovery_recovers_the_next_time() -> None:
@@ -181,6 +184,35 @@ def test_where_arithmetic_is_not_repeatable_mass_is_conserved_and_replicas_agree
         assert sum(peer.participant.algorithm.u for peer in world.peers) == pytest.approx(world.n, abs=1e-12)
         assert_replicas_agree(world)
     assert count > 0
+
+
+def test_codes_that_the_two_ends_of_a_stream_hold_differently_are_repaired_and_soon_the_same_again() -> None:
+    """As after a power cut on a machine that repeats its rounds to other bits."""
+    world = turns(World("moniqua", rounds=30, save_every=100), 50)
+    assert world.peers[1].round < 19
+    before = repairs(world)
+    for layer in heard_by_1(world).layers:
+        layer.residues[:] ^= 1  # type: ignore[union-attr]
+    world.run()
+    assert repairs(world) > before
+    own = world.peers[0].participant._last_codes
+    assert own is not None
+    assert own.own is not None
+    assert_same(heard_by_1(world), own.own)
+    assert repairs(world) <= before + 12
+
+
+def heard_by_1(world: World) -> Message:
+    """Return the last message of peer 0 that peer 1 reads the next one with."""
+    codes = world.peers[1].participant._last_codes
+    assert codes is not None
+    message = codes.of(0)
+    assert message is not None
+    return message
+
+
+def repairs(world: World) -> int:
+    return sum(peer.participant.algorithm.metrics().repairs for peer in world.peers)
 
 
 def test_a_replay_that_gives_other_bits_stops_the_peer_in_a_sentence() -> None:

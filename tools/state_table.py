@@ -3,8 +3,8 @@
     python tools/state_table.py [--parameters 100000] [--json]
 
 Every synchronous algorithm trains a few rounds on a graph that suits it; then the bytes of `Algorithm.state()` are
-counted, those of x and of D-PSGD (whose whole state is x) taken off. Buffers that only serve repairs
-(`transport_state`) stand apart.
+counted, those of x and of D-PSGD (whose whole state is x) taken off. Buffers of the transport stand apart: those that
+only serve repairs (`transport_state`), and the codes that the next ones are told against (`wire.last_codes`).
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ def measure(spec: AlgorithmSpec, parameters: int) -> dict[str, object]:
         "model_bytes": algorithm.x.nbytes,
         "beside_x_bytes": state - algorithm.x.nbytes,
         "transport_buffer_bytes": sum(array.nbytes for array in algorithm.transport_state().values()),
+        "last_codes_bytes": simulator.participants[1].last_codes_bytes,
     }
 
 
@@ -74,13 +75,14 @@ def main(parameters: int, as_json: bool) -> None:
         print(json.dumps(rows, indent=2))
         return
     table = Table(title=f"bytes kept between rounds, {rows[0]['parameters']:,} parameters, ring of {PEERS}")
-    for name in ("algorithm", "beyond D-PSGD", "in models", "for repairs"):
+    for name in ("algorithm", "beyond D-PSGD", "in models", "for repairs", "last codes"):
         table.add_column(name, justify="left" if name == "algorithm" else "right")
     for row in rows:
         beyond, model, buffer = row["beyond_d_psgd_bytes"], row["model_bytes"], row["transport_buffer_bytes"]
+        codes = row["last_codes_bytes"]
         assert isinstance(beyond, int)
         assert isinstance(model, int)
-        table.add_row(str(row["algorithm"]), f"{beyond:,}", f"{beyond / model:.2f}", f"{buffer:,}")
+        table.add_row(str(row["algorithm"]), f"{beyond:,}", f"{beyond / model:.2f}", f"{buffer:,}", f"{codes:,}")
     Console().print(table)
 
 

@@ -57,8 +57,10 @@ from peer.gossip.mixing import (
     whole_layer,
 )
 from peer.gossip.theta import (
+    HOLD_ROUNDS,
     ThetaControl,
     d2_constant,
+    largest_stable_rate,
     refuse_unstable,
     second_eigenvalue,
     theorem_2,
@@ -90,7 +92,7 @@ class Moniqua(Algorithm):
     def __init__(self, node: NodeContext, x0: FloatArray) -> None:
         super().__init__(node, x0)
         self._gossip = ModuloGossip(node)
-        self._theta = theta_control(node)
+        self._theta = theta_control(node, hold_rounds=HOLD_ROUNDS)
         if self._theta.mode == "verified":
             refuse_unstable(modulo_compressor(node), node.averaging_rate)
         w = node.schedule.matrix(0)
@@ -163,7 +165,7 @@ class MoniquaD2(Algorithm):
         self.last_step = self.x.copy()
         """x₋₁ − γ₋₁ g₋₁, see `D2`."""
         self._gossip = ModuloGossip(node)
-        self._theta = theta_control(node)
+        self._theta = theta_control(node, hold_rounds=HOLD_ROUNDS)
         if self._theta.mode == "verified":
             refuse_unstable(modulo_compressor(node), node.averaging_rate, halfway=True)
         self._d1 = 0.0
@@ -221,12 +223,15 @@ def modulo_compressor(node: NodeContext) -> Modulo:
     return replace(node.compressor, verified=node.verified)
 
 
-def theta_control(node: NodeContext) -> ThetaControl:
-    """Return the node's way to choose θ."""
+def theta_control(node: NodeContext, *, hold_rounds: int = 1) -> ThetaControl:
+    """Return the node's way to choose θ; an adapted one may fall every `hold_rounds` rounds where codes are fine."""
     mode = node.settings.get("theta_mode", "verified" if node.verified else "constant")
     if mode == "verified" and not node.verified:
         raise ConfigError("adapting θ needs the hashes of verified mode", key="algorithm.theta", value=mode)
-    return ThetaControl(mode, node.theta, node.layout.num_layers)
+    code = modulo_compressor(node)
+    # With so few bits that their own error drives the distances, θ has to follow those closely.
+    fine = mode == "verified" and largest_stable_rate(code.bits, code.rounding) >= 1.0
+    return ThetaControl(mode, node.theta, node.layout.num_layers, hold_rounds if fine else 1)
 
 
 @dataclass(frozen=True)
@@ -437,7 +442,7 @@ class ModuloGossip:
 
     def _finish(self, theta: ThetaControl) -> None:
         self._messages = {}
-        theta.after_round(self._sources[self._t].thetas, self._distances, self._heard, self._violated)
+        theta.after_round(self._t, self._sources[self._t].thetas, self._distances, self._heard, self._violated)
         if not self._compressor.verified:
             self._retire(self._t)  # Nobody can ask for a repair.
 

@@ -647,7 +647,7 @@ class MoniquaAdPsgd(PairNode):
         too_small = np.zeros(num_layers)
         for layer in violated:
             too_small[layer] = max(thetas[layer], used[layer])
-        self._theta.after_round(used, measured, thetas, too_small)
+        self._theta.after_round(heard.round, used, measured, thetas, too_small)
 
     def _repair_layer(self, wish: RepairWish, initiated: _Initiated, asker: int) -> MoreBits | WholeIntegers:
         sent = initiated.request.layers[wish.layer] if 0 <= wish.layer < self.node.layout.num_layers else None

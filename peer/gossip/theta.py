@@ -25,6 +25,11 @@ SAFETY = 2.0
 """Verified: θ is at least this many times the largest distance measured."""
 SHRINK = 0.95
 """Verified: θ falls by this factor a round at most, so that one quiet round does not cost repairs in the next."""
+HOLD_ROUNDS = 16
+"""Verified: θ falls in the last of so many rounds only, for all of them. In between the codes lie on one grid, so that
+those of a round say much of those of the next, and differences are what has to be sent (`wire.last_codes`)."""
+KEEP = 1.5
+"""Verified: in between θ stays while it is so many times the largest distance, and no neighbour's so many times it."""
 GROWTH = 2.0
 """Verified: after a violation θ is at least this many times the θ that was too small."""
 
@@ -144,7 +149,7 @@ class ThetaControl:
     round.
     """
 
-    def __init__(self, mode: str, given: tuple[float, ...], num_layers: int) -> None:
+    def __init__(self, mode: str, given: tuple[float, ...], num_layers: int, hold_rounds: int = 1) -> None:
         """`given` is a constant or schedule; in verified mode its first entry is the first θ."""
         if mode not in MODES:
             raise ConfigError("is no way to choose θ", key="algorithm.theta", value=mode, valid=", ".join(MODES))
@@ -154,7 +159,10 @@ class ThetaControl:
             raise ConfigError("has to be above 0", key="algorithm.theta_value", value=given)
         self.mode = mode
         self._given = given
+        self._hold_rounds = hold_rounds
         self._adapted = np.full(num_layers, given[0] if given else 1.0)
+        self._largest = np.zeros(num_layers)
+        """The largest distance since θ could last fall."""
         self.gradient_bound = 0.0
         """G∞: the largest magnitude so far of what any peer adds to x, without γ, as far as this one has heard."""
         self._unit = 0.0
@@ -166,6 +174,8 @@ class ThetaControl:
             return np.full_like(self._adapted, self._given[min(t, len(self._given) - 1)])
         self._unit = unit
         bound = unit * self.gradient_bound
+        if self._hold_rounds > 1:
+            floors = np.exp2(np.ceil(np.log2(floors)))  # They follow the weights, which change in every round.
         # Before the first gradient a theorem says nothing.
         return np.maximum(floors, bound if self.mode == "theorem" and bound > 0.0 else self._adapted)
 
@@ -175,13 +185,14 @@ class ThetaControl:
 
     def after_round(
         self,
+        t: int,
         used: npt.NDArray[np.float64],
         distances: npt.NDArray[np.float64],
         heard: npt.NDArray[np.float64],
         violated: npt.NDArray[np.float64],
     ) -> None:
-        """Adapt θ. All float64[num_layers]: the own θ of the round, the largest distance measured (without the code's
-        own error), the largest θ heard, and the largest θ found too small (0 where none was).
+        """Adapt θ after round `t`. All float64[num_layers]: the own θ of the round, the largest distance measured
+        (without the code's own error), the largest θ heard, and the largest θ found too small (0 where none was).
 
         In theorem mode the θ heard tell the neighbours' G∞: so the largest of all peers gets around.
         """
@@ -191,12 +202,20 @@ class ThetaControl:
             if self._unit > 0.0 and self.gradient_bound > 0.0:
                 self.see_gradient(float(heard.max()) / self._unit)
             return
-        slow = SHRINK * np.maximum(used, heard)
-        self._adapted = np.maximum.reduce([SAFETY * distances, slow, GROWTH * violated])
+        np.maximum(self._largest, distances, out=self._largest)
+        if (t + 1) % self._hold_rounds == 0:
+            slow = SHRINK**self._hold_rounds * np.maximum(used, heard)
+            needed = np.maximum(SAFETY * self._largest, slow)
+            self._largest[:] = 0.0
+        else:
+            needed = np.where(heard > KEEP * used, heard, used)
+            needed = np.where(KEEP * distances > needed, SAFETY * distances, needed)
+        self._adapted = np.maximum(needed, GROWTH * violated)
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
         """Return the few numbers that are kept."""
-        return {"theta": self._adapted, "gradient_bound": np.array([self.gradient_bound])}
+        state = {"theta": self._adapted, "gradient_bound": np.array([self.gradient_bound])}
+        return {**state, "largest_distance": self._largest} if self._hold_rounds > 1 else state
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
         """Take back what `state` returned."""
@@ -204,3 +223,5 @@ class ThetaControl:
             raise ValueError(f"the saved θ has {state['theta'].size} layers, not {self._adapted.size}")
         self._adapted = np.array(state["theta"], np.float64)
         self.gradient_bound = float(state["gradient_bound"][0])
+        if self._hold_rounds > 1:
+            self._largest = np.array(state["largest_distance"], np.float64)

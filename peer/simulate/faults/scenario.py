@@ -23,6 +23,7 @@ from peer.gossip.topology import Schedule, build_schedule
 from peer.participant import Participant
 from peer.random import PhiloxSource
 from peer.simulate.faults.training import VirtualTraining
+from peer.wire.last_codes import LastCodes
 
 _SIZES = ((16, 5), (12, 3, 9), (30,), (7, 1, 1, 20))
 """Layers of the models."""
@@ -205,6 +206,7 @@ class Scenario:
             layout=self.layout,
             max_lead=self.max_lead,
             late=self.late_policy,
+            last_codes=LastCodes(self.layout, np.float32, tells_changes=True) if self.spec.modulo else None,
             observe=observe,
             cpu_clock=_no_time,
             stopwatch=_no_time,
