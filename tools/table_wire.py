@@ -5,10 +5,11 @@
 A ResNet-20 (EvoNorm) is trained on CIFAR-10 for some hundred steps. The next gradient, the model, its change over the
 last ten steps and the model one step earlier are then sent through every compressor. The first table gives bits sent a
 parameter (the whole frame, header and checksum included), about the fewest bits that could carry that payload (see
-`peer.wire.entropy_bound_bits`) and their ratio, also of the indices and of the codes alone, and of the codes to the
-least that they cost a reader who is not told their frequencies (see `regret_bits`). The second compares bytes
-a round of one worker with other systems; it says which figures this run measured and which come from elsewhere. If the
-package hivemind can be imported, its own 8-bit code is measured. (decentralizepy is on no package index.)
+`peer.wire.entropy_bound_bits`) and their ratio, also of the indices and of the codes alone: of the codes to the entropy
+of all of them taken together, to the sum of the entropies of the layers, and to that with the least that it costs to
+tell a reader the frequencies (see `regret_bits`). The second compares bytes a round of one worker with other systems;
+it says which figures this run measured and which come from elsewhere. If the package hivemind can be imported, its own
+8-bit code is measured. (decentralizepy is on no package index.)
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from peer.random import PeerDraws
 from peer.train import tasks
 from peer.wire import Message, MessageKind
 from peer.wire.describe import log2_choose
+from peer.wire.plans import entropy_of
 
 Vector = npt.NDArray[np.float32]
 
@@ -72,9 +74,11 @@ class Row:
     indices: float | None
     """Bits of the indices over log₂ C(n, k)."""
     codes: float | None
-    """Bits of the codes over the smaller of their entropy and their width."""
+    """Bits of the codes over the smaller of their entropy, all taken together, and their width."""
+    layers: float | None
+    """The same with each layer's own entropy."""
     learned: float | None
-    """The same, with what no code can avoid that is not told the frequencies of each layer: see `regret_bits`."""
+    """That, with what no code can avoid that is not told the frequencies of each layer: see `regret_bits`."""
     overhead_bytes: int
     """Headers and checksum."""
     overhead_allowed: int
@@ -157,10 +161,11 @@ def row(what: str, of: str, vector: Vector, shot: Snapshot, before: Vector | Non
     index_bits = 8 * report.index_bytes
     index_bound = sum(log2_choose(p.size, p.indices.size) for p in message.layers if isinstance(p, Sparse))
     inner = [p.values if isinstance(p, Sparse) else p for p in message.layers]
-    codes = learned = None
+    codes = layers = learned = None
     if all(isinstance(p, (Levels, Residues)) for p in inner):
         other = index_bound + 8 * sum(layer.scale_bytes + layer.check_bytes for layer in report.layers)
-        codes = 8 * report.value_bytes / (report.bound_bits - other)
+        codes = 8 * report.value_bytes / together_bits(inner)
+        layers = 8 * report.value_bytes / (report.bound_bits - other)
         learned = 8 * report.value_bytes / (report.bound_bits - other + regret_bits(inner))
     return Row(
         what,
@@ -171,10 +176,24 @@ def row(what: str, of: str, vector: Vector, shot: Snapshot, before: Vector | Non
         8 * len(frame) / report.bound_bits,
         index_bits / index_bound if index_bound else None,
         codes,
+        layers,
         learned,
         report.overhead_bytes,
         64 + 8 * shot.layout.num_layers,
     )
+
+
+def codes_of(layer: LayerPayload) -> npt.NDArray[Any]:
+    """Return the codes of a layer, of whatever kind."""
+    assert isinstance(layer, (Levels, Residues))
+    return layer.codes if isinstance(layer, Levels) else layer.residues
+
+
+def together_bits(layers: Sequence[LayerPayload]) -> float:
+    """Return the empirical entropy of all codes of a message as one source, or their width where that is less."""
+    counts = np.unique(np.concatenate([codes_of(layer) for layer in layers]), return_counts=True)[1]
+    width = max(layer.bits for layer in layers if isinstance(layer, (Levels, Residues)))
+    return float(counts.sum()) * min(entropy_of(counts), float(width))
 
 
 def regret_bits(layers: Sequence[LayerPayload]) -> float:
@@ -185,7 +204,7 @@ def regret_bits(layers: Sequence[LayerPayload]) -> float:
     sources: dict[object, list[npt.NDArray[Any]]] = {}
     for number, layer in enumerate(layers):
         assert isinstance(layer, (Levels, Residues))
-        codes = layer.codes if isinstance(layer, Levels) else layer.residues
+        codes = codes_of(layer)
         sources.setdefault(number if codes.size >= 256 else f"{layer.bits} bits", []).append(codes)
     joined = [np.concatenate(codes) for codes in sources.values()]
     return sum(log2_complexity(codes.size, np.unique(codes).size) for codes in joined)
@@ -260,6 +279,13 @@ def comparison(shot: Snapshot, rows: list[Row]) -> list[tuple[str, str, float]]:
     return found
 
 
+LEGEND = """
+sent, bound: bits a parameter; index: bits over log2 C(n, k); codes: bits over the entropy of all codes together
+layers: codes over the entropies of the layers; told: over those with the least cost of telling frequencies
+header: bytes, of at most
+"""
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True, help="the official binary CIFAR-10: its folder or archive")
@@ -279,16 +305,16 @@ def main() -> None:
         f"ResNet-20, {layout.size:,} parameters in {layout.num_layers} layers, after {options.steps} steps of batch "
         f"{options.batch} (loss {shot.loss:.3f}, seed {options.seed})\n"
     )
-    columns = "".join(f"{name:>7}" for name in ("ratio", "index", "codes", "told"))
+    columns = "".join(f"{name:>7}" for name in ("ratio", "index", "codes", "layers", "told"))
     print(f"{'':36}{'of':26}{'frame B':>9}{'sent':>9}{'bound':>9}{columns}{'header B':>10}")
     for r in rows:
-        parts = "".join(f"{v:>7.3f}" if v is not None else f"{'–':>7}" for v in (r.indices, r.codes, r.learned))
+        ratios = (r.indices, r.codes, r.layers, r.learned)
+        parts = "".join(f"{v:>7.3f}" if v is not None else f"{'–':>7}" for v in ratios)
         print(
             f"{r.what:36}{r.of:26}{r.frame_bytes:>9,}{r.sent:>9.4f}{r.bound:>9.4f}{r.ratio:>7.3f}{parts}"
             f"{r.overhead_bytes:>6}/{r.overhead_allowed}"
         )
-    print("\nsent, bound: bits a parameter; index, codes: bits over their own bound; told: codes over theirs with the")
-    print("least cost of telling their frequencies; header: bytes of at most\n")
+    print(LEGEND)
     print(f"{'one worker, one round':66}{'kB':>9}  measured")
     for name, where, kilobytes in compared:
         print(f"{name:66}{kilobytes:>9.1f}  {where}")
