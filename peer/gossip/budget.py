@@ -110,8 +110,6 @@ class BandwidthBudget:
         self._begun_at: float | None = None
         self._busy_s, self._rounds = 0.0, 0
         self._round_s: float | None = None
-        self._replayed: dict[int, int] = {}
-        self._new_decision: tuple[int, int] | None = None
 
     @property
     def is_least(self) -> bool:
@@ -125,11 +123,7 @@ class BandwidthBudget:
             self._busy_s += max(0.0, now - self._begun_at)
             self._rounds += 1
         if t % EVERY == 0:
-            if t in self._replayed:
-                self.variant = self._replayed[t]
-            else:
-                self.variant = self._decide()
-                self._new_decision = (t, self.variant)
+            self.variant = self._decide()
             self._busy_s, self._rounds = 0.0, 0
             for link in self._links.values():
                 link.since_decision = 0
@@ -148,17 +142,6 @@ class BandwidthBudget:
         if link in self._links:
             self._links[link].measured = max(total_bytes, self._links[link].measured)
             self._charge(self._links[link])
-
-    def take_decision(self) -> tuple[int, int] | None:
-        """Return (round, variant) if that was decided anew since the last call: to be kept before anything is sent."""
-        decision, self._new_decision = self._new_decision, None
-        return decision
-
-    def replay(self, decisions: Mapping[int, int]) -> None:
-        """Let rounds that are repeated use the variants that they had: messages of them may have been received."""
-        if any(not 0 <= variant < self._costs.size for variant in decisions.values()):
-            raise ValueError("a decision names a variant of the compressor that there is not")
-        self._replayed = dict(decisions)
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
         """Return what must survive a crash between two rounds."""

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from peer.compress import BoundedCompressor, Layout, Rounding, build
-from peer.gossip.budget import BURST_S, EVERY, FILLING, LEAST_FRACTION, BandwidthBudget, nominal_bits, variants_of
+from peer.gossip.budget import BURST_S, FILLING, LEAST_FRACTION, BandwidthBudget, nominal_bits, variants_of
 
 HALVING = tuple(1000.0 * 2 ** (-step / 8) for step in range(25))
 LINKS = (3, 5)
@@ -164,30 +164,6 @@ def test_a_restored_budget_goes_on_identically() -> None:
     one.run(150)
     other.run(150)
     assert one.log == other.log
-
-
-def test_rounds_that_are_repeated_use_what_was_decided_for_them() -> None:
-    driver = Driver(BandwidthBudget(30_000, LINKS, HALVING), proportional())
-    driver.run(6)
-    state, decided = driver.budget.state(), {}
-    state = {name: array.copy() for name, array in state.items()}
-    first = Driver(BandwidthBudget(30_000, LINKS, HALVING), driver.size, driver.busy, driver.now, driver.t)
-    first.budget.restore(state)
-    for _ in range(40):
-        first.run(1)
-        if (decision := first.budget.take_decision()) is not None:
-            decided[decision[0]] = decision[1]
-    assert sorted(decided) == list(range(8, 46, EVERY))
-    # After the crash the clock tells another story, and the decisions are the same.
-    again = Driver(BandwidthBudget(30_000, LINKS, HALVING), driver.size, lambda t: 2.0, driver.now + 60.0, driver.t)
-    again.budget.restore(state)
-    again.budget.replay(decided)
-    again.run(40)
-    assert again.variants == first.variants
-    assert again.budget.take_decision() is None
-    # What nobody decided before is decided now.
-    again.run(EVERY)
-    assert again.budget.take_decision() == (48, 0)
 
 
 def test_a_state_of_other_links_or_variants_is_refused() -> None:
