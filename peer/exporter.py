@@ -41,6 +41,13 @@ _ROUND_COUNTERS = {
 _PARTS = {"train_s": "train", "gossip_s": "gossip", "wait_s": "wait"}
 """Field of RoundRecord → the part of a round whose seconds it counts."""
 
+_LINK_GAUGES = {
+    "unacknowledged_bytes": ("link_unacknowledged_bytes", "Frames that the neighbour does not have for good yet."),
+    "lateness_s": ("link_lateness_seconds", "How late the neighbour's messages came of late, as a median."),
+    "late_after_s": ("link_deadline_seconds", "After how long rounds go on without the neighbour."),
+}
+"""Key of a link in the status → (metric, help). Without a value where rounds wait for everybody."""
+
 _LINK_COUNTERS = {
     "frames": ("link_frames", "Frames sent over the link."),
     "resent_frames": ("link_resent_frames", "Frames sent again after a connection was lost."),
@@ -139,9 +146,8 @@ class Exporter:
         links = status["links"]
         help_ = "Whether the neighbour is connected."
         yield _metric("gauge", "link_up", help_, own, [({"neighbor": n}, float(v["up"])) for n, v in links.items()])
-        help_ = "Frames that the neighbour does not have for good yet."
-        backlog = [({"neighbor": n}, v.get("unacknowledged_bytes")) for n, v in links.items()]
-        yield _metric("gauge", "link_unacknowledged_bytes", help_, own, backlog)
+        for field, (name, help_) in _LINK_GAUGES.items():
+            yield _metric("gauge", name, help_, own, [({"neighbor": n}, v.get(field)) for n, v in links.items()])
         for field, (name, help_) in _LINK_COUNTERS.items():
             yield _metric("counter", name, help_, own, [({"neighbor": n}, v[field]) for n, v in links.items()])
 
