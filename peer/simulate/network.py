@@ -15,6 +15,20 @@ Event = TypeVar("Event")
 
 
 @dataclass(frozen=True, kw_only=True)
+class Cut:
+    """A time in which nothing crosses between some peers and the others; senders keep it and send it afterwards."""
+
+    peers: frozenset[int]
+    """One side."""
+    from_s: float
+    until_s: float
+
+    def divides(self, one: int, other: int, now: float) -> bool:
+        """Return whether nothing can cross between two peers now."""
+        return self.from_s <= now < self.until_s and (one in self.peers) != (other in self.peers)
+
+
+@dataclass(frozen=True, kw_only=True)
 class LinkModel:
     """What every link is like."""
 
@@ -32,6 +46,8 @@ class LinkModel:
     segment_bytes: int = 1448
     segment_overhead_bytes: int = 0
     """What each further segment of TCP adds (66 with Ethernet, IPv4 and time stamps)."""
+    cuts: tuple[Cut, ...] = ()
+    """When the cluster is divided."""
 
     def serialization_s(self, frame_bytes: int) -> float:
         """Return how long a frame occupies the link."""
@@ -67,7 +83,8 @@ class VirtualNetwork:
         model = self.model
         start = max(now, self._upload_free_at.get(sender, 0.0))
         sent = self._upload_free_at[sender] = start + model.upload_s(frame_bytes)
-        start = max(start, self._free_at.get((sender, receiver), 0.0))
+        whole_at = max((cut.until_s for cut in model.cuts if cut.divides(sender, receiver, now)), default=0.0)
+        start = max(start, whole_at, self._free_at.get((sender, receiver), 0.0))
         sent = self._free_at[sender, receiver] = max(sent, start + model.serialization_s(frame_bytes))
         # The first bytes arrive while the last are still being sent.
         start = max(start + model.latency_s, self._download_free_at.get(receiver, 0.0))

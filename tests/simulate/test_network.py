@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from peer.simulate.network import LinkModel, VirtualNetwork
+from peer.simulate.network import Cut, LinkModel, VirtualNetwork
 
 
 def network(**model: float) -> VirtualNetwork:
@@ -36,6 +36,18 @@ def test_upload_and_download_overlap() -> None:
     assert links.arrival(0, 1, 1000, 0.0) == pytest.approx(1.5)
     faster = network(up_kbit_s=16, down_kbit_s=8)
     assert faster.arrival(0, 1, 1000, 0.0) == pytest.approx(1.0)
+
+
+def test_what_is_sent_across_a_cut_arrives_after_it_in_order() -> None:
+    cut = Cut(peers=frozenset({0, 1}), from_s=10.0, until_s=20.0)
+    links = VirtualNetwork(LinkModel(overhead_bytes=0, rate_kbit_s=8, latency_s=0.5, cuts=(cut,)))
+    assert links.arrival(0, 2, 1000, 5.0) == pytest.approx(6.5)
+    assert links.arrival(0, 2, 1000, 10.0) == pytest.approx(21.5)
+    assert links.arrival(2, 0, 1000, 12.0) == pytest.approx(21.5)
+    assert links.arrival(0, 1, 1000, 12.0) == pytest.approx(13.5)
+    assert links.arrival(2, 3, 1000, 12.0) == pytest.approx(13.5)
+    assert links.arrival(0, 2, 1000, 19.9) == pytest.approx(22.5)
+    assert links.arrival(0, 2, 1000, 30.0) == pytest.approx(31.5)
 
 
 def test_each_further_segment_has_a_header() -> None:
