@@ -280,6 +280,28 @@ def test_no_more_than_a_bound_is_kept_of_what_comes_from_far_ahead(monkeypatch: 
         world.run()
 
 
+@pytest.mark.parametrize("algorithm", ["quant-sgp", "moniqua"])
+def test_peers_that_are_put_back_together_go_on_to_the_same_bits(algorithm: str) -> None:
+    """`guard.action = "rollback"`: what is newer than the checkpoint goes, journals too."""
+    undisturbed = World(algorithm)
+    undisturbed.start()
+    undisturbed.run()
+    world = World(algorithm, **LAG)
+    world.start()
+    while min(peer.round for peer in world.peers) < 5:
+        world.now += 1.0
+        for i in range(world.n):
+            world.turn(i)
+    assert [peer.go_back(5) for peer in world.peers] == [3] * world.n
+    for disk in world.disks:
+        assert not [name for name in disk.names() if name.startswith("journal-")]
+        disk.restart()
+    world.start()
+    assert [peer.round for peer in world.peers] == [3] * world.n
+    world.run()
+    assert world.models() == undisturbed.models()
+
+
 def turns(world: World, count: int) -> World:
     """Start, and let everybody take so many turns."""
     world.start()

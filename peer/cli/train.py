@@ -84,17 +84,18 @@ def up(
     from peer import cluster
 
     directory = make_directory(runs_dir, name, config.run.name)
-    _draw_graph(config, base, count, directory)
-    with StopOnSignal() as stop, _report_in_any_case(directory), _view(no_live) as view:
-        summary = cluster.up(
-            config,
-            base,
-            num_peers=count,
-            directory=directory,
-            on_progress=view.update,
-            stop=stop.event,
-            baseline=not no_baseline,
-        )
+    with _report_in_any_case(directory):
+        _draw_graph(config, base, count, directory)
+        with StopOnSignal() as stop, _view(no_live) as view:
+            summary = cluster.up(
+                config,
+                base,
+                num_peers=count,
+                directory=directory,
+                on_progress=view.update,
+                stop=stop.event,
+                baseline=not no_baseline,
+            )
     return _finish(summary, directory, as_json, interrupted=stop.event.is_set())
 
 
@@ -176,9 +177,9 @@ def simulate(
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         else:
             directory = make_directory(runs_dir, name, f"{config.run.name}-simulated")
+            stack.enter_context(_report_in_any_case(directory))
             write_resolved(config, directory / "config.toml")
             _draw_graph(config, base, count, directory)
-            stack.enter_context(_report_in_any_case(directory))
         stop = stack.enter_context(StopOnSignal())
         view = stack.enter_context(_view(no_live))
         simulation = simulator.run(
@@ -279,7 +280,7 @@ def _report_in_any_case(directory: Path) -> Iterator[None]:
 
     try:
         yield
-    except SottoError:
+    except (SottoError, KeyboardInterrupt):
         if not (directory / "summary.json").exists():
             shutil.rmtree(directory, ignore_errors=True)
         else:

@@ -44,6 +44,16 @@ def test_a_simulation_leaves_a_whole_run_folder() -> None:
     assert "<polyline" in page
 
 
+@pytest.mark.parametrize("command", ["up", "simulate"])
+def test_ctrl_c_before_a_run_begins_leaves_no_folder(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("peer.report.graph_view.svg", interrupted)
+    assert sotto(command, *SMALL, "--name", "early").exit_code != 0
+    assert not Path("runs/early").exists()
+
+
 def test_the_same_seed_gives_the_same_figures() -> None:
     figures = []
     for _ in range(2):

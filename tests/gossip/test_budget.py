@@ -172,8 +172,6 @@ def test_a_state_of_other_links_or_variants_is_refused() -> None:
         BandwidthBudget(1_000, (3,), HALVING).restore(state)
     with pytest.raises(ValueError, match="other links"):
         BandwidthBudget(1_000, LINKS, HALVING[:3]).restore(state)
-    with pytest.raises(ValueError, match="a variant"):
-        BandwidthBudget(1_000, LINKS, HALVING[:3]).replay({0: 3})
     for arguments in ((0.0, LINKS, HALVING), (1.0, LINKS, ()), (1.0, LINKS, (1.0, 0.0))):
         with pytest.raises(ValueError, match="above 0"):
             BandwidthBudget(*arguments)
