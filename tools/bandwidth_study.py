@@ -104,15 +104,15 @@ class Bench:
         return (predict.Prediction(**found) if found else None), rounds
 
     def scaled(self, contender: plan.Contender, profile: str, num_peers: int) -> predict.Prediction | None:
-        """Return the prediction for another number of peers, if the algorithm can be simulated at that size."""
+        """Return the prediction for another number of peers; None for a rival."""
         if contender.rival is not None:
             return None
-        config = self.study.config(contender, self.study.seeds[0], 3)
-        found = self._kept(
-            f"{contender.name}--{profile}--{self.study.seeds[0]}--{num_peers}",
-            lambda: asdict(predict.predict(config, num_peers, find(profile), self.study.step_s, rounds=3)),
-        )
-        return predict.Prediction(**found) if found else None
+        study = self.study
+        config = study.config(contender, study.seeds[0], 4)
+        weight = self._kept(f"{contender.name}--frame", lambda: {"bytes": predict.frame_bytes(config, study.peers)})
+        if weight is None:
+            return None
+        return predict.predict_for_many(config, num_peers, find(profile), study.step_s, weight["bytes"])
 
     def rounds_to_target(self, contender: plan.Contender) -> int | None:
         """Return how many rounds a contender takes to the target, counted once; a rival, those of a job of ours."""

@@ -108,6 +108,18 @@ def test_the_simulator_says_how_long_a_round_takes(study: plan.Study) -> None:
     assert thin.link_share == pytest.approx(1 - 0.5 / thin.round_s)
 
 
+@pytest.mark.parametrize("options", [(), ("algorithm.name=allreduce", "graph.kind=complete", "graph.weights=uniform")])
+def test_what_a_round_takes_for_many_peers_needs_no_training(study: plan.Study, options: tuple[str, ...]) -> None:
+    contender = plan.Contender(name="one", options=(*study.contenders[0].options, *options))
+    config, profile = study.config(contender, 0, 4), find("moniqua-1mbit-1ms")
+    link_bytes = predict.frame_bytes(config, 4)
+    assert 60_000 < link_bytes < 80_000
+    trained = predict.predict(config, 5, profile, 0.5, rounds=4)
+    assert predict.predict_for_many(config, 5, profile, 0.5, link_bytes).round_s == pytest.approx(
+        trained.round_s, rel=0.01
+    )
+
+
 def test_a_cell_has_as_many_rounds_as_fit(study: plan.Study, tmp_path: Path) -> None:
     bench = bandwidth_study.Bench(study, tmp_path / "out")
     fast, slow = (bench.prediction(study.contenders[0], profile, 0) for profile in study.profiles)

@@ -6,6 +6,7 @@ and nothing of the processor, so that a round of a real peer takes longer by wha
 
 from __future__ import annotations
 
+import statistics
 import tempfile
 import threading
 from dataclasses import dataclass
@@ -14,10 +15,11 @@ from pathlib import Path
 from links.profiles import Profile
 
 from peer.config import Config
+from peer.job import Job
 from peer.metrics import MetricsStore
 from peer.report.progress import Progress
 from peer.simulate import run as simulator
-from peer.simulate.network import LinkModel
+from peer.simulate.network import LinkModel, VirtualNetwork
 
 ETHERNET_SEGMENT_HEADER_BYTES = 66
 """Ethernet, IPv4 and TCP with time stamps."""
@@ -64,6 +66,39 @@ def predict(config: Config, num_peers: int, profile: Profile, step_s: float, *, 
         ends = [record.time_s for record in store.rounds() if record.peer == 0]
         store.close()
     return Prediction(round_s=(ends[-1] - ends[0]) / (len(ends) - 1), step_s=step_s)
+
+
+def frame_bytes(config: Config, num_peers: int, *, rounds: int = 4) -> float:
+    """Return what goes over one link in one round, from some simulated ones. Raises SottoError."""
+    short = config.model_copy(update={"run": config.run.model_copy(update={"rounds": rounds})})
+    with tempfile.TemporaryDirectory(prefix="sotto-frames-") as name:
+        directory = Path(name)
+        simulator.run(short, Path(), num_peers=num_peers, directory=directory, baseline=False)
+        store = MetricsStore(directory / "metrics.sqlite", read_only=True)
+        links = store.links()
+        store.close()
+    return statistics.mean(link.frame_bytes for link in links) / rounds
+
+
+def predict_for_many(
+    config: Config, num_peers: int, profile: Profile, step_s: float, link_bytes: float, *, rounds: int = 4
+) -> Prediction:
+    """Return what a round takes when `link_bytes` go over each link of the graph, without training anybody.
+
+    A message weighs the same whatever the number of peers; only who sends to whom changes, and the queues. For
+    synchronous algorithms on the simulator's virtual network. Raises SottoError.
+    """
+    schedule = Job.open(config, Path(), num_peers).schedule
+    network = VirtualNetwork(link_model(profile))
+    ends, finished = [0.0] * num_peers, []
+    for number in range(rounds):
+        heard = [end + step_s for end in ends]
+        for now, peer in sorted((end + step_s, peer) for peer, end in enumerate(ends)):
+            for receiver in schedule.receivers(number, peer):
+                heard[receiver] = max(heard[receiver], network.arrival(peer, receiver, round(link_bytes), now))
+        ends = heard
+        finished.append(ends[0])
+    return Prediction(round_s=(finished[-1] - finished[0]) / (rounds - 1), step_s=step_s)
 
 
 def rounds_to_target(config: Config, num_peers: int, accuracy: float) -> int | None:
