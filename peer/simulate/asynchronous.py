@@ -85,8 +85,7 @@ class AsynchronousSimulator(VirtualRun[PairParticipant]):
         self._agenda.add(self.now + self._step_s[participant.peer], StepDone(participant.peer))
 
     def _perform(self, participant: PairParticipant, turn: PairTurn) -> None:
-        for parcel in turn.parcels:
-            self._deliver(participant.peer, parcel)
+        self._deliver(participant.peer, turn.parcels)
         if participant.wake_at is not None and participant.wake_at > self.now:
             self._agenda.add(participant.wake_at, Timer(participant.peer))
 

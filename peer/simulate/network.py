@@ -2,12 +2,16 @@
 
 Time is virtual and in seconds; nothing here reads a clock. Each directed link sends one frame after the other at its
 rate, then the frame travels for the latency: what a single flow over a shaped link does. Where peers have one interface
-each, all that a peer sends shares its upload, and all that it receives its download.
+each, all that a peer sends shares its upload, and all that it receives its download: frames to several neighbours leave
+side by side, as flows of TCP do.
 """
 
 from __future__ import annotations
 
+import bisect
 import heapq
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -78,20 +82,39 @@ class VirtualNetwork:
     _upload_free_at: dict[int, float] = field(default_factory=dict)
     _download_free_at: dict[int, float] = field(default_factory=dict)
 
-    def arrival(self, sender: int, receiver: int, frame_bytes: int, now: float) -> float:
-        """Send a frame and return when it arrives. Calls for one link must come in the order of `now`."""
+    def arrivals(self, sender: int, frames: Sequence[tuple[int, int]], now: float) -> list[float]:
+        """Send frames, each (receiver, bytes), at the same instant; return when each arrives.
+
+        Calls for one sender must come in the order of `now`.
+        """
         model = self.model
         start = max(now, self._upload_free_at.get(sender, 0.0))
-        sent = self._upload_free_at[sender] = start + model.upload_s(frame_bytes)
+        needs = [model.upload_s(frame_bytes) for _, frame_bytes in frames]
+        self._upload_free_at[sender] = start + sum(needs)
+        # Equal parts for all that are not through yet: a frame waits for no more of another than it has itself.
+        ordered = sorted(needs)
+        through = [0.0, *itertools.accumulate(ordered)]
+        sent = []
+        for need in needs:
+            smaller = bisect.bisect_right(ordered, need)
+            sent.append(start + through[smaller] + (len(needs) - smaller) * need)
+        return [
+            self._arrival(sender, receiver, frame_bytes, now, start, end)
+            for (receiver, frame_bytes), end in zip(frames, sent, strict=True)
+        ]
+
+    def _arrival(self, sender: int, receiver: int, frame_bytes: int, now: float, start: float, sent: float) -> float:
+        """Return when a frame of `now` arrives that passes its sender's interface from `start` to `sent`."""
+        model = self.model
         whole_at = max((cut.until_s for cut in model.cuts if cut.divides(sender, receiver, now)), default=0.0)
         start = max(start, whole_at, self._free_at.get((sender, receiver), 0.0))
         sent = self._free_at[sender, receiver] = max(sent, start + model.serialization_s(frame_bytes))
-        # The first bytes arrive while the last are still being sent.
+        # The first bytes arrive while the last are still being sent, and others fill the gaps between them.
         start = max(start + model.latency_s, self._download_free_at.get(receiver, 0.0))
-        received = max(sent + model.latency_s, start + model.download_s(frame_bytes))
+        drained = start + model.download_s(frame_bytes)
         if model.down_kbit_s is not None:
-            self._download_free_at[receiver] = received
-        return received
+            self._download_free_at[receiver] = drained
+        return max(sent + model.latency_s, drained)
 
 
 class Agenda(Generic[Event]):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeAlias, TypeVar
@@ -207,13 +207,14 @@ class VirtualRun(ABC, Generic[AnyParticipant]):
         """Return Σ x_i / Σ u_i, float32[n]."""
         return _average([(p.algorithm.x, p.algorithm.u) for p in self.participants])
 
-    def _deliver(self, sender: int, parcel: Parcel) -> None:
-        total = self._links.setdefault((sender, parcel.receiver), [0, 0, 0])
-        total[0] += 1
-        total[1] += parcel.payload_bytes
-        total[2] += len(parcel.frame)
-        arrival = self._network.arrival(sender, parcel.receiver, len(parcel.frame), self.now)
-        self._agenda.add(arrival, Arrival(parcel.receiver, sender, parcel.frame))
+    def _deliver(self, sender: int, parcels: Sequence[Parcel]) -> None:
+        frames = [(parcel.receiver, len(parcel.frame)) for parcel in parcels]
+        for parcel, arrival in zip(parcels, self._network.arrivals(sender, frames, self.now), strict=True):
+            total = self._links.setdefault((sender, parcel.receiver), [0, 0, 0])
+            total[0] += 1
+            total[1] += parcel.payload_bytes
+            total[2] += len(parcel.frame)
+            self._agenda.add(arrival, Arrival(parcel.receiver, sender, parcel.frame))
 
     def _finish_round(self, participant: AnyParticipant, record: RoundRecord) -> None:
         totals = self._totals[participant.peer]
@@ -294,8 +295,7 @@ class Simulator(VirtualRun[Participant]):
         else:
             participant = self.participants[event.peer]
             turn = participant.timer(self.now)
-        for parcel in turn.parcels:
-            self._deliver(participant.peer, parcel)
+        self._deliver(participant.peer, turn.parcels)
         # After a message the timer may be due earlier: each neighbour can have a deadline of its own.
         if not isinstance(event, Timer) and participant.wake_at is not None:
             self._agenda.add(participant.wake_at, Timer(participant.peer))

@@ -11,45 +11,62 @@ def network(**model: float) -> VirtualNetwork:
     return VirtualNetwork(LinkModel(overhead_bytes=0, **model))  # type: ignore[arg-type]
 
 
+def arrival(links: VirtualNetwork, sender: int, receiver: int, frame_bytes: int, now: float) -> float:
+    return links.arrivals(sender, [(receiver, frame_bytes)], now)[0]
+
+
 def test_a_link_sends_one_frame_after_the_other() -> None:
     links = network(rate_kbit_s=8, latency_s=0.5)
-    assert links.arrival(0, 1, 1000, 0.0) == pytest.approx(1.5)
-    assert links.arrival(0, 1, 1000, 0.2) == pytest.approx(2.5)
-    assert links.arrival(0, 2, 1000, 0.2) == pytest.approx(1.7)
+    assert arrival(links, 0, 1, 1000, 0.0) == pytest.approx(1.5)
+    assert arrival(links, 0, 1, 1000, 0.2) == pytest.approx(2.5)
+    assert arrival(links, 0, 2, 1000, 0.2) == pytest.approx(1.7)
 
 
 def test_all_that_a_peer_sends_shares_its_upload() -> None:
     links = network(up_kbit_s=8, latency_s=0.5)
-    assert links.arrival(0, 1, 1000, 0.0) == pytest.approx(1.5)
-    assert links.arrival(0, 2, 1000, 0.0) == pytest.approx(2.5)
-    assert links.arrival(1, 2, 1000, 0.0) == pytest.approx(1.5)
+    assert arrival(links, 0, 1, 1000, 0.0) == pytest.approx(1.5)
+    assert arrival(links, 0, 2, 1000, 0.0) == pytest.approx(2.5)
+    assert arrival(links, 1, 2, 1000, 0.0) == pytest.approx(1.5)
 
 
 def test_all_that_a_peer_receives_shares_its_download() -> None:
     links = network(down_kbit_s=8, latency_s=0.5)
-    assert links.arrival(0, 2, 1000, 0.0) == pytest.approx(1.5)
-    assert links.arrival(1, 2, 1000, 0.0) == pytest.approx(2.5)
+    assert arrival(links, 0, 2, 1000, 0.0) == pytest.approx(1.5)
+    assert arrival(links, 1, 2, 1000, 0.0) == pytest.approx(2.5)
+
+
+def test_frames_to_several_neighbours_leave_side_by_side() -> None:
+    links = network(up_kbit_s=8, latency_s=0.5)
+    # 1000 and 3000 bytes take equal parts of the upload until the smaller one is through.
+    assert links.arrivals(0, [(1, 3000), (2, 1000)], 0.0) == pytest.approx([4.5, 2.5])
+    assert arrival(links, 0, 1, 1000, 1.0) == pytest.approx(5.5)
+
+
+def test_a_ring_takes_as_long_as_its_interfaces_are_full() -> None:
+    links = network(up_kbit_s=8, down_kbit_s=8)
+    ends = [links.arrivals(peer, [((peer - 1) % 4, 1000), ((peer + 1) % 4, 1000)], 0.0) for peer in range(4)]
+    assert [end for pair in ends for end in pair] == pytest.approx([2.0] * 8)
 
 
 def test_upload_and_download_overlap() -> None:
     links = network(up_kbit_s=8, down_kbit_s=8, latency_s=0.5)
-    assert links.arrival(0, 1, 1000, 0.0) == pytest.approx(1.5)
+    assert arrival(links, 0, 1, 1000, 0.0) == pytest.approx(1.5)
     faster = network(up_kbit_s=16, down_kbit_s=8)
-    assert faster.arrival(0, 1, 1000, 0.0) == pytest.approx(1.0)
+    assert arrival(faster, 0, 1, 1000, 0.0) == pytest.approx(1.0)
 
 
 def test_what_is_sent_across_a_cut_arrives_after_it_in_order() -> None:
     cut = Cut(peers=frozenset({0, 1}), from_s=10.0, until_s=20.0)
     links = VirtualNetwork(LinkModel(overhead_bytes=0, rate_kbit_s=8, latency_s=0.5, cuts=(cut,)))
-    assert links.arrival(0, 2, 1000, 5.0) == pytest.approx(6.5)
-    assert links.arrival(0, 2, 1000, 10.0) == pytest.approx(21.5)
-    assert links.arrival(2, 0, 1000, 12.0) == pytest.approx(21.5)
-    assert links.arrival(0, 1, 1000, 12.0) == pytest.approx(13.5)
-    assert links.arrival(2, 3, 1000, 12.0) == pytest.approx(13.5)
-    assert links.arrival(0, 2, 1000, 19.9) == pytest.approx(22.5)
-    assert links.arrival(0, 2, 1000, 30.0) == pytest.approx(31.5)
+    assert arrival(links, 0, 2, 1000, 5.0) == pytest.approx(6.5)
+    assert arrival(links, 0, 2, 1000, 10.0) == pytest.approx(21.5)
+    assert arrival(links, 2, 0, 1000, 12.0) == pytest.approx(21.5)
+    assert arrival(links, 0, 1, 1000, 12.0) == pytest.approx(13.5)
+    assert arrival(links, 2, 3, 1000, 12.0) == pytest.approx(13.5)
+    assert arrival(links, 0, 2, 1000, 19.9) == pytest.approx(22.5)
+    assert arrival(links, 0, 2, 1000, 30.0) == pytest.approx(31.5)
 
 
 def test_each_further_segment_has_a_header() -> None:
     links = network(up_kbit_s=8, segment_bytes=500, segment_overhead_bytes=100)
-    assert links.arrival(0, 1, 999, 0.0) == pytest.approx(1.099)
+    assert arrival(links, 0, 1, 999, 0.0) == pytest.approx(1.099)

@@ -94,8 +94,9 @@ def predict_for_many(
     for number in range(rounds):
         heard = [end + step_s for end in ends]
         for now, peer in sorted((end + step_s, peer) for peer, end in enumerate(ends)):
-            for receiver in schedule.receivers(number, peer):
-                heard[receiver] = max(heard[receiver], network.arrival(peer, receiver, round(link_bytes), now))
+            frames = [(receiver, round(link_bytes)) for receiver in schedule.receivers(number, peer)]
+            for (receiver, _), arrival in zip(frames, network.arrivals(peer, frames, now), strict=True):
+                heard[receiver] = max(heard[receiver], arrival)
         ends = heard
         finished.append(ends[0])
     return Prediction(round_s=(finished[-1] - finished[0]) / (rounds - 1), step_s=step_s)
