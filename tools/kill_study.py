@@ -46,7 +46,7 @@ _RIGHT_AFTER = 0.25
 _PAUSE_S = 0.6
 """A kill comes up to so long after its cue."""
 _POLL_S = 0.02
-_STUCK_S = 180.0
+_STUCK_S = 600.0
 
 
 @dataclass(kw_only=True)
