@@ -56,7 +56,7 @@ class Bench:
         cells = [each for each in self.missing() if not only or each[0].name in only or each[1] in only]
         failed, overhead = 0, _START_S
         for done, (contender, profile, seed) in enumerate(cells):
-            prediction, rounds = self.prediction(contender, profile, seed)
+            prediction, rounds = self.prediction(contender, profile)
             left = sum(self._expected_s(*each) + overhead for each in cells[done:])
             print(
                 f"[{done + 1}/{len(cells)}, {duration(left)} left] {contender.name} on {profile}: {rounds} rounds",
@@ -77,7 +77,6 @@ class Bench:
                 "seed": seed,
                 "step_s": self.study.step_s,
                 "peers": self.study.peers,
-                "simulated_round_s": prediction.round_s if prediction else None,
                 "commit": _commit(),
                 "load": os.getloadavg()[0],
                 **asdict(result),
@@ -89,19 +88,12 @@ class Bench:
             print(f"    {result.round_s:.3f} s a round{foreseen}, {result.interface_bytes / 1000:.1f} kB", flush=True)
         return failed
 
-    def prediction(self, contender: plan.Contender, profile: str, seed: int) -> tuple[predict.Prediction | None, int]:
+    def prediction(self, contender: plan.Contender, profile: str) -> tuple[predict.Prediction | None, int]:
         """Return what the simulator says, for one of ours, and how many rounds the cell shall have."""
         study = self.study
-        found = None
-        if contender.rival is None:
-            config = study.config(contender, seed, 6)
-            found = self._kept(
-                f"{contender.name}--{profile}--{seed}--{study.peers}",
-                lambda: asdict(predict.predict(config, study.peers, find(profile), study.step_s)),
-            )
-        round_s = found["round_s"] if found else self._rival_round_s(profile)
-        rounds = min(study.most_rounds, max(study.least_rounds, round(study.cell_s / round_s)))
-        return (predict.Prediction(**found) if found else None), rounds
+        found = self.scaled(contender, profile, study.peers)
+        round_s = found.round_s if found else self._rival_round_s(profile)
+        return found, min(study.most_rounds, max(study.least_rounds, round(study.cell_s / round_s)))
 
     def scaled(self, contender: plan.Contender, profile: str, num_peers: int) -> predict.Prediction | None:
         """Return the prediction for another number of peers; None for a rival."""
@@ -112,7 +104,7 @@ class Bench:
         weight = self._kept(f"{contender.name}--frame", lambda: {"bytes": predict.frame_bytes(config, study.peers)})
         if weight is None:
             return None
-        return predict.predict_for_many(config, num_peers, find(profile), study.step_s, weight["bytes"])
+        return predict.predict(config, num_peers, find(profile), study.step_s, weight["bytes"])
 
     def rounds_to_target(self, contender: plan.Contender) -> int | None:
         """Return how many rounds a contender takes to the target, counted once; a rival, those of a job of ours."""
@@ -140,6 +132,8 @@ class Bench:
             if file.exists():
                 row = json.loads(file.read_text())
                 row["rounds_to_target"] = self.rounds_to_target(contender)
+                found, _ = self.prediction(contender, profile)
+                row["simulated_round_s"] = found.round_s if found is not None else None
                 rows.append(row | self._foreseen(row))
         return rows
 
@@ -187,7 +181,7 @@ class Bench:
 
     def _expected_s(self, contender: plan.Contender, profile: str, seed: int) -> float:
         """Return about what the rounds of a cell take."""
-        prediction, rounds = self.prediction(contender, profile, seed)
+        prediction, rounds = self.prediction(contender, profile)
         return rounds * (prediction.round_s if prediction else self._rival_round_s(profile))
 
     def _rival_round_s(self, profile: str) -> float:

@@ -48,26 +48,6 @@ def link_model(profile: Profile) -> LinkModel:
     )
 
 
-def predict(config: Config, num_peers: int, profile: Profile, step_s: float, *, rounds: int = 6) -> Prediction:
-    """Return what a round takes, from the second to the last of some simulated rounds. Raises SottoError."""
-    short = config.model_copy(update={"run": config.run.model_copy(update={"rounds": rounds})})
-    with tempfile.TemporaryDirectory(prefix="sotto-predict-") as name:
-        directory = Path(name)
-        simulator.run(
-            short,
-            Path(),
-            num_peers=num_peers,
-            directory=directory,
-            step_s=step_s,
-            links=link_model(profile),
-            baseline=False,
-        )
-        store = MetricsStore(directory / "metrics.sqlite", read_only=True)
-        ends = [record.time_s for record in store.rounds() if record.peer == 0]
-        store.close()
-    return Prediction(round_s=(ends[-1] - ends[0]) / (len(ends) - 1), step_s=step_s)
-
-
 def frame_bytes(config: Config, num_peers: int, *, rounds: int = 4) -> float:
     """Return what goes over one link in one round, from some simulated ones. Raises SottoError."""
     short = config.model_copy(update={"run": config.run.model_copy(update={"rounds": rounds})})
@@ -80,13 +60,13 @@ def frame_bytes(config: Config, num_peers: int, *, rounds: int = 4) -> float:
     return statistics.mean(link.frame_bytes for link in links) / rounds
 
 
-def predict_for_many(
+def predict(
     config: Config, num_peers: int, profile: Profile, step_s: float, link_bytes: float, *, rounds: int = 4
 ) -> Prediction:
     """Return what a round takes when `link_bytes` go over each link of the graph, without training anybody.
 
-    A message weighs the same whatever the number of peers; only who sends to whom changes, and the queues. For
-    synchronous algorithms on the simulator's virtual network. Raises SottoError.
+    It is what the simulator says of a synchronous algorithm: a message weighs the same whatever the links and the
+    number of peers, only who sends to whom changes, and the queues. Raises SottoError.
     """
     schedule = Job.open(config, Path(), num_peers).schedule
     network = VirtualNetwork(link_model(profile))
