@@ -89,11 +89,13 @@ class Cluster:
         directory: Path,
         hosts: Sequence[Host] | None = None,
         launcher: Callable[[int], Sequence[str]] = lambda index: (),
+        resume: bool = False,
     ) -> None:
         """Check the configuration and write everything the peers need below `directory`. Raises SottoError.
 
         `hosts` says where the peers listen, by default on free ports of the loopback interface; `launcher(index)` is
-        put before the command of a peer, to start it in a network of its own.
+        put before the command of a peer, to start it in a network of its own. With `resume` the folder holds a run that
+        was stopped or broke off, `config` is that of one of its peers, and nothing is written anew.
         """
         use_one_thread()
         self.directory, self.num_peers = directory, num_peers
@@ -106,9 +108,12 @@ class Cluster:
             update={"evaluation": config.evaluation.model_copy(update={"keep_models": keep})}
         )
         self._launcher = launcher
-        hosts = hosts or [Host("127.0.0.1", port) for port in free_ports(num_peers)]
-        self.peer_files = write_cluster(directory / "peers", self.config, hosts, base=base)
-        write_resolved(self.config, directory / "config.toml")
+        if resume:
+            self.peer_files = [directory / "peers" / f"peer-{index}" / "peer.toml" for index in range(num_peers)]
+        else:
+            hosts = hosts or [Host("127.0.0.1", port) for port in free_ports(num_peers)]
+            self.peer_files = write_cluster(directory / "peers", self.config, hosts, base=base)
+            write_resolved(self.config, directory / "config.toml")
         self.state_folders = [file.parent / config.state.directory for file in self.peer_files]
         self.names = [file.parent.name for file in self.peer_files]
         self.processes: list[subprocess.Popen[bytes]] = []
@@ -302,16 +307,17 @@ def up(
     on_progress: Callable[[Progress], None] | None = None,
     stop: threading.Event | None = None,
     baseline: bool = True,
+    resume: bool = False,
 ) -> Summary:
     """Run all peers of a job on this machine to the end; return what it came to.
 
-    Everything lands in `directory`, which exists and is empty: configuration, peers with their states and logs,
-    metrics, the averaged model, the summary. When `stop` is set the peers finish their round, save and end. Raises
-    SottoError if a peer fails; no process outlives this call.
+    Everything lands in `directory`, which exists and is empty, unless `resume` (see `Cluster`): configuration, peers
+    with their states and logs, metrics, the averaged model, the summary. When `stop` is set the peers finish their
+    round, save and end. Raises SottoError if a peer fails; no process outlives this call.
     """
     started = time.monotonic()
     stop = stop or threading.Event()
-    cluster = Cluster(config, base, num_peers=num_peers, directory=directory)
+    cluster = Cluster(config, base, num_peers=num_peers, directory=directory, resume=resume)
 
     def show(phase: str, peers: list[PeerProgress]) -> None:
         if on_progress is not None:

@@ -11,10 +11,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import safetensors.numpy
 
 from peer.config import load
+from peer.simulate.run import run
+from peer.store import find_checkpoints, load_checkpoint
 
 SHORT = ("--set", "run.rounds=40", "--set", "evaluation.every_rounds=20", "--set", "training.warmup_rounds=5")
 
@@ -87,6 +90,31 @@ def test_ctrl_c_leaves_nothing_running(tmp_path: Path, moment: str) -> None:
     assert process.returncode == 130, err
     assert "Traceback" not in err
     wait_until(lambda: not peers_below(tmp_path), timeout_s=5.0)
+
+
+@pytest.mark.slow
+def test_a_run_that_was_stopped_is_resumed_to_the_same_bits(tmp_path: Path) -> None:
+    slowly = ("--set", "peer.slow_down=8", "--set", "state.checkpoint_every_rounds=5")
+    process = sotto_up(tmp_path, "--peers", "2", "--name", "first", *SHORT, *slowly)
+    wait_until(lambda: len(list(tmp_path.glob("first/peers/*/state/checkpoint-*"))) > 0)
+    os.kill(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    other = sotto_up(tmp_path, "--resume", "first", "--set", "run.rounds=50")
+    assert "as it was configured" in other.communicate(timeout=60)[1]
+    process = sotto_up(tmp_path, "--resume", "first", "--json")
+    out, err = process.communicate(timeout=200)
+    assert process.returncode == 0, err
+    assert json.loads(out)["rounds"] == 40
+    config = load(tmp_path / "first" / "config.toml", environment={})
+    undisturbed = run(config, tmp_path, num_peers=2, baseline=False)
+    found = [
+        load_checkpoint(find_checkpoints(folder)[-1]).arrays for folder in sorted(tmp_path.glob("first/peers/*/state"))
+    ]
+    models = [(arrays["algorithm/x"] / np.float32(arrays["algorithm/u"][0])).tobytes() for arrays in found]
+    assert models == [z.tobytes() for z in undisturbed.models]
+    again = sotto_up(tmp_path, "--resume", "first")
+    assert "complete" in again.communicate(timeout=60)[1]
 
 
 def test_a_peer_that_dies_ends_the_run_with_its_last_words(tmp_path: Path) -> None:

@@ -51,6 +51,9 @@ live_option = click.option("--no-live", is_flag=True, help="Print a line now and
 @job_options
 @baseline_option
 @name_option
+@click.option(
+    "--resume", metavar="NAME", help="Go on with a run that was stopped or broke off, as it was configured: its folder."
+)
 @runs_option
 @live_option
 @json_option
@@ -60,6 +63,7 @@ def up(
     num_peers: int | None,
     no_baseline: bool,
     name: str | None,
+    resume: str | None,
     runs_dir: Path,
     no_live: bool,
     as_json: bool,
@@ -68,24 +72,33 @@ def up(
 
     Each peer is a process with its own port, key, data and state folder; they talk over mutual TLS on loopback. The run
     folder then holds the resolved configuration, metrics, the model (safetensors) and report.html. Ctrl-C finishes the
-    round and saves; once more stops at once.
+    round and saves; once more stops at once; --resume goes on from there.
 
     \b
     Examples:
       sotto up
       sotto up --peers 4 --skew 0 --rounds 500
       sotto up --config job.toml --set training.learning_rate=0.05 --name slower
+      sotto up --resume slower
       sotto up --no-live --json > summary.json
     """
-    config, base = load_config(config_file, settings)
+    if resume is not None:
+        directory = find_run_to_resume(runs_dir, resume)
+        if config_file is not None or settings or num_peers is not None or name is not None:
+            raise ConfigError("goes on with the run as it was configured", key="--resume", valid="alone")
+        config, base = load_config(directory / "peers" / "peer-0" / "peer.toml", ())
+    else:
+        config, base = load_config(config_file, settings)
     count = count_peers(config, num_peers)
     _warn(config, base, count)
     # Before the folder is made: it takes a while, and Ctrl-C in it should leave nothing behind.
     from peer import cluster
 
-    directory = make_directory(runs_dir, name, config.run.name)
-    with _report_in_any_case(directory):
-        _draw_graph(config, base, count, directory)
+    if resume is None:
+        directory = make_directory(runs_dir, name, config.run.name)
+    with _report_in_any_case(directory) if resume is None else contextlib.nullcontext():
+        if resume is None:
+            _draw_graph(config, base, count, directory)
         with StopOnSignal() as stop, _view(no_live) as view:
             summary = cluster.up(
                 config,
@@ -95,6 +108,7 @@ def up(
                 on_progress=view.update,
                 stop=stop.event,
                 baseline=not no_baseline,
+                resume=resume is not None,
             )
     return _finish(summary, directory, as_json, interrupted=stop.event.is_set())
 
@@ -227,6 +241,16 @@ def make_directory(runs_dir: Path, name: str | None, default: str) -> Path:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"cannot be created: {error.strerror}", file=str(directory)) from None
+    return directory
+
+
+def find_run_to_resume(runs_dir: Path, name: str) -> Path:
+    """Return the folder of a run of `sotto up` that has not come to its end. Raises ConfigError if it is none."""
+    directory = runs_dir / name
+    if not (directory / "peers" / "peer-0" / "peer.toml").is_file():
+        raise ConfigError("holds no run of `sotto up`", key="--resume", file=str(directory))
+    if (directory / "model.safetensors").exists():
+        raise ConfigError("holds a run that is complete", key="--resume", file=str(directory))
     return directory
 
 
