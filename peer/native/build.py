@@ -10,7 +10,7 @@ from pathlib import Path
 from cffi import FFI
 
 HERE = Path(__file__).parent
-SOURCES = ("compress.c", "eight_bit.c", "eight_bit_conv.c", "eight_bit_norm.c", "wire.c")
+SOURCES = ("compress.c", "eight_bit.c", "eight_bit_conv.c", "eight_bit_linear.c", "eight_bit_norm.c", "wire.c")
 
 ffibuilder = FFI()
 for source in SOURCES:

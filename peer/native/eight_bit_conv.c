@@ -5,6 +5,7 @@
    pixels by 16 to 64 results are then kept in registers. The weight gradient multiplies two pixels at a time: the same
    pixel of two samples, side by side in 32 bits. */
 #include "eight_bit_conv.h"
+#include "eight_bit_tiles.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -18,16 +19,9 @@
 #include <immintrin.h>
 #endif
 
-#define MOST_PIXELS 16
-#define MOST_RESULTS 64
 /* Bytes of framed samples that are worked on at a time: a part of a small second-level cache. */
 #define FRAME_BYTES (256 * 1024)
 #define GRADIENT_BYTES (512 * 1024)
-
-/* One tile: sums[pixel][result] for `windows[pixel]` and 16 * V results, whose weights start at `weights`, `block`
-   bytes from one sixteen to the next. */
-typedef void Tile(const uint8_t *const *windows, size_t row_bytes, int rows, int run, const int8_t *weights,
-                  size_t block, int32_t *sums);
 
 /* What becomes of a tile's sums: `count` results from `result` on of one pixel, which lies at `at` of the output. */
 typedef struct {
@@ -59,6 +53,7 @@ typedef struct {
                             int count);
     void (*pair_codes)(const uint8_t *first, const uint8_t *second, size_t n, int zero, uint16_t *out);
     void (*pair_gradients)(const uint16_t *first, const uint16_t *second, size_t n, uint16_t *out);
+    int multiplies_bytes;
     int pixels[3];
     Tile *tile[3];
     int neighbours[2][3];
@@ -189,6 +184,7 @@ static Kernels kernels_of_this_processor(void)
         if (__builtin_cpu_supports("avx512vnni")) {
             Tile *fast[3] = {vnni_16_1, vnni_12_2, vnni_6_4};
             memcpy(kernels.tile, fast, sizeof fast);
+            kernels.multiplies_bytes = 1;
         }
         if (__builtin_cpu_supports("avx512bf16")) {
             PairTile *fast[2][3] = {{bf16_pairs_24_1, bf16_pairs_16_1, bf16_pairs_4_1},
@@ -198,6 +194,14 @@ static Kernels kernels_of_this_processor(void)
     }
 #endif
     return kernels;
+}
+
+int tiles_of_this_processor(Tile *tiles[3], int pixels[3])
+{
+    const Kernels kernels = kernels_of_this_processor();
+    memcpy(tiles, kernels.tile, sizeof kernels.tile);
+    memcpy(pixels, kernels.pixels, sizeof kernels.pixels);
+    return kernels.multiplies_bytes;
 }
 
 static inline int rounded_up(int n, int to) { return (n + to - 1) / to * to; }

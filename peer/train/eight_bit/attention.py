@@ -88,13 +88,7 @@ class Attention(nn.Module):
     def _heads(self, linear: Linear, x: Quantized, tape: Tape) -> Quantized:
         """Return x W + b in codes around zero, a matrix for each head."""
         b, n, d = x.data.shape
-        accumulator, offset, factor = linear.multiply(x)
-        grid = linear.output.symmetric_grid()
-        if grid is None:
-            grid = symmetric_grid_over(*kernels.measure_forward(accumulator, offset, factor, linear.bias, relu=False))
-        codes, ends = kernels.finish_forward(accumulator, offset, factor, linear.bias, grid, relu=False)
-        if tape.training:
-            linear.output.observe_(*ends)
+        codes, grid, _ = linear.codes(x, tape, RunningRange.symmetric_grid, symmetric_grid_over, relu=False)
         split = codes.view(b, n, self.heads, d // self.heads).transpose(1, 2).contiguous()
         return Quantized(split, grid.scale, 0)
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 
-from peer.train.eight_bit import kernels
+from peer.train.eight_bit import kernels, linear_kernels
 from peer.train.eight_bit.layer import Layer
-from peer.train.eight_bit.products import int8_product
-from peer.train.eight_bit.ranges import RunningRange, grid_over
-from peer.train.eight_bit.scratch import scratch
+from peer.train.eight_bit.linear_kernels import Operands
+from peer.train.eight_bit.ranges import Grid, RunningRange, grid_over
 from peer.train.eight_bit.tensors import Gradient, Quantized, Tape
 
 
@@ -31,57 +32,66 @@ class Linear(Layer):
 
     def forward_quantized(self, x: Quantized, tape: Tape) -> Quantized:
         x = x.signed()
-        accumulator, offset, factor = self.multiply(x)
-        grid = self.output.grid()
-        if grid is None:
-            grid = grid_over(*kernels.measure_forward(accumulator, offset, factor, self.bias, relu=self.rectifies))
-        codes, ends = kernels.finish_forward(accumulator, offset, factor, self.bias, grid, relu=self.rectifies)
-        if tape.training:
-            self.output.observe_(*ends)
-        tape.save(x)
+        codes, grid, largest = self.codes(x, tape, RunningRange.grid, grid_over, relu=self.rectifies)
+        tape.save(x, largest)
         return Quantized(codes.view(*x.data.shape[:-1], -1), grid.scale, grid.zero_point, rectified=self.rectifies)
 
     def forward_floats(self, x: Quantized, tape: Tape) -> torch.Tensor:
         x = x.signed()
-        accumulator, offset, factor = self.multiply(x)
-        tape.save(x)
-        y = kernels.finish_forward_floats(accumulator, offset, factor, self.bias)
-        return y.view(*x.data.shape[:-1], -1)
+        operands = self.operands(x)
+        tape.save(x, operands.weights.largest)
+        return linear_kernels.forward_floats(operands).view(*x.data.shape[:-1], -1)
 
     def backward_quantized(self, gradient: Gradient, tape: Tape, *, wanted: bool = True) -> Gradient | None:
-        (x,) = tape.take()
+        x, largest = tape.take()
         rows = gradient.data.reshape(-1, gradient.data.shape[-1])
         self.count_gradients(rows, x, tape)
         if not wanted:
             return None
-        accumulator, factor = self.multiply_back(Gradient(rows, gradient.largest), tape)
-        mask = x.data if x.rectified else None
-        data, largest = kernels.finish_backward(accumulator, factor, mask, x.zero_point)
+        operands = self.operands_back(Gradient(rows, gradient.largest), tape, largest)
+        data, largest = linear_kernels.backward(operands, x.data if x.rectified else None, x.zero_point)
         return Gradient(data.view(x.data.shape), largest)
 
     backward_floats = backward_quantized
 
-    def multiply(self, x: Quantized) -> tuple[torch.Tensor, torch.Tensor | None, float]:
-        """Return x Wᵀ in codes, int32[rows, outputs]; what the zero point of x added to each column; and the scale."""
-        weight, sums, weight_scale = kernels.quantize_weights(self.weight.detach())
-        codes = x.data.reshape(-1, weight.shape[1])
-        accumulator = scratch("accumulator", (len(codes), len(weight)), torch.int32, codes.device)
-        int8_product(codes, weight.t(), accumulator)
-        return accumulator, sums.mul_(x.zero_point) if x.zero_point else None, x.scale * weight_scale
+    def codes(
+        self,
+        x: Quantized,
+        tape: Tape,
+        known: Callable[[RunningRange], Grid | None],
+        over: Callable[[float, float], Grid],
+        *,
+        relu: bool,
+    ) -> tuple[torch.Tensor, Grid, float]:
+        """Return the output in codes, int8[rows, outputs], their grid, `known` from the range or `over` what this batch
+        brings if it is the first, and the largest magnitude of the weights."""
+        operands = self.operands(x)
+        grid = known(self.output) or over(*linear_kernels.measure(operands, relu=relu))
+        codes, ends = linear_kernels.forward(operands, grid, relu=relu)
+        if tape.training:
+            self.output.observe_(*ends)
+        return codes, grid, operands.weights.largest
 
-    def multiply_back(self, gradient: Gradient, tape: Tape) -> tuple[torch.Tensor, float]:
-        """Return g W in codes, int32[rows, inputs], for `gradient: [rows, outputs]`, and its scale."""
-        weight, _, weight_scale = kernels.quantize_weights(self.weight.detach())
+    def operands(self, x: Quantized) -> Operands:
+        """Return what x W + b is the product of, for x in int8."""
+        weights = linear_kernels.quantize_weights(self.weight.detach())
+        codes = x.data.reshape(-1, x.data.shape[-1])
+        bias = None if self.bias is None else self.bias.detach()
+        return Operands(codes, x.zero_point, weights, x.scale * weights.scale, bias)
+
+    def operands_back(self, gradient: Gradient, tape: Tape, largest: float | None = None) -> Operands:
+        """Return what g W is the product of, for `gradient: [rows, outputs]`; `largest` of the weights, if known."""
+        weights = linear_kernels.quantize_weights(self.weight.detach(), transposed=True, largest=largest)
         codes, scale = kernels.quantize_gradient(gradient.data, gradient.largest, tape.draw_keys())
-        accumulator = scratch("accumulator", (len(codes), weight.shape[1]), torch.int32, codes.device)
-        return int8_product(codes, weight, accumulator), scale * weight_scale
+        return Operands(codes, 0, weights, scale * weights.scale)
 
     def count_gradients(self, rows: torch.Tensor, x: Quantized, tape: Tape) -> None:
         """The weight gradients, from the layer gradient before its quantization and the saved codes."""
         if self.weight.requires_grad:
-            operand = kernels.codes_to_bfloat16(x.data, x.zero_point).view(-1, x.data.shape[-1])
-            product = scratch("weight gradient", tuple(self.weight.shape), torch.bfloat16, rows.device)
-            torch.mm(rows.t(), operand, out=product)
-            tape.add_gradient(self.weight, kernels.scale_bfloat16(product, x.scale))
+            codes = x.data.reshape(-1, x.data.shape[-1])
+            product, sums = linear_kernels.weight_gradient(rows, codes, x.zero_point, x.scale)
+            tape.add_gradient(self.weight, product)
+        elif self.bias is not None and self.bias.requires_grad:
+            sums = kernels.column_sums(rows)
         if self.bias is not None and self.bias.requires_grad:
-            tape.add_gradient(self.bias, kernels.column_sums(rows))
+            tape.add_gradient(self.bias, sums)

@@ -6,7 +6,7 @@ import torch
 
 _EXACT_TERMS = 1024
 """Products of two int8 are at most 2¹⁴, and float32 holds every integer up to 2²⁴."""
-_MAX_TERMS = 2**31 // 2**14 - 1
+MAX_TERMS = 2**31 // 2**14 - 1
 """More might overflow int32."""
 
 
@@ -19,8 +19,8 @@ def int8_product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> torch.T
     """
     assert a.dtype == b.dtype == torch.int8
     assert out.dtype == torch.int32
-    if a.shape[1] > _MAX_TERMS:
-        raise ValueError(f"a product of {a.shape[1]} terms may overflow 32 bits; {_MAX_TERMS} are the most")
+    if a.shape[1] > MAX_TERMS:
+        raise ValueError(f"a product of {a.shape[1]} terms may overflow 32 bits; {MAX_TERMS} are the most")
     if a.device.type == "cpu" and _has_vnni():
         return torch._int_mm(a, b, out=out)
     if a.device.type == "cuda" and a.shape[0] > 16 and a.shape[1] % 8 == 0 and b.shape[1] % 8 == 0:

@@ -90,7 +90,10 @@ class RunningRange(nn.Module):
             narrowing = self.momentum or 0.0
             low = min(low, old_low + narrowing * (low - old_low))
             high = max(high, old_high + narrowing * (high - old_high))
-        self.running_range.copy_(torch.tensor((low, high)))
+        if self.running_range.device.type == "cpu":
+            self.running_range.numpy()[:] = low, high
+        else:
+            self.running_range.copy_(torch.tensor((low, high)))
 
 
 class ChannelRanges(nn.Module):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from peer.train.eight_bit import kernels, row_kernels
+from peer.train.eight_bit import linear_kernels, row_kernels
 from peer.train.eight_bit.attention import Attended, Attention
 from peer.train.eight_bit.layer import Layer, masked
 from peer.train.eight_bit.layer_norm import LayerNorm, Normalized
 from peer.train.eight_bit.linear import Linear
-from peer.train.eight_bit.ranges import Grid, grid_over
+from peer.train.eight_bit.ranges import Grid, RunningRange, grid_over
 from peer.train.eight_bit.row_kernels import GELU_LEAST, LayerNormOperands
 from peer.train.eight_bit.tensors import Gradient, Quantized, Tape
 from peer.train.text_layers import EPSILON
@@ -82,13 +82,7 @@ class TransformerBlock(Layer):
         mixed, attended = self.attention.mix(x, tape)
         middle, first = self._add_and_normalize(self.attention.out_lin, mixed, x, self.sa_layer_norm, tape)
         lin1 = self._linear("lin1")
-        accumulator, offset, factor = lin1.multiply(middle)
-        grid = lin1.output.grid()
-        if grid is None:
-            grid = grid_over(*kernels.measure_forward(accumulator, offset, factor, lin1.bias, relu=False))
-        codes, ends = kernels.finish_forward(accumulator, offset, factor, lin1.bias, grid, relu=False)
-        if tape.training:
-            lin1.output.observe_(*ends)
+        codes, grid, _ = lin1.codes(middle, tape, RunningRange.grid, grid_over, relu=False)
         hidden = Quantized(codes, grid.scale, grid.zero_point)
         result, second = self._add_and_normalize(
             self._linear("lin2"), _gelu(hidden)[0], middle, self.output_layer_norm, tape
@@ -108,23 +102,19 @@ class TransformerBlock(Layer):
 
         activated, slopes = _gelu(hidden)
         lin2.count_gradients(total.data, activated, tape)
-        accumulator, factor = lin2.multiply_back(total, tape)
-        data, largest = row_kernels.finish_backward_table(accumulator, factor, hidden.data, slopes)
+        data, largest = linear_kernels.backward_table(lin2.operands_back(total, tape), hidden.data, slopes)
         lin1.count_gradients(data, middle, tape)
-        accumulator, factor = lin1.multiply_back(Gradient(data, largest), tape)
-        row_kernels.add_backward_(total.data, accumulator, factor)
+        linear_kernels.add_backward_(total.data, lin1.operands_back(Gradient(data, largest), tape))
 
         total = self.sa_layer_norm.backward_rows(total.data, first, tape)
         attention.out_lin.count_gradients(total.data, mixed, tape)
-        accumulator, factor = attention.out_lin.multiply_back(total, tape)
-        of_mixed = Gradient(*kernels.finish_backward(accumulator, factor, None, 0))
+        of_mixed = Gradient(*linear_kernels.backward(attention.out_lin.operands_back(total, tape), None, 0))
         parts = attention.mix_back(of_mixed, attended, tape)
         largest = total.largest
         for linear, part in zip((attention.q_lin, attention.k_lin, attention.v_lin), parts, strict=True):
             linear.count_gradients(part.data, x, tape)
             if wanted:
-                accumulator, factor = linear.multiply_back(part, tape)
-                largest = row_kernels.add_backward_(total.data, accumulator, factor)
+                largest = linear_kernels.add_backward_(total.data, linear.operands_back(part, tape))
         if not wanted:
             return None
         return masked(Gradient(total.data.view(x.data.shape), largest), x)
@@ -139,9 +129,9 @@ class TransformerBlock(Layer):
         linear: Linear, x: Quantized, residual: Quantized, norm: LayerNorm, tape: Tape
     ) -> tuple[Quantized, Normalized]:
         """Return norm(linear(x) + residual), int8[rows, d], and what the norm has to keep."""
-        accumulator, offset, factor = linear.multiply(x)
+        product = linear.operands(x)
         operands = LayerNormOperands(
-            accumulator=accumulator, offset=offset, factor=factor, bias=linear.bias,
+            accumulator=linear_kernels.accumulate(product), factor=product.factor, bias=product.bias,
             residual=residual.data, residual_zero=residual.zero_point, residual_scale=residual.scale,
         )  # fmt: skip
         return norm.forward_rows(operands, tape)

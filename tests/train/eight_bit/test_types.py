@@ -13,7 +13,9 @@ import pytest
 import torch
 from torch import nn
 
-from peer.train.eight_bit import boundary, linear
+from peer.native import available
+from peer.train.eight_bit import boundary, linear_kernels
+from peer.train.eight_bit.linear_kernels import Operands
 from peer.train.eight_bit.products import int8_product
 from peer.train.eight_bit.scratch import _blocks
 from peer.train.eight_bit.tensors import Quantized, Tape
@@ -36,27 +38,38 @@ class Seen:
     saved_by_autograd: list[torch.Tensor] = field(default_factory=list)
 
 
-@pytest.fixture
-def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
-    record, mm = Seen(), torch.mm
+@pytest.fixture(params=["native", "torch"])
+def seen(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Seen:
+    if request.param == "torch":
+        monkeypatch.setattr(linear_kernels, "lib", None)
+    elif not available():
+        pytest.skip("the native kernels were not built")
+    record, weight_gradient = Seen(), linear_kernels.weight_gradient
+    native_product = linear_kernels.native_product
 
     def product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         record.integer_products.append((a.dtype, b.dtype, out.dtype))
         return int8_product(a, b, out)
 
-    def float_product(a: torch.Tensor, b: torch.Tensor, **options: Any) -> torch.Tensor:
-        record.float_products.append((a.clone(), b.clone()))
-        return mm(a, b, **options)
+    def product_in_registers(kernel: Any, x: Operands, *rest: Any) -> None:
+        # Their sums are int32 as well: test_linear_kernels.py compares them, bit for bit.
+        record.integer_products.append((x.codes.dtype, x.weights.codes.dtype, torch.int32))
+        native_product(kernel, x, *rest)
+
+    def float_product(gradient: torch.Tensor, codes: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        record.float_products.append((gradient.clone(), codes.clone()))
+        return weight_gradient(gradient, codes, *rest)
 
     class Watched(Tape):
         def __init__(self, *arguments: Any) -> None:
             super().__init__(*arguments)
             record.tapes.append(self)
 
-    monkeypatch.setattr(linear, "int8_product", product)
+    monkeypatch.setattr(linear_kernels, "int8_product", product)
+    monkeypatch.setattr(linear_kernels, "native_product", product_in_registers)
+    monkeypatch.setattr(linear_kernels, "weight_gradient", float_product)
     monkeypatch.setattr(boundary, "Tape", Watched)
-    monkeypatch.setattr(torch, "mm", float_product)
-    # Any other product than those two would be one in disguise.
+    # Any other product than those would be one in disguise.
     for name in ("matmul", "addmm", "bmm", "einsum"):
         monkeypatch.setattr(torch, name, _forbidden)
     monkeypatch.setattr(nn.functional, "linear", _forbidden)
@@ -106,10 +119,10 @@ def test_weight_gradients_come_from_stored_codes_and_gradients_before_quantizati
     torch.autograd.grad(loss, list(model.parameters()))
     assert len(seen.float_products) == 3
     for (gradient, operand), saved in zip(seen.float_products, reversed(stored), strict=True):
-        assert gradient.dtype == operand.dtype == torch.bfloat16
-        assert saved.data.dtype == torch.int8
-        assert torch.equal(operand.to(torch.int32), saved.data.to(torch.int32) - saved.zero_point)
-    assert torch.equal(seen.float_products[0][0].t(), at_the_top.to(torch.bfloat16))
+        assert gradient.dtype == torch.bfloat16
+        assert operand.dtype == saved.data.dtype == torch.int8
+        assert torch.equal(operand, saved.data)
+    assert torch.equal(seen.float_products[0][0], at_the_top.to(torch.bfloat16))
     # 8 bits around zero have 255 values.
     for gradient, _ in seen.float_products[1:]:
         assert len(gradient.unique()) > 255
@@ -167,8 +180,11 @@ def _noted(seen: Seen) -> Any:
 
 
 @pytest.mark.parametrize("steps", [1, 3])
-def test_a_step_is_that_of_a_simulation_in_float64(steps: int) -> None:
+@pytest.mark.parametrize("native", [True, False])
+def test_a_step_is_that_of_a_simulation_in_float64(steps: int, native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Loss and gradients differ by no more than bfloat16 rounds; float32 without 8 bits is ten times as far away."""
+    if not native:
+        monkeypatch.setattr(linear_kernels, "lib", None)
     model = network()
     simulation = Simulation(model)
     for step in range(steps):

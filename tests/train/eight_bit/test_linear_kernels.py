@@ -1,0 +1,120 @@
+"""Products of linear layers: the native kernels return the bits of torch, at every edge of a tile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from peer.native import available, lib
+from peer.train.eight_bit import kernels, linear_kernels
+from peer.train.eight_bit.linear_kernels import Operands
+from peer.train.eight_bit.ranges import Grid, grid_over
+
+pytestmark = pytest.mark.skipif(
+    not available() or not lib.eb_linear_speed() & 1, reason="needs the native kernels, and a processor with VNNI"
+)
+
+# rows, inputs, outputs: below, at and beyond the 6 rows, 64 results and 4 terms of a tile
+SHAPES = [(1, 1, 1), (3, 5, 7), (6, 64, 64), (7, 66, 65), (37, 131, 150), (500, 30, 40)]
+EACH_SHAPE = pytest.mark.parametrize("shape", SHAPES)
+
+
+def random_codes(shape: tuple[int, int], seed: int) -> torch.Tensor:
+    return torch.randint(-128, 128, shape, dtype=torch.int8, generator=torch.Generator().manual_seed(seed))
+
+
+def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def operands(shape: tuple[int, int, int], *, transposed: bool = False, bias: bool = False) -> Operands:
+    rows, inputs, outputs = shape
+    weights = linear_kernels.quantize_weights(numbers(outputs, inputs), transposed=transposed)
+    terms, results = (outputs, inputs) if transposed else (inputs, outputs)
+    return Operands(
+        random_codes((rows, terms), 1), 0 if transposed else -17, weights, 2e-3, numbers(results) if bias else None
+    )
+
+
+def assert_twins_agree(compute: Callable[[], Any]) -> None:
+    native = compute()
+    native = tuple(part.clone() if isinstance(part, torch.Tensor) else part for part in native)
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (kernels, linear_kernels, linear_kernels.row_kernels):
+            patch.setattr(module, "lib", None)
+        by_torch = compute()
+    for one, other in zip(native, by_torch, strict=True):
+        if isinstance(one, torch.Tensor):
+            assert one.dtype == other.dtype
+            assert torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+        else:
+            assert one == other
+
+
+@EACH_SHAPE
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_codes_and_their_extremes(shape: tuple[int, int, int], relu: bool, bias: bool) -> None:
+    for grid in (grid_over(-1.5, 2.0), grid_over(0.0, 0.3), Grid(0.5, 0)):
+        assert_twins_agree(lambda grid=grid: linear_kernels.forward(operands(shape, bias=bias), grid, relu=relu))
+    assert_twins_agree(lambda: linear_kernels.measure(operands(shape, bias=bias), relu=relu))
+
+
+@EACH_SHAPE
+def test_floats_and_integers(shape: tuple[int, int, int]) -> None:
+    assert_twins_agree(lambda: (linear_kernels.accumulate(operands(shape)),))
+    for bias in (False, True):
+        assert_twins_agree(lambda bias=bias: (linear_kernels.forward_floats(operands(shape, bias=bias)),))
+
+
+@EACH_SHAPE
+def test_input_gradients(shape: tuple[int, int, int]) -> None:
+    rows, inputs, _ = shape
+    codes, slopes = random_codes((rows, inputs), 2), numbers(256)
+
+    def added() -> tuple[torch.Tensor, float]:
+        gradient = numbers(rows, inputs, seed=3).to(torch.bfloat16)
+        largest = linear_kernels.add_backward_(gradient, operands(shape, transposed=True))
+        return gradient, largest
+
+    assert_twins_agree(lambda: linear_kernels.backward(operands(shape, transposed=True), None, 0))
+    assert_twins_agree(lambda: linear_kernels.backward(operands(shape, transposed=True), codes, -3))
+    assert_twins_agree(lambda: linear_kernels.backward_table(operands(shape, transposed=True), codes, slopes))
+    assert_twins_agree(added)
+
+
+@EACH_SHAPE
+def test_nothing_overflows_at_the_extremes(shape: tuple[int, int, int]) -> None:
+    rows, inputs, outputs = shape
+    weights = linear_kernels.quantize_weights(torch.full((outputs, inputs), -1.0))
+    x = Operands(torch.full((rows, inputs), 127, dtype=torch.int8), -128, weights, 1.0)
+    assert linear_kernels.accumulate(x).eq(255 * -127 * inputs).all()
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, (1500, 40, 25)])
+def test_weight_gradients_are_those_of_float64(shape: tuple[int, int, int]) -> None:
+    rows, inputs, outputs = shape
+    gradient, codes = numbers(rows, outputs).to(torch.bfloat16), random_codes((rows, inputs), 4)
+    found, sums = linear_kernels.weight_gradient(gradient, codes, 5, 0.25)
+    exact = 0.25 * gradient.double().t() @ (codes.double() - 5)
+    assert (found - exact).norm() <= 1e-6 * exact.norm()
+    assert torch.equal(sums, kernels.column_sums(gradient))
+
+
+def test_gradients_that_are_no_numbers_are_noticed() -> None:
+    x = operands((7, 66, 65), transposed=True)
+    x = Operands(x.codes, 0, x.weights, float("nan"))
+    gradient, largest = linear_kernels.backward(x, None, 0)
+    assert largest != largest
+    assert gradient.isnan().all()
+    low, high = linear_kernels.measure(x, relu=False)
+    assert low != low
+    assert high != high
+
+
+def test_products_that_might_overflow_are_refused() -> None:
+    with pytest.raises(ValueError, match="may overflow"):
+        linear_kernels.quantize_weights(torch.zeros(1, 2**17))
