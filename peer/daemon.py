@@ -27,6 +27,7 @@ from peer.compress.payload import FloatArray
 from peer.config import JOB_PARTS, Config
 from peer.errors import ConfigError, DivergenceError, HandshakeRefused, SottoError, StateError
 from peer.exporter import Exporter
+from peer.gossip.membership import ChangeKind
 from peer.guard import reason_to_stop
 from peer.hello import HelloInfo
 from peer.job import Job, algorithm_spec, machine_facts, refuse_errors, unreachable_pairs, validate_config
@@ -92,16 +93,18 @@ class Daemon(ABC):
         )
         self.job = Job.open(config, base)
         self.trainer = self.job.trainer(self.me)
-        schedule = self.job.schedule
-        self.receivers = schedule.all_receivers(self.me)
-        self.senders = schedule.all_senders(self.me)
+        schedule, begins = self.job.schedule, self.me in self.job.first_members
+        # Of a run that begins without this peer it learns its neighbours when it joins.
+        self.receivers = schedule.all_receivers(self.me) if begins else ()
+        self.senders = schedule.all_senders(self.me) if begins else ()
         self.neighbors = tuple(sorted({*self.receivers, *self.senders}))
         self.metrics = MetricsStore(self.folder.directory / "metrics.sqlite")
         self.evaluations: dict[tuple[int, str], EvaluationRecord] = {}
         """Newest known evaluation of every peer, by (peer, split): spread by gossip."""
         self.ended = "running"
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="worker")
-        self.traffic = Traffic(self.me, self.neighbors, self.metrics.links())
+        others = [peer for peer in range(self.job.num_peers) if peer != self.me]
+        self.traffic = Traffic(self.me, others, self.metrics.links())
         self._machine = machine_facts()
         self._wake = asyncio.Event()
         self._stop = asyncio.Event()
@@ -271,7 +274,7 @@ class Daemon(ABC):
 
     async def _finish(self) -> None:
         """Stay until the neighbours have all they need of us, then write the model."""
-        completed = self.participant.round >= self.config.run.rounds
+        completed = self.participant.round >= self.config.run.rounds or self._has_left
         if self._diverged is not None:
             self.ended = f"diverged: {self._diverged[1]}"
             if self.config.guard.action == "rollback":
@@ -282,7 +285,7 @@ class Daemon(ABC):
             self.metrics.flush()
             return
         await self._save_at_end()
-        self.ended = "completed" if completed else "stopped"
+        self.ended = "left" if self._has_left else "completed" if completed else "stopped"
         self.metrics.flush()
         if not completed:
             return
@@ -299,7 +302,16 @@ class Daemon(ABC):
         known = {
             peer for (peer, split), record in self.evaluations.items() if split == "test" and record.round == final
         }
-        return len(known) == self.job.num_peers or len(self._gone) == len(self.neighbors)
+        return known >= set(self._members_at_end()) or self._gone.keys() >= set(self.neighbors)
+
+    @property
+    def _has_left(self) -> bool:
+        """Whether this peer is done before the run is, because it left it."""
+        return False
+
+    def _members_at_end(self) -> Sequence[int]:
+        """Return whose last evaluation is waited for."""
+        return range(self.job.num_peers)
 
     # -- pieces of the loops -------------------------------------------------------------------------------------------
 
@@ -485,7 +497,21 @@ class Daemon(ABC):
         if verb == "snapshot":
             await self._take_snapshot()
             return {"round": self.participant.round}
-        raise SottoError(f"there is no control call {verb!r}; valid: status, stop, snapshot")
+        if verb == "leave":
+            return await self._announce(ChangeKind.LEAVE, self.me)
+        if verb == "remove":
+            names = {entry.name: index for index, entry in enumerate(self.config.peers)}
+            lost = names.get(str(arguments.get("name")))
+            if lost is None:
+                raise SottoError(f"there is no peer {str(arguments.get('name'))[:80]!r} in this run")
+            if lost == self.me:
+                raise SottoError(f"{self.name} lives and can leave by itself: sotto leave")
+            return await self._announce(ChangeKind.LOST, lost)
+        raise SottoError(f"there is no control call {verb!r}; valid: status, stop, snapshot, leave, remove")
+
+    async def _announce(self, kind: ChangeKind, subject: int) -> dict[str, Any]:
+        """Announce a change of the members; return from when it counts. Raises SottoError, with what is against it."""
+        raise SottoError(self.job.why_no_changes or "the members of this run cannot change")
 
     def status(self) -> dict[str, Any]:
         """Return what `sotto status` shows, as JSON values."""
@@ -547,9 +573,10 @@ class Daemon(ABC):
 
     def _make_transport(self) -> Transport:
         config = self.config
-        for sentence in unreachable_pairs(config, self.job.schedule, only=self.me):
-            raise ConfigError(sentence, key="peers")
-        neighbors = [describe_neighbor(config, self.me, peer) for peer in self.neighbors]
+        if self.me in self.job.first_members:
+            for sentence in unreachable_pairs(config, self.job.schedule, only=self.me):
+                raise ConfigError(sentence, key="peers")
+        neighbors = [describe_neighbor(config, self.me, peer) for peer in self._linked()]
         hello = HelloInfo(
             run=config.run.name,
             algorithm=config.algorithm.name,
@@ -578,6 +605,10 @@ class Daemon(ABC):
             members=[peer.name for peer in config.peers],
             own_relay=relay_of(config, self.me),
         )
+
+    def _linked(self) -> Sequence[int]:
+        """Return to whom there should be a link."""
+        return self.neighbors
 
     def _open_exporter(self) -> None:
         """Serve metrics, if the configuration says so."""
@@ -642,9 +673,12 @@ def describe_neighbor(config: Config, me: int, peer: int) -> Neighbor:
     """Return how peer `me` sees a neighbour: one connection serves a pair, and who dials follows from the addresses.
 
     The lower index dials, unless only one of the two can be dialled; where neither can, the lower dials through the
-    other's relay, unless only its own has one.
+    other's relay, unless only its own has one. A peer that joins later dials those that were there before.
     """
     own, other = config.peers[me], config.peers[peer]
+    if own.joins_later != other.joins_later and own.advertise is not None and other.advertise is not None:
+        # Nobody should dial a peer in vain until it joins.
+        return Neighbor(index=peer, name=other.name, address=other.advertise, dial=own.joins_later)
     if own.advertise is None and other.advertise is None:
         relay = relay_of(config, peer)
         dial = relay is not None and (me < peer or own.relay is None)

@@ -94,9 +94,11 @@ def _configuration(config: Config, base: Path) -> Iterator[Finding]:
 def _neighbors(config: Config, base: Path) -> list[int]:
     me = config.peer.index
     try:
-        schedule = job.build_schedule(config, base, config.num_peers)
+        schedule = job.build_schedule(config, base, config.num_members(config.num_peers))
     except SottoError:
         return []
+    if me >= schedule.num_peers:
+        return [*range(schedule.num_peers)]  # It joins later, through any of those.
     return sorted({*schedule.all_receivers(me), *schedule.all_senders(me)})
 
 

@@ -81,13 +81,14 @@ def write_cluster(
     base: Path = Path(),
     force: bool = False,
     relay: int | None = None,
+    join_later: int = 0,
 ) -> list[Path]:
     """Write a CA, an operator's certificate and one folder peer-K for each host; return the peer files.
 
     A folder peer-K is all that its device needs. Peers find each other through `advertise`; a peer without an address
-    listens nowhere and dials out; peer `relay` connects such peers with each other. Where every host is this machine,
-    peers listen on loopback only, otherwise on all interfaces. `base` is where the relative paths of `config` start; in
-    the new files they lead to the same places.
+    listens nowhere and dials out; peer `relay` connects such peers with each other. The last `join_later` are not yet
+    members when the run begins. Where every host is this machine, peers listen on loopback only, otherwise on all
+    interfaces. `base` is where the relative paths of `config` start; in the new files they lead to the same places.
     With `security.mode = "insecure"` no certificates are made. Raises ConfigError if the folder already holds a
     cluster, unless `force`.
     """
@@ -100,6 +101,8 @@ def write_cluster(
         )
     if relay is not None and (relay >= len(hosts) or hosts[relay].address is None):
         raise ConfigError("is no peer that others can dial", key="--relay", value=relay)
+    if join_later >= len(hosts):
+        raise ConfigError("leaves nobody to begin", key="--join-later", value=join_later)
     folders = [directory / f"peer-{index}" for index in range(len(hosts))]
     authority_files = (directory / "ca.pem", directory / "ca.key")
     operator_files = (directory / "operator.pem", directory / "operator.key")
@@ -112,7 +115,7 @@ def write_cluster(
     for file in certificates:
         file.unlink(missing_ok=True)
     for index, folder in enumerate(folders):
-        mine = _peer_config(config, index, hosts, names, None if relay is None else names[relay])
+        mine = _peer_config(config, index, hosts, names, None if relay is None else names[relay], join_later)
         write_peer_file(folder / "peer.toml", _move_paths(mine, base, folder), force=force)
     if config.security.mode == "mtls":
         authority = CertificateAuthority.create(config.run.name)
@@ -166,16 +169,20 @@ def _split_address(text: str, default_port: int) -> tuple[str | None, int]:
     return host.strip("[]"), int(port)
 
 
-def _peer_config(config: Config, index: int, hosts: Sequence[Host], names: Sequence[str], relay: str | None) -> Config:
+def _peer_config(
+    config: Config, index: int, hosts: Sequence[Host], names: Sequence[str], relay: str | None, join_later: int
+) -> Config:
     local = all(host.address in {"127.0.0.1", "localhost", "::1"} for host in hosts)
     host = hosts[index]
     listen = "" if host.address is None else join_address("127.0.0.1" if local else "0.0.0.0", host.port)
     relays = {peer.name: peer.relay for peer in config.peers}
+    later = {peer.name for peer in config.peers if peer.joins_later} | {*names[len(names) - join_later :]}
     peers = tuple(
         PeerAddress(
             name=name,
             advertise=None if each.address is None else join_address(each.address, each.port),
             relay=(relays.get(name) or relay) if each.address is None else None,
+            joins_later=name in later,
         )
         for name, each in zip(names, hosts, strict=True)
     )
@@ -260,6 +267,8 @@ def _peers(peers: Sequence[PeerAddress]) -> tomlkit.items.AoT:
             table.add("advertise", peer.advertise)
         if peer.relay is not None:
             table.add("relay", peer.relay)
+        if peer.joins_later:
+            table.add("joins_later", True)
         tables.append(table)
     return tables
 

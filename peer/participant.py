@@ -267,6 +267,13 @@ class Participant:
         them after the round, for `heard_digests`. None where nobody keeps anything."""
         return self.algorithm.own_digests()
 
+    def keepers(self) -> tuple[int, ...]:
+        """Return who keeps a copy of this peer now, ascending."""
+        return self.algorithm.replicas.receivers if isinstance(self.algorithm, ReplicaAlgorithm) else ()
+
+    def _copied(self) -> tuple[int, ...]:
+        return self.algorithm.replicas.senders if isinstance(self.algorithm, ReplicaAlgorithm) else ()
+
     def heard_digests(self, sender: int, round_: int, digests: Digests) -> None:
         """Take note of what a neighbour's copy should be after its message of a round."""
         self._claims[sender] = (round_, digests)
@@ -281,7 +288,15 @@ class Participant:
         on each neighbour concerned. A request that is lost is made again after the next check."""
         parcels, sentences = [], []
         for sender, (round_, digests) in list(self._claims.items()):
-            layers = self.algorithm.compare_replica(sender, round_, digests)
+            if self._views is not None and sender not in self._copied():
+                del self._claims[sender]  # The edge between us is gone, or not there yet.
+                continue
+            try:
+                layers = self.algorithm.compare_replica(sender, round_, digests)
+            except RemoteProtocolError as error:
+                del self._claims[sender]
+                sentences.append(str(error))
+                continue
             if layers is None:
                 continue
             del self._claims[sender]
@@ -324,6 +339,11 @@ class Participant:
         return None if self._views is None else self._views.membership.members(self.round)
 
     @property
+    def changes(self) -> tuple[Change, ...]:
+        """All changes of the members that are known, past ones too."""
+        return () if self._views is None else self._views.membership.changes
+
+    @property
     def coming_changes(self) -> tuple[Change, ...]:
         """What is known to change after the coming round, or the one under way."""
         return () if self._views is None else self._views.membership.applied_after(self.round)
@@ -347,13 +367,14 @@ class Participant:
 
         Whoever is at distance d of this peer can complete its round r + d only with a message that follows the
         announcement, since frames come in order; and nobody is further ahead or behind than `max_lead` rounds. Three
-        times that leaves room for the graph with a lost peer missing, and for neighbours that are new to each other.
+        times that leaves room for the graph with a lost peer missing, and for neighbours that are new to each other;
+        with a change under way, `max_lead` is that of the sparser graph.
         """
         key = "algorithm.name" if self._why_no_changes else None
         if self._views is None:
             raise ConfigError(self._why_no_changes or "the members of this run cannot change", key=key)
         membership = self._views.membership
-        effective = self.round + 3 * self._lead + 3
+        effective = self.round + 3 * self._longest_lead() + 3
         rounds = self.algorithm.node.rounds
         if effective >= rounds:
             raise ConfigError(
@@ -381,6 +402,12 @@ class Participant:
             )
         return Change(kind, subject, self.peer, effective, heard)
 
+    def _longest_lead(self) -> int:
+        """Return how many rounds a peer can be ahead of another, with the members of now and of later."""
+        assert self._views is not None
+        coming = self._views.membership.coming(self.round)
+        return max(self._lead, *(self._views.lead(members) for members in coming))
+
     def learn(self, change: Change, now: float, source: int | None = None) -> Turn:
         """Take note of a change of the members and pass it on; `source` told it, None stands for this peer's own.
 
@@ -404,7 +431,7 @@ class Participant:
                 "not count on what it did since; delete its state folder"
             )
         membership.add(change)
-        self.session.max_lead = 4 * self._lead + 4
+        self.session.max_lead = 4 * self._longest_lead() + 4
         turn = Turn(news=change)
         if change.kind is ChangeKind.JOIN:
             self.session.readmit(change.subject)
@@ -496,7 +523,7 @@ class Participant:
             self._views.membership.restore(changes)
         self.session.restore(state["session"])
         if self._views is not None and changes:
-            self.session.max_lead = 4 * self._lead + 4
+            self.session.max_lead = 4 * self._longest_lead() + 4
             self._views.enter(self.round)
             if isinstance(self.algorithm, ReplicaAlgorithm):
                 senders, receivers = self._views.all_senders(self.peer), self._views.all_receivers(self.peer)

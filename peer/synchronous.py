@@ -12,7 +12,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,10 @@ import numpy as np
 
 from peer.compress.payload import FloatArray
 from peer.config import Config
-from peer.daemon import Daemon
+from peer.daemon import Daemon, describe_neighbor
 from peer.durable import Deed, DurablePeer
-from peer.errors import PeerUnreachable, RemoteProtocolError, StateError
+from peer.errors import PeerUnreachable, RemoteProtocolError, SottoError, StateError
+from peer.gossip.membership import Change, ChangeKind
 from peer.ledger import Ledger
 from peer.metrics import RoundRecord
 from peer.participant import Parcel, Participant
@@ -33,6 +34,10 @@ log = logging.getLogger("sotto")
 
 _REPLICA = "replica"
 """Topic of notes of a round and of the digest of each layer of the sender's replica after it, as u64s."""
+_JOIN = "join"
+"""Topic of the note with which a peer asks to be let in; it says nothing more."""
+_ASK_AGAIN_S = 5.0
+_WORDS = {ChangeKind.JOIN: "joins", ChangeKind.LEAVE: "leaves", ChangeKind.LOST: "is lost and left out"}
 _BACKLOG_BYTES_MAX = 256 << 20
 """Start no further round while a neighbour has this much unacknowledged from us."""
 _NOTABLE_WAIT_S = 0.05
@@ -62,7 +67,7 @@ class SynchronousDaemon(Daemon):
         self.durable = DurablePeer(
             self.participant,
             self.folder.disk,
-            neighbors=self.neighbors,
+            neighbors=[peer for peer in range(self.job.num_peers) if peer != self.me],
             identity=self._belongs_to(),
             durability=config.state.durability,
             keep_checkpoints=config.state.keep_checkpoints,
@@ -76,7 +81,12 @@ class SynchronousDaemon(Daemon):
         self._to_replay_s = 0.0
         """About how long it would take to replay the journal."""
         self._said_that_it_slows_down = False
+        self._wishes: deque[tuple[ChangeKind, int, asyncio.Future[Change] | None]] = deque()
+        """Changes of the members that the operator or a peer that joins asks for."""
+        self._sponsor: int | None = None
+        self._asked_at = 0.0
         self._recover()
+        self._know_neighbors()
 
     def close(self) -> None:
         """Release files and threads."""
@@ -85,9 +95,13 @@ class SynchronousDaemon(Daemon):
         self.durable.close()
 
     async def _rounds(self) -> None:
-        while self.participant.round < self.config.run.rounds and not self._stop.is_set():
+        while self.participant.round < self.config.run.rounds and not self._stop.is_set() and not self._has_left:
             record: RoundRecord | None = None
-            if not self.participant.session.in_round:  # After a crash it may be in the middle of one.
+            if not self.participant.is_member:
+                record = await self._wait_to_join()
+                if record is None:
+                    continue
+            elif not self.participant.session.in_round:  # After a crash it may be in the middle of one.
                 await self._wait_for_room()
                 await self._keep_to_budget()
                 if self._stop.is_set():
@@ -115,7 +129,7 @@ class SynchronousDaemon(Daemon):
         own = self.participant.own_digests()
         if own is not None and own[0] == round_:
             note = np.array([round_, *own[1]], "<u8").tobytes()
-            for peer in self.receivers if len(note) <= MAX_BULLETIN_BYTES else ():
+            for peer in self.participant.keepers() if len(note) <= MAX_BULLETIN_BYTES else ():
                 if self.transport.is_up(peer):
                     self.transport.bulletin(peer, _REPLICA, note)
         if self.participant.has_heard_digests:
@@ -127,6 +141,7 @@ class SynchronousDaemon(Daemon):
     async def _take_frames(self) -> RoundRecord | None:
         """Give the waiting frames, and the timer if it is due, to the participant; return the record of a round that
         this completed."""
+        await self._grant_wishes()
         while self._pending:
             peer, seq, frame = self._pending.popleft()
             self.transport.taken(peer, seq)
@@ -150,6 +165,8 @@ class SynchronousDaemon(Daemon):
         """Send and confirm what a deed came to, which is on disk by now; return the record of a round that it ended."""
         for parcel, _ in deed.parcels:
             self._count(parcel)
+        if deed.news:
+            self._meet()
         for peer, seq, frame in self.durable.publish(deed):
             if self.transport.is_up(peer):
                 self.transport.send(peer, seq, frame)
@@ -174,7 +191,7 @@ class SynchronousDaemon(Daemon):
         deadline = self._now() + self.config.transport.linger_s
         while self._now() < deadline and not self._stop.is_set() and not self._all_settled():
             await self._wait(min(deadline, self._now() + 0.5))
-            if self._pending:
+            if self._pending or self._wishes:
                 await self._take_frames()
         if self.config.rounds.late == "skip":
             # Messages that came after the last round still carry mass.
@@ -182,6 +199,8 @@ class SynchronousDaemon(Daemon):
 
     def _all_settled(self) -> bool:
         """Whether every neighbour has all our frames for good and every peer's last evaluation has reached us."""
+        if self._has_left:
+            return not any(self.durable.out[peer].backlog for peer in self._linked() if peer not in self._gone)
         owed = any(self.durable.out[peer].backlog_bytes for peer in self.receivers if peer not in self._gone)
         return not owed and self._all_have_finished()
 
@@ -236,6 +255,100 @@ class SynchronousDaemon(Daemon):
                     f"{name} has been away for {silent:.0f} s and round {self.participant.round} needs it; "
                     + (reason or "is it running, and is its address right?")
                 )
+
+    # -- members that come and go --------------------------------------------------------------------------------------
+
+    @property
+    def _has_left(self) -> bool:
+        return self.participant.has_left
+
+    def _members_at_end(self) -> Sequence[int]:
+        members = self.participant.members
+        return range(self.job.num_peers) if members is None else members
+
+    async def _announce(self, kind: ChangeKind, subject: int) -> dict[str, Any]:
+        granted: asyncio.Future[Change] = asyncio.get_running_loop().create_future()
+        self._wishes.append((kind, subject, granted))
+        self._wake.set()
+        change = await granted
+        return {"name": self.config.peers[subject].name, "round": self.participant.round, "from": change.effective}
+
+    async def _grant_wishes(self) -> None:
+        """Announce the changes that were asked for, or say why not."""
+        while self._wishes:
+            kind, subject, granted = self._wishes.popleft()
+            try:
+                change = self.participant.plan(kind, subject)
+                self._perform(await self._work(self.durable.announce, change, self._now()))
+            except SottoError as error:
+                if granted is None:
+                    log.warning("%s cannot join: %s", self.config.peers[subject].name, error)
+                elif not granted.done():
+                    granted.set_exception(SottoError(str(error)))
+                if isinstance(error, StateError):
+                    raise
+            else:
+                if granted is not None and not granted.done():
+                    granted.set_result(change)
+
+    async def _wait_to_join(self) -> RoundRecord | None:
+        """Ask one of those that this peer is connected to for its sponsorship, and wait for what comes of it."""
+        if self._sponsor is None or not self.transport.is_up(self._sponsor):
+            self._sponsor = next((peer for peer in self._linked() if self.transport.is_up(peer)), None)
+            self._asked_at = -_ASK_AGAIN_S
+        if self._sponsor is not None and self._now() > self._asked_at + _ASK_AGAIN_S:
+            self._asked_at = self._now()
+            log.info("asks %s to let it join", self.config.peers[self._sponsor].name)
+            self.transport.bulletin(self._sponsor, _JOIN, b"")
+        self._give_up_if_refused(self._linked())
+        if not self._pending:
+            await self._wait(None)
+        return await self._take_frames()
+
+    def _know_neighbors(self) -> None:
+        senders, receivers = self.participant.partners()
+        self.senders, self.receivers = tuple(sorted(senders)), tuple(sorted(receivers))
+        self.neighbors = tuple(sorted(senders | receivers))
+
+    def _linked(self) -> Sequence[int]:
+        """Return the neighbours, those that still need something of this peer, and those that may join through it."""
+        members = self.participant.members
+        if members is None:
+            return self.neighbors
+        lost, first = self.participant.session.lost, set(self.job.first_members)
+        owed = {peer for peer, link in self.durable.out.items() if link.backlog}
+        if self.participant.is_member:
+            may_join = set(range(self.job.num_peers)) - first - {each.subject for each in self.participant.changes}
+        else:
+            # Those who can be dialled; anyone of them will do.
+            may_join = first if not self.participant.has_left else set()
+        return sorted(({*self.neighbors, *owed, *may_join} | (set(self.transport_neighbors) - lost)) - {self.me} - lost)
+
+    @property
+    def transport_neighbors(self) -> frozenset[int]:
+        """To whom there may be a link already: an edge that is given up may still have something to carry."""
+        return self.transport.neighbors if hasattr(self, "transport") else frozenset()
+
+    def _meet(self) -> None:
+        """Take up the links that a change of the members asks for, and end those to peers that are lost."""
+        self._know_neighbors()
+        for change in self.participant.coming_changes:
+            name = self.config.peers[change.subject].name
+            log.info("%s %s from round %d on", name, _WORDS[change.kind], change.effective)
+        wanted, linked = set(self._linked()), self.transport.neighbors
+        for peer in sorted(wanted - linked):
+            self.transport.add_neighbor(describe_neighbor(self.config, self.me, peer))
+        for peer in sorted(linked - wanted):
+            self.transport.remove_neighbor(
+                peer, f"{self.config.peers[peer].name} was declared lost; it has to join anew"
+            )
+
+    def goodbye(self, peer: int, reason: str) -> None:
+        """A neighbour leaves on purpose: for good, if it is no member any more."""
+        super().goodbye(peer, reason)
+        members = self.participant.members
+        if members is not None and peer not in members and peer in self.job.first_members:
+            asyncio.get_running_loop().call_soon(self.transport.remove_neighbor, peer, "it left the run")
 
     def _stopping_in_vain(self) -> bool:
         if not self._stop.is_set():
@@ -332,6 +445,8 @@ class SynchronousDaemon(Daemon):
     # -- what the transport calls -------------------------------------------------------------------------------------
 
     def _frames_to_send(self, peer: int, remote_has: int) -> list[tuple[int, bytes]]:
+        if peer in self.participant.session.lost:
+            raise RemoteProtocolError("was declared lost and is out of the run", peer=peer)
         return self.durable.connected(peer, remote_has)
 
     def frame_received(self, peer: int, seq: int, frame: bytes) -> bool | None:
@@ -343,6 +458,11 @@ class SynchronousDaemon(Daemon):
 
     def bulletin_received(self, peer: int, topic: str, data: bytes) -> None:
         """A note: of a neighbour's copy here, or one that is passed on from peer to peer."""
+        if topic == _JOIN:
+            if all(each.subject != peer for each in self.participant.coming_changes):
+                self._wishes.append((ChangeKind.JOIN, peer, None))
+                self._wake.set()
+            return
         if topic != _REPLICA:
             super().bulletin_received(peer, topic, data)
             return
@@ -371,6 +491,11 @@ class SynchronousDaemon(Daemon):
             "checkpoint_round": self.durable.base_round,
             "checkpoint_bytes": self.durable.checkpoint_bytes,
             "journal_bytes": self.durable.journal_bytes,
+            "members": [self.config.peers[peer].name for peer in self._members_at_end()],
+            "coming_changes": [
+                {"name": self.config.peers[change.subject].name, "kind": change.kind.name, "from": change.effective}
+                for change in self.participant.coming_changes
+            ],
             "waiting_for": [self.config.peers[peer].name for peer in self.participant.session.waiting_for],
         }
 

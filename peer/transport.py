@@ -82,7 +82,7 @@ log = logging.getLogger(__name__)
 
 MAX_BULLETIN_BYTES = 64 * 1024
 MAX_TOPIC = 64
-CONTROL_VERBS = ("status", "stop", "snapshot", "revoke", "probe")
+CONTROL_VERBS = ("status", "stop", "snapshot", "leave", "remove", "revoke", "probe")
 _OPEN_VERBS = ("status", "revoke", "probe")
 """What every peer of the run may ask."""
 
@@ -206,7 +206,7 @@ class Handler(Protocol):
         ...
 
     async def control(self, verb: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Return the answer (JSON) to an operator's "status", "stop" or "snapshot"."""
+        """Return the answer (JSON) to an operator's "status", "stop", "snapshot", "leave" or "remove"."""
         ...
 
 
@@ -235,7 +235,6 @@ class Transport:
         """Neighbours whose hello does not match ours, with the sentence; until a link to them comes up."""
         self.problems: dict[int, str] = {}
         """Neighbours without a link, with what stood in the way last."""
-        self._neighbors = {neighbor.index: neighbor for neighbor in neighbors}
         self._listen = listen
         self._hello = hello
         self._security = security
@@ -252,36 +251,76 @@ class Transport:
         self.relay = RelayService(identify=self._relayed_for, kbytes_per_s=options.relay_kbytes_per_s)
         """What this peer carries for others."""
         self._tunnels: Tunnels | None = None
-        if own_relay is not None or any(neighbor.relay is not None for neighbor in neighbors):
-            self._tunnels = Tunnels(
-                name=hello.name,
-                open_channel=self._open_relay_channel,
-                spawn=self._spawn,
-                heartbeat_s=options.heartbeat_s,
-            )
+        if own_relay is not None:
+            self._tunnels = self._make_tunnels()
         self._greetings: dict[str, int] = {}
         """Streams that wait for a hello, by who opened them."""
         self._hellos: dict[int, Allowance] = {}
         self._probes = Allowance(rate=1.0, burst=10.0, now=0.0)
         self._complaints = Complaints(per_minute=_COMPLAINTS_PER_MINUTE, now=0.0)
-        self._generation = dict.fromkeys(self._neighbors, 0)
-        self._replaced: dict[int, deque[int]] = {index: deque(maxlen=32) for index in self._neighbors}
-        self._went_down = {index: asyncio.Event() for index in self._neighbors}
-        self._past = {index: LinkCounters() for index in self._neighbors}
-        self._highest_sent = dict.fromkeys(self._neighbors, 0)
+        self._neighbors: dict[int, Neighbor] = {}
+        self._generation: dict[int, int] = {}
+        self._replaced: dict[int, deque[int]] = {}
+        self._went_down: dict[int, asyncio.Event] = {}
+        self._past: dict[int, LinkCounters] = {}
+        self._highest_sent: dict[int, int] = {}
         self._closing = False
         self._ended: asyncio.Future[None] | None = None
 
-        if me in self._neighbors:
-            raise LocalProtocolError("a peer is not its own neighbour")
         self._chunk_bytes = options.chunk_kbytes * 1024
         self._window_bytes = options.window_kbytes * 1024
         self._max_frame_bytes = options.max_message_mbytes * 1024**2
         if hello.max_frame_bytes is not None:
             self._max_frame_bytes = min(self._max_frame_bytes, hello.max_frame_bytes)
         for neighbor in neighbors:
-            if neighbor.dial and neighbor.relay is None:
-                _split_address(neighbor.address or "", key=f"peers.{neighbor.index}.advertise")
+            self.add_neighbor(neighbor)
+
+    def add_neighbor(self, neighbor: Neighbor) -> None:
+        """Take up a neighbour: dial it if this end does that, or let it in. Raises ConfigError for a wrong address."""
+        index = neighbor.index
+        if index == self.me:
+            raise LocalProtocolError("a peer is not its own neighbour")
+        if neighbor.dial and neighbor.relay is None:
+            _split_address(neighbor.address or "", key=f"peers.{index}.advertise")
+        if neighbor.relay is not None and self._tunnels is None:
+            self._tunnels = self._make_tunnels()
+        self._neighbors[index] = neighbor
+        self._generation.setdefault(index, 0)
+        self._replaced.setdefault(index, deque(maxlen=32))
+        self._went_down.setdefault(index, asyncio.Event())
+        self._past.setdefault(index, LinkCounters())
+        self._highest_sent[index] = 0
+        if self._ended is not None and neighbor.dial and not self._closing:
+            self._spawn(self._keep_dialling(neighbor), f"dial {neighbor.name}")
+
+    def remove_neighbor(self, index: int, reason: str) -> None:
+        """Have nothing to do with a neighbour any more, for a reason that it is told."""
+        if self._neighbors.pop(index, None) is None:
+            return
+        self.refusals.pop(index, None)
+        self._went_down[index].set()
+        if (link := self._links.get(index)) is not None:
+            link.end(_Close.VIOLATION, reason)
+            self._detach(link, reason)
+        self.problems.pop(index, None)
+
+    @property
+    def _most_neighbors(self) -> int:
+        """How many there can ever be: members may change."""
+        return max(len(self._neighbors), len(self._members))
+
+    @property
+    def neighbors(self) -> frozenset[int]:
+        """The neighbours of now."""
+        return frozenset(self._neighbors)
+
+    def _make_tunnels(self) -> Tunnels:
+        return Tunnels(
+            name=self._hello.name,
+            open_channel=self._open_relay_channel,
+            spawn=self._spawn,
+            heartbeat_s=self._options.heartbeat_s,
+        )
 
     async def start(self, *, at_home: bool = True) -> None:
         """Listen, and start to dial in the background. Raises ConfigError if the address cannot be listened on.
@@ -351,7 +390,7 @@ class Transport:
 
     def relayed(self, peer: int) -> tuple[int, int] | None:
         """Return the bytes that went to and came from a neighbour through a relay; None where none ever did."""
-        name = self._neighbors[peer].name
+        name = self._neighbors[peer].name if peer in self._neighbors else ""
         if self._tunnels is None or name not in self._tunnels.sent.keys() | self._tunnels.received.keys():
             return None
         return self._tunnels.sent.get(name, 0), self._tunnels.received.get(name, 0)
@@ -362,7 +401,7 @@ class Transport:
 
     def counters(self, peer: int) -> LinkCounters:
         """Return what went over the link to a neighbour so far."""
-        total = self._past[peer]
+        total = self._past.get(peer, LinkCounters())
         link = self._links.get(peer)
         return _add(total, link.counters()) if link is not None else _add(total, LinkCounters())
 
@@ -400,11 +439,11 @@ class Transport:
                 ("grpc.max_connection_idle_ms", int(max(self._options.dial_timeout_s, 1) * 1000)),
                 (
                     "grpc.max_allowed_incoming_connections",
-                    2 * len(self._neighbors) + _MAX_GREETINGS + _MAX_RELAY_STREAMS,
+                    2 * self._most_neighbors + _MAX_GREETINGS + _MAX_RELAY_STREAMS,
                 ),
                 ("grpc.max_concurrent_streams", 16),
             ],
-            maximum_concurrent_rpcs=2 * len(self._neighbors) + _MAX_GREETINGS + _MAX_CONTROL_CALLS + _MAX_RELAY_STREAMS,
+            maximum_concurrent_rpcs=2 * self._most_neighbors + _MAX_GREETINGS + _MAX_CONTROL_CALLS + _MAX_RELAY_STREAMS,
         )
         server.add_generic_rpc_handlers((self._peer_methods(), self._control_methods(), self.relay.handler()))
         if self._own_relay is not None and self._tunnels is not None:
@@ -742,7 +781,7 @@ class Transport:
         """Keep up the link to one neighbour for as long as the transport lives."""
         loop = asyncio.get_running_loop()
         pause = _BACKOFF_FIRST_S
-        while not self._closing:
+        while not self._closing and self._neighbors.get(neighbor.index) is neighbor:
             if neighbor.index in self._links:
                 self._went_down[neighbor.index].clear()
                 await self._went_down[neighbor.index].wait()

@@ -76,6 +76,72 @@ def stop(config_file: Path | None, directory: Path | None, everybody: bool, as_j
     return _exit_code(answers)
 
 
+@click.command(cls=SottoCommand)
+@config_option
+@json_option
+def leave(config_file: Path | None, as_json: bool) -> int:
+    """Ask a peer to leave the run for good, while the others go on.
+
+    A few rounds later, when all have heard of it, it hands over what it has, saves its model and ends. To stop it for a
+    while instead, `sotto stop` it: the others wait for it then.
+
+    \b
+    Example:
+      sotto leave --config peer.toml
+    """
+    answers = _call(config_file, None, False, "leave")
+    if as_json:
+        print_json(answers[0])
+    else:
+        for answer in answers:
+            click.echo(f"{answer['name']}: {answer.get('error') or _leaves(answer)}")
+    return _exit_code(answers)
+
+
+@click.command(cls=SottoCommand)
+@click.argument("name")
+@config_option
+@json_option
+def remove(name: str, config_file: Path | None, as_json: bool) -> int:
+    """Go on without a peer that is lost for good: its device broke, or its state is gone.
+
+    A neighbour of it announces that, and all go on without it. Nobody can take it back: what the peer has is no part of
+    the run any more.
+
+    \b
+    Example:
+      sotto remove peer-3 --config peer.toml
+    """
+    config, base = load_peer(config_file)
+    from peer import control
+
+    answer: dict[str, Any] = {"name": name}
+    problem: RemoteError | None = None
+    # Only those who hear the peer can tell in which round it was lost.
+    others = [index for index, peer in enumerate(config.peers) if index != config.peer.index and peer.name != name]
+    for index in (config.peer.index, *others):
+        try:
+            answer |= control.call(config, base, index, "remove", {"name": name})
+        except RemoteError as error:
+            problem = problem or error
+        except ConfigError:
+            continue  # It listens nowhere.
+        else:
+            break
+    else:
+        assert problem is not None
+        raise problem
+    if as_json:
+        print_json(answer)
+    else:
+        click.echo(f"{name}: left out from round {answer['from']} on; its neighbours wait for it no longer")
+    return 0
+
+
+def _leaves(answer: dict[str, Any]) -> str:
+    return f"leaves before round {answer['from']}; round {answer['round']} is under way"
+
+
 def find_peer_files(directory: Path) -> list[Path]:
     """Return the peer.toml of every peer below a run folder or cluster folder. Raises ConfigError if there is none."""
     files = [*directory.glob("peers/peer-*/peer.toml"), *directory.glob("peer-*/peer.toml")]

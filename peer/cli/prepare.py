@@ -106,6 +106,13 @@ def init(
     metavar="K",
     help='Peer K connects those given as "-" with each other; without it two of them cannot be neighbours.',
 )
+@click.option(
+    "--join-later",
+    type=click.IntRange(min=0),
+    metavar="N",
+    default=0,
+    help="The run begins without the last N peers; each becomes a member when it is started.",
+)
 @job_options
 @force_option
 def cluster(
@@ -114,6 +121,7 @@ def cluster(
     hosts: tuple[str, ...],
     port: int,
     relay: int | None,
+    join_later: int,
     config_file: Path | None,
     settings: tuple[str, ...],
     force: bool,
@@ -130,11 +138,13 @@ def cluster(
       sotto init cluster kits --host 10.0.0.1 --host 10.0.0.2 --host -
       sotto init cluster kits --host 10.0.0.1 --host - --host - --relay 0
       sotto init cluster kits --peers 4 --config job.toml --set run.rounds=5000
+      sotto init cluster kits --peers 6 --join-later 2
     """
     from peer.init import place_peers, write_cluster
 
     config, base = load_config(config_file, settings)
-    files = write_cluster(directory, config, place_peers(num_peers, hosts, port), base=base, force=force, relay=relay)
+    places = place_peers(num_peers, hosts, port)
+    files = write_cluster(directory, config, places, base=base, force=force, relay=relay, join_later=join_later)
     click.echo(f"wrote {directory}: {len(files)} peers")
     click.echo(f"start each with: sotto run --config {files[0]}")
 

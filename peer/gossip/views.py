@@ -100,6 +100,11 @@ class ViewSchedule:
             return self._plain.all_receivers(peer)
         return self._others(t, peer, lambda graph, position: graph.all_receivers(position), with_absent=with_absent)
 
+    def lead(self, members: tuple[int, ...]) -> int:
+        """Return how many rounds a peer among these members can be ahead of another at most."""
+        graph = self._graph_of(members)
+        return (graph.diameter or len(members)) * max(1, graph.cycle_rounds) + 1
+
     @property
     def _is_plain(self) -> bool:
         return self._all is not None and self.membership.is_settled and not self._absent
