@@ -1,101 +1,102 @@
-"""Real peers as processes: one joins the run, one leaves it, one is lost, and the others end it."""
+"""Real daemons on loopback: one joins the run, one leaves it, one is lost, and the others end it.
+
+All in one process, so that the libraries are loaded once; each has its own rounds, journal, certificate and port.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import socket
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from peer import control
 from peer.config import load
-from peer.errors import RemoteError
+from peer.daemon import open_peer
+from peer.errors import SottoError
 from peer.init import place_peers, write_cluster
+from peer.synchronous import SynchronousDaemon
+from peer.train.threads import use_one_thread
 
 OPTIONS = (
-    "run.rounds=400",
-    "algorithm.name=quant-sgp",
+    "run.rounds=220",
     "graph.kind=exponential",
     "training.precision=float32",
-    "training.batch_size=4",
+    "training.batch_size=2",
     "evaluation.every_rounds=0",
     "transport.backoff_max_s=0.3",
     "transport.linger_s=5",
-    "peer.min_step_s=0.03",
 )
 
 
 class Devices:
-    """One process for each kit."""
+    """Four kits, the last of which joins later, and the daemons that run from them."""
 
-    def __init__(self, kits: Path) -> None:
+    def __init__(self, kits: Path, algorithm: str) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
-            port = min(probe.getsockname()[1], 65000)
-        config = load(environment={}, overrides=OPTIONS)
+            port = min(int(probe.getsockname()[1]), 65000)
+        config = load(environment={}, overrides=[*OPTIONS, f"algorithm.name={algorithm}"])
         self.files = write_cluster(kits, config, place_peers(4, (), port), join_later=1)
-        self.configs = [load(file, environment={}) for file in self.files]
-        self.processes: dict[int, subprocess.Popen[bytes]] = {}
+        self.daemons: dict[int, SynchronousDaemon] = {}
+        self.tasks: dict[int, asyncio.Task[int]] = {}
 
     def start(self, peer: int) -> None:
-        with open(self.files[peer].parent / "log", "ab") as output:
-            self.processes[peer] = subprocess.Popen(
-                [sys.executable, "-m", "peer", "run", "--config", str(self.files[peer])], stdout=output, stderr=output
-            )
+        daemon = open_peer(load(self.files[peer], environment={}), self.files[peer].parent)
+        assert isinstance(daemon, SynchronousDaemon)
+        self.daemons[peer], self.tasks[peer] = daemon, asyncio.create_task(daemon.main())
 
-    def ask(self, peer: int, verb: str, **arguments: Any) -> dict[str, Any]:
-        return control.call(self.configs[peer], self.files[peer].parent, None, verb, arguments)
+    async def kill(self, peer: int) -> None:
+        self.tasks[peer].cancel()
+        await asyncio.wait([self.tasks[peer]])
+        self.daemons[peer].close()
 
-    def wait_for(self, peer: int, condition: Callable[[dict[str, Any]], bool]) -> None:
-        """Wait until the status of a peer says something."""
-        status: dict[str, Any] = {}
-        deadline = time.monotonic() + 240.0
-        while time.monotonic() < deadline:
-            try:
-                status = self.ask(peer, "status")
-                if condition(status):
-                    return
-            except RemoteError:
-                assert self.processes[peer].poll() is None, self.log(peer)
-            time.sleep(0.1)
-        raise AssertionError((status, self.log(peer)))
+    async def ask(self, peer: int, verb: str, **arguments: Any) -> dict[str, Any]:
+        return await self.daemons[peer].control(verb, arguments)
 
-    def log(self, peer: int) -> str:
-        return (self.files[peer].parent / "log").read_text()[-3000:]
+    async def until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            for task in self.tasks.values():
+                if task.done() and not task.cancelled():
+                    assert task.result() == 0
+            await asyncio.sleep(0.02)
+
+    def members(self, peer: int) -> list[str]:
+        found: list[str] = self.daemons[peer].status()["members"]
+        return found
 
 
-@pytest.fixture
-def devices(tmp_path: Path) -> Iterator[Devices]:
-    devices = Devices(tmp_path / "kits")
-    yield devices
-    for process in devices.processes.values():
-        process.kill()
-        process.wait()
+@pytest.mark.parametrize("algorithm", ["quant-sgp"])
+def test_a_device_joins_one_leaves_and_one_is_lost(tmp_path: Path, algorithm: str) -> None:
+    use_one_thread()
+    asyncio.run(_join_leave_and_lose(Devices(tmp_path / "kits", algorithm)))
 
 
-@pytest.mark.slow
-def test_a_device_joins_one_leaves_and_one_is_lost(devices: Devices) -> None:
+async def _join_leave_and_lose(devices: Devices) -> None:
     for peer in range(4):
         devices.start(peer)
-    devices.wait_for(3, lambda status: "peer-3" in status["members"] and not status["coming_changes"])
-    answer = devices.ask(1, "leave")
+    zero, joiner = devices.daemons[0], devices.daemons[3]
+    await devices.until(lambda: joiner.participant.round > 0 and joiner.participant.is_member)
+    with pytest.raises(SottoError, match="peer-3 lives"):
+        await devices.ask(3, "remove", name="peer-3")
+    answer = await devices.ask(1, "leave")
     assert answer["from"] > answer["round"]
-    assert devices.processes[1].wait(timeout=240) == 0, devices.log(1)
+    assert await devices.tasks[1] == 0
     assert (devices.files[1].parent / "state" / "model.safetensors").exists()
-    devices.wait_for(0, lambda status: status["members"] == ["peer-0", "peer-2", "peer-3"])
-    devices.processes[2].kill()
-    devices.wait_for(0, lambda status: "peer-2" in status["waiting_for"])
-    answer = devices.ask(0, "remove", name="peer-2")
-    assert answer["name"] == "peer-2"
-    devices.wait_for(0, lambda status: status["round"] > answer["from"] + 5)
-    # What is left in the journal leads to the same place.
-    devices.processes[3].kill()
-    devices.processes[3].wait()
+    await devices.until(lambda: devices.members(0) == ["peer-0", "peer-2", "peer-3"])
+    weight = sum(devices.daemons[peer].participant.algorithm.u for peer in (0, 2, 3))
+    assert weight == pytest.approx(3.0, abs=1.0)  # They are not in the same round.
+    await devices.kill(2)
+    await devices.until(lambda: 2 in zero.participant.session.waiting_for)
+    answer = await devices.ask(0, "remove", name="peer-2")
+    await devices.until(lambda: zero.participant.round > answer["from"] + 3)
+    assert devices.members(0) == ["peer-0", "peer-3"]
+    # What is in the journal leads the newcomer back to where it was.
+    await devices.kill(3)
     devices.start(3)
-    for peer in (0, 3):
-        assert devices.processes[peer].wait(timeout=240) == 0, devices.log(peer)
+    assert await devices.tasks[0] == await devices.tasks[3] == 0
+    assert zero.participant.round == devices.daemons[3].participant.round == 220
+    for peer in (0, 1, 3):
+        devices.daemons[peer].close()
