@@ -141,8 +141,8 @@ class SynchronousDaemon(Daemon):
     async def _take_frames(self) -> RoundRecord | None:
         """Give the waiting frames, and the timer if it is due, to the participant; return the record of a round that
         this completed."""
-        await self._grant_wishes()
-        while self._pending:
+        record = await self._grant_wishes()
+        while record is None and self._pending:
             peer, seq, frame = self._pending.popleft()
             self.transport.taken(peer, seq)
             try:
@@ -154,8 +154,8 @@ class SynchronousDaemon(Daemon):
                 self.transport.reset(peer, str(error))
                 continue
             record = self._perform(deed)
-            if record is not None:
-                return record
+        if record is not None:
+            return record
         wake_at = self.participant.wake_at
         if wake_at is not None and self._now() >= wake_at:
             return self._perform(await self._work(self.durable.timer, self._now()))
@@ -273,13 +273,15 @@ class SynchronousDaemon(Daemon):
         change = await granted
         return {"name": self.config.peers[subject].name, "round": self.participant.round, "from": change.effective}
 
-    async def _grant_wishes(self) -> None:
-        """Announce the changes that were asked for, or say why not."""
-        while self._wishes:
+    async def _grant_wishes(self) -> RoundRecord | None:
+        """Announce the changes that were asked for, or say why not; return the record of a round that ended because a
+        lost peer is waited for no longer."""
+        record: RoundRecord | None = None
+        while self._wishes and record is None:
             kind, subject, granted = self._wishes.popleft()
             try:
                 change = self.participant.plan(kind, subject)
-                self._perform(await self._work(self.durable.announce, change, self._now()))
+                record = self._perform(await self._work(self.durable.announce, change, self._now()))
             except SottoError as error:
                 if granted is None:
                     log.warning("%s cannot join: %s", self.config.peers[subject].name, error)
@@ -290,6 +292,7 @@ class SynchronousDaemon(Daemon):
             else:
                 if granted is not None and not granted.done():
                     granted.set_result(change)
+        return record
 
     async def _wait_to_join(self) -> RoundRecord | None:
         """Ask one of those that this peer is connected to for its sponsorship, and wait for what comes of it."""

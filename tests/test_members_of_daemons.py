@@ -21,7 +21,7 @@ from peer.synchronous import SynchronousDaemon
 from peer.train.threads import use_one_thread
 
 OPTIONS = (
-    "run.rounds=220",
+    "run.rounds=90",
     "graph.kind=exponential",
     "training.precision=float32",
     "training.batch_size=2",
@@ -97,6 +97,6 @@ async def _join_leave_and_lose(devices: Devices) -> None:
     await devices.kill(3)
     devices.start(3)
     assert await devices.tasks[0] == await devices.tasks[3] == 0
-    assert zero.participant.round == devices.daemons[3].participant.round == 220
+    assert zero.participant.round == devices.daemons[3].participant.round == 90
     for peer in (0, 1, 3):
         devices.daemons[peer].close()
