@@ -68,6 +68,7 @@ class Devices:
         return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["quant-sgp"])
 def test_a_device_joins_one_leaves_and_one_is_lost(tmp_path: Path, algorithm: str) -> None:
     use_one_thread()
