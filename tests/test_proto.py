@@ -62,7 +62,9 @@ def test_the_services_are_what_the_transport_serves() -> None:
     assert (exchange.name, exchange.client_streaming, exchange.server_streaming) == ("Exchange", True, True)
     control = control_pb2.DESCRIPTOR.services_by_name["Control"]
     assert control.full_name == "sottovoce.v1.Control"
-    assert [method.name for method in control.methods] == ["Status", "Stop", "Snapshot", "Revoke", "Probe"]
+    assert [method.name for method in control.methods] == [
+        "Status", "Stop", "Snapshot", "Leave", "Remove", "Revoke", "Probe",
+    ]  # fmt: skip
 
 
 def test_numbers_of_fields_never_change() -> None:
