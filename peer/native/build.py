@@ -10,7 +10,15 @@ from pathlib import Path
 from cffi import FFI
 
 HERE = Path(__file__).parent
-SOURCES = ("compress.c", "eight_bit.c", "eight_bit_conv.c", "eight_bit_linear.c", "eight_bit_norm.c", "wire.c")
+SOURCES = (
+    "compress.c",
+    "eight_bit.c",
+    "eight_bit_conv.c",
+    "eight_bit_linear.c",
+    "eight_bit_norm.c",
+    "wire.c",
+    "wire_groups.c",
+)
 
 ffibuilder = FFI()
 for source in SOURCES:

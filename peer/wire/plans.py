@@ -7,9 +7,7 @@ a single span, a sample is counted.
 from __future__ import annotations
 
 import enum
-import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +15,7 @@ import zstandard
 
 from peer.wire import bits
 from peer.wire.bits import UnsignedArray
+from peer.wire.grouping import HEADER_BITS, group_spans, table_bits
 from peer.wire.tokens import MAX_DIRECT, MIN_DIRECT, TokenMap, counts, counts_of_spans
 
 WORTH_CODING = 256
@@ -28,8 +27,6 @@ WORTH_MATCHING = 1 << 14
 """Integers below which nobody looks for repetitions."""
 ZSTD_SAMPLE = 1 << 13
 ZSTD_LEVEL = 1
-MOST_GROUPS = 16
-"""Tables that a stream of this writer has at most."""
 
 IntegerArray = npt.NDArray[np.int64]
 
@@ -72,9 +69,20 @@ def plan_codes(values: UnsignedArray, width: int, sizes: IntegerArray | None = N
     # A code of up to eight bits is a token already, but for its place in the table, which does not matter yet.
     symbols = values.view(np.uint8) if width <= 8 else tokens.tokens(values)
     table = counts_of_spans(symbols, sizes)
+    if width <= 8 and _is_spread_evenly(table, sizes, width):
+        return packed_plan(values.size, width)
     raw = 0.0 if width <= 8 else float(table.sum(axis=0) @ tokens.raw_widths)
     groups, coded = group_spans(table)
     return _better(Plan(Codec.ENTROPY, coded + raw, tokens, groups), sample, values.size, width, 0.99)
+
+
+def _is_spread_evenly(table: IntegerArray, sizes: IntegerArray, width: int) -> bool:
+    """Return whether the spans that have enough codes to tell use all alike, and are nearly all there is."""
+    telling = sizes >= 4 << width
+    count = int(sizes[telling].sum())
+    if 16 * count < 15 * int(sizes.sum()):
+        return False
+    return float(bits_of(table[telling, : 1 << width]).sum()) > 0.99 * width * count
 
 
 def plan_change(values: UnsignedArray, previous: UnsignedArray, width: int) -> Plan:
@@ -149,76 +157,6 @@ def plan_wide(values: UnsignedArray, width: int) -> Plan:
     return coded if coded.bits_needed < 0.98 * packed.bits_needed else packed
 
 
-def group_spans(table: IntegerArray) -> tuple[npt.NDArray[np.uint8] | None, float]:
-    """Return which spans share a frequency table, uint8[spans] (None: all of them), and about how many bits their
-    tokens and tables take. `table: int64[spans, tokens]` counts the tokens of each span.
-
-    The spans begin in order of what they would cost under one common table, cut into a few groups; each then moves to
-    the group whose table suits it best, a few times over; and groups that do not earn their table are merged.
-    """
-    present = table[:, table.any(axis=0)].astype(np.float64)
-    spans, num_tokens = present.shape
-    sizes = present.sum(axis=1)
-    total = present.sum(axis=0)
-    alone = float(bits_of(total[None])[0]) + _overhead(num_tokens)
-    if spans < 2 or alone < 8 * _overhead(num_tokens):
-        return None, alone
-    common = present @ -np.log2(total / sizes.sum()) / np.maximum(sizes, 1.0)
-    order = np.argsort(common, kind="stable")
-    middle = np.cumsum(sizes[order]) - sizes[order] / 2
-    groups = np.empty(spans, np.int64)
-    groups[order] = middle * MOST_GROUPS // sizes.sum()
-    member = np.arange(MOST_GROUPS)
-    for _ in range(3):
-        sums = (groups == member[:, None]).astype(np.float64) @ present + 0.02
-        share = np.log2(sums / sums.sum(axis=1, keepdims=True))
-        groups = np.argmax(present @ share.T, axis=1)
-    sums = (groups == member[:, None]).astype(np.float64) @ present
-    groups, needed = _merged(groups, sums, spans)
-    if needed >= alone:
-        return None, alone
-    return groups.astype(np.uint8), needed
-
-
-def _merged(groups: IntegerArray, sums: npt.NDArray[np.float64], spans: int) -> tuple[IntegerArray, float]:
-    """Return the groups, neighbours merged one pair after another down to the number that needs the fewest bits and
-    numbered without holes, and what they need.
-
-    `sums: float64[groups, tokens]` counts the tokens of each group.
-    """
-    present = np.flatnonzero(sums.any(axis=1))
-    names = present.tolist()
-    sums = sums[present]
-    needs = _needs(sums).tolist()
-    joined = _needs(sums[:-1] + sums[1:]).tolist()
-    renamed = np.arange(int(present[-1]) + 1)
-    least, best, chosen = math.inf, renamed, names
-    while True:
-        # Bits that name a table weigh on every span, so between two powers of two there may be a hill to cross.
-        needed = sum(needs) + spans * (len(names) - 1).bit_length()
-        if needed < least:
-            least, best, chosen = needed, renamed.copy(), names.copy()
-        if len(names) == 1:
-            break
-        losses = [both - one - other for both, one, other in zip(joined, needs, needs[1:], strict=False)]
-        at = losses.index(min(losses))
-        renamed[renamed == names.pop(at + 1)] = names[at]
-        sums[at] += sums[at + 1]
-        sums = np.delete(sums, at + 1, axis=0)
-        needs[at : at + 2] = [joined.pop(at)]
-        first, last = max(at - 1, 0), min(at + 1, len(names) - 1)
-        joined[first:last] = _needs(sums[first:last] + sums[first + 1 : last + 1]).tolist()
-    numbers = np.zeros(best.size, np.int64)
-    numbers[chosen] = np.arange(len(chosen))
-    return numbers[best[groups]], least + _overhead(0)
-
-
-def _needs(sums: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return about how many bits the tokens of each row and their table take: float64[rows]."""
-    needed: npt.NDArray[np.float64] = bits_of(sums) + _table_bits(np.count_nonzero(sums, axis=1))
-    return needed
-
-
 def bits_of(counts_of: npt.NDArray[np.float64] | IntegerArray) -> npt.NDArray[np.float64]:
     """Return how many bits the tokens of each row, float64[rows, tokens], take by their entropy: float64[rows]."""
     totals = counts_of.sum(axis=1)
@@ -245,12 +183,7 @@ def _histogram(values: UnsignedArray, width: int) -> IntegerArray:
 
 def _overhead(num_tokens: int) -> float:
     """Return about how many bits an entropy-coded stream of one table spends on its header and table."""
-    return 8 * 6 + float(_table_bits(num_tokens))
-
-
-def _table_bits(num_tokens: Any) -> Any:
-    """Return about how many bits tables of so many tokens take: of one number, or of an array elementwise."""
-    return 8 + 2.4 * num_tokens
+    return HEADER_BITS + table_bits(num_tokens)
 
 
 def _map_for(histogram: IntegerArray, count: int, width: int) -> TokenMap:

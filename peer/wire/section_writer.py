@@ -71,8 +71,9 @@ def encode(
     `sizes` are those of the layers. Raises `LocalProtocolError` for a payload that no section can hold.
     """
     for payload, size in zip(layers, sizes, strict=True):
-        if num_values(payload) != size:
-            raise LocalProtocolError(f"a payload of {num_values(payload)} numbers was given for a layer of {size}")
+        held = payload.residues.size if type(payload) is Residues else num_values(payload)
+        if held != size:
+            raise LocalProtocolError(f"a payload of {held} numbers was given for a layer of {size}")
     writer = _Writer(wide, pooling=len(layers) > 1)
     sparse = [payload for payload in layers if isinstance(payload, Sparse)]
     for payload in sparse:
@@ -84,7 +85,7 @@ def encode(
     for number, payload in enumerate(layers):
         if isinstance(payload, Sparse):
             code, rice = next(where)
-            writer.parts += [bytes((Tag.SPARSE | code << 3,)), varint(payload.indices.size), rice]
+            writer.head(bytes((Tag.SPARSE | code << 3,)) + varint(payload.indices.size) + rice)
             writer.values(payload.values)
         elif isinstance(payload, (Dense, Levels)):
             writer.values(payload)
@@ -94,25 +95,22 @@ def encode(
             writer.more_bits(payload)
         else:
             writer.whole_integers(payload)
-    return [*writer.parts, *behind, *writer.pooled()], bool(changes)
+    return [*writer.sections(), *behind, *writer.pooled()], bool(changes)
 
 
 def needs_double(layers: Sequence[LayerPayload]) -> bool:
     """Return whether a scale or θ is not a float32 exactly, so that all of the frame's are sent as float64."""
+    scalars: list[float] = []
     for layer in layers:
         inner = layer.values if isinstance(layer, Sparse) else layer
-        if isinstance(inner, Levels) and not _fits_single(inner.scale):
-            return True
-        if isinstance(inner, Residues) and not _fits_single(inner.theta):
-            return True
-    return False
-
-
-def _fits_single(value: float) -> bool:
-    try:
-        return bool(_SINGLE.unpack(_SINGLE.pack(value))[0] == value)
-    except OverflowError:
-        return False
+        if isinstance(inner, Residues):
+            scalars.append(inner.theta)
+        elif isinstance(inner, Levels):
+            scalars.append(inner.scale)
+    whole = np.array(scalars, np.float64)
+    with np.errstate(over="ignore"):
+        rounded = whole.astype(np.float32)
+    return bool(np.any(rounded != whole))
 
 
 _SINGLE, _DOUBLE = struct.Struct("<f"), struct.Struct("<d")
@@ -151,10 +149,19 @@ class _Writer:
 
     def __init__(self, wide: bool, pooling: bool) -> None:
         self.parts: list[Part] = []
+        self._heads = bytearray()
+        """Heads of sections that no stream follows yet."""
         self._repeats = Repeats(wide)
         self._pooling = pooling
         self._pools: dict[PoolKey, list[np.ndarray]] = {}
         self._scalar = _DOUBLE.pack if wide else _SINGLE.pack
+
+    def head(self, head: bytes | bytearray, stream: Sequence[Part] = ()) -> None:
+        """Write the head of a section, and the stream that it has of its own."""
+        self._heads += head
+        if stream:
+            self.parts += [bytes(self._heads), *stream]
+            self._heads.clear()
 
     def values(self, payload: Dense | Levels) -> None:
         if isinstance(payload, Dense):
@@ -171,8 +178,7 @@ class _Writer:
             self._repeats.levels = parameters
         check_scaled(payload.scale, parameters, self._repeats.wide, LocalProtocolError)
         codec, stream = self._codes(payload.codes, payload.bits, None)
-        self.parts.append(bytes((tag | codec << CODEC,)) + described + self._scalar(payload.scale))
-        self.parts += stream
+        self.head(bytes((tag | codec << CODEC,)) + described + self._scalar(payload.scale), stream)
 
     def _dense(self, payload: Dense) -> None:
         values, value_type = payload.values, payload.value_type
@@ -181,32 +187,34 @@ class _Writer:
         tag = Tag.DENSE | value_type << 3
         if self._pooling and 0 < values.size <= LARGE:
             self._pools.setdefault(dense_pool(value_type), []).append(values)
-            self.parts.append(bytes((tag | Codec.POOLED << CODEC,)))
+            self.head(bytes((tag | Codec.POOLED << CODEC,)))
             return
         codec, stream = _encode_reals(np.ascontiguousarray(values), value_type)
-        self.parts += [bytes((tag | codec << CODEC,)), *stream]
+        self.head(bytes((tag | codec << CODEC,)), stream)
 
     def residues(self, payload: Residues, change: Change | None) -> None:
         _check_residues(payload)
-        check_scaled(payload.theta, None, self._repeats.wide, LocalProtocolError)
         codes, plan = (payload.residues, None) if change is None else change
         codec, stream = self._codes(codes, payload.bits, plan)
-        head = bytearray((Tag.RESIDUES | (change is not None) * PREDICTED | codec << CODEC,))
+        repeats, tag = self._repeats, Tag.RESIDUES | codec << CODEC
+        if change is not None:
+            tag |= PREDICTED
+        described = b""
         parameters = (payload.bits, payload.rounding, payload.check is not None)
-        if parameters == self._repeats.residues:
-            head[0] |= SAME
+        if parameters == repeats.residues:
+            tag |= SAME
         else:
-            head.append(payload.bits - 1 | payload.rounding << 4 | (payload.check is not None) << 6)
-            self._repeats.residues = parameters
-        if payload.theta == self._repeats.theta:
-            head[0] |= SAME_THETA
+            described = bytes((payload.bits - 1 | payload.rounding << 4 | (payload.check is not None) << 6,))
+            repeats.residues = parameters
+        if payload.theta == repeats.theta:
+            tag |= SAME_THETA
         else:
-            head += self._scalar(payload.theta)
-            self._repeats.theta = payload.theta
+            check_scaled(payload.theta, None, repeats.wide, LocalProtocolError)
+            described += self._scalar(payload.theta)
+            repeats.theta = payload.theta
         if payload.check is not None:
-            head += payload.check.to_bytes(8, "little")
-        self.parts.append(bytes(head))
-        self.parts += stream
+            described += payload.check.to_bytes(8, "little")
+        self.head(bytes((tag,)) + described, stream)
 
     def more_bits(self, payload: MoreBits) -> None:
         if not 1 <= payload.bits <= 16 or not 0 <= payload.low <= 64 - payload.bits:
@@ -218,8 +226,7 @@ class _Writer:
         else:
             head += bytes((payload.low, payload.bits - 1))
             self._repeats.more_bits = (payload.low, payload.bits)
-        self.parts.append(bytes(head))
-        self.parts += stream
+        self.head(head, stream)
 
     def whole_integers(self, payload: WholeIntegers) -> None:
         whole = np.ascontiguousarray(payload.integers)
@@ -228,7 +235,7 @@ class _Writer:
         folded = ((whole << 1) ^ (whole >> 63)).view(np.uint64)
         width = max(int(folded.max()).bit_length(), 1)
         codec, stream = integers.encode(folded, width, plan_wide(folded, width))
-        self.parts += [bytes((Tag.WHOLE_INTEGERS | codec << CODEC, width - 1)), *stream]
+        self.head(bytes((Tag.WHOLE_INTEGERS | codec << CODEC, width - 1)), stream)
 
     def _codes(self, codes: UnsignedArray, width: int, plan: Plan | None) -> tuple[Codec, list[Part]]:
         """Return the codec and the stream of a section's codes; what is pooled is checked with its pool."""
@@ -239,6 +246,10 @@ class _Writer:
             return Codec.POOLED, []
         _check_codes(codes, width)
         return integers.encode(codes, width, plan or plan_codes(codes, width))
+
+    def sections(self) -> list[Part]:
+        """Return all sections."""
+        return [*self.parts, bytes(self._heads)]
 
     def pooled(self) -> list[Part]:
         """Return all pools, in order."""

@@ -1,0 +1,190 @@
+/* Which spans of a stream share a frequency table. All sums are of integers below 2^53, also those in doubles, so that
+   they are exact in any order and peer/wire/grouping.py comes to the same groups. */
+#include "wire_groups.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#if defined(__x86_64__) && defined(__has_attribute) && __has_attribute(target_clones)
+#define CLONES __attribute__((target_clones("arch=x86-64-v3", "default")))
+#else
+#define CLONES
+#endif
+
+#define MOST_GROUPS 16
+#define ROUNDS 3
+#define LOG_INDEX_BITS 13
+#define ONE_BIT ((int64_t)1 << 16)
+#define HEADER_BITS (48 * ONE_BIT)
+#define TABLE_BITS (8 * ONE_BIT)
+#define TOKEN_BITS 157286
+#define SMOOTHING 50
+
+static inline int64_t log_of(const int32_t *logs, int64_t count) {
+    int bits = count > 0 ? 64 - __builtin_clzll((uint64_t)count) : 0;
+    int shift = bits > LOG_INDEX_BITS ? bits - LOG_INDEX_BITS : 0;
+    int64_t index = shift ? (count + (1ll << (shift - 1))) >> shift : count;
+    return logs[index] + shift * ONE_BIT;
+}
+
+/* About how many bits tokens that occur so often take, and their table. */
+static int64_t needs(const int64_t *counts, const int64_t *more, int tokens, const int32_t *logs) {
+    int64_t total = 0, inner = 0, present = 0;
+    for (int t = 0; t < tokens; t++) {
+        int64_t c = counts[t] + (more ? more[t] : 0);
+        total += c;
+        inner += c * log_of(logs, c);
+        present += c > 0;
+    }
+    return total * log_of(logs, total) - inner + TABLE_BITS + TOKEN_BITS * present;
+}
+
+typedef struct {
+    int64_t key;
+    uint64_t span;
+} ranked;
+
+static int by_key(const void *a, const void *b) {
+    const ranked *x = a, *y = b;
+    if (x->key != y->key) return x->key < y->key ? -1 : 1;
+    return x->span < y->span ? -1 : x->span > y->span;
+}
+
+static void sum_up(const int64_t *present, uint64_t spans, int tokens, const uint8_t *groups,
+                   int64_t sums[MOST_GROUPS][256]) {
+    memset(sums, 0, MOST_GROUPS * 256 * sizeof(int64_t));
+    for (uint64_t s = 0; s < spans; s++)
+        for (int t = 0; t < tokens; t++) sums[groups[s]][t] += present[s * (uint64_t)tokens + (uint64_t)t];
+}
+
+/* Moves every span to the group whose table suits it best, the first of several. */
+CLONES static void move(const int64_t *present, uint64_t spans, int tokens, double share[256][MOST_GROUPS],
+                        uint8_t *groups) {
+    for (uint64_t s = 0; s < spans; s++) {
+        const int64_t *row = present + s * (uint64_t)tokens;
+        double score[MOST_GROUPS] = {0};
+        for (int t = 0; t < tokens; t++) {
+            if (row[t] == 0) continue;
+            double c = (double)row[t];
+            for (int g = 0; g < MOST_GROUPS; g++) score[g] += c * share[t][g];
+        }
+        int best = 0;
+        for (int g = 1; g < MOST_GROUPS; g++)
+            if (score[g] > score[best]) best = g;
+        groups[s] = (uint8_t)best;
+    }
+}
+
+/* Merges neighbours down to the number of groups that needs the fewest bits; returns it. */
+static int merge(int64_t sums[MOST_GROUPS][256], uint64_t spans, int tokens, const int32_t *logs, uint8_t *groups,
+                 int64_t *needed) {
+    int64_t own[MOST_GROUPS], joined[MOST_GROUPS], least = INT64_MAX;
+    int names[MOST_GROUPS], renamed[MOST_GROUPS], best[MOST_GROUPS], count = 0, chosen = 0;
+    for (int g = 0; g < MOST_GROUPS; g++) {
+        int held = 0;
+        for (int t = 0; t < tokens; t++) held |= sums[g][t] != 0;
+        renamed[g] = best[g] = g;
+        if (!held) continue;
+        if (count != g) memcpy(sums[count], sums[g], sizeof sums[g]);
+        own[count] = needs(sums[count], NULL, tokens, logs);
+        names[count++] = g;
+    }
+    for (int at = 0; at + 1 < count; at++) joined[at] = needs(sums[at], sums[at + 1], tokens, logs);
+    for (;;) {
+        int64_t sum = 0;
+        int name_bits = count > 1 ? 32 - __builtin_clz((unsigned)(count - 1)) : 0;
+        for (int at = 0; at < count; at++) sum += own[at];
+        sum += (int64_t)spans * name_bits * ONE_BIT;
+        if (sum < least) {
+            least = sum;
+            chosen = count;
+            for (int g = 0; g < MOST_GROUPS; g++) {
+                best[g] = 0;
+                for (int at = 0; at < count; at++)
+                    if (names[at] == renamed[g]) best[g] = at;
+            }
+        }
+        if (count == 1) break;
+        int at = 0;
+        for (int i = 1; i + 1 < count; i++)
+            if (joined[i] - own[i] - own[i + 1] < joined[at] - own[at] - own[at + 1]) at = i;
+        for (int g = 0; g < MOST_GROUPS; g++)
+            if (renamed[g] == names[at + 1]) renamed[g] = names[at];
+        for (int t = 0; t < tokens; t++) sums[at][t] += sums[at + 1][t];
+        own[at] = joined[at];
+        for (int i = at + 1; i + 1 < count; i++) {
+            memcpy(sums[i], sums[i + 1], sizeof sums[i]);
+            own[i] = own[i + 1];
+            names[i] = names[i + 1];
+            if (i + 2 < count) joined[i] = joined[i + 1];
+        }
+        count--;
+        if (at > 0) joined[at - 1] = needs(sums[at - 1], sums[at], tokens, logs);
+        if (at + 1 < count) joined[at] = needs(sums[at], sums[at + 1], tokens, logs);
+    }
+    for (uint64_t s = 0; s < spans; s++) groups[s] = (uint8_t)best[groups[s]];
+    *needed = least + HEADER_BITS + TABLE_BITS;
+    return chosen;
+}
+
+int wire_group_spans(const int64_t *counts, uint64_t spans, const int32_t *logs, uint8_t *groups, int64_t *needed) {
+    int64_t all[256] = {0}, total[256], sums[MOST_GROUPS][256], whole = 0;
+    double share[256][MOST_GROUPS];
+    int which[256], tokens = 0;
+    for (uint64_t s = 0; s < spans; s++)
+        for (int t = 0; t < 256; t++) all[t] += counts[256 * s + (uint64_t)t];
+    for (int t = 0; t < 256; t++)
+        if (all[t]) {
+            whole += total[tokens] = all[t];
+            which[tokens++] = t;
+        }
+    const int64_t overhead = HEADER_BITS + TABLE_BITS + TOKEN_BITS * tokens;
+    const int64_t alone = needs(total, NULL, tokens, logs) + HEADER_BITS;
+    *needed = alone;
+    if (spans < 2 || alone < 8 * overhead) return 1;
+    int64_t *present = malloc(spans * (uint64_t)tokens * sizeof *present);
+    ranked *order = malloc(spans * sizeof *order);
+    if (present == NULL || order == NULL) {
+        free(present);
+        free(order);
+        return -1;
+    }
+    for (uint64_t s = 0; s < spans; s++) {
+        int64_t size = 0, cost = 0;
+        for (int t = 0; t < tokens; t++) {
+            int64_t c = present[s * (uint64_t)tokens + (uint64_t)t] = counts[256 * s + (uint64_t)which[t]];
+            size += c;
+            cost += c ? c * (log_of(logs, whole) - log_of(logs, total[t])) : 0;
+        }
+        order[s] = (ranked){cost / (size > 0 ? size : 1), s};
+    }
+    qsort(order, spans, sizeof *order, by_key);
+    int64_t before = 0;
+    for (uint64_t i = 0; i < spans; i++) {
+        int64_t size = 0, group;
+        for (int t = 0; t < tokens; t++) size += present[order[i].span * (uint64_t)tokens + (uint64_t)t];
+        group = (2 * before + size) * MOST_GROUPS / (2 * whole);
+        groups[order[i].span] = (uint8_t)(group < MOST_GROUPS ? group : MOST_GROUPS - 1);
+        before += size;
+    }
+    for (int round = 0; round < ROUNDS; round++) {
+        sum_up(present, spans, tokens, groups, sums);
+        for (int g = 0; g < MOST_GROUPS; g++) {
+            int64_t held = 0;
+            for (int t = 0; t < tokens; t++) held += sums[g][t];
+            int64_t most = log_of(logs, SMOOTHING * held + tokens);
+            for (int t = 0; t < tokens; t++)
+                share[t][g] = (double)(log_of(logs, SMOOTHING * sums[g][t] + 1) - most);
+        }
+        move(present, spans, tokens, share, groups);
+    }
+    sum_up(present, spans, tokens, groups, sums);
+    int found = merge(sums, spans, tokens, logs, groups, needed);
+    free(present);
+    free(order);
+    if (*needed >= alone) {
+        *needed = alone;
+        return 1;
+    }
+    return found;
+}

@@ -1,0 +1,121 @@
+"""Which spans of a stream share a frequency table.
+
+Bits are counted in integers, in units of 2^-16, from a table of logarithms: so the kernel and numpy agree on every
+choice whatever the order in which they add.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import numpy.typing as npt
+
+from peer import native
+from peer.wire.bits import pointer
+from peer.wire.rice import pointer64
+
+MOST_GROUPS = 16
+"""Tables that a stream of this writer has at most."""
+HEADER_BITS = 48
+"""About how many bits an entropy-coded stream spends on its header."""
+
+IntegerArray = npt.NDArray[np.int64]
+
+_ONE_BIT = 1 << 16
+_INDEX_BITS = 13
+_LOGS = np.rint(np.log2(np.maximum(np.arange((1 << _INDEX_BITS) + 1), 1)) * _ONE_BIT).astype(np.int32)
+_TABLE_BITS, _TOKEN_BITS = 8 * _ONE_BIT, 157286
+_ROUNDS, _SMOOTHING = 3, 50
+
+
+def table_bits(num_tokens: int) -> float:
+    """Return about how many bits the table of so many tokens takes."""
+    return (_TABLE_BITS + _TOKEN_BITS * num_tokens) / _ONE_BIT
+
+
+def group_spans(table: IntegerArray) -> tuple[npt.NDArray[np.uint8] | None, float]:
+    """Return which spans share a frequency table, uint8[spans] (None: all of them), and about how many bits their
+    tokens and tables take. `table: int64[spans, 256]` counts the tokens of each span.
+
+    The spans begin in order of what they would cost under one common table, cut into a few groups; each then moves to
+    the group whose table suits it best, a few times over; and groups that do not earn their table are merged.
+    """
+    if hasattr(native.lib, "wire_group_spans"):  # Kernels that were built in place may be older than this one.
+        groups, needed = np.empty(len(table), np.uint8), np.empty(1, np.int64)
+        logs = native.ffi.from_buffer("int32_t[]", _LOGS)
+        found = native.lib.wire_group_spans(
+            pointer64(table.reshape(-1)), len(table), logs, pointer(groups), pointer64(needed)
+        )
+        if found >= 0:
+            return (groups if found > 1 else None), int(needed[0]) / _ONE_BIT
+    in_units = _group_spans(table)
+    return in_units[0], in_units[1] / _ONE_BIT
+
+
+def _group_spans(table: IntegerArray) -> tuple[npt.NDArray[np.uint8] | None, int]:
+    present = table[:, table.any(axis=0)]
+    spans, num_tokens = present.shape
+    sizes, total = present.sum(axis=1), present.sum(axis=0)
+    whole = int(total.sum())
+    header = HEADER_BITS * _ONE_BIT
+    alone = _needs(total) + header
+    if spans < 2 or alone < 8 * (header + _TABLE_BITS + _TOKEN_BITS * num_tokens):
+        return None, alone
+    common = present @ (_logs(np.array([whole])) - _logs(total)) // np.maximum(sizes, 1)
+    order = np.argsort(common, kind="stable")
+    twice_the_middle = 2 * np.cumsum(sizes[order]) - sizes[order]
+    groups = np.empty(spans, np.int64)
+    groups[order] = np.minimum(twice_the_middle * MOST_GROUPS // (2 * whole), MOST_GROUPS - 1)
+    member = np.arange(MOST_GROUPS)
+    for _ in range(_ROUNDS):
+        sums = (groups == member[:, None]).astype(np.int64) @ present
+        most = _logs(_SMOOTHING * sums.sum(axis=1, keepdims=True) + num_tokens)
+        share = _logs(_SMOOTHING * sums + 1) - most
+        groups = np.argmax(present @ share.T, axis=1)
+    sums = (groups == member[:, None]).astype(np.int64) @ present
+    merged, needed = _merged(groups, sums)
+    needed += header + _TABLE_BITS
+    return (None, alone) if needed >= alone else (merged.astype(np.uint8) if merged.any() else None, needed)
+
+
+def _merged(groups: IntegerArray, sums: IntegerArray) -> tuple[IntegerArray, int]:
+    """Return the groups, neighbours merged one pair after another down to the number that needs the fewest bits and
+    numbered without holes, and what they need. `sums: int64[groups, tokens]` counts the tokens of each group."""
+    names = np.flatnonzero(sums.any(axis=1)).tolist()
+    rows = [sums[name] for name in names]
+    needs = [_needs(row) for row in rows]
+    renamed = np.arange(MOST_GROUPS)
+    least, best, chosen = -1, renamed, names
+    while True:
+        # Bits that name a table weigh on every span, so between two powers of two there may be a hill to cross.
+        needed = sum(needs) + groups.size * (len(names) - 1).bit_length() * _ONE_BIT
+        if least < 0 or needed < least:
+            least, best, chosen = needed, renamed.copy(), names.copy()
+        if len(names) == 1:
+            break
+        joined = [_needs(row + following) for row, following in itertools.pairwise(rows)]
+        losses = [both - one - other for both, one, other in zip(joined, needs, needs[1:], strict=False)]
+        at = losses.index(min(losses))
+        renamed[renamed == names.pop(at + 1)] = names[at]
+        rows[at : at + 2] = [rows[at] + rows[at + 1]]
+        needs[at : at + 2] = [joined[at]]
+    numbers = np.zeros(MOST_GROUPS, np.int64)
+    numbers[chosen] = np.arange(len(chosen))
+    return numbers[best[groups]], least
+
+
+def _needs(counts: IntegerArray) -> int:
+    """Return about how many bits tokens that occur so often take, with their table."""
+    total = counts.sum(keepdims=True)
+    inner = int(counts @ _logs(counts))
+    return int(total[0] * _logs(total)[0]) - inner + _TABLE_BITS + _TOKEN_BITS * int(np.count_nonzero(counts))
+
+
+def _logs(counts: IntegerArray) -> IntegerArray:
+    """Return about 2^16 log₂ of each count, and 0 of 0."""
+    lengths = np.frexp(counts.astype(np.float64))[1].astype(np.int64)
+    shift = np.maximum(lengths - _INDEX_BITS, 0)
+    index = np.where(shift > 0, counts + (1 << np.maximum(shift - 1, 0)) >> shift, counts)
+    logs: IntegerArray = _LOGS[index] + shift * _ONE_BIT
+    return logs
