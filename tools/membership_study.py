@@ -100,8 +100,7 @@ class ChangingRun(Simulator):
             super()._handle(event)
 
     def _take(self, participant: Participant, turn: Turn) -> None:
-        for parcel in turn.parcels:
-            self._deliver(participant.peer, parcel)
+        self._deliver(participant.peer, turn.parcels)
         if turn.news is not None:
             for lost in participant.to_lose:
                 frames = self._unreceived.pop(participant.peer, [])
