@@ -41,7 +41,7 @@ def group_spans(table: IntegerArray) -> tuple[npt.NDArray[np.uint8] | None, floa
     The spans begin in order of what they would cost under one common table, cut into a few groups; each then moves to
     the group whose table suits it best, a few times over; and groups that do not earn their table are merged.
     """
-    if hasattr(native.lib, "wire_group_spans"):  # Kernels that were built in place may be older than this one.
+    if native.lib is not None:
         groups, needed = np.empty(len(table), np.uint8), np.empty(1, np.int64)
         logs = native.ffi.from_buffer("int32_t[]", _LOGS)
         found = native.lib.wire_group_spans(
