@@ -43,6 +43,7 @@ _PEERS_EXAMPLE = """\
 All peers of the run, in the same order on every device. name: what the peer's certificate is made out to.
 advertise: address and port under which the others reach it; without one it dials all its neighbours itself.
 relay: without an address, the peer that connects it with neighbours that have none either.
+joins_later: the run begins without it, and it becomes a member when it is started; such peers come last.
 
 [[peers]]
 name = "kitchen"
@@ -51,6 +52,11 @@ advertise = "192.168.1.10:7700"
 [[peers]]
 name = "garage"
 relay = "kitchen"
+
+[[peers]]
+name = "attic"
+advertise = "192.168.1.12:7700"
+joins_later = true
 """
 
 

@@ -201,6 +201,13 @@ def validate_config(config: Config, base: Path, num_peers: int | None = None) ->
         raise ConfigError("no peers are listed", key="peers", valid="one [[peers]] table for each device")
     schedule = build_schedule(config, base, count)
     findings = _check(config, schedule, build_compressor(config)) + list(_budget_findings(config, schedule))
+    if config.guard.action == "rollback" and algorithm_spec(config).modulo and config.algorithm.theta == "verified":
+        # Repairs and messages share one sequence of numbers, and may come in another order the second time.
+        sentence = (
+            "the repairs of verified codes are numbered with the messages, so that peers whose state was put back may"
+            ' wait for each other; set guard.action = "stop", or algorithm.theta = "constant"'
+        )
+        findings.append(validate.Finding("error", "guard.action", sentence))
     # A job that names its peers without any address is for `sotto up` and the simulator.
     if any(peer.advertise is not None for peer in config.peers):
         findings += [validate.Finding("warning", "peers", sentence) for sentence in unreachable_pairs(config, schedule)]

@@ -10,6 +10,7 @@ from peer import schema
 from peer.config import SECTIONS, Config, PeerAddress, check, load
 from peer.errors import ConfigError
 from peer.init import write_resolved
+from peer.job import validate_config
 
 PEERS = (PeerAddress(name="kitchen", advertise="10.0.0.1:7700"), PeerAddress(name="garage"))
 
@@ -192,3 +193,11 @@ def test_peers_may_have_different_budgets_but_all_or_none() -> None:
     one, other = (loaded(f"compressor.budget_kbytes_per_s={number}") for number in (10, 50))
     assert one.job_digest() == other.job_digest()
     assert one.job_digest() != Config().job_digest()
+
+
+@pytest.mark.parametrize(("theta", "levels"), [("verified", ["error"]), ("constant", [])])
+def test_verified_codes_are_not_put_back_by_the_guard(theta: str, levels: list[str]) -> None:
+    overrides = ["algorithm.name=moniqua", "graph.kind=ring", "compressor.kind=modulo", "guard.action=rollback"]
+    config = load(environment={}, overrides=[*overrides, f"algorithm.theta={theta}"])
+    findings = validate_config(config, Path(), 4)
+    assert [finding.level for finding in findings if finding.key == "guard.action"] == levels

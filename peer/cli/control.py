@@ -86,8 +86,9 @@ def leave(config_file: Path | None, as_json: bool) -> int:
     while instead, `sotto stop` it: the others wait for it then.
 
     \b
-    Example:
+    Examples:
       sotto leave --config peer.toml
+      sotto leave --json
     """
     answers = _call(config_file, None, False, "leave")
     if as_json:
@@ -109,8 +110,9 @@ def remove(name: str, config_file: Path | None, as_json: bool) -> int:
     the run any more.
 
     \b
-    Example:
+    Examples:
       sotto remove peer-3 --config peer.toml
+      sotto remove garage --json
     """
     config, base = load_peer(config_file)
     from peer import control
