@@ -53,8 +53,10 @@ import peer.compress
 from peer import native
 
 ffi = FFI()
-ffi.cdef("\\n".join(line for line in Path(sys.argv[1]).read_text().splitlines() if not line.startswith("#")))
-native.ffi, native.lib = ffi, ffi.dlopen(sys.argv[2])
+library, *headers = sys.argv[1:]
+for header in headers:
+    ffi.cdef("\\n".join(line for line in Path(header).read_text().splitlines() if not line.startswith("#")))
+native.ffi, native.lib = ffi, ffi.dlopen(library)
 from tests.wire import fuzzing
 
 chance = random.Random(1)
@@ -75,9 +77,9 @@ print("clean")
 def test_the_kernels_touch_no_memory_that_is_not_theirs(tmp_path: Path) -> None:
     library = tmp_path / "libwire.so"
     flags = ["-g", "-O1", "-std=gnu11", "-shared", "-fPIC", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-    source = ROOT / "peer" / "native" / "wire.c"
+    sources = sorted((ROOT / "peer" / "native").glob("wire*.c"))
     built = subprocess.run(
-        ["gcc", *flags, str(source), "-o", str(library)], capture_output=True, text=True, check=False
+        ["gcc", *flags, *map(str, sources), "-o", str(library)], capture_output=True, text=True, check=False
     )
     if built.returncode:
         pytest.skip("this gcc has no sanitizers")
@@ -89,7 +91,7 @@ def test_the_kernels_touch_no_memory_that_is_not_theirs(tmp_path: Path) -> None:
         "PYTHONMALLOC": "malloc",
     }
     done = subprocess.run(
-        [sys.executable, "-c", SANITIZED, str(source.with_suffix(".h")), str(library)],
+        [sys.executable, "-c", SANITIZED, str(library), *(str(source.with_suffix(".h")) for source in sources)],
         cwd=ROOT, env=environment, capture_output=True, text=True, timeout=250, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-6000:]
