@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from peer.config import Config
-from peer.errors import ConfigError, RemoteError, SecurityError
+from peer.errors import ConfigError, PeerUnreachable, RemoteError, SecurityError
 from peer.security import Access, Role, load_credentials
 from peer.transport import call_control
 
@@ -20,7 +20,7 @@ def call(
     """Return what a peer answers to a control call (`CONTROL_VERBS`); None asks the configuration's own peer.
 
     `base` is where the relative paths of the configuration start. Raises RemoteError (PeerUnreachable if there is no
-    answer), SecurityError if the certificate does not allow the call, ConfigError if the peer has no address.
+    answer, or the peer listens nowhere), SecurityError if the certificate does not allow the call.
     """
     index = config.peer.index if peer_index is None else peer_index
     if not 0 <= index < config.num_peers:
@@ -41,10 +41,7 @@ def _address(config: Config, index: int) -> str:
     if index == config.peer.index and config.peer.listen:
         host, _, port = config.peer.listen.rpartition(":")
         return f"127.0.0.1:{port}" if host in ("0.0.0.0", "[::]", "") else f"{host}:{port}"
-    raise ConfigError(
-        "this peer cannot be asked: it listens nowhere; look at its log on its own device",
-        key=f"peers.{index}.advertise",
-    )
+    raise PeerUnreachable("cannot be asked: it listens nowhere; look at its log on its own device", peer=index)
 
 
 def _credentials(config: Config, base: Path) -> Access | None:

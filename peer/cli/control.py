@@ -9,7 +9,7 @@ import click
 
 from peer.cli.app import SottoCommand, print_json
 from peer.cli.options import config_option, json_option, load_peer
-from peer.errors import ConfigError, RemoteError
+from peer.errors import ConfigError, PeerUnreachable, RemoteError
 
 if TYPE_CHECKING:
     from peer.config import Config
@@ -118,21 +118,19 @@ def remove(name: str, config_file: Path | None, as_json: bool) -> int:
     from peer import control
 
     answer: dict[str, Any] = {"name": name}
-    problem: RemoteError | None = None
+    refusals: list[RemoteError] = []
     # Only those who hear the peer can tell in which round it was lost.
     others = [index for index, peer in enumerate(config.peers) if index != config.peer.index and peer.name != name]
     for index in (config.peer.index, *others):
         try:
             answer |= control.call(config, base, index, "remove", {"name": name})
         except RemoteError as error:
-            problem = problem or error
-        except ConfigError:
-            continue  # It listens nowhere.
+            refusals.append(error)
         else:
             break
     else:
-        assert problem is not None
-        raise problem
+        # That a peer cannot be reached says less than why one that can be has refused.
+        raise min(refusals, key=lambda error: isinstance(error, PeerUnreachable))
     if as_json:
         print_json(answer)
     else:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import peer
+from peer.cluster import free_ports
 from peer.config import Config
 from peer.errors import PeerUnreachable
 from tests.cli.runner import sotto
@@ -87,3 +88,27 @@ def test_ten_peers_are_in_the_order_of_their_numbers(daemons: Daemons) -> None:
     assert sotto("init", "cluster", "more", "-n", "12").exit_code == 0
     answers = json.loads(sotto("status", "--run", "more", "--json").stdout)
     assert [answer["index"] for answer in answers] == list(range(12))
+
+
+@pytest.fixture
+def behind_nat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kits of a peer that listens on a free port and of one that only dials out. Nobody runs."""
+    monkeypatch.chdir(tmp_path)
+    port = free_ports(1)[0]
+    hosts = ("--host", f"127.0.0.1:{port}", "--host", "-")
+    assert sotto("init", "cluster", "kits", "-n", "2", *hosts).exit_code == 0
+
+
+@pytest.mark.parametrize("verb", ["status", "stop"])
+def test_a_peer_that_listens_nowhere_is_listed_as_unreachable(verb: str, behind_nat: None) -> None:
+    result = sotto(verb, "--run", "kits", "--json")
+    assert result.exit_code == 6
+    answers = json.loads(result.stdout)
+    assert [answer["state"] for answer in answers] == ["unreachable", "unreachable"]
+    assert "listens nowhere" in answers[1]["error"]
+
+
+def test_removing_a_peer_with_nobody_there_says_so(behind_nat: None) -> None:
+    result = sotto("remove", "peer-1", "-c", "kits/peer-0/peer.toml")
+    assert result.exit_code == 6
+    assert "nobody listens at 127.0.0.1" in result.stderr
