@@ -91,18 +91,18 @@ class Boundary:
     def __init__(self, algorithm: Algorithm, views: ViewSchedule, t: int) -> None:
         self._algorithm, self._views, self._t = algorithm, views, t
         self._me = algorithm.node.peer
+        self._moved = transfers(views, t, push_sum=algorithm.spec.push_sum)
         self._phase = TRANSFER_PHASE
 
     def begin(self) -> Exchange | None:
         """Give away what others get; return the exchange of it, or the next one where nothing moves here."""
-        moved = transfers(self._views, self._t, push_sum=self._algorithm.spec.push_sum)
-        gifts = [each for each in moved if each.giver == self._me]
+        gifts = [each for each in self._moved if each.giver == self._me]
         shares = sum(not each.is_all for each in gifts)
         sends = {}
         for number, gift in enumerate(gifts):
             share = 1.0 if gift.is_all else 1.0 / (shares - number + 1)
             sends[gift.taker] = self._part(share)
-        awaits = frozenset(each.giver for each in moved if each.taker == self._me)
+        awaits = frozenset(each.giver for each in self._moved if each.taker == self._me)
         if sends or awaits:
             return Exchange(sends, awaits, TRANSFER_PHASE)
         return self._copies()
@@ -147,10 +147,9 @@ class Boundary:
         views.enter(t + 1)
         if not isinstance(self._algorithm, ReplicaAlgorithm):
             return None
-        push_sum = self._algorithm.spec.push_sum
-        restart = {each.taker for each in transfers(views, t, push_sum=push_sum)}
-        if push_sum:
-            restart |= {each.giver for each in transfers(views, t, push_sum=push_sum)}
+        restart = {each.taker for each in self._moved}
+        if self._algorithm.spec.push_sum:
+            restart |= {each.giver for each in self._moved}
         replicas = self._algorithm.replicas
         known, told = set(views.senders_from(t, me)), set(views.receivers_from(t, me))
         senders, receivers = views.senders_from(t + 1, me), views.receivers_from(t + 1, me)
