@@ -24,7 +24,7 @@ from peer.errors import ConfigError, RemoteProtocolError, StateError
 from peer.gossip.base import Algorithm, Digests, Metrics
 from peer.gossip.boundary import TRANSFER_PHASE, partners
 from peer.gossip.budget import BandwidthBudget
-from peer.gossip.membership import Change, ChangeKind
+from peer.gossip.membership import Change, ChangeKind, members_after
 from peer.gossip.replicas import ReplicaAlgorithm
 from peer.gossip.session import LatePolicy, Outcome, Session
 from peer.gossip.views import ViewSchedule
@@ -382,12 +382,14 @@ class Participant:
                 "let it end, or stop this peer"
             )
         now, later = membership.members(self.round), membership.coming(self.round)[-1]
-        planned = replace_members(later, kind, subject)
+        planned = members_after(later, kind, subject)
         if kind is ChangeKind.LOST and subject in now and subject not in later:
             planned = later  # It was about to leave.
         if planned is None or any(change.subject == subject for change in self.coming_changes if planned != later):
-            state = "about to change already" if subject in {*now, *later} and kind > 1 else "no member"
+            state = "about to change already" if subject in {*now, *later} else "no member"
             raise ConfigError(f"peer {subject} is {'a member' if kind is ChangeKind.JOIN else state}")
+        if kind is ChangeKind.JOIN and any(change.subject == subject for change in self.changes):
+            raise ConfigError(f"peer {subject} was a member before; whoever left or was lost cannot come back")
         if kind is ChangeKind.LEAVE and any(
             change.kind is ChangeKind.JOIN and change.issuer == subject for change in self.coming_changes
         ):
@@ -407,6 +409,10 @@ class Participant:
         assert self._views is not None
         coming = self._views.membership.coming(self.round)
         return max(self._lead, *(self._views.lead(members) for members in coming))
+
+    def _allow_for_changes(self) -> None:
+        """Hear neighbours as far ahead as they can be while members change: notices travel with the frames."""
+        self.session.max_lead = 4 * self._longest_lead() + 4
 
     def learn(self, change: Change, now: float, source: int | None = None) -> Turn:
         """Take note of a change of the members and pass it on; `source` told it, None stands for this peer's own.
@@ -431,10 +437,8 @@ class Participant:
                 "not count on what it did since; delete its state folder"
             )
         membership.add(change)
-        self.session.max_lead = 4 * self._longest_lead() + 4
+        self._allow_for_changes()
         turn = Turn(news=change)
-        if change.kind is ChangeKind.JOIN:
-            self.session.readmit(change.subject)
         senders, receivers = self.partners()
         hears_it = (senders | receivers) - {source, change.subject}
         turn.parcels = [self._notice(other, change) for other in sorted(hears_it)]
@@ -465,15 +469,8 @@ class Participant:
         """Lost peers for which `lose` was not called yet, ascending."""
         if self._views is None:
             return ()
-        changes = self._views.membership.changes
-        lost = {change.subject for change in changes if change.kind is ChangeKind.LOST}
-        rejoined = {
-            each.subject
-            for each in changes
-            if each.kind is ChangeKind.JOIN
-            and all(other.order < each.order for other in changes if other.subject == each.subject and other != each)
-        }
-        return tuple(sorted(lost - rejoined - self.session.lost))
+        lost = {change.subject for change in self.changes if change.kind is ChangeKind.LOST}
+        return tuple(sorted(lost - self.session.lost))
 
     def _notice(self, receiver: int, change: Change) -> Parcel:
         frame = notice.encode(change)
@@ -523,7 +520,7 @@ class Participant:
             self._views.membership.restore(changes)
         self.session.restore(state["session"])
         if self._views is not None and changes:
-            self.session.max_lead = 4 * self._longest_lead() + 4
+            self._allow_for_changes()
             self._views.enter(self.round)
             if isinstance(self.algorithm, ReplicaAlgorithm):
                 senders, receivers = self._views.all_senders(self.peer), self._views.all_receivers(self.peer)
@@ -534,8 +531,8 @@ class Participant:
         self._frames.clear()
         if self._last_codes is not None:
             told = {receiver: message for receiver, message in outcome.sends if message.kind is MessageKind.GOSSIP}
-            for message in list(told.values())[:1]:
-                self._last_codes.tell(message, told)
+            if told:
+                self._last_codes.tell(next(iter(told.values())), told)
         if outcome.finished is not None:
             turn.finished = self._finish(outcome, now)
         return turn
@@ -621,13 +618,6 @@ class _Account:
     entropy_bits: float = 0.0
     train_s: float = 0.0
     gossip_s: float = 0.0
-
-
-def replace_members(members: tuple[int, ...], kind: ChangeKind, subject: int) -> tuple[int, ...] | None:
-    """Return the members after a change; None if it changes nothing, or leaves nobody."""
-    if (subject in members) == (kind is ChangeKind.JOIN) or members == (subject,):
-        return None
-    return tuple(sorted({*members} ^ {subject}))
 
 
 def _num_values(message: Message, layout: Layout) -> int:

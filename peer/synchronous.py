@@ -325,12 +325,7 @@ class SynchronousDaemon(Daemon):
         else:
             # Those who can be dialled; anyone of them will do.
             may_join = first if not self.participant.has_left else set()
-        return sorted(({*self.neighbors, *owed, *may_join} | (set(self.transport_neighbors) - lost)) - {self.me} - lost)
-
-    @property
-    def transport_neighbors(self) -> frozenset[int]:
-        """To whom there may be a link already: an edge that is given up may still have something to carry."""
-        return self.transport.neighbors if hasattr(self, "transport") else frozenset()
+        return sorted({*self.neighbors, *owed, *may_join} - {self.me} - lost)
 
     def _meet(self) -> None:
         """Take up the links that a change of the members asks for, and end those to peers that are lost."""
@@ -338,13 +333,13 @@ class SynchronousDaemon(Daemon):
         for change in self.participant.coming_changes:
             name = self.config.peers[change.subject].name
             log.info("%s %s from round %d on", name, _WORDS[change.kind], change.effective)
-        wanted, linked = set(self._linked()), self.transport.neighbors
-        for peer in sorted(wanted - linked):
+        linked = self.transport.neighbors
+        for peer in sorted(set(self._linked()) - linked):
             self.transport.add_neighbor(describe_neighbor(self.config, self.me, peer))
-        for peer in sorted(linked - wanted):
-            self.transport.remove_neighbor(
-                peer, f"{self.config.peers[peer].name} was declared lost; it has to join anew"
-            )
+        # A link that is only given up as an edge may still have something to carry.
+        for peer in sorted(linked & self.participant.session.lost):
+            name = self.config.peers[peer].name
+            self.transport.remove_neighbor(peer, f"{name} was declared lost and is out of the run")
 
     def goodbye(self, peer: int, reason: str) -> None:
         """A neighbour leaves on purpose: for good, if it is no member any more."""

@@ -152,6 +152,20 @@ def test_changes_that_cannot_be_are_refused() -> None:
         cluster.peers[1].participant.learn(Change(ChangeKind.LOST, 4, 2, 1), 0.0, source=2)
 
 
+@pytest.mark.parametrize("kind", [ChangeKind.LEAVE, ChangeKind.LOST])
+def test_a_former_member_cannot_come_back(kind: ChangeKind) -> None:
+    cluster = Cluster("sparse-push", "exponential", seed=12)
+    cluster.run(3)
+    if kind is ChangeKind.LEAVE:
+        change = cluster.announce(3, kind, 3)
+    else:
+        cluster.kill(3)
+        change = cluster.declare_lost(3)
+    cluster.run(change.effective + 2)
+    with pytest.raises(ConfigError, match="whoever left or was lost cannot come back"):
+        cluster.peers[0].participant.plan(ChangeKind.JOIN, 3)
+
+
 def test_a_change_after_the_end_is_refused() -> None:
     cluster = Cluster("sgp", seed=11)
     cluster.run(95)

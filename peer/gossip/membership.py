@@ -44,6 +44,13 @@ class Change:
         return self.effective, self.subject, self.kind, self.issuer
 
 
+def members_after(members: tuple[int, ...], kind: ChangeKind, subject: int) -> tuple[int, ...] | None:
+    """Return the members after a change; None if it changes nothing, or leaves nobody."""
+    if (subject in members) == (kind is ChangeKind.JOIN) or members == (subject,):
+        return None
+    return tuple(sorted({*members} ^ {subject}))
+
+
 class Membership:
     """The members of every round, as far as changes are known. Peers that know the same changes see the same."""
 
@@ -71,18 +78,15 @@ class Membership:
         self._changes.add(change)
         self._applied, self._rounds, self._members = [], [], [self._first]
         for each in self.changes:
-            members = set(self._members[-1])
-            if (each.subject in members) == (each.kind is ChangeKind.JOIN):
-                continue  # It joined by another sponsor, or is gone already.
-            members ^= {each.subject}
-            if not members:
-                continue  # Somebody has to stay.
+            members = members_after(self._members[-1], each.kind, each.subject)
+            if members is None:
+                continue  # It joined by another sponsor, or is gone already; or nobody would stay.
             self._applied.append(each)
             if self._rounds and self._rounds[-1] == each.effective:
-                self._members[-1] = tuple(sorted(members))
+                self._members[-1] = members
             else:
                 self._rounds.append(each.effective)
-                self._members.append(tuple(sorted(members)))
+                self._members.append(members)
         return True
 
     def members(self, t: int) -> tuple[int, ...]:

@@ -173,12 +173,6 @@ class Session:
             self._advance_while_complete(now, outcome)
         return outcome
 
-    def readmit(self, peer: int) -> None:
-        """Hear a peer again that was lost: it joins anew, with nothing of what it had."""
-        self._lost.discard(peer)
-        if self._views is not None:
-            self._views.readmit(peer)
-
     def last_heard(self, peer: int) -> int | None:
         """Return the last round of which there is a message of `peer`; None if it sends nothing to this peer."""
         if self._views is None:
@@ -243,7 +237,7 @@ class Session:
         if message.kind is MessageKind.NOTHING and not self.algorithm.spec.may_send_nothing:
             raise RemoteProtocolError(f"left us out of a round, which {self.algorithm.spec.name} forbids", peer=sender)
         if sender in self._lost:
-            raise RemoteProtocolError("was declared lost; it has to join anew", peer=sender)
+            raise RemoteProtocolError("was declared lost and is out of the run", peer=sender)
         if sender not in self._in_neighbors and not self._is_newcomer(message):
             raise RemoteProtocolError("is no in-neighbour in this graph", peer=sender)
 

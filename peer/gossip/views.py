@@ -43,10 +43,6 @@ class ViewSchedule:
         """Leave a lost peer out from round t on, whether or not the members say so already."""
         self._absent[peer] = t
 
-    def readmit(self, peer: int) -> None:
-        """Forget that a peer was lost: it joins anew."""
-        self._absent.pop(peer, None)
-
     @property
     def absent(self) -> dict[int, int]:
         """Lost peer → first round without it here."""
