@@ -16,7 +16,6 @@ import hashlib
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -27,6 +26,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 from bandwidth import cell, plan, predict, rivals, tables
+from bandwidth.other_work import OtherWork
+from checkout import commit
 from links import network
 from links.profiles import find
 
@@ -45,6 +46,7 @@ class Bench:
 
     def __init__(self, study: plan.Study, folder: Path) -> None:
         self.study, self._folder = study, folder
+        self._predictions: dict[tuple[str, str, int], predict.Prediction] = {}
         (folder / "cells").mkdir(parents=True, exist_ok=True)
 
     def missing(self) -> list[tuple[plan.Contender, str, int]]:
@@ -62,7 +64,7 @@ class Bench:
                 f"[{done + 1}/{len(cells)}, {duration(left)} left] {contender.name} on {profile}: {rounds} rounds",
                 flush=True,
             )
-            started = time.monotonic()
+            started, others = time.monotonic(), OtherWork()
             try:
                 result = self._measure(contender, profile, seed, rounds)
             except SottoError as error:
@@ -77,8 +79,9 @@ class Bench:
                 "seed": seed,
                 "step_s": self.study.step_s,
                 "peers": self.study.peers,
-                "commit": _commit(),
+                "commit": commit(),
                 "load": os.getloadavg()[0],
+                "others_cpus": others.processors(),
                 **asdict(result),
             }
             beside = self._file(contender, profile, seed).with_suffix(".new")
@@ -99,12 +102,16 @@ class Bench:
         """Return the prediction for another number of peers; None for a rival."""
         if contender.rival is not None:
             return None
+        key = (contender.name, profile, num_peers)
+        if key in self._predictions:
+            return self._predictions[key]
         study = self.study
         config = study.config(contender, study.seeds[0], 4)
         weight = self._kept(f"{contender.name}--frame", lambda: {"bytes": predict.frame_bytes(config, study.peers)})
         if weight is None:
             return None
-        return predict.predict(config, num_peers, find(profile), study.step_s, weight["bytes"])
+        found = predict.predict(config, num_peers, find(profile), study.step_s, weight["bytes"])
+        return self._predictions.setdefault(key, found)
 
     def rounds_to_target(self, contender: plan.Contender) -> int | None:
         """Return how many rounds a contender takes to the target, counted once; a rival, those of a job of ours."""
@@ -176,7 +183,8 @@ class Bench:
             return rivals.run_rival(
                 contender.rival, shapes, study.peers, find(profile), rounds=rounds, step_s=study.step_s, limit_s=limit_s
             )
-        config = study.config(contender, seed, rounds + cell.SETTLE_ROUNDS)
+        settle = cell.settle_rounds(study.config(contender, seed, rounds), study.peers)
+        config = study.config(contender, seed, rounds + settle)
         return cell.run_cell(config, study.peers, find(profile), limit_s=limit_s)
 
     def _expected_s(self, contender: plan.Contender, profile: str, seed: int) -> float:
@@ -205,12 +213,6 @@ class Bench:
 
     def _file(self, contender: plan.Contender, profile: str, seed: int) -> Path:
         return self._folder / "cells" / f"{contender.name}--{profile}--{seed}.json"
-
-
-def _commit() -> str:
-    command = ["git", "rev-parse", "--short", "HEAD"]
-    done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
-    return done.stdout.strip()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

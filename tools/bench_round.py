@@ -49,6 +49,8 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
+from checkout import commit
+
 ROOT = Path(__file__).resolve().parent.parent
 
 STAGES = ("train", "algorithm", "compress", "encode", "decode", "apply", "record", "save")
@@ -378,8 +380,7 @@ def conditions(arguments: argparse.Namespace) -> dict[str, Any]:
     from peer.job import machine_facts
 
     return {
-        "commit": _git("rev-parse", "--short=12", "HEAD"),
-        "changed_files": len(_git("status", "--porcelain", "--untracked-files=no").splitlines()),
+        "commit": commit(),
         "seed": arguments.seed,
         "repeats": arguments.repeats,
         "machine": machine_facts(),
@@ -388,11 +389,6 @@ def conditions(arguments: argparse.Namespace) -> dict[str, Any]:
         "link": "loopback, mutual TLS, directed ring",
         "systems": {system.name: list(system.settings) for system in SYSTEMS},
     }
-
-
-def _git(*arguments: str) -> str:
-    done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=False)
-    return done.stdout.strip() if done.returncode == 0 else "unknown"
 
 
 def table(size: int, num_peers: int, rounds: int, rows: Mapping[str, Mapping[str, Any]]) -> str:

@@ -20,11 +20,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from checkout import commit
 
 from peer.config import Config, load
 from peer.gossip.membership import ChangeKind
@@ -189,10 +190,9 @@ def main() -> int:
     settings = parser.parse_args()
     lines = settings.results.read_text().splitlines() if settings.results.exists() else []
     rows = [json.loads(line) for line in lines]
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
     for algorithm, case, seed in [] if settings.table else list(missing(rows, settings)):
         run = ChangingRun(configuration(algorithm, seed, settings.rounds, case), case)
-        row = {"algorithm": algorithm, "case": case, "seed": seed, "rounds": settings.rounds, "commit": commit}
+        row = {"algorithm": algorithm, "case": case, "seed": seed, "rounds": settings.rounds, "commit": commit()}
         row["worst"] = run.run_to_end()
         rows.append(row)
         with open(settings.results, "a", encoding="utf-8") as file:

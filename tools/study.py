@@ -22,13 +22,14 @@ import argparse
 import dataclasses
 import hashlib
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from checkout import commit
 
 from peer import config as configuration
 from peer.config import Config
@@ -518,18 +519,6 @@ def append(results: Path, row: Mapping[str, Any]) -> None:
     results.parent.mkdir(parents=True, exist_ok=True)
     with results.open("a", encoding="utf-8") as file:
         file.write(json.dumps(row, ensure_ascii=False) + "\n")
-
-
-def commit() -> str:
-    """Return the short commit of this checkout, with "+" if files differ from it; "–" outside of one."""
-    here = Path(__file__).resolve().parent
-    try:
-        git = ["git", "-C", str(here)]
-        name = subprocess.run([*git, "rev-parse", "--short", "HEAD"], check=True, capture_output=True, text=True)
-        changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", "../peer"], check=False)
-    except (OSError, subprocess.CalledProcessError):
-        return MISSING
-    return name.stdout.strip() + ("+" if changed.returncode else "")
 
 
 def describe(run: Run) -> str:

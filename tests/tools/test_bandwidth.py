@@ -6,6 +6,7 @@ import contextlib
 import csv
 import json
 import re
+import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 
 import bandwidth_study
-from bandwidth import cell, plan, predict, tables
+from bandwidth import cell, other_work, plan, predict, tables
 from links.measure import Measured
 from links.profiles import Profile, find
 
@@ -146,7 +147,7 @@ def test_figures_of_a_cell_leave_the_first_round_out() -> None:
         sender=0, receiver=1, asked_kbit=1, goodput_kbit=1, asked_round_trip_ms=1, round_trip_ms=1,
         least_round_trip_ms=1,
     )  # fmt: skip
-    found = cell.summarize(records, [600, 900], 3, link)
+    found = cell.summarize(records, [600, 900], 1, link)
     assert found.round_s == pytest.approx(1.25)
     assert found.rounds == 2
     assert found.mean_round_s == pytest.approx(1.25)
@@ -154,13 +155,39 @@ def test_figures_of_a_cell_leave_the_first_round_out() -> None:
     assert found.loss_curve[-1] == (11.5, 300.0, 0.0)
 
 
+def test_a_cell_begins_when_the_last_process_has_held_up_everybody(study: plan.Study) -> None:
+    ring = study.config(study.contenders[0], 0, 4)
+    assert cell.settle_rounds(ring, 8) == 1 + 4
+    both = ("algorithm.name=allreduce", "graph.kind=complete", "graph.weights=uniform", "compressor.kind=none")
+    assert cell.settle_rounds(study.config(plan.Contender(name="all", options=both), 0, 4), 8) == 1 + 1
+
+
+def test_messages_are_weighed_once_they_are_like_all_that_follow(study: plan.Study) -> None:
+    modulo = ("algorithm.name=moniqua", "compressor.kind=modulo", "compressor.bits=8", "algorithm.theta_value=0.05")
+    config = study.config(plan.Contender(name="modulo", options=modulo), 0, 4)
+    # Codes are told against those of the round before, which the first message has not.
+    assert predict.frame_bytes(config, 4) < 0.9 * predict.frame_bytes(config, 4, rounds=1)
+
+
+def test_what_others_compute_is_told_from_what_children_of_ours_did() -> None:
+    burn = "import sys, time\nwhile time.process_time() < 0.4: pass\nprint(flush=True); sys.stdin.read()"
+    before = other_work.others_cpu_s()
+    with subprocess.Popen([sys.executable, "-c", burn], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        running = other_work.others_cpu_s()
+    assert running - before > 0.3
+    # It has ended, and is one of ours.
+    assert other_work.others_cpu_s() - running < -0.2
+
+
 def test_report_holds_tables_curves_and_figures(study: plan.Study, tmp_path: Path) -> None:
     out = tmp_path / "out"
     bench = bandwidth_study.Bench(study, out)
     thin = "moniqua-1mbit-1ms"
     for name, profile, round_s in (("full", thin, 2.0), ("ddp", thin, 4.0), ("full", "unshaped", 0.1)):
-        row = {"contender": name, "profile": profile, "seed": 0, "peers": 4, "step_s": 0.5, "load": 1.0, "commit": "c"}
-        row |= asdict(result(round_s=round_s))
+        row = {"contender": name, "profile": profile, "seed": 0, "peers": 4, "step_s": 0.5, "load": 1.0}
+        row |= asdict(result(round_s=round_s)) | {"others_cpus": 0.01, "commit": "c"}
         (out / "cells" / f"{name}--{profile}--0.json").write_text(json.dumps(row))
     page = bench.report([]).read_text()
     assert thin in page

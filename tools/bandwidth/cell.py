@@ -18,12 +18,11 @@ from peer.cluster import Cluster
 from peer.config import Config
 from peer.errors import SottoError
 from peer.init import Host
+from peer.job import Job
 from peer.metrics import MetricsStore, RoundRecord
 
 PORT = 7700
 _POLL_S = 0.25
-SETTLE_ROUNDS = 1
-"""The first round includes dialling, and whoever started last."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +35,7 @@ class CellResult:
     """Median over the settled rounds: this machine does other work too."""
     mean_round_s: float
     train_s: float
-    """The stated step included."""
+    """What the gradient takes, within the stated step."""
     gossip_s: float
     wait_s: float
     cpu_s: float
@@ -53,8 +52,19 @@ class CellResult:
     """(seconds, bytes that one peer has sent, training loss), round by round; the loss is the peers' mean."""
 
 
+def settle_rounds(config: Config, num_peers: int) -> int:
+    """Return how many rounds a run begins with that tell nothing of the others. Raises SottoError.
+
+    Each includes a part of what the last process was late by at the start: its neighbours wait for it in the first
+    round, theirs in the second, and so on to the other side of the graph.
+    """
+    schedule = Job.open(config, Path(), num_peers).schedule
+    return 1 + (schedule.diameter or num_peers)
+
+
 def run_cell(config: Config, num_peers: int, profile: Profile, *, limit_s: float) -> CellResult:
     """Train in shaped namespaces to the last round. Raises SottoError if a peer fails or `limit_s` is exceeded."""
+    settle = settle_rounds(config, num_peers)
     with tempfile.TemporaryDirectory(prefix="sotto-cell-") as name, link_network([profile] * num_peers) as network:
         link = measure(network, 0, 1, seconds=1.0)
         hosts = [Host(network.address(peer), PORT) for peer in range(num_peers)]
@@ -67,7 +77,7 @@ def run_cell(config: Config, num_peers: int, profile: Profile, *, limit_s: float
             sent = [network.sent_bytes(peer) - before[peer] for peer in range(num_peers)]
             # Not `cluster.poll`, which would also judge the averaged model.
             records = [_rounds_of(folder) for folder in cluster.state_folders]
-            return summarize(records, sent, config.run.rounds, link)
+            return summarize(records, sent, settle, link)
         finally:
             cluster.stop()
             cluster.close()
@@ -94,11 +104,15 @@ def _rounds_of(folder: Path) -> list[RoundRecord]:
         store.close()
 
 
-def summarize(records: Sequence[Sequence[RoundRecord]], sent: Sequence[int], rounds: int, link: Measured) -> CellResult:
-    """Return the figures of a run from its peers' records, by peer and round, and their interfaces' bytes."""
-    settled = [row for rows in records for row in rows[SETTLE_ROUNDS:]]
+def summarize(records: Sequence[Sequence[RoundRecord]], sent: Sequence[int], settle: int, link: Measured) -> CellResult:
+    """Return the figures of a run from its peers' records, by peer and round, and their interfaces' bytes.
+
+    The first `settle` rounds, at least one, count for the interfaces' bytes and the curve of the loss only.
+    """
+    rounds = len(records[0])
+    settled = [row for rows in records for row in rows[settle:]]
     ends = [statistics.mean(row.time_s for row in together) for together in zip(*records, strict=True)]
-    spans = [after - before for before, after in itertools.pairwise(ends[SETTLE_ROUNDS - 1 :])]
+    spans = [after - before for before, after in itertools.pairwise(ends[settle - 1 :])]
     curve, total = [], 0.0
     for together in zip(*records, strict=True):
         total += statistics.mean(row.frame_bytes for row in together)
@@ -107,7 +121,7 @@ def summarize(records: Sequence[Sequence[RoundRecord]], sent: Sequence[int], rou
             seconds = statistics.mean(row.time_s for row in together)
             curve.append((seconds, total, statistics.mean(losses)))
     return CellResult(
-        rounds=rounds - SETTLE_ROUNDS,
+        rounds=rounds - settle,
         round_s=statistics.median(spans),
         mean_round_s=statistics.mean(spans),
         train_s=statistics.mean(row.train_s for row in settled),

@@ -6,7 +6,6 @@ and nothing of the processor, so that a round of a real peer takes longer by wha
 
 from __future__ import annotations
 
-import statistics
 import tempfile
 import threading
 from dataclasses import dataclass
@@ -23,6 +22,8 @@ from peer.simulate.network import LinkModel, VirtualNetwork
 
 ETHERNET_SEGMENT_HEADER_BYTES = 66
 """Ethernet, IPv4 and TCP with time stamps."""
+_WEIGHED_ROUNDS = 3
+"""Whose messages are weighed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,16 +49,20 @@ def link_model(profile: Profile) -> LinkModel:
     )
 
 
-def frame_bytes(config: Config, num_peers: int, *, rounds: int = 4) -> float:
-    """Return what goes over one link in one round, from some simulated ones. Raises SottoError."""
+def frame_bytes(config: Config, num_peers: int, *, rounds: int = 6) -> float:
+    """Return what goes over one link in one round, from the last of some simulated ones. Raises SottoError.
+
+    The first messages are not like all that follow: some algorithms tell the whole model in them, and codes that are
+    told against those of the round before have none yet.
+    """
     short = config.model_copy(update={"run": config.run.model_copy(update={"rounds": rounds})})
     with tempfile.TemporaryDirectory(prefix="sotto-frames-") as name:
         directory = Path(name)
         simulator.run(short, Path(), num_peers=num_peers, directory=directory, baseline=False)
         store = MetricsStore(directory / "metrics.sqlite", read_only=True)
-        links = store.links()
+        settled = [record for record in store.rounds() if record.round >= rounds - _WEIGHED_ROUNDS]
         store.close()
-    return statistics.mean(link.frame_bytes for link in links) / rounds
+    return sum(record.frame_bytes for record in settled) / sum(record.messages for record in settled)
 
 
 def predict(

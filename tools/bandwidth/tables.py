@@ -21,7 +21,8 @@ _COLUMNS = (
     "contender", "profile", "seed", "peers", "step_s", "rounds", "round_s", "seconds_for_100_rounds",
     "rounds_to_target", "seconds_to_target", "bytes_to_target", "simulated_round_s", "predicted_round_s",
     "predicted_link_share", "error", "mean_round_s", "train_s", "gossip_s", "wait_s", "cpu_s", "payload_bytes",
-    "interface_bytes", "asked_kbit", "goodput_kbit", "asked_round_trip_ms", "round_trip_ms", "load", "commit",
+    "interface_bytes", "asked_kbit", "goodput_kbit", "asked_round_trip_ms", "round_trip_ms", "load", "others_cpus",
+    "commit",
 )  # fmt: skip
 
 Row = Mapping[str, Any]
@@ -89,7 +90,7 @@ def as_html(study: Study, rows: Sequence[Row], scaled: Sequence[Row]) -> str:
 def _table(study: Study, rows: Sequence[Row], profile: str) -> tuple[list[str], list[list[str]]]:
     """Return heads and lines of one profile."""
     heads = ["algorithm", "s a round", "100 rounds", "kB a round", "rounds to target", "s to target", "bytes to target",
-             "predicted", "error", "link share", "load", "goodput", "round trip", "the paper"]  # fmt: skip
+             "predicted", "error", "link share", "others", "goodput", "round trip", "the paper"]  # fmt: skip
     papers = {each.name: each.paper for each in study.contenders}
     found = [{**row, **derived(row)} for row in rows if row["profile"] == profile]
     found.sort(key=lambda row: (row["seconds_to_target"] is None, row["seconds_to_target"] or row["round_s"]))
@@ -109,7 +110,7 @@ def _table(study: Study, rows: Sequence[Row], profile: str) -> tuple[list[str], 
                 MISSING if error is None else f"{row['predicted_round_s']:.3f}",
                 MISSING if error is None else f"{error:+.1%}{mark}",
                 MISSING if share is None else f"{share:.0%}",
-                f"{row['load']:.1f}",
+                f"{row['others_cpus']:.2f}",
                 f"{significant(row['goodput_kbit'])} of {significant(row['asked_kbit'])} kbit/s",
                 f"{row['round_trip_ms']:.2f} of {row['asked_round_trip_ms']:.2f} ms",
                 papers.get(row["contender"], ""),
