@@ -209,6 +209,8 @@ class DurablePeer:
     def _restore(self, checkpoint: Checkpoint) -> None:
         state, arrays = checkpoint.state, checkpoint.arrays
         self.participant.restore(state, arrays)
+        for peer in self.participant.newcomers:
+            self.meet(peer)
         # Before members could change, what waits in the inbox was left out of the count.
         counts_inbox = "received" in state
         last_seqs = state["received"] if counts_inbox else state["incoming"]
@@ -256,6 +258,7 @@ class DurablePeer:
                     self.participant.step()
                     turn = self.participant.begin(now)
                 case Received(now, peer, seq):
+                    self.meet(peer)
                     # Those that a checkpoint of this very round holds too are dropped.
                     if seq == 0 or seq > self.incoming[peer].last_seq:
                         # What was refused then is refused again.
@@ -449,16 +452,21 @@ class DurablePeer:
         return self.participant.lose(peer, unreceived, record.now)
 
     def _begin_links_anew(self, turn: Turn) -> None:
-        """Count from 1 with a peer that joins, whatever an earlier one in its place had."""
+        """Count from 1 with a peer that joins, whatever it was sent while it was none of the members."""
         news = turn.news
-        if news is not None and news.kind is ChangeKind.JOIN and news.subject != self.participant.peer:
+        if news is None or news.kind is not ChangeKind.JOIN or news.subject == self.participant.peer:
+            return
+        joins = [each for each in self.participant.changes if (each.kind, each.subject) == (news.kind, news.subject)]
+        # Where two sponsors say so at the same time, the peer may have been heard since the first.
+        if len(joins) == 1:
             with self._lock:
                 self._reset(news.subject)
 
     def _reset(self, peer: int) -> None:
         self.out[peer], self.incoming[peer] = OutLink(), InLink()
-        self._kept[peer].clear()
-        self._early[peer].clear()
+        # Emptied, not replaced: the early ones may be what is just being taken.
+        self._kept.setdefault(peer, deque()).clear()
+        self._early.setdefault(peer, deque()).clear()
         self._newest_early.pop(peer, None)
         self._remote_has[peer] = self._remote_durable[peer] = 0
         self._new_receipts.pop(peer, None)
@@ -496,7 +504,7 @@ class DurablePeer:
     def _take_early(self, deed: Deed, now: float) -> None:
         """Take the frames that had come too early and are not any more; between rounds nothing comes of them but what
         changes of the members do."""
-        for peer, early in self._early.items():
+        for peer, early in list(self._early.items()):
             while early and not self.participant.session.is_early(early[0][1]):
                 seq, _, frame = early.popleft()
                 record = Received(now, peer, seq, frame)
@@ -541,6 +549,12 @@ class DurablePeer:
 
     # -- neighbours ----------------------------------------------------------------------------------------------------
 
+    def meet(self, peer: int) -> None:
+        """Take up the links to a peer that was not known when this one began, if it is not met yet."""
+        with self._lock:
+            if peer not in self.out and peer != self.participant.peer:
+                self._reset(peer)
+
     def connected(self, peer: int, remote_has: int) -> list[tuple[int, bytes]]:
         """Return (number, frame) of what a neighbour needs that is connected and has our frames up to `remote_has` for
         good. Raises RemoteProtocolError if it has lost what it had."""
@@ -579,7 +593,8 @@ class DurablePeer:
     def sync(self) -> dict[int, int]:
         """Make everything journaled so far survive a power cut; return the new receipts (neighbour → number). Raises
         StateError."""
-        marks = {peer: link.last_seq for peer, link in self.incoming.items()}
+        with self._lock:
+            marks = {peer: link.last_seq for peer, link in self.incoming.items()}
         self._journal.sync()
         return self._mark_durable(marks)
 

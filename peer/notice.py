@@ -1,16 +1,22 @@
-"""Changes of the members as bytes and back: see `proto/sottovoce/v1/membership.proto`."""
+"""Changes of the members as bytes and back: see `proto/sottovoce/v1/membership.proto`.
+
+Checks the form alone. Whether a newcomer is who it is said to be is for those to check who know certificates.
+"""
 
 from __future__ import annotations
 
 from google.protobuf.message import DecodeError
 
 from peer.errors import RemoteProtocolError
-from peer.gossip.membership import Change, ChangeKind
+from peer.gossip.membership import Change, ChangeKind, Newcomer
 from peer.proto.sottovoce.v1 import membership_pb2 as pb
 
 _MAGIC = b"SM"
 _MAX_BYTES = 64
+_MAX_INTRODUCTION_BYTES = 8 * 1024
 _MAX_ROUND = 1 << 62
+_MAX_NEWCOMERS = 1024
+"""So many indices beyond those that are known: each costs a row of every matrix."""
 
 
 def is_notice(frame: bytes) -> bool:
@@ -26,28 +32,63 @@ def encode(change: Change) -> bytes:
         issuer=change.issuer,
         effective_round=change.effective,
         heard_round=change.heard_round,
+        introduction=None if change.newcomer is None else _introduction(change.newcomer),
     )
     return _MAGIC + message.SerializeToString(deterministic=True)
 
 
 def decode(frame: bytes, num_peers: int, *, sender: int) -> Change:
     """Return the change that a frame from a neighbour tells of. Raises RemoteProtocolError, which names the sender."""
-    if len(frame) > _MAX_BYTES:
+    if len(frame) > _MAX_BYTES + _MAX_INTRODUCTION_BYTES:
         raise RemoteProtocolError(f"told of a change of members in {len(frame)} bytes", peer=sender)
     try:
         message = pb.MembershipChange.FromString(frame[len(_MAGIC) :])
         kind = ChangeKind(message.kind)
     except (DecodeError, ValueError):
         raise RemoteProtocolError("told of a change of members that makes no sense", peer=sender) from None
-    change = Change(kind, message.subject, message.issuer, message.effective_round, message.heard_round)
-    if max(change.subject, change.issuer) >= num_peers or not 0 < change.effective < _MAX_ROUND:
+    newcomer = None
+    if message.HasField("introduction"):
+        newcomer = _newcomer(message.introduction, sender=sender)
+    change = Change(kind, message.subject, message.issuer, message.effective_round, message.heard_round, newcomer)
+    most = num_peers if newcomer is None else num_peers + _MAX_NEWCOMERS
+    if change.subject >= most or change.issuer >= num_peers or not 0 < change.effective < _MAX_ROUND:
         raise RemoteProtocolError(
             f"told of a change of peer {change.subject} by peer {change.issuer} from round {change.effective} on, "
             f"where there are {num_peers} peers",
             peer=sender,
         )
-    if (kind is ChangeKind.LEAVE) != (change.subject == change.issuer):
+    if (kind is ChangeKind.LEAVE) != (change.subject == change.issuer) or (newcomer and kind is not ChangeKind.JOIN):
         raise RemoteProtocolError(
             f"told that peer {change.issuer} says that peer {change.subject} changes by {kind.name}", peer=sender
         )
     return change
+
+
+def encode_newcomer(newcomer: Newcomer) -> bytes:
+    """Return the note with which a peer that is in nobody's list but its own says who it is."""
+    return _introduction(newcomer).SerializeToString(deterministic=True)
+
+
+def decode_newcomer(note: bytes, *, sender: int) -> Newcomer:
+    """Return who a peer says it is. Raises RemoteProtocolError, which names it."""
+    try:
+        if len(note) > _MAX_INTRODUCTION_BYTES:
+            raise ValueError
+        return _newcomer(pb.Introduction.FromString(note), sender=sender)
+    except (DecodeError, ValueError):
+        raise RemoteProtocolError("introduced itself in words that make no sense", peer=sender) from None
+
+
+def _introduction(newcomer: Newcomer) -> pb.Introduction:
+    return pb.Introduction(
+        name=newcomer.name,
+        advertise=newcomer.advertise or "",
+        relay=newcomer.relay or "",
+        certificate=newcomer.certificate,
+    )
+
+
+def _newcomer(message: pb.Introduction, *, sender: int) -> Newcomer:
+    if message.ByteSize() > _MAX_INTRODUCTION_BYTES or not message.name:
+        raise RemoteProtocolError(f"introduced a peer in {message.ByteSize()} bytes", peer=sender)
+    return Newcomer(message.name, message.advertise or None, message.relay or None, message.certificate)

@@ -20,11 +20,11 @@ from peer import notice, wire
 from peer.compress import Compressor
 from peer.compress.layout import Layout
 from peer.compress.payload import FloatArray
-from peer.errors import ConfigError, RemoteProtocolError, StateError
+from peer.errors import ConfigError, RemoteProtocolError, SecurityError, StateError
 from peer.gossip.base import Algorithm, Digests, Metrics
 from peer.gossip.boundary import TRANSFER_PHASE, partners
 from peer.gossip.budget import BandwidthBudget
-from peer.gossip.membership import Change, ChangeKind, members_after
+from peer.gossip.membership import Change, ChangeKind, Newcomer, members_after
 from peer.gossip.replicas import ReplicaAlgorithm
 from peer.gossip.session import LatePolicy, Outcome, Session
 from peer.gossip.views import ViewSchedule
@@ -101,6 +101,8 @@ class Participant:
         variants: Sequence[Compressor] = (),
         why_no_changes: str | None = None,
         check_members: Callable[[tuple[int, ...]], None] = lambda members: None,
+        num_listed: int | None = None,
+        check_newcomer: Callable[[int, Newcomer], None] = lambda peer, newcomer: None,
         last_codes: LastCodes | None = None,
         observe: Callable[[str, int, int, bytes], None] | None = None,
         cpu_clock: Callable[[], float] = time.process_time,
@@ -108,6 +110,9 @@ class Participant:
     ) -> None:
         """`why_no_changes`: a sentence where members cannot change in this run; otherwise the schedule of the algorithm
         is a `ViewSchedule`. `check_members` raises ConfigError for members between whom the run cannot go on.
+        `num_listed`: how many peers everybody lists; by default all that the schedule knows. Any other is a newcomer,
+        of whom `check_newcomer(peer, newcomer)` raises ConfigError or SecurityError unless it is that peer. It must say
+        the same whenever it is asked: a replay asks again.
         `observe(what, round, other, frame)` is told of every frame "sent" and "applied" (for tests of mass).
         `budget` chooses among `variants`, the compressor and what it can be turned down to. `last_codes`: what modulo
         codes are told against, if they may be.
@@ -119,6 +124,8 @@ class Participant:
         node = algorithm.node
         self._views = node.schedule if isinstance(node.schedule, ViewSchedule) and why_no_changes is None else None
         self._why_no_changes, self._check_members = why_no_changes, check_members
+        self._num_listed = node.schedule.num_peers if num_listed is None else num_listed
+        self._check_newcomer = check_newcomer
         self._lead = max_lead
         self.session = Session(
             algorithm,
@@ -219,6 +226,7 @@ class Participant:
         """Take a frame from a neighbour. Raises RemoteProtocolError, which names the sender: drop the frame."""
         if notice.is_notice(frame):
             change = notice.decode(frame, self.algorithm.node.schedule.num_peers, sender=sender)
+            self._check_notice(change, sender)
             return self.learn(change, now, source=sender)
         return self.take(self.decode(sender, frame), now)
 
@@ -344,6 +352,11 @@ class Participant:
         return () if self._views is None else self._views.membership.changes
 
     @property
+    def newcomers(self) -> Mapping[int, Newcomer]:
+        """Who joined, or is about to, without being in everybody's list."""
+        return {} if self._views is None else self._views.membership.newcomers
+
+    @property
     def coming_changes(self) -> tuple[Change, ...]:
         """What is known to change after the coming round, or the one under way."""
         return () if self._views is None else self._views.membership.applied_after(self.round)
@@ -361,9 +374,29 @@ class Participant:
             senders, receivers = senders | others, receivers | others
         return senders - self.session.lost, receivers - self.session.lost
 
-    def plan(self, kind: ChangeKind, subject: int) -> Change:
+    def _check_notice(self, change: Change, sender: int) -> None:
+        """Raise RemoteProtocolError unless `sender` may tell of a change, and the newcomer in it is who it is said to
+        be."""
+        if self._views is None:
+            return
+        membership, is_join = self._views.membership, change.kind is ChangeKind.JOIN
+        # Whoever joins hears of its sponsor's own joining among the rest.
+        takes_part = membership.was_ever(self.peer)
+        if takes_part and not membership.was_ever(sender) and not (is_join and change.subject == sender):
+            raise RemoteProtocolError("is no member yet and told of a change of others", peer=sender)
+        if is_join and (change.newcomer is None) != (change.subject < self._num_listed):
+            who = "nobody knows" if change.newcomer is None else "everybody lists"
+            raise RemoteProtocolError(f"told that peer {change.subject} joins, whom {who}", peer=sender)
+        if change.newcomer is not None:
+            try:
+                self._check_newcomer(change.subject, change.newcomer)
+            except (ConfigError, SecurityError) as error:
+                raise RemoteProtocolError(f"told that peer {change.subject} joins: {error}", peer=sender) from None
+
+    def plan(self, kind: ChangeKind, subject: int, newcomer: Newcomer | None = None) -> Change:
         """Return a change that this peer can announce (`learn`): it counts from a round before which every member will
-        have heard of it. Raises ConfigError, with the reason, if the members cannot change like that.
+        have heard of it. Raises ConfigError, with the reason, if the members cannot change like that. `newcomer` tells
+        who joins, where not everybody lists it.
 
         Whoever is at distance d of this peer can complete its round r + d only with a message that follows the
         announcement, since frames come in order; and nobody is further ahead or behind than `max_lead` rounds. Three
@@ -402,7 +435,7 @@ class Participant:
             raise ConfigError(
                 f"this peer hears nothing of peer {subject} and cannot tell where it was lost; ask one of those that do"
             )
-        return Change(kind, subject, self.peer, effective, heard)
+        return Change(kind, subject, self.peer, effective, heard, newcomer)
 
     def _longest_lead(self) -> int:
         """Return how many rounds a peer can be ahead of another, with the members of now and of later."""
@@ -429,14 +462,16 @@ class Participant:
                 f"peer {change.issuer} declared this peer lost: what it has is no part of the run any more; delete its "
                 "state folder"
             )
-        joins = change.kind is ChangeKind.JOIN and change.subject == self.peer
-        takes_part = self.peer in membership.members(t) and not joins
+        takes_part = self.peer in membership.members(t)
+        joins = change.kind is ChangeKind.JOIN and change.subject == self.peer and not takes_part
         if takes_part and change.effective <= t + 1:
             raise StateError(
                 f"heard in round {t} of a change of members that counts from round {change.effective}: the others do "
                 "not count on what it did since; delete its state folder"
             )
         membership.add(change)
+        # A second sponsor that knew nothing of the first counts only where it is earlier.
+        joins = joins and change in membership.changes_at(change.effective)
         self._allow_for_changes()
         turn = Turn(news=change)
         senders, receivers = self.partners()

@@ -19,8 +19,9 @@ from peer import compress, gossip
 from peer.compress.layout import Layout
 from peer.compress.payload import FloatArray
 from peer.durable import Deed, DurablePeer
+from peer.errors import SecurityError
 from peer.gossip.base import GraphNeed, NodeContext
-from peer.gossip.membership import Change, ChangeKind, Membership
+from peer.gossip.membership import Change, ChangeKind, Membership, Newcomer
 from peer.gossip.topology import Schedule, build_schedule
 from peer.gossip.views import ViewSchedule
 from peer.participant import Participant
@@ -86,6 +87,8 @@ class Cluster:
     gradients_until: int = 30
     restarts: float = 0.0
     """How often a peer ends and starts again, in parts of all that happens."""
+    num_listed: int | None = None
+    """How many peers everybody lists; those above are newcomers, each in no list but its own."""
     peers: list[DurablePeer] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -107,9 +110,10 @@ class Cluster:
         whole = not self.spec.compresses
         compressor = compress.build("none") if whole else compress.build("top_k", fraction=0.4)
         first = self._graph_of(tuple(range(self.num_first)))
+        listed = self.num_listed or self.num_peers
         node = NodeContext(
             peer=peer,
-            schedule=ViewSchedule(self.num_peers, Membership(range(self.num_first)), self._graph_of),
+            schedule=ViewSchedule(max(listed, peer + 1), Membership(range(self.num_first)), self._graph_of),
             layout=LAYOUT,
             draw_source=PhiloxSource(7, peer),
             compressor=compressor,
@@ -122,9 +126,11 @@ class Cluster:
             local_steps=Pull(peer, self.gradients_until),
             layout=LAYOUT,
             max_lead=(first.diameter or self.num_first) * first.cycle_rounds + 1,
+            num_listed=listed,
+            check_newcomer=_check_newcomer,
             cpu_clock=lambda: 0.0,
         )
-        others = [other for other in range(self.num_peers) if other != peer]
+        others = [other for other in range(listed) if other != peer]
         return DurablePeer(participant, self.disks[peer], neighbors=others, identity={"peer": str(peer)})
 
     def _connect(self, one: int) -> None:
@@ -132,6 +138,8 @@ class Cluster:
         for other in range(self.num_peers):
             if other != one and not {one, other} & self.dead:
                 for a, b in ((one, other), (other, one)):
+                    self.peers[a].meet(b)
+                    self.peers[b].meet(a)
                     has = self.peers[b].last_received(a)
                     self.queues[a, b] = deque(self.peers[a].connected(b, has))
 
@@ -154,7 +162,8 @@ class Cluster:
         self._connect(peer)
 
     def announce(self, peer: int, kind: ChangeKind, subject: int) -> Change:
-        change = self.peers[peer].participant.plan(kind, subject)
+        is_newcomer = kind is ChangeKind.JOIN and subject >= (self.num_listed or self.num_peers)
+        change = self.peers[peer].participant.plan(kind, subject, newcomer(subject) if is_newcomer else None)
         self._perform(peer, self.peers[peer].announce(change, 0.0))
         return change
 
@@ -212,6 +221,17 @@ class Cluster:
     def spread(self) -> float:
         """Return the largest distance of a member's model from another's, in one coordinate."""
         return float(np.ptp([member.model() for member in self.members], axis=0).max())
+
+
+def newcomer(peer: int) -> Newcomer:
+    """Return what a newcomer says of itself."""
+    return Newcomer(f"peer-{peer}", f"192.0.2.{peer}:7700", None, b"signed for %d" % peer)
+
+
+def _check_newcomer(peer: int, said: Newcomer) -> None:
+    """Stands for the check of a certificate: what it says is signed for this peer alone."""
+    if said != newcomer(peer):
+        raise SecurityError("the certificate is another peer's")
 
 
 def _pull(peer: DurablePeer) -> Pull:

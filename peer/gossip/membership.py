@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import enum
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
 
 
 class ChangeKind(enum.IntEnum):
@@ -20,6 +22,19 @@ class ChangeKind(enum.IntEnum):
     JOIN = 1
     LEAVE = 2
     LOST = 3
+
+
+@dataclass(frozen=True)
+class Newcomer:
+    """Who a peer is that joins and is in nobody's list but its own; whoever connects needs that, no round does."""
+
+    name: str
+    advertise: str | None
+    """Where it can be dialled, "host:port"; None where nobody can."""
+    relay: str | None
+    """Name of the peer at which it waits for callers, if it cannot be dialled."""
+    certificate: bytes
+    """DER; empty in a run without certificates."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +52,8 @@ class Change:
     heard_round: int = 0
     """Of a lost peer: the last round of which its issuer has a message of it. What it was sent in earlier rounds is in
     what others have heard of it since, or lost with it; the rest returns to those that sent it."""
+    newcomer: Newcomer | None = None
+    """Of a joining peer that not everybody lists: who it is."""
 
     @property
     def order(self) -> tuple[int, int, int, int]:
@@ -58,6 +75,7 @@ class Membership:
         """`first`: the members of round 0."""
         self._first = tuple(sorted(first))
         self._changes: set[Change] = set()
+        self._newcomers: dict[int, Newcomer] = {}
         self._applied: list[Change] = []
         self._rounds: list[int] = []
         """Rounds in which the members change, ascending."""
@@ -76,6 +94,8 @@ class Membership:
         if change in self._changes:
             return False
         self._changes.add(change)
+        if change.newcomer is not None:
+            self._newcomers.setdefault(change.subject, change.newcomer)
         self._applied, self._rounds, self._members = [], [], [self._first]
         for each in self.changes:
             members = members_after(self._members[-1], each.kind, each.subject)
@@ -106,19 +126,40 @@ class Membership:
         return tuple(change for change in self._applied if change.effective > t)
 
     @property
+    def newcomers(self) -> Mapping[int, Newcomer]:
+        """Who joined, or is about to, without being in everybody's list."""
+        return MappingProxyType(self._newcomers)
+
+    def was_ever(self, peer: int) -> bool:
+        """Whether a peer is, was or will be a member, as far as is known."""
+        joins = (change.subject for change in self._changes if change.kind is ChangeKind.JOIN)
+        return peer in self._first or peer in joins
+
+    @property
     def is_settled(self) -> bool:
         """Whether nothing has ever changed."""
         return not self._changes
 
-    def state(self) -> list[list[int]]:
+    def state(self) -> list[list[Any]]:
         """Return all changes as JSON values."""
         return [
-            [change.kind, change.subject, change.issuer, change.effective, change.heard_round]
+            [change.kind, change.subject, change.issuer, change.effective, change.heard_round, *_described(change)]
             for change in self.changes
         ]
 
-    def restore(self, state: Iterable[Sequence[int]]) -> None:
+    def restore(self, state: Iterable[Sequence[Any]]) -> None:
         """Take back what `state` returned. Raises ValueError or TypeError if it cannot be that."""
-        for kind, *numbers in state:
-            subject, issuer, effective, heard_round = map(int, numbers)
-            self.add(Change(ChangeKind(kind), subject, issuer, effective, heard_round))
+        for kind, subject, issuer, effective, heard_round, *described in state:
+            newcomer = None
+            if described:
+                ((name, advertise, relay, certificate),) = described
+                newcomer = Newcomer(name, advertise, relay, bytes.fromhex(certificate))
+            self.add(Change(ChangeKind(kind), int(subject), int(issuer), int(effective), int(heard_round), newcomer))
+
+
+def _described(change: Change) -> list[list[str | None]]:
+    """Return who a newcomer is as JSON values; nothing of any other change."""
+    newcomer = change.newcomer
+    if newcomer is None:
+        return []
+    return [[newcomer.name, newcomer.advertise, newcomer.relay, newcomer.certificate.hex()]]

@@ -80,6 +80,8 @@ class Session:
         """How many rounds an in-neighbour can be ahead of a peer that was not set back."""
         self._late = late
         self._views = views
+        self._is_joining = False
+        """Whether this peer waits for the model of its sponsor."""
         self._boundary: Boundary | None = None
         """While the round under way is in the exchanges before a change of members."""
         self._lost: set[int] = set()
@@ -143,8 +145,10 @@ class Session:
 
     def join(self, t: int, now: float) -> Outcome:
         """Become a member from round t on: wait, in round t − 1, for the model of the sponsor."""
-        if self._exchange is not None or self._views is None:
+        if self._views is None or (self._exchange is not None and not self._is_joining):
             raise LocalProtocolError(f"a peer cannot join in the midst of round {self.round}")
+        # Nothing comes any more of a later sponsor, for which it may be waiting: all go by the earlier one.
+        self._exchange, self._is_joining = None, True
         self.round = t - 1
         self._views.enter(t - 1)
         self._boundary = Boundary(self.algorithm, self._views, self.round)
@@ -395,7 +399,7 @@ class Session:
             if following is not None:
                 self._open(following, now, outcome)
                 continue
-            self._exchange, self.wake_at = None, None
+            self._exchange, self.wake_at, self._is_joining = None, None, False
             if all(round_ != self.round for round_, _ in self._missed):
                 self._began_at.pop(self.round, None)
             outcome.finished, outcome.skipped = self.round, tuple(skipped)

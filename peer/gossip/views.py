@@ -22,10 +22,11 @@ GraphOf = Callable[[tuple[int, ...]], Schedule]
 
 
 class ViewSchedule:
-    """Implements `gossip.base.MixingSchedule` for one peer, over the indices of all peers that there may ever be."""
+    """Implements `gossip.base.MixingSchedule` for one peer, over the indices of all peers that it knows."""
 
     def __init__(self, num_peers: int, membership: Membership, graph_of: GraphOf) -> None:
-        self.num_peers = num_peers
+        """`num_peers`: how many are known before any newcomer is heard of."""
+        self._listed = num_peers
         self.membership = membership
         self._graph_of = graph_of
         self._now = 0
@@ -34,6 +35,11 @@ class ViewSchedule:
         everybody = tuple(range(num_peers))
         self._all: Schedule | None = graph_of(everybody) if membership.members(0) == everybody else None
         """The graph of all peers, while nothing else is in use."""
+
+    @property
+    def num_peers(self) -> int:
+        """How many indices there are: newcomers count, from when they are heard of."""
+        return max(self._listed, 1 + max(self.membership.newcomers, default=-1))
 
     def enter(self, t: int) -> None:
         """Let `all_senders` and `all_receivers` speak of round t and those after it with the same members."""
@@ -53,7 +59,7 @@ class ViewSchedule:
             return self._plain.matrix(t)
         members = self.membership.members(t)
         graph, absent = self._graph_of(members), self._absent_in(t)
-        key = (members, graph.index(t), absent)
+        key = (self.num_peers, members, graph.index(t), absent)
         if key not in self._matrices:
             if len(self._matrices) > 64:
                 self._matrices.clear()

@@ -1,12 +1,13 @@
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from collections.abc import Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class MembershipChange(_message.Message):
-    __slots__ = ("kind", "subject", "issuer", "effective_round", "heard_round")
+    __slots__ = ("kind", "subject", "issuer", "effective_round", "heard_round", "introduction")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         KIND_UNSPECIFIED: _ClassVar[MembershipChange.Kind]
@@ -22,9 +23,23 @@ class MembershipChange(_message.Message):
     ISSUER_FIELD_NUMBER: _ClassVar[int]
     EFFECTIVE_ROUND_FIELD_NUMBER: _ClassVar[int]
     HEARD_ROUND_FIELD_NUMBER: _ClassVar[int]
+    INTRODUCTION_FIELD_NUMBER: _ClassVar[int]
     kind: MembershipChange.Kind
     subject: int
     issuer: int
     effective_round: int
     heard_round: int
-    def __init__(self, kind: _Optional[_Union[MembershipChange.Kind, str]] = ..., subject: _Optional[int] = ..., issuer: _Optional[int] = ..., effective_round: _Optional[int] = ..., heard_round: _Optional[int] = ...) -> None: ...
+    introduction: Introduction
+    def __init__(self, kind: _Optional[_Union[MembershipChange.Kind, str]] = ..., subject: _Optional[int] = ..., issuer: _Optional[int] = ..., effective_round: _Optional[int] = ..., heard_round: _Optional[int] = ..., introduction: _Optional[_Union[Introduction, _Mapping]] = ...) -> None: ...
+
+class Introduction(_message.Message):
+    __slots__ = ("name", "advertise", "relay", "certificate")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ADVERTISE_FIELD_NUMBER: _ClassVar[int]
+    RELAY_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    advertise: str
+    relay: str
+    certificate: bytes
+    def __init__(self, name: _Optional[str] = ..., advertise: _Optional[str] = ..., relay: _Optional[str] = ..., certificate: _Optional[bytes] = ...) -> None: ...
