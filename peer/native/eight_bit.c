@@ -9,13 +9,9 @@
    half of h for even i and the high half for odd i, divided by 65536. 16 bits keep the bias of a rounding below 2^-17
    of a step. Philox, which the messages use, costs several times as much, and nobody has to draw these again. */
 #include "eight_bit.h"
+#include "eight_bit_tiers.h"
 
 #include <math.h>
-#include <string.h>
-
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC optimize("no-trapping-math")
-#endif
 
 #if defined(__x86_64__) && defined(__GNUC__) && defined(__GLIBC__) && !defined(__clang__)
 #define CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
@@ -26,14 +22,6 @@
 #define INLINE static inline __attribute__((always_inline))
 /* Numbers that are worked on at a time where a loop needs an array in between: they stay in the first-level cache. */
 #define CHUNK 1024
-
-INLINE float widen(uint16_t bits)
-{
-    uint32_t wide = (uint32_t)bits << 16;
-    float value;
-    memcpy(&value, &wide, sizeof value);
-    return value;
-}
 
 /* Round to nearest, ties to even. NaN is made quiet, so that rounding does not turn it into infinity. */
 INLINE uint16_t narrow(float value)

@@ -5,19 +5,10 @@
    pixels by 16 to 64 results are then kept in registers. The weight gradient multiplies two pixels at a time: the same
    pixel of two samples, side by side in 32 bits. */
 #include "eight_bit_conv.h"
+#include "eight_bit_tiers.h"
 #include "eight_bit_tiles.h"
 
 #include <stdlib.h>
-#include <string.h>
-
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC optimize("no-trapping-math")
-#endif
-
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define WIDE 1
-#include <immintrin.h>
-#endif
 
 /* Bytes of framed samples that are worked on at a time: a part of a small second-level cache. */
 #define FRAME_BYTES (256 * 1024)
@@ -34,7 +25,6 @@ typedef struct {
     int masked;
     float *largest;
     uint16_t *gradient;
-    int32_t *product;
 } Output;
 
 /* One tile of the weight gradient: sums[j][result] += a[j] * g[result] over all pixels, for J neighbours in a row of
@@ -66,33 +56,8 @@ static inline void note_largest(float found, float *largest)
     *largest = (found > *largest) | (found != found) ? found : *largest;
 }
 
-static inline float widen(uint16_t bits)
-{
-    uint32_t wide = (uint32_t)bits << 16;
-    float value;
-    memcpy(&value, &wide, sizeof value);
-    return value;
-}
-
-#define TIER _portable
-#include "eight_bit_conv_kernels.h"
-#undef TIER
-
-#ifdef WIDE
-#pragma GCC push_options
-#pragma GCC target("arch=x86-64-v3")
-#define TIER _v3
-#include "eight_bit_conv_kernels.h"
-#undef TIER
-#pragma GCC pop_options
-
-#pragma GCC push_options
-#pragma GCC target("arch=x86-64-v4")
-#define TIER _v4
-#include "eight_bit_conv_kernels.h"
-#undef TIER
-#pragma GCC pop_options
-#endif
+#define KERNELS "eight_bit_conv_kernels.h"
+#include "eight_bit_each_tier.h"
 
 #ifdef WIDE
 #define VNNI __attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni")))
@@ -170,16 +135,14 @@ BF16_PAIR_TILE(8, 2)
 BF16_PAIR_TILE(16, 1)
 #endif
 
-extern int widest_registers;
-
 static Kernels kernels_of_this_processor(void)
 {
     Kernels kernels = kernels_portable;
 #ifdef WIDE
-    if (widest_registers >= 256 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2"))
+    const int tier = tier_of_this_processor();
+    if (tier == 1)
         kernels = kernels_v3;
-    if (widest_registers >= 512 && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl")
-        && __builtin_cpu_supports("avx512dq")) {
+    if (tier == 2) {
         kernels = kernels_v4;
         if (__builtin_cpu_supports("avx512vnni")) {
             Tile *fast[3] = {vnni_16_1, vnni_12_2, vnni_6_4};
@@ -203,8 +166,6 @@ int tiles_of_this_processor(Tile *tiles[3], int pixels[3])
     memcpy(pixels, kernels.pixels, sizeof kernels.pixels);
     return kernels.multiplies_bytes;
 }
-
-static inline int rounded_up(int n, int to) { return (n + to - 1) / to * to; }
 
 int eb_conv_codes(const float *weights, int outputs, int inputs, int rows, int columns, float inverse, int8_t *codes,
                   int32_t *sums)
@@ -311,14 +272,6 @@ static void fill_frame(const Kernels *kernels, const ConvShape *s, const Frame *
     }
 }
 
-static void finish_product(const Output *o, const int32_t *sums, int width, int pixels, const size_t *at, int result,
-                           int count)
-{
-    for (int p = 0; p < pixels; p++, sums += width)
-        for (int i = 0; i < count; i++)
-            o->product[at[p] + (size_t)(result + i)] = sums[i] - o->offset[result + i];
-}
-
 static int convolve(const ConvShape *s, const uint8_t *x, const int8_t *packed, const Output *out)
 {
     const Kernels kernels = kernels_of_this_processor();
@@ -372,20 +325,16 @@ static int convolve(const ConvShape *s, const uint8_t *x, const int8_t *packed, 
                 for (int p = 0; p < most; p++)
                     windows[p] = frames + starts[pixel + (size_t)(p < there ? p : there - 1)];
                 kernels.tile[kind](windows, row_bytes, s->rows, run, weights, block, sums);
-                if (out->lows != NULL) {
+                if (out->lows != NULL)
                     kernels.finish_codes(&here, sums, width, there, at + pixel, result, count);
-                } else if (out->gradient != NULL) {
+                else
                     kernels.finish_gradient(&here, sums, width, there, at + pixel, result, count);
-                } else {
-                    finish_product(&here, sums, width, there, at + pixel, result, count);
-                }
             }
             result += width;
         }
         here.codes = here.codes == NULL ? NULL : here.codes + (size_t)samples * out_sample;
         here.mask = here.mask == NULL ? NULL : here.mask + (size_t)samples * out_sample;
         here.gradient = here.gradient == NULL ? NULL : here.gradient + (size_t)samples * out_sample;
-        here.product = here.product == NULL ? NULL : here.product + (size_t)samples * out_sample;
     }
     free(frames);
     free(starts);
@@ -407,13 +356,6 @@ int eb_conv_backward(const ConvShape *shape, const int8_t *x, const int8_t *pack
     const Output out = {.offset = offset, .factor = factor, .mask = mask, .masked = masked,
                         .gradient = gradient, .largest = largest};
     return convolve(shape, (const uint8_t *)x, packed, &out);
-}
-
-int eb_conv_product(const ConvShape *shape, const uint8_t *x, const int8_t *packed, const int32_t *offset,
-                    int32_t *product)
-{
-    const Output out = {.offset = offset, .product = product};
-    return convolve(shape, x, packed, &out);
 }
 
 static void spread(const float *sums, size_t stride, const ConvShape *s, int inputs, float factor, float *weights)

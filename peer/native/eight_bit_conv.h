@@ -48,10 +48,6 @@ int eb_conv_forward(const ConvShape *shape, const uint8_t *x, const int8_t *pack
 int eb_conv_backward(const ConvShape *shape, const int8_t *x, const int8_t *packed, const int32_t *offset,
                      float factor, const uint8_t *mask, int masked, uint16_t *gradient, float *largest);
 
-/* The plain product less `offset`, int32 [samples, out_height, out_width, results]. */
-int eb_conv_product(const ConvShape *shape, const uint8_t *x, const int8_t *packed, const int32_t *offset,
-                    int32_t *product);
-
 /* weights[result, channel, row, column] = factor * sum over samples and pixels of (x - filling) * gradient, where
    `gradient` is bfloat16 [samples, result_height, result_width, results] and `inputs` of the channels count. */
 int eb_conv_weight_gradient(const ConvShape *shape, const uint8_t *x, const uint16_t *gradient, int inputs,

@@ -1,39 +1,5 @@
 /* The kernels of eight_bit_conv.c, once for each width of register. */
-#include "eight_bit_vectors.h"
-
-static void NAME(quantize_row)(const float *v, int n, float inverse, int8_t *codes)
-{
-    int i = 0;
-    for (; i + LANES <= n; i += LANES) {
-        Floats level = nearest(cut(load_floats(v + i, LANES) * inverse, all(-127.0f), all(127.0f)));
-        store_codes((uint8_t *)codes + i, __builtin_convertvector(level, Integers), LANES);
-    }
-    if (i < n) {
-        Floats level = nearest(cut(load_floats(v + i, n - i) * inverse, all(-127.0f), all(127.0f)));
-        store_codes((uint8_t *)codes + i, __builtin_convertvector(level, Integers), n - i);
-    }
-}
-
-/* Sixteen numbers of four rows side by side, and added to their sums. */
-static void NAME(interleave)(const int8_t *const *from, int8_t *packed, int32_t *sums)
-{
-    Integers sum, words = {};
-    memcpy(&sum, sums, sizeof sum);
-    for (int q = 0; q < 4; q++) {
-        const Integers bytes = load_codes((const uint8_t *)from[q], LANES);
-        words |= bytes << 8 * q;
-        sum += (bytes ^ 128) - 128;
-    }
-    memcpy(packed, &words, sizeof words);
-    memcpy(sums, &sum, sizeof sum);
-}
-
-/* Copy with the highest bit turned over where `flip` is 128, which makes uint8 of int8. */
-static void NAME(copy_flipped)(uint8_t *to, const uint8_t *from, size_t n, uint8_t flip)
-{
-    for (size_t i = 0; i < n; i++)
-        to[i] = from[i] ^ flip;
-}
+#include "eight_bit_tile_kernels.h"
 
 #define PORTABLE_TILE(P, V)                                                                                   \
     static void NAME(tile_##P##_##V)(const uint8_t *const *windows, size_t row_bytes, int rows, int run, \
@@ -58,22 +24,15 @@ PORTABLE_TILE(16, 1)
 PORTABLE_TILE(12, 2)
 PORTABLE_TILE(6, 4)
 
-INLINE Integers NAME(load_integers)(const int32_t *from, int lanes)
-{
-    Integers v = {};
-    memcpy(&v, from, (size_t)lanes * sizeof *from);
-    return v;
-}
-
 INLINE void NAME(codes_of_sixteen)(const Output *o, const int32_t *sums, int width, int pixels, const size_t *at,
                                    int result, int lanes)
 {
-    const Integers offset = NAME(load_integers)(o->offset + result, lanes);
+    const Integers offset = load_integers(o->offset + result, lanes);
     const Floats scale = load_floats(o->scale + result, lanes), shift = load_floats(o->shift + result, lanes);
     const Floats low = all(o->low), high = all(o->high);
     Integers least = (Integers){} + INT32_MAX, most = (Integers){} + INT32_MIN;
     for (int p = 0; p < pixels; p++, sums += width) {
-        const Integers acc = NAME(load_integers)(sums, LANES) - offset;
+        const Integers acc = load_integers(sums, LANES) - offset;
         least = lesser(acc, least);
         most = greater(acc, most);
         if (o->codes != NULL) {
@@ -99,10 +58,10 @@ static void NAME(finish_codes)(const Output *o, const int32_t *sums, int width, 
 INLINE Words NAME(gradient_of_sixteen)(const Output *o, const int32_t *sums, int width, int pixels, const size_t *at,
                                        int result, int lanes)
 {
-    const Integers offset = NAME(load_integers)(o->offset + result, lanes);
+    const Integers offset = load_integers(o->offset + result, lanes);
     Words largest = {};
     for (int p = 0; p < pixels; p++, sums += width) {
-        Floats g = __builtin_convertvector(NAME(load_integers)(sums, LANES) - offset, Floats) * o->factor;
+        Floats g = __builtin_convertvector(load_integers(sums, LANES) - offset, Floats) * o->factor;
         if (o->mask != NULL)
             g = choose(load_codes(o->mask + at[p] + result, lanes) == o->masked, all(0.0f), g);
         largest = larger(store_gradient(o->gradient + at[p] + result, g, lanes), largest);

@@ -6,18 +6,9 @@
 
    The weight gradient multiplies two rows at a time, side by side in 32 bits, in tiles of 12 outputs by 32 inputs. */
 #include "eight_bit_linear.h"
+#include "eight_bit_tiers.h"
 #include "eight_bit_tiles.h"
 
-#include <string.h>
-
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC optimize("no-trapping-math")
-#endif
-
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define WIDE 1
-#include <immintrin.h>
-#endif
 
 #define HEIGHT 12
 #define STRIP 32
@@ -57,22 +48,14 @@ typedef struct {
     int multiplies_bfloat16;
     void (*finish)(Finish *f, const int32_t *sums, int width, int rows, size_t row, int result, int count);
     void (*quantize_row)(const float *v, int n, float inverse, int8_t *codes);
-    void (*interleave)(const int8_t *from, size_t stride, int8_t *packed, int32_t *sums);
-    void (*copy_flipped)(uint8_t *to, const int8_t *from, size_t n);
+    void (*interleave)(const int8_t *const *from, int8_t *packed, int32_t *sums);
+    void (*copy_flipped)(uint8_t *to, const uint8_t *from, size_t n, uint8_t flip);
     void (*pair_codes)(const int8_t *first, const int8_t *second, int count, int zero, uint16_t *pairs);
     void (*pair_gradients)(const uint16_t *gradient, size_t stride, int rows, int readable, uint16_t *pairs,
                            double *sums);
     void (*pairs_tile)(const uint16_t *g, const uint16_t *x, int pairs, int more, float factor, float *out,
                        size_t stride);
 } Kernels;
-
-static inline float widen(uint16_t bits)
-{
-    uint32_t wide = (uint32_t)bits << 16;
-    float value;
-    memcpy(&value, &wide, sizeof value);
-    return value;
-}
 
 static inline float unordered(int32_t bits)
 {
@@ -82,25 +65,10 @@ static inline float unordered(int32_t bits)
     return value;
 }
 
-#define TIER _portable
-#include "eight_bit_linear_kernels.h"
-#undef TIER
+#define KERNELS "eight_bit_linear_kernels.h"
+#include "eight_bit_each_tier.h"
 
 #ifdef WIDE
-#pragma GCC push_options
-#pragma GCC target("arch=x86-64-v3")
-#define TIER _v3
-#include "eight_bit_linear_kernels.h"
-#undef TIER
-#pragma GCC pop_options
-
-#pragma GCC push_options
-#pragma GCC target("arch=x86-64-v4")
-#define TIER _v4
-#include "eight_bit_linear_kernels.h"
-#undef TIER
-#pragma GCC pop_options
-
 __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16"))) static void
 bf16_pairs_tile(const uint16_t *g, const uint16_t *x, int pairs, int more, float factor, float *out, size_t stride)
 {
@@ -124,16 +92,14 @@ bf16_pairs_tile(const uint16_t *g, const uint16_t *x, int pairs, int more, float
 }
 #endif
 
-extern int widest_registers;
-
 static Kernels kernels_of_this_processor(void)
 {
     Kernels kernels = kernels_portable;
 #ifdef WIDE
-    if (widest_registers >= 256 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2"))
+    const int tier = tier_of_this_processor();
+    if (tier == 1)
         kernels = kernels_v3;
-    if (widest_registers >= 512 && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl")
-        && __builtin_cpu_supports("avx512dq")) {
+    if (tier == 2) {
         kernels = kernels_v4;
         if (__builtin_cpu_supports("avx512bf16")) {
             kernels.multiplies_bfloat16 = 1;
@@ -143,8 +109,6 @@ static Kernels kernels_of_this_processor(void)
 #endif
     return kernels;
 }
-
-static inline size_t rounded_up(int n, int to) { return (size_t)((n + to - 1) / to) * (size_t)to; }
 
 int eb_linear_speed(void)
 {
@@ -176,8 +140,11 @@ void eb_linear_pack(const float *weights, int outputs, int inputs, float inverse
                 int32_t sum[LANES] = {0};
                 const int lanes = inputs - block < LANES ? inputs - block : LANES;
                 memcpy(sum, sums + block, (size_t)lanes * sizeof *sum);
-                for (int r = 0; r < count; r += 4, to += 4 * LANES)
-                    kernels.interleave(rows + (size_t)r * stride + (size_t)block, stride, to, sum);
+                for (int r = 0; r < count; r += 4, to += 4 * LANES) {
+                    const int8_t *from = rows + (size_t)r * stride + (size_t)block;
+                    const int8_t *four[4] = {from, from + stride, from + 2 * stride, from + 3 * stride};
+                    kernels.interleave(four, to, sum);
+                }
                 memcpy(sums + block, sum, (size_t)lanes * sizeof *sum);
             }
         } else {
@@ -213,12 +180,12 @@ static void multiply(const int8_t *x, int rows, int terms, const int8_t *packed,
     int32_t sums[MOST_PIXELS * MOST_RESULTS];
     for (int first = 0; first < rows; first += together) {
         const int here = rows - first < together ? rows - first : together;
-        const int8_t *from = x + (size_t)first * (size_t)terms;
+        const uint8_t *from = (const uint8_t *)x + (size_t)first * (size_t)terms;
         if (run == (size_t)terms)
-            kernels.copy_flipped(copy, from, (size_t)here * run);
+            kernels.copy_flipped(copy, from, (size_t)here * run, 128);
         else
             for (int r = 0; r < here; r++)
-                kernels.copy_flipped(copy + (size_t)r * run, from + (size_t)r * (size_t)terms, (size_t)terms);
+                kernels.copy_flipped(copy + (size_t)r * run, from + (size_t)r * (size_t)terms, (size_t)terms, 128);
         for (int result = 0; result < finish->results;) {
             const int left = (finish->results - result + LANES - 1) / LANES;
             const int kind = left >= 4 ? 2 : left >= 2 ? 1 : 0, width = LANES << kind, most = most_rows[kind];

@@ -1,15 +1,7 @@
 /* The kernels of eight_bit_linear.c, once for each width of register. */
-#include "eight_bit_vectors.h"
+#include "eight_bit_tile_kernels.h"
 
-#define load_integers NAME(load_integers)
 #define ordered NAME(ordered)
-
-INLINE Integers load_integers(const int32_t *from, int lanes)
-{
-    Integers v = {};
-    memcpy(&v, from, (size_t)lanes * sizeof *from);
-    return v;
-}
 
 /* As in eight_bit.c. */
 INLINE Integers ordered(Floats v)
@@ -77,108 +69,48 @@ INLINE void NAME(backward_of_sixteen)(Finish *f, const int32_t *sums, int width,
     memcpy(f->largest, &largest, (size_t)lanes * sizeof *f->largest);
 }
 
+INLINE void NAME(product_of_sixteen)(Finish *f, const int32_t *sums, int width, int rows, size_t row, int result,
+                                     int lanes)
+{
+    const Integers offset = load_integers(f->offset + result, lanes);
+    for (int p = 0; p < rows; p++, sums += width) {
+        const Integers acc = load_integers(sums, lanes) - offset;
+        memcpy(f->product + (row + (size_t)p) * (size_t)f->results + (size_t)result, &acc,
+               (size_t)lanes * sizeof *f->product);
+    }
+}
+
 static void NAME(finish_linear)(Finish *f, const int32_t *sums, int width, int rows, size_t row, int result, int count)
 {
+/* What a product is followed by, known to the compiler, as is a full sixteen. */
+#define OF_SIXTEEN(STEP, ...)                                                                  \
+    {                                                                                          \
+        if (count >= LANES)                                                                    \
+            NAME(STEP)(f, sums, width, rows, row, result, LANES, ##__VA_ARGS__);               \
+        else                                                                                   \
+            NAME(STEP)(f, sums, width, rows, row, result, count, ##__VA_ARGS__);               \
+    }
     for (; count > 0; count -= LANES, result += LANES, sums += LANES) {
-#define EACH_WIDTH(CALL)         \
-    {                            \
-        if (count >= LANES)      \
-            CALL(LANES);         \
-        else                     \
-            CALL(count);         \
+        if (f->product != NULL)
+            OF_SIXTEEN(product_of_sixteen)
+        else if (f->gradient == NULL && f->bias != NULL && f->relu)
+            OF_SIXTEEN(forward_of_sixteen, 1, 1)
+        else if (f->gradient == NULL && f->bias != NULL)
+            OF_SIXTEEN(forward_of_sixteen, 1, 0)
+        else if (f->gradient == NULL && f->relu)
+            OF_SIXTEEN(forward_of_sixteen, 0, 1)
+        else if (f->gradient == NULL)
+            OF_SIXTEEN(forward_of_sixteen, 0, 0)
+        else if (f->slopes != NULL)
+            OF_SIXTEEN(backward_of_sixteen, SLOPED)
+        else if (f->mask != NULL)
+            OF_SIXTEEN(backward_of_sixteen, MASKED)
+        else if (f->add)
+            OF_SIXTEEN(backward_of_sixteen, ADDED)
+        else
+            OF_SIXTEEN(backward_of_sixteen, PLAIN)
     }
-#define FORWARD(L) NAME(forward_of_sixteen)(f, sums, width, rows, row, result, L, BIAS, RELU)
-#define BACKWARD(L) NAME(backward_of_sixteen)(f, sums, width, rows, row, result, L, KIND)
-        if (f->product != NULL) {
-            for (int p = 0; p < rows; p++) {
-                int32_t *to = f->product + (row + (size_t)p) * (size_t)f->results + (size_t)result;
-#define PRODUCT(L)                                                                                                 \
-    const Integers acc = load_integers(sums + p * width, L) - load_integers(f->offset + result, L);                \
-    memcpy(to, &acc, (size_t)(L) * sizeof *to);
-                if (count >= LANES) {
-                    PRODUCT(LANES)
-                } else {
-                    PRODUCT(count)
-                }
-#undef PRODUCT
-            }
-        } else if (f->gradient == NULL) {
-#define BIAS 1
-#define RELU 1
-            if (f->bias != NULL && f->relu)
-                EACH_WIDTH(FORWARD)
-#undef RELU
-#define RELU 0
-            if (f->bias != NULL && !f->relu)
-                EACH_WIDTH(FORWARD)
-#undef BIAS
-#define BIAS 0
-            if (f->bias == NULL && !f->relu)
-                EACH_WIDTH(FORWARD)
-#undef RELU
-#define RELU 1
-            if (f->bias == NULL && f->relu)
-                EACH_WIDTH(FORWARD)
-#undef RELU
-#undef BIAS
-        } else if (f->slopes != NULL) {
-#define KIND SLOPED
-            EACH_WIDTH(BACKWARD)
-#undef KIND
-        } else if (f->mask != NULL) {
-#define KIND MASKED
-            EACH_WIDTH(BACKWARD)
-#undef KIND
-        } else if (f->add) {
-#define KIND ADDED
-            EACH_WIDTH(BACKWARD)
-#undef KIND
-        } else {
-#define KIND PLAIN
-            EACH_WIDTH(BACKWARD)
-#undef KIND
-        }
-#undef FORWARD
-#undef BACKWARD
-#undef EACH_WIDTH
-    }
-}
-
-/* Codes of a row of weights. */
-static void NAME(quantize_row)(const float *v, int n, float inverse, int8_t *codes)
-{
-    for (int i = 0; i < n; i += LANES) {
-        const int lanes = n - i < LANES ? n - i : LANES;
-#define ROUND(L)                                                                                           \
-    const Floats level = nearest(cut(load_floats(v + i, L) * inverse, all(-127.0f), all(127.0f)));         \
-    store_codes((uint8_t *)codes + i, __builtin_convertvector(level, Integers), L);
-        if (lanes == LANES) {
-            ROUND(LANES)
-        } else {
-            ROUND(lanes)
-        }
-#undef ROUND
-    }
-}
-
-/* Sixteen results' codes of four rows side by side, and added to their sums. */
-static void NAME(interleave)(const int8_t *from, size_t stride, int8_t *packed, int32_t *sums)
-{
-    Integers sum = load_integers(sums, LANES), words = {};
-    for (int q = 0; q < 4; q++) {
-        const Integers bytes = load_codes((const uint8_t *)from + (size_t)q * stride, LANES);
-        words |= bytes << 8 * q;
-        sum += (bytes ^ 128) - 128;
-    }
-    memcpy(packed, &words, sizeof words);
-    memcpy(sums, &sum, sizeof sum);
-}
-
-/* uint8 of int8 codes. */
-static void NAME(copy_flipped)(uint8_t *to, const int8_t *from, size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        to[i] = (uint8_t)from[i] ^ 128;
+#undef OF_SIXTEEN
 }
 
 /* Codes less their zero of two rows, as pairs of bfloat16, which holds them exactly; `second` may be NULL. */
@@ -262,5 +194,4 @@ static const Kernels NAME(kernels) = {
     .pair_gradients = NAME(pair_gradients),
     .pairs_tile = NAME(pairs_tile),
 };
-#undef load_integers
 #undef ordered

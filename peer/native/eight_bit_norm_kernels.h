@@ -1,17 +1,18 @@
 /* The kernels of eight_bit_norm.c, once for each width of register. */
 #include "eight_bit_vectors.h"
 
-/* Runs BODY for every sixteen channels of every sample, with `lanes` known to the compiler where there are sixteen. */
-#define EACH_SIXTEEN(BODY)                                                       \
-    for (int n = 0; n < samples; n++)                                            \
-        for (int c = 0; c < channels; c += LANES) {                              \
+/* Runs CALL(lanes, ...) for every sixteen channels of every sample, with `lanes` known to the compiler where there are
+   sixteen, as is what follows. */
+#define EACH_SIXTEEN(CALL, ...)                                                           \
+    for (int n = 0; n < samples; n++)                                                     \
+        for (int c = 0; c < channels; c += LANES) {                                       \
             const size_t first = (size_t)n * (size_t)area * (size_t)channels + (size_t)c; \
-            const size_t at = (size_t)n * (size_t)channels + (size_t)c;          \
-            if (channels - c >= LANES) {                                         \
-                BODY(LANES);                                                     \
-            } else {                                                             \
-                BODY(channels - c);                                              \
-            }                                                                    \
+            const size_t at = (size_t)n * (size_t)channels + (size_t)c;                   \
+            if (channels - c >= LANES) {                                                  \
+                CALL(LANES, ##__VA_ARGS__);                                               \
+            } else {                                                                      \
+                CALL(channels - c, ##__VA_ARGS__);                                        \
+            }                                                                             \
         }
 
 INLINE void NAME(statistics)(const uint8_t *codes, int area, int channels, int lanes, int32_t *sums, int32_t *squares,
@@ -34,9 +35,9 @@ INLINE void NAME(statistics)(const uint8_t *codes, int area, int channels, int l
 static void NAME(eb_norm_statistics)(const uint8_t *codes, int samples, int area, int channels, int32_t *sums,
                                      int32_t *squares, uint8_t *lows, uint8_t *highs)
 {
-#define BODY(L) NAME(statistics)(codes + first, area, channels, L, sums + at, squares + at, lows + at, highs + at)
-    EACH_SIXTEEN(BODY)
-#undef BODY
+#define STATISTICS(L) NAME(statistics)(codes + first, area, channels, L, sums + at, squares + at, lows + at, highs + at)
+    EACH_SIXTEEN(STATISTICS)
+#undef STATISTICS
 }
 
 INLINE void NAME(ties)(const uint8_t *codes, int area, int channels, int lanes, const uint8_t *lows,
@@ -55,9 +56,9 @@ INLINE void NAME(ties)(const uint8_t *codes, int area, int channels, int lanes, 
 static void NAME(eb_norm_ties)(const uint8_t *codes, int samples, int area, int channels, const uint8_t *lows,
                                const uint8_t *highs, int32_t *at_low, int32_t *at_high)
 {
-#define BODY(L) NAME(ties)(codes + first, area, channels, L, lows + at, highs + at, at_low + at, at_high + at)
-    EACH_SIXTEEN(BODY)
-#undef BODY
+#define TIES(L) NAME(ties)(codes + first, area, channels, L, lows + at, highs + at, at_low + at, at_high + at)
+    EACH_SIXTEEN(TIES)
+#undef TIES
 }
 
 INLINE void NAME(forward)(const uint8_t *codes, int area, int channels, int lanes, int gate, const float *inner,
@@ -87,22 +88,16 @@ static void NAME(eb_norm_forward)(const uint8_t *codes, int samples, int area, i
                                   const float *inner, const float *factor, const float *shift, float low, float high,
                                   uint8_t *codes_out, float *extremes)
 {
-#define BODY_OF(GATE, L)                                                                                        \
+#define FORWARD(L, GATE)                                                                                        \
     NAME(forward)(codes + first, area, channels, L, GATE, inner + c, factor + at, shift + at, low, high,              \
             codes_out == NULL ? NULL : codes_out + first, extremes)
-#define BODY(L) BODY_OF(0, L)
     if (gate == 0)
-        EACH_SIXTEEN(BODY)
-#undef BODY
-#define BODY(L) BODY_OF(1, L)
-    if (gate == 1)
-        EACH_SIXTEEN(BODY)
-#undef BODY
-#define BODY(L) BODY_OF(2, L)
-    if (gate == 2)
-        EACH_SIXTEEN(BODY)
-#undef BODY
-#undef BODY_OF
+        EACH_SIXTEEN(FORWARD, 0)
+    else if (gate == 1)
+        EACH_SIXTEEN(FORWARD, 1)
+    else
+        EACH_SIXTEEN(FORWARD, 2)
+#undef FORWARD
 }
 
 INLINE void NAME(backward_sums)(const uint8_t *codes, const uint16_t *gradient, int area, int channels, int lanes,
@@ -132,22 +127,16 @@ static void NAME(eb_norm_backward_sums)(const uint8_t *codes, const uint16_t *gr
                                         int channels, int gate, const float *inner, float *plain, float *weighted,
                                         float *gated)
 {
-#define BODY_OF(GATE, L)                                                                                          \
+#define SUMS(L, GATE)                                                                                          \
     NAME(backward_sums)(codes + first, gradient + first, area, channels, L, GATE, inner + c, plain + at,          \
                         weighted + at, gated + at)
-#define BODY(L) BODY_OF(0, L)
     if (gate == 0)
-        EACH_SIXTEEN(BODY)
-#undef BODY
-#define BODY(L) BODY_OF(1, L)
-    if (gate == 1)
-        EACH_SIXTEEN(BODY)
-#undef BODY
-#define BODY(L) BODY_OF(2, L)
-    if (gate == 2)
-        EACH_SIXTEEN(BODY)
-#undef BODY
-#undef BODY_OF
+        EACH_SIXTEEN(SUMS, 0)
+    else if (gate == 1)
+        EACH_SIXTEEN(SUMS, 1)
+    else
+        EACH_SIXTEEN(SUMS, 2)
+#undef SUMS
 }
 
 INLINE Words NAME(backward)(const uint8_t *codes, const uint16_t *gradient, int area, int channels, int lanes,
@@ -186,7 +175,7 @@ static float NAME(eb_norm_backward)(const uint8_t *codes, const uint16_t *gradie
                                     const uint8_t *highs, const float *at_low, const float *at_high, uint16_t *out)
 {
     float largest = 0.0f;
-#define BODY_OF(GATE, ENDS, L)                                                                                      \
+#define BACKWARD(L, GATE, ENDS)                                                                                      \
     {                                                                                                               \
         const float found = largest_of(                                                                             \
             NAME(backward)(codes + first, gradient + first, area, channels, L, GATE, ENDS, inner + c, slope + at,   \
@@ -195,23 +184,15 @@ static float NAME(eb_norm_backward)(const uint8_t *codes, const uint16_t *gradie
             L);                                                                                                     \
         largest = (found > largest) | (found != found) ? found : largest;                                           \
     }
-#define BODY(L) BODY_OF(0, 0, L)
     if (gate == 0 && lows == NULL)
-        EACH_SIXTEEN(BODY)
-#undef BODY
-#define BODY(L) BODY_OF(0, 1, L)
-    if (gate == 0 && lows != NULL)
-        EACH_SIXTEEN(BODY)
-#undef BODY
-#define BODY(L) BODY_OF(1, 0, L)
-    if (gate == 1)
-        EACH_SIXTEEN(BODY)
-#undef BODY
-#define BODY(L) BODY_OF(2, 1, L)
-    if (gate == 2)
-        EACH_SIXTEEN(BODY)
-#undef BODY
-#undef BODY_OF
+        EACH_SIXTEEN(BACKWARD, 0, 0)
+    else if (gate == 0)
+        EACH_SIXTEEN(BACKWARD, 0, 1)
+    else if (gate == 1)
+        EACH_SIXTEEN(BACKWARD, 1, 0)
+    else
+        EACH_SIXTEEN(BACKWARD, 2, 1)
+#undef BACKWARD
     return largest;
 }
 
@@ -306,12 +287,8 @@ static float NAME(eb_max_pool_backward)(const uint8_t *places, const uint16_t *g
                     if (y < 0 || y >= height || x < 0 || x >= width)
                         continue;
                     float *to = sums + ((size_t)y * (size_t)width + (size_t)x) * (size_t)channels;
-                    for (int c = 0; c < channels; c++) {
-                        const uint32_t bits = (uint32_t)gradient[c] << 16;
-                        float value;
-                        memcpy(&value, &bits, sizeof value);
-                        to[c] = to[c] + (places[c] == k ? value : 0.0f);
-                    }
+                    for (int c = 0; c < channels; c++)
+                        to[c] = to[c] + (places[c] == k ? widen(gradient[c]) : 0.0f);
                 }
                 places += channels;
                 gradient += channels;

@@ -23,6 +23,7 @@
 #define nearest NAME(nearest)
 #define lesser NAME(lesser)
 #define greater NAME(greater)
+#define load_integers NAME(load_integers)
 #define load_floats NAME(load_floats)
 #define store_floats NAME(store_floats)
 #define load_codes NAME(load_codes)
@@ -78,6 +79,12 @@ INLINE Integers greater(Integers a, Integers b) { return (a & (a > b)) | (b & ~(
 INLINE Floats lower(Floats a, Floats b) { return choose((a < b) | (a != a), a, b); }
 INLINE Floats higher(Floats a, Floats b) { return choose((a > b) | (a != a), a, b); }
 
+INLINE Integers load_integers(const int32_t *from, int lanes)
+{
+    Integers v = {};
+    memcpy(&v, from, (size_t)lanes * sizeof *from);
+    return v;
+}
 INLINE Floats load_floats(const float *from, int lanes)
 {
     Floats v = {};

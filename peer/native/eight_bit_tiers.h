@@ -1,0 +1,43 @@
+#ifndef SOTTOVOCE_EIGHT_BIT_TIERS_H
+#define SOTTOVOCE_EIGHT_BIT_TIERS_H
+/* For files whose kernels are compiled once for each width of register (eight_bit_each_tier.h): which of the versions
+   this processor runs, and what all of them need. */
+#include "compress.h"
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC optimize("no-trapping-math")
+#endif
+
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define WIDE 1
+#include <immintrin.h>
+#endif
+
+/* 2 for the kernels of x86-64-v4, 1 for those of v3, 0 for the portable ones. */
+static inline int tier_of_this_processor(void)
+{
+#ifdef WIDE
+    if (widest_registers >= 512 && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl")
+        && __builtin_cpu_supports("avx512dq"))
+        return 2;
+    if (widest_registers >= 256 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2"))
+        return 1;
+#endif
+    return 0;
+}
+
+/* float32 of bfloat16. */
+static inline __attribute__((always_inline)) float widen(uint16_t bits)
+{
+    uint32_t wide = (uint32_t)bits << 16;
+    float value;
+    memcpy(&value, &wide, sizeof value);
+    return value;
+}
+
+static inline size_t rounded_up(int n, int to) { return (size_t)((n + to - 1) / to) * (size_t)to; }
+#endif
