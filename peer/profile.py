@@ -195,13 +195,33 @@ def measure(workload: Workload, precision: Precision) -> StepCost:
 
     gc.collect()
     peak = _peak_of(step)
-    saved = _saved_by(model, inputs)
+    saved = kept_bytes(model, lambda: model(inputs))
     times = []
     for _ in range(STEPS + 1):
         start = time.thread_time()
         step()
         times.append(time.thread_time() - start)
     return StepCost(saved, peak, sorted(times[1:])[STEPS // 2])
+
+
+def kept_bytes(model: nn.Module, forward: Callable[[], torch.Tensor], *others: torch.Tensor) -> int:
+    """Return the bytes of all tensors that a forward pass keeps for its backward pass, each storage once, without the
+    model's parameters and `others`."""
+    known = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *others)}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in known:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        output = forward()
+    # What an int8 network keeps lies on its own tape.
+    inside = int(getattr(model, "last_saved_bytes", 0))
+    del output
+    return sum(kept.values()) + inside
 
 
 def count_products(model: nn.Module, workload: Workload) -> Products:
@@ -302,24 +322,6 @@ def _status(path: Path, name: str) -> int | None:
         return None
     found = [line.split()[1] for line in lines if line.startswith(f"{name}:")]
     return 1024 * int(found[0]) if found else None
-
-
-def _saved_by(model: nn.Module, inputs: torch.Tensor) -> int:
-    """Return the bytes of all tensors that one forward pass keeps, each storage once, without the parameters."""
-    known = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    kept: dict[int, int] = {}
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in known:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        output = model(inputs)
-    inside = getattr(model, "last_saved_bytes", None)
-    del output
-    return sum(kept.values()) if inside is None else int(inside)
 
 
 def main() -> None:

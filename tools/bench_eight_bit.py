@@ -41,6 +41,7 @@ import torch
 from torch import nn
 
 from peer.native import available
+from peer.profile import kept_bytes
 from peer.train.layers import EIGHT_BIT, FULL_PRECISION, Layers
 from peer.train.models import mlp, resnet18, resnet20, vgg11
 from peer.train.threads import use_one_thread
@@ -142,23 +143,8 @@ class Step:
 
     def kept_bytes(self) -> int:
         """What one forward pass keeps for its backward pass."""
-        own = {parameter.untyped_storage().data_ptr() for parameter in self.model.parameters()}
-        if not self.case.classes:
-            # A part of the measurement, not of the network.
-            own.add(self.direction.untyped_storage().data_ptr())
-        kept: dict[int, int] = {}
-
-        def note(tensor: torch.Tensor) -> torch.Tensor:
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in own:
-                kept[storage.data_ptr()] = storage.nbytes()
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-            loss = self.loss()
-        total = sum(kept.values()) + getattr(self.model, "last_saved_bytes", 0)
-        del loss
-        return total
+        # The direction is a part of the measurement, not of the network.
+        return kept_bytes(self.model, self.loss, *(() if self.case.classes else (self.direction,)))
 
 
 class _OneDnnLinear(torch.autograd.Function):

@@ -11,7 +11,7 @@ from peer.train.eight_bit.conv_kernels import Window
 from peer.train.eight_bit.images import image_codes, innermost, outermost, unpadded
 from peer.train.eight_bit.layer import Layer
 from peer.train.eight_bit.norms import norm_in_8_bits
-from peer.train.eight_bit.ranges import ChannelRanges, RunningRange, grid_over
+from peer.train.eight_bit.ranges import ChannelRanges, RunningRange, grid_over, rectified
 from peer.train.eight_bit.tensors import Gradient, Quantized, Tape
 from peer.train.norms import Norm, activates
 
@@ -64,7 +64,7 @@ class RectifiedConv(Layer):
         """Return the extremes of the output from those of the products, int32[outputs]."""
         low = (lows * factor + self.bias.detach()).amin().item()
         high = (highs * factor + self.bias.detach()).amax().item()
-        return (max(low, 0.0), max(high, 0.0)) if self._relu else (low, high)
+        return rectified((low, high), self._relu)
 
 
 class ConvUnit(Layer):

@@ -7,7 +7,6 @@ integer products, and within the rounding of float32 sums for the weight gradien
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +15,8 @@ from torch.nn import functional
 
 from peer.native import ffi, lib
 from peer.train.eight_bit import kernels
+from peer.train.eight_bit.kernels import pointer
+from peer.train.eight_bit.ranges import inverse_step
 from peer.train.eight_bit.scratch import scratch
 
 LANES = 16
@@ -65,18 +66,18 @@ def quantize_weights(weight: torch.Tensor) -> Weights:
     outputs, inputs, rows, columns = weight.shape
     low, high = kernels.extremes(weight)
     largest = max(-low, high)
-    inverse = 127.0 / largest if largest > 0.0 else math.nan if math.isnan(largest) else 0.0
+    inverse = inverse_step(largest)
     codes = scratch("weights", (outputs, rows, columns, up_to_4(inputs)), torch.int8, weight.device)
     sums = torch.empty(outputs, dtype=torch.int32, device=weight.device)
-    if _native(weight):
+    if kernels.is_native(weight):
         _done(
             lib.eb_conv_codes(
-                _at(weight, "float *"), outputs, inputs, rows, columns, inverse, _at(codes, "int8_t *"),
-                _at(sums, "int32_t *"),
+                pointer(weight, "float *"), outputs, inputs, rows, columns, inverse, pointer(codes, "int8_t *"),
+                pointer(sums, "int32_t *"),
             )
         )  # fmt: skip
     else:
-        levels = torch.round((weight * inverse).nan_to_num_(nan=-127.0).clamp_(-127, 127))
+        levels = kernels.cut(torch.round(weight * inverse), -127)
         codes.zero_()[..., :inputs] = levels.permute(0, 2, 3, 1).to(torch.int8)
         sums.copy_(codes.sum(dim=(1, 2, 3), dtype=torch.int32))
     return Weights(codes, sums, largest / 127.0, inputs)
@@ -98,7 +99,7 @@ def forward(
     """
     b, h, w, _ = x.shape
     shape = (b, window.results(h), window.results(w), len(weights.codes))
-    if _native(x) and window.groups == 1:
+    if kernels.is_native(x) and window.groups == 1:
         codes = torch.empty(shape, dtype=torch.uint8)
         return codes, *_forward(x, zero_point, weights, window, scale, shift, ends, codes)
     acc = product(x, zero_point, weights, window)
@@ -108,7 +109,7 @@ def forward(
 
 def measure(x: torch.Tensor, zero_point: int, weights: Weights, window: Window) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the extremes of acc as `forward` does."""
-    if _native(x) and window.groups == 1:
+    if kernels.is_native(x) and window.groups == 1:
         nothing = torch.zeros(len(weights.codes))
         return _forward(x, zero_point, weights, window, nothing, nothing, (0.0, 0.0), None)
     acc = product(x, zero_point, weights, window)
@@ -138,7 +139,7 @@ def backward(
     number): where they are equal the gradient is 0.
     """
     b, rows, columns, outputs = codes.shape
-    if not _native(codes) or window.groups > 1:
+    if not kernels.is_native(codes) or window.groups > 1:
         acc = input_product(codes, weights, window, size)
         gradient = (acc.to(torch.float32) * factor).to(torch.bfloat16)
         return gradient, kernels.mask_gradient_(gradient, *(mask or (None, 0)))
@@ -160,8 +161,8 @@ def backward(
             )  # fmt: skip
             sums = torch.empty(inputs, dtype=torch.int32)
             lib.eb_conv_pack_backward(
-                _at(weights.codes, "int8_t *"), outputs, inputs, window.kernel, window.kernel, row_taps, len(row_taps),
-                column_taps, len(column_taps), _at(packed, "int8_t *"), _at(sums, "int32_t *"),
+                pointer(weights.codes, "int8_t *"), outputs, inputs, window.kernel, window.kernel, row_taps,
+                len(row_taps), column_taps, len(column_taps), pointer(packed, "int8_t *"), pointer(sums, "int32_t *"),
             )  # fmt: skip
             shape = ffi.new(
                 "ConvShape *",
@@ -175,9 +176,9 @@ def backward(
             )  # fmt: skip
             _done(
                 lib.eb_conv_backward(
-                    shape, _at(codes, "int8_t *"), _at(packed, "int8_t *"), _at(sums.mul_(128), "int32_t *"), factor,
-                    ffi.NULL if mask is None else _at(mask[0], "uint8_t *"), 0 if mask is None else mask[1],
-                    _at(gradient, "uint16_t *"), largest,
+                    shape, pointer(codes, "int8_t *"), pointer(packed, "int8_t *"),
+                    pointer(sums.mul_(128), "int32_t *"), factor, pointer(mask[0] if mask else None, "uint8_t *"),
+                    mask[1] if mask else 0, pointer(gradient, "uint16_t *"), largest,
                 )
             )  # fmt: skip
     return gradient, largest[0]
@@ -207,13 +208,14 @@ def weight_gradient(
     float32, for `gradient: bfloat16[b, h, w, outputs]` and the saved codes x; `inputs` channels of these count."""
     outputs = gradient.shape[3]
     found = torch.empty((outputs, inputs // window.groups, window.kernel, window.kernel), device=x.device)
-    if _native(x) and window.groups == 1:
+    if kernels.is_native(x) and window.groups == 1:
         shape = _forward_shape(x, zero_point, window, outputs)
         _done(
             lib.eb_conv_weight_gradient(
-                shape, _at(x, "uint8_t *"), _at(gradient, "uint16_t *"), inputs, factor, _at(found, "float *")
+                shape, pointer(x, "uint8_t *"), pointer(gradient, "uint16_t *"), inputs, factor,
+                pointer(found, "float *"),
             )
-        )
+        )  # fmt: skip
         return found
     exact = torch.nn.grad.conv2d_weight(
         (x[..., :inputs].to(torch.float32) - zero_point).permute(0, 3, 1, 2),
@@ -238,15 +240,17 @@ def _forward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     outputs, rows, columns, inputs = weights.codes.shape
     packed = scratch("packed", (-(-outputs // LANES) * rows * columns * inputs * LANES,), torch.int8, x.device)
-    lib.eb_conv_pack_forward(_at(weights.codes, "int8_t *"), outputs, inputs, rows, columns, _at(packed, "int8_t *"))
+    lib.eb_conv_pack_forward(
+        pointer(weights.codes, "int8_t *"), outputs, inputs, rows, columns, pointer(packed, "int8_t *")
+    )
     lows = torch.full((outputs,), 2**31 - 1, dtype=torch.int32)
     highs = torch.full((outputs,), -(2**31), dtype=torch.int32)
     offset = weights.sums * zero_point
     _done(
         lib.eb_conv_forward(
-            _forward_shape(x, zero_point, window, outputs), _at(x, "uint8_t *"), _at(packed, "int8_t *"),
-            _at(offset, "int32_t *"), _at(scale, "float *"), _at(shift, "float *"), *ends,
-            ffi.NULL if codes is None else _at(codes, "uint8_t *"), _at(lows, "int32_t *"), _at(highs, "int32_t *"),
+            _forward_shape(x, zero_point, window, outputs), pointer(x, "uint8_t *"), pointer(packed, "int8_t *"),
+            pointer(offset, "int32_t *"), pointer(scale, "float *"), pointer(shift, "float *"), *ends,
+            pointer(codes, "uint8_t *"), pointer(lows, "int32_t *"), pointer(highs, "int32_t *"),
         )
     )  # fmt: skip
     return lows, highs
@@ -276,17 +280,6 @@ def _taps(window: Window, parity: int) -> tuple[int, list[int]]:
 def _exact(terms: int, device: torch.device) -> torch.dtype:
     # Only on the CPU are float32 products known to be what they say; CUDA may use TF32 or Winograd's transform.
     return torch.float32 if terms <= _EXACT_TERMS and device.type == "cpu" else torch.float64
-
-
-def _native(tensor: torch.Tensor) -> bool:
-    if lib is None or tensor.device.type != "cpu":
-        return False
-    assert tensor.is_contiguous()
-    return True
-
-
-def _at(tensor: torch.Tensor, kind: str) -> Any:
-    return ffi.cast(kind, tensor.data_ptr())
 
 
 def _done(status: int) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from peer.native import ffi, lib
-from peer.train.eight_bit.ranges import Grid
+from peer.train.eight_bit.ranges import Grid, inverse_step
 from peer.train.eight_bit.scratch import scratch
 
 _CODES = {torch.int8: 0, torch.uint8: 128}
@@ -54,7 +54,7 @@ def quantize_weights(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, 
     rows, columns = weight.shape[0], weight[0].numel()
     low, high = extremes(weight)
     largest = max(-low, high)
-    inverse = 127.0 / largest if largest > 0.0 else math.nan if math.isnan(largest) else 0.0
+    inverse = inverse_step(largest)
     codes = scratch("weights", (rows, columns), torch.int8, weight.device)
     sums = torch.empty(rows, dtype=torch.int32, device=weight.device)
     if is_native(weight):
@@ -126,7 +126,7 @@ def finish_backward(
     gradient = torch.empty(accumulator.shape, dtype=torch.bfloat16, device=accumulator.device)
     if is_native(accumulator):
         largest = lib.eb_finish_backward(
-            pointer(accumulator, "int32_t *"), accumulator.numel(), factor, _mask(mask), masked,
+            pointer(accumulator, "int32_t *"), accumulator.numel(), factor, pointer(mask, "int8_t *"), masked,
             pointer(gradient, "uint16_t *"),
         )  # fmt: skip
         return gradient, largest
@@ -137,7 +137,9 @@ def finish_backward(
 def mask_gradient_(gradient: torch.Tensor, mask: torch.Tensor | None, masked: int) -> float:
     """Set a bfloat16 gradient to 0 where `mask` equals `masked`, and return its largest magnitude."""
     if is_native(gradient):
-        largest: float = lib.eb_mask_gradient(pointer(gradient, "uint16_t *"), gradient.numel(), _mask(mask), masked)
+        largest: float = lib.eb_mask_gradient(
+            pointer(gradient, "uint16_t *"), gradient.numel(), pointer(mask, "int8_t *"), masked
+        )
         return largest
     if mask is not None:
         gradient.masked_fill_((mask == masked).view(gradient.shape), 0)
@@ -159,7 +161,7 @@ def quantize_gradient(gradient: torch.Tensor, largest: float, keys: tuple[int, i
 
     The codes lie in scratch memory: good until the next gradient is quantized.
     """
-    inverse = 127.0 / largest if largest > 0.0 else math.nan if math.isnan(largest) else 0.0
+    inverse = inverse_step(largest)
     codes = scratch("gradient", tuple(gradient.shape), torch.int8, gradient.device)
     if is_native(gradient):
         lib.eb_quantize_gradient(
@@ -267,13 +269,9 @@ def is_native(tensor: torch.Tensor) -> bool:
     return lib is not None and tensor.device.type == "cpu" and tensor.is_contiguous()
 
 
-def pointer(tensor: torch.Tensor, kind: str) -> Any:
-    """Return where a tensor lies, for a native kernel."""
-    return ffi.cast(kind, tensor.data_ptr())
-
-
-def _mask(mask: torch.Tensor | None) -> Any:
-    if mask is None:
+def pointer(tensor: torch.Tensor | None, kind: str) -> Any:
+    """Return where a contiguous tensor lies, for a native kernel; NULL for None."""
+    if tensor is None:
         return ffi.NULL
-    assert mask.is_contiguous()
-    return pointer(mask, "int8_t *")
+    assert tensor.is_contiguous()
+    return ffi.cast(kind, tensor.data_ptr())

@@ -8,7 +8,6 @@ another order.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -20,7 +19,7 @@ from peer.native import ffi, lib
 from peer.train.eight_bit import kernels, row_kernels
 from peer.train.eight_bit.kernels import pointer
 from peer.train.eight_bit.products import MAX_TERMS, int8_product
-from peer.train.eight_bit.ranges import Grid
+from peer.train.eight_bit.ranges import Grid, inverse_step
 from peer.train.eight_bit.scratch import scratch
 
 _LANES = 16
@@ -76,7 +75,7 @@ def quantize_weights(weight: torch.Tensor, *, transposed: bool = False, largest:
     if not (_speed() & 1 and kernels.is_native(weight)):
         codes, sums, _ = kernels.quantize_weights(weight)
         return Weights(codes, codes.sum(dim=0, dtype=torch.int32) if transposed else sums, largest, packed=False)
-    inverse = 127.0 / largest if largest > 0.0 else math.nan if math.isnan(largest) else 0.0
+    inverse = inverse_step(largest)
     size = -(-results // _LANES) * _LANES * -(-terms // 4) * 4
     codes = scratch("weights", (size,), torch.int8, weight.device)
     sums = torch.empty(results, dtype=torch.int32)
@@ -106,7 +105,7 @@ def forward_floats(x: Operands) -> torch.Tensor:
     """Return y, float32[rows, results]."""
     if x.weights.packed:
         y = torch.empty(x.shape)
-        native_product(lib.eb_linear_floats, x, x.factor, _optional(x.bias, "float *"), pointer(y, "float *"))
+        native_product(lib.eb_linear_floats, x, x.factor, pointer(x.bias, "float *"), pointer(y, "float *"))
         return y
     return kernels.finish_forward_floats(*_accumulated(x, x.weights.codes.t()), x.factor, x.bias)
 
@@ -188,8 +187,8 @@ def native_product(kernel: Callable[..., None], x: Operands, *rest: Any) -> None
 def _codes(x: Operands, grid: Grid, codes: torch.Tensor | None, relu: bool) -> tuple[float, float]:
     ends = ffi.new("float[2]")
     native_product(
-        lib.eb_linear_codes, x, x.factor, _optional(x.bias, "float *"), relu, grid.inverse, grid.zero_point,
-        _optional(codes, "int8_t *"), ends,
+        lib.eb_linear_codes, x, x.factor, pointer(x.bias, "float *"), relu, grid.inverse, grid.zero_point,
+        pointer(codes, "int8_t *"), ends,
     )  # fmt: skip
     return ends[0], ends[1]
 
@@ -207,7 +206,7 @@ def _gradient(
     assert mask is None or mask.is_contiguous()
     largest = ffi.new("float *")
     native_product(
-        lib.eb_linear_backward, x, x.factor, _optional(mask, "int8_t *"), masked, _optional(slopes, "float *"), add,
+        lib.eb_linear_backward, x, x.factor, pointer(mask, "int8_t *"), masked, pointer(slopes, "float *"), add,
         pointer(gradient, "uint16_t *"), largest,
     )  # fmt: skip
     found: float = largest[0]
@@ -229,10 +228,6 @@ def _speed() -> int:
 def _speed_of_this_processor() -> int:
     speed: int = lib.eb_linear_speed()
     return speed
-
-
-def _optional(tensor: torch.Tensor | None, kind: str) -> Any:
-    return ffi.NULL if tensor is None else pointer(tensor, kind)
 
 
 def _room(size: int, kind: str = "uint8_t *") -> Any:

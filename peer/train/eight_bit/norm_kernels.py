@@ -16,6 +16,7 @@ import torch
 from torch.nn import functional
 
 from peer.native import ffi, lib
+from peer.train.eight_bit.kernels import is_native, pointer
 
 Gate = Literal[0, 1, 2]
 """What multiplies q: nothing, the sigmoid, or the hard sigmoid of `inner` · q."""
@@ -55,12 +56,10 @@ class Ends:
 def statistics(codes: torch.Tensor) -> Statistics:
     """Return sums and extremes of each channel of each sample."""
     b, n, c = codes.shape
-    if _native(codes):
+    if is_native(codes):
         sums, squares = (torch.empty((b, c), dtype=torch.int32) for _ in range(2))
         lows, highs = (torch.empty((b, c), dtype=torch.uint8) for _ in range(2))
-        lib.eb_norm_statistics(
-            _bytes(codes), b, n, c, _at(sums, "int32_t *"), _at(squares, "int32_t *"), _bytes(lows), _bytes(highs)
-        )
+        lib.eb_norm_statistics(_bytes(codes), b, n, c, _integers(sums), _integers(squares), _bytes(lows), _bytes(highs))
         return Statistics(sums, squares, lows, highs)
     q = codes.to(torch.int32) - 128
     return Statistics(
@@ -74,11 +73,9 @@ def statistics(codes: torch.Tensor) -> Statistics:
 def ties(codes: torch.Tensor, lows: torch.Tensor, highs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return how many codes equal `lows` and `highs: uint8[b, c]`, int32[b, c] each."""
     b, n, c = codes.shape
-    if _native(codes):
+    if is_native(codes):
         at_low, at_high = (torch.empty((b, c), dtype=torch.int32) for _ in range(2))
-        lib.eb_norm_ties(
-            _bytes(codes), b, n, c, _bytes(lows), _bytes(highs), _at(at_low, "int32_t *"), _at(at_high, "int32_t *")
-        )
+        lib.eb_norm_ties(_bytes(codes), b, n, c, _bytes(lows), _bytes(highs), _integers(at_low), _integers(at_high))
         return at_low, at_high
     return tuple((codes == end[:, None]).sum(dim=1, dtype=torch.int32) for end in (lows, highs))  # type: ignore[return-value]
 
@@ -97,7 +94,7 @@ def forward(
     t = q · gate(inner · q); `inner: float32[c]`, `factor` and `shift: float32[b, c]`.
     """
     b, n, c = codes.shape
-    if _native(codes):
+    if is_native(codes):
         out = None if cut is None else torch.empty_like(codes)
         ends = ffi.new("float[2]", (math.inf, -math.inf))
         lib.eb_norm_forward(
@@ -121,10 +118,10 @@ def backward_sums(
     `gradient: bfloat16[b, n, c]`.
     """
     b, n, c = codes.shape
-    if _native(codes):
+    if is_native(codes):
         plain, weighted, gated = (torch.empty((b, c)) for _ in range(3))
         lib.eb_norm_backward_sums(
-            _bytes(codes), _at(gradient, "uint16_t *"), b, n, c, gate, _floats(inner), _floats(plain),
+            _bytes(codes), _halves(gradient), b, n, c, gate, _floats(inner), _floats(plain),
             _floats(weighted), _floats(gated),
         )  # fmt: skip
         return plain, weighted, gated
@@ -151,13 +148,13 @@ def backward(
     `slope`, `linear` and `constant: float32[b, c]`.
     """
     b, n, c = codes.shape
-    if _native(codes):
+    if is_native(codes):
         out = torch.empty_like(gradient)
         given = ends or Ends(*(None,) * 4)  # type: ignore[arg-type]
         largest: float = lib.eb_norm_backward(
-            _bytes(codes), _at(gradient, "uint16_t *"), b, n, c, gate, _floats(inner), _floats(slope),
+            _bytes(codes), _halves(gradient), b, n, c, gate, _floats(inner), _floats(slope),
             _floats(linear), _floats(constant), _bytes(given.lows), _bytes(given.highs), _floats(given.at_low),
-            _floats(given.at_high), _at(out, "uint16_t *"),
+            _floats(given.at_high), _halves(out),
         )  # fmt: skip
         return out, largest
     q, g = codes.to(torch.float32) - 128.0, gradient.to(torch.float32)
@@ -181,7 +178,7 @@ def sum_forward(
     cut: tuple[float, float] | None,
 ) -> tuple[torch.Tensor | None, tuple[float, float]]:
     """Return uint8 codes of a · factors[0] + b · factors[1] + shift, as `forward` does, for codes of equal shape."""
-    if _native(a):
+    if is_native(a):
         out = None if cut is None else torch.empty_like(a)
         ends = ffi.new("float[2]", (math.inf, -math.inf))
         lib.eb_sum_forward(
@@ -199,11 +196,9 @@ def sum_backward(
 ) -> tuple[torch.Tensor, float]:
     """Return a + b, both bfloat16, 0 where `mask`, uint8 of the same shape, equals `masked`; and the largest
     magnitude."""
-    if _native(a):
+    if is_native(a):
         out = torch.empty_like(a)
-        largest: float = lib.eb_sum_backward(
-            _at(a, "uint16_t *"), _at(b, "uint16_t *"), a.numel(), _bytes(mask), masked, _at(out, "uint16_t *")
-        )
+        largest: float = lib.eb_sum_backward(_halves(a), _halves(b), a.numel(), _bytes(mask), masked, _halves(out))
         return out, largest
     total = a.to(torch.float32) + b.to(torch.float32)
     return _narrowed(total if mask is None else total.masked_fill_(mask == masked, 0.0))
@@ -214,7 +209,7 @@ def max_pool_forward(codes: torch.Tensor, kernel: int, stride: int, padding: int
     + column, uint8 each; of equals the first counts."""
     b, h, w, c = codes.shape
     rows, columns = ((size + 2 * padding - kernel) // stride + 1 for size in (h, w))
-    if _native(codes):
+    if is_native(codes):
         out, places = (torch.empty((b, rows, columns, c), dtype=torch.uint8) for _ in range(2))
         lib.eb_max_pool_forward(_bytes(codes), b, h, w, c, kernel, stride, padding, _bytes(out), _bytes(places))
         return out, places
@@ -236,12 +231,12 @@ def max_pool_backward(
     it is added up in float32."""
     b, rows, columns, c = places.shape
     h, w = size
-    if _native(places):
+    if is_native(places):
         out = torch.empty((b, h, w, c), dtype=torch.bfloat16)
         sums = torch.empty((h, w, c))
         largest: float = lib.eb_max_pool_backward(
-            _bytes(places), _at(gradient, "uint16_t *"), b, h, w, c, kernel, stride, padding, _floats(sums),
-            _at(out, "uint16_t *"),
+            _bytes(places), _halves(gradient), b, h, w, c, kernel, stride, padding, _floats(sums),
+            _halves(out),
         )  # fmt: skip
         return out, largest
     g = gradient.to(torch.float32)
@@ -309,20 +304,17 @@ def _in_turn(values: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(np.add.accumulate(values.numpy(), axis=1, dtype=np.float32)[:, -1].copy())
 
 
-def _native(tensor: torch.Tensor) -> bool:
-    if lib is None or tensor.device.type != "cpu":
-        return False
-    assert tensor.is_contiguous()
-    return True
-
-
-def _at(tensor: torch.Tensor | None, kind: str) -> Any:
-    return ffi.NULL if tensor is None else ffi.cast(kind, tensor.data_ptr())
-
-
 def _bytes(tensor: torch.Tensor | None) -> Any:
-    return _at(tensor, "uint8_t *")
+    return pointer(tensor, "uint8_t *")
+
+
+def _halves(tensor: torch.Tensor) -> Any:
+    return pointer(tensor, "uint16_t *")
+
+
+def _integers(tensor: torch.Tensor) -> Any:
+    return pointer(tensor, "int32_t *")
 
 
 def _floats(tensor: torch.Tensor | None) -> Any:
-    return _at(tensor, "float *")
+    return pointer(tensor, "float *")

@@ -16,7 +16,7 @@ from torch import nn
 
 from peer.train.eight_bit import norm_kernels
 from peer.train.eight_bit.norm_kernels import HARD_SIGMOID, PLAIN, SIGMOID, Ends, Gate
-from peer.train.eight_bit.ranges import RunningRange, grid_over
+from peer.train.eight_bit.ranges import RunningRange, grid_over, rectified
 from peer.train.eight_bit.tensors import Gradient, Quantized, Tape
 from peer.train.norms import CHUNKS, EvoNormS0, RangeBatchNorm, RangeEvoNorm, equal_parts, range_scale
 
@@ -65,7 +65,7 @@ class NormIn8Bits(ABC):
         grid = output.grid()
         if grid is None:
             _, ends = norm_kernels.forward(codes, self.gate, inner, _floats(factor), _floats(shift), None)
-            grid = grid_over(*_above(ends, relu))
+            grid = grid_over(*rectified(ends, relu))
         zero = grid.zero_point + 128
         out, (low, high) = norm_kernels.forward(
             codes,
@@ -77,7 +77,7 @@ class NormIn8Bits(ABC):
         )
         assert out is not None
         if tape.training:
-            output.observe_(*_above(((low - zero) * grid.scale, (high - zero) * grid.scale), relu))
+            output.observe_(*rectified(((low - zero) * grid.scale, (high - zero) * grid.scale), relu))
         tape.save(codes, steps, *affine.kept)
         return Quantized(out, grid.scale, zero, rectified=relu)
 
@@ -140,10 +140,7 @@ class _BatchNorm(NormIn8Bits):
         self, codes: torch.Tensor, steps: torch.Tensor, sums: Sums, kept: tuple[torch.Tensor, ...], tape: Tape
     ) -> Slopes:
         mean, inverse, training = kept
-        plain, weighted = sums.plain.sum(dim=0), sums.weighted.sum(dim=0) * steps - mean * sums.plain.sum(dim=0)
-        _count(tape, self._module.weight, weighted * inverse)
-        _count(tape, self._module.bias, plain)
-        slope = self._module.weight.detach() * inverse
+        slope, plain, weighted = _count_batch_norm(tape, self._module, steps, sums, mean, inverse)
         count = codes.shape[0] * codes.shape[1] if training else float("inf")
         # dx = γ/σ (g − mean(g) − (x − μ)/σ² mean(g (x − μ)))
         linear = -slope * inverse.square() * weighted / count
@@ -177,10 +174,7 @@ class _RangeBatchNorm(NormIn8Bits):
         self, codes: torch.Tensor, steps: torch.Tensor, sums: Sums, kept: tuple[torch.Tensor, ...], tape: Tape
     ) -> Slopes:
         mean, inverse, training, *extremes = kept
-        plain, weighted = sums.plain.sum(dim=0), sums.weighted.sum(dim=0) * steps - mean * sums.plain.sum(dim=0)
-        _count(tape, self._module.weight, weighted * inverse)
-        _count(tape, self._module.bias, plain)
-        slope = self._module.weight.detach() * inverse
+        slope, plain, weighted = _count_batch_norm(tape, self._module, steps, sums, mean, inverse)
         none = torch.zeros_like(slope)
         b, n, c = codes.shape
         size = (b, c)
@@ -322,6 +316,22 @@ def _centred(
     return Affine((factor * steps)[None], shift[None], (mean, inverse, torch.tensor(training)))
 
 
+def _count_batch_norm(
+    tape: Tape,
+    module: nn.BatchNorm2d | RangeBatchNorm,
+    steps: torch.Tensor,
+    sums: Sums,
+    mean: torch.Tensor,
+    inverse: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Add the gradients of γ and β; return γ/σ, Σg and Σg (x − μ) of each channel."""
+    plain = sums.plain.sum(dim=0)
+    weighted = sums.weighted.sum(dim=0) * steps - mean * plain
+    _count(tape, module.weight, weighted * inverse)
+    _count(tape, module.bias, plain)
+    return module.weight.detach() * inverse, plain, weighted
+
+
 def _group_moments(codes: torch.Tensor, steps: torch.Tensor, groups: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return mean and variance of each group of channels of each sample, float64[b, groups]."""
     found = norm_kernels.statistics(codes)
@@ -365,12 +375,6 @@ def _rows(slope: torch.Tensor, linear: torch.Tensor, constant: torch.Tensor, end
 def _count(tape: Tape, parameter: nn.Parameter, gradient: torch.Tensor) -> None:
     if parameter.requires_grad:
         tape.add_gradient(parameter, gradient.float())
-
-
-def _above(ends: tuple[float, float], relu: bool) -> tuple[float, float]:
-    low, high = ends
-    # NaN stays: `max` returns its first argument where the comparison fails.
-    return (max(low, 0.0), max(high, 0.0)) if relu else ends
 
 
 def _floats(values: torch.Tensor) -> torch.Tensor:

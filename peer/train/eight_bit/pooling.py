@@ -50,8 +50,9 @@ class AveragePool(Layer):
         b, h, w, c = x.data.shape
         sums = norm_kernels.statistics(x.data.view(b, h * w, c)).sums[:, :channels]
         means = (sums.to(torch.float32) / (h * w) + (128 - x.zero_point)) * x.scale
-        grid = self.output.grid() or grid_over(*kernels.extremes(means.contiguous()))
-        codes, ends = kernels.quantize(means.contiguous(), grid)
+        means = means.contiguous()
+        grid = self.output.grid() or grid_over(*kernels.extremes(means))
+        codes, ends = kernels.quantize(means, grid)
         if tape.training:
             self.output.observe_(*ends)
         tape.save(x.data if x.rectified else None, x.zero_point, x.data.shape, channels)

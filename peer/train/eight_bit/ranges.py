@@ -53,6 +53,18 @@ def symmetric_grid_over(low: float, high: float) -> Grid:
     return Grid(max(largest, 1e-30) / 127.0, 0)
 
 
+def inverse_step(largest: float) -> float:
+    """Return how many of 127 steps that reach to `largest` make 1; 0 where nothing but 0 is, NaN of NaN."""
+    return 127.0 / largest if largest > 0.0 else math.nan if math.isnan(largest) else 0.0
+
+
+def rectified(ends: tuple[float, float], relu: bool) -> tuple[float, float]:
+    """Return the extremes of what a ReLU returns, if there is one, from those of what it reads."""
+    low, high = ends
+    # NaN stays: `max` returns its first argument where the comparison fails.
+    return (max(low, 0.0), max(high, 0.0)) if relu else ends
+
+
 class RunningRange(nn.Module):
     """The range of one activation tensor."""
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from peer.train.eight_bit import norm_kernels
 from peer.train.eight_bit.images import image_codes, innermost, outermost, unpadded
 from peer.train.eight_bit.layer import Layer
-from peer.train.eight_bit.ranges import RunningRange, grid_over
+from peer.train.eight_bit.ranges import RunningRange, grid_over, rectified
 from peer.train.eight_bit.tensors import Gradient, Quantized, Tape
 
 
@@ -37,7 +37,7 @@ class Residual(Layer):
         grid = self.output.grid()
         if grid is None:
             _, ends = norm_kernels.sum_forward(a.data, b.data, (a.scale, b.scale), shift, None)
-            grid = grid_over(*self._above(*ends))
+            grid = grid_over(*rectified(ends, self._relu))
         zero = grid.zero_point + 128
         codes, (low, high) = norm_kernels.sum_forward(
             a.data,
@@ -48,7 +48,7 @@ class Residual(Layer):
         )
         assert codes is not None
         if tape.training:
-            self.output.observe_(*self._above((low - zero) * grid.scale, (high - zero) * grid.scale))
+            self.output.observe_(*rectified(((low - zero) * grid.scale, (high - zero) * grid.scale), self._relu))
         tape.save(image_codes(x) if x.rectified else None)
         return Quantized(outermost(codes[..., :channels]), grid.scale, zero, rectified=self._relu)
 
@@ -82,6 +82,3 @@ class Residual(Layer):
         layer = self.get_submodule(name)
         assert isinstance(layer, Layer)
         return layer
-
-    def _above(self, low: float, high: float) -> tuple[float, float]:
-        return (max(low, 0.0), max(high, 0.0)) if self._relu else (low, high)

@@ -182,13 +182,13 @@ def layer_norm(
     if x.native:
         of_normal, of_result = (ffi.new("float[2]", (math.inf, -math.inf)) for _ in range(2))
         lib.eb_layer_norm(
-            _optional(x.accumulator, "int32_t *"), _optional(x.floats, "float *"), rows, columns,
-            _optional(x.offset, "int32_t *"), x.factor, _optional(x.bias, "float *"),
-            _optional(x.residual, "int8_t *"), x.residual_zero, x.residual_scale, epsilon,
+            pointer(x.accumulator, "int32_t *"), pointer(x.floats, "float *"), rows, columns,
+            pointer(x.offset, "int32_t *"), x.factor, pointer(x.bias, "float *"),
+            pointer(x.residual, "int8_t *"), x.residual_zero, x.residual_scale, epsilon,
             pointer(gamma, "float *"), pointer(beta, "float *"),
-            0.0 if normal_grid is None else normal_grid.inverse, _optional(normal, "int8_t *"), of_normal,
+            0.0 if normal_grid is None else normal_grid.inverse, pointer(normal, "int8_t *"), of_normal,
             0.0 if grid is None else grid.inverse, 0 if grid is None else grid.zero_point,
-            _optional(codes, "int8_t *"), of_result, pointer(deviations, "float *"),
+            pointer(codes, "int8_t *"), of_result, pointer(deviations, "float *"),
         )  # fmt: skip
         return normal, (of_normal[0], of_normal[1]), codes, (of_result[0], of_result[1]), deviations
     values = x.values()
@@ -268,7 +268,3 @@ def _row_sums(values: torch.Tensor) -> torch.Tensor:
         lanes = lanes[:, :half] + lanes[:, half : 2 * half]
         half //= 2
     return lanes
-
-
-def _optional(tensor: torch.Tensor | None, kind: str) -> object:
-    return ffi.NULL if tensor is None else pointer(tensor, kind)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch.nn import functional
 
-from peer.native import lib
 from peer.train.eight_bit import conv_kernels
 from peer.train.eight_bit.conv_kernels import Weights, Window
 
@@ -24,20 +21,6 @@ SHAPES = [
     (2, 1, 1, 8, 4, 3, 1),
     (1, 8, 7, 4, 16, 3, 3),
 ]
-
-
-@pytest.fixture(params=[512, 256, 0])
-def registers(request: pytest.FixtureRequest) -> Iterator[int]:
-    """Kernels of every width."""
-    if lib is None:
-        if request.param:
-            pytest.skip("no native kernels here")
-        yield 0
-        return
-    widest = lib.widest_registers
-    lib.widest_registers = request.param
-    yield request.param
-    lib.widest_registers = widest
 
 
 def image(shape: tuple[int, ...], zero_point: int) -> torch.Tensor:

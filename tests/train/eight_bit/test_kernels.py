@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
 
 from peer.native import available
-from peer.train.eight_bit import kernels, row_kernels
+from peer.train.eight_bit import kernels
 from peer.train.eight_bit.products import int8_product, product_by_floats
 from peer.train.eight_bit.ranges import Grid, grid_over
 from peer.train.eight_bit.tensors import Tape
+from tests.train.eight_bit.twins import assert_twins_agree
 
 needs_native = pytest.mark.skipif(not available(), reason="the native kernels were not built")
 
@@ -42,35 +41,6 @@ def accumulators(shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:
 def codes(shape: tuple[int, ...], seed: int = 1) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(-128, 128, shape, dtype=torch.int8, generator=generator)
-
-
-def assert_twins_agree(compute: Callable[[], Any]) -> None:
-    """Compare the bits of what `compute` returns with and without the native kernels."""
-    by_native = _copied(compute())
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels, "lib", None)
-        patch.setattr(row_kernels, "lib", None)
-        by_torch = compute()
-    _assert_equal(by_native, by_torch)
-
-
-def _copied(result: Any) -> Any:
-    if isinstance(result, torch.Tensor):
-        return result.clone()
-    return tuple(map(_copied, result)) if isinstance(result, tuple) else result
-
-
-def _assert_equal(left: Any, right: Any) -> None:
-    if isinstance(left, tuple):
-        assert len(left) == len(right)
-        for one, other in zip(left, right, strict=True):
-            _assert_equal(one, other)
-    elif isinstance(left, torch.Tensor):
-        assert left.dtype == right.dtype
-        assert left.shape == right.shape
-        assert left.contiguous().view(torch.uint8).tolist() == right.contiguous().view(torch.uint8).tolist()
-    else:
-        assert left == right or (math.isnan(left) and math.isnan(right))
 
 
 @needs_native

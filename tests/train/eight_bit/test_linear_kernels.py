@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 
@@ -12,6 +9,7 @@ from peer.native import available, lib
 from peer.train.eight_bit import kernels, linear_kernels
 from peer.train.eight_bit.linear_kernels import Operands
 from peer.train.eight_bit.ranges import Grid, grid_over
+from tests.train.eight_bit.twins import assert_twins_agree
 
 pytestmark = pytest.mark.skipif(
     not available() or not lib.eb_linear_speed() & 1, reason="needs the native kernels, and a processor with VNNI"
@@ -37,21 +35,6 @@ def operands(shape: tuple[int, int, int], *, transposed: bool = False, bias: boo
     return Operands(
         random_codes((rows, terms), 1), 0 if transposed else -17, weights, 2e-3, numbers(results) if bias else None
     )
-
-
-def assert_twins_agree(compute: Callable[[], Any]) -> None:
-    native = compute()
-    native = tuple(part.clone() if isinstance(part, torch.Tensor) else part for part in native)
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (kernels, linear_kernels, linear_kernels.row_kernels):
-            patch.setattr(module, "lib", None)
-        by_torch = compute()
-    for one, other in zip(native, by_torch, strict=True):
-        if isinstance(one, torch.Tensor):
-            assert one.dtype == other.dtype
-            assert torch.equal(one.view(torch.uint8), other.view(torch.uint8))
-        else:
-            assert one == other
 
 
 @EACH_SHAPE

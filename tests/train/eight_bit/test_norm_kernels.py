@@ -2,50 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from functools import partial
 
 import pytest
 import torch
 
-from peer.native import lib
 from peer.train.eight_bit import norm_kernels
 from peer.train.eight_bit.norm_kernels import HARD_SIGMOID, PLAIN, SIGMOID, Ends, Gate
+from tests.train.eight_bit.twins import assert_equal, assert_twins_agree, by_both
 
 SHAPES = [(1, 1, 4), (3, 35, 16), (2, 49, 24), (5, 4, 100)]
-
-
-@pytest.fixture(params=[512, 256, 0])
-def registers(request: pytest.FixtureRequest) -> Iterator[int]:
-    """Kernels of every width."""
-    if lib is None:
-        pytest.skip("no native kernels here")
-    widest = lib.widest_registers
-    lib.widest_registers = request.param
-    yield request.param
-    lib.widest_registers = widest
-
-
-def both(monkeypatch: pytest.MonkeyPatch, function: Any, *arguments: Any) -> tuple[Any, Any]:
-    """Return what the native kernel and the torch operators make of the arguments."""
-    native = function(*arguments)
-    with monkeypatch.context() as without:
-        without.setattr(norm_kernels, "lib", None)
-        return native, function(*arguments)
-
-
-def same(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor):
-        return one.dtype == other.dtype and torch.equal(one, other)
-    if isinstance(one, tuple):
-        return all(same(a, b) for a, b in zip(one, other, strict=True))
-    return bool(one == other)
 
 
 @pytest.mark.usefixtures("registers")
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("gate", [PLAIN, SIGMOID, HARD_SIGMOID])
-def test_norms_give_the_same_bits(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int, int], gate: Gate) -> None:
+def test_norms_give_the_same_bits(shape: tuple[int, int, int], gate: Gate) -> None:
     torch.manual_seed(0)
     b, _, c = shape
     codes = torch.randint(0, 256, shape, dtype=torch.uint8)
@@ -53,21 +25,21 @@ def test_norms_give_the_same_bits(monkeypatch: pytest.MonkeyPatch, shape: tuple[
     inner = None if gate == PLAIN else torch.randn(c) * 0.05
     factor, shift, slope = torch.rand(b, c), torch.randn(b, c) * 50 + 100, torch.randn(b, c)
 
-    native, plain = both(monkeypatch, norm_kernels.statistics, codes)
+    native, plain = by_both(partial(norm_kernels.statistics, codes))
     for name in ("sums", "squares", "lows", "highs"):
-        assert same(getattr(native, name), getattr(plain, name))
+        assert_equal(getattr(native, name), getattr(plain, name))
     q = codes.double() - 128
     assert torch.equal(native.squares.double(), q.square().sum(dim=1))
-    assert same(*both(monkeypatch, norm_kernels.ties, codes, native.lows, native.highs))
+    assert_twins_agree(partial(norm_kernels.ties, codes, native.lows, native.highs))
 
     for cut in ((7.0, 250.0), None):
-        assert same(*both(monkeypatch, norm_kernels.forward, codes, gate, inner, factor, shift, cut))
-    sums = both(monkeypatch, norm_kernels.backward_sums, codes, gradient, gate, inner)
-    assert same(*sums) if gate else same(sums[0][:2], sums[1][:2])
+        assert_twins_agree(partial(norm_kernels.forward, codes, gate, inner, factor, shift, cut))
+    sums = by_both(partial(norm_kernels.backward_sums, codes, gradient, gate, inner))
+    assert_equal(*(sums if gate else (found[:2] for found in sums)))
     ends = Ends(native.lows, native.highs, torch.randn(b, c), torch.randn(b, c))
     given = (codes, gradient, gate, inner, slope, factor, shift)
     for only in [ends] if gate == HARD_SIGMOID else [None] if gate == SIGMOID else [ends, None]:
-        assert same(*both(monkeypatch, norm_kernels.backward, *given, only))
+        assert_twins_agree(partial(norm_kernels.backward, *given, only))
 
 
 @pytest.mark.parametrize("gate", [SIGMOID, HARD_SIGMOID])
@@ -90,38 +62,38 @@ def test_gates_are_close_to_float64(gate: Gate) -> None:
 
 @pytest.mark.usefixtures("registers")
 @pytest.mark.parametrize("size", [1, 16, 1000])
-def test_sums_give_the_same_bits(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+def test_sums_give_the_same_bits(size: int) -> None:
     torch.manual_seed(0)
     a, b = (torch.randint(0, 256, (size,), dtype=torch.uint8) for _ in range(2))
     for cut in ((20.0, 255.0), None):
-        assert same(*both(monkeypatch, norm_kernels.sum_forward, a, b, (0.37, 0.81), -9.3, cut))
+        assert_twins_agree(partial(norm_kernels.sum_forward, a, b, (0.37, 0.81), -9.3, cut))
     g, h = (torch.randn(size).to(torch.bfloat16) for _ in range(2))
     for mask in (None, a):
-        assert same(*both(monkeypatch, norm_kernels.sum_backward, g, h, mask, int(a[0])))
+        assert_twins_agree(partial(norm_kernels.sum_backward, g, h, mask, int(a[0])))
 
 
 @pytest.mark.usefixtures("registers")
 @pytest.mark.parametrize(("kernel", "stride", "padding"), [(2, 2, 0), (3, 2, 1), (3, 1, 1), (2, 3, 1)])
-def test_pooling_is_that_of_torch(monkeypatch: pytest.MonkeyPatch, kernel: int, stride: int, padding: int) -> None:
+def test_pooling_is_that_of_torch(kernel: int, stride: int, padding: int) -> None:
     torch.manual_seed(0)
     # No two alike in a window, so that who is greatest is no question of order.
     values = torch.randperm(7 * 9 * 3).view(1, 7, 9, 3).to(torch.uint8)
     codes = torch.cat((values, torch.randperm(7 * 9 * 3).view(1, 7, 9, 3).to(torch.uint8)))
-    native, plain = both(monkeypatch, norm_kernels.max_pool_forward, codes, kernel, stride, padding)
-    assert same(native, plain)
+    native, plain = by_both(partial(norm_kernels.max_pool_forward, codes, kernel, stride, padding))
+    assert_equal(native, plain)
     x = codes.permute(0, 3, 1, 2).double().requires_grad_()
     y = torch.nn.functional.max_pool2d(x, kernel, stride, padding)
     assert torch.equal(native[0].double(), y.permute(0, 2, 3, 1))
     gradient = torch.randint(-8, 9, tuple(native[0].shape)).to(torch.bfloat16)
-    passed = both(monkeypatch, norm_kernels.max_pool_backward, native[1], gradient, (7, 9), kernel, stride, padding)
-    assert same(*passed)
+    passed = by_both(partial(norm_kernels.max_pool_backward, native[1], gradient, (7, 9), kernel, stride, padding))
+    assert_equal(*passed)
     (expected,) = torch.autograd.grad(y, x, gradient.permute(0, 3, 1, 2).double())
     assert torch.equal(passed[0][0].double(), expected.permute(0, 2, 3, 1))
     assert passed[0][1] == expected.abs().max()
 
 
-def test_of_equal_codes_the_first_is_the_greatest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_equal_codes_the_first_is_the_greatest() -> None:
     codes = torch.full((1, 4, 4, 5), 9, dtype=torch.uint8)
-    native, plain = both(monkeypatch, norm_kernels.max_pool_forward, codes, 2, 2, 0)
-    assert same(native, plain)
+    native, plain = by_both(partial(norm_kernels.max_pool_forward, codes, 2, 2, 0))
+    assert_equal(native, plain)
     assert not native[1].any()

@@ -10,7 +10,8 @@ import torch
 
 from peer.train.eight_bit import kernels, row_kernels
 from peer.train.eight_bit.ranges import Grid, grid_over, symmetric_grid_over
-from tests.train.eight_bit.test_kernels import accumulators, assert_twins_agree, codes, needs_native, values
+from tests.train.eight_bit.test_kernels import accumulators, codes, needs_native, values
+from tests.train.eight_bit.twins import assert_twins_agree
 
 ROWS = [(3, 5), (7, 64), (4, 130), (2, 768)]
 EACH_SHAPE = pytest.mark.parametrize("shape", ROWS)
