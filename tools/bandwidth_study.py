@@ -44,8 +44,8 @@ _START_S = 20.0
 class Bench:
     """A study and the folder with what is known of it."""
 
-    def __init__(self, study: plan.Study, folder: Path) -> None:
-        self.study, self._folder = study, folder
+    def __init__(self, study: plan.Study, folder: Path, packages: Path | None = None) -> None:
+        self.study, self._folder, self._packages = study, folder, packages
         self._predictions: dict[tuple[str, str, int], predict.Prediction] = {}
         (folder / "cells").mkdir(parents=True, exist_ok=True)
 
@@ -181,8 +181,9 @@ class Bench:
         if contender.rival is not None:
             shapes = [list(parameter.shape) for parameter in MODELS[study.model].make().parameters()]
             return rivals.run_rival(
-                contender.rival, shapes, study.peers, find(profile), rounds=rounds, step_s=study.step_s, limit_s=limit_s
-            )
+                contender.rival, shapes, study.peers, find(profile), rounds=rounds, step_s=study.step_s,
+                limit_s=limit_s, packages=self._packages,
+            )  # fmt: skip
         settle = cell.settle_rounds(study.config(contender, seed, rounds), study.peers)
         config = study.config(contender, seed, rounds + settle)
         return cell.run_cell(config, study.peers, find(profile), limit_s=limit_s)
@@ -222,12 +223,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("study", type=Path)
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
     parser.add_argument("--only", action="append", default=[], metavar="NAME", help="these contenders or profiles only")
+    parser.add_argument("--packages", type=Path, metavar="FOLDER", help="what rivals import (pip install --target)")
     parser.add_argument("--peers", type=int, action="append", help="also predict for this many peers (report)")
     options = parser.parse_args(arguments)
     # So that peers and namespaces are gone afterwards, as after Ctrl-C.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
-        bench = Bench(plan.read_plan(options.study), options.out)
+        bench = Bench(plan.read_plan(options.study), options.out, options.packages)
         if options.verb == "run":
             if (reason := network.missing()) is not None:
                 print(f"{reason}; nothing was run", file=sys.stderr)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import importlib.util
+import itertools
 import json
 import re
 import subprocess
@@ -12,12 +14,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 
 import bandwidth_study
-from bandwidth import cell, other_work, plan, predict, tables
+from bandwidth import cell, elias_gamma, other_work, plan, predict, tables
 from links.measure import Measured
 from links.profiles import Profile, find
 
@@ -167,6 +170,25 @@ def test_messages_are_weighed_once_they_are_like_all_that_follow(study: plan.Stu
     config = study.config(plan.Contender(name="modulo", options=modulo), 0, 4)
     # Codes are told against those of the round before, which the first message has not.
     assert predict.frame_bytes(config, 4) < 0.9 * predict.frame_bytes(config, 4, rounds=1)
+
+
+@pytest.mark.parametrize("places", [[0, 1], [5, 6, 7, 300, 100_000], list(range(3, 5000, 7))])
+def test_places_come_back_from_gamma_codes(places: list[int]) -> None:
+    codes = elias_gamma.encode_places(np.array(places))
+    assert elias_gamma.decode_places(codes).tolist() == places
+    # A gap of b bits takes 2 b − 1; the first place and the number of bits take 16 bytes.
+    bits = sum(2 * (after - before).bit_length() - 1 for before, after in itertools.pairwise(places))
+    assert codes.size == (bits + 7) // 8 + 16
+
+
+@pytest.mark.parametrize(("program", "package"), [("hivemind", "hivemind"), ("decentralizepy", "zmq")])
+def test_a_rival_whose_package_is_missing_says_what_to_install(program: str, package: str) -> None:
+    if importlib.util.find_spec(package) is not None:
+        pytest.skip(f"{package} is installed")
+    file = Path(bandwidth_study.__file__).parent / "bandwidth" / f"{program}_program.py"
+    done = subprocess.run([sys.executable, str(file), "{}"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "pip install --target" in done.stderr.splitlines()[-1]
 
 
 def test_what_others_compute_is_told_from_what_children_of_ours_did() -> None:

@@ -1,7 +1,10 @@
-"""What others have built, on the same links: torch's DDP with gloo and its hooks, and D-PSGD on gloo.
+"""What others have built, on the same links.
 
-Gradients of DDP are averages over all workers, which is what `allreduce` of ours computes; studies count the rounds to
-a target with it, for the lossy hooks as well, which favours them.
+torch's DDP with gloo and its hooks, and D-PSGD on gloo, need nothing but torch. hivemind is on PyPI. decentralizepy is
+on no package index; its CHOCO is a program of ours that sends what it sends, over ZeroMQ as it does.
+
+Gradients of DDP, and the models of hivemind, are averages over all workers, which is what `allreduce` of ours computes;
+studies count the rounds to a target with it, for the lossy hooks and 8 bits as well, which favours them.
 """
 
 from __future__ import annotations
@@ -13,7 +16,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from links.measure import measure
@@ -21,12 +26,21 @@ from links.network import INTERFACE, link_network
 from links.profiles import Profile
 
 from bandwidth.cell import CellResult
+from bandwidth.rival_worker import Orders, Result
 from peer.errors import SottoError
 
-PROGRAMS = ("ddp", "ddp-fp16", "ddp-powersgd", "d-psgd-gloo")
+PROGRAMS = {
+    "ddp": "torch_program.py",
+    "ddp-fp16": "torch_program.py",
+    "ddp-powersgd": "torch_program.py",
+    "d-psgd-gloo": "torch_program.py",
+    "hivemind-8": "hivemind_program.py",
+    "decentralizepy-choco-1%": "decentralizepy_program.py",
+}
 SETTLE_ROUNDS = {"ddp-powersgd": 3}
 """Rounds that are left out, where it is not the first alone, after which DDP arranges its buckets anew: PowerSGD begins
-to compress after two."""
+to compress after two. All workers start together."""
+_POLL_S = 0.05
 
 
 def run_rival(
@@ -38,40 +52,41 @@ def run_rival(
     rounds: int,
     step_s: float,
     limit_s: float,
+    packages: Path | None = None,
 ) -> CellResult:
-    """Run the workers of a rival in shaped namespaces. Raises SottoError if one fails or `limit_s` is exceeded."""
-    program = Path(__file__).with_name("rival_program.py")
+    """Run the workers of a rival in shaped namespaces. `packages` is a folder of Python packages for them alone.
+
+    Raises SottoError if one fails or `limit_s` is exceeded.
+    """
     settle = SETTLE_ROUNDS.get(name, 1)
     rounds += settle
-    workers: list[subprocess.Popen[str]] = []
+    workers: list[subprocess.Popen[bytes]] = []
     with tempfile.TemporaryDirectory(prefix="sotto-rival-") as folder, link_network([profile] * num_workers) as network:
         link = measure(network, 0, 1, seconds=1.0)
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": INTERFACE}
-        errors = [(Path(folder) / f"{worker}.log").open("w+") for worker in range(num_workers)]
         try:
-            for worker in range(num_workers):
-                tail = [name, str(worker), str(num_workers), network.address(0), json.dumps(shapes), str(rounds)]
-                command = [*network.command(worker), sys.executable, str(program), *tail, str(step_s)]
-                workers.append(
-                    subprocess.Popen(
-                        command, stdout=subprocess.PIPE, stderr=errors[worker], text=True, env=environment,
-                        start_new_session=True,
-                    )
-                )  # fmt: skip
-            printed = [worker.communicate(timeout=limit_s)[0] for worker in workers]
-        except subprocess.TimeoutExpired:
-            raise SottoError(f"{name} takes longer than {limit_s:.0f} s") from None
+            addresses = [network.address(worker) for worker in range(num_workers)]
+            all_orders = [
+                Orders(
+                    name=name,
+                    rank=rank,
+                    addresses=addresses,
+                    interface=INTERFACE,
+                    folder=folder,
+                    shapes=[list(shape) for shape in shapes],
+                    rounds=rounds,
+                    step_s=step_s,
+                )
+                for rank in range(num_workers)
+            ]
+            for orders in all_orders:
+                workers.append(_start(orders, network.command(orders.rank), packages))
+            _wait_for_all(name, workers, Path(folder), limit_s)
+            found = [Result(**json.loads(orders.result_file.read_text())) for orders in all_orders]
         finally:
-            for worker_process in workers:
-                worker_process.kill()
-                worker_process.wait()
-        for number, worker_process in enumerate(workers):
-            if worker_process.returncode:
-                errors[number].seek(0)
-                lines = errors[number].read().strip().splitlines()
-                raise SottoError(f"{name} failed: {lines[-1] if lines else worker_process.returncode}")
-    found = [json.loads(text.splitlines()[-1]) for text in printed]
-    ends = [statistics.mean(together) for together in zip(*(each["ends"] for each in found), strict=True)]
+            for process in workers:
+                process.kill()
+                process.wait()
+    ends = [statistics.mean(together) for together in zip(*(result.ends for result in found), strict=True)]
     spans = [after - before for before, after in itertools.pairwise(ends[settle - 1 :])]
     return CellResult(
         rounds=rounds - settle,
@@ -80,12 +95,48 @@ def run_rival(
         train_s=step_s,
         gossip_s=0.0,
         wait_s=statistics.median(spans) - step_s,
-        cpu_s=statistics.mean(each["cpu_s"] for each in found) / rounds,
+        cpu_s=statistics.mean(result.cpu_s for result in found) / rounds,
         payload_bytes=0.0,
-        interface_bytes=statistics.mean(each["sent_bytes"][-1] - each["sent_bytes"][settle - 1] for each in found)
-        / (rounds - settle),
+        interface_bytes=statistics.mean(
+            (result.sent_bytes[-1] - result.sent_bytes[settle - 1]) / (rounds - settle) for result in found
+        ),
         goodput_kbit=link.goodput_kbit,
         round_trip_ms=link.round_trip_ms,
         asked_kbit=link.asked_kbit,
         asked_round_trip_ms=link.asked_round_trip_ms,
     )
+
+
+def _start(orders: Orders, launcher: Sequence[str], packages: Path | None) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    if packages is not None:
+        environment["PYTHONPATH"] = str(packages.resolve())
+    program = Path(__file__).with_name(PROGRAMS[orders.name])
+    with _log(Path(orders.folder), orders.rank).open("w") as log:
+        return subprocess.Popen(
+            [*launcher, sys.executable, str(program), json.dumps(asdict(orders))],
+            stdout=log,
+            stderr=log,
+            env=environment,
+            start_new_session=True,
+        )
+
+
+def _wait_for_all(name: str, workers: Sequence[subprocess.Popen[bytes]], folder: Path, limit_s: float) -> None:
+    """Return once all workers have ended well. Raises SottoError when the first has not, and after `limit_s`."""
+    until = time.monotonic() + limit_s
+    while True:
+        codes = [worker.poll() for worker in workers]
+        for rank, code in enumerate(codes):
+            if code:
+                lines = _log(folder, rank).read_text().strip().splitlines()
+                raise SottoError(f"{name} failed: {lines[-1] if lines else f'exit code {code}'}")
+        if None not in codes:
+            return
+        if time.monotonic() > until:
+            raise SottoError(f"{name} takes longer than {limit_s:.0f} s")
+        time.sleep(_POLL_S)
+
+
+def _log(folder: Path, rank: int) -> Path:
+    return folder / f"{rank}.log"
