@@ -366,7 +366,7 @@ class DurablePeer:
                 early.append((seq, early[-1][1], frame))
                 return Deed()
             record = Received(now, peer, seq, frame)
-            self._append(record)
+            self._append_for_good(record)
             return self._with_losses(self._done(self._take(record)), now)
         message = self.participant.decode(peer, frame, before=self._newest_early.get(peer) if early else None)
         if (seq > 0) != (message.kind in (MessageKind.GOSSIP, MessageKind.NOTHING)):
@@ -403,7 +403,7 @@ class DurablePeer:
     def announce(self, change: Change, now: float) -> Deed:
         """Announce a change of the members that `Participant.plan` returned. Raises StateError if the disk refuses."""
         record = Announced(now, notice.encode(change))
-        self._append(record)
+        self._append_for_good(record)
         return self._with_losses(self._done(self._learn(record)), now)
 
     def publish(self, deed: Deed) -> list[tuple[int, int, bytes]]:
@@ -437,8 +437,8 @@ class DurablePeer:
         for peer in self.participant.to_lose:
             with self._lock:
                 record = Lost(now, peer, self.out[peer].acknowledged)
-            turn = self._lose(record)
-            following = self._done(turn, record, before=deed)
+            self._append_for_good(record)
+            following = self._done(self._lose(record), before=deed)
             deed.parcels += following.parcels
             deed.finished = deed.finished or following.finished
         return deed
@@ -508,7 +508,10 @@ class DurablePeer:
             while early and not self.participant.session.is_early(early[0][1]):
                 seq, _, frame = early.popleft()
                 record = Received(now, peer, seq, frame)
-                self._append(record)
+                if notice.is_notice(frame):
+                    self._append_for_good(record)
+                else:
+                    self._append(record)
                 turn = self._take(record)
                 if turn.news is not None:
                     deed.parcels += self._done(turn, before=deed).parcels
@@ -532,6 +535,13 @@ class DurablePeer:
         with self._lock:
             receipts, self._new_receipts = self._new_receipts, {}
         self._journal.append(*(Receipt(peer, upto) for peer, upto in receipts.items()), *records)
+
+    def _append_for_good(self, record: Record) -> None:
+        """Journal what depends on when it came, and make it survive a power cut before anything comes of it: where in
+        the own stream a change of members is passed on, and what a lost peer had, cannot come out otherwise once
+        others have seen it."""
+        self._append(record)
+        self._journal.sync()
 
     def _forget_used(self) -> None:
         """Keep of what was received only what waits for a later round."""

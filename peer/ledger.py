@@ -32,7 +32,8 @@ class Ledger:
         self._lock = threading.Lock()
 
     def observe(self, what: str, round_: int, other: int, frame: bytes) -> None:
-        """Take note of a frame "sent" to a neighbour, or (without the frame) of one from it that was "applied"."""
+        """Take note of a frame that was "sent" to a neighbour, that "gave" it a share, or that "returned" since it is
+        lost; or (without the frame) of one from it that was "applied", or that it "took" as a share."""
         with self._lock:
             self._entries.append((what, round_, other, frame))
 

@@ -113,7 +113,9 @@ class Participant:
         `num_listed`: how many peers everybody lists; by default all that the schedule knows. Any other is a newcomer,
         of whom `check_newcomer(peer, newcomer)` raises ConfigError or SecurityError unless it is that peer. It must say
         the same whenever it is asked: a replay asks again.
-        `observe(what, round, other, frame)` is told of every frame "sent" and "applied" (for tests of mass).
+        `observe(what, round, other, frame)` is told of every frame "sent" and "applied"; where members change, also of
+        what one "gave" and "took", and of what "returned" from a lost peer, which is applied before the next round
+        begins (for tests of mass).
         `budget` chooses among `variants`, the compressor and what it can be turned down to. `last_codes`: what modulo
         codes are told against, if they may be.
         The two clocks only fill the record of times; nothing that is computed depends on them."""
@@ -493,10 +495,16 @@ class Participant:
         good. Of those, what it has used in a round that others have heard of is gone all the same."""
         assert self._views is not None
         dtype = self.algorithm.x.dtype
-        messages = [wire.decode(frame, self.layout, dtype=dtype) for frame in unreceived if not notice.is_notice(frame)]
         losses = [change for change in self._views.membership.changes if change.subject == peer]
         heard_round = max(change.heard_round for change in losses)
-        left = [message for message in messages if message.round >= heard_round]
+        left = []
+        for frame in unreceived:
+            if notice.is_notice(frame):
+                continue
+            message = wire.decode(frame, self.layout, dtype=dtype)
+            if message.round >= heard_round:
+                left.append(message)
+                self._tell("returned", message.round, peer, frame)
         return self._perform(self.session.lose(peer, left, now), now)
 
     @property
@@ -593,20 +601,28 @@ class Participant:
         self._account.frame_bytes += len(frame)
         values = self.layout.size if message.layer_ids is None else _num_values(message, self.layout)
         self._account.values += values
-        if self._observe is not None and message.kind is MessageKind.GOSSIP and message.phase < TRANSFER_PHASE:
-            self._observe("sent", message.round, receiver, frame)
+        if message.kind is MessageKind.GOSSIP and message.phase <= TRANSFER_PHASE:
+            self._tell("gave" if message.phase == TRANSFER_PHASE else "sent", message.round, receiver, frame)
         self._account.entropy_bits += entropy_bits
         sequenced = message.kind in (MessageKind.GOSSIP, MessageKind.NOTHING)
         return Parcel(receiver, frame, payload_bytes, sequenced, values, entropy_bits)
 
+    def _tell(self, what: str, round_: int, other: int, frame: bytes = b"") -> None:
+        if self._observe is not None:
+            self._observe(what, round_, other, frame)
+
     def _finish(self, outcome: Outcome, now: float) -> RoundRecord:
         assert outcome.finished is not None
+        # What others hand over at the end of the round is no displacement of this peer's.
+        settled = self.session.take_settled_model()
         if self._z_before is not None:
-            self.local_steps.after_round(self._z_before, self.algorithm.model(), self._rate)
+            z = self.algorithm.model() if settled is None else settled
+            self.local_steps.after_round(self._z_before, z, self._rate)
             self._z_before = None
         for round_, sender in self.session.take_applied():
-            if self._observe is not None:
-                self._observe("applied", round_, sender, b"")
+            self._tell("applied", round_, sender)
+        for giver in self.session.take_givers():
+            self._tell("took", outcome.finished, giver)
         if self._last_codes is not None:
             self._last_codes.forget_before(self.round)
         account, cpu = self._account, self._cpu_clock()

@@ -3,9 +3,10 @@
     python tools/chaos.py [--seeds 0-999] [--rounds 100] [--workers 2] [--json FILE]
     python tools/chaos.py --seeds 19            # one failure again, with the last that happened before it
 
-A seed stands for an algorithm, a graph, a compressor and everything that goes wrong (`peer/simulate/faults`); after
-every round of it the invariants are checked: mass, agreement of replicas, every message once, the bits of the
-undisturbed run where the clock has no say, and that rounds go on once all is well. Ends with 1 if a seed failed.
+A seed stands for an algorithm, a graph, a compressor, who joins, leaves and is lost, and everything that goes wrong
+(`peer/simulate/faults`); after every round of it the invariants are checked: mass, agreement of replicas, every message
+once, the bits of the undisturbed run where the clock has no say and nobody was lost, and that rounds go on once all is
+well. Ends with 1 if a seed failed.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ class Totals:
     virtual_s: float = 0.0
     duplicates: int = 0
     faults: Counter[str] = field(default_factory=Counter)
+    changes: Counter[str] = field(default_factory=Counter)
     rounds_by_algorithm: Counter[str] = field(default_factory=Counter)
     failures: dict[int, str] = field(default_factory=dict)
 
@@ -61,6 +63,7 @@ class Totals:
         self.virtual_s += outcome.virtual_s
         self.duplicates += outcome.duplicates
         self.faults += outcome.faults
+        self.changes += outcome.changes
         self.rounds_by_algorithm[outcome.algorithm + (", late = skip" if outcome.late else "")] += outcome.rounds
 
     def line(self) -> str:
@@ -74,6 +77,7 @@ class Totals:
         """Return what was run and what went wrong in it."""
         lines = [f"{rounds:>9} rounds of {name}" for name, rounds in sorted(self.rounds_by_algorithm.items())]
         lines += [f"{count:>9} × {name}" for name, count in sorted(self.faults.items())]
+        lines += [f"{count:>9} × a peer {name}" for name, count in sorted(self.changes.items())]
         lines.append(f"{self.duplicates:>9} frames came again and were dropped")
         return "\n".join(lines)
 
@@ -137,6 +141,7 @@ def main() -> None:
             "rounds": totals.rounds,
             "rounds_by_algorithm": dict(sorted(totals.rounds_by_algorithm.items())),
             "faults": dict(sorted(totals.faults.items())),
+            "changes_of_members": dict(sorted(totals.changes.items())),
             "duplicates": totals.duplicates,
             "virtual_s": totals.virtual_s,
             "cpu_s": totals.cpu_s,

@@ -101,6 +101,8 @@ class Session:
         """Late messages that came, to be absorbed between rounds."""
         self._skips_in_a_row: dict[int, int] = {}
         self._applied: list[tuple[int, int]] = []
+        self._givers: list[int] = []
+        self._settled_model: FloatArray | None = None
 
     @property
     def in_round(self) -> bool:
@@ -261,6 +263,17 @@ class Session:
         taken, self._applied = self._applied, []
         return taken
 
+    def take_givers(self) -> list[int]:
+        """Return who handed something over to this peer at the end of the round that is just over."""
+        taken, self._givers = self._givers, []
+        return taken
+
+    def take_settled_model(self) -> FloatArray | None:
+        """Return z as the algorithm left it in the round that is just over, before members changed; None if they did
+        not."""
+        taken, self._settled_model = self._settled_model, None
+        return taken
+
     def open_requests(self, receiver: int) -> list[Message]:
         """Return the requests to `receiver` that have no answer yet, to be sent again after a reconnect."""
         exchange = self._exchange
@@ -413,9 +426,12 @@ class Session:
                 return following
             if not self._views.membership.changes_at(self.round + 1):
                 return None
+            self._settled_model = self.algorithm.model().copy()
             self._boundary = Boundary(self.algorithm, self._views, self.round)
             following = self._boundary.begin()
         else:
+            if self._exchange is not None and self._exchange.phase == TRANSFER_PHASE:
+                self._givers += inbox
             following = self._boundary.advance(inbox)
         if following is None:
             self._boundary = None

@@ -3,22 +3,29 @@
 The auditor sees everything, which no peer does: states after rounds, frames as they were put on a stream, and whose
 messages were applied in which round. Crashes undo rounds; what a peer does again replaces what is known of it, and has
 to be the same wherever the first time could have been seen by others.
+
+Members come and go: shares that one hands to another stay in the sum of those that take part. A peer that is lost for
+good is outside of it from the start. What the others have gone up by what they applied of it, and down by what they
+gave it and did not get back: to the last bit of u, in every round, whichever of that the lost peer ever had.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from peer import wire
 from peer.compress import Dense, add_decompressed_
+from peer.gossip.membership import Change, ChangeKind, Membership
 from peer.gossip.mixing import local_step_rate
 from peer.participant import Participant
 from peer.simulate.faults.scenario import RoundState, Scenario, state_of
+from peer.simulate.faults.undisturbed import UndisturbedRun
 from peer.wire.message import Message
 
 _U_TOLERANCE = 1e-9
@@ -30,16 +37,26 @@ class InvariantBroken(AssertionError):
     """Something happened that must never happen; the text says what."""
 
 
+Vector: TypeAlias = "npt.NDArray[np.float64] | float"
+"""A sum of vectors; 0.0 while it is empty."""
+Share: TypeAlias = tuple[Vector, float]
+"""(x, u)"""
+
+
 @dataclass
 class _Round:
     """What one peer did in one round."""
 
-    moved: npt.NDArray[np.float64] | float = 0.0
+    moved: Vector = 0.0
     """What its local step added to x."""
-    sent: dict[int, tuple[npt.NDArray[np.float64] | float, float]] = field(default_factory=dict)
-    """Receiver → (x, u) that the message is to bring it."""
     applied: list[tuple[int, int]] = field(default_factory=list)
     """(round, sender) of messages whose effect is in the state after it."""
+    took: list[int] = field(default_factory=list)
+    """Who handed it a share at the end of the round."""
+    sent: dict[int, Share] = field(default_factory=dict)
+    """Receiver → what the message is to bring it, where that is asked for."""
+    gave: dict[int, Share] = field(default_factory=dict)
+    """Taker → what it is handed as members change."""
     state: RoundState | None = None
 
 
@@ -47,9 +64,10 @@ class _Round:
 class _Balance:
     """What must be the case between two rounds."""
 
-    expected: npt.NDArray[np.float64]
+    x: Vector
     """What Σx is to be, with what is in flight."""
-    flying_x: npt.NDArray[np.float64] | float
+    u: float
+    flying_x: Vector
     flying_u: float
 
 
@@ -59,22 +77,41 @@ class Auditor:
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
         self.checked_rounds = 0
-        self._undisturbed = None if scenario.case.late else scenario.undisturbed()
-        self._rounds: list[list[_Round]] = [[] for _ in range(scenario.num_peers)]
+        self.membership = Membership(range(scenario.num_first))
+        """With every change that anybody knows."""
+        self._outside = scenario.lost_subject(scenario.happenings)
+        """Who is lost for good, sooner or later."""
+        self._push_sum = scenario.spec.push_sum
+        self._undisturbed = None if scenario.case.late else UndisturbedRun(scenario)
+        self._rounds: list[dict[int, _Round]] = [{} for _ in range(scenario.num_peers)]
         self._open: list[_Round] = [_Round() for _ in range(scenario.num_peers)]
         self._frames: dict[tuple[int, int, int], bytes] = {}
         """(sender, receiver, number) → digest of the frame that has this number."""
+        self._last_words: dict[tuple[int, int], tuple[Share | None, Share | None]] = {}
+        """(receiver, round) → what the lost peer sent and gave it, whether or not it came to the end of that round."""
+        self._returned: dict[tuple[int, int, bool], int] = {}
+        """(peer, round, whether it was a share as members changed) of what was on its way to the lost peer → before the
+        end of which round the peer takes it back."""
         self._own_replicas: dict[tuple[int, int], bytes] = {}
         """(peer, differences that it holds) → digest of the peer's own replica."""
         self._applied: list[set[tuple[int, int]]] = [set() for _ in range(scenario.num_peers)]
         """(round, sender) of every message that is in a peer's state."""
-        self._balances = [_Balance(scenario.num_peers * scenario.x0.astype(np.float64), 0.0, 0.0)]
-        """What Σx has to be at the start and after every round that was checked, and what is in flight."""
+        inside = [peer for peer in range(scenario.num_first) if peer != self._outside]
+        self._balances = [_Balance(len(inside) * scenario.x0.astype(np.float64), float(len(inside)), 0.0, 0.0)]
+        """What Σx and Σu have to be at the start and after every round that was checked, and what is in flight."""
 
     @property
     def completed(self) -> int:
-        """How many rounds all peers have completed, by what is known now."""
-        return min(len(rounds) for rounds in self._rounds)
+        """How many rounds all members have completed, by what is known now; without the peer that will be lost."""
+        t = len(self._balances) - 1
+        while t < self.scenario.rounds and all(t in self._rounds[peer] for peer in self._inside(t)):
+            t += 1
+        return t
+
+    @property
+    def furthest(self) -> int:
+        """How many rounds the peer that is furthest has completed."""
+        return max(max(rounds, default=-1) + 1 for rounds in self._rounds)
 
     def began(self, peer: int) -> None:
         """A process of a peer starts, and will go back to some state."""
@@ -88,14 +125,25 @@ class Auditor:
         self._open[participant.peer].moved = -step * gradient.astype(np.float64)
 
     def observed(self, participant: Participant, what: str, round_: int, other: int, frame: bytes) -> None:
-        """A frame was made ("sent"), or is in the state from the end of the round under way on ("applied")."""
+        """What `Participant` says of a frame: see there."""
+        peer = participant.peer
         if what == "applied":
-            self._open[participant.peer].applied.append((round_, other))
-            return
-        self._undo(participant.peer, round_)
-        if self.scenario.case.late:
-            message = wire.decode(frame, self.scenario.layout)
-            self._open[participant.peer].sent[other] = self._contribution(participant, message)
+            self._open[peer].applied.append((round_, other))
+        elif what == "took":
+            self._open[peer].took.append(other)
+        elif what == "returned":
+            is_share = self._decoded(frame).phase != 0
+            self._returned[peer, round_, is_share] = participant.round + participant.session.in_round
+        else:
+            self._undo(peer, round_)
+            entry = self._open[peer]
+            if what == "gave":
+                message = self._decoded(frame)
+                entry.gave[other] = self._value(message), message.push_weight
+            elif self.scenario.case.late or self._outside in (peer, other):
+                entry.sent[other] = self._contribution(participant, self._decoded(frame))
+            if peer == self._outside:
+                self._last_words[other, round_] = entry.sent.get(other), entry.gave.get(other)
 
     def put_on_stream(self, sender: int, receiver: int, seq: int, frame: bytes) -> None:
         """A numbered frame is given to a stream: the first time, or again."""
@@ -109,56 +157,84 @@ class Auditor:
         self._undo(peer, t)
         entry, self._open[peer] = self._open[peer], _Round()
         entry.state = state = state_of(participant)
-        if len(self._rounds[peer]) != t:
-            raise InvariantBroken(f"peer {peer} completed round {t} after {len(self._rounds[peer]) - 1}")
-        if self._undisturbed is not None and state.digest != self._undisturbed[peer][t].digest:
-            raise InvariantBroken(f"peer {peer} is not what it would be undisturbed after round {t}")
+        if peer != self._outside:
+            self._learn(participant.changes)  # What the lost peer says last may reach nobody.
+        if self._rounds[peer] and t - 1 not in self._rounds[peer]:
+            raise InvariantBroken(f"peer {peer} completed round {t} after {max(self._rounds[peer])}")
+        self._check_undisturbed(participant, t, state)
         # A modulo message whose repair was needed is listed once for each part.
         for pair in set(entry.applied) if participant.algorithm.spec.modulo else entry.applied:
             if pair in self._applied[peer]:
                 raise InvariantBroken(f"peer {peer} applied the message of peer {pair[1]}, round {pair[0]}, twice")
             self._applied[peer].add(pair)
-        self._rounds[peer].append(entry)
+        self._rounds[peer][t] = entry
         self._check_replicas(participant)
-        while len(self._balances) <= self.completed:
-            self._check_mass(len(self._balances) - 1)
-            self.checked_rounds = max(self.checked_rounds, len(self._balances) - 1)
+        for done in range(len(self._balances) - 1, self.completed):
+            self._check_mass(done)
+            self.checked_rounds = max(self.checked_rounds, done + 1)
 
     def finish(self, participants: Sequence[Participant]) -> None:
         """All peers are done, have taken what came late, and owe nobody anything: nothing is in flight any more."""
-        if self.completed != self.scenario.rounds:
-            raise InvariantBroken(f"all peers ended after {self.completed} of {self.scenario.rounds} rounds")
-        sum_u = sum(participant.algorithm.u for participant in participants)
-        if abs(sum_u - self.scenario.num_peers) > _U_TOLERANCE:
-            raise InvariantBroken(f"Σu is {sum_u} in the end, of {self.scenario.num_peers}")
-        if self._undisturbed is not None:
-            for participant in participants:
-                if state_of(participant).digest != self._undisturbed[participant.peer][-1].digest:
-                    raise InvariantBroken(f"peer {participant.peer} ends with other bits than undisturbed")
+        rounds = self.scenario.rounds
+        if self.completed != rounds:
+            raise InvariantBroken(f"all peers ended after {self.completed} of {rounds} rounds")
+        members = self.membership.members(rounds)
+        inside = [each for each in participants if each.peer in members and each.peer != self._outside]
+        sum_u, expected = sum(each.algorithm.u for each in inside), self._balances[-1].u
+        if abs(sum_u - expected) > _U_TOLERANCE:
+            raise InvariantBroken(f"Σu is {sum_u} in the end, of {expected}")
+        for participant in participants:
+            if participant.peer in members:
+                self._check_undisturbed(participant, rounds - 1, state_of(participant))
+
+    def _learn(self, changes: Sequence[Change]) -> None:
+        for change in changes:
+            if self.membership.add(change) and change.effective < len(self._balances):
+                raise InvariantBroken(f"{change} was heard of when all had completed {len(self._balances) - 1} rounds")
+
+    def _inside(self, t: int) -> Iterator[int]:
+        """Yield who takes part in round t, or in the exchange at its end, and is not lost, ever."""
+        for peer in range(self.scenario.num_peers):
+            if peer != self._outside and any(peer in self.membership.members(round_) for round_ in (t, t + 1)):
+                yield peer
 
     def _undo(self, peer: int, round_: int) -> None:
         """Forget the rounds from `round_` on: the peer does them again."""
         rounds = self._rounds[peer]
-        if len(rounds) <= round_:
+        if not rounds or max(rounds) < round_:
             return
-        for undone in rounds[round_:]:
-            self._applied[peer].difference_update(undone.applied)
-        del rounds[round_:], self._balances[round_ + 1 :]
+        for undone in [t for t in rounds if t >= round_]:
+            self._applied[peer].difference_update(rounds.pop(undone).applied)
+        del self._balances[round_ + 1 :]
 
-    def _contribution(
-        self, participant: Participant, message: Message
-    ) -> tuple[npt.NDArray[np.float64] | float, float]:
-        algorithm, layout = participant.algorithm, self.scenario.layout
+    def _decoded(self, frame: bytes) -> Message:
+        return wire.decode(frame, self.scenario.layout)
+
+    def _value(self, message: Message) -> Vector:
+        """Return what a payload decompresses to, exactly."""
+        if all(isinstance(layer, Dense) for layer in message.layers):
+            return np.concatenate([layer.values for layer in message.layers]).astype(np.float64)  # type: ignore[union-attr]
+        value = np.zeros(self.scenario.layout.size)
+        add_decompressed_(value, message.layers, self.scenario.layout)
+        return value
+
+    def _contribution(self, participant: Participant, message: Message) -> Share:
+        algorithm = participant.algorithm
         rate = getattr(algorithm, "averaging_rate", lambda t: algorithm.node.averaging_rate)(message.round)
-        if hasattr(algorithm, "replicas"):
-            value = algorithm.replicas.own.astype(np.float64)
-        elif all(isinstance(layer, Dense) for layer in message.layers):
-            value = np.concatenate([layer.values for layer in message.layers]).astype(np.float64)  # type: ignore[union-attr]
-        else:
-            value = np.zeros(layout.size)
-            add_decompressed_(value, message.layers, layout)
+        has_replicas = hasattr(algorithm, "replicas")
+        value = algorithm.replicas.own.astype(np.float64) if has_replicas else self._value(message)
         weight = rate * message.mixing_weight
         return weight * value, weight * message.push_weight
+
+    def _check_undisturbed(self, participant: Participant, t: int, state: RoundState) -> None:
+        """Where nobody is lost, a peer is what it would be if nothing had gone wrong."""
+        if self._undisturbed is None or any(change.kind is ChangeKind.LOST for change in participant.changes):
+            return
+        for change in participant.changes if participant.peer != self._outside else ():
+            self._undisturbed.follow(change)
+        expected = self._undisturbed.after(participant.peer, t)
+        if expected is None or state.digest != expected.digest:
+            raise InvariantBroken(f"peer {participant.peer} is not what it would be undisturbed after round {t}")
 
     def _check_replicas(self, participant: Participant) -> None:
         """A copy that holds the first k differences of a peer is what that peer's own copy was then, to the bit."""
@@ -177,24 +253,79 @@ class Auditor:
 
     def _check_mass(self, t: int) -> None:
         """Σx and Σu after round t of every peer, with what was sent by then and not applied by then."""
-        scenario, before = self.scenario, self._balances[t]
-        expected, flying_x, flying_u = before.expected, before.flying_x, before.flying_u
-        sum_x, sum_u = np.zeros_like(expected), 0.0
-        for peer, rounds in enumerate(self._rounds):
-            entry = rounds[t]
-            assert entry.state is not None
-            sum_x += entry.state.x
-            sum_u += entry.state.u
-            expected = expected + entry.moved
-            if scenario.case.late:
-                for x, u in entry.sent.values():
-                    flying_x, flying_u = flying_x + x, flying_u + u
-                for round_, sender in entry.applied:
-                    x, u = self._rounds[sender][round_].sent[peer]
-                    flying_x, flying_u = flying_x - x, flying_u - u
-        self._balances.append(_Balance(expected, flying_x, flying_u))
-        if abs(sum_u + flying_u - scenario.num_peers) > _U_TOLERANCE:
-            raise InvariantBroken(f"Σu is {sum_u} after round {t} and {flying_u} in flight, of {scenario.num_peers}")
-        off = float(np.abs(sum_x + flying_x - expected).max())
-        if off > _X_TOLERANCE * scenario.num_peers and scenario.conserves_sum:
+        before = self._balances[t]
+        expected = [before.x, before.u]
+        flying = [before.flying_x, before.flying_u]
+        inside = list(self._inside(t))
+        for peer in inside:
+            entry = self._rounds[peer][t]
+            expected[0] = expected[0] + entry.moved
+            if self.scenario.case.late:
+                _add(flying, entry.sent.values())
+                _add(flying, [self._rounds[sender][round_].sent[peer] for round_, sender in entry.applied], -1.0)
+            elif self._outside is not None:
+                _add(expected, self._from_outside(peer, t, entry))
+                _add(expected, self._to_outside(peer, t, entry), -1.0)
+            if not self._push_sum:
+                _add(expected, self._change_of_mean(peer, t, entry))
+        balance = _Balance(expected[0], float(expected[1]), flying[0], float(flying[1]))
+        self._balances.append(balance)
+        staying = [peer for peer in inside if peer in self.membership.members(t + 1)]
+        states = [state for peer in staying if (state := self._rounds[peer][t].state) is not None]
+        sum_x: Vector = sum((state.x for state in states), np.zeros(self.scenario.layout.size))
+        sum_u = sum(state.u for state in states)
+        if abs(sum_u + balance.flying_u - balance.u) > _U_TOLERANCE:
+            raise InvariantBroken(f"Σu is {sum_u} after round {t} and {balance.flying_u} in flight, of {balance.u}")
+        off = float(np.abs(sum_x + balance.flying_x - balance.x).max())
+        if off > _X_TOLERANCE * self.scenario.num_peers and self.scenario.conserves_sum:
             raise InvariantBroken(f"Σx is off by {off:.3g} after round {t}, with what is in flight")
+
+    def _from_outside(self, peer: int, t: int, entry: _Round) -> Iterator[Share]:
+        """Yield what a peer has of the peer that is lost for good by what it did in round t."""
+        sent, gave = self._last_words.get((peer, t), (None, None))
+        if (t, self._outside) in entry.applied:
+            assert sent is not None
+            yield self._of_kind(sent)
+        if self._push_sum and self._outside in entry.took:
+            assert gave is not None
+            yield gave
+        for (each, round_, is_share), effective in self._returned.items():
+            if self._push_sum and each == peer and effective == t:
+                what = self._rounds[peer][round_]
+                yield (what.gave if is_share else what.sent)[self._lost]
+
+    def _to_outside(self, peer: int, t: int, entry: _Round) -> Iterator[Share]:
+        """Yield what a peer gave to the peer that is lost for good in round t."""
+        # Without push-sum a peer puts back its own share where the other end's does not come.
+        if self._lost in entry.sent and (self._push_sum or (t, self._lost) in entry.applied):
+            yield self._of_kind(entry.sent[self._lost])
+        if self._push_sum and self._lost in entry.gave:
+            yield entry.gave[self._lost]
+
+    @property
+    def _lost(self) -> int:
+        assert self._outside is not None
+        return self._outside
+
+    def _of_kind(self, sent: Share) -> Share:
+        """Without push-sum u is 1, whatever is sent."""
+        return sent if self._push_sum else (sent[0], 0.0)
+
+    def _change_of_mean(self, peer: int, t: int, entry: _Round) -> Iterator[Share]:
+        """Yield what a peer without push-sum adds to the sums as it joins after round t, or leaves then."""
+        was, is_now = (peer in self.membership.members(round_) for round_ in (t, t + 1))
+        assert entry.state is not None
+        if is_now and not was:
+            for giver in entry.took:
+                gave = self._last_words[peer, t][1] if giver == self._outside else self._rounds[giver][t].gave[peer]
+                assert gave is not None
+                yield gave[0], 1.0
+        elif was and not is_now:
+            yield -entry.state.x, -entry.state.u
+
+
+def _add(sums: list[Vector], parts: Iterable[Share], scale: float = 1.0) -> None:
+    """Add (x, u) of each part to the two sums."""
+    for x, u in parts:
+        sums[0] = sums[0] + scale * x
+        sums[1] = sums[1] + scale * u

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from peer.durable import Deed, DurablePeer
 from peer.errors import RemoteProtocolError, StateError
+from peer.gossip.membership import ChangeKind
 from peer.participant import Participant
 from peer.simulate.faults.disk import ProcessKilled, VirtualDisk
 
@@ -53,7 +54,7 @@ class VirtualProcess:
         self.peer = DurablePeer(
             self.participant,
             disk,
-            neighbors=world.neighbors[me],
+            neighbors=scenario.neighbors(me),
             identity={"run": f"seed {scenario.seed}", "peer": str(me)},
             durability=world.plan.durability,
             keep_checkpoints=2,
@@ -88,14 +89,27 @@ class VirtualProcess:
 
     @property
     def is_settled(self) -> bool:
-        """Whether all rounds are done and every neighbour has all it needs of this peer for good."""
+        """Whether there is no round left to do, and every neighbour has all it needs of this peer for good."""
+        participant, gone = self.participant, self._world.gone
         return (
             self.alive
-            and self.participant.round >= self._world.scenario.rounds
-            and not any(link.backlog for link in self.peer.out.values())
+            and not participant.session.in_round
+            and (participant.round >= self._world.scenario.rounds or not participant.is_member)
+            and not any(link.backlog for peer, link in self.peer.out.items() if peer not in gone)
             and not self._pending
             and not self._busy
         )
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it neither computes nor waits for its disk."""
+        return self.alive and not self._busy
+
+    def announce(self, kind: ChangeKind, subject: int) -> None:
+        """Announce a change of the members while the process is free. Raises ConfigError where it cannot be."""
+        change = self.participant.plan(kind, subject)
+        self._world.note(f"{self.me} announces {change}")
+        self._do(lambda: self.peer.announce(change, self.now()), self._plan_timer)
 
     def wind_up(self) -> None:
         """Save what the run leaves, with what came after the last round."""
@@ -115,7 +129,7 @@ class VirtualProcess:
             # Only after a restart: the journal ends within a round.
             self._plan_timer()
             self._plan_work()
-        elif self.participant.round < self._world.scenario.rounds:
+        elif self.participant.round < self._world.scenario.rounds and self.participant.is_member:
             self._busy = True
             step_s = STEP_S * self.slow * self._random.uniform(0.8, 1.2)
             self._later(step_s, lambda: self._do(self._step_and_begin, self._plan_timer))
@@ -197,7 +211,7 @@ class VirtualProcess:
         try:
             return self.peer.receive(peer, seq, frame, self.now())
         except RemoteProtocolError as error:
-            self._world.refused(self, error)
+            self._world.refused(self, peer, error)
             # What follows it on this link makes no sense without it; the reconnect asks for it again.
             self._pending = deque(item for item in self._pending if item[0] != peer)
             self._world.streams.reset(self.me, peer)
@@ -232,6 +246,8 @@ class VirtualProcess:
     # -- what the streams call -----------------------------------------------------------------------------------------
 
     def link_up(self, peer: int, remote_has: int) -> list[tuple[int, bytes]]:
+        if peer in self.participant.session.lost:
+            raise RemoteProtocolError("was declared lost and is out of the run", peer=peer)
         frames = self.peer.connected(peer, remote_has)
         self._world.note(f"{self.me} meets {peer}, which has {remote_has} for good; sends {len(frames)} again")
         for seq, frame in frames:

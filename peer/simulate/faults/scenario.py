@@ -1,10 +1,10 @@
-"""What a seed stands for: algorithm, graph, compressor, lateness, and the run that nothing disturbs."""
+"""What a seed stands for: algorithm, graph, compressor, lateness, and who joins, leaves and is lost."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from random import Random
@@ -17,9 +17,12 @@ from peer import compress, gossip
 from peer.compress.bound import BoundedCompressor
 from peer.compress.layout import Layout
 from peer.compress.payload import FloatArray
+from peer.errors import ConfigError
 from peer.gossip.base import Algorithm, AlgorithmSpec, GraphNeed, NodeContext
+from peer.gossip.membership import ChangeKind, Membership
 from peer.gossip.session import LatePolicy
 from peer.gossip.topology import Schedule, build_schedule
+from peer.gossip.views import ViewSchedule
 from peer.participant import Participant
 from peer.random import PhiloxSource
 from peer.simulate.faults.training import VirtualTraining
@@ -75,6 +78,19 @@ CASES = (
 
 
 @dataclass(frozen=True)
+class Happening:
+    """Something that befalls the members. What comes of it the peers decide: from which round it counts, and whether
+    it can be at all."""
+
+    kind: ChangeKind
+    subject: int
+    at_round: int
+    """As soon as anyone has done so many rounds."""
+    is_alive: bool = False
+    """Of a peer that is given up for lost: whether it lives on, cut off from all others."""
+
+
+@dataclass(frozen=True)
 class RoundState:
     """A peer after a round, as far as it can be compared."""
 
@@ -96,8 +112,47 @@ class Scenario:
         return CASES[self.seed % len(CASES)]
 
     @cached_property
-    def num_peers(self) -> int:
+    def num_first(self) -> int:
+        """How many peers begin."""
         return 4 if self._graph_kind.startswith("four-node") else Random(f"peers {self.seed}").choice((3, 4, 4, 5))
+
+    @property
+    def num_peers(self) -> int:
+        """How many there may ever be: those that join later have the highest numbers."""
+        return self.num_first + sum(each.kind is ChangeKind.JOIN for each in self.happenings)
+
+    @cached_property
+    def happenings(self) -> tuple[Happening, ...]:
+        """What befalls the members, by round: nothing in half of the scenarios in which they may change, else up to
+        three things, of which one loss at most, so that what is lost can be told from what may not be."""
+        random = Random(f"members {self.seed}")
+        if not self.spec.changes_members or self.case.late or random.random() < 0.5:
+            return ()
+        happenings: list[Happening] = []
+        newcomers, staying = self.num_first, list(range(self.num_first))
+        latest = max(2, self.rounds - 25)
+        for at_round in sorted(random.randint(1, latest) for _ in range(random.choice((1, 2, 2, 3)))):
+            kinds = [ChangeKind.JOIN] if newcomers < self.num_first + 2 else []
+            if len(staying) > 2:
+                kinds.append(ChangeKind.LEAVE)
+                if self.lost_subject(happenings) is None:
+                    kinds += [ChangeKind.LOST] * 2
+            kind = random.choice(kinds)
+            if kind is ChangeKind.JOIN:
+                happenings.append(Happening(kind, newcomers, at_round))
+                newcomers += 1
+                continue
+            joined = [each.subject for each in happenings if each.kind is ChangeKind.JOIN]
+            subject = random.choice([*staying, *joined] if kind is ChangeKind.LOST else staying)
+            is_alive = kind is ChangeKind.LOST and random.random() < 0.3
+            happenings.append(Happening(kind, subject, at_round, is_alive))
+            staying = [peer for peer in staying if peer != subject]
+        return tuple(happenings)
+
+    @staticmethod
+    def lost_subject(happenings: Sequence[Happening]) -> int | None:
+        """Return who is lost for good, if anybody is."""
+        return next((each.subject for each in happenings if each.kind is ChangeKind.LOST), None)
 
     @cached_property
     def _graph_kind(self) -> str:
@@ -116,10 +171,34 @@ class Scenario:
 
     @cached_property
     def schedule(self) -> Schedule:
+        """The graph of the peers that begin."""
         kind = self._graph_kind
         kinds = ("four-node-a", "four-node-b", "four-node-c") if kind == "four-node-a" else (kind,)
-        doubly = self.spec.graph in (GraphNeed.DOUBLY, GraphNeed.SYMMETRIC)
-        return _schedule(self.num_peers, kinds, doubly, self.seed % 8)
+        return _schedule(self.num_first, kinds, self._is_doubly, self.seed % 8)
+
+    @property
+    def _is_doubly(self) -> bool:
+        return self.spec.graph in (GraphNeed.DOUBLY, GraphNeed.SYMMETRIC)
+
+    def graph_of(self, members: tuple[int, ...]) -> Schedule:
+        """Return the graph over the positions of some members: of the same kind, or a ring where that has none. As
+        `job.Job.graph_of`."""
+        if members == tuple(range(self.num_first)):
+            return self.schedule
+        if len(members) == 1:
+            return Schedule.from_matrices([[[1.0]]])
+        if not self._graph_kind.startswith("four-node"):
+            with contextlib.suppress(ConfigError):
+                graph = _schedule(len(members), (self._graph_kind,), self._is_doubly, self.seed % 8)
+                if graph.is_strongly_connected:
+                    return graph
+        return _schedule(len(members), ("ring",), self._is_doubly, 0)
+
+    def neighbors(self, peer: int) -> list[int]:
+        """Return whom a peer is ever connected to, ascending."""
+        if self.happenings:
+            return [other for other in range(self.num_peers) if other != peer]
+        return sorted({*self.schedule.all_senders(peer), *self.schedule.all_receivers(peer)})
 
     @cached_property
     def compressor(self) -> BoundedCompressor:
@@ -145,9 +224,16 @@ class Scenario:
     @cached_property
     def max_lead(self) -> int:
         """How many rounds an in-neighbour can be ahead: as `job.Job.max_lead`."""
-        lead = (self.schedule.diameter or self.num_peers) * max(1, self.schedule.cycle_rounds)
+        lead = (self.schedule.diameter or self.num_first) * max(1, self.schedule.cycle_rounds)
         skipped = 0 if self.late_policy is None else self.late_policy.max_skipped + 1
         return lead + skipped * lead + 1
+
+    @cached_property
+    def longest_lead(self) -> int:
+        """How many rounds a peer can be ahead of another, whoever takes part."""
+        graphs = [self.graph_of(tuple(range(1, 1 + members))) for members in range(2, self.num_peers + 1)]
+        leads = [(graph.diameter or graph.num_peers) * max(1, graph.cycle_rounds) + 1 for graph in graphs]
+        return max(leads, default=self.max_lead)
 
     @cached_property
     def averaging_rate(self) -> float:
@@ -177,14 +263,18 @@ class Scenario:
     ) -> Participant:
         """Return one peer, ready for round 0."""
         final = min(10, self.rounds // 4) if self.case.algorithm == "scsp" else 0
+        views = None
+        if self.happenings:
+            views = ViewSchedule(self.num_peers, Membership(range(self.num_first)), self.graph_of)
         node = NodeContext(
             peer=peer,
-            schedule=self.schedule,
+            schedule=views or self.schedule,
             layout=self.layout,
             draw_source=PhiloxSource(self.seed, peer),
             compressor=self.compressor,
             averaging_rate=self.averaging_rate,
-            push_weight_guard=0.5 if self.case.late else 0.0,
+            # As in the product: a peer whose only in-neighbour is lost hears nobody for some rounds.
+            push_weight_guard=0.5 if self.case.late or self.happenings else 0.0,
             rounds=self.rounds,
             final_rounds=final,
             theta=(self.case.theta,),
@@ -212,26 +302,6 @@ class Scenario:
             stopwatch=_no_time,
         )
 
-    def undisturbed(self) -> list[list[RoundState]]:
-        """Return what every peer's state is after every round where all messages come at once: [peer][round]."""
-        peers = [self.participant(peer, on_step=_ignore_step) for peer in range(self.num_peers)]
-        states: list[list[RoundState]] = [[] for _ in peers]
-        for t in range(self.rounds):
-            inbound: deque[tuple[int, int, bytes]] = deque()
-            for participant in peers:
-                participant.step()
-            for participant in peers:
-                turn = participant.begin(0.0)
-                inbound += [(parcel.receiver, participant.peer, parcel.frame) for parcel in turn.parcels]
-            while inbound:
-                receiver, sender, frame = inbound.popleft()
-                turn = peers[receiver].receive(sender, frame, 0.0)
-                inbound += [(parcel.receiver, receiver, parcel.frame) for parcel in turn.parcels]
-            for participant in peers:
-                assert participant.round == t + 1, f"peer {participant.peer} did not end round {t}"
-                states[participant.peer].append(state_of(participant))
-        return states
-
 
 def state_of(participant: Participant) -> RoundState:
     """Return what is compared of a peer between two rounds."""
@@ -250,7 +320,3 @@ def _schedule(num_peers: int, kinds: tuple[str, ...], doubly: bool, seed: int) -
 
 def _no_time() -> float:
     return 0.0
-
-
-def _ignore_step(round_: int, rate: float, gradient: FloatArray) -> None:
-    pass

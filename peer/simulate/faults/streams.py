@@ -105,6 +105,7 @@ class Streams:
         self._current: dict[tuple[int, int], _Stream | None] = {}
         """(me, other) → the stream that `me` takes for the one to `other`."""
         self._redial_planned: set[tuple[int, int]] = set()
+        self._gone: set[int] = set()
         self._count = 0
         self.broken = 0
         """Streams that ended before their time."""
@@ -124,6 +125,10 @@ class Streams:
                 other = pair[0] + pair[1] - me
                 if (stream := self._current.pop((me, other), None)) is not None:
                     self._break(pair, stream)
+
+    def give_up(self, me: int) -> None:
+        """Take note that a process that is gone does not come back: nobody dials it any more."""
+        self._gone.add(me)
 
     def is_up(self, me: int, peer: int) -> bool:
         """Return whether `me` takes itself for connected to a neighbour."""
@@ -185,7 +190,7 @@ class Streams:
     # -- dialling ------------------------------------------------------------------------------------------------------
 
     def _plan_dial(self, pair: tuple[int, int], after_s: float) -> None:
-        if pair not in self._redial_planned:
+        if pair not in self._redial_planned and not self._gone.intersection(pair):
             self._redial_planned.add(pair)
             self._schedule.at(self._schedule.now + after_s, lambda: self._dial(pair))
 

@@ -7,12 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
-from peer.errors import RemoteProtocolError
+from peer.errors import ConfigError, RemoteProtocolError
+from peer.gossip.membership import ChangeKind
 from peer.simulate.faults.disk import VirtualDisk
 from peer.simulate.faults.invariants import Auditor, InvariantBroken
 from peer.simulate.faults.plan import Plan, plan_for
 from peer.simulate.faults.process import VirtualProcess
-from peer.simulate.faults.scenario import Scenario
+from peer.simulate.faults.scenario import Happening, Scenario
 from peer.simulate.faults.streams import Streams
 from peer.simulate.network import Agenda
 
@@ -23,6 +24,10 @@ _QUIET_SHARE = 0.9
 _DISTURBED_ROUND_S = 2.0
 """… nor after this many virtual seconds for each round of the run."""
 _QUIET_ROUND_S = 2.0
+_ASK_EVERY_S = 0.5
+"""About how often a peer that wants to join, or an operator who knows of a loss, asks somebody to announce it."""
+_ASK_AGAIN_S = 5.0
+"""So long a peer that wants to join waits for what comes of it."""
 _QUIET_S = 60.0
 """In peace a round takes no longer than this, and the run to settle in the end: else it is stuck."""
 
@@ -40,6 +45,8 @@ class Outcome:
     duplicates: int = 0
     """Frames that came again and were dropped."""
     faults: Counter[str] = field(default_factory=Counter)
+    changes: Counter[str] = field(default_factory=Counter)
+    """What happened to the members."""
 
 
 class SimulationFailed(Exception):
@@ -49,7 +56,8 @@ class SimulationFailed(Exception):
         self.seed, self.problem = scenario.seed, problem
         lines = [
             f"seed {scenario.seed}: {problem}",
-            f"{scenario.case}, {scenario.num_peers} peers, {scenario.rounds} rounds",
+            f"{scenario.case}, {scenario.num_first} peers, {scenario.rounds} rounds",
+            *map(str, scenario.happenings),
             f"{scenario.compressor}, {scenario.late_policy}",
             str(plan),
             "the last that happened:",
@@ -71,17 +79,24 @@ class World:
         self.duplicates = 0
         """Frames that came again, to processes that have ended."""
         self.faults: Counter[str] = Counter()
-        peers, schedule = range(scenario.num_peers), scenario.schedule
-        self.neighbors = [sorted({*schedule.all_senders(p), *schedule.all_receivers(p)}) for p in peers]
+        self.changes: Counter[str] = Counter()
+        self.gone: set[int] = set()
+        """Peers whose process never comes back."""
+        peers = range(scenario.num_peers)
         self.disks = [VirtualDisk(Random(f"disk {scenario.seed} {peer}")) for peer in peers]
         self.processes: list[VirtualProcess | None] = [None for _ in peers]
         self.streams = Streams(
-            [(a, b) for a in peers for b in self.neighbors[a] if a < b], self, Random(f"streams {scenario.seed}")
+            [(a, b) for a in peers for b in scenario.neighbors(a) if a < b], self, Random(f"streams {scenario.seed}")
         )
+        self._cut_off: int | None = None
+        """Who lives on although it is given up for lost."""
         self._agenda: Agenda[Callable[[], None]] = Agenda()
         self.trace: deque[str] = deque(maxlen=_TRACE)
         """The last that happened."""
         self._events = 0
+        self._started: set[int] = set()
+        self._open_happenings = len(scenario.happenings)
+        """So many have not come to their end."""
 
     def run(self) -> Outcome:
         """Run to the end. Raises SimulationFailed."""
@@ -99,6 +114,7 @@ class World:
             virtual_s=self.now,
             duplicates=self.duplicates + sum(process.duplicates for process in self.processes if process),
             faults=self.faults,
+            changes=self.changes,
         )
 
     def at(self, time_s: float, action: Callable[[], None]) -> None:
@@ -124,10 +140,13 @@ class World:
         self.note(f"{me} {how}")
         if not self.quiet and random.random() < self.plan.damage_chance and self._damage_checkpoint(disk):
             self.note(f"{me}: the newest checkpoint is damaged")
-        self.at(self.now + self.plan.restart_s * random.uniform(0.2, 1.5), lambda: self._start(me))
+        if me not in self.gone:
+            self.at(self.now + self.plan.restart_s * random.uniform(0.2, 1.5), lambda: self._start(me))
 
-    def refused(self, process: VirtualProcess, error: RemoteProtocolError) -> None:
-        """A peer refused a frame, though nobody lies here."""
+    def refused(self, process: VirtualProcess, peer: int, error: RemoteProtocolError) -> None:
+        """A peer refused a frame of another, though nobody lies here."""
+        if peer in process.participant.session.lost:
+            return
         raise InvariantBroken(f"peer {process.me} takes an honest message for a lie: {error}")
 
     def _run(self) -> None:
@@ -137,8 +156,10 @@ class World:
         for condition in self.streams.conditions.values():
             condition.delay_s, condition.rate_bytes_s = plan.delay_s, plan.rate_bytes_s
             condition.spike_chance, condition.spike_s = plan.spike_chance, plan.spike_s
-        for me in range(scenario.num_peers):
+        for me in range(scenario.num_first):
             self.at(0.0, lambda me=me: self._start(me))  # type: ignore[misc]
+        for happening in scenario.happenings:
+            self._plan_happening(happening)
         self._plan_faults()
         deadline = float("inf")
         while not self._is_over():
@@ -156,20 +177,151 @@ class World:
             if self.now > deadline:
                 waiting = {p.me: (p.participant.round, p.participant.session.waiting_for) for p in self.processes if p}
                 raise InvariantBroken(f"stuck though all is well: (round, waits for) of each peer: {waiting}")
-        for process in self.processes:
-            if process is not None:
-                process.wind_up()
-        self.auditor.finish([process.participant for process in self.processes if process is not None])
+        for process in self._present():
+            process.wind_up()
+        self.auditor.finish([process.participant for process in self._present()])
 
     def _is_over(self) -> bool:
         self._events += 1
         if self._events % 32 or self.auditor.completed < self.scenario.rounds:
             return False
-        return all(process is not None and process.is_settled for process in self.processes)
+        if self._open_happenings:
+            return False
+        expected = [me for me in range(self.scenario.num_peers) if me not in self.gone and me in self._started]
+        return all((process := self.processes[me]) is not None and process.is_settled for me in expected)
+
+    def _present(self) -> list[VirtualProcess]:
+        """Return the processes that run and that others may hear."""
+        return [each for each in self.processes if each is not None and each.me != self._cut_off]
 
     def _start(self, me: int) -> None:
+        if me in self.gone:
+            return
+        self._started.add(me)
         process = self.processes[me] = VirtualProcess(self, me, self.disks[me])
         process.start()
+
+    # -- members -------------------------------------------------------------------------------------------------------
+
+    def _plan_happening(self, happening: Happening) -> None:
+        """Let it begin when somebody has come so far."""
+
+        def wait() -> None:
+            if self.auditor.furthest < happening.at_round:
+                self.at(self.now + 0.2 * self.random.random(), wait)
+            elif happening.kind is ChangeKind.LEAVE:
+                self._let_leave(happening.subject)
+            elif happening.kind is ChangeKind.JOIN:
+                self._start(happening.subject)
+                self._let_join(happening.subject)
+            else:
+                self._lose(happening)
+
+        self.at(0.0, wait)
+
+    def _ask(self, again: Callable[[], None], after_s: float = _ASK_EVERY_S) -> None:
+        self.at(self.now + after_s * self.random.uniform(0.5, 1.5), again)
+
+    def _let_leave(self, subject: int) -> None:
+        process = self.processes[subject]
+        if subject not in self.gone and (process is None or not process.is_free):
+            self._ask(lambda: self._let_leave(subject), 0.05)
+        elif process is None or process.participant.round >= self.scenario.rounds:
+            self._end_happening(None)
+        elif any(each.subject == subject for each in process.participant.changes):
+            if process.participant.has_left and process.is_settled:
+                self._end(subject, "has left")
+                self._end_happening("left")
+            else:
+                self._ask(lambda: self._let_leave(subject))
+        elif self._announced(process, ChangeKind.LEAVE, subject):
+            # The process may end before that is on its disk.
+            self._ask(lambda: self._let_leave(subject))
+        else:
+            self._end_happening(None)
+
+    def _let_join(self, subject: int, asked_at: float = float("-inf")) -> None:
+        process = self.processes[subject]
+        if process is not None and (process.participant.round or process.participant.changes):
+            self._end_happening("joined")
+            return
+        members = [
+            each
+            for each in self._present()
+            if each.participant.is_member and each.is_free and self.streams.is_up(subject, each.me)
+        ]
+        if self.auditor.completed >= self.scenario.rounds:
+            self.gone.add(subject)
+            self._end_happening(None)
+            return
+        if members and self.now > asked_at + _ASK_AGAIN_S:
+            sponsor = self.random.choice(members)
+            if all(each.subject != subject for each in sponsor.participant.changes):
+                self._announced(sponsor, ChangeKind.JOIN, subject)
+                asked_at = self.now
+        self._ask(lambda: self._let_join(subject, asked_at), 0.1)
+
+    def _lose(self, happening: Happening) -> None:
+        """End a peer for good, or cut it off; then let an operator tell one of those that hear it."""
+        subject = happening.subject
+        has_time = self.auditor.furthest + 4 * self.scenario.longest_lead + 4 < self.scenario.rounds
+        is_member = any(subject in members for members in self.auditor.membership.coming(self.auditor.furthest))
+        if not is_member or not has_time:
+            if has_time and subject >= self.scenario.num_first and subject not in self.gone:
+                self._ask(lambda: self._lose(happening))  # It has not joined yet.
+            else:
+                self._end_happening(None)
+            return
+        self.changes["was lost"] += 1
+        if happening.is_alive:
+            self._cut_off = subject
+            self.note(f"{subject} is cut off for ever")
+            for pair in self.streams.conditions:
+                if subject in pair:
+                    self.streams.cut(pair, float("inf"))
+        else:
+            self._end(subject, "is gone for good")
+        self._ask(lambda: self._declare_lost(subject), 3.0)
+
+    def _declare_lost(self, subject: int) -> None:
+        members = [each for each in self._present() if each.participant.is_member]
+        if members and all(self._goes_on_without(each, subject) for each in members):
+            self._end(subject, "is out of the run")
+            self._cut_off = None
+            self._end_happening(None)
+            return
+        able = [each for each in members if each.is_free and each.participant.session.last_heard(subject) is not None]
+        lost = ((change.kind, change.subject) for each in members for change in each.participant.changes)
+        if able and (ChangeKind.LOST, subject) not in lost:
+            self._announced(self.random.choice(able), ChangeKind.LOST, subject)
+        self._ask(lambda: self._declare_lost(subject))
+
+    @staticmethod
+    def _goes_on_without(process: VirtualProcess, peer: int) -> bool:
+        participant = process.participant
+        return peer in participant.session.lost or peer not in (participant.members or ())
+
+    def _end(self, me: int, how: str) -> None:
+        """End a process that does not come back."""
+        self.gone.add(me)
+        self.streams.give_up(me)
+        if (process := self.processes[me]) is not None:
+            self.died(process, how)
+
+    def _announced(self, process: VirtualProcess, kind: ChangeKind, subject: int) -> bool:
+        """Let a peer announce a change; return whether it can."""
+        try:
+            process.announce(kind, subject)
+        except ConfigError as error:
+            self.note(f"{process.me} does not announce {kind.name} of {subject}: {error}")
+            self.changes["was refused a change"] += 1
+            return False
+        return True
+
+    def _end_happening(self, what: str | None) -> None:
+        self._open_happenings -= 1
+        if what is not None:
+            self.changes[what] += 1
 
     # -- misfortune ----------------------------------------------------------------------------------------------------
 
@@ -288,7 +440,8 @@ class World:
         for disk in self.disks:
             disk.capacity_bytes, disk.kill_at, disk.operation_s, disk.sync_s = None, None, 0.0, 0.0
         for condition in self.streams.conditions.values():
-            condition.cut_until = min(condition.cut_until, self.now)
+            if condition.cut_until < float("inf"):
+                condition.cut_until = min(condition.cut_until, self.now)
             condition.spike_chance = 0.0
         for process in self.processes:
             if process is not None:

@@ -2,25 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 
 from peer.durable import Deed, DurablePeer
+from peer.gossip.boundary import Boundary
 from peer.gossip.error_feedback import SparsePush
 from peer.gossip.exact import Sgp
+from peer.gossip.membership import ChangeKind
 from peer.gossip.session import Session
 from peer.journal import Journal, Record
 from peer.simulate.faults import Scenario, SimulationFailed, World, simulate
 from peer.simulate.faults.scenario import CASES
 from peer.wire.message import Message
 
+MEMBERS = (1, 16, 17, 34, 73, 80, 83, 99)
+"""Seeds in which somebody joins, leaves or is lost."""
+
 
 @pytest.mark.parametrize("seed", range(2 * len(CASES)))
 def test_nothing_that_goes_wrong_changes_what_must_not_change(seed: int) -> None:
     """Twice every algorithm; `make chaos` runs a thousand seeds."""
     assert simulate(seed, rounds=30).rounds == 30
+
+
+@pytest.mark.parametrize("seed", MEMBERS)
+def test_members_come_and_go_while_all_else_goes_wrong(seed: int) -> None:
+    assert simulate(seed, rounds=60).rounds == 60
+
+
+def test_the_seeds_of_this_suite_have_every_change_of_members() -> None:
+    happenings = [each for seed in MEMBERS for each in Scenario(seed, 60).happenings]
+    assert {(each.kind, each.is_alive) for each in happenings} == {
+        (ChangeKind.JOIN, False),
+        (ChangeKind.LEAVE, False),
+        (ChangeKind.LOST, False),
+        (ChangeKind.LOST, True),
+    }
 
 
 def test_the_seeds_of_this_suite_have_every_kind_of_fault() -> None:
@@ -110,6 +130,31 @@ def test_a_peer_that_waits_for_ever_is_caught(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(DurablePeer, "connected", say_nothing_again)
     assert "stuck though all is well" in caught(of("d2", late=False), rounds=15)
+
+
+def test_a_share_that_is_given_and_kept_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    part = Boundary._part
+
+    def keep(self: Boundary, share: float) -> Message:
+        algorithm = self._algorithm
+        x, u = algorithm.x.copy(), algorithm.u
+        message = part(self, share)
+        algorithm.x, algorithm.u = x, u
+        return message
+
+    monkeypatch.setattr(Boundary, "_part", keep)
+    assert "Σu is" in caught(range(97, 98), rounds=60)
+
+
+def test_what_returns_twice_from_a_lost_peer_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    without = Sgp.without
+
+    def twice(self: Sgp, peer: int, unreceived: Sequence[Message]) -> None:
+        without(self, peer, unreceived)
+        without(self, peer, unreceived)
+
+    monkeypatch.setattr(Sgp, "without", twice)
+    assert "Σu is" in caught(range(16, 17), rounds=60)
 
 
 def test_a_message_that_a_session_drops_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
