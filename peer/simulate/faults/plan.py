@@ -70,8 +70,10 @@ def plan_for(scenario: Scenario) -> Plan:
         return value if random.random() < chance else None
 
     durability: Literal["process", "power"] = random.choice(("process", "power"))
-    # What the clock had a say in cannot be repeated to the bit: that is why there is `durability = "power"`.
-    power = durability == "power" or not scenario.case.late
+    # What the clock had a say in cannot be repeated to the bit, nor what came of a peer that is gone for good and
+    # sends nothing again: that is why there is `durability = "power"`.
+    is_repeatable = not scenario.case.late and scenario.lost_subject(scenario.happenings) is None
+    power = durability == "power" or is_repeatable
     kill_every_s = maybe(0.75, 0.5, 4.0)
     return Plan(
         durability=durability,
