@@ -57,7 +57,7 @@ def test_one_number_is_enough_to_see_a_run_again() -> None:
     assert one.trace == other.trace
 
 
-def caught(seeds: range, rounds: int = 30) -> str:
+def caught(seeds: Sequence[int], rounds: int = 30) -> str:
     """Return what the first seed that fails says."""
     for seed in seeds:
         try:
@@ -67,10 +67,11 @@ def caught(seeds: range, rounds: int = 30) -> str:
     raise AssertionError("nobody noticed")
 
 
-def of(algorithm: str, *, late: bool) -> range:
-    """Return seeds of one algorithm."""
+def of(algorithm: str, *, late: bool) -> list[int]:
+    """Return seeds of one algorithm with the same members throughout."""
     first = next(i for i, case in enumerate(CASES) if (case.algorithm, case.late) == (algorithm, late))
-    return range(first, first + 8 * len(CASES), len(CASES))
+    seeds = range(first, first + 16 * len(CASES), len(CASES))
+    return [seed for seed in seeds if not Scenario(seed, 30).happenings]
 
 
 def test_a_peer_that_sends_before_it_journals_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +96,8 @@ def test_a_peer_that_forgets_its_error_memory_is_caught(monkeypatch: pytest.Monk
         self.error_memory[:] = 0
 
     monkeypatch.setattr(SparsePush, "restore", forget)
-    assert "undisturbed" in caught(of("sparse-push", late=False))
+    # Its own journal says so first, where it holds what was made after the checkpoint.
+    assert any(words in caught(of("sparse-push", late=False)) for words in ("undisturbed", "gives other messages"))
 
 
 def test_a_late_message_that_is_applied_twice_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +145,7 @@ def test_a_share_that_is_given_and_kept_is_caught(monkeypatch: pytest.MonkeyPatc
         return message
 
     monkeypatch.setattr(Boundary, "_part", keep)
-    assert "Σu is" in caught(range(97, 98), rounds=60)
+    assert "Σu is" in caught([97], rounds=60)
 
 
 def test_what_returns_twice_from_a_lost_peer_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +156,7 @@ def test_what_returns_twice_from_a_lost_peer_is_caught(monkeypatch: pytest.Monke
         without(self, peer, unreceived)
 
     monkeypatch.setattr(Sgp, "without", twice)
-    assert "Σu is" in caught(range(16, 17), rounds=60)
+    assert "Σu is" in caught([16], rounds=60)
 
 
 def test_a_message_that_a_session_drops_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
