@@ -239,7 +239,7 @@ def shape_container(pid: int, interface: str, profile: Profile) -> str | None:
     """Limit what leaves a container, named by the id of its first process; return what could not be done.
 
     netem adds the latency and the loss where the kernel has it. Raises LinkError if not even the rate can be
-    limited. Shaping again replaces what was there.
+    limited, or if netem refuses what it is asked for. Shaping again replaces what was there.
     """
     inside = ["nsenter", "--target", str(pid), "--net", "tc"]
     subprocess.run([*inside, "qdisc", "del", "dev", interface, "root"], capture_output=True, check=False)
@@ -251,9 +251,11 @@ def shape_container(pid: int, interface: str, profile: Profile) -> str | None:
     options = ["netem", "delay", f"{profile.latency_ms}ms", "loss", f"{profile.loss * 100}%"]
     command = [*inside, "qdisc", "add", "dev", interface, *where, *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
+    if done.returncode == 0:
+        return None
+    if "unknown" in done.stderr:
         return f"no latency and no loss: this kernel has no netem ({done.stderr.strip()})"
-    return None
+    raise LinkError(f"{' '.join(command)}: {done.stderr.strip()}")
 
 
 def release_container(pid: int, interface: str) -> None:
