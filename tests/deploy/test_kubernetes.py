@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -49,3 +55,43 @@ def test_pods_run_as_the_user_of_the_image_and_see_only_their_own_key() -> None:
     for container in (*pod["initContainers"], *pod["containers"]):
         assert container["securityContext"]["readOnlyRootFilesystem"]
         assert container["securityContext"]["capabilities"]["drop"] == ["ALL"]
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
+def test_kubectl_builds_the_kustomization_and_the_result_fits_the_schema() -> None:
+    command = ["kubectl", "kustomize", str(DEPLOY / "kubernetes")]
+    built = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    documents = list(yaml.safe_load_all(built))
+    assert sorted(each["kind"] for each in documents) == sorted(manifest(file.stem)["kind"] for file in MANIFESTS)
+    for document in documents:
+        assert kubernetes_validate.validate(document, "1.33", strict=True) is not None
+    peers = next(each for each in documents if each["kind"] == "StatefulSet")["spec"]["template"]["spec"]
+    for container in (*peers["initContainers"], *peers["containers"]):
+        assert container["image"] == "sottovoce:latest"
+
+
+def test_the_kits_that_the_readme_makes_reach_each_its_own_pod(tmp_path: Path) -> None:
+    text = (DEPLOY / "README.md").read_text().partition("\n## Kubernetes\n")[2]
+    block = re.findall(r"^```sh\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)[0]
+    before_the_cluster = block.partition("kubectl ")[0]
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    script = ["sh", "-euc", before_the_cluster]
+    subprocess.run(script, cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True, check=True)
+
+    peers = manifest("statefulset")["spec"]
+    (init,) = peers["template"]["spec"]["initContainers"]
+    mounts = {mount["name"]: mount["mountPath"] for mount in init["volumeMounts"]}
+    volume = tmp_path / "volume"
+    volume.mkdir()
+    *shell, line = init["command"]
+    # Both are words of their own only after a blank.
+    line = line.replace(f" {mounts['state']}", f" {volume}").replace(f" {mounts['kits']}", f" {tmp_path}")
+    last = peers["replicas"] - 1
+    subprocess.run([*shell, line], env={**os.environ, "HOSTNAME": f"digits-{last}"}, check=True)
+    assert [folder.name for folder in volume.iterdir()] == [f"peer-{last}"]
+    assert (volume / f"peer-{last}" / "peer.key").stat().st_mode & 0o077 == 0
+    config = tomllib.loads((volume / f"peer-{last}" / "peer.toml").read_text())
+    service = manifest("service")["metadata"]["name"]
+    assert [each["advertise"] for each in config["peers"]] == [
+        f"digits-{number}.{service}:7700" for number in range(peers["replicas"])
+    ]
