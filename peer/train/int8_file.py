@@ -15,10 +15,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from peer.errors import DataError
-from peer.train.model_file import named_tensors, write_tensors
+from peer.train.model_file import named_tensors, open_tensors, refuse_not_finite, write_tensors
 from peer.train.precision import make_model
 from peer.train.task import Task
 
@@ -48,31 +47,22 @@ def load_int8(task: Task, path: Path) -> torch.nn.Module:
     model = make_model(task, "int8")
     wanted = named_tensors(model)
     read: dict[str, torch.Tensor] = {}
-    try:
-        with safe_open(path, framework="pt", device="cpu") as file:
-            if (file.metadata() or {}).get("format") != FORMAT:
-                raise DataError(f"model file {path} is not of the format {FORMAT}")
-            names = set(file.keys())
-            for name, tensor in wanted.items():
-                parts = (name, f"{name}.scale") if _has_codes(tensor) else (name,)
-                lacking = [part for part in parts if part not in names]
-                if lacking:
-                    raise DataError(f"model file {path} lacks {', '.join(lacking)}")
-                value = file.get_tensor(name)
-                if value.shape != tensor.shape:
-                    raise DataError(
-                        f"model file {path}: {name} has shape {list(value.shape)}, the model has {list(tensor.shape)}"
-                    )
-                read[name] = _dequantized(path, name, value, file.get_tensor(parts[1])) if len(parts) == 2 else value
-    except FileNotFoundError:
-        raise DataError(f"there is no model file {path}") from None
-    except OSError as error:
-        raise DataError(f"model file {path} cannot be read: {error.strerror or error}") from None
-    except SafetensorError as error:
-        raise DataError(f"{path} is no valid safetensors file: {error}") from None
-    for name, value in read.items():
-        if value.is_floating_point() and not torch.isfinite(value).all():
-            raise DataError(f"model file {path}: {name} holds values that are not finite")
+    with open_tensors(path) as file:
+        if (file.metadata() or {}).get("format") != FORMAT:
+            raise DataError(f"model file {path} is not of the format {FORMAT}")
+        names = set(file.keys())
+        for name, tensor in wanted.items():
+            parts = (name, f"{name}.scale") if _has_codes(tensor) else (name,)
+            lacking = [part for part in parts if part not in names]
+            if lacking:
+                raise DataError(f"model file {path} lacks {', '.join(lacking)}")
+            value = file.get_tensor(name)
+            if value.shape != tensor.shape:
+                raise DataError(
+                    f"model file {path}: {name} has shape {list(value.shape)}, the model has {list(tensor.shape)}"
+                )
+            read[name] = _dequantized(path, name, value, file.get_tensor(parts[1])) if len(parts) == 2 else value
+    refuse_not_finite(read, path)
     with torch.no_grad():
         for name, value in read.items():
             wanted[name].copy_(value)

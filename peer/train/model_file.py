@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -34,38 +35,51 @@ def write_tensors(tensors: Mapping[str, torch.Tensor], path: Path, *, metadata: 
     beside.replace(path)
 
 
-def load_model_(model: torch.nn.Module, path: Path) -> None:
-    """Set all parameters and buffers of the model to those of a file, or leave it as it is and raise DataError.
-
-    Ranges of 8-bit layers that the file lacks stay unknown, and are measured by the first batch.
-    """
-    wanted = named_tensors(model)
+@contextmanager
+def open_tensors(path: Path) -> Iterator[safe_open]:
+    """Open a safetensors file for reading; whatever is wrong with it, also later, becomes a DataError that names it."""
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
-            names = set(file.keys())
-            # A model that was trained in full precision has no ranges, and takes none.
-            wanted = {name: tensor for name, tensor in wanted.items() if name in names or not _is_range(name)}
-            names = {name for name in names if name in wanted or not _is_range(name)}
-            lacking = [name for name in wanted if name not in names]
-            if lacking:
-                raise DataError(f"model file {path} lacks {_listed(lacking)}")
-            excess = sorted(names - wanted.keys())
-            if excess:
-                raise DataError(f"model file {path} holds {_listed(excess)}, which the model does not have")
-            for name, tensor in wanted.items():
-                shape = file.get_slice(name).get_shape()
-                if list(shape) != list(tensor.shape):
-                    raise DataError(f"model file {path}: {name} has shape {shape}, the model has {list(tensor.shape)}")
-            read = {name: file.get_tensor(name) for name in wanted}
+            yield file
     except FileNotFoundError:
         raise DataError(f"there is no model file {path}") from None
     except OSError as error:
         raise DataError(f"model file {path} cannot be read: {error.strerror or error}") from None
     except SafetensorError as error:
         raise DataError(f"{path} is no valid safetensors file: {error}") from None
-    for name, tensor in read.items():
-        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+
+
+def refuse_not_finite(read: Mapping[str, torch.Tensor], path: Path) -> None:
+    """Raise DataError if a tensor of a file holds NaN or infinity."""
+    for name, value in read.items():
+        if value.is_floating_point() and not torch.isfinite(value).all():
             raise DataError(f"model file {path}: {name} holds values that are not finite")
+
+
+def load_model_(model: torch.nn.Module, path: Path) -> None:
+    """Set all parameters and buffers of the model to those of a file, or leave it as it is and raise DataError.
+
+    Ranges of 8-bit layers that the file lacks stay unknown, and are measured by the first batch.
+    """
+    wanted = named_tensors(model)
+    with open_tensors(path) as file:
+        names = set(file.keys())
+        # A model that was trained in full precision has no ranges, and takes none.
+        wanted = {name: tensor for name, tensor in wanted.items() if name in names or not _is_range(name)}
+        names = {name for name in names if name in wanted or not _is_range(name)}
+        lacking = [name for name in wanted if name not in names]
+        if lacking:
+            raise DataError(f"model file {path} lacks {_listed(lacking)}")
+        excess = sorted(names - wanted.keys())
+        if excess:
+            raise DataError(f"model file {path} holds {_listed(excess)}, which the model does not have")
+        for name, tensor in wanted.items():
+            shape = file.get_slice(name).get_shape()
+            if list(shape) != list(tensor.shape):
+                raise DataError(f"model file {path}: {name} has shape {shape}, the model has {list(tensor.shape)}")
+        read = {name: file.get_tensor(name) for name in wanted}
+    refuse_not_finite(read, path)
+    for name, tensor in read.items():
         if tensor.is_floating_point() != wanted[name].is_floating_point():
             raise DataError(f"model file {path}: {name} is {tensor.dtype}, the model has {wanted[name].dtype}")
     with torch.no_grad():

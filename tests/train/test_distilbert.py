@@ -131,7 +131,7 @@ def test_weights_that_do_not_fit_are_refused(tmp_path: Path):
     with pytest.raises(DataError, match=r"word_embeddings\.weight has shape \[51, 16\], the model has \[50, 16\]"):
         load_published_(model(), path)
     save_file({**tensors, word: torch.full((50, 16), torch.nan)}, path)
-    with pytest.raises(DataError, match="no finite numbers"):
+    with pytest.raises(DataError, match="not finite"):
         load_published_(model(), path)
     del tensors["distilbert.transformer.layer.1.ffn.lin1.weight"]
     save_file(tensors, path)

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from peer.errors import DataError
 from peer.train.layers import FULL_PRECISION, Layers
+from peer.train.model_file import open_tensors, refuse_not_finite
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,34 +76,26 @@ def load_published_(model: nn.Module, path: Path) -> None:
     missing, but for the classifier's, or has another shape.
     """
     parameters = dict(model.named_parameters())
-    try:
-        with safe_open(path, framework="pt", device="cpu") as file:
-            stored = set(file.keys())
-            prefix = "" if "distilbert.embeddings.word_embeddings.weight" in stored else "distilbert."
-            read = {}
-            for name, parameter in parameters.items():
-                key, of_classifier = name.removeprefix(prefix), not name.startswith("distilbert.")
-                shape = list(file.get_slice(key).get_shape()) if key in stored else None
-                if of_classifier and shape != list(parameter.shape):
-                    # There is none, or one for another number of classes.
-                    continue
-                if shape is None:
-                    raise DataError(f"model file {path} lacks {key}")
-                if shape != list(parameter.shape):
-                    raise DataError(
-                        f"model file {path}: {key} has shape {shape}, the model has {list(parameter.shape)}"
-                    )
-                read[name] = file.get_tensor(key)
-    except FileNotFoundError:
-        raise DataError(f"there is no model file {path}") from None
-    except OSError as error:
-        raise DataError(f"model file {path} cannot be read: {error.strerror or error}") from None
-    except SafetensorError as error:
-        raise DataError(f"{path} is no valid safetensors file: {error}") from None
+    with open_tensors(path) as file:
+        stored = set(file.keys())
+        prefix = "" if "distilbert.embeddings.word_embeddings.weight" in stored else "distilbert."
+        read = {}
+        for name, parameter in parameters.items():
+            key, of_classifier = name.removeprefix(prefix), not name.startswith("distilbert.")
+            shape = list(file.get_slice(key).get_shape()) if key in stored else None
+            if of_classifier and shape != list(parameter.shape):
+                # There is none, or one for another number of classes.
+                continue
+            if shape is None:
+                raise DataError(f"model file {path} lacks {key}")
+            if shape != list(parameter.shape):
+                raise DataError(f"model file {path}: {key} has shape {shape}, the model has {list(parameter.shape)}")
+            read[name] = file.get_tensor(key)
+    refuse_not_finite(read, path)
     with torch.no_grad():
         for name, tensor in read.items():
-            if not tensor.is_floating_point() or not torch.isfinite(tensor).all():
-                raise DataError(f"model file {path}: {name} holds values that are no finite numbers")
+            if not tensor.is_floating_point():
+                raise DataError(f"model file {path}: {name} is {tensor.dtype}, the model has {parameters[name].dtype}")
             parameters[name].copy_(tensor)
 
 
