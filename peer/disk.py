@@ -13,12 +13,23 @@ All of them raise OSError.
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import mmap
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
 Buffer: TypeAlias = bytes | memoryview
+
+_DIRECT_FROM_BYTES = 1 << 20
+"""A new file of this size goes past the page cache. Nobody reads a checkpoint but a peer that starts, and filling fresh
+pages with one takes ten times the processor time of the rest of saving it (1 to 2 s/GB on a virtual machine)."""
+_DIRECT_BLOCK_BYTES = 4 << 20
+"""What is handed to the disk at a time."""
+_DIRECT_UNIT_BYTES = 4096
+"""Offsets, lengths and memory are multiples of this; no file system in use asks for more."""
 
 
 class Handle(Protocol):
@@ -71,8 +82,8 @@ def replace(disk: Disk, name: str, parts: Iterable[Buffer]) -> None:
     beside = f".{name}.new"
     handle = disk.create(beside)
     try:
-        for part in parts:
-            handle.append((part,))
+        # In one piece: the handle knows how large the file becomes.
+        handle.append(list(parts))
         handle.sync()
     finally:
         handle.close()
@@ -135,14 +146,42 @@ class RealHandle:
 
     def append(self, parts: Sequence[Buffer]) -> None:
         rest = [memoryview(part) for part in parts if len(part)]
+        if self._size == 0 and sum(map(len, rest)) >= _DIRECT_FROM_BYTES:
+            self._append_directly(rest)
         while rest:
             # A few parts at a time: the kernel takes no more than 1024.
-            written = os.writev(self._file, rest[:64])
-            self._size += written
-            while rest and written >= len(rest[0]):
-                written -= len(rest.pop(0))
-            if written:
-                rest[0] = rest[0][written:]
+            self._advance(rest, os.writev(self._file, rest[:64]))
+
+    def _append_directly(self, rest: list[memoryview]) -> None:
+        """Write the whole units of `rest`, which is what is left afterwards, past the page cache; nothing where the
+        file system cannot do that."""
+        flags = fcntl.fcntl(self._file, fcntl.F_GETFL)
+        try:
+            fcntl.fcntl(self._file, fcntl.F_SETFL, flags | os.O_DIRECT)
+        except OSError:
+            return
+        try:
+            with mmap.mmap(-1, _DIRECT_BLOCK_BYTES) as block:
+                while (filled := _fill(block, rest)) >= _DIRECT_UNIT_BYTES:
+                    with memoryview(block) as view, view[: filled - filled % _DIRECT_UNIT_BYTES] as units:
+                        written = os.write(self._file, units)
+                    self._advance(rest, written)
+                    if written % _DIRECT_UNIT_BYTES:
+                        return
+        except OSError as error:
+            # It wants other units than ours: what is left goes the other way.
+            if error.errno != errno.EINVAL:
+                raise
+        finally:
+            fcntl.fcntl(self._file, fcntl.F_SETFL, flags)
+
+    def _advance(self, rest: list[memoryview], written: int) -> None:
+        """Take from the front of `rest` what was written."""
+        self._size += written
+        while rest and written >= len(rest[0]):
+            written -= len(rest.pop(0))
+        if written:
+            rest[0] = rest[0][written:]
 
     def sync(self) -> None:
         os.fdatasync(self._file)
@@ -151,3 +190,15 @@ class RealHandle:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+
+
+def _fill(block: mmap.mmap, parts: Iterable[memoryview]) -> int:
+    """Copy the beginning of `parts` into the block; return how many bytes that are."""
+    end = 0
+    for part in parts:
+        piece = part[: len(block) - end]
+        block[end : end + len(piece)] = piece
+        end += len(piece)
+        if end == len(block):
+            break
+    return end
