@@ -112,7 +112,7 @@ class StateOptions(Section):
     """How many checkpoints to keep, each with the journal after it."""
     journal_mbytes: Count = 512
     """Save a checkpoint early when the journal is larger than this, in units of 1024² bytes."""
-    recover_within_s: Positive = 3.0
+    recover_within_s: Positive = 2.0
     """Save a checkpoint early when repeating the rounds in the journal would take longer than this."""
     ledger: bool = False
     """Also write every model, weight and frame of every round: what an audit of the conservation of mass needs."""
