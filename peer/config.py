@@ -149,7 +149,8 @@ class AlgorithmOptions(Section):
     whole_below: Whole = 0
     """Layers with fewer numbers than this are sent whole, uncompressed (counted like all the rest)."""
     push_weight_guard: Annotated[float, Field(ge=0, le=1)] = 0.5
-    """Scale the local step by min(1, u / this): keeps a peer that hears nobody from exploding. 0 turns it off."""
+    """Scale the local step by min(1, u / this), and let a peer below it that neighbours owe messages give nothing
+    away: keeps one that hears nobody from exploding. 0 turns it off."""
     final_rounds: Whole | Literal["auto"] = 40
     """scsp: how many of the last rounds are full-precision gossip; "auto": enough to shrink the distance 1000-fold."""
     server: Whole = 0
@@ -261,6 +262,9 @@ class RoundOptions(Section):
     max_skipped_rounds: Count = 20
     """skip: how many rounds in a row a neighbour may be missed before the peer waits for it after all. Asynchronous
     algorithms: how many steps a peer takes while it has no neighbour at all."""
+    leave_out_after_s: Positive = 10.0
+    """skip, with push-sum algorithms: give no weight to a neighbour that has confirmed nothing for this long, until it
+    does; neighbours confirm once a second."""
     abandon_after_s: Positive = 30.0
     """Asynchronous algorithms: give up an exchange whose partner has been away this long; if it had answered, half of
     the exchange is lost."""

@@ -6,7 +6,8 @@ daemon drives it over gRPC; the fault simulator drives the same object over a ne
 Everything that changes the participant is in the journal before anything that came of it leaves: the frame of a
 neighbour before it is applied, the own frames with a digest of the state before they are sent. So after a crash the
 newest checkpoint and the journal after it lead back to where the peer was, with the decisions that it took by the clock
-(whom it went on without, how much a bandwidth budget let it send), and what is sent again is the journaled bytes.
+(whom it went on without, whom it left out, how much a bandwidth budget let it send), and what is sent again is the
+journaled bytes.
 
 What a neighbour may forget: a frame that would survive a power cut here. `sync` makes that so and returns the
 receipts; with `durability = "power"` every round does so before it sends. Otherwise the driver calls it now and then,
@@ -34,6 +35,7 @@ from peer import notice
 from peer.disk import Disk
 from peer.errors import RemoteProtocolError, StateError
 from peer.gossip.membership import Change, ChangeKind
+from peer.gossip.silence import Silence
 from peer.journal import (
     Announced,
     Begun,
@@ -123,6 +125,12 @@ class DurablePeer:
         self._keep = keep_checkpoints
         self._repeatable = repeatable
         self._journal: Journal
+        policy = participant.session.late
+        self._silence = None
+        if policy is not None and participant.algorithm.spec.push_sum:
+            self._silence = Silence(policy.silent_after_s)
+        self.left_out: frozenset[int] = frozenset()
+        """Receivers that got no weight in the last round, because they had not confirmed anything for long."""
         self._kept: dict[int, deque[tuple[int, bytes]]] = {peer: deque() for peer in self.out}
         """The newest frames of each neighbour, with number; those that wait for a later round are among them."""
         self._early: dict[int, deque[tuple[int, int, bytes]]] = {peer: deque() for peer in self.out}
@@ -247,7 +255,7 @@ class DurablePeer:
                 case Sent():
                     self._replay_sent(name, record, made or [])
                     made = None
-                case Begun(now, begun, variant):
+                case Begun(now, begun, variant, left_out):
                     if begun != self.participant.round:
                         raise self._gives_other_bits(name, f"round {self.participant.round}, not {begun}")
                     if not self._repeatable:
@@ -256,7 +264,7 @@ class DurablePeer:
                         self.participant.ready(now)
                         self.participant.use_variant(variant)
                     self.participant.step()
-                    turn = self.participant.begin(now)
+                    turn = self.participant.begin(now, frozenset(left_out))
                 case Received(now, peer, seq):
                     self.meet(peer)
                     # Those that a checkpoint of this very round holds too are dropped.
@@ -313,8 +321,11 @@ class DurablePeer:
 
     def _impose(self, following: tuple[Record, ...]) -> None:
         """Let the coming step send what it sent before."""
-        if following and isinstance(following[0], Sent) and following[0].frames:
-            self.participant.impose(following[0].frames[0][2])
+        if following and isinstance(following[0], Sent):
+            # Whoever was left out got another frame than the rest, with nothing in it.
+            longest = max((frame for _, _, frame in following[0].frames), key=len, default=None)
+            if longest is not None:
+                self.participant.impose(longest)
 
     def _check_identity(self, found: Mapping[str, Any], what: str) -> None:
         for key, value in self._identity.items():
@@ -343,8 +354,22 @@ class DurablePeer:
     def begin(self, now: float) -> Deed:
         """Start the exchange of the round with the result of `step`. Raises StateError if the disk refuses."""
         budget = self.participant.budget
-        record = Begun(now, self.participant.round, None if budget is None else budget.variant)
-        return self._done(self.participant.begin(now), record, always=True)
+        variant = None if budget is None else budget.variant
+        self.left_out = self._silent(now)
+        record = Begun(now, self.participant.round, variant, tuple(sorted(self.left_out)))
+        return self._done(self.participant.begin(now, self.left_out), record, always=True)
+
+    def _silent(self, now: float) -> frozenset[int]:
+        """Return the receivers that have confirmed nothing for too long to be given anything."""
+        if self._silence is None:
+            return frozenset()
+        node = self.participant.algorithm.node
+        with self._lock:
+            links = {
+                peer: (self.out[peer].acknowledged, self.out[peer].next_seq - 1)
+                for peer in node.schedule.all_receivers(node.peer)
+            }
+        return self._silence.silent(links, now)
 
     def receive(self, peer: int, seq: int, frame: bytes, now: float) -> Deed:
         """Take a frame of a neighbour; one that was taken before is dropped.

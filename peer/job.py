@@ -265,6 +265,7 @@ def _check(config: Config, schedule: Schedule, compressor: BoundedCompressor) ->
         beta=config.training.beta,
         local_steps=config.training.local_steps,
         late=config.rounds.late,
+        max_skipped_rounds=config.rounds.max_skipped_rounds,
         rounds=config.run.rounds,
         final_rounds=final_rounds(config, schedule),
         theta_mode=config.algorithm.theta,
@@ -364,6 +365,7 @@ class Job:
             after_s=options.late_after_s,
             max_skipped=options.max_skipped_rounds,
             adaptive=options.deadlines == "adaptive",
+            silent_after_s=options.leave_out_after_s,
         )
 
     @cached_property

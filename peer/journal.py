@@ -33,8 +33,9 @@ import xxhash
 from peer.disk import Buffer, Disk, Handle, replace
 from peer.errors import StateError
 
-VERSION = 2
-"""Version 2 has records of kinds 6 and 7; a journal of version 1 is read and gone on with."""
+VERSION = 3
+"""Version 2 has records of kinds 6 and 7, version 3 names in those of kind 2 who was left out; journals of older
+versions are read and gone on with."""
 
 _MAGIC = b"SOTTOJNL"
 _FILE = struct.Struct("<8sHI")
@@ -79,6 +80,8 @@ class Begun:
     round: int
     variant: int | None = None
     """Which variant of the compressor a bandwidth budget chose; None without one."""
+    left_out: tuple[int, ...] = ()
+    """Receivers that could not be reached and got no weight, ascending."""
 
 
 @dataclass(frozen=True)
@@ -301,8 +304,9 @@ def _encode(record: Record) -> Sequence[Buffer]:
     match record:
         case Received(now, peer, seq, frame):
             return [_RECEIVED.pack(now, peer, seq), frame]
-        case Begun(now, round_, variant):
-            return [_BEGUN.pack(now, round_, -1 if variant is None else variant)]
+        case Begun(now, round_, variant, left_out):
+            peers = struct.pack(f"<{len(left_out)}I", *left_out)
+            return [_BEGUN.pack(now, round_, -1 if variant is None else variant) + peers]
         case TimedOut(now):
             return [_TIMER.pack(now)]
         case Receipt(peer, upto):
@@ -330,8 +334,10 @@ def _decode(kind: Kind, body: memoryview) -> Record:
         now, peer, seq = _RECEIVED.unpack_from(body)
         return Received(now, peer, seq, bytes(body[_RECEIVED.size :]))
     if kind is Kind.BEGUN:
-        now, round_, variant = _BEGUN.unpack(body)
-        return Begun(now, round_, None if variant < 0 else variant)
+        now, round_, variant = _BEGUN.unpack_from(body)
+        peers = body[_BEGUN.size :]
+        left_out = struct.unpack(f"<{len(peers) // 4}I", peers)
+        return Begun(now, round_, None if variant < 0 else variant, left_out)
     if kind is Kind.TIMER:
         return TimedOut(*_TIMER.unpack(body))
     if kind is Kind.RECEIPT:

@@ -214,11 +214,11 @@ class Participant:
             self._rate, self._step = 0.0, None
         self._account.train_s += self._stopwatch() - started
 
-    def begin(self, now: float) -> Turn:
-        """Start the exchange of the round with the result of `step`."""
+    def begin(self, now: float, left_out: frozenset[int] = frozenset()) -> Turn:
+        """Start the exchange of the round with the result of `step`. `left_out`: receivers that get no weight."""
         started = self._stopwatch()
         gradient = np.zeros_like(self.algorithm.x) if self._step is None else self._step.gradient
-        outcome = self.session.begin(gradient, self._rate, now)
+        outcome = self.session.begin(gradient, self._rate, now, left_out)
         turn = self._perform(outcome, now)
         self._account.gossip_s += self._stopwatch() - started
         self._sent_at = now
@@ -599,7 +599,7 @@ class Participant:
         self._account.messages += 1
         self._account.payload_bytes += payload_bytes
         self._account.frame_bytes += len(frame)
-        values = self.layout.size if message.layer_ids is None else _num_values(message, self.layout)
+        values = _num_values(message, self.layout)
         self._account.values += values
         if message.kind is MessageKind.GOSSIP and message.phase <= TRANSFER_PHASE:
             self._tell("gave" if message.phase == TRANSFER_PHASE else "sent", message.round, receiver, frame)
@@ -672,7 +672,9 @@ class _Account:
 
 
 def _num_values(message: Message, layout: Layout) -> int:
-    return sum(layout.sizes[layer] for layer in message.layer_ids or ())
+    if message.layer_ids is None:
+        return layout.size if message.layers else 0
+    return sum(layout.sizes[layer] for layer in message.layer_ids)
 
 
 def _part(arrays: Mapping[str, npt.NDArray[Any]], prefix: str) -> dict[str, npt.NDArray[Any]]:

@@ -122,7 +122,17 @@ class SynchronousDaemon(Daemon):
         started = time.perf_counter()
         self.durable.step()
         self._pace(started)
-        return self.durable.begin(self._now())
+        before = self.durable.left_out
+        deed = self.durable.begin(self._now())
+        for peer in sorted(self.durable.left_out - before):
+            log.warning(
+                "%s has confirmed nothing for %g s: it gets no weight until it does",
+                self.config.peers[peer].name,
+                self.config.rounds.leave_out_after_s,
+            )
+        for peer in sorted(before - self.durable.left_out):
+            log.info("%s confirms again what it gets, and has its weight back", self.config.peers[peer].name)
+        return deed
 
     async def _agree(self, round_: int) -> None:
         """Tell those who keep copies of this peer what they should be, and ask for what differs in the copies here."""
@@ -503,4 +513,5 @@ class SynchronousDaemon(Daemon):
             "unacknowledged_bytes": self.durable.out[peer].backlog_bytes,
             "lateness_s": None if deadlines is None else deadlines.lateness_s(peer),
             "late_after_s": None if deadlines is None else deadlines.after_s(peer),
+            "left_out": peer in self.durable.left_out,
         }

@@ -36,6 +36,8 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 LATE = LatePolicy(after_s=1.5, max_skipped=2)
 ADAPTIVE = LatePolicy(after_s=4.0, max_skipped=3, adaptive=True)
+SILENT = LatePolicy(after_s=1.5, max_skipped=4, silent_after_s=2.5)
+"""Leaves out who confirms nothing, besides."""
 
 
 @dataclass

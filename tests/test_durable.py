@@ -12,7 +12,7 @@ from peer.errors import RemoteProtocolError, StateError
 from peer.gossip.session import LatePolicy
 from peer.metrics import RoundRecord
 from peer.wire import Message
-from tests.durable_peers import ADAPTIVE, ALGORITHMS, LATE, World
+from tests.durable_peers import ADAPTIVE, ALGORITHMS, LATE, SILENT, World
 from tests.failing_disk import ProcessEnds
 from tests.wire.comparing import assert_same
 
@@ -92,18 +92,26 @@ def test_a_power_cut_at_any_operation_changes_no_bit_where_nobody_goes_on_withou
 
 @pytest.mark.parametrize(
     ("algorithm", "late", "rounds"),
-    [("sparse-push", LATE, 7), ("quant-sgp", LATE, 7), ("choco-sgd", LATE, 7), ("quant-sgp", ADAPTIVE, 24)],
+    [
+        ("sparse-push", LATE, 7),
+        ("quant-sgp", LATE, 7),
+        ("choco-sgd", LATE, 7),
+        ("quant-sgp", ADAPTIVE, 24),
+        ("sparse-push", SILENT, 16),
+        ("quant-sgp", SILENT, 16),
+    ],
 )
 def test_decisions_taken_by_the_clock_are_taken_again(algorithm: str, late: LatePolicy, rounds: int) -> None:
     """Whenever the process ends between two calls, recovery leads to the very state that it had."""
     world = World(algorithm, late=late, rounds=rounds, **LAG)
     world.start()
-    skipped = replayed = 0
+    skipped = replayed = left_out = 0
     while any(peer.round < world.rounds for peer in world.peers):
         world.now += 1.0
         for i in range(world.n):
             world.turn(i)
         ended, recovered = world.peers[1], world.make(1)
+        left_out += len(ended.left_out)
         records: list[RoundRecord] = []
         recovered.open(lambda record, parcels, records=records: records.append(record))
         assert everything(recovered) == everything(ended)
@@ -113,6 +121,7 @@ def test_decisions_taken_by_the_clock_are_taken_again(algorithm: str, late: Late
         replayed += len(records)
     assert replayed > 5
     assert skipped > 0, "nothing was late, so nothing was tested"
+    assert left_out > 0 or late is not SILENT, "nobody was silent, so nothing was tested"
 
 
 def everything(peer: DurablePeer) -> list[object]:
@@ -131,7 +140,7 @@ def everything(peer: DurablePeer) -> list[object]:
 @pytest.mark.parametrize(("algorithm", "durability"), [("sparse-push", "process"), ("quant-sgp", "process"),
                                                        ("quant-sgp", "power")])  # fmt: skip
 def test_mass_and_replicas_survive_an_end_at_any_operation_with_late_messages(algorithm: str, durability: str) -> None:
-    more = {"late": LATE, "rounds": 6, "durability": durability, **LAG}
+    more = {"late": SILENT if durability == "process" else LATE, "rounds": 6, "durability": durability, **LAG}
     undisturbed = World(algorithm, **more)
     undisturbed.start()
     undisturbed.run()

@@ -18,6 +18,7 @@ RECORDS: list[Record] = [
     Begun(1.25, 4),
     Sent(4, (1 << 64) - 1, ((0, 5, FRAME), (2, 7, FRAME), (5, 1, b"another"))),
     Begun(1.5, 5, 3),
+    Begun(1.75, 6, None, (0, 4)),
     Sent(5, 0, ()),
     TimedOut(2.5),
     Received(3.0, 1, 0, b""),

@@ -1,12 +1,14 @@
 """Divides a cluster in two in the middle of a run and lets it heal: what does that cost the worst peer?
 
-    python tools/partition_study.py [--seeds 0,1,2] [--graphs exponential,directed-ring] [--json FILE]
+    python tools/partition_study.py [--seeds 0,1,2] [--graphs exponential,directed-ring] [--algorithms quant-sgp]
+                                    [--set rounds.max_skipped_rounds=1000] [--json FILE]
 
 Eight simulated peers, whose participants, messages and bytes are those of real ones, train the digits task at skew 0.8
 with `rounds.late = "skip"`. From two fifths to three fifths of the rounds nothing crosses between peers 0 to 3 and 4 to
-7; both sides go on alone, each without half of the classes, and what they had for each other arrives when the links are
-back. The row compares the worst peer's accuracy with that of the run whose links hold. The exit code is 1 where the
-worst peer is more than a point behind, as the mean of the seeds.
+7. Each side goes on alone, without half of the classes, for `rounds.max_skipped_rounds` rounds (20; with `--set` for as
+long as the partition) and then waits; what they had for each other arrives when the links are back. The row compares
+the worst peer's accuracy with that of the run whose links hold. The exit code is 1 where the worst peer is more than a
+point behind, as the mean of the seeds.
 
 Where peers wait for each other (`rounds.late = "wait"`, the default) a partition costs time alone: rounds stand still,
 and the models are the same to the last bit.
@@ -15,6 +17,7 @@ and the models are the same to the last bit.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import sys
@@ -46,12 +49,12 @@ class Row:
     averaged_divided: float
 
 
-def settings(arguments: argparse.Namespace, graph: str, seed: int) -> Config:
+def settings(arguments: argparse.Namespace, algorithm: str, graph: str, seed: int) -> Config:
     """Return the job."""
     return load(
         environment={},
         overrides=[
-            f"algorithm.name={arguments.algorithm}",
+            f"algorithm.name={algorithm}",
             f"graph.kind={graph}",
             f"run.seed={seed}",
             f"run.rounds={arguments.rounds}",
@@ -59,16 +62,16 @@ def settings(arguments: argparse.Namespace, graph: str, seed: int) -> Config:
             "evaluation.every_rounds=0",
             "rounds.late=skip",
             "rounds.late_after_s=0.5",
-            # Neither side waits for the other.
-            f"rounds.max_skipped_rounds={arguments.rounds}",
+            # Two rounds and a half.
+            "rounds.leave_out_after_s=2.5",
             *arguments.set,
         ],
     )
 
 
-def measure(arguments: argparse.Namespace, graph: str, seed: int) -> Row:
+def measure(arguments: argparse.Namespace, algorithm: str, graph: str, seed: int) -> Row:
     """Run the job twice."""
-    config = settings(arguments, graph, seed)
+    config = settings(arguments, algorithm, graph, seed)
     cut = Cut(peers=SIDE, from_s=_FROM * arguments.rounds, until_s=_UNTIL * arguments.rounds)
     whole, divided = (
         run(config, Path(), num_peers=PEERS, links=LinkModel(cuts=cuts), step_s=1.0, baseline=False).summary
@@ -78,7 +81,7 @@ def measure(arguments: argparse.Namespace, graph: str, seed: int) -> Row:
     assert divided.averaged_accuracy is not None
     return Row(
         graph=graph,
-        algorithm=arguments.algorithm,
+        algorithm=algorithm,
         seed=seed,
         worst_whole=100 * min(whole.peer_accuracy),
         worst_divided=100 * min(divided.peer_accuracy),
@@ -92,7 +95,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--graphs", default="exponential,directed-ring")
-    parser.add_argument("--algorithm", default="quant-sgp")
+    parser.add_argument("--algorithms", default="quant-sgp")
     parser.add_argument("--rounds", type=int, default=1000)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the job")
     parser.add_argument("--json", type=Path, help="write the rows to this file too")
@@ -100,10 +103,10 @@ def main() -> int:
     rows: list[Row] = []
     behind = False
     print("| graph | algorithm | seed | worst peer | with a partition | averaged | with a partition |", flush=True)
-    for graph in arguments.graphs.split(","):
+    for graph, algorithm in itertools.product(arguments.graphs.split(","), arguments.algorithms.split(",")):
         own = []
         for seed in map(int, arguments.seeds.split(",")):
-            row = measure(arguments, graph, seed)
+            row = measure(arguments, algorithm, graph, seed)
             own.append(row)
             print(
                 f"| {graph} | {row.algorithm} | {seed} | {row.worst_whole:.2f} % | {row.worst_divided:.2f} % | "
@@ -111,7 +114,10 @@ def main() -> int:
                 flush=True,
             )
         cost = statistics.mean(row.worst_whole - row.worst_divided for row in own)
-        print(f"{graph}: the partition costs the worst peer {cost:+.2f} points, mean of {len(own)} seeds", flush=True)
+        print(
+            f"{graph}, {algorithm}: the partition costs the worst peer {cost:+.2f} points, mean of {len(own)} seeds",
+            flush=True,
+        )
         behind |= cost > ALLOWED_POINTS
         rows += own
     if arguments.json is not None:

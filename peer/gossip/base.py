@@ -180,6 +180,9 @@ class Algorithm(ABC):
         self.node = node
         self.x = np.array(x0, copy=True)
         self.u = 1.0
+        self.left_out: frozenset[int] = frozenset()
+        """Receivers that get no weight in the coming round, or the one under way; this peer keeps it. Only with
+        push-sum, where a column is its sender's own. Set before `begin`."""
 
     def model(self) -> FloatArray:
         """Return z, the de-biased model to train on, evaluate and export. The caller must not write to it."""

@@ -144,14 +144,14 @@ class SparsePush(Algorithm):
 
     def _send(self, t: int, payload: Payload) -> Exchange:
         self._t, self._own, self._u_sent, self._heard = t, payload, self.u, {}
-        messages = gossip_messages(self.node, t, payload, push_weight=self.u)
+        messages = gossip_messages(self.node, t, payload, push_weight=self.u, left_out=self.left_out)
         return Exchange(messages, frozenset(self.node.schedule.senders(t, self.node.peer)))
 
     def advance(self, inbox: Mapping[int, Message]) -> Exchange | None:
         node, t, rate = self.node, self._t, self.averaging_rate(self._t)
         check_inbox(inbox, node.schedule.senders(t, node.peer), t, node.layout, may_lack=True)
-        add_neighbours_(self.x, node, t, rate, self._own, inbox)
-        self.u = mixed_push_weight(self.u, node, t, rate, inbox)
+        add_neighbours_(self.x, node, t, rate, self._own, inbox, self.left_out)
+        self.u = mixed_push_weight(self.u, node, t, rate, inbox, self.left_out)
         return None
 
     def absorb_late(self, message: Message) -> None:

@@ -145,14 +145,14 @@ class Sgp(Algorithm):
     def begin(self, t: int, gradient: FloatArray, rate: float) -> Exchange:
         add_scaled_(self.x, -local_step_rate(rate, self.u, self.node.push_weight_guard), gradient)
         self._t, self._own, self._u_sent, self._heard = t, compress(self.node, t, self.x), self.u, {}
-        messages = gossip_messages(self.node, t, self._own, push_weight=self.u)
+        messages = gossip_messages(self.node, t, self._own, push_weight=self.u, left_out=self.left_out)
         return Exchange(messages, frozenset(self.node.schedule.senders(t, self.node.peer)))
 
     def advance(self, inbox: Mapping[int, Message]) -> Exchange | None:
         node, t, rate = self.node, self._t, self.node.averaging_rate
         check_inbox(inbox, node.schedule.senders(t, node.peer), t, node.layout, may_lack=True)
-        add_neighbours_(self.x, node, t, rate, self._own, inbox)
-        self.u = mixed_push_weight(self.u, node, t, rate, inbox)
+        add_neighbours_(self.x, node, t, rate, self._own, inbox, self.left_out)
+        self.u = mixed_push_weight(self.u, node, t, rate, inbox, self.left_out)
         self._heard = dict(inbox)
         return None
 

@@ -68,9 +68,10 @@ def whole_layer(values: FloatArray) -> Dense:
     return Dense(values.copy(), ValueType.FLOAT64 if values.dtype == np.float64 else ValueType.FLOAT32)
 
 
-def own_weight(node: NodeContext, t: int) -> float:
-    """Return W_ii of round t."""
-    return float(node.schedule.matrix(t)[node.peer, node.peer])
+def own_weight(node: NodeContext, t: int, left_out: Collection[int] = ()) -> float:
+    """Return W_ii of round t, with the weights of the receivers that are left out."""
+    column = node.schedule.matrix(t)[:, node.peer]
+    return float(column[node.peer]) + sum(float(column[receiver]) for receiver in sorted(left_out))
 
 
 def gossip_messages(
@@ -80,11 +81,15 @@ def gossip_messages(
     *,
     receivers: Collection[int] | None = None,
     push_weight: float = 1.0,
+    left_out: Collection[int] = (),
 ) -> dict[int, Message]:
-    """Return the message of round t to each receiver (by default those of round t); all share the payload."""
+    """Return the message of round t to each receiver (by default those of round t); all share the payload. Those who
+    are left out are told so."""
     weights = node.schedule.matrix(t)[:, node.peer]
     return {
-        receiver: Message(
+        receiver: Message(MessageKind.NOTHING, node.peer, t)
+        if receiver in left_out
+        else Message(
             MessageKind.GOSSIP,
             node.peer,
             t,
@@ -160,26 +165,35 @@ def in_sender_order(peer: int, inbox: Mapping[int, Message]) -> Iterator[tuple[i
 
 
 def add_neighbours_(
-    x: FloatArray, node: NodeContext, t: int, rate: float, own: Payload, inbox: Mapping[int, Message]
+    x: FloatArray,
+    node: NodeContext,
+    t: int,
+    rate: float,
+    own: Payload,
+    inbox: Mapping[int, Message],
+    left_out: Collection[int] = (),
 ) -> None:
-    """Add η Σ_j (W_ij − I_ij) c_j to `x` in place, where c_j is what j's payload decompresses to (`own` for j = i).
+    """Add η Σ_j (W_ij − I_ij) c_j to `x` in place, where c_j is what j's payload decompresses to (`own` for j = i) and
+    W_ii includes the weights of the receivers that are left out.
 
     The own term goes through the payload too, "apply what you sent": then what leaves one peer is exactly what arrives
     at the others, and Σ x is conserved whatever the compressor lost.
     """
     for _, message in in_sender_order(node.peer, inbox):
         if message is None:
-            add_decompressed_(x, own, node.layout, rate * (own_weight(node, t) - 1.0))
+            add_decompressed_(x, own, node.layout, rate * (own_weight(node, t, left_out) - 1.0))
         else:
             add_decompressed_(x, message.layers, node.layout, rate * message.mixing_weight)
 
 
-def mixed_push_weight(u: float, node: NodeContext, t: int, rate: float, inbox: Mapping[int, Message]) -> float:
-    """Return u + η Σ_j (W_ij − I_ij) u_j."""
+def mixed_push_weight(
+    u: float, node: NodeContext, t: int, rate: float, inbox: Mapping[int, Message], left_out: Collection[int] = ()
+) -> float:
+    """Return u + η Σ_j (W_ij − I_ij) u_j, where W_ii includes the weights of the receivers that are left out."""
     mixed = u
     for _, message in in_sender_order(node.peer, inbox):
         if message is None:
-            mixed += rate * (own_weight(node, t) - 1.0) * u
+            mixed += rate * (own_weight(node, t, left_out) - 1.0) * u
         else:
             mixed += rate * message.mixing_weight * message.push_weight
     return mixed

@@ -12,7 +12,8 @@ unnoticed; what was mixed with it in the meantime stays mixed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -67,9 +68,15 @@ class Replicas:
         """The copy that the others hold of this peer."""
         return self.of[self._node.peer]
 
-    def messages(self, t: int, payload: Payload, push_weight: float = 1.0) -> dict[int, Message]:
-        """Return the messages of round t: to everyone who holds a copy, also where the weight is 0 in this round."""
-        return gossip_messages(self._node, t, payload, receivers=self.receivers, push_weight=push_weight)
+    def messages(
+        self, t: int, payload: Payload, push_weight: float = 1.0, left_out: Collection[int] = ()
+    ) -> dict[int, Message]:
+        """Return the messages of round t: to everyone who holds a copy, also where the weight is 0 in this round, as it
+        is for those who are left out."""
+        messages = gossip_messages(self._node, t, payload, receivers=self.receivers, push_weight=push_weight)
+        for receiver in left_out:
+            messages[receiver] = replace(messages[receiver], mixing_weight=0.0)
+        return messages
 
     def check(self, message: Message) -> None:
         """Raise unless the message is the next difference of its sender."""
@@ -384,21 +391,24 @@ class QuantSgp(ReplicaAlgorithm):
         add_scaled_(self.x, -local_step_rate(rate, self.u, self.node.push_weight_guard), gradient)
         self._t = t
         payload = compress_difference_(self.node, t, self.x, self.replicas, self._scratch)
-        return Exchange(self.replicas.messages(t, payload, self.u), frozenset(self.replicas.senders))
+        messages = self.replicas.messages(t, payload, self.u, self.left_out)
+        return Exchange(messages, frozenset(self.replicas.senders))
 
     def advance(self, inbox: Mapping[int, Message]) -> Exchange | None:
         node, t, rate = self.node, self._t, self.node.averaging_rate
         check_inbox(inbox, self.replicas.senders, t, node.layout, may_lack=True)
-        add_replicas_(self.x, node, t, rate, self.replicas, inbox)
+        add_replicas_(self.x, node, t, rate, self.replicas, inbox, self.left_out)
         self._heard = _heard_weights(node, inbox, self.u)
-        self.u = mixed_push_weight(self.u, node, t, rate, inbox)
+        self.u = mixed_push_weight(self.u, node, t, rate, inbox, self.left_out)
         return None
 
     def absorb_late(self, message: Message) -> None:
         self.replicas.check(message)
         scale = self.node.averaging_rate * message.mixing_weight
-        add_scaled_(self.x, scale, self.replicas.apply_(message))
-        self.u += scale * message.push_weight
+        copy = self.replicas.apply_(message)
+        if scale > 0.0:
+            add_scaled_(self.x, scale, copy)
+            self.u += scale * message.push_weight
 
     def metrics(self) -> Metrics:
         return Metrics(
@@ -417,14 +427,21 @@ def compress_difference_(node: NodeContext, t: int, x: FloatArray, replicas: Rep
 
 
 def add_replicas_(
-    x: FloatArray, node: NodeContext, t: int, rate: float, replicas: Replicas, inbox: Mapping[int, Message]
+    x: FloatArray,
+    node: NodeContext,
+    t: int,
+    rate: float,
+    replicas: Replicas,
+    inbox: Mapping[int, Message],
+    left_out: Collection[int] = (),
 ) -> None:
-    """Bring the copies of all senders up to date, then add η Σ_j (W_ij − I_ij) x̂_j to `x` in place."""
+    """Bring the copies of all senders up to date, then add η Σ_j (W_ij − I_ij) x̂_j to `x` in place, where W_ii
+    includes the weights of the receivers that are left out."""
     for received in inbox.values():
         replicas.check(received)
     for _, message in in_sender_order(node.peer, inbox):
         if message is None:
-            add_scaled_(x, rate * (own_weight(node, t) - 1.0), replicas.own)
+            add_scaled_(x, rate * (own_weight(node, t, left_out) - 1.0), replicas.own)
             continue
         copy = replicas.apply_(message)
         if message.mixing_weight > 0.0:

@@ -13,6 +13,7 @@ between rounds and for later rounds.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -37,6 +38,8 @@ class LatePolicy:
     """How many rounds in a row a neighbour may be missed before it is waited for."""
     adaptive: bool = False
     """Whether each neighbour has a deadline of its own, from how late it was so far (`Deadlines`)."""
+    silent_after_s: float = math.inf
+    """With push-sum: how long a receiver may confirm nothing before it is left out (`Silence`)."""
 
 
 @dataclass(kw_only=True)
@@ -78,7 +81,7 @@ class Session:
         self._in_neighbors = frozenset(in_neighbors)
         self.max_lead = max_lead
         """How many rounds an in-neighbour can be ahead of a peer that was not set back."""
-        self._late = late
+        self.late = late
         self._views = views
         self._is_joining = False
         """Whether this peer waits for the model of its sponsor."""
@@ -119,16 +122,32 @@ class Session:
             sorted(j for j in exchange.awaits - self._lost if (self.round, exchange.phase, j) not in self._inbox)
         )
 
-    def begin(self, gradient: FloatArray, rate: float, now: float) -> Outcome:
-        """Start the round with the local step's result (all zeros and rate 0 where the round has none)."""
+    def begin(self, gradient: FloatArray, rate: float, now: float, left_out: frozenset[int] = frozenset()) -> Outcome:
+        """Start the round with the local step's result (all zeros and rate 0 where the round has none).
+
+        `left_out`: receivers that cannot be reached, so that what they are given would be gone for as long. Only a
+        push-sum peer may leave somebody out.
+        """
         if self._exchange is not None:
             raise LocalProtocolError(f"round {self.round} is still under way")
+        if left_out and not self.algorithm.spec.push_sum:
+            raise LocalProtocolError(f"{self.algorithm.spec.name} cannot leave a receiver out of a round")
         self.absorb_late()
+        node = self.algorithm.node
+        self.algorithm.left_out = frozenset(node.schedule.all_receivers(node.peer)) if self._is_starved else left_out
         outcome = Outcome()
         exchange = self.algorithm.begin(self.round, gradient, rate)
         self._open(exchange, now, outcome)
         self._advance_while_complete(now, outcome)
         return outcome
+
+    @property
+    def _is_starved(self) -> bool:
+        """Whether this peer has little push-sum weight left while neighbours owe it messages. It gives none away then,
+        or all of it would go, round by round, to those whom it can reach: what a model is worth that was divided by a
+        vanishing weight is its compression error."""
+        algorithm = self.algorithm
+        return bool(self._missed) and algorithm.spec.push_sum and algorithm.u < algorithm.node.push_weight_guard
 
     def absorb_late(self) -> None:
         """Apply the late messages that have come; `begin` does so too. Changes the model, so that a driver that
@@ -457,9 +476,9 @@ class Session:
         return any(message.sender == sender and message.round == self.round for message in self._late_box)
 
     def _may_go_on_without(self, absent: set[tuple[int, int]], now: float) -> bool:
-        if self._late is None:
+        if self.late is None:
             return False
-        if any(self._skips_in_a_row.get(j, 0) >= self._late.max_skipped for _, j in absent):
+        if any(self._skips_in_a_row.get(j, 0) >= self.late.max_skipped for _, j in absent):
             return False
         # Who owes an earlier round will not make it in time for this one: waiting would only slow everybody.
         behind = {sender for _, sender in self._missed}

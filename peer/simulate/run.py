@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ import numpy as np
 from peer.compress.payload import FloatArray
 from peer.config import Config
 from peer.errors import DivergenceError
+from peer.gossip.silence import Silence
 from peer.guard import reason_to_stop
 from peer.init import write_resolved
 from peer.job import Job, algorithm_spec
@@ -280,17 +282,35 @@ class Simulator(VirtualRun[Participant]):
     def _start(self) -> None:
         self._ready: set[int] = set()
         """Peers that wait for the common local step (stacked only)."""
+        policy = self.job.late_policy
+        self._silences: list[Silence] = []
+        """How each peer judges its receivers; empty where nobody is left out."""
+        if policy is not None and self.job.spec.push_sum:
+            self._silences = [Silence(policy.silent_after_s) for _ in range(self.num_peers)]
+        self._arrived: Counter[tuple[int, int]] = Counter()
+        """(sender, receiver) → frames that came; here a receiver confirms them at once."""
         for peer in range(self.num_peers):
             self._ready_for_step(peer, 0.0)
+
+    def _left_out(self, peer: int) -> frozenset[int]:
+        if not self._silences:
+            return frozenset()
+        links = {
+            receiver: (self._arrived[peer, receiver], self._links.get((peer, receiver), [0])[0])
+            for receiver in self.job.schedule.all_receivers(peer)
+        }
+        return self._silences[peer].silent(links, self.now)
 
     def _handle(self, event: Event) -> None:
         if isinstance(event, StepDone):
             participant = self.participants[event.peer]
             if self._rows is None:
                 participant.step()
-            turn = participant.begin(self.now)
+            turn = participant.begin(self.now, self._left_out(event.peer))
         elif isinstance(event, Arrival):
             participant = self.participants[event.receiver]
+            if self._silences:
+                self._arrived[event.sender, event.receiver] += 1
             turn = participant.receive(event.sender, event.frame, self.now)
         else:
             participant = self.participants[event.peer]

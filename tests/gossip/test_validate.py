@@ -469,6 +469,17 @@ def test_going_on_without_a_neighbour_is_for_those_that_can(name):
         assert "cannot go on without a neighbour" in found("error", "rounds.late", findings)
 
 
+def test_going_on_alone_for_long_is_for_those_that_find_together_again():
+    def long(name: str, kind: str, compressor) -> list:
+        return check(SPECS[name], graph(kind), compressor, late="skip", max_skipped_rounds=200, averaging_rate=0.1)
+
+    assert long("sgp", "directed-ring", NONE) == []
+    assert "grow further apart" in found(
+        "warning", "rounds.max_skipped_rounds", long("quant-sgp", "directed-ring", TOP_2)
+    )
+    assert "throw a model far off" in found("warning", "rounds.max_skipped_rounds", long("d-psgd", "ring", NONE))
+
+
 def test_skipping_neighbours_without_the_guard_is_warned_about():
     findings = check(SPECS["sgp"], graph("directed-ring"), NONE, late="skip", push_weight_guard=0.0)
     assert "NaN" in found("warning", "algorithm.push_weight_guard", findings)
