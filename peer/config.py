@@ -149,8 +149,7 @@ class AlgorithmOptions(Section):
     whole_below: Whole = 0
     """Layers with fewer numbers than this are sent whole, uncompressed (counted like all the rest)."""
     push_weight_guard: Annotated[float, Field(ge=0, le=1)] = 0.5
-    """Scale the local step by min(1, u / this), and let a peer below it that neighbours owe messages give nothing
-    away: keeps one that hears nobody from exploding. 0 turns it off."""
+    """Scale the local step by min(1, u / this): keeps a peer that hears nobody from exploding. 0 turns it off."""
     final_rounds: Whole | Literal["auto"] = 40
     """scsp: how many of the last rounds are full-precision gossip; "auto": enough to shrink the distance 1000-fold."""
     server: Whole = 0

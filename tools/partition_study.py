@@ -1,14 +1,14 @@
 """Divides a cluster in two in the middle of a run and lets it heal: what does that cost the worst peer?
 
-    python tools/partition_study.py [--seeds 0,1,2] [--graphs exponential,directed-ring] [--algorithms quant-sgp]
-                                    [--set rounds.max_skipped_rounds=1000] [--json FILE]
+    python tools/partition_study.py [--seeds 0,1,2] [--graphs exponential] [--algorithms sgp,sparse-push,quant-sgp]
+                                    [--json FILE]
 
 Eight simulated peers, whose participants, messages and bytes are those of real ones, train the digits task at skew 0.8
 with `rounds.late = "skip"`. From two fifths to three fifths of the rounds nothing crosses between peers 0 to 3 and 4 to
-7. Each side goes on alone, without half of the classes, for `rounds.max_skipped_rounds` rounds (20; with `--set` for as
-long as the partition) and then waits; what they had for each other arrives when the links are back. The row compares
-the worst peer's accuracy with that of the run whose links hold. The exit code is 1 where the worst peer is more than a
-point behind, as the mean of the seeds.
+7, and what they had for each other arrives when the links are back. Each side goes on without half of the classes: in
+one run for `rounds.max_skipped_rounds` rounds (20), after which it waits, in another one all the time. Both are
+compared with the run whose links hold. The exit code is 1 where the worst peer of the first is more than a point
+behind, as the mean of the seeds.
 
 Where peers wait for each other (`rounds.late = "wait"`, the default) a partition costs time alone: rounds stand still,
 and the models are the same to the last bit.
@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from peer.config import Config, load
+from peer.errors import DivergenceError
 from peer.simulate.network import Cut, LinkModel
 from peer.simulate.run import run
 
@@ -36,17 +37,25 @@ _FROM, _UNTIL = 0.4, 0.6
 
 
 @dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How one run ended: accuracies in percent; 0 if it diverged."""
+
+    worst: float
+    averaged: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Row:
-    """One run with its links whole, and one with the cluster divided for a while."""
+    """One run with its links whole, and two with the cluster divided for a while."""
 
     graph: str
     algorithm: str
     seed: int
-    worst_whole: float
-    """Accuracy of the worst peer, in percent."""
-    worst_divided: float
-    averaged_whole: float
-    averaged_divided: float
+    whole: Outcome
+    waits: Outcome
+    """Each side waits after `rounds.max_skipped_rounds` rounds."""
+    goes_on: Outcome
+    """It never does."""
 
 
 def settings(arguments: argparse.Namespace, algorithm: str, graph: str, seed: int) -> Config:
@@ -69,24 +78,28 @@ def settings(arguments: argparse.Namespace, algorithm: str, graph: str, seed: in
     )
 
 
+def outcome(config: Config, *cuts: Cut) -> Outcome:
+    """Run a job over links that are cut like that."""
+    try:
+        found = run(config, Path(), num_peers=PEERS, links=LinkModel(cuts=cuts), step_s=1.0, baseline=False).summary
+    except DivergenceError:
+        return Outcome(worst=0.0, averaged=0.0)
+    assert found.averaged_accuracy is not None
+    return Outcome(worst=100 * min(found.peer_accuracy), averaged=100 * found.averaged_accuracy)
+
+
 def measure(arguments: argparse.Namespace, algorithm: str, graph: str, seed: int) -> Row:
-    """Run the job twice."""
+    """Run the job three times."""
     config = settings(arguments, algorithm, graph, seed)
     cut = Cut(peers=SIDE, from_s=_FROM * arguments.rounds, until_s=_UNTIL * arguments.rounds)
-    whole, divided = (
-        run(config, Path(), num_peers=PEERS, links=LinkModel(cuts=cuts), step_s=1.0, baseline=False).summary
-        for cuts in ((), (cut,))
-    )
-    assert whole.averaged_accuracy is not None
-    assert divided.averaged_accuracy is not None
+    without_end = config.rounds.model_copy(update={"max_skipped_rounds": arguments.rounds})
     return Row(
         graph=graph,
         algorithm=algorithm,
         seed=seed,
-        worst_whole=100 * min(whole.peer_accuracy),
-        worst_divided=100 * min(divided.peer_accuracy),
-        averaged_whole=100 * whole.averaged_accuracy,
-        averaged_divided=100 * divided.averaged_accuracy,
+        whole=outcome(config),
+        waits=outcome(config, cut),
+        goes_on=outcome(config.model_copy(update={"rounds": without_end}), cut),
     )
 
 
@@ -94,34 +107,34 @@ def main() -> int:
     """Run all seeds and print a table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seeds", default="0,1,2")
-    parser.add_argument("--graphs", default="exponential,directed-ring")
-    parser.add_argument("--algorithms", default="quant-sgp")
+    parser.add_argument("--graphs", default="exponential")
+    parser.add_argument("--algorithms", default="sgp,sparse-push,quant-sgp")
     parser.add_argument("--rounds", type=int, default=1000)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the job")
     parser.add_argument("--json", type=Path, help="write the rows to this file too")
     arguments = parser.parse_args()
     rows: list[Row] = []
     behind = False
-    print("| graph | algorithm | seed | worst peer | with a partition | averaged | with a partition |", flush=True)
+    print("worst peer (averaged model), %")
+    print("| graph | algorithm | seed | links whole | divided, waits after a while | divided, goes on |", flush=True)
     for graph, algorithm in itertools.product(arguments.graphs.split(","), arguments.algorithms.split(",")):
         own = []
         for seed in map(int, arguments.seeds.split(",")):
             row = measure(arguments, algorithm, graph, seed)
             own.append(row)
-            print(
-                f"| {graph} | {row.algorithm} | {seed} | {row.worst_whole:.2f} % | {row.worst_divided:.2f} % | "
-                f"{row.averaged_whole:.2f} % | {row.averaged_divided:.2f} % |",
-                flush=True,
-            )
-        cost = statistics.mean(row.worst_whole - row.worst_divided for row in own)
+            cells = (f"{each.worst:.2f} ({each.averaged:.2f})" for each in (row.whole, row.waits, row.goes_on))
+            print(f"| {graph} | {algorithm} | {seed} | " + " | ".join(cells) + " |", flush=True)
+        waits = statistics.mean(row.whole.worst - row.waits.worst for row in own)
+        goes_on = statistics.mean(row.whole.worst - row.goes_on.worst for row in own)
         print(
-            f"{graph}, {algorithm}: the partition costs the worst peer {cost:+.2f} points, mean of {len(own)} seeds",
+            f"{graph}, {algorithm}: costs the worst peer {waits:+.2f} points, and {goes_on:+.2f} where neither side "
+            f"waits; mean of {len(own)} seeds",
             flush=True,
         )
-        behind |= cost > ALLOWED_POINTS
+        behind |= waits > ALLOWED_POINTS
         rows += own
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n")
+        if arguments.json is not None:
+            arguments.json.write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n")
     return int(behind)
 
 

@@ -25,6 +25,11 @@ from peer.gossip.deadlines import Deadlines
 from peer.gossip.views import ViewSchedule
 from peer.wire.message import Message, MessageKind
 
+STARVED_BELOW = 0.9
+"""A push-sum peer with less weight than this gives none away while neighbours owe it messages; 1 is the mean of all.
+With 0.5 in its place the parts of a divided cluster held their ground as well, but weight ran to the ends of each, and
+when it flowed back the copies of quant-sgp (top 2 %) could not follow: 71 % in place of 96 % for the worst peer."""
+
 _ROUND_KINDS = frozenset({MessageKind.GOSSIP, MessageKind.NOTHING, MessageKind.REPAIR})
 
 
@@ -146,15 +151,15 @@ class Session:
         """Whether this peer has little push-sum weight left while neighbours owe it messages. It gives none away then,
         or all of it would go, round by round, to those whom it can reach: what a model is worth that was divided by a
         vanishing weight is its compression error."""
-        algorithm = self.algorithm
-        return bool(self._missed) and algorithm.spec.push_sum and algorithm.u < algorithm.node.push_weight_guard
+        return bool(self._missed) and self.algorithm.spec.push_sum and self.algorithm.u < STARVED_BELOW
 
     def absorb_late(self) -> None:
         """Apply the late messages that have come; `begin` does so too. Changes the model, so that a driver that
         trains between rounds calls it before it reads the model."""
         if self._exchange is not None:
             raise LocalProtocolError("late messages are applied between rounds")
-        for message in sorted(self._late_box, key=lambda m: (m.round, m.sender)):
+        late = [message for message in self._late_box if message.kind is not MessageKind.NOTHING]
+        for message in sorted(late, key=lambda m: (m.round, m.sender)):
             self.algorithm.absorb_late(message)
             self._applied.append((message.round, message.sender))
         self._late_box.clear()

@@ -278,3 +278,20 @@ def test_skipping_needs_an_algorithm_that_can() -> None:
 
     with pytest.raises(LocalProtocolError, match="strict"):
         session(Strict(), late=LatePolicy(after_s=1.0, max_skipped=1))
+
+
+def test_who_left_us_out_of_a_round_that_went_on_without_it_has_nothing_to_be_absorbed() -> None:
+    algorithm = Recorder()
+    s = session(algorithm, late=LatePolicy(after_s=1.0, max_skipped=5))
+    s.begin(G, 0.1, 0.0)
+    s.receive(message(0, 0), 0.0)
+    s.timer(1.0)
+    s.begin(G, 0.1, 1.0)
+    s.receive(message(1, 0), 1.1)
+    # It waits behind a message that is late.
+    s.receive(message(1, 1, kind=MessageKind.NOTHING), 1.1)
+    s.receive(message(0, 1), 1.2)
+    s.take_applied()
+    s.absorb_late()
+    assert algorithm.log[-1] == "late 0 of 1"
+    assert s.take_applied() == [(0, 1)]

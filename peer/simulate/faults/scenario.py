@@ -219,7 +219,8 @@ class Scenario:
     def late_policy(self) -> LatePolicy | None:
         if not self.case.late:
             return None
-        return LatePolicy(after_s=0.05, max_skipped=5, adaptive=Random(f"deadlines {self.seed}").random() < 0.5)
+        adaptive = Random(f"deadlines {self.seed}").random() < 0.5
+        return LatePolicy(after_s=0.05, max_skipped=5, adaptive=adaptive, silent_after_s=1.0)
 
     @cached_property
     def max_lead(self) -> int:
