@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -200,7 +200,7 @@ class Participant:
     def step(self) -> None:
         """Do the local step of the coming round (the expensive part: call it off the event loop)."""
         started = self._stopwatch()
-        self.session.absorb_late()
+        self._absorb()
         t, node = self.session.round, self.algorithm.node
         z = self.algorithm.model()
         if self.local_steps.needs_displacement:
@@ -409,7 +409,9 @@ class Participant:
         if self._views is None:
             raise ConfigError(self._why_no_changes or "the members of this run cannot change", key=key)
         membership = self._views.membership
-        effective = self.round + 3 * self._longest_lead() + 3
+        # Without a lost peer nothing may hold the others together until the graph without it counts.
+        until = max((each.effective for each in self.coming_changes if each.kind is ChangeKind.LOST), default=0)
+        effective = max(self.round, until) + 3 * self._longest_lead() + 3
         rounds = self.algorithm.node.rounds
         if effective >= rounds:
             raise ConfigError(
@@ -466,46 +468,82 @@ class Participant:
             )
         takes_part = self.peer in membership.members(t)
         joins = change.kind is ChangeKind.JOIN and change.subject == self.peer and not takes_part
-        if takes_part and change.effective <= t + 1:
+        members, (senders, receivers) = membership.members(t + 1), self.partners()
+        told_before = senders | receivers
+        membership.add(change)
+        if takes_part and membership.members(t + 1) != members and change.effective <= t + 1:
             raise StateError(
                 f"heard in round {t} of a change of members that counts from round {change.effective}: the others do "
                 "not count on what it did since; delete its state folder"
             )
-        membership.add(change)
         # A second sponsor that knew nothing of the first counts only where it is earlier.
         joins = joins and change in membership.changes_at(change.effective)
         self._allow_for_changes()
-        turn = Turn(news=change)
+        # What others say of a loss that is known changes no links.
+        turn = Turn(news=None if change.subject in self.session.lost else change)
         senders, receivers = self.partners()
-        hears_it = (senders | receivers) - {source, change.subject}
-        turn.parcels = [self._notice(other, change) for other in sorted(hears_it)]
+        hears_it = (senders | receivers) - {change.subject}
+        turn.parcels = [self._notice(other, change) for other in sorted(hears_it - {source})]
+        # Who has only now become a neighbour to be was told nothing so far.
+        for other in sorted(hears_it - told_before - {source}):
+            earlier = [each for each in membership.changes if each.effective > t and each != change]
+            turn.parcels += [self._notice(other, each) for each in earlier if each.subject != other]
+        for own in self._reports(change.effective if joins else t) if membership.was_ever(self.peer) else ():
+            membership.add(own)
+            turn.parcels += [self._notice(other, own) for other in sorted(hears_it - {own.subject})]
         if change.kind is ChangeKind.JOIN and change.issuer == self.peer:
-            # The new peer knows of nothing; of itself last, since with that it begins.
-            history = [each for each in membership.changes if each != change]
-            turn.parcels += [self._notice(change.subject, each) for each in (*history, change)]
+            turn.parcels += self._introduction(change)
+        if change.kind is ChangeKind.LOST and takes_part:
+            # Its sponsor may be lost before the new peer has heard a word of it.
+            for join in membership.applied_after(t):
+                if join.kind is ChangeKind.JOIN and join.issuer == change.subject and join.subject != self.peer:
+                    turn.parcels += self._introduction(join)
         if joins:
             outcome = self.session.join(change.effective, now)
             following = self._perform(outcome, now)
             turn.parcels += following.parcels
             turn.finished = following.finished
+        elif self.session.in_round:
+            following = self._perform(self.session.go_on(now), now)
+            turn.parcels += following.parcels
+            turn.finished = following.finished
         return turn
+
+    def _introduction(self, join: Change) -> list[Parcel]:
+        """Return what a peer that joins is told, which knows of nothing: of itself last, since with that it begins."""
+        history = [each for each in self.changes if each != join]
+        return [self._notice(join.subject, each) for each in (*history, join)]
+
+    def _reports(self, t: int) -> list[Change]:
+        """Return what this peer has to say itself of peers that are lost, and in the graph of round t still, for all to
+        know what those had: nothing where it has said so."""
+        assert self._views is not None
+        members = self._views.membership.members(t)
+        losses = {change.subject: change for change in reversed(self.changes) if change.kind is ChangeKind.LOST}
+        said = {
+            change.subject for change in self.changes if (change.kind, change.issuer) == (ChangeKind.LOST, self.peer)
+        }
+        return [
+            replace(loss, issuer=self.peer, heard_round=self.session.last_heard(subject) or 0)
+            for subject, loss in sorted(losses.items())
+            if subject in members and subject not in said
+        ]
 
     def lose(self, peer: int, unreceived: Sequence[bytes], now: float) -> Turn:
         """Go on without a peer of whose loss `learn` took note; `unreceived` are the own frames that it has not for
         good. Of those, what it has used in a round that others have heard of is gone all the same."""
-        assert self._views is not None
-        dtype = self.algorithm.x.dtype
-        losses = [change for change in self._views.membership.changes if change.subject == peer]
-        heard_round = max(change.heard_round for change in losses)
-        left = []
-        for frame in unreceived:
-            if notice.is_notice(frame):
-                continue
-            message = wire.decode(frame, self.layout, dtype=dtype)
-            if message.round >= heard_round:
-                left.append(message)
-                self._tell("returned", message.round, peer, frame)
-        return self._perform(self.session.lose(peer, left, now), now)
+        frames = [frame for frame in unreceived if not notice.is_notice(frame)]
+        if not self.algorithm.spec.push_sum:
+            frames = []  # Nothing is given, and nothing comes back.
+        messages = [wire.decode(frame, self.layout, dtype=self.algorithm.x.dtype) for frame in frames]
+        return self._perform(self.session.lose(peer, messages, now), now)
+
+    def _absorb(self) -> None:
+        """Apply what had come late, and what comes back from a lost peer."""
+        self.session.absorb_late()
+        for peer, message in self.session.take_returned():
+            if self._observe is not None:
+                self._tell("returned", message.round, peer, wire.encode(message, self.layout))
 
     @property
     def to_lose(self) -> tuple[int, ...]:
@@ -523,7 +561,7 @@ class Participant:
 
     def state(self) -> tuple[dict[str, object], dict[str, npt.NDArray[Any]]]:
         """Return (JSON values, arrays): everything the next rounds depend on. Between rounds only."""
-        self.session.absorb_late()
+        self._absorb()
         arrays = {f"algorithm/{name}": value for name, value in self.algorithm.state().items()}
         arrays |= {f"buffer/{name}": value for name, value in self.algorithm.transport_state().items()}
         arrays |= {f"training/{name}": value for name, value in self.local_steps.state().items()}

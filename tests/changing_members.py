@@ -143,16 +143,16 @@ class Cluster:
                     has = self.peers[b].last_received(a)
                     self.queues[a, b] = deque(self.peers[a].connected(b, has))
 
-    def _perform(self, peer: int, deed: Deed) -> None:
+    def perform(self, peer: int, deed: Deed) -> None:
         for receiver, seq, frame in self.peers[peer].publish(deed):
             if receiver not in self.dead:
                 self.queues[peer, receiver].append((seq, frame))
         for sender, upto in deed.receipts.items():
             self.peers[sender].receipt(peer, upto)
         if deed.finished is not None and self.peers[peer].round % 7 == peer % 7:
-            self._perform(peer, Deed(receipts=self.peers[peer].save({})))
+            self.perform(peer, Deed(receipts=self.peers[peer].save({})))
         elif self.random.random() < 0.1:
-            self._perform(peer, Deed(receipts=self.peers[peer].sync()))
+            self.perform(peer, Deed(receipts=self.peers[peer].sync()))
 
     def restart(self, peer: int) -> None:
         """End the process of a peer and start it again."""
@@ -164,7 +164,7 @@ class Cluster:
     def announce(self, peer: int, kind: ChangeKind, subject: int) -> Change:
         is_newcomer = kind is ChangeKind.JOIN and subject >= (self.num_listed or self.num_peers)
         change = self.peers[peer].participant.plan(kind, subject, newcomer(subject) if is_newcomer else None)
-        self._perform(peer, self.peers[peer].announce(change, 0.0))
+        self.perform(peer, self.peers[peer].announce(change, 0.0))
         return change
 
     def declare_lost(self, subject: int) -> Change:
@@ -194,11 +194,11 @@ class Cluster:
             elif able and (not waiting or self.random.random() < 0.3):
                 peer = self.random.choice(able)
                 self.peers[peer].step()
-                self._perform(peer, self.peers[peer].begin(0.0))
+                self.perform(peer, self.peers[peer].begin(0.0))
             else:
                 sender, receiver = self.random.choice(waiting)
                 seq, frame = self.queues[sender, receiver].popleft()
-                self._perform(receiver, self.peers[receiver].receive(sender, seq, frame, 0.0))
+                self.perform(receiver, self.peers[receiver].receive(sender, seq, frame, 0.0))
 
     @property
     def members(self) -> list[Participant]:

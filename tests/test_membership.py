@@ -133,6 +133,61 @@ def test_a_lost_peer_may_have_been_about_to_leave() -> None:
     assert cluster.rounds() == dict.fromkeys((0, 1, 3, 4), 60)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_peer_whose_sponsor_is_lost_joins_with_next_to_nothing(seed: int) -> None:
+    """Nobody else can give it the half that its sponsor had promised; its neighbours' models are its model at once."""
+    cluster = Cluster("sgp", "exponential", seed=seed)
+    cluster.run(4)
+    change = cluster.announce(1, ChangeKind.JOIN, 5)
+    cluster.kill(1)
+    cluster.run(60)
+    cluster.declare_lost(1)
+    cluster.run(change.effective)
+    assert cluster.weight() < 5.0
+    cluster.run(90)
+    assert cluster.rounds() == dict.fromkeys((0, 2, 3, 4, 5), 90)
+    assert cluster.spread() < 0.5
+
+
+def test_without_push_sum_there_is_no_joining_without_a_sponsor() -> None:
+    cluster = Cluster("d-psgd", "ring", seed=1)
+    cluster.run(4)
+    cluster.announce(1, ChangeKind.JOIN, 5)
+    cluster.kill(1)
+    cluster.run(60)
+    cluster.declare_lost(1)
+    with pytest.raises(StateError, match="the sponsor of this peer was lost"):
+        cluster.run(60)
+
+
+def test_nobody_runs_ahead_of_those_who_have_not_heard_of_a_loss() -> None:
+    """On a line whose middle is lost the ends hear nobody until the graph without it counts."""
+    cluster = Cluster("choco-sgd", "line", num_first=3, num_peers=3, seed=2)
+    cluster.run(4)
+    cluster.kill(1)
+    cluster.run(60)
+    waiting = cluster.rounds()
+    change = cluster.peers[0].participant.plan(ChangeKind.LOST, 1)
+    deed = cluster.peers[0].announce(change, 0.0)
+    cluster.run(60)
+    assert cluster.rounds() == waiting, "peer 2 has said nothing of it"
+    cluster.perform(0, deed)
+    cluster.run(60)
+    assert cluster.rounds() == {0: 60, 2: 60}
+
+
+def test_all_go_by_who_heard_most_of_a_lost_peer() -> None:
+    cluster = Cluster("sgp", "exponential", seed=3)
+    cluster.run(4)
+    cluster.kill(3)
+    cluster.run(60)
+    heard = {p.peer: p.session.last_heard(3) for p in cluster.members}
+    cluster.declare_lost(3)
+    cluster.run(60)
+    reports = {change.issuer: change.heard_round for change in cluster.members[0].changes}
+    assert reports == {peer: round_ or 0 for peer, round_ in heard.items()}
+
+
 def test_changes_that_cannot_be_are_refused() -> None:
     cluster = Cluster("sparse-push", seed=10)
     cluster.run(2)

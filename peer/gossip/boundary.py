@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from peer.compress import add_decompressed_
+from peer.errors import StateError
 from peer.gossip.base import Algorithm, Exchange
 from peer.gossip.membership import ChangeKind
 from peer.gossip.mixing import check_message, whole
@@ -31,6 +32,9 @@ from peer.wire.message import Message, MessageKind
 TRANSFER_PHASE = 1 << 16
 """Far from the phases of any algorithm."""
 COPY_PHASE = TRANSFER_PHASE + 1
+UNSPONSORED_WEIGHT = 2.0**-20
+"""The push-sum weight with which a peer joins whose sponsor was lost before it gave it anything: next to nothing, so
+that its model is that of its neighbours after the first round."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +112,8 @@ class Boundary:
         return self._copies()
 
     def advance(self, inbox: Mapping[int, Message]) -> Exchange | None:
-        """Take what came. Raises RemoteProtocolError for what cannot be used."""
+        """Take what came. Raises RemoteProtocolError for what cannot be used, and StateError where the sponsor of this
+        peer was lost before it gave it a model, which nothing but push-sum can do without."""
         for message in inbox.values():
             check_message(message, self._algorithm.node.layout)
         if self._phase == COPY_PHASE:
@@ -118,6 +123,14 @@ class Boundary:
             return None
         is_new = self._me not in self._views.membership.members(self._t)
         algorithm = self._algorithm
+        if is_new and not inbox:
+            if not algorithm.spec.push_sum:
+                raise StateError(
+                    "the sponsor of this peer was lost before it handed over its model; let one of the others remove "
+                    "this peer, and join under another entry"
+                )
+            algorithm.x *= algorithm.x.dtype.type(UNSPONSORED_WEIGHT)
+            algorithm.u = UNSPONSORED_WEIGHT
         for _, message in sorted(inbox.items()):
             if is_new:
                 algorithm.x.fill(0)

@@ -22,6 +22,7 @@ from peer.errors import LocalProtocolError, RemoteProtocolError
 from peer.gossip.base import Algorithm, Exchange
 from peer.gossip.boundary import COPY_PHASE, TRANSFER_PHASE, Boundary, take_back_gifts_
 from peer.gossip.deadlines import Deadlines
+from peer.gossip.membership import Change, ChangeKind
 from peer.gossip.views import ViewSchedule
 from peer.wire.message import Message, MessageKind
 
@@ -31,6 +32,8 @@ With 0.5 in its place the parts of a divided cluster held their ground as well, 
 when it flowed back the copies of quant-sgp (top 2 %) could not follow: 71 % in place of 96 % for the worst peer."""
 
 _ROUND_KINDS = frozenset({MessageKind.GOSSIP, MessageKind.NOTHING, MessageKind.REPAIR})
+_HOLD_PHASE = TRANSFER_PHASE - 1
+"""At the end of a round: nothing is exchanged, until all have said what they heard of a lost peer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +113,7 @@ class Session:
         self._skips_in_a_row: dict[int, int] = {}
         self._applied: list[tuple[int, int]] = []
         self._givers: list[int] = []
+        self._returned: list[tuple[int, Message]] = []
         self._settled_model: FloatArray | None = None
 
     @property
@@ -164,9 +168,12 @@ class Session:
             self._applied.append((message.round, message.sender))
         self._late_box.clear()
         for peer, unreceived in self._given_up.items():
-            gifts = [message for message in unreceived if message.phase == TRANSFER_PHASE]
-            take_back_gifts_(self.algorithm, gifts)
-            self.algorithm.without(peer, [message for message in unreceived if message.phase == 0])
+            # What it was sent before that is in what others have heard of it since.
+            heard_round = max(report.heard_round for report in self._reports(peer))
+            back = [message for message in unreceived if message.round >= heard_round]
+            take_back_gifts_(self.algorithm, [message for message in back if message.phase == TRANSFER_PHASE])
+            self.algorithm.without(peer, [message for message in back if message.phase == 0])
+            self._returned += [(peer, message) for message in back if message.phase in (0, TRANSFER_PHASE)]
         self._given_up.clear()
 
     def join(self, t: int, now: float) -> Outcome:
@@ -202,6 +209,36 @@ class Session:
         if self._exchange is not None:
             self._advance_while_complete(now, outcome)
         return outcome
+
+    def go_on(self, now: float) -> Outcome:
+        """Go on with the round under way where nothing but the news of what others heard of a lost peer was missing."""
+        outcome = Outcome()
+        if self._exchange is not None and self._exchange.phase == _HOLD_PHASE:
+            self._advance_while_complete(now, outcome)
+        return outcome
+
+    @property
+    def unheard_reports(self) -> set[int]:
+        """Members that have not said yet what they heard of a lost peer that the graph still has. Nobody ends a round
+        before: then all know what the lost peer had and from when on it is missing, and of every change that was
+        announced before. Afterwards there may be nothing that keeps some from running ahead until the graph is that
+        without the lost peer."""
+        if self._views is None or not self._lost:
+            return set()
+        membership = self._views.membership
+        members = set(membership.members(self.round))
+        leaving = {change.subject for change in membership.changes if change.kind is ChangeKind.LEAVE}
+        others = members - self._lost - leaving - {self.algorithm.node.peer}
+        return {
+            other
+            for peer in self._lost & members
+            for other in others - {report.issuer for report in self._reports(peer)}
+        }
+
+    def _reports(self, peer: int) -> list[Change]:
+        assert self._views is not None
+        changes = self._views.membership.changes
+        return [change for change in changes if change.kind is ChangeKind.LOST and change.subject == peer]
 
     def last_heard(self, peer: int) -> int | None:
         """Return the last round of which there is a message of `peer`; None if it sends nothing to this peer."""
@@ -290,6 +327,11 @@ class Session:
     def take_givers(self) -> list[int]:
         """Return who handed something over to this peer at the end of the round that is just over."""
         taken, self._givers = self._givers, []
+        return taken
+
+    def take_returned(self) -> list[tuple[int, Message]]:
+        """Return (lost peer, message) of what has come back since the last call."""
+        taken, self._returned = self._returned, []
         return taken
 
     def take_settled_model(self) -> FloatArray | None:
@@ -413,6 +455,8 @@ class Session:
         skipped: list[int] = []
         while self._exchange is not None:
             exchange = self._exchange
+            if exchange.phase == _HOLD_PHASE and self.unheard_reports:
+                return
             absent = self._absent(exchange)
             if absent and not self._may_go_on_without(absent, now):
                 return
@@ -445,16 +489,22 @@ class Session:
     def _following(self, inbox: Mapping[int, Message]) -> Exchange | None:
         """Return the next exchange of the round: the algorithm's own ones come first."""
         if self._boundary is None:
-            following = self.algorithm.advance(inbox)
-            if following is not None or self._views is None:
-                return following
+            assert self._exchange is not None
+            if self._exchange.phase != _HOLD_PHASE:
+                following = self.algorithm.advance(inbox)
+                if following is not None or self._views is None:
+                    return following
+            assert self._views is not None
+            if self.unheard_reports:
+                return Exchange({}, frozenset(), _HOLD_PHASE)
             if not self._views.membership.changes_at(self.round + 1):
                 return None
             self._settled_model = self.algorithm.model().copy()
             self._boundary = Boundary(self.algorithm, self._views, self.round)
             following = self._boundary.begin()
         else:
-            if self._exchange is not None and self._exchange.phase == TRANSFER_PHASE:
+            assert self._exchange is not None
+            if self._exchange.phase == TRANSFER_PHASE:
                 self._givers += inbox
             following = self._boundary.advance(inbox)
         if following is None:

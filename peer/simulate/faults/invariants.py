@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from peer import wire
 from peer.compress import Dense, add_decompressed_
+from peer.gossip.boundary import UNSPONSORED_WEIGHT
 from peer.gossip.membership import Change, ChangeKind, Membership
 from peer.gossip.mixing import local_step_rate
 from peer.participant import Participant
@@ -188,9 +189,11 @@ class Auditor:
                 self._check_undisturbed(participant, rounds - 1, state_of(participant))
 
     def _learn(self, changes: Sequence[Change]) -> None:
+        completed = len(self._balances) - 1
         for change in changes:
-            if self.membership.add(change) and change.effective < len(self._balances):
-                raise InvariantBroken(f"{change} was heard of when all had completed {len(self._balances) - 1} rounds")
+            members = self.membership.members(completed)
+            if self.membership.add(change) and self.membership.members(completed) != members:
+                raise InvariantBroken(f"{change} was heard of when all had completed {completed} rounds")
 
     def _inside(self, t: int) -> Iterator[int]:
         """Yield who takes part in round t, or in the exchange at its end, and is not lost, ever."""
@@ -266,7 +269,9 @@ class Auditor:
             elif self._outside is not None:
                 _add(expected, self._from_outside(peer, t, entry))
                 _add(expected, self._to_outside(peer, t, entry), -1.0)
-            if not self._push_sum:
+            if self._push_sum:
+                _add(expected, self._unsponsored(peer, t, entry))
+            else:
                 _add(expected, self._change_of_mean(peer, t, entry))
         balance = _Balance(expected[0], float(expected[1]), flying[0], float(flying[1]))
         self._balances.append(balance)
@@ -301,6 +306,12 @@ class Auditor:
             yield self._of_kind(entry.sent[self._lost])
         if self._push_sum and self._lost in entry.gave:
             yield entry.gave[self._lost]
+
+    def _unsponsored(self, peer: int, t: int, entry: _Round) -> Iterator[Share]:
+        """Yield what a peer begins with whose sponsor was lost before it gave it anything."""
+        was, is_now = (peer in self.membership.members(round_) for round_ in (t, t + 1))
+        if is_now and not was and not entry.took:
+            yield UNSPONSORED_WEIGHT * self.scenario.x0.astype(np.float64), UNSPONSORED_WEIGHT
 
     @property
     def _lost(self) -> int:

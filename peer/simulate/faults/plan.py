@@ -71,9 +71,9 @@ def plan_for(scenario: Scenario) -> Plan:
 
     durability: Literal["process", "power"] = random.choice(("process", "power"))
     # What the clock had a say in cannot be repeated to the bit, nor what came of a peer that is gone for good and
-    # sends nothing again: that is why there is `durability = "power"`.
-    is_repeatable = not scenario.case.late and scenario.lost_subject(scenario.happenings) is None
-    power = durability == "power" or is_repeatable
+    # sends nothing again, nor where in its stream a peer passed a change on that it hears of while it repeats rounds:
+    # that is why there is `durability = "power"`.
+    power = durability == "power" or not (scenario.case.late or scenario.happenings)
     kill_every_s = maybe(0.75, 0.5, 4.0)
     return Plan(
         durability=durability,

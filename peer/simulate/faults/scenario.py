@@ -234,7 +234,7 @@ class Scenario:
         """How many rounds a peer can be ahead of another, whoever takes part."""
         graphs = [self.graph_of(tuple(range(1, 1 + members))) for members in range(2, self.num_peers + 1)]
         leads = [(graph.diameter or graph.num_peers) * max(1, graph.cycle_rounds) + 1 for graph in graphs]
-        return max(leads, default=self.max_lead)
+        return max([*leads, self.max_lead])
 
     @cached_property
     def averaging_rate(self) -> float:

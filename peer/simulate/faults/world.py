@@ -245,10 +245,15 @@ class World:
         if process is not None and (process.participant.round or process.participant.changes):
             self._end_happening("joined")
             return
+        lost = self.scenario.lost_subject(self.scenario.happenings)
         members = [
             each
             for each in self._present()
-            if each.participant.is_member and each.is_free and self.streams.is_up(subject, each.me)
+            if each.participant.is_member
+            and each.is_free
+            and self.streams.is_up(subject, each.me)
+            # Without push-sum there is no joining where the sponsor is lost before it has given a model.
+            and (self.scenario.spec.push_sum or each.me != lost)
         ]
         if self.auditor.completed >= self.scenario.rounds:
             self.gone.add(subject)
