@@ -95,7 +95,7 @@ class Bench:
         """Return what the simulator says, for one of ours, and how many rounds the cell shall have."""
         study = self.study
         found = self.scaled(contender, profile, study.peers)
-        round_s = found.round_s if found else self._rival_round_s(profile)
+        round_s = found.round_s if found else self._rival_round_s(contender, profile)
         return found, min(study.most_rounds, max(study.least_rounds, round(study.cell_s / round_s)))
 
     def scaled(self, contender: plan.Contender, profile: str, num_peers: int) -> predict.Prediction | None:
@@ -191,13 +191,15 @@ class Bench:
     def _expected_s(self, contender: plan.Contender, profile: str, seed: int) -> float:
         """Return about what the rounds of a cell take."""
         prediction, rounds = self.prediction(contender, profile)
-        return rounds * (prediction.round_s if prediction else self._rival_round_s(profile))
+        return rounds * (prediction.round_s if prediction else self._rival_round_s(contender, profile))
 
-    def _rival_round_s(self, profile: str) -> float:
-        """Return about what a round of a rival takes: two full models over the upload."""
+    def _rival_round_s(self, contender: plan.Contender, profile: str) -> float:
+        """Return about what a round of a rival takes: the step, and what it sends over the upload."""
         rate = find(profile).up_kbit
-        full = sum(parameter.numel() for parameter in MODELS[self.study.model].make().parameters()) * 4
-        return self.study.step_s + (2 * full * 8 / 1000 / rate if rate else 0.0)
+        if contender.rival is None or not rate:
+            return self.study.step_s
+        model_kbit = sum(parameter.numel() for parameter in MODELS[self.study.model].make().parameters()) * 32 / 1000
+        return self.study.step_s + rivals.RIVALS[contender.rival].sent_models * model_kbit / rate
 
     def _kept(self, name: str, compute: Any) -> dict[str, Any] | None:
         """Return a figure that is computed once; None if the job is refused."""

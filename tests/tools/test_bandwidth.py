@@ -89,6 +89,7 @@ def test_every_study_of_ours_can_be_read_and_its_jobs_are_valid() -> None:
         ("cell_s = 5", "cells = 5", "no such key"),
         ('name = "ddp"', 'name = "full"', "same name"),
         ('rival = "ddp"', 'rivals = "ddp"', "is no contender"),
+        ('rival = "ddp"', 'rival = "dpp"', "no such rival"),
     ],
 )
 def test_what_is_wrong_with_a_study_is_named(tmp_path: Path, old: str, new: str, problem: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from links.profiles import find
 
+from bandwidth.rivals import RIVALS
 from peer.config import Config, load
 from peer.errors import ConfigError
 
@@ -115,10 +116,13 @@ def _contender(table: Mapping[str, Any], path: Path) -> Contender:
     try:
         options: Sequence[str] = table.get("options", ())
         fields = {key: value for key, value in table.items() if key != "options"}
-        return Contender(**fields, options=tuple(options))
+        contender = Contender(**fields, options=tuple(options))
     except TypeError:
         problem = f"{dict(table)} is no contender"
         raise ConfigError(problem, key="contenders", valid="name, options, rival, paper", file=str(path)) from None
+    if contender.rival is not None and contender.rival not in RIVALS:
+        raise ConfigError("there is no such rival", key=contender.name, valid=", ".join(RIVALS), file=str(path))
+    return contender
 
 
 def _typed(tree: Mapping[str, Any], key: str, kind: type, path: Path) -> Any:

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from links.measure import measure
@@ -29,17 +29,28 @@ from bandwidth.cell import CellResult
 from bandwidth.rival_worker import Orders, Result
 from peer.errors import SottoError
 
-PROGRAMS = {
-    "ddp": "torch_program.py",
-    "ddp-fp16": "torch_program.py",
-    "ddp-powersgd": "torch_program.py",
-    "d-psgd-gloo": "torch_program.py",
-    "hivemind-8": "hivemind_program.py",
-    "decentralizepy-choco-1%": "decentralizepy_program.py",
+
+@dataclass(frozen=True, kw_only=True)
+class Rival:
+    """A program, and what a study has to know of it before it runs."""
+
+    program: str
+    sent_models: float
+    """About how many float32 models a worker sends in a round."""
+    settle_rounds: int = 1
+    """How many rounds are left out. All workers start together; after the first DDP arranges its buckets anew."""
+
+
+RIVALS = {
+    "ddp": Rival(program="torch_program.py", sent_models=1.75),
+    "ddp-fp16": Rival(program="torch_program.py", sent_models=0.9),
+    # PowerSGD begins to compress after two rounds.
+    "ddp-powersgd": Rival(program="torch_program.py", sent_models=0.1, settle_rounds=3),
+    "d-psgd-gloo": Rival(program="torch_program.py", sent_models=2.0),
+    # Mostly matchmaking.
+    "hivemind-8": Rival(program="hivemind_program.py", sent_models=2.0),
+    "decentralizepy-choco-1%": Rival(program="decentralizepy_program.py", sent_models=0.03),
 }
-SETTLE_ROUNDS = {"ddp-powersgd": 3}
-"""Rounds that are left out, where it is not the first alone, after which DDP arranges its buckets anew: PowerSGD begins
-to compress after two. All workers start together."""
 _POLL_S = 0.05
 
 
@@ -58,7 +69,7 @@ def run_rival(
 
     Raises SottoError if one fails or `limit_s` is exceeded.
     """
-    settle = SETTLE_ROUNDS.get(name, 1)
+    settle = RIVALS[name].settle_rounds
     rounds += settle
     workers: list[subprocess.Popen[bytes]] = []
     with tempfile.TemporaryDirectory(prefix="sotto-rival-") as folder, link_network([profile] * num_workers) as network:
@@ -111,7 +122,7 @@ def _start(orders: Orders, launcher: Sequence[str], packages: Path | None) -> su
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     if packages is not None:
         environment["PYTHONPATH"] = str(packages.resolve())
-    program = Path(__file__).with_name(PROGRAMS[orders.name])
+    program = Path(__file__).with_name(RIVALS[orders.name].program)
     with _log(Path(orders.folder), orders.rank).open("w") as log:
         return subprocess.Popen(
             [*launcher, sys.executable, str(program), json.dumps(asdict(orders))],
