@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from types import ModuleType
@@ -54,6 +56,13 @@ def test_every_variable_of_the_compose_file_is_described() -> None:
     assert services["peer"]["cap_drop"] == ["ALL"]
     assert "authority:/authority" not in services["peer"]["volumes"]
     assert services["prometheus"]["profiles"] == services["grafana"]["profiles"] == ["monitoring"]
+
+
+def test_the_compose_file_is_one_to_the_specification() -> None:
+    # That of version 2; what version 1 makes of it, `make test-compose` tries.
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]
+    done = subprocess.run([*command, str(ROOT / "docker-compose.yml")], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
 
 
 @pytest.fixture
