@@ -21,7 +21,7 @@ run: $(READY) ## set up, train with eight real peers, show a report
 test: $(READY_DEV) lint ## check style and types, run the whole test suite
 	$(BIN)/pytest -n $(WORKERS)
 
-test-compose: $(READY_DEV) ## start, kill and resume the compose cluster on a container engine (root, or an engine that runs)
+test-compose: $(READY_DEV) ## start, kill and resume the compose cluster, and two bare devices (as root; see tests/compose)
 	$(BIN)/pytest -m compose -s tests/compose
 
 lint: $(READY_DEV) ## ruff, mypy, and whether generated files are fresh

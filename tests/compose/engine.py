@@ -124,11 +124,16 @@ def build_settings(engine: Engine, tree: Path, kept: Path) -> dict[str, str]:
         if not archive.exists():
             _debootstrap(archive)
         engine.docker("import", str(archive), OWN_BASE)
-    wheels = kept / "wheels"
-    if not wheels.exists():
-        _download_wheels(tree, wheels)
-    shutil.copytree(wheels, tree / "deploy" / "wheels", copy_function=os.link)
+    shutil.copytree(wheels(tree, kept), tree / "deploy" / "wheels", copy_function=os.link)
     return {"SOTTO_BASE": OWN_BASE, "SOTTO_PIP_OPTIONS": "--no-index"}
+
+
+def wheels(tree: Path, kept: Path) -> Path:
+    """Return a folder with all that the image installs, filled if `kept` has none. Raises CalledProcessError."""
+    folder = kept / "wheels"
+    if not folder.exists():
+        _download_wheels(tree, folder)
+    return folder
 
 
 def _can_pull(engine: Engine) -> bool:
