@@ -381,6 +381,8 @@ class Job:
             return f"{self.spec.name} needs the same peers throughout; algorithms with which members may change: " + (
                 ", ".join(able)
             )
+        if self.spec.modulo and self.config.algorithm.theta == "theorem":
+            return 'the bound of algorithm.theta = "theorem" is that of one graph: members may change with "verified"'
         if self.config.rounds.late != "wait":
             return 'members may change with rounds.late = "wait" only'
         if self.config.compressor.budget_kbytes_per_s is not None:

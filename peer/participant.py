@@ -372,7 +372,7 @@ class Participant:
         for t in (self.round, *(change.effective for change in self.coming_changes)):
             senders |= set(views.senders_from(t, me))
             receivers |= set(views.receivers_from(t, me))
-            others = partners(views, t - 1, me, push_sum=self.algorithm.spec.push_sum) if t > self.round else set()
+            others = partners(views, t - 1, me, self.algorithm.spec) if t > self.round else set()
             senders, receivers = senders | others, receivers | others
         return senders - self.session.lost, receivers - self.session.lost
 
@@ -663,6 +663,8 @@ class Participant:
             self._tell("took", outcome.finished, giver)
         if self._last_codes is not None:
             self._last_codes.forget_before(self.round)
+            if self._views is not None and self._views.membership.changes_at(self.round):
+                self._last_codes.keep_only(self._views.all_senders(self.peer))
         account, cpu = self._account, self._cpu_clock()
         # The norms cost a pass over the model each: with a large one they are taken now and then.
         health = self.algorithm.metrics() if outcome.finished % self._health_every == 0 else Metrics(self.algorithm.u)

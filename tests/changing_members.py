@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from peer import compress, gossip
+from peer.compress.bound import BoundedCompressor
 from peer.compress.layout import Layout
 from peer.compress.payload import FloatArray
 from peer.durable import Deed, DurablePeer
@@ -26,6 +27,7 @@ from peer.gossip.topology import Schedule, build_schedule
 from peer.gossip.views import ViewSchedule
 from peer.participant import Participant
 from peer.random import PhiloxSource
+from peer.wire.last_codes import LastCodes
 from tests.failing_disk import FailingDisk
 
 LAYOUT = Layout.of_sizes((7, 12, 1))
@@ -85,6 +87,8 @@ class Cluster:
     num_peers: int = 6
     seed: int = 0
     gradients_until: int = 30
+    theta_mode: str = "verified"
+    theta: float = 2.0
     restarts: float = 0.0
     """How often a peer ends and starts again, in parts of all that happens."""
     num_listed: int | None = None
@@ -104,11 +108,17 @@ class Cluster:
             self._connect(one)
 
     def _graph_of(self, members: tuple[int, ...]) -> Schedule:
-        return _graph(self.graph, len(members), self.spec.graph is GraphNeed.DOUBLY)
+        return _graph(self.graph, len(members), self.spec.graph is not GraphNeed.COLUMN)
+
+    def _compressor(self) -> BoundedCompressor:
+        if self.spec.modulo:
+            return compress.build("modulo", bits=8, verified=self.theta_mode == "verified")
+        if self.spec.needs_unbiased:
+            return compress.build("qsgd", bits=7, unbiased=True)
+        return compress.build("top_k", fraction=0.4) if self.spec.compresses else compress.build("none")
 
     def _make(self, peer: int) -> DurablePeer:
         whole = not self.spec.compresses
-        compressor = compress.build("none") if whole else compress.build("top_k", fraction=0.4)
         first = self._graph_of(tuple(range(self.num_first)))
         listed = self.num_listed or self.num_peers
         node = NodeContext(
@@ -116,9 +126,13 @@ class Cluster:
             schedule=ViewSchedule(max(listed, peer + 1), Membership(range(self.num_first)), self._graph_of),
             layout=LAYOUT,
             draw_source=PhiloxSource(7, peer),
-            compressor=compressor,
-            averaging_rate=1.0 if whole else 0.3,
+            compressor=self._compressor(),
+            # D² needs eigenvalues above −1/3.
+            averaging_rate=0.5 if "last_step" in self.spec.state else 1.0 if whole else 0.3,
             rounds=ROUNDS,
+            theta=(self.theta,),
+            verified=self.theta_mode == "verified",
+            settings={"theta_mode": self.theta_mode},
         )
         participant = Participant(
             peer=peer,
@@ -128,6 +142,9 @@ class Cluster:
             max_lead=(first.diameter or self.num_first) * first.cycle_rounds + 1,
             num_listed=listed,
             check_newcomer=_check_newcomer,
+            last_codes=LastCodes(LAYOUT, np.float32, tells_changes=self.theta_mode == "verified")
+            if self.spec.modulo
+            else None,
             cpu_clock=lambda: 0.0,
         )
         others = [other for other in range(listed) if other != peer]

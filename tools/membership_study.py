@@ -83,12 +83,6 @@ class ChangingRun(Simulator):
     def _living(self) -> list[Participant]:
         return [participant for participant in self.participants if participant.peer not in self._dead]
 
-    def _start(self) -> None:
-        self._ready = set()
-        for participant in self.participants:
-            if participant.is_member:
-                self._ready_for_step(participant.peer, 0.0)
-
     def _handle(self, event: Event) -> None:
         peer = event.receiver if isinstance(event, Arrival) else event.peer
         if peer in self._dead:

@@ -225,6 +225,10 @@ class Algorithm(ABC):
         """
         raise NotImplementedError(f"{self.spec.name} cannot lose a peer")
 
+    def start_anew(self) -> None:  # noqa: B027 (most keep nothing that speaks of the graph)
+        """Forget what speaks of the members so far: they are others from the next round on, and the schedule is
+        theirs."""
+
     def shrunk_(self, scale: float) -> None:  # noqa: B027 (most keep nothing that goes with x)
         """Take note that x was multiplied by `scale`, because a joining peer got the rest."""
 

@@ -8,11 +8,16 @@ What is carried over, and why the mass stays right:
 - push-sum (sgp, sparse-push, scsp, quant-sgp): a joining peer gets the half of its sponsor's (x, u), a leaving one
   gives all of its (x, u) to its heir. Σx and Σu do not change, and no z but the heir's does. The error memory of a
   sponsor shrinks with its x, of which it is what is yet to be told; that of a leaving peer was no mass and goes.
-- doubly stochastic (d-psgd, deep-squeeze, choco-sgd): a joining peer starts at its sponsor's x, a leaving one gives
-  nothing: the mean is that of the models that are there.
-- copies x̂ (choco-sgd, quant-sgp): an edge that is new begins with the whole copy, bit for bit. Where x jumps (a
-  sponsor, an heir, a joining peer) the copy restarts at the new x at all its receivers: what they know of it would
-  otherwise be wrong by that jump for many rounds, though no mass would be lost.
+- doubly stochastic (d-psgd, naive-quantized, deep-squeeze, choco-sgd, dcd-psgd, ecd-psgd, moniqua, d2, moniqua-d2): a
+  joining peer starts at its sponsor's x, a leaving one gives nothing: the mean is that of the models that are there.
+- copies x̂ (choco-sgd, quant-sgp, dcd-psgd, ecd-psgd): an edge that is new begins with the whole copy, bit for bit.
+  Where x jumps (a sponsor, an heir, a joining peer) the copy restarts at the new x at all its receivers: what they know
+  of it would otherwise be wrong by that jump for many rounds, though no mass would be lost. What DCD and ECD keep of
+  those who stay goes on: their copies hold what the payloads said, whoever else hears those.
+- the memory of D² (d2, moniqua-d2) starts anew at all peers (`Algorithm.start_anew`).
+- modulo codes with hashes: nobody leaves the round, or the neighbours that it had in it, before those have read its
+  codes, since they may ask for more bits of them. What codes are told against begins whole on an edge that is new.
+- allreduce: everybody has the same x, and who joins gets it; after a loss all take that of the first of them.
 """
 
 from __future__ import annotations
@@ -22,7 +27,7 @@ from dataclasses import dataclass, replace
 
 from peer.compress import add_decompressed_
 from peer.errors import StateError
-from peer.gossip.base import Algorithm, Exchange
+from peer.gossip.base import Algorithm, AlgorithmSpec, Exchange, GraphNeed
 from peer.gossip.membership import ChangeKind
 from peer.gossip.mixing import check_message, whole
 from peer.gossip.replicas import ReplicaAlgorithm
@@ -32,6 +37,8 @@ from peer.wire.message import Message, MessageKind
 TRANSFER_PHASE = 1 << 16
 """Far from the phases of any algorithm."""
 COPY_PHASE = TRANSFER_PHASE + 1
+READ_PHASE = TRANSFER_PHASE - 1
+"""A message of this phase says that all codes of the round were read."""
 UNSPONSORED_WEIGHT = 2.0**-20
 """The push-sum weight with which a peer joins whose sponsor was lost before it gave it anything: next to nothing, so
 that its model is that of its neighbours after the first round."""
@@ -47,10 +54,15 @@ class Transfer:
     """A leaving peer's; otherwise a sponsor's part for a joining one."""
 
 
-def transfers(views: ViewSchedule, t: int, *, push_sum: bool) -> tuple[Transfer, ...]:
+def transfers(views: ViewSchedule, t: int, spec: AlgorithmSpec) -> tuple[Transfer, ...]:
     """Return what is handed over between round t and the next one."""
-    found = []
-    for change in views.membership.changes_at(t + 1):
+    found, push_sum = [], spec.push_sum
+    changes = views.membership.changes_at(t + 1)
+    if spec.graph is GraphNeed.COMPLETE and any(change.kind is ChangeKind.LOST for change in changes):
+        first, *others = [peer for peer in views.membership.members(t + 1) if peer in views.membership.members(t)]
+        joined = [change.subject for change in changes if change.kind is ChangeKind.JOIN]
+        return tuple(Transfer(first, taker, is_all=False) for taker in (*others, *joined))
+    for change in changes:
         if change.kind is ChangeKind.JOIN:
             found.append(Transfer(change.issuer, change.subject, is_all=False))
         elif change.kind is ChangeKind.LEAVE and push_sum:
@@ -76,9 +88,9 @@ def heir_of(views: ViewSchedule, t: int, leaver: int) -> int | None:
     return None
 
 
-def partners(views: ViewSchedule, t: int, peer: int, *, push_sum: bool) -> set[int]:
+def partners(views: ViewSchedule, t: int, peer: int, spec: AlgorithmSpec) -> set[int]:
     """Return with whom a peer exchanges anything between round t and the next one beyond its neighbours."""
-    moved = transfers(views, t, push_sum=push_sum)
+    moved = transfers(views, t, spec)
     return {each.taker for each in moved if each.giver == peer} | {each.giver for each in moved if each.taker == peer}
 
 
@@ -95,11 +107,24 @@ class Boundary:
     def __init__(self, algorithm: Algorithm, views: ViewSchedule, t: int) -> None:
         self._algorithm, self._views, self._t = algorithm, views, t
         self._me = algorithm.node.peer
-        self._moved = transfers(views, t, push_sum=algorithm.spec.push_sum)
-        self._phase = TRANSFER_PHASE
+        self._moved = transfers(views, t, algorithm.spec)
+        self._phase = READ_PHASE
 
     def begin(self) -> Exchange | None:
+        """Say what this peer is done with; return the exchange of it, or the next one where there is nothing to say."""
+        algorithm, t = self._algorithm, self._t
+        if algorithm.spec.modulo and algorithm.node.verified:
+            # The graph of a code with hashes is undirected.
+            heard = self._views.receivers_from(t, self._me, with_absent=True)
+            neighbors = frozenset(heard) - self._views.absent.keys()
+            if neighbors:
+                read = Message(MessageKind.NOTHING, self._me, t, READ_PHASE)
+                return Exchange(dict.fromkeys(sorted(neighbors), read), neighbors, READ_PHASE)
+        return self._shares()
+
+    def _shares(self) -> Exchange | None:
         """Give away what others get; return the exchange of it, or the next one where nothing moves here."""
+        self._phase = TRANSFER_PHASE
         gifts = [each for each in self._moved if each.giver == self._me]
         shares = sum(not each.is_all for each in gifts)
         sends = {}
@@ -114,6 +139,8 @@ class Boundary:
     def advance(self, inbox: Mapping[int, Message]) -> Exchange | None:
         """Take what came. Raises RemoteProtocolError for what cannot be used, and StateError where the sponsor of this
         peer was lost before it gave it a model, which nothing but push-sum can do without."""
+        if self._phase == READ_PHASE:
+            return self._shares()
         for message in inbox.values():
             check_message(message, self._algorithm.node.layout)
         if self._phase == COPY_PHASE:
@@ -132,7 +159,7 @@ class Boundary:
             algorithm.x *= algorithm.x.dtype.type(UNSPONSORED_WEIGHT)
             algorithm.u = UNSPONSORED_WEIGHT
         for _, message in sorted(inbox.items()):
-            if is_new:
+            if is_new or not algorithm.spec.push_sum:
                 algorithm.x.fill(0)
                 algorithm.u = 0.0
             add_decompressed_(algorithm.x, message.layers, algorithm.node.layout, 1.0)
@@ -158,6 +185,7 @@ class Boundary:
         self._phase = COPY_PHASE
         views, me, t = self._views, self._me, self._t
         views.enter(t + 1)
+        self._algorithm.start_anew()
         if not isinstance(self._algorithm, ReplicaAlgorithm):
             return None
         restart = {each.taker for each in self._moved}

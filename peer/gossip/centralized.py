@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -14,13 +14,16 @@ from peer.compress.payload import FloatArray, Payload
 from peer.errors import ConfigError
 from peer.gossip.base import Algorithm, AlgorithmSpec, Exchange, GraphNeed, Metrics, NodeContext
 from peer.gossip.mixing import add_scaled_, check_inbox, in_sender_order, whole
+from peer.gossip.views import ViewSchedule
 from peer.wire.message import Message, MessageKind
 
 
 class AllReduce(Algorithm):
     """x ← x − γ · mean_j g_j(x): everyone sends its gradient whole to everyone.
 
-    Synchronous data-parallel SGD. The mean is the same to the last bit on all peers (ascending index), and so is x.
+    Synchronous data-parallel SGD. The mean is the same to the last bit on all peers (ascending index), and so is x. Of
+    a peer that is lost some may have heard a gradient that others have not: when the graph without it begins, all take
+    the model of the first of them (`boundary.transfers`).
     """
 
     spec: ClassVar[AlgorithmSpec] = AlgorithmSpec(
@@ -28,26 +31,39 @@ class AllReduce(Algorithm):
         summary="Every peer gets the mean of all gradients in full precision; the centralized reference.",
         source="baseline; Lu et al., empirical study, section 4.1",
         graph=GraphNeed.COMPLETE,
+        changes_members=True,
         uses_averaging_rate=False,
         local_steps=False,
     )
 
     def __init__(self, node: NodeContext, x0: FloatArray) -> None:
         super().__init__(node, x0)
-        self._others = tuple(j for j in range(node.schedule.num_peers) if j != node.peer)
+        self._others: tuple[int, ...] = ()
         self._t, self._rate = -1, 0.0
         self._own: Payload = ()
 
     def begin(self, t: int, gradient: FloatArray, rate: float) -> Exchange:
         self._t, self._rate, self._own = t, rate, whole(gradient, self.node.layout)
-        share = 1.0 / self.node.schedule.num_peers
+        self._others = self._others_in(t)
+        share = 1.0 / (len(self._others) + 1)
         message = Message(MessageKind.GOSSIP, self.node.peer, t, mixing_weight=share, layers=self._own)
         return Exchange(dict.fromkeys(self._others, message), frozenset(self._others))
 
+    def _others_in(self, t: int) -> tuple[int, ...]:
+        """Return all other members; the weights of the graph have no say."""
+        schedule, me = self.node.schedule, self.node.peer
+        if isinstance(schedule, ViewSchedule):
+            return schedule.senders(t, me)
+        return tuple(peer for peer in range(schedule.num_peers) if peer != me)
+
     def advance(self, inbox: Mapping[int, Message]) -> Exchange | None:
-        check_inbox(inbox, self._others, self._t, self.node.layout, may_lack=False)
+        # The mean of those who were heard: nobody is left out but who is lost.
+        check_inbox(inbox, self._others, self._t, self.node.layout, may_lack=True)
         add_mean_(self.x, self.node, -self._rate, self._own, inbox)
         return None
+
+    def without(self, peer: int, unreceived: Sequence[Message]) -> None:
+        """Nothing is kept of anybody."""
 
     def metrics(self) -> Metrics:
         return Metrics(neighbor_distance=0.0)

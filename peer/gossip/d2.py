@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+import numpy as np
 import numpy.typing as npt
 
 from peer.compress.payload import FloatArray, Payload
@@ -15,6 +16,7 @@ from peer.gossip.mixing import (
     check_inbox,
     compress,
     gossip_messages,
+    keep_shares_,
     payload_distance,
     restored_like,
 )
@@ -27,6 +29,12 @@ class D2(Algorithm):
     Tang et al. 2018, D²: Decentralized Training over Decentralized Data, Algorithm 1. First round: x₋₁ = x₀ and
     γ₋₁ g₋₁ = 0, so that h = x₀ − γ g. Converges with any difference between the peers' data if W is symmetric and
     λ_min(W̄) > −1/3; η = ½ gives that on every graph.
+
+    Where the members change it begins again with a plain step, h = x − γ g, as in its first round. That the mean moves
+    by −γ ḡ alone rests on the mean of x − x₋₁ + γ₋₁ g₋₁ being zero, which it is for all members of the last round
+    together and for no part of them: a share of a peer that is gone would be added again in every round. What the
+    memory had cancelled of the differences between the peers has to be learned anew, and peers that are apart begin as
+    peers do whose x₀ differ: the paper's bound then has their distance as one more term, which decays like the others.
     """
 
     spec: ClassVar[AlgorithmSpec] = AlgorithmSpec(
@@ -34,6 +42,7 @@ class D2(Algorithm):
         summary="D-PSGD with a memory of the last step: converges even when every peer has labels of its own.",
         source="Tang et al. 2018, D², Algorithm 1",
         graph=GraphNeed.SYMMETRIC,
+        changes_members=True,
         state=("last_step",),
     )
 
@@ -53,10 +62,18 @@ class D2(Algorithm):
 
     def advance(self, inbox: Mapping[int, Message]) -> Exchange | None:
         node, t = self.node, self._t
-        check_inbox(inbox, node.schedule.senders(t, node.peer), t, node.layout, may_lack=False)
+        awaits = node.schedule.senders(t, node.peer)
+        check_inbox(inbox, awaits, t, node.layout, may_lack=True)
         add_neighbours_(self.x, node, t, node.averaging_rate, self._own, inbox)
+        keep_shares_(self.x, node, t, node.averaging_rate, self._own, set(awaits) - inbox.keys())
         self._heard = dict(inbox)
         return None
+
+    def without(self, peer: int, unreceived: Sequence[Message]) -> None:
+        self.start_anew()
+
+    def start_anew(self) -> None:
+        np.copyto(self.last_step, self.x)
 
     def metrics(self) -> Metrics:
         return Metrics(neighbor_distance=payload_distance(self, self._own, 1.0, self._heard))

@@ -186,6 +186,14 @@ def add_neighbours_(
             add_decompressed_(x, message.layers, node.layout, rate * message.mixing_weight)
 
 
+def keep_shares_(x: FloatArray, node: NodeContext, t: int, rate: float, own: Payload, missing: Collection[int]) -> None:
+    """Add η Σ_j W_ij c_i to `x` in place, over the senders j that are lost and were not heard: the weight of the
+    missing edge stays with this end."""
+    weights = node.schedule.matrix(t)[node.peer]
+    for sender in sorted(missing):
+        add_decompressed_(x, own, node.layout, rate * float(weights[sender]))
+
+
 def mixed_push_weight(
     u: float, node: NodeContext, t: int, rate: float, inbox: Mapping[int, Message], left_out: Collection[int] = ()
 ) -> float:

@@ -13,7 +13,7 @@ has shown, by its next message, that it needs no repair; it belongs to the trans
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -87,6 +87,7 @@ class Moniqua(Algorithm):
         graph=GraphNeed.DOUBLY,
         compresses=True,
         modulo=True,
+        changes_members=True,
     )
 
     def __init__(self, node: NodeContext, x0: FloatArray) -> None:
@@ -123,6 +124,9 @@ class Moniqua(Algorithm):
         super().use_compressor(compressor)
         self._gossip.use_compressor(self.node)
 
+    def without(self, peer: int, unreceived: Sequence[Message]) -> None:
+        """Nothing is kept of anybody."""
+
     def answer(self, request: Message) -> Message:
         return self._gossip.answer(request)
 
@@ -157,6 +161,7 @@ class MoniquaD2(Algorithm):
         graph=GraphNeed.SYMMETRIC,
         compresses=True,
         modulo=True,
+        changes_members=True,
         state=("last_step",),
     )
 
@@ -188,6 +193,13 @@ class MoniquaD2(Algorithm):
     def use_compressor(self, compressor: Compressor) -> None:
         super().use_compressor(compressor)
         self._gossip.use_compressor(self.node)
+
+    def without(self, peer: int, unreceived: Sequence[Message]) -> None:
+        self.start_anew()
+
+    def start_anew(self) -> None:
+        """Begin again with a plain step: see `D2`."""
+        np.copyto(self.last_step, self.x)
 
     def answer(self, request: Message) -> Message:
         return self._gossip.answer(request)
@@ -321,10 +333,8 @@ class ModuloGossip:
 
     def advance(self, x: FloatArray, inbox: Mapping[int, Message], theta: ThetaControl) -> Exchange | None:
         """Add Σ_j W̄_ij (x̂_j − x̂_i) to `x`, as far as the codes can be read; ask for repairs of the others."""
-        if self._phase == 0:
-            self._take_codes(inbox)
-        else:
-            self._take_repairs(inbox)
+        lost = self._take_codes(inbox) if self._phase == 0 else self._take_repairs(inbox)
+        self._keep_shares_(x, lost)
         self._add_readable_(x)
         if not self._to_add:
             self._finish(theta)
@@ -343,9 +353,11 @@ class ModuloGossip:
         }
         return Exchange(requests, frozenset(requests), phase=self._phase)
 
-    def _take_codes(self, inbox: Mapping[int, Message]) -> None:
+    def _take_codes(self, inbox: Mapping[int, Message]) -> set[int]:
+        """Take the codes of the round; return who was lost before it sent one."""
         node, t = self._node, self._t
-        check_inbox(inbox, node.schedule.senders(t, node.peer), t, node.layout, may_lack=False, modulo=True)
+        awaits = node.schedule.senders(t, node.peer)
+        check_inbox(inbox, awaits, t, node.layout, may_lack=True, modulo=True)
         for sender, message in inbox.items():
             for layer in message.layers:
                 if isinstance(layer, Residues):
@@ -355,13 +367,15 @@ class ModuloGossip:
         # Every neighbour is in round t, hence through with t − 1: nobody will ask for that source again.
         for round_ in [r for r in self._sources if r < t]:
             self._retire(round_)
+        return set(awaits) - inbox.keys()
 
     def _retire(self, round_: int) -> None:
         self._spare.append(self._sources.pop(round_).values)
         del self._spare[:-1]
 
-    def _take_repairs(self, inbox: Mapping[int, Message]) -> None:
-        if inbox.keys() != self._asked.keys():
+    def _take_repairs(self, inbox: Mapping[int, Message]) -> set[int]:
+        """Take what was asked for; return who was lost before it answered, whose code cannot be read."""
+        if not inbox.keys() <= self._asked.keys():
             raise LocalProtocolError(f"round {self._t}: repairs of {sorted(inbox)}, asked {sorted(self._asked)}")
         for sender, message in inbox.items():
             wishes = self._asked[sender]
@@ -374,6 +388,20 @@ class ModuloGossip:
             for wish, layer in zip(self._asked[sender], message.layers, strict=True):
                 assert isinstance(layer, (MoreBits, WholeIntegers))
                 self._further.setdefault((sender, wish.layer), []).append(layer)
+        lost = self._asked.keys() - inbox.keys()
+        self._to_add = [sender for sender in self._to_add if sender not in lost]
+        return lost
+
+    def _keep_shares_(self, x: FloatArray, lost: Collection[int]) -> None:
+        """Add η W_ij x̂_i for senders j that are lost: the weight of the missing edge stays with this end."""
+        if not lost:
+            return
+        if self._scratch is None:
+            self._scratch = np.empty_like(x)
+        self._recover_own()
+        weights = self._node.schedule.matrix(self._t)[self._node.peer]
+        for sender in sorted(lost):
+            add_scaled_(x, self._node.averaging_rate * float(weights[sender]), self._scratch)
 
     def _add_readable_(self, x: FloatArray) -> None:
         """Add the senders' terms in ascending order, up to the first whose code cannot be read yet."""

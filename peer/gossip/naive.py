@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from peer.compress import add_decompressed_
@@ -14,6 +14,7 @@ from peer.gossip.mixing import (
     compress,
     gossip_messages,
     in_sender_order,
+    keep_shares_,
     own_weight,
     payload_distance,
 )
@@ -36,6 +37,7 @@ class NaiveQuantized(Algorithm):
         compresses=True,
         needs_unbiased=True,
         time_varying=True,
+        changes_members=True,
         uses_averaging_rate=False,
     )
 
@@ -54,12 +56,17 @@ class NaiveQuantized(Algorithm):
 
     def advance(self, inbox: Mapping[int, Message]) -> Exchange | None:
         node, t = self.node, self._t
-        check_inbox(inbox, node.schedule.senders(t, node.peer), t, node.layout, may_lack=False)
+        awaits = node.schedule.senders(t, node.peer)
+        check_inbox(inbox, awaits, t, node.layout, may_lack=True)
+        keep_shares_(self.x, node, t, 1.0, self._own, set(awaits) - inbox.keys())
         for _, message in in_sender_order(node.peer, inbox):
             if message is not None:
                 add_decompressed_(self.x, message.layers, node.layout, message.mixing_weight)
         self._heard = dict(inbox)
         return None
+
+    def without(self, peer: int, unreceived: Sequence[Message]) -> None:
+        """Nothing is kept of anybody."""
 
     def metrics(self) -> Metrics:
         return Metrics(neighbor_distance=payload_distance(self, self._own, 1.0, self._heard))

@@ -462,6 +462,7 @@ class DcdPsgd(ReplicaAlgorithm):
         graph=GraphNeed.DOUBLY,
         compresses=True,
         needs_unbiased=True,
+        changes_members=True,
         uses_averaging_rate=False,
         state=("replicas",),
     )
@@ -510,6 +511,7 @@ class EcdPsgd(ReplicaAlgorithm):
         graph=GraphNeed.DOUBLY,
         compresses=True,
         needs_unbiased=True,
+        changes_members=True,
         uses_averaging_rate=False,
         state=("replicas",),
     )
@@ -559,7 +561,8 @@ def weighted_replicas_(out: FloatArray, node: NodeContext, t: int, replicas: Rep
 def _update_all_(
     replicas: Replicas, node: NodeContext, t: int, inbox: Mapping[int, Message], scale: float, decay: float
 ) -> None:
-    check_inbox(inbox, replicas.senders, t, node.layout, may_lack=False)
+    # Who is lost is missing: its copy goes with it, before it is used again.
+    check_inbox(inbox, replicas.senders, t, node.layout, may_lack=True)
     for message in inbox.values():
         replicas.check(message)
     for sender in sorted(inbox):

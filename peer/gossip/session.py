@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from peer.compress.payload import FloatArray
 from peer.errors import LocalProtocolError, RemoteProtocolError
 from peer.gossip.base import Algorithm, Exchange
-from peer.gossip.boundary import COPY_PHASE, TRANSFER_PHASE, Boundary, take_back_gifts_
+from peer.gossip.boundary import COPY_PHASE, READ_PHASE, TRANSFER_PHASE, Boundary, take_back_gifts_
 from peer.gossip.deadlines import Deadlines
 from peer.gossip.membership import Change, ChangeKind
 from peer.gossip.views import ViewSchedule
@@ -32,7 +32,7 @@ With 0.5 in its place the parts of a divided cluster held their ground as well, 
 when it flowed back the copies of quant-sgp (top 2 %) could not follow: 71 % in place of 96 % for the worst peer."""
 
 _ROUND_KINDS = frozenset({MessageKind.GOSSIP, MessageKind.NOTHING, MessageKind.REPAIR})
-_HOLD_PHASE = TRANSFER_PHASE - 1
+_HOLD_PHASE = READ_PHASE - 1
 """At the end of a round: nothing is exchanged, until all have said what they heard of a lost peer."""
 
 
@@ -301,7 +301,8 @@ class Session:
             return
         if message.kind not in _ROUND_KINDS:
             raise RemoteProtocolError(f"sent {message.kind.name} in a synchronous run", peer=sender)
-        if message.kind is MessageKind.NOTHING and not self.algorithm.spec.may_send_nothing:
+        is_optional = self.algorithm.spec.may_send_nothing or message.phase == READ_PHASE
+        if message.kind is MessageKind.NOTHING and not is_optional:
             raise RemoteProtocolError(f"left us out of a round, which {self.algorithm.spec.name} forbids", peer=sender)
         if sender in self._lost:
             raise RemoteProtocolError("was declared lost and is out of the run", peer=sender)

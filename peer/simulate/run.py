@@ -289,8 +289,9 @@ class Simulator(VirtualRun[Participant]):
             self._silences = [Silence(policy.silent_after_s) for _ in range(self.num_peers)]
         self._arrived: Counter[tuple[int, int]] = Counter()
         """(sender, receiver) → frames that came; here a receiver confirms them at once."""
-        for peer in range(self.num_peers):
-            self._ready_for_step(peer, 0.0)
+        for participant in self.participants:
+            if participant.is_member:
+                self._ready_for_step(participant.peer, 0.0)
 
     def _left_out(self, peer: int) -> frozenset[int]:
         if not self._silences:

@@ -6,7 +6,8 @@ therefore tell its codes as differences to those of the frame before, with no ne
 drops or refuses a frame takes none that follows it.
 
 - The message before has to be that of the round before and to have gone to the same receiver. After a round in which a
-  receiver was left out, on a stream that is new, or after a state that holds no codes, the message goes out whole.
+  receiver was left out, on a stream or an edge that is new, or after a state that holds no codes, the message goes out
+  whole.
 - What belongs to the state of a peer between two rounds are the codes that it sent in the last one, and of each
   neighbour those of the newest message that a round has used: the messages that wait for a later round are taken again
   after them.
@@ -80,6 +81,10 @@ class LastCodes:
         for messages in self._heard.values():
             while len(messages) > 1 and messages[1].round < round_:
                 del messages[0]
+
+    def keep_only(self, senders: Collection[int]) -> None:
+        """Forget what others sent: the edges from them are gone."""
+        self._heard = {sender: messages for sender, messages in self._heard.items() if sender in senders}
 
     def state(self, round_: int) -> dict[str, npt.NDArray[Any]]:
         """Return the codes as whole frames, uint8[bytes] each, and the receivers of the own; before `round_`."""

@@ -141,7 +141,7 @@ class Auditor:
             if what == "gave":
                 message = self._decoded(frame)
                 entry.gave[other] = self._value(message), message.push_weight
-            elif self.scenario.case.late or self._outside in (peer, other):
+            elif self.scenario.case.late or (self._outside in (peer, other) and self.scenario.conserves_sum):
                 entry.sent[other] = self._contribution(participant, self._decoded(frame))
             if peer == self._outside:
                 self._last_words[other, round_] = entry.sent.get(other), entry.gave.get(other)
@@ -266,7 +266,7 @@ class Auditor:
             if self.scenario.case.late:
                 _add(flying, entry.sent.values())
                 _add(flying, [self._rounds[sender][round_].sent[peer] for round_, sender in entry.applied], -1.0)
-            elif self._outside is not None:
+            elif self._outside is not None and self.scenario.conserves_sum:
                 _add(expected, self._from_outside(peer, t, entry))
                 _add(expected, self._to_outside(peer, t, entry), -1.0)
             if self._push_sum:

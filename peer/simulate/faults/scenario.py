@@ -246,8 +246,12 @@ class Scenario:
 
     @property
     def conserves_sum(self) -> bool:
-        """Whether Σx moves by the gradient steps alone. DCD and ECD keep it on average over the draws only: what they
-        average is the replicas, and those lack what the compressor left out."""
+        """Whether Σx moves by the gradient steps alone, and by what is had of a lost peer and given to it. DCD and ECD
+        keep it on average over the draws only: what they average is the replicas, and those lack what the compressor
+        left out. D² adds what was had of a lost peer once more in each round, until it begins anew; and modulo codes
+        say nothing to whom they are not for."""
+        if self.lost_subject(self.happenings) is not None and (self.spec.modulo or self.case.algorithm == "d2"):
+            return False
         return self.case.algorithm not in ("dcd-psgd", "ecd-psgd")
 
     @cached_property
