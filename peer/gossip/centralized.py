@@ -13,7 +13,7 @@ from peer.compress.base import Compressor, Draws, compress_layers
 from peer.compress.payload import FloatArray, Payload
 from peer.errors import ConfigError
 from peer.gossip.base import Algorithm, AlgorithmSpec, Exchange, GraphNeed, Metrics, NodeContext
-from peer.gossip.mixing import add_scaled_, check_inbox, in_sender_order, whole
+from peer.gossip.mixing import add_scaled_, can_lose_peers, check_inbox, in_sender_order, whole
 from peer.gossip.views import ViewSchedule
 from peer.wire.message import Message, MessageKind
 
@@ -58,7 +58,7 @@ class AllReduce(Algorithm):
 
     def advance(self, inbox: Mapping[int, Message]) -> Exchange | None:
         # The mean of those who were heard: nobody is left out but who is lost.
-        check_inbox(inbox, self._others, self._t, self.node.layout, may_lack=True)
+        check_inbox(inbox, self._others, self._t, self.node.layout, may_lack=can_lose_peers(self.node))
         add_mean_(self.x, self.node, -self._rate, self._own, inbox)
         return None
 

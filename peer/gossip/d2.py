@@ -13,6 +13,7 @@ from peer.gossip.base import Algorithm, AlgorithmSpec, Exchange, GraphNeed, Metr
 from peer.gossip.mixing import (
     add_neighbours_,
     add_scaled_,
+    can_lose_peers,
     check_inbox,
     compress,
     gossip_messages,
@@ -63,7 +64,7 @@ class D2(Algorithm):
     def advance(self, inbox: Mapping[int, Message]) -> Exchange | None:
         node, t = self.node, self._t
         awaits = node.schedule.senders(t, node.peer)
-        check_inbox(inbox, awaits, t, node.layout, may_lack=True)
+        check_inbox(inbox, awaits, t, node.layout, may_lack=can_lose_peers(node))
         add_neighbours_(self.x, node, t, node.averaging_rate, self._own, inbox)
         keep_shares_(self.x, node, t, node.averaging_rate, self._own, set(awaits) - inbox.keys())
         self._heard = dict(inbox)

@@ -20,6 +20,7 @@ from peer.compress.layout import Layout
 from peer.compress.payload import Dense, FloatArray, Payload, Residues, ValueType, num_values
 from peer.errors import LocalProtocolError, RemoteProtocolError
 from peer.gossip.base import Algorithm, NodeContext
+from peer.gossip.views import ViewSchedule
 from peer.wire.message import Message, MessageKind
 
 BLOCK = 1 << 15
@@ -153,6 +154,11 @@ def check_layers(layers: Payload, layout: Layout, sender: int, *, modulo: bool =
         usable = isinstance(layer, (Dense, Residues)) if modulo else not isinstance(layer, Residues)
         if not usable:
             raise RemoteProtocolError(f"sent {type(layer).__name__} where the algorithm cannot use it", peer=sender)
+
+
+def can_lose_peers(node: NodeContext) -> bool:
+    """Return whether a message may lack although everybody is waited for: its sender may be lost for good."""
+    return isinstance(node.schedule, ViewSchedule)
 
 
 def in_sender_order(peer: int, inbox: Mapping[int, Message]) -> Iterator[tuple[int, Message | None]]:

@@ -10,6 +10,7 @@ from peer.compress.payload import FloatArray, Payload
 from peer.gossip.base import Algorithm, AlgorithmSpec, Exchange, GraphNeed, Metrics, NodeContext
 from peer.gossip.mixing import (
     add_scaled_,
+    can_lose_peers,
     check_inbox,
     compress,
     gossip_messages,
@@ -57,7 +58,7 @@ class NaiveQuantized(Algorithm):
     def advance(self, inbox: Mapping[int, Message]) -> Exchange | None:
         node, t = self.node, self._t
         awaits = node.schedule.senders(t, node.peer)
-        check_inbox(inbox, awaits, t, node.layout, may_lack=True)
+        check_inbox(inbox, awaits, t, node.layout, may_lack=can_lose_peers(node))
         keep_shares_(self.x, node, t, 1.0, self._own, set(awaits) - inbox.keys())
         for _, message in in_sender_order(node.peer, inbox):
             if message is not None:

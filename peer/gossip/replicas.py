@@ -28,6 +28,7 @@ from peer.gossip.base import Algorithm, AlgorithmSpec, Digests, Exchange, GraphN
 from peer.gossip.mixing import (
     HeldBack,
     add_scaled_,
+    can_lose_peers,
     check_inbox,
     check_message,
     compress,
@@ -561,8 +562,8 @@ def weighted_replicas_(out: FloatArray, node: NodeContext, t: int, replicas: Rep
 def _update_all_(
     replicas: Replicas, node: NodeContext, t: int, inbox: Mapping[int, Message], scale: float, decay: float
 ) -> None:
-    # Who is lost is missing: its copy goes with it, before it is used again.
-    check_inbox(inbox, replicas.senders, t, node.layout, may_lack=True)
+    # The copy of who is lost goes with it, before it is used again.
+    check_inbox(inbox, replicas.senders, t, node.layout, may_lack=can_lose_peers(node))
     for message in inbox.values():
         replicas.check(message)
     for sender in sorted(inbox):
