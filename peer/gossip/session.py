@@ -27,9 +27,12 @@ from peer.gossip.views import ViewSchedule
 from peer.wire.message import Message, MessageKind
 
 STARVED_BELOW = 0.9
-"""A push-sum peer with less weight than this gives none away while neighbours owe it messages; 1 is the mean of all.
-With 0.5 in its place the parts of a divided cluster held their ground as well, but weight ran to the ends of each, and
-when it flowed back the copies of quant-sgp (top 2 %) could not follow: 71 % in place of 96 % for the worst peer."""
+"""A push-sum peer with less than this part of its usual weight gives none away while neighbours owe it messages.
+With half of it the parts of a divided cluster held their ground as well, but weight ran to the ends of each. When it
+flowed back, the copies of quant-sgp (top 2 %) could not follow: 71 % in place of 96 % for the worst peer."""
+_USUAL_ROUNDS = 64
+"""Over so many rounds the usual weight is averaged. It follows what there is: with a limit that stays where it is, a
+cluster that lost more than that for good would never mix again."""
 
 _ROUND_KINDS = frozenset({MessageKind.GOSSIP, MessageKind.NOTHING, MessageKind.REPAIR})
 _HOLD_PHASE = READ_PHASE - 1
@@ -111,6 +114,8 @@ class Session:
         self._late_box: list[Message] = []
         """Late messages that came, to be absorbed between rounds."""
         self._skips_in_a_row: dict[int, int] = {}
+        self._usual_weight = 1.0
+        """Running mean of the push-sum weight."""
         self._applied: list[tuple[int, int]] = []
         self._givers: list[int] = []
         self._returned: list[tuple[int, Message]] = []
@@ -144,6 +149,7 @@ class Session:
         self.absorb_late()
         node = self.algorithm.node
         self.algorithm.left_out = frozenset(node.schedule.all_receivers(node.peer)) if self._is_starved else left_out
+        self._usual_weight += (self.algorithm.u - self._usual_weight) / _USUAL_ROUNDS
         outcome = Outcome()
         exchange = self.algorithm.begin(self.round, gradient, rate)
         self._open(exchange, now, outcome)
@@ -152,10 +158,11 @@ class Session:
 
     @property
     def _is_starved(self) -> bool:
-        """Whether this peer has little push-sum weight left while neighbours owe it messages. It gives none away then,
-        or all of it would go, round by round, to those whom it can reach: what a model is worth that was divided by a
-        vanishing weight is its compression error."""
-        return bool(self._missed) and self.algorithm.spec.push_sum and self.algorithm.u < STARVED_BELOW
+        """Whether this peer has less push-sum weight than usual while neighbours owe it messages. It gives none away
+        then, or all of it would go, round by round, to those whom it can reach; what a model is worth that was divided
+        by a vanishing weight is its compression error."""
+        least = STARVED_BELOW * self._usual_weight
+        return bool(self._missed) and self.algorithm.spec.push_sum and self.algorithm.u < least
 
     def absorb_late(self) -> None:
         """Apply the late messages that have come; `begin` does so too. Changes the model, so that a driver that
@@ -368,6 +375,7 @@ class Session:
             "round": self.round,
             "missed": sorted([round_, sender] for round_, sender in self._missed),
             "skips_in_a_row": {str(sender): count for sender, count in self._skips_in_a_row.items()},
+            "usual_weight": self._usual_weight,
             # Late messages that were absorbed just now, to take this state, belong to the coming round's account.
             "applied": [[round_, sender] for round_, sender in self._applied],
             "deadlines": {} if self.deadlines is None else self.deadlines.state(),
@@ -383,6 +391,10 @@ class Session:
         self.round = round_
         self._missed = {(int(r), int(sender)) for r, sender in missed}
         self._skips_in_a_row = {int(sender): int(count) for sender, count in skips.items()}
+        usual_weight = state.get("usual_weight", 1.0)
+        if not isinstance(usual_weight, float):
+            raise TypeError("the state of the session does not have the types it should")
+        self._usual_weight = usual_weight
         applied = state.get("applied", [])
         if not isinstance(applied, list):
             raise TypeError("the state of the session does not have the types it should")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -295,3 +296,37 @@ def test_who_left_us_out_of_a_round_that_went_on_without_it_has_nothing_to_be_ab
     s.absorb_late()
     assert algorithm.log[-1] == "late 0 of 1"
     assert s.take_applied() == [(0, 1)]
+
+
+class Weighted(Recorder):
+    """Has a push-sum weight of the test's choice."""
+
+    spec = replace(Recorder.spec, push_sum=True)
+
+
+def test_who_has_less_weight_than_usual_gives_none_while_it_is_owed_messages() -> None:
+    algorithm = Weighted()
+    s = session(algorithm, late=LatePolicy(after_s=1.0, max_skipped=1000), max_lead=1000)
+
+    def round_with(u: float, *heard: int) -> frozenset[int]:
+        algorithm.u = u
+        t = s.round
+        s.begin(G, 0.1, 2.0 * t)
+        for sender in heard:
+            s.receive(message(sender, t), 2.0 * t)
+        s.timer(2.0 * t + 1.5)
+        assert s.round == t + 1
+        return algorithm.left_out
+
+    assert round_with(0.5, 0, 1) == frozenset()
+    assert round_with(0.95, 0) == frozenset()
+    everyone = {0, 1, 2}
+    assert round_with(0.8, 0) == everyone
+    assert round_with(0.95, 0) == frozenset()
+    # What is less for long is the usual weight after a while: who lost something for good gives again.
+    given = [round_with(0.7, 0) == frozenset() for _ in range(100)]
+    assert not given[0]
+    assert given[-1]
+    again = session(Weighted(), late=s.late, max_lead=1000)
+    again.restore(s.state())
+    assert again.state() == s.state()
