@@ -55,9 +55,10 @@ class AsynchronousDaemon(Daemon):
 
     participant: PairParticipant
 
-    def __init__(self, config: Config, base: Path) -> None:
+    def __init__(self, config: Config, base: Path, reread: Callable[[], Config] | None = None) -> None:
         """Read data and checkpoint. Raises SottoError."""
-        super().__init__(config, base)
+        super().__init__(config, base, reread)
+        config = self.config
         self._journals = config.state.checkpoint_every_rounds == 1
         self.participant = self.job.pair_participant(
             self.me,
@@ -159,7 +160,7 @@ class AsynchronousDaemon(Daemon):
             return
         away = self._now() - self._away_since.setdefault(partner, self._now())
         if away > self.config.rounds.abandon_after_s:
-            log.warning("%s has been away for %.0f s: its exchange is given up", self.config.peers[partner].name, away)
+            log.warning("%s has been away for %.0f s: its exchange is given up", self.roster.name(partner), away)
             self._perform(await self._exchange(self.participant.abandon, partner))
 
     def _give_up_on_the_lost(self) -> None:
@@ -307,7 +308,7 @@ class AsynchronousDaemon(Daemon):
             self._saved_exchange = self.participant.algorithm.next_exchange
             for note in checkpoint.state["evaluations"]:
                 # Others may have left by the time that this peer has finished once more.
-                record = parse_evaluation(note.encode(), self.job.num_peers)
+                record = parse_evaluation(note.encode(), self.roster)
                 self.evaluations[record.peer, record.split] = record
         if self.ledger is not None:
             self.ledger.go_back([0, 0] if checkpoint is None else checkpoint.state["ledger"])
@@ -370,5 +371,5 @@ class AsynchronousDaemon(Daemon):
             "exchanges": staleness.exchanges,
             "staleness": staleness.exchanges_between / max(1, staleness.steps),
             "most_staleness": staleness.most_exchanges_between,
-            "open_exchange": None if partner is None else self.config.peers[partner].name,
+            "open_exchange": None if partner is None else self.roster.name(partner),
         }

@@ -75,6 +75,14 @@ class PeerAddress(Section):
     """Name of a reachable peer that connects it with neighbours that cannot be dialled either."""
     joins_later: bool = False
     """The run begins without it; it becomes a member when it is started. Such peers stand at the end of the list."""
+    admitted: bool = False
+    """It was signed in when the others had their lists (`sotto sign`), and joins like those above. Only its own list
+    has to name it; such peers stand last of all."""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether the run begins with it."""
+        return not (self.joins_later or self.admitted)
 
 
 class SecurityOptions(Section):
@@ -343,9 +351,12 @@ class Config(Section):
         for peer in self.peers:
             if peer.relay is not None and peer.relay not in reachable:
                 raise ValueError(f"the relay of {peer.name}, {peer.relay!r}, is no peer with an advertise address")
-        later = [peer.joins_later for peer in self.peers]
+        later = [2 if peer.admitted else int(peer.joins_later) for peer in self.peers]
         if later != sorted(later) or (later and all(later)):
-            raise ValueError("peers with joins_later stand at the end of the list, after at least one that begins")
+            raise ValueError(
+                "peers with joins_later stand at the end of the list, after at least one that begins, and those that "
+                "were admitted after them"
+            )
         if self.peers and self.peer.index >= len(self.peers):
             raise ValueError(f"peer.index is {self.peer.index}, but there are {len(self.peers)} peers (counted from 0)")
         return self
@@ -354,9 +365,14 @@ class Config(Section):
     def num_peers(self) -> int:
         return len(self.peers)
 
+    @property
+    def num_listed(self) -> int:
+        """How many peers the lists of all devices have in common: those that were not admitted later."""
+        return sum(not peer.admitted for peer in self.peers)
+
     def num_members(self, num_peers: int) -> int:
         """Return how many of the first `num_peers` peers take part from round 0 on."""
-        return num_peers - sum(peer.joins_later for peer in self.peers[:num_peers])
+        return num_peers - sum(not peer.is_first for peer in self.peers[:num_peers])
 
     def job_digest(self) -> str:
         """Return hex digests, joined by dots, of what all peers of a run must share, in the order of JOB_PARTS.
@@ -369,7 +385,7 @@ class Config(Section):
         job["graph"].pop("file")
         # So is how much its links carry; only whether there is a limit decides about the averaging rate.
         job["compressor"]["budget_kbytes_per_s"] = self.compressor.budget_kbytes_per_s is not None
-        job["peers"] = [peer.name for peer in self.peers]
+        job["peers"] = [peer.name for peer in self.peers[: self.num_listed]]
         texts = (json.dumps(job[name], sort_keys=True) for name in JOB_PARTS)
         return ".".join(hashlib.sha256(text.encode()).hexdigest()[:16] for text in texts)
 

@@ -14,7 +14,7 @@ import os
 import signal
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Container, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -29,12 +29,21 @@ from peer.errors import ConfigError, DivergenceError, HandshakeRefused, SottoErr
 from peer.exporter import Exporter
 from peer.gossip.membership import ChangeKind
 from peer.guard import reason_to_stop
-from peer.hello import HelloInfo
-from peer.job import Job, algorithm_spec, machine_facts, refuse_errors, unreachable_pairs, validate_config
+from peer.hello import HelloInfo, quote
+from peer.job import (
+    Job,
+    algorithm_spec,
+    machine_facts,
+    refuse_errors,
+    unreachable_pairs,
+    validate_config,
+    why_no_changes,
+)
 from peer.metrics import EvaluationRecord, LinkRecord, MetricsStore, RoundRecord
 from peer.pair_participant import PairParticipant
 from peer.participant import Parcel, Participant
-from peer.relay import RelayAddress
+from peer.peer_list import keep, refuse_other_changes, settle
+from peer.roster import Roster
 from peer.security import load_credentials
 from peer.service_manager import notify
 from peer.store import Checkpoint, StateFolder
@@ -51,28 +60,29 @@ _REFUSED_S = 15.0
 """Give up after this long when all that the round waits for refuse a peer that they never let in."""
 
 
-def run(config: Config, base: Path) -> int:
+def run(config: Config, base: Path, reread: Callable[[], Config] | None = None) -> int:
     """Run one peer in the foreground until its last round or a signal; return the exit code.
 
-    `base` is the folder that relative paths of the configuration start from. Raises SottoError.
+    `base` is the folder that relative paths of the configuration start from; `reread` reads it again, for a peer that
+    is told that its file has changed. Raises SottoError.
     """
     use_one_thread()
-    for finding in refuse_errors(validate_config(config, base)):
+    for finding in refuse_errors(validate_config(settle(config, base).config, base)):
         log.warning("%s: %s", finding.key, finding.sentence)
-    daemon = open_peer(config, base)
+    daemon = open_peer(config, base, reread)
     try:
         return asyncio.run(daemon.main())
     finally:
         daemon.close()
 
 
-def open_peer(config: Config, base: Path) -> Daemon:
+def open_peer(config: Config, base: Path, reread: Callable[[], Config] | None = None) -> Daemon:
     """Return the peer of a configuration, with data and checkpoint read. Raises SottoError."""
     # Imported here: the loops build on this module.
     from peer.asynchronous import AsynchronousDaemon
     from peer.synchronous import SynchronousDaemon
 
-    return (AsynchronousDaemon if algorithm_spec(config).asynchronous else SynchronousDaemon)(config, base)
+    return (AsynchronousDaemon if algorithm_spec(config).asynchronous else SynchronousDaemon)(config, base, reread)
 
 
 class Daemon(ABC):
@@ -80,17 +90,26 @@ class Daemon(ABC):
 
     participant: Participant | PairParticipant
 
-    def __init__(self, config: Config, base: Path) -> None:
+    def __init__(self, config: Config, base: Path, reread: Callable[[], Config] | None = None) -> None:
         """Read data and checkpoint. Raises SottoError."""
-        self.config, self.base = config, base
+        self._file, self._reread = config, reread
+        settled = settle(config, base)
+        self.config, self.base = settled.config, base
+        config = settled.config
+        self._taken_out = settled.taken_out
+        """Peers that are in the list of the run and not in the file any more."""
         self.me = config.peer.index
         self.name = config.peers[self.me].name
+        self.access = load_credentials(config.security, base, self.name)
+        self.roster = Roster(config, self.access)
         # Before the costly part, so that a second daemon on the folder fails at once.
         self.folder = StateFolder(
             base / config.state.directory,
             keep=config.state.keep_checkpoints,
             regular=config.state.checkpoint_every_rounds,
         )
+        if not config.peers[self.me].is_first and (why := why_no_changes(config)) is not None:
+            raise ConfigError(f"{self.name} cannot join: {why}", key="peers")
         self.job = Job.open(config, base)
         self.trainer = self.job.trainer(self.me)
         schedule, begins = self.job.schedule, self.me in self.job.first_members
@@ -109,6 +128,7 @@ class Daemon(ABC):
         self._wake = asyncio.Event()
         self._stop = asyncio.Event()
         self._stop_reason: str | None = None
+        self._reload_asked = asyncio.Event()
         self._diverged: tuple[int, str] | None = None
         self._gone: dict[int, str] = {}
         self._last_seen: dict[int, float] = {}
@@ -122,6 +142,7 @@ class Daemon(ABC):
         self._started = time.monotonic()
         self._flushed = 0.0
         self._exporter: Exporter | None = None
+        self._list_is_kept = False
         self.transport: Transport
 
     def close(self) -> None:
@@ -197,7 +218,7 @@ class Daemon(ABC):
 
     def _helpers(self) -> list[Coroutine[Any, Any, None]]:
         """Return what runs beside the loop until it ends."""
-        return [self._watch_parent(), self.transport.wait_closed()]
+        return [self._watch_parent(), self._reload_when_asked(), self.transport.wait_closed()]
 
     # -- from the first round to the last ------------------------------------------------------------------------------
 
@@ -211,7 +232,7 @@ class Daemon(ABC):
             "%s listens on port %s, others dial %s, %d neighbours, round %d of %d",
             self.name,
             self.transport.port if self.config.peer.listen else "none (dials out)",
-            self.config.peers[self.me].advertise or "nothing",
+            self.roster[self.me].advertise or "nothing",
             len(self.neighbors),
             self.participant.round,
             self.config.run.rounds,
@@ -241,6 +262,9 @@ class Daemon(ABC):
 
     async def _after_round(self, record: RoundRecord) -> None:
         done = self.participant.round
+        if not self._list_is_kept:
+            # Only now: until a round was completed, a list that nobody agrees with can be mended in the file.
+            await self._keep_list()
         now = self._now()
         self._last_loss = record.loss if record.loss is not None else self._last_loss
         self._put_round(record)
@@ -463,14 +487,14 @@ class Daemon(ABC):
 
     def link_down(self, peer: int, reason: str) -> None:
         """A link ended; the transport dials again by itself."""
-        log.info("lost %s: %s", self.config.peers[peer].name, reason)
+        log.info("lost %s: %s", self.roster.name(peer), reason)
         self._wake.set()
 
     def bulletin_received(self, peer: int, topic: str, data: bytes) -> None:
         """A note that is passed on from peer to peer."""
         try:
             if topic == "evaluation":
-                self._learn(parse_evaluation(data, self.job.num_peers), source=peer)
+                self._learn(parse_evaluation(data, self.roster), source=peer)
             elif topic == "diverged" and self._diverged is None:
                 round_, reason = json.loads(data)
                 self._diverged = (int(round_), str(reason)[:500])
@@ -479,39 +503,80 @@ class Daemon(ABC):
                         self.transport.bulletin(other, "diverged", data)
                 self._request_stop(self._diverged[1])
         except (ValueError, TypeError) as error:
-            log.error("dropped a note of %s about %s: %s", self.config.peers[peer].name, topic, error)
+            log.error("dropped a note of %s about %s: %s", self.roster.name(peer), topic, error)
 
     def goodbye(self, peer: int, reason: str) -> None:
         """A neighbour leaves on purpose."""
-        log.info("%s says goodbye: %s", self.config.peers[peer].name, reason)
+        log.info("%s says goodbye: %s", self.roster.name(peer), reason)
         self._gone[peer] = reason
         self._wake.set()
 
     async def control(self, verb: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Answer the operator: status, stop, snapshot."""
+        """Answer the operator."""
         if verb == "status":
             return self.status()
         if verb == "stop":
             self._request_stop("stopped by the operator")
-            return {"stopping": True, "round": self.participant.round}
+            return {"stopping": True, "round": self.participant.round, "newcomers": self._newcomers()}
         if verb == "snapshot":
             await self._take_snapshot()
             return {"round": self.participant.round}
+        if verb == "reload":
+            return await self._reload()
         if verb == "leave":
             return await self._announce(ChangeKind.LEAVE, self.me)
         if verb == "remove":
-            names = {entry.name: index for index, entry in enumerate(self.config.peers)}
-            lost = names.get(str(arguments.get("name")))
+            lost = self.roster.index_of(str(arguments.get("name")))
             if lost is None:
                 raise SottoError(f"there is no peer {str(arguments.get('name'))[:80]!r} in this run")
             if lost == self.me:
                 raise SottoError(f"{self.name} lives and can leave by itself: sotto leave")
             return await self._announce(ChangeKind.LOST, lost)
-        raise SottoError(f"there is no control call {verb!r}; valid: status, stop, snapshot, leave, remove")
+        raise SottoError(f"there is no control call {verb!r}; valid: status, stop, snapshot, reload, leave, remove")
 
     async def _announce(self, kind: ChangeKind, subject: int) -> dict[str, Any]:
         """Announce a change of the members; return from when it counts. Raises SottoError, with what is against it."""
         raise SottoError(self.job.why_no_changes or "the members of this run cannot change")
+
+    # -- a file that changed ------------------------------------------------------------------------------------------
+
+    async def _keep_list(self) -> None:
+        self._list_is_kept = True
+        await self._work(keep, self.folder.disk, self.config.peers)
+
+    async def _reload_when_asked(self) -> None:
+        """Read the file again after a SIGHUP."""
+        while True:
+            await self._reload_asked.wait()
+            self._reload_asked.clear()
+            try:
+                await self._reload()
+            except SottoError as error:
+                log.error("the file is not taken over, and all goes on as before: %s", error)
+
+    async def _reload(self) -> dict[str, Any]:
+        """Take over who is in the list of peers now; return what came of it. Raises ConfigError for anything else that
+        changed in the file."""
+        if self._reread is None:
+            raise SottoError("this peer was not started from a file")
+        new = self._reread()
+        refuse_other_changes(self._file, new)
+        before, now = ({peer.name for peer in each.peers} for each in (self._file, new))
+        added = [peer for peer in new.peers if peer.name not in before]
+        taken_out = [peer.name for peer in self._file.peers if peer.name not in now]
+        if (added or taken_out) and self.job.why_no_changes is not None:
+            raise ConfigError(self.job.why_no_changes, key="peers")
+        await self._keep_list()
+        self._file = new
+        for entry in added:
+            self.roster.expect(entry)
+        answer = await self._follow_list(taken_out)
+        log.info("the list of peers was read again: %s", json.dumps(answer))
+        return {"added": [entry.name for entry in added], **answer}
+
+    async def _follow_list(self, taken_out: Sequence[str]) -> dict[str, Any]:
+        """Link to whom the list names now, and go on without whom it does not; return what came of that."""
+        return {}
 
     def status(self) -> dict[str, Any]:
         """Return what `sotto status` shows, as JSON values."""
@@ -530,20 +595,26 @@ class Daemon(ABC):
             "rounds": self.config.run.rounds,
             "loss": self._last_loss,
             "accuracy": None if own is None else own.accuracy,
-            "worst": None
-            if worst is None
-            else {"peer": self.config.peers[worst.peer].name, "accuracy": worst.accuracy},
+            "worst": None if worst is None else {"peer": self.roster.name(worst.peer), "accuracy": worst.accuracy},
             "neighbors": len(links),
             "neighbors_up": sum(link.up for link in links.values()),
             "payload_bytes": self.traffic.payload_bytes,
             "frame_bytes": sum(link.frame_bytes for link in links.values()),
             "protobuf_bytes": sum(link.protobuf_bytes for link in links.values()),
             "socket_bytes": None if None in sockets else sum(size or 0 for size in sockets),
-            "links": {self.config.peers[peer].name: self._link_status(peer, link) for peer, link in links.items()},
+            "links": {self.roster.name(peer): self._link_status(peer, link) for peer, link in links.items()},
+            "newcomers": self._newcomers(),
             "relayed": {f"{one} > {two}": size for (one, two), size in self.transport.relay.carried.items()},
             "seconds": self._now(),
             **self._figures(),
         }
+
+    def _newcomers(self) -> list[dict[str, Any]]:
+        """Return whom this peer knows beyond everybody's list, as JSON values."""
+        return [
+            {"index": peer, "name": entry.name, "advertise": entry.advertise, "relay": entry.relay}
+            for peer, entry in self.roster.newcomers.items()
+        ]
 
     def _link_status(self, peer: int, link: LinkRecord) -> dict[str, Any]:
         """Return what `sotto status --json` says of the link to one neighbour; bytes are what was sent over it."""
@@ -576,7 +647,7 @@ class Daemon(ABC):
         if self.me in self.job.first_members:
             for sentence in unreachable_pairs(config, self.job.schedule, only=self.me):
                 raise ConfigError(sentence, key="peers")
-        neighbors = [describe_neighbor(config, self.me, peer) for peer in self._linked()]
+        neighbors = [self.roster.neighbor(peer) for peer in self._linked()]
         hello = HelloInfo(
             run=config.run.name,
             algorithm=config.algorithm.name,
@@ -589,22 +660,26 @@ class Daemon(ABC):
             software=f"sottovoce {__version__}",
             max_frame_bytes=wire.max_frame_bytes(self.trainer.layout),
         )
-        security = None
-        if config.security.mode == "mtls":
-            security = load_credentials(config.security, self.base, self.name)
-        else:
+        if self.access is None:
             log.warning("security.mode is insecure: no encryption, and anybody may claim to be any peer")
         return Transport(
             me=self.me,
             listen=config.peer.listen or None,
             neighbors=neighbors,
             hello=hello,
-            security=security,
+            security=self.access,
             options=config.transport,
             handler=self,
-            members=[peer.name for peer in config.peers],
-            own_relay=relay_of(config, self.me),
+            members=self.roster.names,
+            own_relay=self.roster.relay_of(self.me),
+            hear=self._hear,
         )
+
+    def _hear(self, peer: int, name: str) -> Neighbor | None:
+        """Return how a caller is seen that not everybody lists; None for any other. Raises HandshakeRefused."""
+        if peer >= self.job.num_peers and self.job.why_no_changes is not None:
+            raise HandshakeRefused(f"{quote(name)} is not in everybody's list, and {self.job.why_no_changes}")
+        return self.roster.hear(peer, name)
 
     def _linked(self) -> Sequence[int]:
         """Return to whom there should be a link."""
@@ -622,6 +697,7 @@ class Daemon(ABC):
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
+        loop.add_signal_handler(signal.SIGHUP, self._reload_asked.set)
 
     def _on_signal(self, number: int) -> None:
         if self._stop.is_set():
@@ -669,47 +745,16 @@ class Daemon(ABC):
         self.metrics.flush()
 
 
-def describe_neighbor(config: Config, me: int, peer: int) -> Neighbor:
-    """Return how peer `me` sees a neighbour: one connection serves a pair, and who dials follows from the addresses.
-
-    The lower index dials, unless only one of the two can be dialled; where neither can, the lower dials through the
-    other's relay, unless only its own has one. A peer that joins later dials those that were there before.
-    """
-    own, other = config.peers[me], config.peers[peer]
-    if own.joins_later != other.joins_later and own.advertise is not None and other.advertise is not None:
-        # Nobody should dial a peer in vain until it joins.
-        return Neighbor(index=peer, name=other.name, address=other.advertise, dial=own.joins_later)
-    if own.advertise is None and other.advertise is None:
-        relay = relay_of(config, peer)
-        dial = relay is not None and (me < peer or own.relay is None)
-        return Neighbor(index=peer, name=other.name, address=None, dial=dial, relay=relay if dial else None)
-    can_be_dialled = config.peer.listen is not None and own.advertise is not None
-    dial = other.advertise is not None and (me < peer or not can_be_dialled)
-    return Neighbor(index=peer, name=other.name, address=other.advertise, dial=dial)
-
-
-def relay_of(config: Config, peer: int) -> RelayAddress | None:
-    """Return where a peer that nobody can dial waits for callers; None if it does so nowhere."""
-    entry = config.peers[peer]
-    if entry.advertise is not None or entry.relay is None:
-        return None
-    (address,) = (each.advertise for each in config.peers if each.name == entry.relay)
-    assert address is not None
-    return RelayAddress(entry.relay, address)
-
-
 def evaluation_note(record: EvaluationRecord) -> str:
     """Return an evaluation as peers tell it to each other."""
     return json.dumps([record.peer, record.round, record.split, record.correct, record.total], separators=(",", ":"))
 
 
-def parse_evaluation(data: bytes, num_peers: int) -> EvaluationRecord:
-    """Return what `evaluation_note` made. Raises ValueError or TypeError for anything else."""
+def parse_evaluation(data: bytes, peers: Container[int]) -> EvaluationRecord:
+    """Return what `evaluation_note` made for one of these peers. Raises ValueError or TypeError for anything else."""
     peer, round_, split, correct, total = json.loads(data)
     counts = (*correct, *total)
-    if not (
-        isinstance(peer, int) and 0 <= peer < num_peers and isinstance(round_, int) and split in ("test", "holdout")
-    ):
+    if not (isinstance(peer, int) and peer in peers and isinstance(round_, int) and split in ("test", "holdout")):
         raise ValueError("names no split")
     if len(correct) != len(total) or len(counts) > 2000 or not all(isinstance(n, int) and n >= 0 for n in counts):
         raise ValueError("its counts are not counts")

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from peer import __version__, job
-from peer.config import JOB_PARTS, Config
+from peer.config import JOB_PARTS, Config, PeerAddress
+from peer.control import newcomers
 from peer.errors import ConfigError, RemoteError, SecurityError, SottoError
 from peer.hello import PROTOCOL_MAX, PROTOCOL_MIN, HelloInfo
 from peer.security import Access, Credentials, TokenAccess, load_credentials
@@ -69,7 +70,9 @@ async def _examine(config: Config, base: Path) -> list[Finding]:
     found += _addresses(config)
     answering = status is None and config.peer.listen and all(each.level != "error" for each in found)
     async with _answer(config, security) if answering else contextlib.nullcontext():
-        for each in await asyncio.gather(*(_neighbor(config, security, peer) for peer in _neighbors(config, base))):
+        entries = [config.peers[peer] for peer in _neighbors(config, base)]
+        entries += [each for each in newcomers(config, status or {}) if each.name in (status or {}).get("links", {})]
+        for each in await asyncio.gather(*(_neighbor(config, security, entry) for entry in entries)):
             found += each
     found += _links(status)
     return found
@@ -182,11 +185,11 @@ def _addresses(config: Config) -> Iterator[Finding]:
         yield Finding("address", "ok", f"listens on {config.peer.listen}; the others dial {own.advertise}")
 
 
-async def _neighbor(config: Config, security: Access | None, peer: int) -> list[Finding]:
+async def _neighbor(config: Config, security: Access | None, entry: PeerAddress) -> list[Finding]:
     """Look at one neighbour in both directions."""
-    entry, me = config.peers[peer], config.peer.index
+    me = config.peer.index
     if entry.advertise is None:
-        return [_unreachable_neighbor(config, peer)]
+        return [_unreachable_neighbor(config, entry)]
     if (trouble := await _tcp_trouble(entry.name, entry.advertise)) is not None:
         return [trouble]
     asked = time.time()
@@ -208,8 +211,8 @@ async def _neighbor(config: Config, security: Access | None, peer: int) -> list[
     ]
 
 
-def _unreachable_neighbor(config: Config, peer: int) -> Finding:
-    entry, own = config.peers[peer], config.peers[config.peer.index]
+def _unreachable_neighbor(config: Config, entry: PeerAddress) -> Finding:
+    own = config.peers[config.peer.index]
     if own.advertise is not None:
         return Finding(
             entry.name, "ok", "cannot be dialled, and dials this peer; `sotto doctor` there says whether it can"
@@ -217,6 +220,8 @@ def _unreachable_neighbor(config: Config, peer: int) -> Finding:
     relay = entry.relay or own.relay
     if relay is not None:
         return Finding(entry.name, "ok", f"cannot be dialled, nor can this peer; relay {relay} connects the two")
+    if not own.is_first:
+        return Finding(entry.name, "ok", "cannot be dialled, nor can this peer, which joins through another one")
     return Finding(
         entry.name,
         "error",
@@ -276,6 +281,8 @@ def _compare(config: Config, name: str, answer: dict[str, Any]) -> Iterator[Find
         parts = " and ".join(f"[{part}]" for part, one, two in zip(JOB_PARTS, ours, theirs, strict=True) if one != two)
         advice = f"make {parts} equal on both; peers of different jobs refuse each other"
         yield Finding(name, "error", f"its job differs from ours in {parts}", advice, exit_code=RemoteError.exit_code)
+    elif answer.get("neighbor") is None and config.peers[config.peer.index].admitted:
+        yield Finding(name, "ok", "does not know this peer yet; it will when this peer is started and joins")
     elif answer.get("neighbor") is None:
         sentence = "does not know this peer as its neighbour"
         yield Finding(name, "error", sentence, "compare [graph] and [[peers]]", exit_code=RemoteError.exit_code)
@@ -341,7 +348,7 @@ async def _answer(config: Config, security: Access | None) -> AsyncIterator[None
         job_digest=config.job_digest(),
         model_digest="",
         graph_digest="",
-        num_peers=config.num_peers,
+        num_peers=config.num_listed,
         name=config.peers[config.peer.index].name,
     )
     transport = Transport(

@@ -544,7 +544,8 @@ class DurablePeer:
         self._with_losses(deed, now)
 
     def _numbered(self, turn: Turn, before: Deed | None = None) -> list[tuple[Parcel, int]]:
-        following = {peer: link.next_seq for peer, link in self.out.items()}
+        with self._lock:
+            following = {peer: link.next_seq for peer, link in self.out.items()}
         for parcel, seq in before.parcels if before is not None else ():
             following[parcel.receiver] = max(seq + 1, following[parcel.receiver])
         pairs = []
@@ -571,7 +572,7 @@ class DurablePeer:
     def _forget_used(self) -> None:
         """Keep of what was received only what waits for a later round."""
         waiting = self.participant.session.unconsumed_counts()
-        for peer, frames in self._kept.items():
+        for peer, frames in list(self._kept.items()):
             while len(frames) > waiting.get(peer, 0):
                 frames.popleft()
 
@@ -644,15 +645,15 @@ class DurablePeer:
             return self.sync()
         state, arrays = self.participant.state()
         self._forget_used()
-        marks = {peer: link.last_seq for peer, link in self.incoming.items()}
         with self._lock:
+            marks = {peer: link.last_seq for peer, link in self.incoming.items()}
             kept = {
                 peer: (link.next_seq, [frame for _, frame in link.unacknowledged(0)]) for peer, link in self.out.items()
             }
         for peer, (_, frames) in kept.items():
             if frames:
                 arrays[f"out/{peer}"] = _joined(frames)
-        inbox = [(peer, seq, frame) for peer, frames in self._kept.items() for seq, frame in frames]
+        inbox = [(peer, seq, frame) for peer, frames in list(self._kept.items()) for seq, frame in frames]
         if inbox:
             arrays["inbox"] = _joined([frame for _, _, frame in inbox])
         state |= {**description, **self._identity}

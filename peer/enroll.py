@@ -1,8 +1,9 @@
 """Adding devices to a cluster, and taking certificates back.
 
 A new device makes its own key and a request (`request`); the machine that holds the authority signs it (`admit`), and
-nothing of the other devices changes. What was signed is kept in `issued/`, so that it can be revoked (`revoke`) when a
-device is lost. The folder is the one that `sotto init cluster` wrote.
+nothing of the other devices changes: the certificate says where the new peer stands and how it is reached, so that
+running peers believe it when it joins. What was signed is kept in `issued/`, so that it can be revoked (`revoke`) when
+a device is lost. The folder is the one that `sotto init cluster` wrote.
 """
 
 from __future__ import annotations
@@ -13,20 +14,25 @@ from pathlib import Path
 from peer.config import Config, PeerAddress, load
 from peer.errors import ConfigError, SecurityError
 from peer.init import join_address, place_peers, write_bytes, write_peer_file
+from peer.job import why_no_changes
 from peer.security import (
     CertificateAuthority,
     Identity,
+    Place,
     identify,
     is_signed_by,
     request_address,
     request_certificate,
+    request_name,
     request_thumbprint,
     write_secret,
 )
+from peer.transport import split_address
 
 REQUEST_FILE = "request.pem"
 LIST_FILE = "revoked.pem"
 ISSUED = "issued"
+_LOOPBACK = ("127.0.0.1:", "localhost:", "[::1]:")
 
 
 @dataclass(frozen=True)
@@ -35,7 +41,7 @@ class Admitted:
 
     identity: Identity
     index: int
-    """Position of the peer in `[[peers]]`."""
+    """Position of the peer in its own `[[peers]]`."""
     entry: PeerAddress
     folder: Path
     """Of what has to be copied to the device."""
@@ -57,19 +63,24 @@ def request(directory: Path, name: str, host: str | None, port: int) -> str:
     return request_thumbprint(pem)
 
 
-def admit(directory: Path, request_pem: bytes) -> Admitted:
+def admit(directory: Path, request_pem: bytes, *, relay: str | None = None) -> Admitted:
     """Sign a request with the authority in the cluster's folder; write what the device needs into a folder there.
 
     That is its certificate, the authority's, and a peer.toml in which it stands at the end of `[[peers]]`. For a peer
-    that the list has already, a new certificate alone. Raises ConfigError, SecurityError.
+    that the list has already, a new certificate alone. `relay`: the peer at which it waits for callers, where nobody
+    can dial it. Raises ConfigError, SecurityError.
     """
     authority = _authority(directory)
-    identity, certificate = authority.grant(request_pem)
     model, base = _any_peer_file(directory)
     names = [peer.name for peer in model.peers]
-    known = identity.name in names
-    index = names.index(identity.name) if known else len(names)
-    entry = model.peers[index] if known else PeerAddress(name=identity.name, advertise=request_address(request_pem))
+    name, advertise = request_name(request_pem), request_address(request_pem)
+    known = name in names
+    index = names.index(name) if known else len(names)
+    entry = model.peers[index] if known else _new_entry(model, name, advertise, relay)
+    if not known:
+        _refuse_taken_number(directory, authority, index)
+    place = Place(index, entry.advertise, entry.relay) if entry.admitted else None
+    identity, certificate = authority.grant(request_pem, place=place)
     folder = base.parent if known and model.peer.index == index else directory / f"peer-{index}"
     if not known:
         _refuse_taken(folder)
@@ -148,6 +159,32 @@ def _any_peer_file(directory: Path) -> tuple[Config, Path]:
     return max(((load(file, environment={}), file) for file in files), key=lambda pair: pair[0].num_peers)
 
 
+def _new_entry(model: Config, name: str, advertise: str | None, relay: str | None) -> PeerAddress:
+    """Return how a new peer is listed. Raises ConfigError if it could never join or be reached."""
+    why = why_no_changes(model)
+    if why is not None:
+        raise ConfigError(f"{name} could not join: {why}", key="peers")
+    if advertise is not None:
+        split_address(advertise, key="advertise")
+    dialled = {peer.name for peer in model.peers if peer.advertise is not None}
+    if relay is not None and advertise is not None:
+        raise ConfigError(f"is of no use: {name} can be dialled, at {advertise}", key="--relay", value=relay)
+    if relay is not None and relay not in dialled:
+        problem = "is no peer that can be dialled"
+        raise ConfigError(problem, key="--relay", value=relay, valid=", ".join(sorted(dialled)))
+    return PeerAddress(name=name, advertise=advertise, relay=relay, admitted=True)
+
+
+def _refuse_taken_number(directory: Path, authority: CertificateAuthority, index: int) -> None:
+    """Two peers must never have one number, and a number that was given away may be in use anywhere."""
+    for other in _certificates(directory, authority):
+        if other.index == index:
+            raise ConfigError(
+                f"number {index} was given to {other.name!r}, whose folder peer-{index} is gone; put it back first",
+                file=str(directory),
+            )
+
+
 def _refuse_taken(folder: Path) -> None:
     if (folder / "peer.toml").exists():
         raise ConfigError("exists already, and belongs to another peer; move it away", file=str(folder))
@@ -156,6 +193,7 @@ def _refuse_taken(folder: Path) -> None:
 def _of_new_peer(model: Config, index: int, entry: PeerAddress) -> Config:
     listen = ""
     if entry.advertise is not None:
-        listen = join_address("0.0.0.0", int(entry.advertise.rpartition(":")[2]))
+        local = all((peer.advertise or "").startswith(_LOOPBACK) for peer in (*model.peers, entry))
+        listen = join_address("127.0.0.1" if local else "0.0.0.0", int(entry.advertise.rpartition(":")[2]))
     own = model.peer.model_copy(update={"index": index, "listen": listen})
     return model.model_copy(update={"peers": (*model.peers, entry), "peer": own})

@@ -44,6 +44,7 @@ All peers of the run, in the same order on every device. name: what the peer's c
 advertise: address and port under which the others reach it; without one it dials all its neighbours itself.
 relay: without an address, the peer that connects it with neighbours that have none either.
 joins_later: the run begins without it, and it becomes a member when it is started; such peers come last.
+admitted: `sotto sign` writes this for a device that is added later; the others need not list it.
 
 [[peers]]
 name = "kitchen"
@@ -57,6 +58,11 @@ relay = "kitchen"
 name = "attic"
 advertise = "192.168.1.12:7700"
 joins_later = true
+
+[[peers]]
+name = "shed"
+advertise = "192.168.1.13:7700"
+admitted = true
 """
 
 
@@ -275,6 +281,8 @@ def _peers(peers: Sequence[PeerAddress]) -> tomlkit.items.AoT:
             table.add("relay", peer.relay)
         if peer.joins_later:
             table.add("joins_later", True)
+        if peer.admitted:
+            table.add("admitted", True)
         tables.append(table)
     return tables
 

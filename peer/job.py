@@ -30,7 +30,7 @@ from peer.gossip.base import Algorithm, AlgorithmSpec, GraphNeed, NodeContext
 from peer.gossip.budget import BandwidthBudget, nominal_bits, variants_of
 from peer.gossip.error_feedback import final_rounds_for
 from peer.gossip.graphs import GraphFile
-from peer.gossip.membership import Membership
+from peer.gossip.membership import Membership, Newcomer
 from peer.gossip.pairwise import PairNode
 from peer.gossip.session import LatePolicy
 from peer.gossip.theta import largest_stable_rate
@@ -118,6 +118,21 @@ def build_schedule(config: Config, base: Path, num_peers: int, *, rounds_per_epo
     )
 
 
+def why_no_changes(config: Config) -> str | None:
+    """Return a sentence where the members of a run cannot change; None where they can."""
+    spec = algorithm_spec(config)
+    if not spec.changes_members:
+        able = ", ".join(each.name for each in gossip.specs() if each.changes_members)
+        return f"{spec.name} needs the same peers throughout; algorithms with which members may change: {able}"
+    if spec.modulo and config.algorithm.theta == "theorem":
+        return 'the bound of algorithm.theta = "theorem" is that of one graph: members may change with "verified"'
+    if config.rounds.late != "wait":
+        return 'members may change with rounds.late = "wait" only'
+    if config.compressor.budget_kbytes_per_s is not None:
+        return "members cannot change in a run with compressor.budget_kbytes_per_s"
+    return None
+
+
 def default_averaging_rate(spec: AlgorithmSpec, compressor: BoundedCompressor, layout_size: int = 10_000) -> float:
     """Return a rate η that is known to be robust for the pair.
 
@@ -200,7 +215,8 @@ def validate_config(config: Config, base: Path, num_peers: int | None = None) ->
     if count < 1:
         raise ConfigError("no peers are listed", key="peers", valid="one [[peers]] table for each device")
     schedule = build_schedule(config, base, count)
-    findings = _check(config, schedule, build_compressor(config)) + list(_budget_findings(config, schedule))
+    findings = list(_later_peers(config))
+    findings += _check(config, schedule, build_compressor(config)) + list(_budget_findings(config, schedule))
     if config.guard.action == "rollback" and algorithm_spec(config).modulo and config.algorithm.theta == "verified":
         # Repairs and messages share one sequence of numbers, and may come in another order the second time.
         sentence = (
@@ -212,6 +228,13 @@ def validate_config(config: Config, base: Path, num_peers: int | None = None) ->
     if any(peer.advertise is not None for peer in config.peers):
         findings += [validate.Finding("warning", "peers", sentence) for sentence in unreachable_pairs(config, schedule)]
     return findings
+
+
+def _later_peers(config: Config) -> Iterator[validate.Finding]:
+    """Say where peers are listed that could never join."""
+    sentence = why_no_changes(config)
+    if sentence is not None and any(not peer.is_first for peer in config.peers):
+        yield validate.Finding("error", "peers", f"not all begin, and {sentence}")
 
 
 def unreachable_pairs(config: Config, schedule: Schedule, only: int | None = None) -> list[str]:
@@ -305,6 +328,7 @@ class Job:
     config: Config
     base: Path
     num_peers: int
+    """How many the lists of all devices have in common."""
     task: Task
     manifest: Manifest
     schedule: Schedule
@@ -317,7 +341,7 @@ class Job:
         """Read the task and its data, deal it out and build the graph. Imports torch."""
         from peer.train import tasks
 
-        count = num_peers or config.num_peers
+        count = num_peers or config.num_listed
         task = tasks.resolve_task(
             config.training.task,
             dict(config.training.task_options),
@@ -325,6 +349,9 @@ class Job:
         )
         manifest = deal(config, task.train_data(), count)
         largest = max(len(indices) for indices in manifest.train)
+        if config.peer.index >= count:
+            # A peer that was admitted takes a share of its own, longer list; nobody else's changes.
+            manifest = deal(config, task.train_data(), config.peer.index + 1)
         steps = config.training.batch_size * config.training.local_steps
         rounds_per_epoch = max(1, math.ceil(largest / steps))
         schedule = build_schedule(config, base, config.num_members(count), rounds_per_epoch=rounds_per_epoch)
@@ -376,22 +403,11 @@ class Job:
     @cached_property
     def why_no_changes(self) -> str | None:
         """A sentence where members cannot change during the run; None where they can."""
-        able = [spec.name for spec in gossip.specs() if spec.changes_members]
-        if not self.spec.changes_members:
-            return f"{self.spec.name} needs the same peers throughout; algorithms with which members may change: " + (
-                ", ".join(able)
-            )
-        if self.spec.modulo and self.config.algorithm.theta == "theorem":
-            return 'the bound of algorithm.theta = "theorem" is that of one graph: members may change with "verified"'
-        if self.config.rounds.late != "wait":
-            return 'members may change with rounds.late = "wait" only'
-        if self.config.compressor.budget_kbytes_per_s is not None:
-            return "members cannot change in a run with compressor.budget_kbytes_per_s"
-        return None
+        return why_no_changes(self.config)
 
-    def views(self) -> ViewSchedule:
+    def views(self, peer: int) -> ViewSchedule:
         """Return a schedule for one peer that follows the members."""
-        return ViewSchedule(self.num_peers, Membership(self.first_members), self.graph_of)
+        return ViewSchedule(max(self.num_peers, peer + 1), Membership(self.first_members), self.graph_of)
 
     def graph_of(self, members: tuple[int, ...]) -> Schedule:
         """Return the schedule over the positions of some members, the same on every device.
@@ -461,7 +477,7 @@ class Job:
         options = self.config.algorithm
         return NodeContext(
             peer=peer,
-            schedule=self.schedule if self.why_no_changes else self.views(),
+            schedule=self.schedule if self.why_no_changes else self.views(peer),
             layout=layout,
             draw_source=PhiloxSource(self.config.run.seed, peer),
             compressor=self.compressor,
@@ -495,6 +511,7 @@ class Job:
         layout: Layout,
         x0: npt.NDArray[np.float32],
         *,
+        check_newcomer: Callable[[int, Newcomer], None] = lambda peer, newcomer: None,
         observe: Callable[[str, int, int, bytes], None] | None = None,
         cpu_clock: Callable[[], float] | None = None,
     ) -> Participant:
@@ -511,6 +528,8 @@ class Job:
             variants=self.variants,
             why_no_changes=self.why_no_changes,
             check_members=self.check_members,
+            num_listed=self.num_peers,
+            check_newcomer=check_newcomer,
             last_codes=self._last_codes(algorithm),
             observe=observe,
             **({} if cpu_clock is None else {"cpu_clock": cpu_clock}),

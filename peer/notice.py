@@ -15,7 +15,7 @@ _MAGIC = b"SM"
 _MAX_BYTES = 64
 _MAX_INTRODUCTION_BYTES = 8 * 1024
 _MAX_ROUND = 1 << 62
-_MAX_NEWCOMERS = 1024
+MAX_NEWCOMERS = 1024
 """So many indices beyond those that are known: each costs a row of every matrix."""
 
 
@@ -50,7 +50,7 @@ def decode(frame: bytes, num_peers: int, *, sender: int) -> Change:
     if message.HasField("introduction"):
         newcomer = _newcomer(message.introduction, sender=sender)
     change = Change(kind, message.subject, message.issuer, message.effective_round, message.heard_round, newcomer)
-    most = num_peers if newcomer is None else num_peers + _MAX_NEWCOMERS
+    most = num_peers if newcomer is None else num_peers + MAX_NEWCOMERS
     if change.subject >= most or change.issuer >= num_peers or not 0 < change.effective < _MAX_ROUND:
         raise RemoteProtocolError(
             f"told of a change of peer {change.subject} by peer {change.issuer} from round {change.effective} on, "

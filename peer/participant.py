@@ -343,6 +343,13 @@ class Participant:
         """Whether this peer was a member and has handed over what it had."""
         return not self.is_member and self.round > 0
 
+    def is_gone(self, peer: int) -> bool:
+        """Whether another peer was a member and left, or is lost."""
+        if self._views is None or peer in self._views.membership.members(self.round):
+            return False
+        ended = (change for change in self.changes if change.kind is not ChangeKind.JOIN)
+        return any(change.subject == peer and change.effective <= self.round for change in ended)
+
     @property
     def members(self) -> tuple[int, ...] | None:
         """Who takes part in the coming round, or the one under way; None where members cannot change."""
@@ -431,7 +438,7 @@ class Participant:
             change.kind is ChangeKind.JOIN and change.issuer == subject for change in self.coming_changes
         ):
             raise ConfigError(f"peer {subject} sponsors a peer that joins; let it leave after that")
-        if kind is ChangeKind.JOIN and any(change.subject == self.peer for change in self.coming_changes):
+        if kind is ChangeKind.JOIN and self.peer not in later:
             raise ConfigError("this peer is about to leave and sponsors nobody; ask another one")
         self._check_members(planned)
         heard = self.session.last_heard(subject) if kind is ChangeKind.LOST else 0

@@ -20,7 +20,7 @@ import hmac
 import ipaddress
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -40,6 +40,8 @@ PEER_DAYS = 731
 CLOCK_SLACK = datetime.timedelta(days=1)
 ROLE_URI = "urn:sottovoce:role:"
 _ADDRESS_URI = "urn:sottovoce:address:"
+_INDEX_URI = "urn:sottovoce:index:"
+_RELAY_URI = "urn:sottovoce:relay:"
 
 SYSTEM_AUTHORITIES = "system"
 CHALLENGE_BYTES = 16
@@ -71,6 +73,32 @@ class Identity:
     """What a list of revoked certificates names it by."""
     not_before: datetime.datetime
     not_after: datetime.datetime
+    index: int | None = None
+    """Of a peer that was admitted when the others had their lists: its position in its own."""
+    address: str | None = None
+    """Of such a peer: where it can be dialled, "host:port"."""
+    relay: str | None = None
+    """Of such a peer: at which peer it waits for callers."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a peer stands that is admitted when the others have their lists."""
+
+    index: int
+    """In its own list."""
+    address: str | None
+    """Where it can be dialled, "host:port"; None where nobody can."""
+    relay: str | None = None
+    """Name of the peer at which it waits for callers, if it cannot be dialled."""
+
+    def uris(self) -> Iterator[str]:
+        """Yield what a certificate says of it."""
+        yield f"{_INDEX_URI}{self.index}"
+        if self.address is not None:
+            yield _ADDRESS_URI + self.address
+        if self.relay is not None:
+            yield _RELAY_URI + self.relay
 
 
 @dataclass(frozen=True)
@@ -189,14 +217,20 @@ class CertificateAuthority:
         return Issued(_identity(certificate), certificate.public_bytes(serialization.Encoding.PEM), _key_pem(key))
 
     def grant(
-        self, request: bytes, *, days: int = PEER_DAYS, now: datetime.datetime | None = None
+        self,
+        request: bytes,
+        *,
+        place: Place | None = None,
+        days: int = PEER_DAYS,
+        now: datetime.datetime | None = None,
     ) -> tuple[Identity, bytes]:
         """Return whom a request (PEM, see `request_certificate`) comes from, and the peer's certificate for it, PEM.
 
-        Raises SecurityError if it is not a request, or its key is not one that this version uses.
+        `place` stands in the certificate of a peer that the others do not list, so that they need believe nobody else
+        about it. Raises SecurityError if it is not a request, or its key is not one that this version uses.
         """
         name, addresses, key = _read_request(request)
-        certificate = self._sign(key, name, addresses, Role.PEER, days, now or _now())
+        certificate = self._sign(key, name, addresses, Role.PEER, days, now or _now(), place)
         return _identity(certificate), certificate.public_bytes(serialization.Encoding.PEM)
 
     def revoke(self, older: bytes, serials: Iterable[int], *, now: datetime.datetime | None = None) -> bytes:
@@ -220,8 +254,10 @@ class CertificateAuthority:
         role: Role,
         days: int,
         now: datetime.datetime,
+        place: Place | None = None,
     ) -> x509.Certificate:
         names = [_general_name(each) for each in dict.fromkeys((name, *addresses))]
+        uris = [ROLE_URI + role.value, *(() if place is None else place.uris())]
         usages = [ExtendedKeyUsageOID.CLIENT_AUTH]
         if role is Role.PEER:
             usages.append(ExtendedKeyUsageOID.SERVER_AUTH)
@@ -233,7 +269,7 @@ class CertificateAuthority:
             .add_extension(_key_usage(signs_certificates=False), critical=True)
             .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
             .add_extension(
-                x509.SubjectAlternativeName([*names, x509.UniformResourceIdentifier(ROLE_URI + role.value)]),
+                x509.SubjectAlternativeName([*names, *map(x509.UniformResourceIdentifier, uris)]),
                 critical=False,
             )
             .add_extension(
@@ -332,6 +368,11 @@ def request_certificate(name: str, addresses: Iterable[str] = (), *, address: st
     return request.public_bytes(serialization.Encoding.PEM), _key_pem(key)
 
 
+def request_name(request: bytes) -> str:
+    """Return what a request asks a certificate to be made out to. Raises SecurityError if it is none."""
+    return _read_request(request)[0]
+
+
 def request_address(request: bytes) -> str | None:
     """Return where the others shall dial the device that made a request; None where they cannot."""
     names = x509.load_pem_x509_csr(request).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -339,6 +380,35 @@ def request_address(request: bytes) -> str | None:
         if uri.startswith(_ADDRESS_URI):
             return uri.removeprefix(_ADDRESS_URI)
     return None
+
+
+def vouched_identity(certificate: bytes, authority: bytes) -> Identity:
+    """Return whom a certificate (DER) of a peer is made out to. Raises SecurityError if the authority (PEM) did not
+    sign it for a peer. Whether it is valid today, or was revoked, is not asked: that has another answer each day."""
+    shown = _parse_shown(certificate, "it")
+    if not _is_signed_by(shown, x509.load_pem_x509_certificate(authority)):
+        raise SecurityError("it is introduced by a certificate that this run's CA did not sign")
+    identity = _identity(shown)
+    if identity.role is not Role.PEER:
+        raise SecurityError(f"it is introduced by the certificate of {_with_article(identity.role)}")
+    return identity
+
+
+def check_current(identity: Identity, revoked: RevocationList | None, *, now: datetime.datetime | None = None) -> None:
+    """Raise SecurityError if a certificate is not valid today, or was revoked."""
+    now = now or _now()
+    if not identity.not_before <= now <= identity.not_after:
+        raise SecurityError(
+            f"the certificate of {identity.name!r} is valid from {identity.not_before:%Y-%m-%d} to "
+            f"{identity.not_after:%Y-%m-%d}, and not today"
+        )
+    if revoked is not None:
+        revoked.check(identity.serial, identity.name)
+
+
+def der(certificate: bytes) -> bytes:
+    """Return a certificate (PEM) in its shorter form."""
+    return _parse_certificate(certificate, "the certificate").public_bytes(serialization.Encoding.DER)
 
 
 def is_signed_by(certificate: bytes, authority: bytes) -> bool:
@@ -383,13 +453,8 @@ def check_proof(
 
     Bound to both names and to a challenge that is drawn for each stream: the answer to one is of no use elsewhere.
     """
-    try:
-        if not 0 < len(certificate) <= _MAX_CERTIFICATE:
-            raise ValueError
-        shown = x509.load_der_x509_certificate(certificate)
-        key = shown.public_key()
-    except (ValueError, UnsupportedAlgorithm):
-        raise SecurityError(f"{prover} does not prove whose certificate it holds") from None
+    shown = _parse_shown(certificate, prover)
+    key = shown.public_key()
     if not _is_signed_by(shown, x509.load_pem_x509_certificate(credentials.ca)):
         raise SecurityError(f"{prover} proves a certificate that this run's CA did not sign")
     _check_dates(shown, f"the certificate of {prover}", now or _now())
@@ -543,6 +608,18 @@ def _parse_certificate(pem: bytes, source: Path | str) -> x509.Certificate:
         raise SecurityError(f"{source} does not hold a PEM certificate") from None
 
 
+def _parse_shown(certificate: bytes, prover: str) -> x509.Certificate:
+    """Return a certificate (DER) that somebody shows, with a key that can be read."""
+    try:
+        if not 0 < len(certificate) <= _MAX_CERTIFICATE:
+            raise ValueError
+        shown = x509.load_der_x509_certificate(certificate)
+        shown.public_key()
+    except (ValueError, UnsupportedAlgorithm):
+        raise SecurityError(f"{prover} does not prove whose certificate it holds") from None
+    return shown
+
+
 def _parse_key(pem: bytes, source: Path) -> ec.EllipticCurvePrivateKey:
     try:
         key = serialization.load_pem_private_key(pem, password=None)
@@ -573,12 +650,9 @@ def _check_dates(certificate: x509.Certificate, source: Path | str, now: datetim
 def _identity(certificate: x509.Certificate, source: str = "the certificate") -> Identity:
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-        roles = [
-            uri.removeprefix(ROLE_URI)
-            for uri in names.get_values_for_type(x509.UniformResourceIdentifier)
-            if uri.startswith(ROLE_URI)
-        ]
-        (role,) = roles
+        uris = names.get_values_for_type(x509.UniformResourceIdentifier)
+        (role,) = _after(ROLE_URI, uris)
+        index = next(map(int, _after(_INDEX_URI, uris)), None)
         (common_name,) = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
         return Identity(
             str(common_name.value),
@@ -587,9 +661,16 @@ def _identity(certificate: x509.Certificate, source: str = "the certificate") ->
             certificate.serial_number,
             certificate.not_valid_before_utc,
             certificate.not_valid_after_utc,
+            index,
+            next(_after(_ADDRESS_URI, uris), None),
+            next(_after(_RELAY_URI, uris), None),
         )
     except (x509.ExtensionNotFound, ValueError):
         raise SecurityError(f"{source} was not issued by `sotto`: it names no peer and no role") from None
+
+
+def _after(prefix: str, uris: Iterable[str]) -> Iterator[str]:
+    return (uri.removeprefix(prefix) for uri in uris if uri.startswith(prefix))
 
 
 def _thumbprint(certificate: x509.Certificate) -> str:

@@ -12,32 +12,40 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from peer import notice
 from peer.compress.payload import FloatArray
 from peer.config import Config
-from peer.daemon import Daemon, describe_neighbor
+from peer.daemon import Daemon
 from peer.durable import Deed, DurablePeer
-from peer.errors import PeerUnreachable, RemoteProtocolError, SottoError, StateError
-from peer.gossip.membership import Change, ChangeKind
+from peer.errors import HandshakeRefused, PeerUnreachable, RemoteProtocolError, SottoError, StateError
+from peer.gossip.membership import Change, ChangeKind, Newcomer
+from peer.hello import quote
 from peer.ledger import Ledger
 from peer.metrics import RoundRecord
 from peer.participant import Parcel, Participant
-from peer.transport import MAX_BULLETIN_BYTES, LinkCounters
+from peer.transport import MAX_BULLETIN_BYTES, LinkCounters, Neighbor
 
 log = logging.getLogger("sotto")
 
 _REPLICA = "replica"
 """Topic of notes of a round and of the digest of each layer of the sender's replica after it, as u64s."""
 _JOIN = "join"
-"""Topic of the note with which a peer asks to be let in; it says nothing more."""
+"""Topic of the note with which a peer asks to be let in, and says who it is where not everybody lists it."""
+_NO = "no join"
+"""Topic of the answer, if that is no: the reason."""
 _ASK_AGAIN_S = 5.0
+_DECLINED_S = 15.0
+"""Give up after being told for this long, by whomever is asked, that this peer cannot join."""
 _WORDS = {ChangeKind.JOIN: "joins", ChangeKind.LEAVE: "leaves", ChangeKind.LOST: "is lost and left out"}
+_MAX_REASON_BYTES = 500
 _BACKLOG_BYTES_MAX = 256 << 20
 """Start no further round while a neighbour has this much unacknowledged from us."""
 _NOTABLE_WAIT_S = 0.05
@@ -48,20 +56,34 @@ _STOP_GRACE_S = 5.0
 """After SIGTERM: how long to wait for the neighbours of the round under way."""
 
 
+@dataclass(frozen=True)
+class _Wish:
+    """A change of the members that somebody asks for."""
+
+    kind: ChangeKind
+    subject: int
+    granted: asyncio.Future[Change] | None
+    """For the answer to the operator; None where a peer asks to be let in."""
+    newcomer: Newcomer | None = None
+    """Who asks, where not everybody lists it."""
+
+
 class SynchronousDaemon(Daemon):
     """One peer of a run that goes in rounds."""
 
     participant: Participant
 
-    def __init__(self, config: Config, base: Path) -> None:
+    def __init__(self, config: Config, base: Path, reread: Callable[[], Config] | None = None) -> None:
         """Read data and checkpoint. Raises SottoError."""
-        super().__init__(config, base)
+        super().__init__(config, base, reread)
+        config = self.config
         self.ledger = Ledger(self.folder.directory / "ledger") if config.state.ledger else None
         self.participant = self.job.participant(
             self.me,
             self.trainer,
             self.trainer.layout,
             self.trainer.initial_vector(),
+            check_newcomer=self.roster.check,
             observe=None if self.ledger is None else self.ledger.observe,
         )
         self.durable = DurablePeer(
@@ -81,12 +103,17 @@ class SynchronousDaemon(Daemon):
         self._to_replay_s = 0.0
         """About how long it would take to replay the journal."""
         self._said_that_it_slows_down = False
-        self._wishes: deque[tuple[ChangeKind, int, asyncio.Future[Change] | None]] = deque()
+        self._wishes: deque[_Wish] = deque()
         """Changes of the members that the operator or a peer that joins asks for."""
         self._sponsor: int | None = None
         self._asked_at = 0.0
+        self._declined: tuple[float, str] | None = None
+        """Since when peers say that this one cannot join, and why."""
         self._recover()
+        self.roster.introduce(self.participant.newcomers)
         self._know_neighbors()
+        # Those whom the file lost while this peer was stopped.
+        self._wishes += [_Wish(ChangeKind.LOST, peer, None) for peer in self._still_members(self._taken_out)]
 
     def close(self) -> None:
         """Release files and threads."""
@@ -127,11 +154,11 @@ class SynchronousDaemon(Daemon):
         for peer in sorted(self.durable.left_out - before):
             log.warning(
                 "%s has confirmed nothing for %g s: it gets no weight until it does",
-                self.config.peers[peer].name,
+                self.roster.name(peer),
                 self.config.rounds.leave_out_after_s,
             )
         for peer in sorted(before - self.durable.left_out):
-            log.info("%s confirms again what it gets, and has its weight back", self.config.peers[peer].name)
+            log.info("%s confirms again what it gets, and has its weight back", self.roster.name(peer))
         return deed
 
     async def _agree(self, round_: int) -> None:
@@ -260,7 +287,7 @@ class SynchronousDaemon(Daemon):
             silent = self._now() - self._last_seen.setdefault(peer, self._previous_time_s)
             if silent > self.config.transport.give_up_after_s:
                 reason = self.transport.refusals.get(peer) or self.transport.problems.get(peer)
-                name = self.config.peers[peer].name
+                name = self.roster.name(peer)
                 raise PeerUnreachable(
                     f"{name} has been away for {silent:.0f} s and round {self.participant.round} needs it; "
                     + (reason or "is it running, and is its address right?")
@@ -278,23 +305,30 @@ class SynchronousDaemon(Daemon):
 
     async def _announce(self, kind: ChangeKind, subject: int) -> dict[str, Any]:
         granted: asyncio.Future[Change] = asyncio.get_running_loop().create_future()
-        self._wishes.append((kind, subject, granted))
+        self._wishes.append(_Wish(kind, subject, granted))
         self._wake.set()
         change = await granted
-        return {"name": self.config.peers[subject].name, "round": self.participant.round, "from": change.effective}
+        return {"name": self.roster.name(subject), "round": self.participant.round, "from": change.effective}
 
     async def _grant_wishes(self) -> RoundRecord | None:
         """Announce the changes that were asked for, or say why not; return the record of a round that ended because a
         lost peer is waited for no longer."""
         record: RoundRecord | None = None
         while self._wishes and record is None:
-            kind, subject, granted = self._wishes.popleft()
+            wish = self._wishes.popleft()
+            granted = wish.granted
             try:
-                change = self.participant.plan(kind, subject)
+                if wish.newcomer is not None:
+                    self.roster.check(wish.subject, wish.newcomer)
+                    self.roster.check_today(wish.newcomer)
+                change = self.participant.plan(wish.kind, wish.subject, wish.newcomer)
                 record = self._perform(await self._work(self.durable.announce, change, self._now()))
             except SottoError as error:
-                if granted is None:
-                    log.warning("%s cannot join: %s", self.config.peers[subject].name, error)
+                if granted is None and wish.kind is ChangeKind.LOST:
+                    log.warning("%s is not in the list any more: %s", self.roster.name(wish.subject), error)
+                elif granted is None:
+                    log.warning("%s cannot join: %s", self.roster.name(wish.subject), error)
+                    self.transport.bulletin(wish.subject, _NO, str(error).encode()[:_MAX_REASON_BYTES])
                 elif not granted.done():
                     granted.set_exception(SottoError(str(error)))
                 if isinstance(error, StateError):
@@ -306,13 +340,18 @@ class SynchronousDaemon(Daemon):
 
     async def _wait_to_join(self) -> RoundRecord | None:
         """Ask one of those that this peer is connected to for its sponsorship, and wait for what comes of it."""
+        if self._declined is not None and self._now() > self._declined[0] + _DECLINED_S:
+            raise HandshakeRefused(f"nobody lets it join: {self._declined[1]}")
+        if (there := self._linked()) and all(self._gone.get(peer) == "completed" for peer in there):
+            raise PeerUnreachable("the run came to its end before this peer could join it")
         if self._sponsor is None or not self.transport.is_up(self._sponsor):
             self._sponsor = next((peer for peer in self._linked() if self.transport.is_up(peer)), None)
             self._asked_at = -_ASK_AGAIN_S
         if self._sponsor is not None and self._now() > self._asked_at + _ASK_AGAIN_S:
             self._asked_at = self._now()
-            log.info("asks %s to let it join", self.config.peers[self._sponsor].name)
-            self.transport.bulletin(self._sponsor, _JOIN, b"")
+            log.info("asks %s to let it join", self.roster.name(self._sponsor))
+            said = self.roster.introduction()
+            self.transport.bulletin(self._sponsor, _JOIN, b"" if said is None else notice.encode_newcomer(said))
         self._give_up_if_refused(self._linked())
         if not self._pending:
             await self._wait(None)
@@ -329,33 +368,61 @@ class SynchronousDaemon(Daemon):
         if members is None:
             return self.neighbors
         lost, first = self.participant.session.lost, set(self.job.first_members)
-        owed = {peer for peer, link in self.durable.out.items() if link.backlog}
+        owed = {peer for peer, link in list(self.durable.out.items()) if link.backlog}
         if self.participant.is_member:
-            may_join = set(range(self.job.num_peers)) - first - {each.subject for each in self.participant.changes}
+            may_join = {peer for peer in self.roster.expected if self.roster.neighbor(peer).dial}
+            may_join |= set(range(self.job.num_peers)) - first
+            may_join -= {each.subject for each in self.participant.changes}
         else:
             # Those who can be dialled; anyone of them will do.
             may_join = first if not self.participant.has_left else set()
         return sorted({*self.neighbors, *owed, *may_join} - {self.me} - lost)
 
+    def _still_members(self, names: Sequence[str]) -> list[int]:
+        """Return which of these peers are members, or about to be, and not about to go."""
+        members = {*self._members_at_end(), *(each.subject for each in self.participant.coming_changes)}
+        going = {each.subject for each in self.participant.changes if each.kind is not ChangeKind.JOIN}
+        numbers = (self.roster.index_of(name) for name in names)
+        return [peer for peer in numbers if peer is not None and peer in members - going]
+
+    async def _follow_list(self, taken_out: Sequence[str]) -> dict[str, Any]:
+        removed: dict[str, int] = {}
+        left_to_others: dict[str, str] = {}
+        for peer in self._still_members(taken_out):
+            name = self.roster.name(peer)
+            try:
+                removed[name] = (await self._announce(ChangeKind.LOST, peer))["from"]
+            except SottoError as error:
+                # Only those who hear it can tell where it was lost; the others hear of it from them.
+                left_to_others[name] = str(error)
+        for name in taken_out:
+            self.roster.forget(name)
+        for peer in sorted({*self._linked()} - self.transport.neighbors):
+            self.transport.add_neighbor(self.roster.neighbor(peer))
+        return {"removed": removed, "left_to_others": left_to_others}
+
     def _meet(self) -> None:
         """Take up the links that a change of the members asks for, and end those to peers that are lost."""
+        introduced = self.roster.introduce(self.participant.newcomers)
+        for peer in introduced:
+            self.transport.know_member(self.roster.name(peer))
         self._know_neighbors()
         for change in self.participant.coming_changes:
-            name = self.config.peers[change.subject].name
+            name = self.roster.name(change.subject)
             log.info("%s %s from round %d on", name, _WORDS[change.kind], change.effective)
         linked = self.transport.neighbors
-        for peer in sorted(set(self._linked()) - linked):
-            self.transport.add_neighbor(describe_neighbor(self.config, self.me, peer))
+        # Of a newcomer that called on its own nothing was known but the name.
+        for peer in sorted({*self._linked()} - (linked - {*introduced})):
+            self.transport.add_neighbor(self.roster.neighbor(peer))
         # A link that is only given up as an edge may still have something to carry.
         for peer in sorted(linked & self.participant.session.lost):
-            name = self.config.peers[peer].name
+            name = self.roster.name(peer)
             self.transport.remove_neighbor(peer, f"{name} was declared lost and is out of the run")
 
     def goodbye(self, peer: int, reason: str) -> None:
         """A neighbour leaves on purpose: for good, if it is no member any more."""
         super().goodbye(peer, reason)
-        members = self.participant.members
-        if members is not None and peer not in members and peer in self.job.first_members:
+        if self.participant.is_gone(peer):
             asyncio.get_running_loop().call_soon(self.transport.remove_neighbor, peer, "it left the run")
 
     def _stopping_in_vain(self) -> bool:
@@ -429,8 +496,8 @@ class SynchronousDaemon(Daemon):
             recovery = self.durable.open(on_round)
         except StateError as error:
             raise StateError(f"{self.folder.directory}: {error}") from None
-        for notice in recovery.notices:
-            log.warning("%s: %s", self.folder.directory, notice)
+        for sentence in recovery.notices:
+            log.warning("%s: %s", self.folder.directory, sentence)
         for parcel in recovery.parcels:
             self._count(parcel)
         self._previous_time_s = recovery.now
@@ -453,6 +520,7 @@ class SynchronousDaemon(Daemon):
     # -- what the transport calls -------------------------------------------------------------------------------------
 
     def _frames_to_send(self, peer: int, remote_has: int) -> list[tuple[int, bytes]]:
+        self.durable.meet(peer)
         if peer in self.participant.session.lost:
             raise RemoteProtocolError("was declared lost and is out of the run", peer=peer)
         return self.durable.connected(peer, remote_has)
@@ -467,9 +535,10 @@ class SynchronousDaemon(Daemon):
     def bulletin_received(self, peer: int, topic: str, data: bytes) -> None:
         """A note: of a neighbour's copy here, or one that is passed on from peer to peer."""
         if topic == _JOIN:
-            if all(each.subject != peer for each in self.participant.coming_changes):
-                self._wishes.append((ChangeKind.JOIN, peer, None))
-                self._wake.set()
+            self._asked_to_sponsor(peer, data)
+            return
+        if topic == _NO:
+            self._told_no(peer, data.decode(errors="replace"))
             return
         if topic != _REPLICA:
             super().bulletin_received(peer, topic, data)
@@ -479,6 +548,24 @@ class SynchronousDaemon(Daemon):
         round_, *digests = np.frombuffer(data, "<u8").tolist()
         self.participant.heard_digests(peer, round_, tuple(digests))
 
+    def _hear(self, peer: int, name: str) -> Neighbor | None:
+        if self.participant.is_gone(peer):
+            raise HandshakeRefused(f"{quote(name)} was declared lost or left, and is out of the run")
+        return super()._hear(peer, name)
+
+    def _asked_to_sponsor(self, peer: int, note: bytes) -> None:
+        newcomer = notice.decode_newcomer(note, sender=peer) if peer >= self.job.num_peers else None
+        if all(each.subject != peer for each in (*self.participant.coming_changes, *self._wishes)):
+            self._wishes.append(_Wish(ChangeKind.JOIN, peer, None, newcomer))
+            self._wake.set()
+
+    def _told_no(self, peer: int, reason: str) -> None:
+        """Hear that a peer does not let this one join; another one is asked in a while."""
+        log.warning("%s does not let it join: %s", self.roster.name(peer), quote(reason))
+        self._declined = self._declined or (self._now(), quote(reason))
+        others = [other for other in self._linked() if self.transport.is_up(other)]
+        self._sponsor = next((other for other in others if other > peer), min(others, default=None))
+
     def receipt(self, peer: int, upto: int) -> None:
         """A neighbour has our frames up to `upto` for good."""
         self.durable.receipt(peer, upto)
@@ -486,6 +573,7 @@ class SynchronousDaemon(Daemon):
 
     def last_received(self, peer: int) -> int:
         """Return the last frame of a neighbour that need not be sent again."""
+        self.durable.meet(peer)
         return self.durable.last_received(peer)
 
     def _figures(self) -> dict[str, Any]:
@@ -499,12 +587,12 @@ class SynchronousDaemon(Daemon):
             "checkpoint_round": self.durable.base_round,
             "checkpoint_bytes": self.durable.checkpoint_bytes,
             "journal_bytes": self.durable.journal_bytes,
-            "members": [self.config.peers[peer].name for peer in self._members_at_end()],
+            "members": [self.roster.name(peer) for peer in self._members_at_end()],
             "coming_changes": [
-                {"name": self.config.peers[change.subject].name, "kind": change.kind.name, "from": change.effective}
+                {"name": self.roster.name(change.subject), "kind": change.kind.name, "from": change.effective}
                 for change in self.participant.coming_changes
             ],
-            "waiting_for": [self.config.peers[peer].name for peer in self.participant.session.waiting_for],
+            "waiting_for": [self.roster.name(peer) for peer in self.participant.session.waiting_for],
         }
 
     def _link_figures(self, peer: int) -> dict[str, Any]:

@@ -48,12 +48,16 @@ class Traffic:
     def __init__(self, me: int, neighbors: Iterable[int], before: Iterable[LinkRecord] = ()) -> None:
         """`before`: the totals that an earlier process of the same run left."""
         self._me = me
-        self._before = {peer: LinkRecord(peer=me, neighbor=peer, socket_bytes=0, packet_bytes=0) for peer in neighbors}
-        self._before |= {record.neighbor: record for record in before if record.neighbor in self._before}
-        self._round = {peer: _Handed() for peer in self._before}
-        self._all = {peer: _Handed() for peer in self._before}
-        self._last = dict.fromkeys(self._before, (0, 0))
+        self._before: dict[int, LinkRecord] = {}
+        self._round: dict[int, _Handed] = {}
+        self._all: dict[int, _Handed] = {}
+        self._last: dict[int, tuple[int, int]] = {}
         """Protobuf and socket bytes at the end of the last round."""
+        for peer in neighbors:
+            self._meet(peer)
+        for record in before:
+            self._meet(record.neighbor)
+            self._before[record.neighbor] = record
 
     @property
     def payload_bytes(self) -> int:
@@ -62,6 +66,7 @@ class Traffic:
 
     def described(self, peer: int) -> dict[str, float | None]:
         """Return parameters, payload bits a parameter and its entropy bound, of what this process handed to a link."""
+        self._meet(peer)
         total = self._all[peer]
         return {
             "values": total.values,
@@ -71,6 +76,7 @@ class Traffic:
 
     def handed_over(self, peer: int, *, frame_bytes: int, payload_bytes: int, values: int, entropy_bits: float) -> None:
         """Take note of a frame for a neighbour."""
+        self._meet(peer)
         for account in (self._round[peer], self._all[peer]):
             account.values += values
             account.payload_bytes += payload_bytes
@@ -83,6 +89,7 @@ class Traffic:
         """Return the row of every link for a round that ends now."""
         rows = []
         for peer, counted in counters.items():
+            self._meet(peer)
             account, self._round[peer] = self._round[peer], _Handed()
             protobuf, socket = counted.protobuf_bytes_sent, counted.socket_bytes_sent if counted.connections else 0
             protobuf_before, socket_before = self._last[peer]
@@ -104,6 +111,7 @@ class Traffic:
 
     def total(self, peer: int, counted: Counters, *, up: bool) -> LinkRecord:
         """Return what went over a link since the run began."""
+        self._meet(peer)
         before = self._before[peer]
         return LinkRecord(
             peer=self._me,
@@ -118,6 +126,12 @@ class Traffic:
             resent_frames=before.resent_frames + counted.frames_resent,
             up=up,
         )
+
+    def _meet(self, peer: int) -> None:
+        """Open the accounts of a link: a peer may join that nobody knew when this one began."""
+        if peer not in self._before:
+            self._before[peer] = LinkRecord(peer=self._me, neighbor=peer, socket_bytes=0, packet_bytes=0)
+            self._round[peer], self._all[peer], self._last[peer] = _Handed(), _Handed(), (0, 0)
 
 
 def _sum(before: int | None, now: int | None) -> int | None:

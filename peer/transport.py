@@ -82,7 +82,7 @@ log = logging.getLogger(__name__)
 
 MAX_BULLETIN_BYTES = 64 * 1024
 MAX_TOPIC = 64
-CONTROL_VERBS = ("status", "stop", "snapshot", "leave", "remove", "revoke", "probe")
+CONTROL_VERBS = ("status", "stop", "snapshot", "reload", "leave", "remove", "revoke", "probe")
 _OPEN_VERBS = ("status", "revoke", "probe")
 """What every peer of the run may ask."""
 
@@ -225,9 +225,11 @@ class Transport:
         handler: Handler,
         members: Sequence[str] = (),
         own_relay: RelayAddress | None = None,
+        hear: Callable[[int, str], Neighbor | None] | None = None,
     ) -> None:
         """`members` are the names of all peers of the run, for whom this one may relay; at `own_relay` it waits for
-        callers, where nobody can dial it."""
+        callers, where nobody can dial it. `hear(index, name)` returns how a caller of the same job is seen that is no
+        neighbour yet, None if it shall be none, or raises HandshakeRefused."""
         self.me = me
         self.port: int | None = None
         """The port that is listened on, once started."""
@@ -246,7 +248,8 @@ class Transport:
         self._server: grpc.aio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._links: dict[int, _Link] = {}
-        self._members = frozenset(members)
+        self._members = set(members)
+        self._hear = hear
         self._own_relay = own_relay
         self.relay = RelayService(identify=self._relayed_for, kbytes_per_s=options.relay_kbytes_per_s)
         """What this peer carries for others."""
@@ -281,7 +284,7 @@ class Transport:
         if index == self.me:
             raise LocalProtocolError("a peer is not its own neighbour")
         if neighbor.dial and neighbor.relay is None:
-            _split_address(neighbor.address or "", key=f"peers.{index}.advertise")
+            split_address(neighbor.address or "", key=f"peers.{index}.advertise")
         if neighbor.relay is not None and self._tunnels is None:
             self._tunnels = self._make_tunnels()
         self._neighbors[index] = neighbor
@@ -292,6 +295,10 @@ class Transport:
         self._highest_sent[index] = 0
         if self._ended is not None and neighbor.dial and not self._closing:
             self._spawn(self._keep_dialling(neighbor), f"dial {neighbor.name}")
+
+    def know_member(self, name: str) -> None:
+        """Relay for a peer, too, that was not known when this one began."""
+        self._members.add(name)
 
     def remove_neighbor(self, index: int, reason: str) -> None:
         """Have nothing to do with a neighbour any more, for a reason that it is told."""
@@ -449,7 +456,7 @@ class Transport:
         if self._own_relay is not None and self._tunnels is not None:
             self._bind(server, f"unix:{self._tunnels.listening_socket}")
         if listen:
-            host, port = _split_address(listen, key="peer.listen")
+            host, port = split_address(listen, key="peer.listen")
             self.port = self._bind(server, f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
             if not self.port:
                 raise ConfigError(_why_not_bound(host, port), key="peer.listen", value=listen)
@@ -517,7 +524,9 @@ class Transport:
                 return str(error)
             if identity.role is not Role.PEER:
                 return f"{quote(identity.name)} shows an operator's certificate, which no peer can have"
-            if all(identity.name != neighbor.name for neighbor in self._neighbors.values()):
+            # A certificate with a number is that of a peer that not everybody lists; its hello says more.
+            is_heard = self._hear is not None and identity.index is not None
+            if not is_heard and all(identity.name != neighbor.name for neighbor in self._neighbors.values()):
                 return (
                     f"{quote(identity.name)} is no neighbour of peer {self.me}, {quote(self._hello.name)}; compare the "
                     "graph and the lists of peers"
@@ -540,6 +549,8 @@ class Transport:
                 raise SecurityError(
                     f"{quote(claimed)} shows the certificate of {identity.role.value} {identity.name!r}"
                 )
+            if identity.index is not None:
+                return claimed  # On its way to a sponsor, perhaps: the CA vouches for it.
         if claimed not in self._members:
             raise SecurityError(f"{quote(claimed)} is no peer of this run; compare the lists of peers")
         return claimed
@@ -598,18 +609,33 @@ class Transport:
     def _check_caller(self, theirs: exchange_pb2.Hello, certified: Identity | None) -> Neighbor:
         check_texts(theirs)
         neighbor = self._neighbors.get(theirs.index)
+        certified_name = None if certified is None else certified.name
+        if neighbor is None:
+            neighbor = self._heard(theirs, certified)
+        else:
+            check_identity(
+                theirs, expected_name=neighbor.name, certified_name=certified_name, expected_index=neighbor.index
+            )
+        now = asyncio.get_running_loop().time()
+        if not self._hellos.setdefault(neighbor.index, Allowance(**_HELLOS, now=now)).spend(1, now):
+            raise HandshakeRefused(f"{quote(neighbor.name)} connects again and again; try later")
+        return neighbor
+
+    def _heard(self, theirs: exchange_pb2.Hello, certified: Identity | None) -> Neighbor:
+        """Return how a caller is seen that was no neighbour until now. Raises HandshakeRefused."""
+        neighbor = None
+        if self._hear is not None and (certified is None or certified.index is not None):
+            name, index = (None, theirs.index) if certified is None else (certified.name, certified.index)
+            assert index is not None
+            check_identity(theirs, expected_name=theirs.name, certified_name=name, expected_index=index)
+            check_job(self._hello, theirs)
+            neighbor = self._hear(theirs.index, theirs.name)
         if neighbor is None:
             raise HandshakeRefused(
                 f"peer {theirs.index}, {quote(theirs.name)}, is no neighbour of peer {self.me}, "
                 f"{quote(self._hello.name)}; compare the graph and the lists of peers"
             )
-        certified_name = None if certified is None else certified.name
-        check_identity(
-            theirs, expected_name=neighbor.name, certified_name=certified_name, expected_index=neighbor.index
-        )
-        now = asyncio.get_running_loop().time()
-        if not self._hellos.setdefault(neighbor.index, Allowance(**_HELLOS, now=now)).spend(1, now):
-            raise HandshakeRefused(f"{quote(neighbor.name)} connects again and again; try later")
+        self.add_neighbor(neighbor)
         return neighbor
 
     async def _welcome(self, pipe: _ServerPipe, neighbor: Neighbor, terms: Terms, challenge: bytes) -> _Link | None:
@@ -1417,7 +1443,7 @@ async def call_control(
     """
     if verb not in CONTROL_VERBS:
         raise LocalProtocolError(f"there is no control call {verb!r}")
-    _split_address(address, key="address")
+    split_address(address, key="address")
     channel: Any = _open_channel(address, name, security, [])
     try:
         method = channel.unary_unary(
@@ -1491,7 +1517,7 @@ def _caller_identity(context: Any) -> Identity:
 
 def _dialled_connection(neighbor: Neighbor, seen_as: str, older: set[tuple[str, int]]) -> tcp_info.Connection | None:
     """Return our socket of a stream just opened: the one the listener sees, or (behind NAT) the only new one."""
-    _, port = _split_address(neighbor.address or "", key="address")
+    _, port = split_address(neighbor.address or "", key="address")
     new = [each for each in tcp_info.connections() if each.remote[1] == port and each.local not in older]
     seen = tcp_info.parse_peer(seen_as)
     same = [each for each in new if seen is not None and each.local[1] == seen[1]]
@@ -1499,7 +1525,7 @@ def _dialled_connection(neighbor: Neighbor, seen_as: str, older: set[tuple[str, 
     return candidates[0] if len(candidates) == 1 else None
 
 
-def _split_address(address: str, *, key: str) -> tuple[str, int]:
+def split_address(address: str, *, key: str) -> tuple[str, int]:
     """Return host and port of "host:port" or "[::1]:port". Raises ConfigError."""
     host, colon, port = address.rpartition(":")
     if not colon or not host or not port.isdecimal() or int(port) > 65535 or (":" in host and host[0] != "["):

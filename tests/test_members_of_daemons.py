@@ -1,4 +1,5 @@
-"""Real daemons on loopback: one joins the run, one leaves it, one is lost, and the others end it.
+"""Real daemons on loopback: one joins the run, one leaves it, one is lost, and the others end it; one joins that nobody
+listed.
 
 All in one process, so that the libraries are loaded once; each has its own rounds, journal, certificate and port.
 """
@@ -6,6 +7,7 @@ All in one process, so that the libraries are loaded once; each has its own roun
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -15,13 +17,15 @@ import pytest
 
 from peer.config import load
 from peer.daemon import open_peer
-from peer.errors import SottoError
+from peer.enroll import admit, request, revoke
+from peer.errors import ConfigError, SottoError
 from peer.init import place_peers, write_cluster
 from peer.synchronous import SynchronousDaemon
 from peer.train.threads import use_one_thread
 
 OPTIONS = (
-    "run.rounds=90",
+    # So that nothing of what follows is a matter of who is faster.
+    "peer.min_step_s=0.01",
     "graph.kind=exponential",
     "training.precision=float32",
     "training.batch_size=2",
@@ -32,26 +36,48 @@ OPTIONS = (
 
 
 class Devices:
-    """Four kits, the last of which joins later, and the daemons that run from them."""
+    """Kits, of which the last may join later, and the daemons that run from them."""
 
-    def __init__(self, kits: Path, algorithm: str) -> None:
+    def __init__(self, kits: Path, *, rounds: int, num_peers: int, join_later: int = 0) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
-            port = min(int(probe.getsockname()[1]), 65000)
-        config = load(environment={}, overrides=[*OPTIONS, f"algorithm.name={algorithm}"])
-        self.files = write_cluster(kits, config, place_peers(4, (), port), join_later=1)
+            self.port = min(int(probe.getsockname()[1]), 65000)
+        config = load(environment={}, overrides=[*OPTIONS, f"run.rounds={rounds}"])
+        self.kits = kits
+        self.files = write_cluster(kits, config, place_peers(num_peers, (), self.port), join_later=join_later)
         self.daemons: dict[int, SynchronousDaemon] = {}
         self.tasks: dict[int, asyncio.Task[int]] = {}
 
+    def sign(self, name: str) -> int:
+        """Make the kit of one more peer, as a device and whoever holds the CA do; return its number."""
+        device = self.kits.parent / name
+        request(device, name, f"127.0.0.1:{self.port + len(self.files)}", 7700)
+        admitted = admit(self.kits, (device / "request.pem").read_bytes())
+        (device / "peer.key").rename(admitted.folder / "peer.key")
+        self.files.append(admitted.folder / "peer.toml")
+        return admitted.index
+
     def start(self, peer: int) -> None:
-        daemon = open_peer(load(self.files[peer], environment={}), self.files[peer].parent)
+        file = self.files[peer]
+        daemon = open_peer(load(file, environment={}), file.parent, lambda: load(file, environment={}))
         assert isinstance(daemon, SynchronousDaemon)
         self.daemons[peer], self.tasks[peer] = daemon, asyncio.create_task(daemon.main())
 
     async def kill(self, peer: int) -> None:
         self.tasks[peer].cancel()
         await asyncio.wait([self.tasks[peer]])
-        self.daemons[peer].close()
+        # A thread cannot be killed: it must not write when the next process does.
+        daemon = self.daemons.pop(peer)
+        daemon._worker.shutdown(wait=True)
+        daemon.close()
+
+    async def stop(self, *peers: int) -> None:
+        for peer in peers:
+            await self.ask(peer, "stop")
+        for peer in peers:
+            assert await self.tasks[peer] == 0
+        for daemon in self.daemons.values():
+            daemon.close()
 
     async def ask(self, peer: int, verb: str, **arguments: Any) -> dict[str, Any]:
         return await self.daemons[peer].control(verb, arguments)
@@ -63,16 +89,20 @@ class Devices:
                     assert task.result() == 0
             await asyncio.sleep(0.02)
 
+    def sees(self, peer: int, name: str) -> bool:
+        """Whether a peer has a link to a neighbour of that name."""
+        daemon = self.daemons[peer]
+        return hasattr(daemon, "transport") and bool(daemon.status()["links"].get(name, {}).get("up"))
+
     def members(self, peer: int) -> list[str]:
         found: list[str] = self.daemons[peer].status()["members"]
         return found
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algorithm", ["quant-sgp"])
-def test_a_device_joins_one_leaves_and_one_is_lost(tmp_path: Path, algorithm: str) -> None:
+def test_a_device_joins_one_leaves_and_one_is_lost(tmp_path: Path) -> None:
     use_one_thread()
-    asyncio.run(_join_leave_and_lose(Devices(tmp_path / "kits", algorithm)))
+    asyncio.run(_join_leave_and_lose(Devices(tmp_path / "kits", rounds=150, num_peers=4, join_later=1)))
 
 
 async def _join_leave_and_lose(devices: Devices) -> None:
@@ -98,6 +128,95 @@ async def _join_leave_and_lose(devices: Devices) -> None:
     await devices.kill(3)
     devices.start(3)
     assert await devices.tasks[0] == await devices.tasks[3] == 0
-    assert zero.participant.round == devices.daemons[3].participant.round == 90
+    assert zero.participant.round == devices.daemons[3].participant.round == 150
     for peer in (0, 1, 3):
         devices.daemons[peer].close()
+
+
+@pytest.mark.slow
+def test_a_device_that_nobody_listed_joins_and_is_known_by_name(tmp_path: Path) -> None:
+    use_one_thread()
+    asyncio.run(_join_unlisted(Devices(tmp_path / "kits", rounds=10_000, num_peers=3)))
+
+
+async def _join_unlisted(devices: Devices) -> None:
+    before = {file: file.read_bytes() for file in devices.kits.glob("peer-*/*")}
+    garage, attic = devices.sign("garage"), devices.sign("attic")
+    assert (garage, attic) == (3, 4)
+    revoke(devices.kits, "attic")
+    for file in devices.kits.glob("peer-[34]/revoked.pem"):
+        file.unlink()  # Whoever has the device does not tell it.
+    for peer in range(3):
+        devices.start(peer)
+    # A sponsor ends right after it announced, before anybody may have heard of it.
+    devices.start(garage)
+    await devices.until(lambda: any(devices.daemons[peer].participant.coming_changes for peer in range(3)))
+    sponsor = next(peer for peer in range(3) if devices.daemons[peer].participant.coming_changes)
+    await devices.kill(sponsor)
+    devices.start(sponsor)
+    newcomer = devices.daemons[garage]
+    await devices.until(lambda: newcomer.participant.round > 0 and not newcomer.participant.session.in_round)
+    # Nothing changed in the folders of the others but what a running peer writes, and still they know it.
+    assert all(file.read_bytes() == data for file, data in before.items() if file.exists())
+    other = (sponsor + 1) % 3
+    await devices.kill(other)
+    devices.start(other)
+    assert "garage" in devices.daemons[other].roster.names
+    await devices.until(lambda: devices.sees(other, "garage"))
+    everybody = ["peer-0", "peer-1", "peer-2", "garage"]
+    await devices.until(lambda: all(devices.members(peer) == everybody for peer in range(4)))
+    with pytest.raises(SottoError, match="garage lives"):
+        await devices.ask(garage, "remove", name="garage")
+    devices.start(attic)
+    await devices.until(lambda: hasattr(devices.daemons[attic], "transport"))
+    refusals = devices.daemons[attic].transport.refusals
+    await devices.until(lambda: len(refusals) == 3)
+    assert all("the certificate of 'attic' was revoked" in refusal for refusal in refusals.values())
+    await devices.kill(attic)
+    answer = await devices.ask(garage, "leave")
+    assert answer["name"] == "garage"
+    assert await devices.tasks[garage] == 0
+    await devices.until(lambda: devices.members(0) == ["peer-0", "peer-1", "peer-2"])
+    await devices.stop(0, 1, 2)
+
+
+@pytest.mark.slow
+def test_a_changed_list_is_followed_and_outlasts_a_restart(tmp_path: Path) -> None:
+    use_one_thread()
+    asyncio.run(_edit_the_lists(Devices(tmp_path / "kits", rounds=10_000, num_peers=3)))
+
+
+async def _edit_the_lists(devices: Devices) -> None:
+    for peer in range(3):
+        devices.start(peer)
+    zero = devices.daemons[0]
+    await devices.until(lambda: zero.participant.round > 0)
+    text = devices.files[0].read_text()
+    devices.files[0].write_text(text.replace("rounds = 10000", "rounds = 90"))
+    with pytest.raises(ConfigError, match=r"run\.rounds: was 10000 when this peer was started"):
+        await devices.ask(0, "reload")
+    added = '[[peers]]\nname = "shed"\nadvertise = "127.0.0.1:9"\n'
+    devices.files[0].write_text(text + added)
+    assert (await devices.ask(0, "reload"))["added"] == ["shed"]
+    assert [each["name"] for each in zero.status()["newcomers"]] == ["shed"]
+    # The device of peer-1 broke: its entry is taken out everywhere, and those after it move up in the file alone.
+    await devices.kill(1)
+    removed: dict[str, int] = {}
+    for peer in (0, 2):
+        lines = devices.files[peer].read_text()
+        entry = re.search(r'\[\[peers\]\]\nname = "peer-1"\nadvertise = "[^"]*"\n', lines)
+        assert entry is not None
+        lines = lines.replace(entry[0], "")
+        devices.files[peer].write_text(lines.replace("index = 2", "index = 1"))
+        answer = await devices.ask(peer, "reload")
+        removed |= answer["removed"]
+        assert {*answer["removed"], *answer["left_to_others"]} <= {"peer-1"}
+    assert removed.keys() == {"peer-1"}
+    await devices.until(lambda: zero.participant.round > removed["peer-1"])
+    assert devices.members(0) == ["peer-0", "peer-2"]
+    await devices.kill(2)
+    devices.start(2)
+    assert devices.daemons[2].me == 2
+    await devices.until(lambda: devices.sees(0, "peer-2") and devices.sees(2, "peer-0"))
+    assert devices.members(2) == ["peer-0", "peer-2"]
+    await devices.stop(0, 2)

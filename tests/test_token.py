@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from peer.config import load
+from peer.daemon import open_peer
 from peer.errors import SecurityError
 from peer.security import CertificateAuthority, TokenAccess
 from peer.transport import Neighbor, call_control
@@ -145,3 +147,16 @@ def test_no_secret_gets_into_a_log(caplog: pytest.LogCaptureFixture) -> None:
     for secret in (TOKEN, TOKEN[::-1], key, "PRIVATE KEY", "Bearer"):
         assert secret not in caplog.text
         assert secret not in repr(LISTENS)
+
+
+def test_a_daemon_shows_its_token_and_listens_as_it_is_told(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text(TOKEN)
+    (tmp_path / "token").chmod(0o600)
+    (tmp_path / "ca.pem").write_bytes(AUTHORITY.certificate)
+    file = tmp_path / "peer.toml"
+    file.write_text('[security]\nmode = "tls+token"\nplain_listener = true\n[[peers]]\nname = "ada"\n')
+    daemon = open_peer(load(file, environment={}), tmp_path)
+    try:
+        assert daemon.access == TokenAccess(TOKEN, AUTHORITY.certificate)
+    finally:
+        daemon.close()

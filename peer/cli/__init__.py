@@ -64,7 +64,7 @@ cli.add_section(
 )
 cli.add_section("Devices", (devices.doctor, devices.sign, devices.revoke))
 cli.add_section("Train", (train.up, train.run, train.simulate))
-cli.add_section("While it runs", (control.status, control.stop, control.leave, control.remove))
+cli.add_section("While it runs", (control.status, control.stop, control.reload, control.leave, control.remove))
 cli.add_section("Afterwards", (results.export, results.report, results.replay, version))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from peer.cli.options import config_option, json_option, load_peer
 from peer.errors import ConfigError, PeerUnreachable, RemoteError
 
 if TYPE_CHECKING:
-    from peer.config import Config
+    from peer.config import Config, PeerAddress
 
 run_option = click.option(
     "-r",
@@ -79,6 +80,31 @@ def stop(config_file: Path | None, directory: Path | None, everybody: bool, as_j
 @click.command(cls=SottoCommand)
 @config_option
 @json_option
+def reload(config_file: Path | None, as_json: bool) -> int:
+    """Have a running peer read the list of peers in its file again.
+
+    A peer that is added to [[peers]] is known from then on, and joins when it is started; one that is taken out is left
+    out of the run for good, as by `sotto remove`. Anything else that changed in the file is refused, and all goes on as
+    before. SIGHUP does the same, with the answer in the log.
+
+    \b
+    Examples:
+      sotto reload --config peer.toml
+      sotto reload --json
+    """
+    answers = _call(config_file, None, False, "reload")
+    if as_json:
+        print_json(answers[0])
+    else:
+        for answer in answers:
+            for line in [answer["error"]] if "error" in answer else _changes(answer):
+                click.echo(f"{answer['name']}: {line}")
+    return _exit_code(answers)
+
+
+@click.command(cls=SottoCommand)
+@config_option
+@json_option
 def leave(config_file: Path | None, as_json: bool) -> int:
     """Ask a peer to leave the run for good, while the others go on.
 
@@ -120,10 +146,14 @@ def remove(name: str, config_file: Path | None, as_json: bool) -> int:
     answer: dict[str, Any] = {"name": name}
     refusals: list[RemoteError] = []
     # Only those who hear the peer can tell in which round it was lost.
-    others = [index for index, peer in enumerate(config.peers) if index != config.peer.index and peer.name != name]
-    for index in (config.peer.index, *others):
+    own = config.peer.index
+    asked: list[int | PeerAddress] = [own]
+    asked += [index for index, peer in enumerate(config.peers) if index != own and peer.name != name]
+    with contextlib.suppress(RemoteError):
+        asked += control.newcomers(config, control.call(config, base, own, "status"))
+    for peer in asked:
         try:
-            answer |= control.call(config, base, index, "remove", {"name": name})
+            answer |= control.call(config, base, peer, "remove", {"name": name})
         except RemoteError as error:
             refusals.append(error)
         else:
@@ -142,6 +172,13 @@ def _leaves(answer: dict[str, Any]) -> str:
     return f"leaves before round {answer['from']}; round {answer['round']} is under way"
 
 
+def _changes(answer: dict[str, Any]) -> list[str]:
+    lines = [f"knows {name}, which joins when it is started" for name in answer["added"]]
+    lines += [f"goes on without {name} from round {from_} on" for name, from_ in answer.get("removed", {}).items()]
+    lines += [f"leaves it to others to remove {name}: {why}" for name, why in answer.get("left_to_others", {}).items()]
+    return lines or ["nothing changed in its list of peers"]
+
+
 def find_peer_files(directory: Path) -> list[Path]:
     """Return the peer.toml of every peer below a run folder or cluster folder. Raises ConfigError if there is none."""
     files = [*directory.glob("peers/peer-*/peer.toml"), *directory.glob("peer-*/peer.toml")]
@@ -155,7 +192,7 @@ def _call(config_file: Path | None, directory: Path | None, everybody: bool, ver
     """Return each peer's answer; one that gave none has `error` and `exit_code` instead."""
     if directory is not None and (config_file is not None or everybody):
         raise ConfigError("names all peers by itself; leave out --config and --all", key="--run")
-    targets: list[tuple[Config, Path, int | None]]
+    targets: list[tuple[Config, Path, int | PeerAddress | None]]
     if directory is not None:
         # By their advertised addresses, with their own certificates: the folder may be a copy on another machine.
         peers = [load_peer(file) for file in find_peer_files(directory)]
@@ -166,16 +203,25 @@ def _call(config_file: Path | None, directory: Path | None, everybody: bool, ver
     from peer import control
 
     answers = []
-    for config, base, index in targets:
-        position = config.peer.index if index is None else index
-        name = config.peers[position].name if position < len(config.peers) else f"peer {position}"
-        answer: dict[str, Any] = {"index": position, "name": name}
+    for config, base, peer in targets:
+        answer = _described(config, peer)
         try:
-            answer |= control.call(config, base, index, verb)
+            answer |= control.call(config, base, peer, verb)
         except RemoteError as error:
             answer |= {"state": "unreachable", "error": error.problem, "exit_code": error.exit_code}
+        if everybody and isinstance(peer, int) and "newcomers" in answer:
+            # Those that the configuration does not list: a running peer knows them.
+            known = [each for _, _, each in targets]
+            targets += [(config, base, each) for each in control.newcomers(config, answer) if each not in known]
         answers.append(answer)
     return answers
+
+
+def _described(config: Config, peer: int | PeerAddress | None) -> dict[str, Any]:
+    if peer is not None and not isinstance(peer, int):
+        return {"name": peer.name}
+    index = config.peer.index if peer is None else peer
+    return {"index": index, "name": config.peers[index].name if index < len(config.peers) else f"peer {index}"}
 
 
 def _exit_code(answers: list[dict[str, Any]]) -> int:

@@ -18,17 +18,20 @@ if TYPE_CHECKING:
 @click.command(cls=SottoCommand)
 @click.argument("directory", type=click.Path(path_type=Path))
 @click.argument("request", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.option("--relay", metavar="NAME", help="A peer that all can dial: it connects the new one, which nobody can.")
 @json_option
-def sign(directory: Path, request: Path, as_json: bool) -> None:
+def sign(directory: Path, request: Path, relay: str | None, as_json: bool) -> None:
     """Sign the request of a new device, made there by `sotto init --join`.
 
     DIRECTORY is the cluster's folder, with ca.key. The device gets a folder peer-K in it, with everything but the key,
-    which never left the device: copy its files beside that. A device that is in the list of peers already gets a new
-    certificate. Nothing changes for the others; compare the thumbprint with the one that the device printed.
+    which never left the device: copy its files beside that. Started there, it joins the run, also one under way;
+    nothing changes for the others. A device that is in the list of peers already gets a new certificate. Compare the
+    thumbprint with the one that the device printed.
 
     \b
     Examples:
       sotto sign kits request.pem
+      sotto sign kits request.pem --relay peer-0
     """
     from peer import enroll
     from peer.security import request_thumbprint
@@ -38,7 +41,7 @@ def sign(directory: Path, request: Path, as_json: bool) -> None:
     except OSError as error:
         raise ConfigError(f"cannot be read: {error.strerror}", file=str(request)) from None
     print_ = request_thumbprint(data)
-    done = enroll.admit(directory, data)
+    done = enroll.admit(directory, data, relay=relay)
     if as_json:
         print_json(_described(done, print_))
         return
@@ -46,14 +49,7 @@ def sign(directory: Path, request: Path, as_json: bool) -> None:
     click.echo(f"signed     {done.identity.name}, until {done.identity.not_after:%Y-%m-%d}")
     click.echo(f"copy       {done.folder}/* into the device's folder, beside its peer.key")
     if not done.known:
-        click.echo(f"new peer   {done.index} in the list of peers:\n\n{_entry(done)}")
-
-
-def _entry(done: Admitted) -> str:
-    lines = ["[[peers]]", f'name = "{done.entry.name}"']
-    if done.entry.advertise is not None:
-        lines.append(f'advertise = "{done.entry.advertise}"')
-    return "\n".join(lines)
+        click.echo(f"new peer   number {done.index}; it joins when it is started: sotto run --config peer.toml")
 
 
 def _described(done: Admitted, thumbprint: str) -> dict[str, Any]:

@@ -52,7 +52,10 @@ live_option = click.option("--no-live", is_flag=True, help="Print a line now and
 @baseline_option
 @name_option
 @click.option(
-    "--resume", metavar="NAME", help="Go on with a run that was stopped or broke off, as it was configured: its folder."
+    "--resume",
+    metavar="NAME",
+    help="Go on with a run that was stopped or broke off, as it was configured: its folder. With --peers, new ones "
+    "join it, or the newest leave it, until there are so many.",
 )
 @runs_option
 @live_option
@@ -80,20 +83,26 @@ def up(
       sotto up --peers 4 --skew 0 --rounds 500
       sotto up --config job.toml --set training.learning_rate=0.05 --name slower
       sotto up --resume slower
+      sotto up --resume slower --peers 10
       sotto up --no-live --json > summary.json
     """
     if resume is not None:
         directory = find_run_to_resume(runs_dir, resume)
-        if config_file is not None or settings or num_peers is not None or name is not None:
-            raise ConfigError("goes on with the run as it was configured", key="--resume", valid="alone")
+        if config_file is not None or settings or name is not None:
+            raise ConfigError(
+                "goes on with the run as it was configured", key="--resume", valid="alone, or with --peers"
+            )
         config, base = load_config(directory / "peers" / "peer-0" / "peer.toml", ())
+        count = config.num_listed
     else:
         config, base = load_config(config_file, settings)
-    count = count_peers(config, num_peers)
+        count = count_peers(config, num_peers)
     _warn(config, base, count)
     # Before the folder is made: it takes a while, and Ctrl-C in it should leave nothing behind.
     from peer import cluster
+    from peer.resize import line_up
 
+    lineup = None if resume is None else line_up(directory / "peers", config, num_peers)
     if resume is None:
         directory = make_directory(runs_dir, name, config.run.name)
     with _report_in_any_case(directory) if resume is None else contextlib.nullcontext():
@@ -108,7 +117,7 @@ def up(
                 on_progress=view.update,
                 stop=stop.event,
                 baseline=not no_baseline,
-                resume=resume is not None,
+                lineup=lineup,
             )
     return _finish(summary, directory, as_json, interrupted=stop.event.is_set())
 
@@ -219,7 +228,8 @@ def run(config_file: Path | None, settings: tuple[str, ...]) -> int:
     """Run one peer in the foreground: the daemon.
 
     Without --config it reads ./peer.toml. SIGTERM or Ctrl-C finishes the round, saves and says goodbye; a second one
-    stops at once. Started again, it goes on where it saved. Under systemd it reports readiness (Type=notify).
+    stops at once. Started again, it goes on where it saved. SIGHUP, or `sotto reload`, has it read its list of peers
+    again. Under systemd it reports readiness (Type=notify).
 
     \b
     Examples:
@@ -231,7 +241,7 @@ def run(config_file: Path | None, settings: tuple[str, ...]) -> int:
 
     config, base = load_peer(config_file, settings)
     raise_log_level()
-    return daemon.run(config, base)
+    return daemon.run(config, base, lambda: load_peer(config_file, settings)[0])
 
 
 def make_directory(runs_dir: Path, name: str | None, default: str) -> Path:

@@ -16,6 +16,7 @@ import pytest
 from peer import __version__
 from peer.cluster import free_ports
 from peer.config import JOB_PARTS, Config, load
+from peer.enroll import admit, request
 from peer.hello import HelloInfo
 from peer.init import Host, write_cluster, write_peer_file
 from peer.security import CertificateAuthority, load_credentials
@@ -205,3 +206,13 @@ def test_two_that_cannot_be_dialled_need_a_relay(kits: Path) -> None:
     code, findings = examine(kits, 0)
     assert code == 2
     assert "neither it nor this peer can be dialled → give one of the two" in of(findings, "peer-1", "error")
+
+
+def test_a_device_that_was_signed_later_need_not_be_known_yet(kits: Path) -> None:
+    request(kits / "peer-3", "garage", None, 7700)
+    assert admit(kits, (kits / "peer-3" / "request.pem").read_bytes()).index == 3
+    with running(kits, 0), running(kits, 1):
+        code, findings = examine(kits, 3)
+    assert (code, {each["level"] for each in findings}) == (0, {"ok"})
+    assert "does not know this peer yet; it will when this peer is started" in of(findings, "peer-0", "ok")
+    assert "which joins through another one" in of(findings, "peer-2", "ok")

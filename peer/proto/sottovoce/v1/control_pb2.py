@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1asottovoce/v1/control.proto\x12\x0csottovoce.v1\"#\n\x0e\x43ontrolRequest\x12\x11\n\targuments\x18\x01 \x01(\t\"!\n\x0f\x43ontrolResponse\x12\x0e\n\x06result\x18\x01 \x01(\t2\xf8\x03\n\x07\x43ontrol\x12\x45\n\x06Status\x12\x1c.sottovoce.v1.ControlRequest\x1a\x1d.sottovoce.v1.ControlResponse\x12\x43\n\x04Stop\x12\x1c.sottovoce.v1.ControlRequest\x1a\x1d.sottovoce.v1.ControlResponse\x12G\n\x08Snapshot\x12\x1c.sottovoce.v1.ControlRequest\x1a\x1d.sottovoce.v1.ControlResponse\x12\x44\n\x05Leave\x12\x1c.sottovoce.v1.ControlRequest\x1a\x1d.sottovoce.v1.ControlResponse\x12\x45\n\x06Remove\x12\x1c.sottovoce.v1.ControlRequest\x1a\x1d.sottovoce.v1.ControlResponse\x12\x45\n\x06Revoke\x12\x1c.sottovoce.v1.ControlRequest\x1a\x1d.sottovoce.v1.ControlResponse\x12\x44\n\x05Probe\x12\x1c.sottovoce.v1.ControlRequest\x1a\x1d.sottovoce.v1.ControlResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1asottovoce/v1/control.proto\x12\x0csottovoce.v1\"#\n\x0e\x43ontrolRequest\x12\x11\n\targuments\x18\x01 \x01(\t\"!\n\x0f\x43ontrolResponse\x12\x0e\n\x06result\x18\x01 \x01(\t2\xbf\x04\n\x07\x43ontrol\x12\x45\n\x06Status\x12\x1c.sottovoce.v1.ControlRequest\x1a\x1d.sottovoce.v1.ControlResponse\x12\x43\n\x04Stop\x12\x1c.sottovoce.v1.ControlRequest\x1a\x1d.sottovoce.v1.ControlResponse\x12G\n\x08Snapshot\x12\x1c.sottovoce.v1.ControlRequest\x1a\x1d.sottovoce.v1.ControlResponse\x12\x45\n\x06Reload\x12\x1c.sottovoce.v1.ControlRequest\x1a\x1d.sottovoce.v1.ControlResponse\x12\x44\n\x05Leave\x12\x1c.sottovoce.v1.ControlRequest\x1a\x1d.sottovoce.v1.ControlResponse\x12\x45\n\x06Remove\x12\x1c.sottovoce.v1.ControlRequest\x1a\x1d.sottovoce.v1.ControlResponse\x12\x45\n\x06Revoke\x12\x1c.sottovoce.v1.ControlRequest\x1a\x1d.sottovoce.v1.ControlResponse\x12\x44\n\x05Probe\x12\x1c.sottovoce.v1.ControlRequest\x1a\x1d.sottovoce.v1.ControlResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,5 +36,5 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CONTROLRESPONSE']._serialized_start=81
   _globals['_CONTROLRESPONSE']._serialized_end=114
   _globals['_CONTROL']._serialized_start=117
-  _globals['_CONTROL']._serialized_end=621
+  _globals['_CONTROL']._serialized_end=692
 # @@protoc_insertion_point(module_scope)

@@ -1,0 +1,91 @@
+"""What a file means whose list of peers is not the one that the run began with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from peer import peer_list
+from peer.config import Config, PeerAddress, PeerOptions, load
+from peer.disk import RealDisk
+from peer.errors import ConfigError, StateError
+
+NAMES = ("ada", "ben", "cleo")
+
+
+def config_of(*names: str, own: str, **sections: object) -> Config:
+    peers = tuple(PeerAddress(name=name, advertise=f"{name}:7700") for name in names)
+    return Config(peers=peers, peer=PeerOptions(index=names.index(own)), **sections)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def begun(tmp_path: Path) -> Path:
+    """The folder of ben, whose run began with the three."""
+    (tmp_path / "state").mkdir()
+    peer_list.keep(RealDisk(tmp_path / "state"), config_of(*NAMES, own="ben").peers)
+    return tmp_path
+
+
+def test_without_a_state_the_file_says_it_all(tmp_path: Path) -> None:
+    config = config_of(*NAMES, own="ben")
+    assert peer_list.settle(config, tmp_path) == peer_list.Settled(config, (), ())
+
+
+def test_numbers_stay_when_an_entry_is_taken_out(begun: Path) -> None:
+    settled = peer_list.settle(config_of("ben", "cleo", own="ben"), begun)
+    assert [peer.name for peer in settled.config.peers] == [*NAMES]
+    assert (settled.config.peer.index, settled.added, settled.taken_out) == (1, (), ("ada",))
+    assert settled.config.job_digest() == config_of(*NAMES, own="ada").job_digest()
+
+
+def test_whoever_is_added_gets_a_number_after_all_others_and_changes_no_job(begun: Path) -> None:
+    settled = peer_list.settle(config_of("dan", *NAMES, own="ben"), begun)
+    assert [peer.name for peer in settled.config.peers] == [*NAMES, "dan"]
+    assert settled.config.peers[3].admitted
+    assert (settled.config.num_listed, settled.added) == (3, ("dan",))
+    assert settled.config.job_digest() == config_of(*NAMES, own="ada").job_digest()
+    # The list of the start is kept, whatever is in the file later.
+    peer_list.keep(RealDisk(begun / "state"), settled.config.peers)
+    assert peer_list.settle(config_of(*NAMES, own="ben"), begun).config.num_peers == 3
+
+
+def test_addresses_are_those_of_the_file(begun: Path) -> None:
+    config = config_of(*NAMES, own="ben")
+    moved = config.peers[2].model_copy(update={"advertise": "elsewhere:7700"})
+    settled = peer_list.settle(config.model_copy(update={"peers": (*config.peers[:2], moved)}), begun)
+    assert settled.config.peers[2].advertise == "elsewhere:7700"
+
+
+def test_the_state_of_another_run_is_refused(begun: Path) -> None:
+    with pytest.raises(StateError, match="nobody in its list is 'eve'"):
+        peer_list.settle(config_of("eve", "dan", own="eve"), begun)
+    (begun / "state" / peer_list.FILE).write_text('[{"name": 7}]')
+    with pytest.raises(StateError, match="is damaged; delete it if"):
+        peer_list.settle(config_of(*NAMES, own="ben"), begun)
+
+
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ("training.learning_rate=0.5", "training.learning_rate"),
+        ("run.rounds=7", "run.rounds"),
+        ("peer.listen=0.0.0.0:1", "peer.listen"),
+    ],
+)
+def test_whatever_else_changed_is_named(override: str, key: str) -> None:
+    old = load(environment={}).model_copy(update={"peers": config_of(*NAMES, own="ada").peers})
+    new = load(environment={}, overrides=[override]).model_copy(update={"peers": old.peers})
+    peer_list.refuse_other_changes(old, old)
+    with pytest.raises(ConfigError, match=rf"{key}: .*only \[\[peers\]\] can gain or lose entries") as refusal:
+        peer_list.refuse_other_changes(old, new)
+    assert refusal.value.exit_code == 2
+
+
+def test_an_entry_that_changed_and_the_own_one_are_named() -> None:
+    old, moved = config_of(*NAMES, own="ben"), PeerAddress(name="cleo", advertise="elsewhere:1")
+    with pytest.raises(ConfigError, match=r"peers\.cleo\.advertise"):
+        peer_list.refuse_other_changes(old, old.model_copy(update={"peers": (*old.peers[:2], moved)}))
+    with pytest.raises(ConfigError, match="is the place of 'cleo' in the new list; this is 'ben'"):
+        peer_list.refuse_other_changes(old, old.model_copy(update={"peers": (old.peers[0], old.peers[2])}))
+    peer_list.refuse_other_changes(old, config_of("ben", "cleo", own="ben"))
