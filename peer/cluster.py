@@ -21,13 +21,15 @@ from typing import IO
 
 import numpy as np
 
+from peer import control
 from peer.compress.payload import FloatArray
-from peer.config import Config
-from peer.errors import DataError, DivergenceError, RemoteError, SecurityError, SottoError, StateError
+from peer.config import Config, load
+from peer.errors import DataError, DivergenceError, PeerUnreachable, RemoteError, SecurityError, SottoError, StateError
 from peer.init import Host, write_cluster, write_resolved
 from peer.job import Job, refuse_errors, validate_config
 from peer.metrics import EvaluationRecord, LinkRecord, MetricsStore, Summary
 from peer.report.progress import PeerProgress, Progress
+from peer.resize import Lineup, add_peers
 from peer.store import find_checkpoints, load_checkpoint
 from peer.summary import consensus, describe_run, evaluation_record, finish_summary, train_single_process
 from peer.train.local_step import Trainer
@@ -89,18 +91,24 @@ class Cluster:
         directory: Path,
         hosts: Sequence[Host] | None = None,
         launcher: Callable[[int], Sequence[str]] = lambda index: (),
-        resume: bool = False,
+        lineup: Lineup | None = None,
     ) -> None:
         """Check the configuration and write everything the peers need below `directory`. Raises SottoError.
 
         `hosts` says where the peers listen, by default on free ports of the loopback interface; `launcher(index)` is
-        put before the command of a peer, to start it in a network of its own. With `resume` the folder holds a run that
-        was stopped or broke off, `config` is that of one of its peers, and nothing is written anew.
+        put before the command of a peer, to start it in a network of its own. With a `lineup` the folder holds a run
+        that was stopped or broke off, which those peers go on with, and only what joining ones need is written;
+        `config` is that of one of its peers, `num_peers` how many the run began with.
         """
         use_one_thread()
-        self.directory, self.num_peers = directory, num_peers
+        self.directory = directory
         refuse_errors(validate_config(config, base, num_peers))
         self.job = Job.open(config, base, num_peers)
+        self.numbers = range(num_peers) if lineup is None else lineup.started
+        """Of the peers that run here; all else here goes by their position among these."""
+        self._leaving = set() if lineup is None else {*lineup.leaving}
+        self._leaves_at: dict[int, int] = {}
+        """Peer number → first round without it."""
         self.trainer: Trainer = self.job.trainer(0)
         evaluations = config.run.rounds // config.evaluation.every_rounds + 1 if config.evaluation.every_rounds else 1
         keep = evaluations * num_peers * self.trainer.layout.size * 8 <= KEEP_MODELS_BYTES_MAX
@@ -108,18 +116,21 @@ class Cluster:
             update={"evaluation": config.evaluation.model_copy(update={"keep_models": keep})}
         )
         self._launcher = launcher
-        if resume:
-            self.peer_files = [directory / "peers" / f"peer-{index}" / "peer.toml" for index in range(num_peers)]
+        if lineup is not None:
+            add_peers(directory / "peers", lineup.joining, free_ports(len(lineup.joining)))
+            self.peer_files = [directory / "peers" / f"peer-{number}" / "peer.toml" for number in self.numbers]
         else:
             hosts = hosts or [Host("127.0.0.1", port) for port in free_ports(num_peers)]
             self.peer_files = write_cluster(directory / "peers", self.config, hosts, base=base)
             write_resolved(self.config, directory / "config.toml")
+        self.num_peers = len(self.numbers)
         self.state_folders = [file.parent / config.state.directory for file in self.peer_files]
         self.names = [file.parent.name for file in self.peer_files]
         self.processes: list[subprocess.Popen[bytes]] = []
         self._logs: list[IO[bytes]] = []
-        self._stores: list[MetricsStore | None] = [None] * num_peers
-        self._last_round = [-1] * num_peers
+        self._stores: list[MetricsStore | None] = [None] * len(self.numbers)
+        self._first_round: list[int | None] = [None] * len(self.numbers)
+        self._last_round = [-1] * len(self.numbers)
         self._seen = [PeerProgress(name=name) for name in self.names]
         self.central = MetricsStore(directory / "metrics.sqlite")
         """Figures over all peers: the averaged model's accuracy, the consensus distance."""
@@ -129,7 +140,7 @@ class Cluster:
 
     def start(self) -> None:
         """Start every peer in a process of its own."""
-        for index in range(self.num_peers):
+        for index in range(len(self.numbers)):
             self.start_peer(index)
 
     def start_peer(self, index: int) -> subprocess.Popen[bytes]:
@@ -167,10 +178,30 @@ class Cluster:
 
     def poll(self) -> list[PeerProgress]:
         """Read what the peers have written since the last call; return where each of them is."""
-        for index in range(self.num_peers):
+        for index in range(len(self.numbers)):
             self._poll_peer(index)
         self._evaluate_new_models()
         return list(self._seen)
+
+    @property
+    def staying(self) -> list[int]:
+        """Positions of the peers that stay to the end."""
+        return [index for index, number in enumerate(self.numbers) if number not in self._leaving]
+
+    def let_go(self) -> None:
+        """Ask those who are to leave for it, as soon as they can be asked. Raises RemoteError if one must not leave."""
+        for number in sorted(self._leaving - self._leaves_at.keys()):
+            file = self.peer_files[self.numbers.index(number)]
+            config = load(file, environment={})
+            with contextlib.suppress(PeerUnreachable):
+                status = control.call(config, file.parent, None, "status")
+                coming = [each for each in status["coming_changes"] if each["name"] == status["name"]]
+                joins = any(each["kind"] == "JOIN" for each in coming)
+                if status["name"] not in status["members"] or joins:
+                    continue  # It has to join before it can leave.
+                if not coming:
+                    coming = [control.call(config, file.parent, None, "leave")]
+                self._leaves_at[number] = coming[0]["from"]
 
     def failed(self) -> tuple[int, int] | None:
         """Return (peer, exit code) of the first process that ended with an error."""
@@ -219,9 +250,10 @@ class Cluster:
                 MetricsStore(folder / "metrics.sqlite").close()
 
     def final_states(self) -> list[tuple[FloatArray, float]]:
-        """Return (x, u) of every peer's newest checkpoint."""
+        """Return (x, u) of the newest checkpoint of every peer that stays to the end."""
         states = []
-        for folder in self.state_folders:
+        for index in self.staying:
+            folder = self.state_folders[index]
             arrays = load_checkpoint(find_checkpoints(folder)[-1]).arrays
             states.append((arrays["algorithm/x"], float(arrays["algorithm/u"][0])))
         return states
@@ -239,6 +271,8 @@ class Cluster:
             store = self._stores[index] = MetricsStore(path, read_only=True)
         seen = self._seen[index]
         for record in store.rounds(after=self._last_round[index]):
+            if self._first_round[index] is None:
+                self._first_round[index] = record.round
             self._last_round[index] = record.round
             seen = dataclasses.replace(
                 seen,
@@ -248,9 +282,14 @@ class Cluster:
                 frame_bytes=seen.frame_bytes + record.frame_bytes,
                 values=seen.values + record.values,
             )
-        own = [r for r in store.evaluations() if r.peer == index and r.split == "test"]
+        number, schedule = self.numbers[index], self.job.schedule
+        own = [r for r in store.evaluations() if r.peer == number and r.split == "test"]
         links = store.links()
-        neighbors = {*self.job.schedule.all_receivers(index), *self.job.schedule.all_senders(index)}
+        neighbors = {link.neighbor for link in links}
+        awaited = 0
+        if self._members_never_change:
+            neighbors = {*schedule.all_receivers(number), *schedule.all_senders(number)}
+            awaited = len(schedule.senders(max(0, seen.round), number))
         running = index < len(self.processes) and self.processes[index].poll() is None
         sockets = [link.socket_bytes for link in links]
         self._seen[index] = dataclasses.replace(
@@ -260,7 +299,7 @@ class Cluster:
             neighbors=len(neighbors),
             neighbors_up=sum(link.up for link in links),
             heard=0,
-            awaited=len(self.job.schedule.senders(max(0, seen.round), index)),
+            awaited=awaited,
             state=("finished" if seen.round >= self.config.run.rounds else "training" if running else "stopped"),
         )
 
@@ -271,7 +310,10 @@ class Cluster:
             return
         rounds = {int(path.stem) for path in folders[0].glob("[0-9]*.npy")} - self._evaluated
         for done in sorted(rounds):
-            paths = [folder / f"{done}.npy" for folder in folders]
+            members = self._members_after(done)
+            if members is None:
+                return
+            paths = [folders[index] / f"{done}.npy" for index in members]
             if not all(path.exists() for path in paths):
                 return
             stacked = [np.load(path, allow_pickle=False) for path in paths]
@@ -279,6 +321,28 @@ class Cluster:
             self.evaluate(done, [(vector[:-1].astype(np.float32), float(vector[-1])) for vector in stacked])
             for path in paths:
                 path.unlink()
+
+    @property
+    def _members_never_change(self) -> bool:
+        return tuple(self.numbers) == self.job.first_members and not self._leaving
+
+    def _members_after(self, done: int) -> list[int] | None:
+        """Return the positions of those who are members after `done` rounds; None while that is not known."""
+        members = []
+        for index, number in enumerate(self.numbers):
+            leaves_at = self._leaves_at.get(number)
+            if number in self._leaving and leaves_at is None:
+                return None
+            first = 0 if number in self.job.first_members else self._first_round[index]
+            if first is None:
+                if self.processes[index].poll() is None:
+                    return None
+                continue  # It ended before it had joined.
+            # The round in which a peer joins is that before its first as a member.
+            joined = done >= first + (number not in self.job.first_members)
+            if joined and (leaves_at is None or done < leaves_at):
+                members.append(index)
+        return members
 
     def evaluate(self, done: int, states: list[tuple[FloatArray, float]]) -> EvaluationRecord:
         """Record consensus distance and accuracy of the averaged model after `done` rounds."""
@@ -307,17 +371,17 @@ def up(
     on_progress: Callable[[Progress], None] | None = None,
     stop: threading.Event | None = None,
     baseline: bool = True,
-    resume: bool = False,
+    lineup: Lineup | None = None,
 ) -> Summary:
     """Run all peers of a job on this machine to the end; return what it came to.
 
-    Everything lands in `directory`, which exists and is empty, unless `resume` (see `Cluster`): configuration, peers
-    with their states and logs, metrics, the averaged model, the summary. When `stop` is set the peers finish their
-    round, save and end. Raises SottoError if a peer fails; no process outlives this call.
+    Everything lands in `directory`, which exists and is empty, unless there is a `lineup` (see `Cluster`):
+    configuration, peers with their states and logs, metrics, the averaged model, the summary. When `stop` is set the
+    peers finish their round, save and end. Raises SottoError if a peer fails; no process outlives this call.
     """
     started = time.monotonic()
     stop = stop or threading.Event()
-    cluster = Cluster(config, base, num_peers=num_peers, directory=directory, resume=resume)
+    cluster = Cluster(config, base, num_peers=num_peers, directory=directory, lineup=lineup)
 
     def show(phase: str, peers: list[PeerProgress]) -> None:
         if on_progress is not None:
@@ -333,7 +397,10 @@ def up(
             )
 
     summary = describe_run(cluster.config, cluster.job, cluster.trainer.layout)
-    summary.peer_names = cluster.names
+    summary.peer_names = [f"peer-{number}" for number in range(cluster.numbers[-1] + 1)]
+    if lineup is not None:
+        summary.members = [cluster.numbers[index] for index in cluster.staying]
+        summary.num_peers = len(summary.members)
     ended: str = "completed"
     failure: SottoError | None = None
     try:
@@ -344,6 +411,11 @@ def up(
                 break
             failure = cluster.failure()
             if failure is not None:
+                break
+            try:
+                cluster.let_go()
+            except RemoteError as error:
+                failure = error
                 break
             peers = cluster.poll()
             show("starting peers" if all(peer.round == 0 for peer in peers) else "training", peers)

@@ -152,6 +152,8 @@ class Summary:
     peer_names: list[str] = field(default_factory=list)
     peer_accuracy: list[float] = field(default_factory=list)
     """Of each peer's de-biased model on the common test set, fractions."""
+    members: list[int] = field(default_factory=list)
+    """Numbers of the peers whose accuracies these are, where not all that ever took part were there in the end."""
     averaged_accuracy: float | None = None
     precision: str = "float32"
     """In which the peers trained: float32 or int8."""

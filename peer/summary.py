@@ -63,7 +63,8 @@ def consensus(done: int, models: Sequence[FloatArray]) -> ConsensusRecord:
 def finish_summary(
     summary: Summary, stores: Sequence[MetricsStore], config: Config, job: Job, *, baseline: bool
 ) -> None:
-    """Fill in what the metrics say, and the accuracy of one process trained on all data if wanted."""
+    """Fill in what the metrics say, and the accuracy of one process trained on all data if wanted. Where
+    `summary.members` names somebody, the accuracies are theirs alone."""
     rounds = [record for store in stores for record in store.rounds()]
     evaluations = [record for store in stores for record in store.evaluations() if record.split == "test"]
     links = [record for store in stores for record in store.links()]
@@ -89,10 +90,10 @@ def finish_summary(
     if stale:
         summary.staleness, summary.most_staleness = sum(stale) / len(stale), max(stale)
     summary.reconnects = sum(link.reconnects for link in links)
-    completed = min((record.round + 1 for record in last_of_peer.values()), default=0)
+    completed = max((record.round + 1 for record in last_of_peer.values()), default=0)
     summary.seconds_per_round = max((r.time_s for r in last_of_peer.values()), default=0.0) / max(1, completed)
     newest = {record.peer: record for record in sorted(evaluations, key=lambda record: record.round)}
-    own = [newest[peer] for peer in sorted(newest) if peer >= 0]
+    own = [newest[peer] for peer in sorted(newest) if peer >= 0 and peer in (summary.members or newest)]
     summary.peer_accuracy = [record.accuracy for record in own]
     if -1 in newest:
         summary.averaged_accuracy = newest[-1].accuracy

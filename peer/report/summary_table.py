@@ -107,7 +107,8 @@ def _traffic(summary: Summary) -> Table:
 
 
 def _names(summary: Summary) -> list[str]:
-    return summary.peer_names or [f"peer {index}" for index in range(len(summary.peer_accuracy))]
+    names = summary.peer_names or [f"peer {index}" for index in range(len(summary.peer_accuracy))]
+    return [names[number] for number in summary.members] or names
 
 
 def _table(first: str, *others: str) -> Table:
