@@ -274,9 +274,11 @@ async def _member(me: Attacker, work: Callable[[Stream], Awaitable[None]], pause
                 await me.greeted(stream)
             except ConnectionError as error:
                 return str(error)
+            # Listens meanwhile: after a write that failed there is nothing left to be read.
+            verdict = asyncio.ensure_future(stream.verdict())
             with contextlib.suppress(*_LOST):
                 await work(stream)
-            return await stream.verdict()
+            return await verdict
 
     await _again_and_again(me, once, pause_s)
 
