@@ -671,7 +671,7 @@ class Participant:
         if self._last_codes is not None:
             self._last_codes.forget_before(self.round)
             if self._views is not None and self._views.membership.changes_at(self.round):
-                self._last_codes.keep_only(self._views.all_senders(self.peer))
+                self._last_codes.keep_only(self._views.all_senders(self.peer), self.round)
         account, cpu = self._account, self._cpu_clock()
         # The norms cost a pass over the model each: with a large one they are taken now and then.
         health = self.algorithm.metrics() if outcome.finished % self._health_every == 0 else Metrics(self.algorithm.u)

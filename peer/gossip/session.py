@@ -308,8 +308,9 @@ class Session:
             return
         if message.kind not in _ROUND_KINDS:
             raise RemoteProtocolError(f"sent {message.kind.name} in a synchronous run", peer=sender)
-        is_optional = self.algorithm.spec.may_send_nothing or message.phase == READ_PHASE
-        if message.kind is MessageKind.NOTHING and not is_optional:
+        spec = self.algorithm.spec
+        may_send_nothing = spec.may_send_nothing or (spec.modulo and message.phase == READ_PHASE)
+        if message.kind is MessageKind.NOTHING and not may_send_nothing:
             raise RemoteProtocolError(f"left us out of a round, which {self.algorithm.spec.name} forbids", peer=sender)
         if sender in self._lost:
             raise RemoteProtocolError("was declared lost and is out of the run", peer=sender)

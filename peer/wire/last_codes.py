@@ -82,9 +82,14 @@ class LastCodes:
             while len(messages) > 1 and messages[1].round < round_:
                 del messages[0]
 
-    def keep_only(self, senders: Collection[int]) -> None:
-        """Forget what others sent: the edges from them are gone."""
-        self._heard = {sender: messages for sender, messages in self._heard.items() if sender in senders}
+    def keep_only(self, senders: Collection[int], round_: int) -> None:
+        """Forget what others sent before `round_`: the edges from them are gone. Those of whom there are later messages
+        are neighbours to come."""
+        self._heard = {
+            sender: messages
+            for sender, messages in self._heard.items()
+            if sender in senders or messages[-1].round >= round_
+        }
 
     def state(self, round_: int) -> dict[str, npt.NDArray[Any]]:
         """Return the codes as whole frames, uint8[bytes] each, and the receivers of the own; before `round_`."""

@@ -161,3 +161,14 @@ def test_what_is_kept_is_one_message_a_stream_and_the_own() -> None:
     assert receiver.nbytes == 3 * LAYOUT.size
     receiver.forget_before(9)
     assert sorted(receiver.state(9)) == ["7", "8", "own", "receivers"]
+
+
+def test_what_a_neighbour_to_come_has_sent_is_kept_when_others_are_forgotten() -> None:
+    """It may be ahead: its first message waits, and the second is told against that."""
+    last = LastCodes(LAYOUT, np.float32, tells_changes=True)
+    for message in (codes(3, sender=1), codes(3, sender=2), codes(5, sender=4)):
+        last.hear(message)
+    last.keep_only([1], 4)
+    assert last.of(1) is not None
+    assert last.of(2) is None
+    assert last.of(4) is not None

@@ -18,7 +18,7 @@ from peer.simulate.faults import Scenario, SimulationFailed, World, simulate
 from peer.simulate.faults.scenario import CASES
 from peer.wire.message import Message
 
-MEMBERS = (1, 16, 17, 34, 73, 80, 83, 99)
+MEMBERS = (1, 16, 17, 26, 34, 39, 59, 73, 80, 83, 86, 88, 99)
 """Seeds in which somebody joins, leaves or is lost."""
 
 
