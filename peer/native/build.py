@@ -19,6 +19,7 @@ SOURCES = (
     "wire.c",
     "wire_groups.c",
 )
+OPTIONS = ("-O3", "-std=gnu11", "-ffp-contract=off", "-fno-math-errno", "-Wall", "-Wextra", "-Wno-psabi")
 
 ffibuilder = FFI()
 for source in SOURCES:
@@ -30,7 +31,7 @@ ffibuilder.set_source(
     "\n".join(f'#include "{Path(source).with_suffix(".h")}"' for source in SOURCES),
     sources=[f"peer/native/{source}" for source in SOURCES],
     include_dirs=["peer/native"],
-    extra_compile_args=["-O3", "-std=gnu11", "-ffp-contract=off", "-fno-math-errno", "-Wall", "-Wextra", "-Wno-psabi"],
+    extra_compile_args=list(OPTIONS),
     optional=True,
 )
 
