@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 
+from peer import synchronous
 from peer.config import load
 from peer.daemon import open_peer
 from peer.enroll import admit, request, revoke
-from peer.errors import ConfigError, SottoError
+from peer.errors import ConfigError, HandshakeRefused, SottoError
 from peer.init import place_peers, write_cluster
 from peer.synchronous import SynchronousDaemon
 from peer.train.threads import use_one_thread
@@ -220,3 +221,21 @@ async def _edit_the_lists(devices: Devices) -> None:
     await devices.until(lambda: devices.sees(0, "peer-2") and devices.sees(2, "peer-0"))
     assert devices.members(2) == ["peer-0", "peer-2"]
     await devices.stop(0, 2)
+
+
+def test_a_device_that_comes_too_late_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_one_thread()
+    monkeypatch.setattr(synchronous, "_ASK_AGAIN_S", 0.1)
+    monkeypatch.setattr(synchronous, "_DECLINED_S", 0.3)
+    asyncio.run(_come_too_late(Devices(tmp_path / "kits", rounds=5, num_peers=2)))
+
+
+async def _come_too_late(devices: Devices) -> None:
+    garage = devices.sign("garage")
+    for peer in (0, 1, garage):
+        devices.start(peer)
+    with pytest.raises(HandshakeRefused, match="nobody lets it join: 'the run ends after round 4, before everybody"):
+        await devices.tasks[garage]
+    devices.daemons[garage].close()
+    await devices.kill(0)
+    await devices.kill(1)
