@@ -71,7 +71,7 @@ class ComposeCluster:
     def round(self, peer: int) -> int:
         """Return where a peer is, asked in its own container; -1 if it does not answer."""
         said = self.engine.docker("exec", self.containers()[peer], "sotto-container", "health", check=False)
-        return int(json.loads(said)["round"]) if said.startswith("{") else -1
+        return int(json.loads(said).get("round", -1)) if said.startswith("{") else -1
 
     def final_models(self, directory: Path) -> list[dict[str, bytes]]:
         """Copy the volume to a folder; return the bytes of each tensor of each peer's final model."""

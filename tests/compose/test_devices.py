@@ -70,7 +70,7 @@ def two(tmp_path: Path) -> Iterator[dict[str, devices.Device]]:
 def round_of(device: devices.Device) -> int:
     """Return where a device's peer is; -1 if it does not answer."""
     said = device.shell(STATUS, check=False)
-    return int(json.loads(said)["round"]) if said else -1
+    return int(json.loads(said).get("round", -1)) if said else -1
 
 
 def is_over(device: devices.Device) -> bool:
