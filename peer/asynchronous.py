@@ -12,11 +12,9 @@ happens in that second worker, one call after the other. Nothing waits for a rou
   neighbour for `transport.linger_s`, or hears nothing at all for `transport.give_up_after_s`.
 
 Frames are not numbered: exchanges have numbers of their own, requests are repeated after a reconnect, and each has one
-outcome. What a crash costs: a peer that is killed goes on from its last checkpoint; it has forgotten its steps and
-exchanges since then, while the partners keep their halves of the exchanges. Each of these moves Σx by
-½ (x̂_other − x̂_own), which is small because neighbours are close. With `state.checkpoint_every_rounds = 1` the state is
-on disk before any request or reply leaves, and a kill costs nothing but the steps since the last message.
-A stop (`sotto stop`, SIGTERM) loses nothing in either case: what is open is saved and taken up again.
+outcome. What survives a crash is the knowledge of `peer.durable_pair`: a peer that was killed repeats its calls to
+where it was, in the middle of an exchange too, so that Σx moves by the gradient steps alone. A stop (`sotto stop`,
+SIGTERM) loses nothing either: what is open is saved and taken up again.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -34,18 +32,20 @@ from typing import Any, TypeVar
 from peer.compress.payload import FloatArray
 from peer.config import Config
 from peer.daemon import Daemon, evaluation_note, parse_evaluation
-from peer.errors import PeerUnreachable, RemoteProtocolError
+from peer.durable_pair import DurablePair
+from peer.errors import PeerUnreachable, RemoteProtocolError, StateError
 from peer.ledger import EventLog
 from peer.metrics import EvaluationRecord, RoundRecord
-from peer.pair_participant import EXCHANGES_SKIPPED, PairParticipant, PairTurn
+from peer.pair_participant import PairParticipant, PairTurn
 from peer.participant import Parcel
-from peer.store import Checkpoint
 from peer.summary import evaluation_record
 
 log = logging.getLogger("sotto")
 
 T = TypeVar("T")
 
+_SYNC_EVERY_S = 1.0
+"""How often what was journaled is synced."""
 _WAITING_FRAMES_MAX = 16
 """Frames of one neighbour that wait to be looked at: an honest one has one request and one answer on its way."""
 
@@ -59,14 +59,18 @@ class AsynchronousDaemon(Daemon):
         """Read data and checkpoint. Raises SottoError."""
         super().__init__(config, base, reread)
         config = self.config
-        self._journals = config.state.checkpoint_every_rounds == 1
         self.participant = self.job.pair_participant(
-            self.me,
-            self.trainer,
-            self.trainer.layout,
-            self.trainer.initial_vector(),
-            reachable=self._is_reachable,
-            keep_training_state=self._journals,
+            self.me, self.trainer, self.trainer.layout, self.trainer.initial_vector()
+        )
+        self.durable = DurablePair(
+            self.participant,
+            self.folder.disk,
+            identity=self._belongs_to(),
+            durability=config.state.durability,
+            keep_checkpoints=config.state.keep_checkpoints,
+            regular=config.state.checkpoint_every_rounds,
+            # Nothing but the CPU is promised to be repeatable to the bit.
+            repeatable=self.trainer.device.type == "cpu",
         )
         self.ledger = EventLog(self.folder.directory / "ledger") if config.state.ledger else None
         self._pair_worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="exchange")
@@ -74,21 +78,25 @@ class AsynchronousDaemon(Daemon):
         """(neighbour, frame), or (neighbour, None) where its connection broke."""
         self._arrived = asyncio.Event()
         self._open: Parcel | None = None
-        """The own request without an answer; on disk already where the state is journaled."""
+        """The own request without an answer; it is in the journal."""
         self._steps_alone = config.rounds.max_skipped_rounds
         """Steps in a row without a neighbour; none of them before the first has come."""
         self._away_since: dict[int, float] = {}
         self._heard_at = 0.0
         self._snapshot_wanted = False
-        self._saved_exchange = 0
+        self._syncer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sync")
+        self._to_replay_s = 0.0
+        """About how long it would take to repeat what is in the journal."""
         self._evaluated_exchanges = -1
         self._leaving = False
         self._answered = asyncio.Event()
-        self._restore()
+        self._recover()
 
     def close(self) -> None:
         """Release files and threads."""
+        self._syncer.shutdown(wait=True, cancel_futures=True)
         self._pair_worker.shutdown(wait=True, cancel_futures=True)
+        self.durable.close()
         if self.ledger is not None:
             self.ledger.close()
         super().close()
@@ -98,10 +106,11 @@ class AsynchronousDaemon(Daemon):
     async def _rounds(self) -> None:
         self._heard_at = self._now()
         while self.participant.round < self.config.run.rounds:
-            waited_s = await self._until_ready()
-            if self._stop.is_set():
-                return
-            self._perform(await self._exchange(self.participant.read, waited_s))
+            if not self.participant.in_iteration:  # After a crash it may be in the middle of one.
+                waited_s = await self._until_ready()
+                if self._stop.is_set():
+                    return
+                self._perform(await self._exchange(self.durable.read, waited_s))
             await self._work(self._compute)
             turn = await self._exchange(self._step)
             self._perform(turn)
@@ -109,6 +118,7 @@ class AsynchronousDaemon(Daemon):
             if self.participant.round == self.config.run.rounds:
                 await self._until_closed()
             assert turn.finished is not None
+            self._to_replay_s += turn.finished.train_s + turn.finished.gossip_s
             await self._after_round(turn.finished)
         if self._diverged is None and self._own_last_evaluation() is None:
             # Killed between the last step and its evaluation: the others wait for that.
@@ -121,15 +131,18 @@ class AsynchronousDaemon(Daemon):
 
     def _compute(self) -> None:
         started = perf_counter()
-        self.participant.compute()
+        self.durable.compute()
         self._pace(started)
 
     def _step(self) -> PairTurn:
-        turn = self.participant.step(self._now())
+        turn = self.durable.step(self._now())
+        self._log_step()
+        return turn
+
+    def _log_step(self) -> None:
         events = self.participant.take_events()
         if self.ledger is not None:
             self.ledger.write(events, self.participant.gradient)
-        return turn
 
     async def _until_ready(self) -> float:
         """Wait until the next step may begin; return for how long, in seconds."""
@@ -161,7 +174,7 @@ class AsynchronousDaemon(Daemon):
         away = self._now() - self._away_since.setdefault(partner, self._now())
         if away > self.config.rounds.abandon_after_s:
             log.warning("%s has been away for %.0f s: its exchange is given up", self.roster.name(partner), away)
-            self._perform(await self._exchange(self.participant.abandon, partner))
+            self._perform(await self._exchange(self.durable.abandon, partner))
 
     def _give_up_on_the_lost(self) -> None:
         if self.participant.round >= self.config.run.rounds or self._may_go_on():
@@ -177,7 +190,7 @@ class AsynchronousDaemon(Daemon):
     # -- exchanges ----------------------------------------------------------------------------------------------------
 
     def _helpers(self) -> list[Coroutine[Any, Any, None]]:
-        return [*super()._helpers(), self._answer()]
+        return [*super()._helpers(), self._answer(), self._sync_now_and_then()]
 
     async def _answer(self) -> None:
         """Take what comes from the neighbours, and ask again when a pause is over, until this peer leaves."""
@@ -186,7 +199,7 @@ class AsynchronousDaemon(Daemon):
             if self._pending:
                 await self._take(*self._pending.popleft())
             elif wake_at is not None and self._now() >= wake_at:
-                self._perform(await self._exchange(self.participant.timer, self._now()))
+                self._perform(await self._exchange(self.durable.timer, self._now()))
             else:
                 timeout = 1.0 if wake_at is None else min(1.0, wake_at - self._now())
                 try:
@@ -198,10 +211,10 @@ class AsynchronousDaemon(Daemon):
 
     async def _take(self, peer: int, frame: bytes | None) -> None:
         if frame is None:
-            self._perform(await self._exchange(self.participant.hung_up, peer))
+            self._perform(await self._exchange(self.durable.hung_up, peer))
             return
         try:
-            turn = await self._exchange(self.participant.receive, peer, frame, self._now())
+            turn = await self._exchange(self.durable.receive, peer, frame, self._now())
         except RemoteProtocolError as error:
             log.error("dropped a message: %s", error)
             self._pending = deque(item for item in self._pending if item[0] != peer)
@@ -210,18 +223,15 @@ class AsynchronousDaemon(Daemon):
         self._perform(turn)
 
     async def _exchange(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Return what a call on the pair node returns, with everything that is to be sent saved first if the state is
-        journaled."""
+        """Return what a call on the pair node returns; what is to be sent then is in the journal."""
+        reachable = frozenset(filter(self._is_reachable, self.neighbors))
         return await asyncio.get_running_loop().run_in_executor(
-            self._pair_worker, self._call_and_save, function, arguments
+            self._pair_worker, self._call, reachable, function, arguments
         )
 
-    def _call_and_save(self, function: Callable[..., T], arguments: tuple[Any, ...]) -> T:
-        result = function(*arguments)
-        if self._journals and isinstance(result, PairTurn) and result.parcels:
-            # Save first: a peer that answers and then forgets has changed the sum of all models.
-            self._save()
-        return result
+    def _call(self, reachable: frozenset[int], function: Callable[..., T], arguments: tuple[Any, ...]) -> T:
+        self.participant.reachable = reachable
+        return function(*arguments)
 
     def _perform(self, turn: PairTurn) -> None:
         self._open = turn.open_request
@@ -279,39 +289,81 @@ class AsynchronousDaemon(Daemon):
         # The steps before a checkpoint are never repeated, so that their rows have to be there.
         self.metrics.flush()
         await self._exchange(self._save)
-        self._snapshot_wanted = False
+        self._to_replay_s, self._snapshot_wanted = 0.0, False
 
     def _save(self) -> None:
         # Before the state, which holds the events that were not taken.
         events = self.participant.take_events()
-        state, arrays = self.participant.state()
-        state |= self._description()
-        state["evaluations"] = [evaluation_note(record) for record in list(self.evaluations.values())]
+        description = self._description()
+        description["evaluations"] = [evaluation_note(record) for record in list(self.evaluations.values())]
         if self.ledger is not None:
             self.ledger.write(events)
-            state["ledger"] = self.ledger.position()
-        self.folder.checkpoints.save(Checkpoint(self.participant.round, state, arrays))
-        self._saved_exchange = self.participant.algorithm.next_exchange
+            description["ledger"] = self.ledger.position()
+        self.durable.save(description)
 
     def _checkpoint_is_wanted(self) -> bool:
-        used = self.participant.algorithm.next_exchange - self._saved_exchange
-        return self._snapshot_wanted or used > EXCHANGES_SKIPPED // 2
+        options = self.config.state
+        return (
+            self._snapshot_wanted
+            or self.durable.journal_bytes > options.journal_mbytes << 20
+            or self._to_replay_s > options.recover_within_s
+        )
+
+    def _go_back(self, round_: int) -> int:
+        return self.durable.go_back(round_)
+
+    async def _sync_now_and_then(self) -> None:
+        """Bound what a power cut costs."""
+        while True:
+            await asyncio.sleep(_SYNC_EVERY_S)
+            await asyncio.get_running_loop().run_in_executor(self._syncer, self.durable.sync)
 
     async def _take_snapshot(self) -> None:
         # The end of the step takes it: until then the training state is in flux.
         self._snapshot_wanted = True
 
-    def _restore(self) -> None:
-        checkpoint = self._load_checkpoint()
-        if checkpoint is not None:
-            self._open = self.participant.restore(checkpoint.state, checkpoint.arrays).open_request
-            self._saved_exchange = self.participant.algorithm.next_exchange
-            for note in checkpoint.state["evaluations"]:
-                # Others may have left by the time that this peer has finished once more.
-                record = parse_evaluation(note.encode(), self.roster)
-                self.evaluations[record.peer, record.split] = record
-        if self.ledger is not None:
-            self.ledger.go_back([0, 0] if checkpoint is None else checkpoint.state["ledger"])
+    def _recover(self) -> None:
+        """Go back to where this peer was, and fill in the rows that a crash kept out of the metrics."""
+        started = perf_counter()
+        rounds = {record.round for record in self.metrics.rounds()}
+        evaluated = {record.round for record in self.metrics.evaluations() if record.peer == self.me}
+
+        def on_load(state: Mapping[str, Any]) -> None:
+            if self.ledger is not None:
+                self.ledger.go_back(state.get("ledger", [0, 0]))
+
+        def on_step(turn: PairTurn) -> None:
+            assert turn.finished is not None
+            self._log_step()
+            done = turn.finished.round + 1
+            if turn.finished.round not in rounds:
+                self.metrics.put(turn.finished)
+            if self._is_evaluated(done) and done not in evaluated:
+                x = self.participant.algorithm.x
+                self.metrics.put(*self._judge(done, x, x))
+
+        try:
+            recovery = self.durable.open(on_load, on_step)
+        except StateError as error:
+            raise StateError(f"{self.folder.directory}: {error}") from None
+        for notice in recovery.notices:
+            log.warning("%s: %s", self.folder.directory, notice)
+        self._open, self._previous_time_s = self.participant.open_request, recovery.now
+        self.metrics.drop_after(self.participant.round - 1)
+        for note in recovery.state.get("evaluations", []):
+            # Others may have left by the time that this peer has finished once more.
+            record = parse_evaluation(note.encode(), self.roster)
+            self.evaluations[record.peer, record.split] = record
+        if self.participant.round or self.participant.in_iteration:
+            self._to_replay_s = perf_counter() - started
+            log.info(
+                "%s goes on from step %d: the checkpoint of step %d and %d steps of its journal, in %.1f s",
+                self.name,
+                self.participant.round,
+                recovery.checkpoint_round,
+                recovery.replayed_rounds,
+                self._to_replay_s,
+            )
 
     # -- what the transport calls -------------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ import numpy as np
 from peer import __version__, wire
 from peer.compress.payload import FloatArray
 from peer.config import JOB_PARTS, Config
-from peer.errors import ConfigError, DivergenceError, HandshakeRefused, SottoError, StateError
+from peer.errors import ConfigError, DivergenceError, HandshakeRefused, SottoError
 from peer.exporter import Exporter
 from peer.gossip.membership import ChangeKind
 from peer.guard import reason_to_stop
@@ -46,7 +46,7 @@ from peer.peer_list import keep, refuse_other_changes, settle
 from peer.roster import Roster
 from peer.security import load_credentials
 from peer.service_manager import notify
-from peer.store import Checkpoint, StateFolder
+from peer.store import StateFolder
 from peer.summary import evaluation_record
 from peer.traffic import Traffic
 from peer.train.threads import use_one_thread
@@ -169,9 +169,9 @@ class Daemon(ABC):
     async def _checkpoint(self) -> None:
         """Save the state."""
 
+    @abstractmethod
     def _go_back(self, round_: int) -> int:
         """Put what is on disk back to the last checkpoint at or before a round; return its round."""
-        return self.folder.checkpoints.go_back(round_)
 
     @abstractmethod
     def _checkpoint_is_wanted(self) -> bool:
@@ -454,23 +454,6 @@ class Daemon(ABC):
             "algorithm": self.config.algorithm.name,
             "momentum": self.config.training.momentum,
         }
-
-    def _load_checkpoint(self) -> Checkpoint | None:
-        """Return the newest checkpoint, if there is one, and take up the clock and the metrics where it was saved."""
-        checkpoint = self.folder.checkpoints.newest()
-        if checkpoint is None:
-            return None
-        state = checkpoint.state
-        for key, value in self._belongs_to().items():
-            if state.get(key) != value:
-                raise StateError(
-                    f"{self.folder.directory}: the checkpoint belongs to {key} {str(state.get(key))[:40]!r}, this is "
-                    f"{value[:40]!r}; use another state.directory or delete the old one"
-                )
-        self._previous_time_s = float(state.get("seconds", 0.0))
-        self.metrics.drop_after(checkpoint.round - 1)
-        log.info("%s goes on from round %d", self.name, checkpoint.round)
-        return checkpoint
 
     # -- what the transport calls -------------------------------------------------------------------------------------
 

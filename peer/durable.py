@@ -47,16 +47,13 @@ from peer.journal import (
     Record,
     Sent,
     TimedOut,
-    cannot_be_written,
-    read_journal,
 )
 from peer.link import InLink, OutLink
 from peer.metrics import RoundRecord
 from peer.participant import Parcel, Participant, Turn
-from peer.store import Checkpoint, Checkpoints, checkpoint_name
+from peer.state_files import StateFiles, journal_name
+from peer.store import Checkpoint
 from peer.wire.message import Message, MessageKind
-
-_PREFIX, _SUFFIX = "journal-", ".log"
 
 _SET_BACK_ROUNDS_MAX = 4096
 """More rounds than a power cut can undo: those since the last sync, of about a second."""
@@ -112,17 +109,14 @@ class DurablePeer:
         """`identity`: what a state has to agree with to belong to this peer (run, name, model, …). `regular`: see
         `Checkpoints`. `repeatable`: whether a local step that is computed again gives the same bits."""
         self.participant = participant
-        self.checkpoints = Checkpoints(disk, keep=keep_checkpoints, regular=regular)
+        self.files = StateFiles(disk, identity, keep=keep_checkpoints, regular=regular)
         self.out = {peer: OutLink() for peer in sorted(neighbors)}
         self.incoming = {peer: InLink() for peer in sorted(neighbors)}
         self.base_round = 0
         """The round of the checkpoint that the journal follows."""
         self.checkpoint_bytes = 0
         """Size of that checkpoint; 0 where there is none yet."""
-        self._disk = disk
-        self._identity = dict(identity)
         self._power = durability == "power"
-        self._keep = keep_checkpoints
         self._repeatable = repeatable
         self._journal: Journal
         policy = participant.session.late
@@ -158,19 +152,14 @@ class DurablePeer:
         other bits than before.
         """
         recovery = Recovery()
-        checkpoint = self._load_newest(recovery)
+        checkpoint = self.files.load_newest(recovery.notices)
         if checkpoint is not None:
             self._restore(checkpoint)
             recovery.state, recovery.checkpoint_round = checkpoint.state, checkpoint.round
             recovery.now = float(checkpoint.state.get("seconds", 0.0))
             self.base_round = checkpoint.round
-        chain = [round_ for round_ in self._journal_rounds() if round_ >= self.base_round]
-        if not chain:
-            # A new folder, or the process ended between the checkpoint and its journal.
-            self._new_journal(self.base_round).close()
-            chain = [self.base_round]
         last: JournalContent | None = None
-        for round_ in chain:
+        for round_ in self.files.chain(self.base_round):
             if self.participant.round != round_ or self.participant.session.in_round:
                 raise StateError(
                     f"{journal_name(round_)}: follows round {round_}, but what is left before it leads to round "
@@ -181,8 +170,8 @@ class DurablePeer:
             last = self._replay(round_, recovery, on_round)
             self.base_round = round_
         assert last is not None
-        self._journal = Journal.go_on(self._disk, journal_name(self.base_round), last)
-        self.checkpoint_bytes = self._size_of(checkpoint_name(self.base_round))
+        self._journal = self.files.go_on(self.base_round, last)
+        self.checkpoint_bytes = self.files.checkpoint_bytes(self.base_round)
         self._append_missing()
         missing = self._with_losses(Deed(), recovery.now)
         for parcel, seq in missing.parcels:
@@ -193,26 +182,9 @@ class DurablePeer:
             on_round(missing.finished, [parcel for parcel, _ in missing.parcels])
         # What was confirmed before the crash is confirmed again, from disk.
         self.sync()
-        self._prune()
+        self.files.prune()
         self._furthest_round = self.participant.round + self.participant.session.max_lead + _SET_BACK_ROUNDS_MAX
         return recovery
-
-    def _load_newest(self, recovery: Recovery) -> Checkpoint | None:
-        """Return the newest checkpoint that is whole; those that are not are set aside."""
-        problem: StateError | None = None
-        for round_ in reversed(self.checkpoints.rounds()):
-            try:
-                checkpoint = self.checkpoints.load(round_)
-            except StateError as error:
-                recovery.notices.append(f"{error}; the state before it is used, and the journal since")
-                problem = error
-                self.checkpoints.set_aside(round_)
-                continue
-            self._check_identity(checkpoint.state, "checkpoint")
-            return checkpoint
-        if problem is not None and 0 not in self._journal_rounds():
-            raise problem
-        return None
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         state, arrays = checkpoint.state, checkpoint.arrays
@@ -238,11 +210,7 @@ class DurablePeer:
     def _replay(
         self, round_: int, recovery: Recovery, on_round: Callable[[RoundRecord, list[Parcel]], None]
     ) -> JournalContent:
-        name = journal_name(round_)
-        content = read_journal(self._disk, name)
-        self._check_identity(content.header, "journal")
-        if content.problem is not None:
-            recovery.notices.append(f"{name}: {content.problem}; it is used up to there")
+        name, content = journal_name(round_), self.files.read_journal(round_, recovery.notices)
         made: list[tuple[Parcel, int]] | None = None
         for position, record in enumerate(content.records):
             if made is not None and not isinstance(record, Sent | Receipt):
@@ -326,14 +294,6 @@ class DurablePeer:
             longest = max((frame for _, _, frame in following[0].frames), key=len, default=None)
             if longest is not None:
                 self.participant.impose(longest)
-
-    def _check_identity(self, found: Mapping[str, Any], what: str) -> None:
-        for key, value in self._identity.items():
-            if found.get(key) != value:
-                raise StateError(
-                    f"the {what} belongs to {key} {str(found.get(key))[:40]!r}, this is {value[:40]!r}; "
-                    "use another state.directory or delete the old one"
-                )
 
     # -- rounds --------------------------------------------------------------------------------------------------------
 
@@ -656,7 +616,7 @@ class DurablePeer:
         inbox = [(peer, seq, frame) for peer, frames in list(self._kept.items()) for seq, frame in frames]
         if inbox:
             arrays["inbox"] = _joined([frame for _, _, frame in inbox])
-        state |= {**description, **self._identity}
+        state |= {**description, **self.files.identity}
         state |= {
             "received": {str(peer): upto for peer, upto in marks.items()},
             "inbox": [[peer, seq, len(frame)] for peer, seq, frame in inbox],
@@ -664,21 +624,19 @@ class DurablePeer:
         }
         # Should the new checkpoint be damaged one day, the one before and this journal lead to the same state.
         self._journal.sync()
-        self.checkpoint_bytes = self._size_of(self.checkpoints.save(Checkpoint(round_, state, arrays)))
+        self.files.checkpoints.save(Checkpoint(round_, state, arrays))
+        self.checkpoint_bytes = self.files.checkpoint_bytes(round_)
         self._journal.close()
-        self._journal = self._new_journal(round_)
+        self._journal = self.files.new_journal(round_)
         self.base_round = round_
-        self._prune()
+        self.files.prune()
         return self._mark_durable(marks)
 
     def go_back(self, round_: int) -> int:
         """Delete what is newer than the last checkpoint at or before `round_`; return its round (0: the start). The
         peer is of no use after that: open another one."""
         self._journal.close()
-        left = self.checkpoints.go_back(round_)
-        for each in self._journal_rounds():
-            self._disk.unlink(journal_name(each))
-        return left
+        return self.files.go_back(round_)
 
     def close(self) -> None:
         """Close the journal."""
@@ -692,37 +650,6 @@ class DurablePeer:
                     self.incoming[peer].mark_durable(upto)
                     receipts[peer] = upto
         return receipts
-
-    def _new_journal(self, round_: int) -> Journal:
-        return Journal.create(self._disk, journal_name(round_), {**self._identity, "round": round_})
-
-    def _journal_rounds(self) -> list[int]:
-        numbers = (
-            name.removeprefix(_PREFIX).removesuffix(_SUFFIX)
-            for name in self._disk.names()
-            if name.startswith(_PREFIX) and name.endswith(_SUFFIX)
-        )
-        return sorted(int(number) for number in numbers if number.isdecimal())
-
-    def _prune(self) -> None:
-        """Delete the journals before the oldest checkpoint that one may have to go back to."""
-        rounds = self.checkpoints.rounds()
-        if len(rounds) < self._keep:
-            return
-        try:
-            for round_ in self._journal_rounds():
-                if round_ < rounds[-self._keep]:
-                    self._disk.unlink(journal_name(round_))
-        except OSError as error:
-            raise cannot_be_written("old journals", error) from None
-
-    def _size_of(self, name: str) -> int:
-        return self._disk.size(name) if name in self._disk.names() else 0
-
-
-def journal_name(round_: int) -> str:
-    """Return the file name of the journal that follows the checkpoint of a round."""
-    return f"{_PREFIX}{round_:08d}{_SUFFIX}"
 
 
 def _joined(frames: list[bytes]) -> Any:

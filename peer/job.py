@@ -556,8 +556,6 @@ class Job:
         layout: Layout,
         x0: npt.NDArray[np.float32],
         *,
-        reachable: Callable[[int], bool] = lambda peer: True,
-        keep_training_state: bool = False,
         cpu_clock: Callable[[], float] | None = None,
     ) -> PairParticipant:
         """Return one peer of an asynchronous run, ready for its first step. Raises ConfigError for a momentum that
@@ -572,8 +570,6 @@ class Job:
         return PairParticipant(
             algorithm=self.pair_node(peer, layout, x0),
             local_steps=local_steps,
-            reachable=reachable,
-            keep_training_state=keep_training_state,
             **({} if cpu_clock is None else {"cpu_clock": cpu_clock}),
         )
 

@@ -1,8 +1,9 @@
-"""The journal of a synchronous peer: what happened since a checkpoint, in the order in which it was applied.
+"""The journal of a peer: what happened since a checkpoint, in the order in which it was applied.
 
 Replaying it from that checkpoint leads to where the peer was, bit for bit: its records are the inputs of the
 participant (a round begun, a frame received, a timer that made a difference, each with the time that it was given) and,
-to check the replay by and to send again, the peer's own frames with a digest of the state that they came from.
+to check the replay by and to send again, the peer's own frames with a digest of the state that they came from. A run
+without rounds has records of one kind of its own: the calls on its participant.
 
 A plain file rather than SQLite: there is one writer, nobody asks for anything but all of it in order, and a record has
 to be in the hands of the kernel before a frame leaves. That is one `write` of the frame's own bytes here; a SQLite
@@ -34,8 +35,8 @@ from peer.disk import Buffer, Disk, Handle, replace
 from peer.errors import StateError
 
 VERSION = 3
-"""Version 2 has records of kinds 6 and 7, version 3 names in those of kind 2 who was left out; journals of older
-versions are read and gone on with."""
+"""Version 2 has records of kinds 6 and 7, version 3 those of kind 8, and names in those of kind 2 who was left out;
+journals of older versions are read and gone on with."""
 
 _MAGIC = b"SOTTOJNL"
 _FILE = struct.Struct("<8sHI")
@@ -47,6 +48,7 @@ _TIMER = struct.Struct("<d")
 _SENT = struct.Struct("<QQI")
 _ENTRY = struct.Struct("<IQII")
 _RECEIPT = struct.Struct("<IQ")
+_CALLED = struct.Struct("<BdIQI")
 
 
 class Kind(enum.IntEnum):
@@ -59,6 +61,7 @@ class Kind(enum.IntEnum):
     RECEIPT = 5
     ANNOUNCED = 6
     LOST = 7
+    CALLED = 8
 
 
 @dataclass(frozen=True)
@@ -129,7 +132,36 @@ class Lost:
     """It had our frames up to this number for good."""
 
 
-Record: TypeAlias = Received | Begun | TimedOut | Sent | Receipt | Announced | Lost
+class Call(enum.IntEnum):
+    """What was called of a participant without rounds (`PairParticipant`)."""
+
+    READ = 1
+    STEP = 2
+    RECEIVE = 3
+    TIMER = 4
+    HUNG_UP = 5
+    ABANDON = 6
+    SKIP = 7
+    """Exchange numbers were left out after a restart."""
+
+
+@dataclass(frozen=True)
+class Called:
+    """A call on the participant of a run without rounds."""
+
+    call: Call
+    now: float
+    peer: int
+    """The neighbour in question; 0 where there is none."""
+    digest: int
+    """Of the model right after it (`DurablePair`)."""
+    reachable: tuple[int, ...]
+    """The neighbours that could be asked for an exchange then, ascending."""
+    frame: bytes = b""
+    """What was received."""
+
+
+Record: TypeAlias = Received | Begun | TimedOut | Sent | Receipt | Announced | Lost | Called
 
 
 @dataclass(frozen=True)
@@ -296,6 +328,7 @@ def _kind(record: Record) -> Kind:
         Receipt: Kind.RECEIPT,
         Announced: Kind.ANNOUNCED,
         Lost: Kind.LOST,
+        Called: Kind.CALLED,
     }[type(record)]
 
 
@@ -315,6 +348,9 @@ def _encode(record: Record) -> Sequence[Buffer]:
             return [_TIMER.pack(now), frame]
         case Lost(now, peer, upto):
             return [_RECEIVED.pack(now, peer, upto)]
+        case Called(call, now, peer, digest, reachable, frame):
+            peers = struct.pack(f"<{len(reachable)}I", *reachable)
+            return [_CALLED.pack(call, now, peer, digest, len(reachable)) + peers, frame]
         case Sent(round_, digest, frames):
             places: dict[int, tuple[int, int]] = {}
             entries, blobs, end = [], [], 0
@@ -346,6 +382,10 @@ def _decode(kind: Kind, body: memoryview) -> Record:
         return Announced(*_TIMER.unpack_from(body), bytes(body[_TIMER.size :]))
     if kind is Kind.LOST:
         return Lost(*_RECEIVED.unpack(body))
+    if kind is Kind.CALLED:
+        call, now, peer, digest, count = _CALLED.unpack_from(body)
+        reachable = struct.unpack_from(f"<{count}I", body, _CALLED.size)
+        return Called(Call(call), now, peer, digest, reachable, bytes(body[_CALLED.size + 4 * count :]))
     round_, digest, count = _SENT.unpack_from(body)
     start = _SENT.size + count * _ENTRY.size
     if start > len(body):

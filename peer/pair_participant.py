@@ -46,26 +46,22 @@ class PairParticipant:
         *,
         algorithm: PairNode,
         local_steps: LocalSteps,
-        reachable: Callable[[int], bool] = lambda peer: True,
-        keep_training_state: bool = False,
         cpu_clock: Callable[[], float] = time.process_time,
         stopwatch: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`reachable` says whether a neighbour can be sent to now. `keep_training_state`: allow `state` while `compute`
-        runs, for the price of a copy of the training state in each iteration."""
+        """The two clocks only fill the record of times; nothing that is computed depends on them."""
         self.algorithm = algorithm
         self.peer = algorithm.node.peer
         self.local_steps = local_steps
         self.layout = algorithm.node.layout
         self.wake_at: float | None = None
         """When `timer` should be called."""
+        self.reachable = frozenset(algorithm.neighbors)
+        """The neighbours that can be asked for an exchange now: to be set before a call."""
         self._last_round = max(0, algorithm.node.rounds - 1)
-        self._reachable = reachable
-        self._keeps_training_state = keep_training_state
         self._cpu_clock, self._stopwatch = cpu_clock, stopwatch
         self._read: FloatArray | None = None
         self._step: tuple[float, StepResult] | None = None
-        self._training_state: dict[str, npt.NDArray[Any]] | None = None
         self._wants_exchange = False
         self._refused_by: int | None = None
         self._open: Parcel | None = None
@@ -84,6 +80,16 @@ class PairParticipant:
         return self.algorithm.can_read
 
     @property
+    def in_iteration(self) -> bool:
+        """Whether an iteration is under way (between `read` and `step`)."""
+        return self._read is not None
+
+    @property
+    def open_request(self) -> Parcel | None:
+        """The own request without an answer: to be sent again whenever its receiver comes back."""
+        return self._open
+
+    @property
     def open_partner(self) -> int | None:
         """With whom an own exchange is open."""
         request = self.algorithm.open_request
@@ -98,8 +104,6 @@ class PairParticipant:
         `waited_s`: for how long it could not begin."""
         started = self._stopwatch()
         self._read = self.algorithm.read()
-        if self._keeps_training_state:
-            self._training_state = {name: np.array(value) for name, value in self.local_steps.state().items()}
         self._account.wait_s += waited_s
         self._wants_exchange, self._refused_by, self.wake_at = True, None, None
         turn = self._perform(())
@@ -125,7 +129,7 @@ class PairParticipant:
         node, before = self.algorithm, self.algorithm.staleness.exchanges_between
         node.step(local.gradient, rate)
         self._wants_exchange, self.wake_at = False, None
-        self._read, self._training_state = None, None
+        self._read = None
         self._account.gossip_s += self._stopwatch() - started
         health, cpu = node.metrics(), self._cpu_clock()
         self._last_record = self._accounted(
@@ -192,13 +196,11 @@ class PairParticipant:
         return self._last_record
 
     def state(self) -> tuple[dict[str, object], dict[str, npt.NDArray[Any]]]:
-        """Return (JSON values, arrays): everything the next iterations depend on. Between iterations, or at any time
-        with `keep_training_state`: then an iteration under way begins again."""
-        if self._read is not None and self._training_state is None:
+        """Return (JSON values, arrays): everything the next iterations depend on. Between iterations."""
+        if self._read is not None:
             raise LocalProtocolError("the training state is in flux while a gradient is computed")
-        training = self.local_steps.state() if self._training_state is None else self._training_state
         arrays = {f"algorithm/{name}": np.array(value) for name, value in self.algorithm.state().items()}
-        arrays |= {f"training/{name}": value for name, value in training.items()}
+        arrays |= {f"training/{name}": value for name, value in self.local_steps.state().items()}
         return {"layout": self.layout.digest}, arrays
 
     def restore(self, state: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> PairTurn:
@@ -210,10 +212,13 @@ class PairParticipant:
             self.local_steps.restore(_part(arrays, "training/"))
         except (KeyError, TypeError, ValueError) as error:
             raise StateError(f"the checkpoint does not fit this configuration: {error}") from None
-        self.algorithm.skip_exchanges(EXCHANGES_SKIPPED)
         request = self.algorithm.open_request
         self._open = None if request is None else self._parcel(*request)
         return PairTurn(open_request=self._open)
+
+    def skip_exchanges(self) -> None:
+        """Leave out exchange numbers that a state from before a power cut may have forgotten the use of."""
+        self.algorithm.skip_exchanges(EXCHANGES_SKIPPED)
 
     def take_events(self) -> list[Event]:
         """Return the events whose serial place is final and forget them."""
@@ -235,7 +240,7 @@ class PairParticipant:
         """Return the messages as parcels, and the next request if it is time for one."""
         parcels = [self._parcel(receiver, message) for receiver, message in sends]
         if self._wants_exchange and self._open is None and self.wake_at is None and self.algorithm.idle:
-            partners = [peer for peer in self.algorithm.neighbors if self._reachable(peer)]
+            partners = [peer for peer in self.algorithm.neighbors if peer in self.reachable]
             if len(partners) > 1 and self._refused_by in partners:
                 partners.remove(self._refused_by)
             if partners:

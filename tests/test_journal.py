@@ -8,7 +8,7 @@ import pytest
 
 from peer.disk import RealDisk
 from peer.errors import StateError
-from peer.journal import Begun, Journal, Receipt, Received, Record, Sent, TimedOut, read_journal
+from peer.journal import Begun, Call, Called, Journal, Receipt, Received, Record, Sent, TimedOut, read_journal
 from tests.failing_disk import FailingDisk
 
 FRAME = b"one frame for two"
@@ -19,6 +19,8 @@ RECORDS: list[Record] = [
     Sent(4, (1 << 64) - 1, ((0, 5, FRAME), (2, 7, FRAME), (5, 1, b"another"))),
     Begun(1.5, 5, 3),
     Begun(1.75, 6, None, (0, 4)),
+    Called(Call.RECEIVE, 2.0, 3, (1 << 64) - 1, (1, 3), b"a request"),
+    Called(Call.STEP, 2.25, 0, 7, ()),
     Sent(5, 0, ()),
     TimedOut(2.5),
     Received(3.0, 1, 0, b""),
