@@ -117,7 +117,8 @@ class Cluster:
         )
         self._launcher = launcher
         if lineup is not None:
-            add_peers(directory / "peers", lineup.joining, free_ports(len(lineup.joining)))
+            ports = free_ports(len(lineup.joining))
+            add_peers(directory / "peers", lineup.joining, ports, signed=config.security.mode == "mtls")
             self.peer_files = [directory / "peers" / f"peer-{number}" / "peer.toml" for number in self.numbers]
         else:
             hosts = hosts or [Host("127.0.0.1", port) for port in free_ports(num_peers)]

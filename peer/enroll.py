@@ -97,6 +97,14 @@ def admit(directory: Path, request_pem: bytes, *, relay: str | None = None) -> A
     return Admitted(identity, index, entry, folder, known)
 
 
+def add_unsigned(directory: Path, name: str, advertise: str | None) -> Path:
+    """Write the peer.toml of one more peer of a cluster without certificates; return the file. Raises ConfigError."""
+    model, _ = _any_peer_file(directory)
+    file = directory / f"peer-{model.num_peers}" / "peer.toml"
+    write_peer_file(file, _of_new_peer(model, model.num_peers, _new_entry(model, name, advertise, None)))
+    return file
+
+
 def revoke(directory: Path, name: str, *, keep_newest: bool = False) -> tuple[list[Identity], bytes]:
     """Revoke the certificates made out to `name`; return them and the new list (PEM), which is also written.
 

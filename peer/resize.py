@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from peer.config import Config
-from peer.enroll import REQUEST_FILE, admit, request
+from peer.enroll import REQUEST_FILE, add_unsigned, admit, request
 from peer.errors import ConfigError
 from peer.gossip.membership import Change, ChangeKind, Membership
 from peer.job import why_no_changes
@@ -52,13 +52,17 @@ def line_up(peers: Path, config: Config, wanted: int | None) -> Lineup:
     return Lineup(tuple(there[:wanted]), tuple(sorted(leaving)), tuple(new))
 
 
-def add_peers(peers: Path, numbers: Sequence[int], ports: Sequence[int]) -> None:
-    """Make the folders of peers that join, which listen on these ports of this machine. Raises SottoError."""
+def add_peers(peers: Path, numbers: Sequence[int], ports: Sequence[int], *, signed: bool) -> None:
+    """Make the folders of peers that join, which listen on these ports of this machine, with certificates of the run's
+    own CA if they are to be `signed`. Raises SottoError."""
     for number, port in zip(numbers, ports, strict=True):
-        folder, name = peers / f"peer-{number}", f"peer-{number}"
+        folder, name, address = peers / f"peer-{number}", f"peer-{number}", f"127.0.0.1:{port}"
         if folder.exists():
             shutil.rmtree(folder)  # Of an attempt that was cut off: it has no peer.toml yet.
-        request(folder, name, f"127.0.0.1:{port}", port)
+        if not signed:
+            add_unsigned(peers, name, address)
+            continue
+        request(folder, name, address, port)
         admit(peers, (folder / REQUEST_FILE).read_bytes())
         (folder / REQUEST_FILE).unlink()
 

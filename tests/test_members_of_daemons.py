@@ -18,7 +18,7 @@ import pytest
 from peer import synchronous
 from peer.config import load
 from peer.daemon import open_peer
-from peer.enroll import admit, request, revoke
+from peer.enroll import add_unsigned, admit, request, revoke
 from peer.errors import ConfigError, HandshakeRefused, SottoError
 from peer.init import place_peers, write_cluster
 from peer.synchronous import SynchronousDaemon
@@ -39,11 +39,11 @@ OPTIONS = (
 class Devices:
     """Kits, of which the last may join later, and the daemons that run from them."""
 
-    def __init__(self, kits: Path, *, rounds: int, num_peers: int, join_later: int = 0) -> None:
+    def __init__(self, kits: Path, *, rounds: int, num_peers: int, join_later: int = 0, mode: str = "mtls") -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = min(int(probe.getsockname()[1]), 65000)
-        config = load(environment={}, overrides=[*OPTIONS, f"run.rounds={rounds}"])
+        config = load(environment={}, overrides=[*OPTIONS, f"run.rounds={rounds}", f"security.mode={mode}"])
         self.kits = kits
         self.files = write_cluster(kits, config, place_peers(num_peers, (), self.port), join_later=join_later)
         self.daemons: dict[int, SynchronousDaemon] = {}
@@ -221,6 +221,20 @@ async def _edit_the_lists(devices: Devices) -> None:
     await devices.until(lambda: devices.sees(0, "peer-2") and devices.sees(2, "peer-0"))
     assert devices.members(2) == ["peer-0", "peer-2"]
     await devices.stop(0, 2)
+
+
+def test_without_certificates_the_word_of_the_sponsor_has_to_do(tmp_path: Path) -> None:
+    use_one_thread()
+    asyncio.run(_join_unsigned(Devices(tmp_path / "kits", rounds=10_000, num_peers=2, mode="insecure")))
+
+
+async def _join_unsigned(devices: Devices) -> None:
+    devices.files.append(add_unsigned(devices.kits, "garage", f"127.0.0.1:{devices.port + 2}"))
+    for peer in range(3):
+        devices.start(peer)
+    await devices.until(lambda: devices.sees(0, "garage") and devices.sees(1, "garage"))
+    await devices.until(lambda: devices.members(1) == ["peer-0", "peer-1", "garage"])
+    await devices.stop(0, 1, 2)
 
 
 def test_a_device_that_comes_too_late_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

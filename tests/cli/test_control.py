@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 import peer
+from peer import control
 from peer.cluster import free_ports
-from peer.config import Config
-from peer.errors import PeerUnreachable
+from peer.config import Config, PeerAddress
+from peer.errors import PeerUnreachable, RemoteError
 from tests.cli.runner import sotto
 
 
@@ -112,3 +113,47 @@ def test_removing_a_peer_with_nobody_there_says_so(behind_nat: None) -> None:
     result = sotto("remove", "peer-1", "-c", "kits/peer-0/peer.toml")
     assert result.exit_code == 6
     assert "nobody listens at 127.0.0.1" in result.stderr
+
+
+@pytest.fixture
+def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """(peer, verb) of every call to two peers, of which the first knows a newcomer that no file here lists."""
+    monkeypatch.chdir(tmp_path)
+    assert sotto("init", "cluster", "kits", "-n", "2").exit_code == 0
+    calls: list[tuple[str, str]] = []
+    newcomers = [{"index": 2, "name": "garage", "advertise": "10.0.0.9:7700", "relay": None}]
+
+    def call(config: Config, base: Path, peer: object, verb: str, arguments: object = None) -> dict[str, object]:
+        entry = config.peers[config.peer.index if peer is None else peer] if not isinstance(peer, PeerAddress) else peer
+        calls.append((entry.name, verb))
+        if verb == "remove" and entry.name != "garage":
+            raise RemoteError("it hears nothing of that peer")
+        answer: dict[str, object] = {"round": 7, "rounds": 9, "from": 20, "newcomers": newcomers}
+        return answer | {"added": ["shed"], "removed": {"peer-1": 12}, "left_to_others": {"peer-9": "not heard"}}
+
+    monkeypatch.setattr(control, "call", call)
+    return calls
+
+
+@pytest.mark.parametrize("verb", ["status", "stop"])
+def test_newcomers_are_asked_too_that_no_file_lists(verb: str, asked: list[tuple[str, str]]) -> None:
+    answers = json.loads(sotto(verb, "--all", "-c", "kits/peer-0/peer.toml", "--json").stdout)
+    assert asked == [("peer-0", verb), ("peer-1", verb), ("garage", verb)]
+    assert [answer["name"] for answer in answers] == ["peer-0", "peer-1", "garage"]
+
+
+def test_a_newcomer_may_be_the_only_one_that_can_tell_where_a_peer_was_lost(asked: list[tuple[str, str]]) -> None:
+    result = sotto("remove", "peer-1", "-c", "kits/peer-0/peer.toml")
+    assert result.exit_code == 0
+    assert asked == [("peer-0", "status"), ("peer-0", "remove"), ("garage", "remove")]
+    assert "left out from round 20 on" in result.stdout
+
+
+def test_a_list_that_was_read_again_is_summed_up(asked: list[tuple[str, str]]) -> None:
+    result = sotto("reload", "-c", "kits/peer-1/peer.toml")
+    assert asked == [("peer-1", "reload")]
+    assert result.stdout.splitlines() == [
+        "peer-1: knows shed, which joins when it is started",
+        "peer-1: goes on without peer-1 from round 12 on",
+        "peer-1: leaves it to others to remove peer-9: not heard",
+    ]
