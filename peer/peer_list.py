@@ -104,8 +104,8 @@ def _moved(kept: PeerAddress, listed: PeerAddress | None) -> PeerAddress:
 def _read(path: Path) -> list[PeerAddress] | None:
     try:
         return [PeerAddress.model_validate(each) for each in json.loads(path.read_bytes())]
-    except FileNotFoundError:
-        return None
+    except (FileNotFoundError, NotADirectoryError):
+        return None  # What is wrong with the folder is told by whoever opens it.
     except OSError as error:
         raise StateError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, TypeError, ValidationError):
