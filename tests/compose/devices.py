@@ -2,7 +2,7 @@
 
 All share one base system below an overlay, so that each installs packages, adds users and enables services for itself.
 What a device runs is in a PID namespace below a process of the test, and its network and mounts are in namespaces of
-another one: both end with the test, however it ends, and nothing of the device is left.
+another one: both end with the test, however it ends. A test that was killed leaves files and empty control groups.
 """
 
 from __future__ import annotations
