@@ -244,9 +244,29 @@ def test_nobody_runs_ahead_of_those_who_have_not_heard_of_a_loss() -> None:
     deed = cluster.peers[0].announce(change, 0.0)
     cluster.run(60)
     assert cluster.rounds() == waiting, "peer 2 has said nothing of it"
+    assert cluster.peers[0].participant.session.waiting_for == (2,)
     cluster.perform(0, deed)
     cluster.run(60)
     assert cluster.rounds() == {0: 60, 2: 60}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "graph"), [("sparse-push", "exponential"), ("choco-sgd", "ring"), ("d2", "ring")]
+)
+def test_two_peers_are_lost_at_once(algorithm: str, graph: str) -> None:
+    """The second can say nothing of the first: all wait for it until it is given up too."""
+    cluster = Cluster(algorithm, graph, seed=5)
+    cluster.run(4)
+    cluster.kill(1)
+    cluster.kill(3)
+    cluster.run(60)
+    cluster.declare_lost(1)
+    cluster.run(60)
+    assert {member.session.waiting_for for member in cluster.members} == {(3,)}
+    cluster.declare_lost(3)
+    cluster.run(90)
+    assert cluster.rounds() == dict.fromkeys((0, 2, 4), 90)
+    assert cluster.spread() < 0.5
 
 
 def test_all_go_by_who_heard_most_of_a_lost_peer() -> None:

@@ -128,10 +128,12 @@ class Session:
 
     @property
     def waiting_for(self) -> tuple[int, ...]:
-        """The peers whose message the round under way still needs, ascending."""
+        """The peers whose message the round under way still needs, or their word on a lost peer; ascending."""
         exchange = self._exchange
         if exchange is None:
             return ()
+        if exchange.phase == _HOLD_PHASE:
+            return tuple(sorted(self.unheard_reports))
         return tuple(
             sorted(j for j in exchange.awaits - self._lost if (self.round, exchange.phase, j) not in self._inbox)
         )
