@@ -66,7 +66,6 @@ def run(config: Config, base: Path, reread: Callable[[], Config] | None = None) 
     `base` is the folder that relative paths of the configuration start from; `reread` reads it again, for a peer that
     is told that its file has changed. Raises SottoError.
     """
-    use_one_thread()
     for finding in refuse_errors(validate_config(settle(config, base).config, base)):
         log.warning("%s: %s", finding.key, finding.sentence)
     daemon = open_peer(config, base, reread)
@@ -82,6 +81,8 @@ def open_peer(config: Config, base: Path, reread: Callable[[], Config] | None = 
     from peer.asynchronous import AsynchronousDaemon
     from peer.synchronous import SynchronousDaemon
 
+    # Whoever opens it: a journal is replayed to the same bits only with as many threads.
+    use_one_thread()
     return (AsynchronousDaemon if algorithm_spec(config).asynchronous else SynchronousDaemon)(config, base, reread)
 
 

@@ -35,6 +35,7 @@ from peer.train.precision import Precision, make_model, precision_of
 from peer.train.sampling import BatchSchedule, augmentation_uniforms
 from peer.train.statistics import collect_statistics_, statistics_of_average
 from peer.train.task import Data, Task
+from peer.train.threads import GENERATOR
 
 Vector: TypeAlias = npt.NDArray[np.float32]
 Split: TypeAlias = Literal["test", "holdout", "train"]
@@ -239,8 +240,9 @@ class Trainer:
         """Return the gradient of the mean loss of one batch at z, good until the next call, and that loss."""
         self._load(z)
         batch = self._batch(t, local)
-        seed_operators(self.seed, self.peer, t, local, self.device)
-        loss = self.task.loss(self._model, batch)
+        with GENERATOR:
+            seed_operators(self.seed, self.peer, t, local, self.device)
+            loss = self.task.loss(self._model, batch)
         if loss.ndim:
             raise DataError(f"the loss of task {self.task.name} has shape {list(loss.shape)}; it should be a scalar")
         parts = torch.autograd.grad(loss, self._parameters, materialize_grads=True)
@@ -325,7 +327,7 @@ def make_momentum(options: TrainingOptions) -> Momentum:
 def make_start_model(task: Task, options: TrainingOptions, seed: int, base: Path) -> torch.nn.Module:
     """Return the model, on the CPU, that every peer of the run starts from: drawn under the run's seed, or read from
     `options.warm_start`. The state of torch's generator is left as it was."""
-    with torch.random.fork_rng(devices=[]):
+    with GENERATOR, torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(_torch_seed(stream(seed, SHARED, Purpose.INIT)))
         model = make_model(task, precision_of(task, options))
     if not isinstance(model, torch.nn.Module):

@@ -17,6 +17,7 @@ import torch
 from peer.random import SHARED, Purpose, stream
 from peer.train.memory import aligned
 from peer.train.task import Data, Task
+from peer.train.threads import GENERATOR
 
 SAMPLES = 2048
 BATCH = 128
@@ -38,7 +39,7 @@ def collect_statistics_(model: torch.nn.Module, task: Task, data: Data, *, seed:
         for layer in layers:
             layer.reset_running_stats()  # type: ignore[operator]
             layer.momentum = None  # type: ignore[assignment]
-        with torch.no_grad(), torch.random.fork_rng():
+        with GENERATOR, torch.no_grad(), torch.random.fork_rng():
             torch.manual_seed(seed)
             for start in range(0, len(order), BATCH):
                 task.loss(model, aligned(data.batch(order[start : start + BATCH]), device))

@@ -1,10 +1,15 @@
-"""One thread for torch: a different number of threads sums in a different order and gives other bits."""
+"""Threads and torch: one computes, since another number of threads sums in another order and gives other bits."""
 
 from __future__ import annotations
 
 import contextlib
+import threading
 
 import torch
+
+GENERATOR = threading.RLock()
+"""Held by whoever seeds torch's generator until it has drawn from it: all threads of a process have one, and a process
+may run several peers."""
 
 
 def use_one_thread() -> None:
