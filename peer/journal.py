@@ -204,6 +204,8 @@ class Journal:
     def go_on(cls, disk: Disk, name: str, content: JournalContent) -> Journal:
         """Go on writing a journal that was read; what comes after its last whole record is cut off."""
         try:
+            # The process that created it may have ended before its name was there for good.
+            disk.sync_folder()
             if disk.size(name) > content.whole_bytes:
                 disk.truncate(name, content.whole_bytes)
             return cls(name, disk.open(name), content.checksum)

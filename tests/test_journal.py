@@ -9,7 +9,7 @@ import pytest
 from peer.disk import RealDisk
 from peer.errors import StateError
 from peer.journal import Begun, Call, Called, Journal, Receipt, Received, Record, Sent, TimedOut, read_journal
-from tests.failing_disk import FailingDisk
+from tests.failing_disk import FailingDisk, ProcessEnds
 
 FRAME = b"one frame for two"
 RECORDS: list[Record] = [
@@ -110,6 +110,22 @@ def test_records_of_two_files_do_not_mix() -> None:
     write(other)
     one.open("j").append([other.read("j")[len(header()) :]])
     assert read_journal(one, "j").records == ()
+
+
+def test_what_is_added_stays_though_whoever_began_the_journal_ended_at_once() -> None:
+    disk = FailingDisk()
+    first = FailingDisk()
+    write(first).close()
+    # The file has its name, and the folder is not synced.
+    disk.end_at = first.operations.index("sync_folder")
+    with pytest.raises(ProcessEnds):
+        write(disk)
+    disk.restart()
+    journal = Journal.go_on(disk, "j", read_journal(disk, "j"))
+    journal.append(*RECORDS)
+    journal.sync()
+    disk.lose_power()
+    assert list(read_journal(disk, "j").records) == RECORDS
 
 
 def test_nothing_is_added_after_a_failed_write() -> None:
