@@ -442,8 +442,10 @@ class DurablePeer:
         if news is None or news.kind is not ChangeKind.JOIN or news.subject == self.participant.peer:
             return
         joins = [each for each in self.participant.changes if (each.kind, each.subject) == (news.kind, news.subject)]
-        # Where two sponsors say so at the same time, the peer may have been heard since the first.
-        if len(joins) == 1:
+        # Where two sponsors say so at the same time, the peer may have been heard since the first; and a newcomer may
+        # hear from a member, or from that member itself, that it once joined.
+        known = self.incoming.get(news.subject)
+        if len(joins) == 1 and (known is None or known.last_seq == 0):
             with self._lock:
                 self._reset(news.subject)
 

@@ -182,6 +182,16 @@ def test_kills_around_a_loss_lose_nothing(seed: int) -> None:
     assert cluster.weight() == pytest.approx(weight, abs=1e-12)
 
 
+def test_a_sponsor_that_joined_late_tells_of_itself_too() -> None:
+    cluster = Cluster("quant-sgp", "exponential", num_peers=7, seed=14)
+    cluster.run(3)
+    for issuer, kind, subject in ((3, ChangeKind.LEAVE, 3), (1, ChangeKind.JOIN, 5), (5, ChangeKind.JOIN, 6)):
+        change = cluster.announce(issuer, kind, subject)
+        cluster.run(change.effective + 2)
+    assert cluster.rounds() == dict.fromkeys((0, 1, 2, 4, 5, 6), change.effective + 2)
+    assert cluster.weight() == pytest.approx(5.0, abs=1e-12)
+
+
 def test_two_changes_at_the_same_time_need_no_settling() -> None:
     cluster = Cluster("quant-sgp", "exponential", seed=8)
     cluster.run(3)
