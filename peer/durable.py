@@ -350,9 +350,13 @@ class DurablePeer:
             if early:  # It follows what is kept.
                 early.append((seq, early[-1][1], frame))
                 return Deed()
-            record = Received(now, peer, seq, frame)
+            record, was_outsider = Received(now, peer, seq, frame), self.participant.is_outsider
             self._append_for_good(record)
-            return self._with_losses(self._done(self._take(record)), now)
+            deed = self._done(self._take(record))
+            if was_outsider and not self.participant.is_outsider:
+                self._take_early(deed, now)
+                return deed
+            return self._with_losses(deed, now)
         message = self.participant.decode(peer, frame, before=self._newest_early.get(peer) if early else None)
         if (seq > 0) != (message.kind in (MessageKind.GOSSIP, MessageKind.NOTHING)):
             raise RemoteProtocolError(f"sent {message.kind.name} {'with' if seq else 'without'} a number", peer=peer)
@@ -361,8 +365,9 @@ class DurablePeer:
             return self._done(self.participant.take(message, now))
         if message.kind is MessageKind.REPAIR and not self.participant.expects(message):
             return Deed()
-        if seq and self.participant.session.is_early(message.round) and message.round <= self._furthest_round:
-            self.participant.session.check(message)
+        if seq and self._is_early(message.round) and message.round <= self._furthest_round:
+            if not self.participant.is_outsider:
+                self.participant.session.check(message)
             if sum(len(kept) for _, _, kept in early) + len(frame) <= _EARLY_BYTES_MAX:
                 early.append((seq, message.round, frame))
                 self._newest_early[peer] = message
@@ -488,11 +493,15 @@ class DurablePeer:
             self._take_early(deed, turn.finished.time_s)
         return deed
 
+    def _is_early(self, round_: int) -> bool:
+        """Whether a frame has to wait: this peer was set back, or others have heard that it joins and it has not."""
+        return self.participant.is_outsider or self.participant.session.is_early(round_)
+
     def _take_early(self, deed: Deed, now: float) -> None:
         """Take the frames that had come too early and are not any more; between rounds nothing comes of them but what
         changes of the members do."""
         for peer, early in list(self._early.items()):
-            while early and not self.participant.session.is_early(early[0][1]):
+            while early and not self._is_early(early[0][1]):
                 seq, _, frame = early.popleft()
                 record = Received(now, peer, seq, frame)
                 if notice.is_notice(frame):

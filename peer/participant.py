@@ -339,6 +339,11 @@ class Participant:
         return self.peer in self._views.membership.members(self.round)
 
     @property
+    def is_outsider(self) -> bool:
+        """Whether it never was a member, and has not heard yet that it becomes one."""
+        return self._views is not None and not self._views.membership.was_ever(self.peer)
+
+    @property
     def has_left(self) -> bool:
         """Whether this peer was a member and has handed over what it had."""
         return not self.is_member and self.round > 0
