@@ -301,7 +301,8 @@ def _in_turn(values: torch.Tensor) -> torch.Tensor:
     """Return the sums over the pixels of float32[b, n, c], added up one after the other."""
     if values.device.type != "cpu":
         return values.sum(dim=1)
-    return torch.from_numpy(np.add.accumulate(values.numpy(), axis=1, dtype=np.float32)[:, -1].copy())
+    # The native sums begin with 0, so that none of them is −0.
+    return torch.from_numpy(np.add.accumulate(values.numpy(), axis=1, dtype=np.float32)[:, -1] + np.float32(0.0))
 
 
 def _bytes(tensor: torch.Tensor | None) -> Any:
