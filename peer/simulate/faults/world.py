@@ -16,6 +16,8 @@ from peer.simulate.faults.process import VirtualProcess
 from peer.simulate.faults.scenario import Happening, Scenario
 from peer.simulate.faults.streams import Streams
 from peer.simulate.network import Agenda
+from peer.state_files import journal_name
+from peer.store import Checkpoints, checkpoint_name
 
 _TRACE = 60
 """Events that a failure shows."""
@@ -430,11 +432,13 @@ class World:
             self.note(f"the clock of {process.me} jumps by {jump:g} s")
 
     def _damage_checkpoint(self, disk: VirtualDisk) -> bool:
-        """Flip a bit of the newest checkpoint, if there is one before it to go back to."""
-        names = [name for name in disk.names() if name.startswith("checkpoint-")]
-        if len(names) < 2:
+        """Flip a bit of the newest checkpoint, if there is one before it to go back to, whose journal was not deleted
+        yet: with two that are kept, one at a time may be damaged."""
+        rounds = Checkpoints(disk).rounds()
+        if len(rounds) < 2 or journal_name(rounds[-2]) not in disk.names():
             return False
-        disk.flip_bit(names[-1], self.random.randrange(8 * disk.size(names[-1])))
+        newest = checkpoint_name(rounds[-1])
+        disk.flip_bit(newest, self.random.randrange(8 * disk.size(newest)))
         self.faults["checkpoint damaged"] += 1
         return True
 
