@@ -113,6 +113,9 @@ async def _join_leave_and_lose(devices: Devices) -> None:
     await devices.until(lambda: joiner.participant.round > 0 and joiner.participant.is_member)
     with pytest.raises(SottoError, match="peer-3 lives"):
         await devices.ask(3, "remove", name="peer-3")
+    # Whoever sponsors the newcomer may not leave before it is a member there, too.
+    leaver = devices.daemons[1].participant
+    await devices.until(lambda: not leaver.coming_changes and 3 in (leaver.members or ()))
     answer = await devices.ask(1, "leave")
     assert answer["from"] > answer["round"]
     assert await devices.tasks[1] == 0
