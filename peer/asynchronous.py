@@ -44,8 +44,6 @@ log = logging.getLogger("sotto")
 
 T = TypeVar("T")
 
-_SYNC_EVERY_S = 1.0
-"""How often what was journaled is synced."""
 _WAITING_FRAMES_MAX = 16
 """Frames of one neighbour that wait to be looked at: an honest one has one request and one answer on its way."""
 
@@ -62,16 +60,7 @@ class AsynchronousDaemon(Daemon):
         self.participant = self.job.pair_participant(
             self.me, self.trainer, self.trainer.layout, self.trainer.initial_vector()
         )
-        self.durable = DurablePair(
-            self.participant,
-            self.folder.disk,
-            identity=self._belongs_to(),
-            durability=config.state.durability,
-            keep_checkpoints=config.state.keep_checkpoints,
-            regular=config.state.checkpoint_every_rounds,
-            # Nothing but the CPU is promised to be repeatable to the bit.
-            repeatable=self.trainer.device.type == "cpu",
-        )
+        self.durable = DurablePair(self.participant, self.folder.disk, **self._durability())
         self.ledger = EventLog(self.folder.directory / "ledger") if config.state.ledger else None
         self._pair_worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="exchange")
         self._pending: deque[tuple[int, bytes | None]] = deque()
@@ -83,10 +72,6 @@ class AsynchronousDaemon(Daemon):
         """Steps in a row without a neighbour; none of them before the first has come."""
         self._away_since: dict[int, float] = {}
         self._heard_at = 0.0
-        self._snapshot_wanted = False
-        self._syncer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sync")
-        self._to_replay_s = 0.0
-        """About how long it would take to repeat what is in the journal."""
         self._evaluated_exchanges = -1
         self._leaving = False
         self._answered = asyncio.Event()
@@ -94,9 +79,7 @@ class AsynchronousDaemon(Daemon):
 
     def close(self) -> None:
         """Release files and threads."""
-        self._syncer.shutdown(wait=True, cancel_futures=True)
         self._pair_worker.shutdown(wait=True, cancel_futures=True)
-        self.durable.close()
         if self.ledger is not None:
             self.ledger.close()
         super().close()
@@ -190,7 +173,7 @@ class AsynchronousDaemon(Daemon):
     # -- exchanges ----------------------------------------------------------------------------------------------------
 
     def _helpers(self) -> list[Coroutine[Any, Any, None]]:
-        return [*super()._helpers(), self._answer(), self._sync_now_and_then()]
+        return [*super()._helpers(), self._answer()]
 
     async def _answer(self) -> None:
         """Take what comes from the neighbours, and ask again when a pause is over, until this peer leaves."""
@@ -300,23 +283,6 @@ class AsynchronousDaemon(Daemon):
             self.ledger.write(events)
             description["ledger"] = self.ledger.position()
         self.durable.save(description)
-
-    def _checkpoint_is_wanted(self) -> bool:
-        options = self.config.state
-        return (
-            self._snapshot_wanted
-            or self.durable.journal_bytes > options.journal_mbytes << 20
-            or self._to_replay_s > options.recover_within_s
-        )
-
-    def _go_back(self, round_: int) -> int:
-        return self.durable.go_back(round_)
-
-    async def _sync_now_and_then(self) -> None:
-        """Bound what a power cut costs."""
-        while True:
-            await asyncio.sleep(_SYNC_EVERY_S)
-            await asyncio.get_running_loop().run_in_executor(self._syncer, self.durable.sync)
 
     async def _take_snapshot(self) -> None:
         # The end of the step takes it: until then the training state is in flux.

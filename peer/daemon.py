@@ -25,6 +25,8 @@ import numpy as np
 from peer import __version__, wire
 from peer.compress.payload import FloatArray
 from peer.config import JOB_PARTS, Config
+from peer.durable import DurablePeer
+from peer.durable_pair import DurablePair
 from peer.errors import ConfigError, DivergenceError, HandshakeRefused, SottoError
 from peer.exporter import Exporter
 from peer.gossip.membership import ChangeKind
@@ -56,6 +58,8 @@ log = logging.getLogger("sotto")
 
 T = TypeVar("T")
 
+_SYNC_EVERY_S = 1.0
+"""How often what was journaled is synced."""
 _REFUSED_S = 15.0
 """Give up after this long when all that the round waits for refuse a peer that they never let in."""
 
@@ -90,6 +94,7 @@ class Daemon(ABC):
     """One peer: owns the participant, the transport and the state folder."""
 
     participant: Participant | PairParticipant
+    durable: DurablePeer | DurablePair
 
     def __init__(self, config: Config, base: Path, reread: Callable[[], Config] | None = None) -> None:
         """Read data and checkpoint. Raises SottoError."""
@@ -123,6 +128,10 @@ class Daemon(ABC):
         """Newest known evaluation of every peer, by (peer, split): spread by gossip."""
         self.ended = "running"
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="worker")
+        self._syncer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sync")
+        self._snapshot_wanted = False
+        self._to_replay_s = 0.0
+        """About how long it would take to repeat what is in the journal."""
         others = [peer for peer in range(self.job.num_peers) if peer != self.me]
         self.traffic = Traffic(self.me, others, self.metrics.links())
         self._machine = machine_facts()
@@ -148,7 +157,9 @@ class Daemon(ABC):
 
     def close(self) -> None:
         """Release files and threads."""
+        self._syncer.shutdown(wait=True, cancel_futures=True)
         self._worker.shutdown(wait=False, cancel_futures=True)
+        self.durable.close()
         self.metrics.close()
         self.folder.close()
 
@@ -169,14 +180,6 @@ class Daemon(ABC):
     @abstractmethod
     async def _checkpoint(self) -> None:
         """Save the state."""
-
-    @abstractmethod
-    def _go_back(self, round_: int) -> int:
-        """Put what is on disk back to the last checkpoint at or before a round; return its round."""
-
-    @abstractmethod
-    def _checkpoint_is_wanted(self) -> bool:
-        """Whether a checkpoint should be taken before its time."""
 
     @abstractmethod
     async def _close_round(self, record: RoundRecord) -> None:
@@ -219,7 +222,45 @@ class Daemon(ABC):
 
     def _helpers(self) -> list[Coroutine[Any, Any, None]]:
         """Return what runs beside the loop until it ends."""
-        return [self._watch_parent(), self._reload_when_asked(), self.transport.wait_closed()]
+        return [
+            self._watch_parent(),
+            self._reload_when_asked(),
+            self._sync_now_and_then(),
+            self.transport.wait_closed(),
+        ]
+
+    # -- what is on disk -----------------------------------------------------------------------------------------------
+
+    def _durability(self) -> dict[str, Any]:
+        """Return how a participant is to be kept, as arguments of `DurablePeer` and of `DurablePair`."""
+        options = self.config.state
+        return {
+            "identity": self._belongs_to(),
+            "durability": options.durability,
+            "keep_checkpoints": options.keep_checkpoints,
+            "regular": options.checkpoint_every_rounds,
+            # Nothing but the CPU is promised to be repeatable to the bit.
+            "repeatable": self.trainer.device.type == "cpu",
+        }
+
+    def _checkpoint_is_wanted(self) -> bool:
+        """Whether a checkpoint should be taken before its time."""
+        options = self.config.state
+        return (
+            self._snapshot_wanted
+            or self.durable.journal_bytes > options.journal_mbytes << 20
+            or self._to_replay_s > options.recover_within_s
+        )
+
+    async def _sync_now_and_then(self) -> None:
+        """Bound what a power cut costs, and let neighbours forget what is safe here."""
+        while True:
+            await asyncio.sleep(_SYNC_EVERY_S)
+            await self._sync()
+
+    async def _sync(self) -> None:
+        """Make what was journaled survive a power cut."""
+        await asyncio.get_running_loop().run_in_executor(self._syncer, self.durable.sync)
 
     # -- from the first round to the last ------------------------------------------------------------------------------
 
@@ -303,7 +344,7 @@ class Daemon(ABC):
         if self._diverged is not None:
             self.ended = f"diverged: {self._diverged[1]}"
             if self.config.guard.action == "rollback":
-                round_ = self._go_back(self._diverged[0])
+                round_ = self.durable.go_back(self._diverged[0])
                 self.metrics.drop_after(round_ - 1)
                 self._diverged = (round_, f"{self._diverged[1]}; the state was put back to round {round_}")
                 log.error("state put back to round %d", round_)

@@ -26,7 +26,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import xxhash
@@ -51,7 +51,7 @@ from peer.journal import (
 from peer.link import InLink, OutLink
 from peer.metrics import RoundRecord
 from peer.participant import Parcel, Participant, Turn
-from peer.state_files import StateFiles, journal_name
+from peer.state_files import Recovery, StateFiles, gives_other_bits, journal_name
 from peer.store import Checkpoint
 from peer.wire.message import Message, MessageKind
 
@@ -59,6 +59,10 @@ _SET_BACK_ROUNDS_MAX = 4096
 """More rounds than a power cut can undo: those since the last sync, of about a second."""
 _EARLY_BYTES_MAX = 32 << 20
 """So much is kept of what a neighbour sends of rounds that are still far ahead after a power cut."""
+
+
+OnRound: TypeAlias = Callable[[RoundRecord, list[Parcel]], None]
+"""Is told of a round that is replayed, and of what was sent in it."""
 
 
 @dataclass(kw_only=True)
@@ -75,20 +79,11 @@ class Deed:
 
 
 @dataclass(kw_only=True)
-class Recovery:
+class PeerRecovery(Recovery):
     """What `open` found."""
 
-    state: Mapping[str, Any] = field(default_factory=dict)
-    """The values of the checkpoint, those that `save` was given included; empty without one."""
-    checkpoint_round: int = 0
-    """Rounds that were loaded rather than replayed."""
-    replayed_rounds: int = 0
-    now: float = 0.0
-    """The latest time in the journal."""
     parcels: list[Parcel] = field(default_factory=list)
     """What was made in the round under way, if there is one."""
-    notices: list[str] = field(default_factory=list)
-    """Sentences for the log: what was damaged, and what was done about it."""
 
 
 class DurablePeer:
@@ -144,19 +139,18 @@ class DurablePeer:
 
     # -- recovery ------------------------------------------------------------------------------------------------------
 
-    def open(self, on_round: Callable[[RoundRecord, list[Parcel]], None] = lambda record, parcels: None) -> Recovery:
+    def open(self, on_round: OnRound = lambda record, parcels: None) -> PeerRecovery:
         """Go back to where this peer was: load the newest whole checkpoint and replay the journal after it.
 
         `on_round` is told of every round that is replayed, right after its end, and what was made in it. Raises
         StateError if the state belongs to another peer or run, is damaged beyond what its copies can mend, or gives
         other bits than before.
         """
-        recovery = Recovery()
+        recovery = PeerRecovery()
         checkpoint = self.files.load_newest(recovery.notices)
         if checkpoint is not None:
             self._restore(checkpoint)
-            recovery.state, recovery.checkpoint_round = checkpoint.state, checkpoint.round
-            recovery.now = float(checkpoint.state.get("seconds", 0.0))
+            recovery.start_from(checkpoint)
             self.base_round = checkpoint.round
         last: JournalContent | None = None
         for round_ in self.files.chain(self.base_round):
@@ -207,14 +201,12 @@ class DurablePeer:
                 self._take(record, is_counted=counts_inbox)
             self.participant.session.restore_deadlines(state["session"])
 
-    def _replay(
-        self, round_: int, recovery: Recovery, on_round: Callable[[RoundRecord, list[Parcel]], None]
-    ) -> JournalContent:
+    def _replay(self, round_: int, recovery: PeerRecovery, on_round: OnRound) -> JournalContent:
         name, content = journal_name(round_), self.files.read_journal(round_, recovery.notices)
         made: list[tuple[Parcel, int]] | None = None
         for position, record in enumerate(content.records):
             if made is not None and not isinstance(record, Sent | Receipt):
-                raise self._gives_other_bits(name, "frames that the journal does not hold")
+                raise gives_other_bits(name, "frames that the journal does not hold")
             turn = Turn()
             match record:
                 case Receipt(peer, upto):
@@ -225,7 +217,7 @@ class DurablePeer:
                     made = None
                 case Begun(now, begun, variant, left_out):
                     if begun != self.participant.round:
-                        raise self._gives_other_bits(name, f"round {self.participant.round}, not {begun}")
+                        raise gives_other_bits(name, f"round {self.participant.round}, not {begun}")
                     if not self._repeatable:
                         self._impose(content.records[position + 1 : position + 2])
                     if variant is not None:
@@ -264,18 +256,12 @@ class DurablePeer:
         """Take the own frames of a record for what was just made; they have to be the same."""
         if self._repeatable:
             if record.digest != self._digest():
-                raise self._gives_other_bits(name, f"another model in round {record.round}")
+                raise gives_other_bits(name, f"another model in round {record.round}")
             if list(record.frames) != [(parcel.receiver, seq, parcel.frame) for parcel, seq in made]:
-                raise self._gives_other_bits(name, f"other messages in round {record.round}")
+                raise gives_other_bits(name, f"other messages in round {record.round}")
         for receiver, seq, frame in record.frames:
             if self.out[receiver].push(frame) != seq:
                 raise StateError(f"{name}: holds frame {seq} for peer {receiver}, where another one is next")
-
-    def _gives_other_bits(self, name: str, what: str) -> StateError:
-        return StateError(
-            f"{name}: replaying it gives {what}; the machine, the version of torch or numpy, the training data or the "
-            "configuration is not what it was: put that back, or restore the state folder from a copy"
-        )
 
     def _append_missing(self) -> None:
         """Journal the own frames that the crash came before, and count them as made."""

@@ -23,7 +23,6 @@ but `compute` and `sync` are for one thread, `compute` may overlap with the othe
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -33,27 +32,12 @@ from peer.disk import Disk
 from peer.errors import StateError
 from peer.journal import Call, Called, Journal
 from peer.pair_participant import PairParticipant, PairTurn
-from peer.state_files import StateFiles, journal_name
+from peer.state_files import Recovery, StateFiles, gives_other_bits, journal_name
 from peer.store import Checkpoint
 
 T = TypeVar("T")
 
 _CHANGES_MODEL = frozenset({Call.STEP, Call.RECEIVE})
-
-
-@dataclass(kw_only=True)
-class PairRecovery:
-    """What `open` found."""
-
-    state: Mapping[str, Any] = field(default_factory=dict)
-    """The values of the checkpoint, those that `save` was given included; empty without one."""
-    checkpoint_round: int = 0
-    """Steps that were loaded rather than replayed."""
-    replayed_rounds: int = 0
-    now: float = 0.0
-    """The latest time in the journal."""
-    notices: list[str] = field(default_factory=list)
-    """Sentences for the log: what was damaged, and what was done about it."""
 
 
 class DurablePair:
@@ -88,19 +72,18 @@ class DurablePair:
         self,
         on_load: Callable[[Mapping[str, Any]], None] = lambda state: None,
         on_step: Callable[[PairTurn], None] = lambda turn: None,
-    ) -> PairRecovery:
+    ) -> Recovery:
         """Go back to where this peer was: load the newest whole checkpoint and repeat the calls after it.
 
         `on_load` is told of the values of the checkpoint (empty without one), then `on_step` of every step that is
-        repeated. Raises StateError if the state belongs to another peer or run,
-        is damaged beyond what its copies can mend, or gives other bits than before.
+        repeated. Raises StateError if the state belongs to another peer or run, is damaged beyond what its copies can
+        mend, or gives other bits than before.
         """
-        recovery = PairRecovery()
+        recovery = Recovery()
         checkpoint = self.files.load_newest(recovery.notices)
         if checkpoint is not None:
             self.participant.restore(checkpoint.state, checkpoint.arrays)
-            recovery.state, recovery.checkpoint_round = checkpoint.state, checkpoint.round
-            recovery.now = float(checkpoint.state.get("seconds", 0.0))
+            recovery.start_from(checkpoint)
             self.base_round = checkpoint.round
             # The first release counted nothing and kept no journal.
             self._calls = int(checkpoint.state.get("calls", 0))
@@ -125,7 +108,7 @@ class DurablePair:
             self._called(Call.SKIP, self.participant.skip_exchanges)
         return recovery
 
-    def _repeat(self, name: str, record: object, recovery: PairRecovery, on_step: Callable[[PairTurn], None]) -> None:
+    def _repeat(self, name: str, record: object, recovery: Recovery, on_step: Callable[[PairTurn], None]) -> None:
         """Make a call again."""
         if not isinstance(record, Called):
             raise StateError(f"{name}: is the journal of a run with rounds; use another state.directory")
@@ -152,11 +135,7 @@ class DurablePair:
                 participant.skip_exchanges()
         self._calls += 1
         if self._repeatable and record.digest != self._digest_after(record.call):
-            raise StateError(
-                f"{name}: repeating it gives another model in step {participant.round}; the machine, the version of "
-                "torch or numpy, the training data or the configuration is not what it was: put that back, or restore "
-                "the state folder from a copy"
-            )
+            raise gives_other_bits(name, f"another model in step {participant.round}")
 
     # -- calls ---------------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ what may be deleted. What the records mean is the knowledge of `peer.durable` an
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from peer.disk import Disk
@@ -15,6 +16,26 @@ from peer.journal import Journal, JournalContent, cannot_be_written, read_journa
 from peer.store import Checkpoint, Checkpoints, checkpoint_name
 
 _PREFIX, _SUFFIX = "journal-", ".log"
+
+
+@dataclass(kw_only=True)
+class Recovery:
+    """What a peer found that goes back to where it was."""
+
+    state: Mapping[str, Any] = field(default_factory=dict)
+    """The values of the checkpoint, those that `save` was given included; empty without one."""
+    checkpoint_round: int = 0
+    """Rounds, or steps, that were loaded rather than replayed."""
+    replayed_rounds: int = 0
+    now: float = 0.0
+    """The latest time in the journal."""
+    notices: list[str] = field(default_factory=list)
+    """Sentences for the log: what was damaged, and what was done about it."""
+
+    def start_from(self, checkpoint: Checkpoint) -> None:
+        """Take note of what the checkpoint says that the rest builds on."""
+        self.state, self.checkpoint_round = checkpoint.state, checkpoint.round
+        self.now = float(checkpoint.state.get("seconds", 0.0))
 
 
 class StateFiles:
@@ -111,6 +132,14 @@ class StateFiles:
             if name.startswith(_PREFIX) and name.endswith(_SUFFIX)
         )
         return sorted(int(number) for number in numbers if number.isdecimal())
+
+
+def gives_other_bits(name: str, what: str) -> StateError:
+    """Return what is wrong where the journal `name`, repeated, gives something else than before."""
+    return StateError(
+        f"{name}: replaying it gives {what}; the machine, the version of torch or numpy, the training data or the "
+        "configuration is not what it was: put that back, or restore the state folder from a copy"
+    )
 
 
 def journal_name(round_: int) -> str:

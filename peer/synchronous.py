@@ -12,8 +12,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,8 +49,6 @@ _BACKLOG_BYTES_MAX = 256 << 20
 """Start no further round while a neighbour has this much unacknowledged from us."""
 _NOTABLE_WAIT_S = 0.05
 """A budget makes every peer wait a moment now and then; only what is longer is worth a line in the log."""
-_SYNC_EVERY_S = 1.0
-"""How often what was journaled is synced, so that neighbours may forget it."""
 _STOP_GRACE_S = 5.0
 """After SIGTERM: how long to wait for the neighbours of the round under way."""
 
@@ -90,18 +87,9 @@ class SynchronousDaemon(Daemon):
             self.participant,
             self.folder.disk,
             neighbors=[peer for peer in range(self.job.num_peers) if peer != self.me],
-            identity=self._belongs_to(),
-            durability=config.state.durability,
-            keep_checkpoints=config.state.keep_checkpoints,
-            regular=config.state.checkpoint_every_rounds,
-            # Nothing but the CPU is promised to be repeatable to the bit.
-            repeatable=self.trainer.device.type == "cpu",
+            **self._durability(),
         )
         self._pending: deque[tuple[int, int, bytes]] = deque()
-        self._syncer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sync")
-        self._snapshot_wanted = False
-        self._to_replay_s = 0.0
-        """About how long it would take to replay the journal."""
         self._said_that_it_slows_down = False
         self._wishes: deque[_Wish] = deque()
         """Changes of the members that the operator or a peer that joins asks for."""
@@ -114,12 +102,6 @@ class SynchronousDaemon(Daemon):
         self._know_neighbors()
         # Those whom the file lost while this peer was stopped.
         self._wishes += [_Wish(ChangeKind.LOST, peer, None) for peer in self._still_members(self._taken_out)]
-
-    def close(self) -> None:
-        """Release files and threads."""
-        self._syncer.shutdown(wait=True, cancel_futures=True)
-        super().close()
-        self.durable.close()
 
     async def _rounds(self) -> None:
         while self.participant.round < self.config.run.rounds and not self._stop.is_set() and not self._has_left:
@@ -444,17 +426,6 @@ class SynchronousDaemon(Daemon):
         self._confirm(await self._work(lambda: self.durable.save(self._description(), anew=anew)))
         self._to_replay_s, self._snapshot_wanted = 0.0, False
 
-    def _checkpoint_is_wanted(self) -> bool:
-        options = self.config.state
-        return (
-            self._snapshot_wanted
-            or self.durable.journal_bytes > options.journal_mbytes << 20
-            or self._to_replay_s > options.recover_within_s
-        )
-
-    def _go_back(self, round_: int) -> int:
-        return self.durable.go_back(round_)
-
     async def _take_snapshot(self) -> None:
         if self.participant.session.in_round:
             # The next round boundary takes it.
@@ -462,14 +433,8 @@ class SynchronousDaemon(Daemon):
         else:
             await self._checkpoint()
 
-    async def _sync_now_and_then(self) -> None:
-        """Let neighbours forget what is safe here."""
-        while True:
-            await asyncio.sleep(_SYNC_EVERY_S)
-            self._confirm(await asyncio.get_running_loop().run_in_executor(self._syncer, self.durable.sync))
-
-    def _helpers(self) -> list[Coroutine[Any, Any, None]]:
-        return [*super()._helpers(), self._sync_now_and_then()]
+    async def _sync(self) -> None:
+        self._confirm(await asyncio.get_running_loop().run_in_executor(self._syncer, self.durable.sync))
 
     def _recover(self) -> None:
         """Go back to where this peer was, and fill in the rows that a crash kept out of the metrics."""

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from peer.compress.layout import Layout
 from peer.compress.payload import FloatArray
-from peer.durable import Deed, DurablePeer, Recovery
+from peer.durable import Deed, DurablePeer, PeerRecovery
 from peer.gossip import build
 from peer.gossip.session import LatePolicy
 from peer.participant import Participant
@@ -94,7 +94,7 @@ class World:
     wobble: Callable[[], float] = lambda: 0.0
     disks: list[FailingDisk] = field(default_factory=list)
     peers: list[DurablePeer] = field(default_factory=list)
-    recovered: list[Recovery] = field(default_factory=list)
+    recovered: list[PeerRecovery] = field(default_factory=list)
     now: float = 0.0
     sentences: list[str] = field(default_factory=list)
 
@@ -134,7 +134,7 @@ class World:
         for i in range(self.n):
             self.connect(i)
 
-    def restart(self, peer: int) -> Recovery:
+    def restart(self, peer: int) -> PeerRecovery:
         """Start the process of a peer again, after it ended, and connect it to the others."""
         self.disks[peer].restart()
         self.peers[peer] = self.make(peer)
