@@ -15,6 +15,15 @@
             }                                                                             \
         }
 
+/* The same with CALL(lanes, gate). */
+#define EACH_SIXTEEN_GATED(CALL) \
+    if (gate == 0)               \
+        EACH_SIXTEEN(CALL, 0)    \
+    else if (gate == 1)          \
+        EACH_SIXTEEN(CALL, 1)    \
+    else                         \
+        EACH_SIXTEEN(CALL, 2)
+
 INLINE void NAME(statistics)(const uint8_t *codes, int area, int channels, int lanes, int32_t *sums, int32_t *squares,
                              uint8_t *lows, uint8_t *highs)
 {
@@ -91,12 +100,7 @@ static void NAME(eb_norm_forward)(const uint8_t *codes, int samples, int area, i
 #define FORWARD(L, GATE)                                                                                        \
     NAME(forward)(codes + first, area, channels, L, GATE, inner + c, factor + at, shift + at, low, high,              \
             codes_out == NULL ? NULL : codes_out + first, extremes)
-    if (gate == 0)
-        EACH_SIXTEEN(FORWARD, 0)
-    else if (gate == 1)
-        EACH_SIXTEEN(FORWARD, 1)
-    else
-        EACH_SIXTEEN(FORWARD, 2)
+    EACH_SIXTEEN_GATED(FORWARD)
 #undef FORWARD
 }
 
@@ -130,12 +134,7 @@ static void NAME(eb_norm_backward_sums)(const uint8_t *codes, const uint16_t *gr
 #define SUMS(L, GATE)                                                                                          \
     NAME(backward_sums)(codes + first, gradient + first, area, channels, L, GATE, inner + c, plain + at,          \
                         weighted + at, gated + at)
-    if (gate == 0)
-        EACH_SIXTEEN(SUMS, 0)
-    else if (gate == 1)
-        EACH_SIXTEEN(SUMS, 1)
-    else
-        EACH_SIXTEEN(SUMS, 2)
+    EACH_SIXTEEN_GATED(SUMS)
 #undef SUMS
 }
 
