@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 from random import Random
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from peer.compress.layout import Layout
@@ -20,8 +17,8 @@ from peer.gossip import build_pair_node
 from peer.pair_participant import EXCHANGES_SKIPPED, PairParticipant, PairTurn
 from tests.failing_disk import FailingDisk, ProcessEnds
 from tests.gossip.drive import contexts, ring, schedule_of
+from tests.pair_steps import SIZES, Pull
 
-SIZES = [5, 3]
 MODULO = {
     "compressor": ("modulo", {"bits": 4, "rounding": "dither", "verified": True}),
     "verified": True,
@@ -29,39 +26,6 @@ MODULO = {
     "settings": {"theta_mode": "verified"},
 }
 STEPS = 6
-
-
-@dataclass
-class Step:
-    gradient: FloatArray
-    loss: float = 1.0
-    samples: int = 1
-
-
-class Pull:
-    """Local steps that pull toward a target, with a momentum to be saved."""
-
-    needs_displacement = False
-
-    def __init__(self, target: float) -> None:
-        self.target = target
-        self.momentum = np.zeros(sum(SIZES), np.float32)
-
-    def rate(self, t: int) -> float:
-        return 0.25
-
-    def gradient(self, z: FloatArray, t: int, rate: float, z_step: float) -> Step:
-        self.momentum += z - np.float32(self.target)
-        return Step(self.momentum)
-
-    def after_round(self, z_before: FloatArray, z_after: FloatArray, rate: float) -> None:
-        raise AssertionError("there are no rounds")
-
-    def state(self) -> Mapping[str, npt.NDArray[Any]]:
-        return {"m": self.momentum}
-
-    def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        self.momentum[:] = state["m"]
 
 
 class World:

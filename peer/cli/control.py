@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,12 +70,7 @@ def stop(config_file: Path | None, directory: Path | None, everybody: bool, as_j
       sotto stop --run runs/digits
     """
     answers = _call(config_file, directory, everybody, "stop")
-    if as_json:
-        print_json(answers if directory is not None or everybody else answers[0])
-    else:
-        for answer in answers:
-            click.echo(f"{answer['name']}: {answer.get('error') or 'stops after this round'}")
-    return _exit_code(answers)
+    return _tell(answers, as_json, lambda answer: ["stops after this round"], many=directory is not None or everybody)
 
 
 @click.command(cls=SottoCommand)
@@ -93,13 +89,7 @@ def reload(config_file: Path | None, as_json: bool) -> int:
       sotto reload --json
     """
     answers = _call(config_file, None, False, "reload")
-    if as_json:
-        print_json(answers[0])
-    else:
-        for answer in answers:
-            for line in [answer["error"]] if "error" in answer else _changes(answer):
-                click.echo(f"{answer['name']}: {line}")
-    return _exit_code(answers)
+    return _tell(answers, as_json, _changes)
 
 
 @click.command(cls=SottoCommand)
@@ -117,12 +107,7 @@ def leave(config_file: Path | None, as_json: bool) -> int:
       sotto leave --json
     """
     answers = _call(config_file, None, False, "leave")
-    if as_json:
-        print_json(answers[0])
-    else:
-        for answer in answers:
-            click.echo(f"{answer['name']}: {answer.get('error') or _leaves(answer)}")
-    return _exit_code(answers)
+    return _tell(answers, as_json, _leaves)
 
 
 @click.command(cls=SottoCommand)
@@ -168,8 +153,21 @@ def remove(name: str, config_file: Path | None, as_json: bool) -> int:
     return 0
 
 
-def _leaves(answer: dict[str, Any]) -> str:
-    return f"leaves before round {answer['from']}; round {answer['round']} is under way"
+def _tell(
+    answers: list[dict[str, Any]], as_json: bool, lines: Callable[[dict[str, Any]], list[str]], *, many: bool = False
+) -> int:
+    """Print what the peers answered; return the exit code. `many`: JSON is a list though there may be one answer."""
+    if as_json:
+        print_json(answers if many else answers[0])
+    else:
+        for answer in answers:
+            for line in [answer["error"]] if "error" in answer else lines(answer):
+                click.echo(f"{answer['name']}: {line}")
+    return _exit_code(answers)
+
+
+def _leaves(answer: dict[str, Any]) -> list[str]:
+    return [f"leaves before round {answer['from']}; round {answer['round']} is under way"]
 
 
 def _changes(answer: dict[str, Any]) -> list[str]:
