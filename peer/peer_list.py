@@ -26,10 +26,8 @@ class Settled:
     """A configuration in the numbering of its run."""
 
     config: Config
-    added: tuple[str, ...]
-    """Names that the file lists and the run did not begin with."""
     taken_out: tuple[str, ...]
-    """Names of which the opposite is true."""
+    """Names that the run began with and the file does not list."""
 
 
 def settle(config: Config, base: Path) -> Settled:
@@ -38,7 +36,7 @@ def settle(config: Config, base: Path) -> Settled:
     path = base / config.state.directory / FILE
     kept = _read(path)
     if kept is None:
-        return Settled(config, (), ())
+        return Settled(config, ())
     listed = {peer.name: peer for peer in config.peers}
     names = [peer.name for peer in kept]
     own = config.peers[config.peer.index].name
@@ -49,7 +47,7 @@ def settle(config: Config, base: Path) -> Settled:
     own_options = config.peer.model_copy(update={"index": names.index(own)})
     taken_out = tuple(name for name in names if name not in listed)
     settled = config.model_copy(update={"peers": peers, "peer": own_options})
-    return Settled(settled, tuple(peer.name for peer in added), taken_out)
+    return Settled(settled, taken_out)
 
 
 def keep(disk: Disk, peers: Sequence[PeerAddress]) -> None:
