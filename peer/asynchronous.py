@@ -186,7 +186,8 @@ class AsynchronousDaemon(Daemon):
             else:
                 timeout = 1.0 if wake_at is None else min(1.0, wake_at - self._now())
                 try:
-                    await asyncio.wait_for(self._arrived.wait(), timeout)
+                    async with asyncio.timeout(timeout):
+                        await self._arrived.wait()
                 except TimeoutError:
                     continue
                 self._arrived.clear()

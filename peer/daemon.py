@@ -397,7 +397,8 @@ class Daemon(ABC):
         self._give_up_on_the_lost()
         timeout = 1.0 if until is None else min(1.0, max(0.0, until - self._now()))
         try:
-            await asyncio.wait_for(self._wake.wait(), timeout)
+            async with asyncio.timeout(timeout):
+                await self._wake.wait()
         except TimeoutError:
             return
         self._wake.clear()

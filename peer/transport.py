@@ -1279,7 +1279,8 @@ class _Link:
                 if self._farewell is not None:
                     data = _farewell(*self._farewell)
                     counters.protobuf_bytes_sent += len(data)
-                    await asyncio.wait_for(pipe.write(data), _FAREWELL_S)
+                    async with asyncio.timeout(_FAREWELL_S):
+                        await pipe.write(data)
                     return
                 await self._wake.wait()
         except TimeoutError:

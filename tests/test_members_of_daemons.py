@@ -7,8 +7,10 @@ All in one process, so that the libraries are loaded once; each has its own roun
 from __future__ import annotations
 
 import asyncio
+import inspect
 import re
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -83,11 +85,15 @@ class Devices:
     async def ask(self, peer: int, verb: str, **arguments: Any) -> dict[str, Any]:
         return await self.daemons[peer].control(verb, arguments)
 
-    async def until(self, condition: Callable[[], bool]) -> None:
+    async def until(self, condition: Callable[[], bool], within_s: float = 60) -> None:
+        deadline = time.monotonic() + within_s
         while not condition():
             for task in self.tasks.values():
                 if task.done() and not task.cancelled():
                     assert task.result() == 0
+            if time.monotonic() > deadline:
+                states = "\n".join(f"{peer}: {daemon.status()}" for peer, daemon in self.daemons.items())
+                pytest.fail(f"not within {within_s:g} s: {inspect.getsource(condition).strip()}\n{states}")
             await asyncio.sleep(0.02)
 
     def sees(self, peer: int, name: str) -> bool:
@@ -224,6 +230,22 @@ async def _edit_the_lists(devices: Devices) -> None:
     await devices.until(lambda: devices.sees(0, "peer-2") and devices.sees(2, "peer-0"))
     assert devices.members(2) == ["peer-0", "peer-2"]
     await devices.stop(0, 2)
+
+
+@pytest.mark.parametrize("ticks", range(4))
+def test_a_peer_is_cancelled_also_while_it_wakes(tmp_path: Path, ticks: int) -> None:
+    use_one_thread()
+    asyncio.run(_cancel_while_it_wakes(Devices(tmp_path / "kits", rounds=5, num_peers=2, mode="insecure"), ticks))
+
+
+async def _cancel_while_it_wakes(devices: Devices, ticks: int) -> None:
+    devices.start(0)
+    await devices.until(lambda: devices.daemons[0].participant.session.in_round)
+    devices.daemons[0]._wake.set()
+    for _ in range(ticks):
+        await asyncio.sleep(0)
+    async with asyncio.timeout(20):
+        await devices.kill(0)
 
 
 def test_without_certificates_the_word_of_the_sponsor_has_to_do(tmp_path: Path) -> None:

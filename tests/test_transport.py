@@ -424,7 +424,8 @@ def test_an_error_in_the_handler_ends_the_transport_and_surfaces() -> None:
         async with running(dialler):
             ben.send(0, b"frame")
             with pytest.raises(ZeroDivisionError, match="a bug"):
-                await asyncio.wait_for(listener.wait_closed(), 20)
+                async with asyncio.timeout(20):
+                    await listener.wait_closed()
             await listener.close("after the bug")
 
     asyncio.run(story())

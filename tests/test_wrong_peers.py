@@ -375,7 +375,8 @@ def test_a_peer_that_no_neighbour_lets_in_ends_and_says_why(
     async def story() -> str:
         other = asyncio.create_task(run_peer(kits[0], *settings))
         with pytest.raises(HandshakeRefused) as refusal:
-            await asyncio.wait_for(run_peer(kits[1], *mine), 30)
+            async with asyncio.timeout(30):
+                await run_peer(kits[1], *mine)
         other.cancel()
         await asyncio.gather(other, return_exceptions=True)
         return str(refusal.value)
@@ -411,7 +412,8 @@ def test_a_neighbour_out_of_reach_is_given_up_and_the_cause_is_told(
     async def story() -> RemoteError:
         other = None if settings is None else asyncio.create_task(run_peer(kits[2], *settings))
         with pytest.raises(PeerUnreachable) as loss:
-            await asyncio.wait_for(run_peer(kits[0], "transport.give_up_after_s=1"), 30)
+            async with asyncio.timeout(30):
+                await run_peer(kits[0], "transport.give_up_after_s=1")
         if other is not None:
             other.cancel()
             await asyncio.gather(other, return_exceptions=True)
