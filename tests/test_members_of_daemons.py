@@ -275,6 +275,6 @@ async def _come_too_late(devices: Devices) -> None:
         devices.start(peer)
     with pytest.raises(HandshakeRefused, match="nobody lets it join: 'the run ends after round 4, before everybody"):
         await devices.tasks[garage]
-    devices.daemons[garage].close()
-    await devices.kill(0)
-    await devices.kill(1)
+    assert await devices.tasks[0] == await devices.tasks[1] == 0
+    for daemon in devices.daemons.values():
+        daemon.close()
