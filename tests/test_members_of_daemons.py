@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import re
-import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,11 +17,12 @@ from typing import Any
 import pytest
 
 from peer import synchronous
+from peer.cluster import free_ports
 from peer.config import load
 from peer.daemon import open_peer
 from peer.enroll import add_unsigned, admit, request, revoke
 from peer.errors import ConfigError, HandshakeRefused, SottoError
-from peer.init import place_peers, write_cluster
+from peer.init import Host, write_cluster
 from peer.synchronous import SynchronousDaemon
 from peer.train.threads import use_one_thread
 
@@ -42,19 +42,19 @@ class Devices:
     """Kits, of which the last may join later, and the daemons that run from them."""
 
     def __init__(self, kits: Path, *, rounds: int, num_peers: int, join_later: int = 0, mode: str = "mtls") -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = min(int(probe.getsockname()[1]), 65000)
+        self.ports = free_ports(num_peers + 2)
+        """Of the peers that are listed, and of two more."""
         config = load(environment={}, overrides=[*OPTIONS, f"run.rounds={rounds}", f"security.mode={mode}"])
+        hosts = [Host("127.0.0.1", port) for port in self.ports[:num_peers]]
         self.kits = kits
-        self.files = write_cluster(kits, config, place_peers(num_peers, (), self.port), join_later=join_later)
+        self.files = write_cluster(kits, config, hosts, join_later=join_later)
         self.daemons: dict[int, SynchronousDaemon] = {}
         self.tasks: dict[int, asyncio.Task[int]] = {}
 
     def sign(self, name: str) -> int:
         """Make the kit of one more peer, as a device and whoever holds the CA do; return its number."""
         device = self.kits.parent / name
-        request(device, name, f"127.0.0.1:{self.port + len(self.files)}", 7700)
+        request(device, name, f"127.0.0.1:{self.ports[len(self.files)]}", 7700)
         admitted = admit(self.kits, (device / "request.pem").read_bytes())
         (device / "peer.key").rename(admitted.folder / "peer.key")
         self.files.append(admitted.folder / "peer.toml")
@@ -254,7 +254,7 @@ def test_without_certificates_the_word_of_the_sponsor_has_to_do(tmp_path: Path) 
 
 
 async def _join_unsigned(devices: Devices) -> None:
-    devices.files.append(add_unsigned(devices.kits, "garage", f"127.0.0.1:{devices.port + 2}"))
+    devices.files.append(add_unsigned(devices.kits, "garage", f"127.0.0.1:{devices.ports[2]}"))
     for peer in range(3):
         devices.start(peer)
     await devices.until(lambda: devices.sees(0, "garage") and devices.sees(1, "garage"))
