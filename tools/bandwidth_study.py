@@ -189,17 +189,27 @@ class Bench:
         return cell.run_cell(config, study.peers, find(profile), limit_s=limit_s)
 
     def _expected_s(self, contender: plan.Contender, profile: str, seed: int) -> float:
-        """Return about what the rounds of a cell take."""
+        """Return about what a cell takes, without what is started for it."""
         prediction, rounds = self.prediction(contender, profile)
-        return rounds * (prediction.round_s if prediction else self._rival_round_s(contender, profile))
+        if prediction is not None:
+            return rounds * prediction.round_s
+        return rounds * self._rival_round_s(contender, profile) + self._rival_settle_s(contender, profile)
 
     def _rival_round_s(self, contender: plan.Contender, profile: str) -> float:
         """Return about what a round of a rival takes: the step, and what it sends over the upload."""
-        rate = find(profile).up_kbit
-        if contender.rival is None or not rate:
+        if contender.rival is None:
             return self.study.step_s
-        model_kbit = sum(parameter.numel() for parameter in MODELS[self.study.model].make().parameters()) * 32 / 1000
-        return self.study.step_s + rivals.RIVALS[contender.rival].sent_models * model_kbit / rate
+        return self.study.step_s + rivals.RIVALS[contender.rival].sent_models * self._model_s(profile)
+
+    def _rival_settle_s(self, contender: plan.Contender, profile: str) -> float:
+        """Return about what passes before the rounds of a rival that count."""
+        return rivals.RIVALS[contender.rival].settle_models * self._model_s(profile) if contender.rival else 0.0
+
+    def _model_s(self, profile: str) -> float:
+        """Return what a float32 model takes over the upload."""
+        rate = find(profile).up_kbit
+        kbit = sum(parameter.numel() for parameter in MODELS[self.study.model].make().parameters()) * 32 / 1000
+        return kbit / rate if rate else 0.0
 
     def _kept(self, name: str, compute: Any) -> dict[str, Any] | None:
         """Return a figure that is computed once; None if the job is refused."""

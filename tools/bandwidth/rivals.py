@@ -39,13 +39,15 @@ class Rival:
     """About how many float32 models a worker sends in a round."""
     settle_rounds: int = 1
     """How many rounds are left out. All workers start together; after the first DDP arranges its buckets anew."""
+    settle_models: float = 5.0
+    """About how many float32 models a worker sends until then. DDP begins with the first worker's."""
 
 
 RIVALS = {
     "ddp": Rival(program="torch_program.py", sent_models=1.75),
     "ddp-fp16": Rival(program="torch_program.py", sent_models=0.9),
     # PowerSGD begins to compress after two rounds.
-    "ddp-powersgd": Rival(program="torch_program.py", sent_models=0.1, settle_rounds=3),
+    "ddp-powersgd": Rival(program="torch_program.py", sent_models=0.1, settle_rounds=3, settle_models=8.5),
     "d-psgd-gloo": Rival(program="torch_program.py", sent_models=2.0),
     # Mostly matchmaking.
     "hivemind-8": Rival(program="hivemind_program.py", sent_models=2.0),
