@@ -146,14 +146,15 @@ def test_a_ring_of_five_has_one_history_and_a_slow_peer_slows_nobody(prepared: C
 
 @pytest.mark.parametrize("algorithm", ["ad-psgd", "moniqua-ad-psgd"])
 def test_mass_survives_kills_and_stops(prepared: Callable[..., Cluster], algorithm: str) -> None:
-    settings = [f"algorithm.name={algorithm}", "run.rounds=150", "state.checkpoint_every_rounds=40"]
+    settings = [f"algorithm.name={algorithm}", "run.rounds=300", "state.checkpoint_every_rounds=40"]
     if algorithm == "moniqua-ad-psgd":
         # A first θ that is too small: kills come in the middle of repairs too.
         settings += ["compressor.kind=modulo", "compressor.bits=4", "algorithm.theta_value=0.001"]
     cluster = prepared(load(environment={}, overrides=[*JOB, *settings]), 3)
     cluster.start()
     for victim, after in ((1, 15), (0, 45)):
-        wait_for(cluster, lambda after=after: min(steps(cluster)) >= after)
+        # Nobody waits for the others here: whoever is not killed may be far ahead of one that starts again.
+        wait_for(cluster, lambda victim=victim, after=after: steps(cluster)[victim] >= after)
         cluster.processes[victim].kill()
         cluster.processes[victim].wait()
         done = steps(cluster)[victim]
@@ -163,14 +164,14 @@ def test_mass_survives_kills_and_stops(prepared: Callable[..., Cluster], algorit
         wait_for(cluster, lambda: steps(cluster)[victim] > done)
         cluster.stop()
         assert [process.returncode for process in cluster.processes] == [0, 0, 0]
-        assert min(steps(cluster)) < 150
+        assert min(steps(cluster)) < 300
         for peer in range(3):
             cluster.start_peer(peer)
     wait_for(cluster, cluster.finished)
     assert cluster.failed() is None
 
     history = History(cluster)
-    assert history.count("step") == 3 * 150
+    assert history.count("step") == 3 * 300
     total = np.sum(history.final, axis=0, dtype=np.float64)
     np.testing.assert_allclose(total, 3 * history.x0 + history.moved(), atol=1e-4, rtol=0)
     if algorithm == "ad-psgd":
