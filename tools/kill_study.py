@@ -231,7 +231,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--peers", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=400)
+    parser.add_argument("--rounds", type=int, default=1200)
     parser.add_argument("--seed", type=int, default=1, help="of peers and instants")
     parser.add_argument("--algorithms", default=",".join(JOBS))
     parser.add_argument("--cold", action="store_true", help="start each process anew, libraries and all")
@@ -250,6 +250,8 @@ def main() -> None:
             row = measure(algorithm, arguments, Path(directory))
         rows.append(row)
         print(row.line(), flush=True)
+        if row.kills < arguments.kills:
+            print(f"    the run was over before {arguments.kills - row.kills} of the kills: give it more --rounds")
         if arguments.json is not None:
             arguments.json.write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n")
     if not all(row.identical for row in rows):

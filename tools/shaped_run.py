@@ -44,7 +44,7 @@ SEGMENT_HEADER_BYTES = 52
 _BURST_BYTES = 4 * 1514
 _QUEUE_MS = 2000
 """Room for what a modem queues. Where it overflows, TCP counts segments that never reach the interface."""
-SAMPLE_S = 0.25
+_SAMPLE_S = 0.25
 
 _serial = itertools.count()
 
@@ -62,6 +62,21 @@ def missing_tools() -> str | None:
         return f"network namespaces cannot be made here: {probe.stderr.strip()}"
     _ip("netns", "del", name)
     return None
+
+
+@dataclass(frozen=True)
+class Sample:
+    """How many bytes had left an interface at some time between two."""
+
+    asked_s: float
+    """When the kernel was asked (time.monotonic)."""
+    told_s: float
+    """When it had answered; on a busy machine that is later."""
+    num_bytes: int
+
+    def rate_until(self, later: Sample) -> float:
+        """Return how many bytes a second left the interface at least, from this sample to a later one."""
+        return (later.num_bytes - self.num_bytes) / (later.told_s - self.asked_s)
 
 
 class ShapedNetwork:
@@ -91,14 +106,17 @@ class ShapedNetwork:
         """Return what to put before a command that is to run in a peer's network."""
         return ["ip", "netns", "exec", self._names[peer]]
 
-    def sent_bytes(self) -> dict[tuple[int, int], int]:
+    def sent_bytes(self) -> dict[tuple[int, int], Sample]:
         """Return (sender, receiver) → bytes that left the interface so far, as the kernel counts them."""
         counted = {}
         for peer, name in enumerate(self._names):
-            for interface in json.loads(_ip("-n", name, "-s", "-j", "link", "show")):
+            asked = time.monotonic()
+            interfaces = json.loads(_ip("-n", name, "-s", "-j", "link", "show"))
+            told = time.monotonic()
+            for interface in interfaces:
                 if interface["ifname"].startswith("to-"):
                     receiver = int(interface["ifname"].removeprefix("to-"))
-                    counted[peer, receiver] = int(interface["stats64"]["tx"]["bytes"])
+                    counted[peer, receiver] = Sample(asked, told, int(interface["stats64"]["tx"]["bytes"]))
         return counted
 
     def close(self) -> None:
@@ -149,33 +167,30 @@ class LinkFigures:
 
     sender: int
     receiver: int
-    samples: list[tuple[float, int]] = field(default_factory=list)
-    """(seconds, bytes that left the interface by then)."""
+    samples: list[Sample] = field(default_factory=list)
     record: LinkRecord | None = None
     """What the sender's own accounts say."""
 
     @property
     def interface_bytes(self) -> int:
-        return self.samples[-1][1] - self.samples[0][1]
+        return self.samples[-1].num_bytes - self.samples[0].num_bytes
 
     @property
     def mean_rate(self) -> float:
-        """Bytes a second, from the first to the last byte."""
-        moving = [i for i in range(1, len(self.samples)) if self.samples[i][1] > self.samples[i - 1][1]]
-        if not moving:
-            return 0.0
-        (start, low), (end, high) = self.samples[moving[0] - 1], self.samples[moving[-1]]
-        return (high - low) / (end - start)
+        """Bytes a second at least, from the first to the last byte."""
+        moving = [
+            (before, after) for before, after in itertools.pairwise(self.samples) if after.num_bytes > before.num_bytes
+        ]
+        return moving[0][0].rate_until(moving[-1][1]) if moving else 0.0
 
     def busiest_rate(self, window_s: float) -> float:
-        """Return the most bytes a second over windows of at least `window_s` seconds."""
+        """Return the most bytes a second, at least, over windows of `window_s` seconds or a little more."""
         highest, first = 0.0, 0
-        for time_s, num_bytes in self.samples:
-            while first + 1 < len(self.samples) and self.samples[first + 1][0] <= time_s - window_s:
+        for sample in self.samples:
+            while first + 1 < len(self.samples) and self.samples[first + 1].told_s <= sample.asked_s - window_s:
                 first += 1
-            start, before = self.samples[first]
-            if time_s - start >= window_s:
-                highest = max(highest, (num_bytes - before) / (time_s - start))
+            if self.samples[first].told_s <= sample.asked_s - window_s:
+                highest = max(highest, self.samples[first].rate_until(sample))
         return highest
 
     @property
@@ -220,10 +235,9 @@ def run_shaped(
         started = time.monotonic()
 
         def sample() -> float:
-            now = time.monotonic() - started
-            for pair, num_bytes in network.sent_bytes().items():
-                links[pair].samples.append((now, num_bytes))
-            return now
+            for pair, taken in network.sent_bytes().items():
+                links[pair].samples.append(taken)
+            return time.monotonic() - started
 
         try:
             cluster.start()
@@ -234,7 +248,7 @@ def run_shaped(
                     raise SottoError(f"peer {failure[0]} failed: {cluster.last_words(failure[0])}")
                 if now > limit_s:
                     raise SottoError(f"the run takes longer than {limit_s:g} s")
-                time.sleep(SAMPLE_S)
+                time.sleep(_SAMPLE_S)
             seconds = sample()
             if (failure := cluster.failed()) is not None:
                 raise SottoError(f"peer {failure[0]} failed: {cluster.last_words(failure[0])}")

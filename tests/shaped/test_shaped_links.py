@@ -51,8 +51,9 @@ def test_links_stay_under_their_budget_while_training_goes_on(tmp_path: Path) ->
     for link in run.links:
         assert link.mean_rate <= BUDGET
         first_message = 6_000
-        for (start, before), (end, after) in itertools.combinations(link.samples, 2):
-            assert after - before <= BUDGET * (end - start + shaped_run.SAMPLE_S + BURST_S) + first_message
+        for before, after in itertools.combinations(link.samples, 2):
+            span = after.told_s - before.asked_s
+            assert after.num_bytes - before.num_bytes <= BUDGET * (span + BURST_S) + first_message
         assert_accounts_agree(link)
     for used in run.settings:
         # Turned down, and what the rest of the budget allows is used.
