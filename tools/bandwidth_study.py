@@ -49,13 +49,13 @@ class Bench:
         self._predictions: dict[tuple[str, str, int], predict.Prediction] = {}
         (folder / "cells").mkdir(parents=True, exist_ok=True)
 
-    def missing(self) -> list[tuple[plan.Contender, str, int]]:
-        """Return the cells that are not there yet."""
-        return [each for each in self.study.cells() if not self._file(*each).exists()]
+    def missing(self, only: Sequence[str] = ()) -> list[tuple[plan.Contender, str, int]]:
+        """Return the cells that are not there yet, all or what `only` names. Raises ConfigError."""
+        return [each for each in self.study.cells(only) if not self._file(*each).exists()]
 
     def run(self, only: Sequence[str]) -> int:
-        """Run what is missing; return how many cells failed."""
-        cells = [each for each in self.missing() if not only or each[0].name in only or each[1] in only]
+        """Run what is missing; return how many cells failed. Raises ConfigError."""
+        cells = self.missing(only)
         failed, overhead = 0, _START_S
         for done, (contender, profile, seed) in enumerate(cells):
             prediction, rounds = self.prediction(contender, profile)
@@ -234,7 +234,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("verb", choices=["run", "report"])
     parser.add_argument("study", type=Path)
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
-    parser.add_argument("--only", action="append", default=[], metavar="NAME", help="these contenders or profiles only")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="NAME", help="these contenders and profiles only"
+    )
     parser.add_argument("--packages", type=Path, metavar="FOLDER", help="what rivals import (pip install --target)")
     parser.add_argument("--peers", type=int, action="append", help="also predict for this many peers (report)")
     options = parser.parse_args(arguments)
@@ -247,7 +249,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(f"{reason}; nothing was run", file=sys.stderr)
                 return 2
             failed = bench.run(options.only)
-            if bench.missing():
+            if failed:
                 print(f"{len(bench.missing())} cells are missing, {failed} of which failed just now")
                 return 1
         sizes = options.peers if options.peers is not None else bench.study.predicted_peers

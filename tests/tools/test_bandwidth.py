@@ -108,6 +108,17 @@ def test_a_study_goes_on_with_what_is_missing(study: plan.Study, tmp_path: Path)
     ]
 
 
+def test_cells_can_be_chosen_by_contender_and_by_profile(study: plan.Study) -> None:
+    def chosen(*only: str) -> list[tuple[str, str]]:
+        return [(contender.name, profile) for contender, profile, _ in study.cells(only)]
+
+    assert chosen("ddp", "10mbit") == [("ddp", "10mbit")]
+    assert chosen("ddp") == [("ddp", "10mbit"), ("ddp", "moniqua-1mbit-1ms")]
+    assert chosen("10mbit") == [("full", "10mbit"), ("ddp", "10mbit")]
+    with pytest.raises(ConfigError, match=r"--only: is neither .* full, ddp, 10mbit, moniqua-1mbit-1ms"):
+        chosen("dpp")
+
+
 def test_the_simulator_says_how_long_a_round_takes(study: plan.Study) -> None:
     config = study.config(study.contenders[0], 0, 4)
     thin = predict.predict(config, 4, find("moniqua-1mbit-1ms"), 0.5, predict.frame_bytes(config, 4))

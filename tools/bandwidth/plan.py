@@ -55,11 +55,22 @@ class Study:
     predicted_peers: tuple[int, ...] = field(default=())
     """Further numbers of peers to predict for."""
 
-    def cells(self) -> Iterator[tuple[Contender, str, int]]:
-        """Yield all (contender, profile, seed), the fast profiles first, as the file orders them."""
-        for profile in self.profiles:
+    def cells(self, only: Sequence[str] = ()) -> Iterator[tuple[Contender, str, int]]:
+        """Yield all (contender, profile, seed), the fast profiles first, as the file orders them.
+
+        `only` names contenders, profiles or both; of a kind that it names none of, all are meant. Raises ConfigError.
+        """
+        names = [contender.name for contender in self.contenders]
+        for name in only:
+            if name not in names and name not in self.profiles:
+                valid = ", ".join([*names, *self.profiles])
+                problem = "is neither a contender nor a profile of the study"
+                raise ConfigError(problem, key="--only", value=name, valid=valid)
+        contenders = [each for each in self.contenders if each.name in only or not {*names} & {*only}]
+        profiles = [each for each in self.profiles if each in only or not {*self.profiles} & {*only}]
+        for profile in profiles:
             for seed in self.seeds:
-                for contender in self.contenders:
+                for contender in contenders:
                     yield contender, profile, seed
 
     def config(self, contender: Contender, seed: int, rounds: int) -> Config:
