@@ -72,7 +72,7 @@ class Bench:
                 failed += 1
                 continue
             took = time.monotonic() - started
-            overhead = max(1.0, took - rounds * result.round_s)
+            overhead = max(1.0, took - self._expected_s(contender, profile, seed))
             row = {
                 "contender": contender.name,
                 "profile": profile,
