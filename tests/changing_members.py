@@ -6,11 +6,9 @@ Which queue delivers next is drawn from a seed, so that peers run ahead of each 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from random import Random
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,45 +27,27 @@ from peer.participant import Participant
 from peer.random import PhiloxSource
 from peer.wire.last_codes import LastCodes
 from tests.failing_disk import FailingDisk
+from tests.local_steps import KeptSteps, Step
 
 LAYOUT = Layout.of_sizes((7, 12, 1))
 ROUNDS = 100
 
 
-@dataclass
-class Step:
-    gradient: FloatArray
-    loss: float = 0.0
-    samples: int = 1
-
-
-class Pull:
-    """Local steps toward a point of the peer's own; none from round `until` on."""
-
-    needs_displacement = False
+class Pull(KeptSteps):
+    """Local steps toward a point of the peer's own, and their sum; none from round `until` on."""
 
     def __init__(self, peer: int, until: int) -> None:
+        super().__init__(np.zeros(LAYOUT.size))
         self.goal = np.random.default_rng(peer).normal(size=LAYOUT.size).astype("f4")
         self.until = until
-        self.moved = np.zeros(LAYOUT.size)
-        """Sum of all local steps."""
 
     def rate(self, t: int) -> float:
         return 0.1 if t < self.until else 0.0
 
     def gradient(self, z: FloatArray, t: int, rate: float, z_step: float) -> Step:
         gradient = (z - self.goal).astype("f4")
-        self.moved -= rate * gradient.astype(np.float64)
+        self.kept -= rate * gradient.astype(np.float64)
         return Step(gradient)
-
-    def after_round(self, z_before: FloatArray, z_after: FloatArray, rate: float) -> None:
-        raise AssertionError("not wanted")
-
-    def state(self) -> Mapping[str, npt.NDArray[Any]]:
-        return {"moved": self.moved}
-
-    def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        self.moved[:] = state["moved"]
 
 
 @lru_cache(maxsize=256)
@@ -233,7 +213,7 @@ class Cluster:
     def drift(self) -> npt.NDArray[np.float64]:
         """Return Σx of the members less what the local steps of all peers put in."""
         total = sum((member.algorithm.x.astype(np.float64) for member in self.members), np.zeros(LAYOUT.size))
-        return total - sum((_pull(peer).moved for peer in self.peers), np.zeros(LAYOUT.size))
+        return total - sum((_pull(peer).kept for peer in self.peers), np.zeros(LAYOUT.size))
 
     def spread(self) -> float:
         """Return the largest distance of a member's model from another's, in one coordinate."""

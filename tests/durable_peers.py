@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from peer.compress.layout import Layout
 from peer.compress.payload import FloatArray
@@ -19,6 +18,7 @@ from peer.participant import Participant
 from peer.wire.last_codes import LastCodes
 from tests.failing_disk import FailingDisk
 from tests.gossip.drive import contexts, ring, schedule_of
+from tests.local_steps import KeptSteps, Step
 
 SIZES = [40, 23]
 TOP = ("top_k", {"fraction": 0.2, "value_bits": 4})
@@ -40,39 +40,21 @@ SILENT = LatePolicy(after_s=1.5, max_skipped=4, silent_after_s=2.5)
 """Leaves out who confirms nothing, besides."""
 
 
-@dataclass
-class Step:
-    gradient: FloatArray
-    loss: float = 1.0
-    samples: int = 1
-
-
-class Pull:
-    """Local steps that pull toward a target, with a momentum to be saved; `wobble` makes them unrepeatable."""
-
-    needs_displacement = False
+class Pull(KeptSteps):
+    """Pull toward a target, with a momentum to be saved; `wobble` makes that unrepeatable."""
 
     def __init__(self, peer: int, wobble: Callable[[], float] = lambda: 0.0) -> None:
+        super().__init__(np.zeros(sum(SIZES), np.float32))
         self.target = np.random.default_rng(peer).normal(size=sum(SIZES)).astype(np.float32)
-        self.momentum = np.zeros(sum(SIZES), np.float32)
         self.wobble = wobble
 
     def rate(self, t: int) -> float:
         return 0.05
 
     def gradient(self, z: FloatArray, t: int, rate: float, z_step: float) -> Step:
-        self.momentum *= np.float32(0.5)
-        self.momentum += z - self.target * np.float32(1.0 + t % 3 + self.wobble())
-        return Step(self.momentum)
-
-    def after_round(self, z_before: FloatArray, z_after: FloatArray, rate: float) -> None:
-        raise AssertionError("not wanted")
-
-    def state(self) -> Mapping[str, npt.NDArray[Any]]:
-        return {"m": self.momentum}
-
-    def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        self.momentum[:] = state["m"]
+        self.kept *= np.float32(0.5)
+        self.kept += z - self.target * np.float32(1.0 + t % 3 + self.wobble())
+        return Step(self.kept)
 
 
 @dataclass

@@ -17,7 +17,7 @@ from peer.gossip import build_pair_node
 from peer.pair_participant import EXCHANGES_SKIPPED, PairParticipant, PairTurn
 from tests.failing_disk import FailingDisk, ProcessEnds
 from tests.gossip.drive import contexts, ring, schedule_of
-from tests.pair_steps import SIZES, Pull
+from tests.local_steps import SIZES, Pull
 
 MODULO = {
     "compressor": ("modulo", {"bits": 4, "rounding": "dither", "verified": True}),

@@ -13,7 +13,7 @@ from peer.gossip import build_pair_node
 from peer.metrics import RoundRecord
 from peer.pair_participant import EXCHANGES_SKIPPED, PairParticipant, PairTurn
 from tests.gossip.drive import contexts, ring, schedule_of
-from tests.pair_steps import SIZES, Pull
+from tests.local_steps import SIZES, Pull
 
 
 def participants(n: int, **more: Any) -> list[PairParticipant]:
@@ -154,7 +154,7 @@ def test_an_open_request_survives_in_the_state() -> None:
     state, arrays = peers[0].state()
     again = participants(3)[0]
     assert again.restore(state, arrays).open_request == turn.open_request
-    assert np.array_equal(again.local_steps.state()["m"], peers[0].local_steps.state()["m"])
+    assert np.array_equal(again.local_steps.state()["kept"], peers[0].local_steps.state()["kept"])
     assert np.array_equal(again.model(), peers[0].model())
     assert again.round == 2
     # New ones can get numbers that nobody has seen.
