@@ -21,7 +21,7 @@ from peer.cluster import free_ports
 from peer.config import load
 from peer.daemon import open_peer
 from peer.enroll import add_unsigned, admit, request, revoke
-from peer.errors import ConfigError, HandshakeRefused, SottoError
+from peer.errors import ConfigError, HandshakeRefused, SecurityError, SottoError
 from peer.init import Host, write_cluster
 from peer.synchronous import SynchronousDaemon
 from peer.train.threads import use_one_thread
@@ -246,6 +246,26 @@ async def _cancel_while_it_wakes(devices: Devices, ticks: int) -> None:
         await asyncio.sleep(0)
     async with asyncio.timeout(20):
         await devices.kill(0)
+
+
+@pytest.mark.parametrize("ticks", range(4))
+def test_a_peer_ends_with_an_error_also_while_it_wakes(tmp_path: Path, ticks: int) -> None:
+    use_one_thread()
+    asyncio.run(_fail_while_it_wakes(Devices(tmp_path / "kits", rounds=5, num_peers=2, mode="insecure"), ticks))
+
+
+async def _fail_while_it_wakes(devices: Devices, ticks: int) -> None:
+    devices.start(0)
+    daemon = devices.daemons[0]
+    await devices.until(lambda: daemon.participant.session.in_round)
+    daemon.transport._fail(SecurityError("this peer may no longer take part"))
+    for _ in range(ticks):
+        await asyncio.sleep(0)
+    daemon._wake.set()
+    with pytest.raises(SecurityError, match="no longer take part"):
+        async with asyncio.timeout(20):
+            await devices.tasks[0]
+    daemon.close()
 
 
 def test_without_certificates_the_word_of_the_sponsor_has_to_do(tmp_path: Path) -> None:
