@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from peer import schema
+from peer import config_schema
 from peer.errors import ConfigError
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -475,10 +475,10 @@ def _plain(section: str, table: object, file: str | None, sources: Mapping[str, 
         return table
     result = dict(table)
     for name in table.keys() & model.model_fields.keys():
-        if table[name] == "none" and schema.may_be_unset(model, name):
+        if table[name] == "none" and config_schema.may_be_unset(model, name):
             result[name] = None
-        elif isinstance(table[name], bool) and not schema.takes_booleans(model, name):
-            key, valid = f"{section}.{name}", schema.accepts(model, name)
+        elif isinstance(table[name], bool) and not config_schema.takes_booleans(model, name):
+            key, valid = f"{section}.{name}", config_schema.accepts(model, name)
             file = _source(key, sources) or file
             raise ConfigError("is not valid", key=key, value=table[name], valid=valid, file=file)
     return result
@@ -524,7 +524,7 @@ def _as_config_error(error: ValidationError, file: str | None, sources: Mapping[
     if section is None or len(names) == 1:
         valid = "[[peers]] tables" if key == "peers" else f"a table, [{key}]"
         return ConfigError("is not a table of options", key=key, value=first["input"], valid=valid, file=file)
-    valid = schema.accepts(section, names[1])
+    valid = config_schema.accepts(section, names[1])
     return ConfigError("is not valid", key=key, value=first["input"], valid=valid, file=file)
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from peer import schema
+from peer import config_schema
 from peer.config import SECTIONS, Config, PeerAddress, check, load
+from peer.config_writer import write_resolved
 from peer.errors import ConfigError
-from peer.init import write_resolved
-from peer.job import validate_config
+from peer.run_setup import validate_config
 
 PEERS = (PeerAddress(name="kitchen", advertise="10.0.0.1:7700"), PeerAddress(name="garage"))
 
@@ -28,8 +28,8 @@ def test_every_key_says_what_it_does_and_what_it_accepts(section: str) -> None:
     model = SECTIONS[section]
     assert (model.__doc__ or "").strip().endswith(".")
     for key in model.model_fields:
-        assert schema.sentence(model, key).endswith((".", ")")), key
-        assert schema.accepts(model, key), key
+        assert config_schema.sentence(model, key).endswith((".", ")")), key
+        assert config_schema.accepts(model, key), key
 
 
 def test_sections_are_those_of_the_whole_configuration() -> None:

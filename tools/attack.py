@@ -36,16 +36,16 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 import grpc
 import grpc.aio
 
-from peer import control
-from peer.cluster import free_ports, peer_environment
 from peer.config import Config, load
+from peer.config_writer import Host, write_cluster
 from peer.errors import SottoError
-from peer.hello import PROTOCOL_MAX, PROTOCOL_MIN
-from peer.init import Host, write_cluster
-from peer.metrics import MetricsStore
+from peer.net.hello import PROTOCOL_MAX, PROTOCOL_MIN
+from peer.net.security import CertificateAuthority, Credentials, Role, load_credentials
+from peer.net.transport import _open_channel
+from peer.ops import control
+from peer.ops.local_cluster import free_ports, peer_environment
 from peer.proto.sottovoce.v1 import exchange_pb2 as pb
-from peer.security import CertificateAuthority, Credentials, Role, load_credentials
-from peer.transport import _open_channel
+from peer.state.metrics import MetricsStore
 
 HONEST = 4
 VICTIM = 0
@@ -493,7 +493,7 @@ class Cluster:
 
     def _write_hello(self) -> None:
         """Take the facts of a proper hello from one that a peer of this configuration would say."""
-        from peer.daemon import open_peer
+        from peer.daemon.process import open_peer
 
         config = load(self.files[MALLORY], environment={})
         daemon = open_peer(config, self.files[MALLORY].parent)

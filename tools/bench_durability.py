@@ -30,10 +30,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from peer.config import Config, load
-from peer.disk import RealDisk
-from peer.durable import Deed, DurablePeer
-from peer.job import Job
-from peer.participant import Participant, Turn
+from peer.node.durable import Deed, DurablePeer
+from peer.node.participant import Participant, Turn
+from peer.run_setup import Job
+from peer.state.disk import RealDisk
 from peer.train.threads import use_one_thread
 
 PAIR = 2

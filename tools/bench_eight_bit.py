@@ -41,7 +41,7 @@ import torch
 from torch import nn
 
 from peer.native import available
-from peer.profile import kept_bytes
+from peer.ops.profile import kept_bytes
 from peer.train.layers import EIGHT_BIT, FULL_PRECISION, Layers
 from peer.train.models import mlp, resnet18, resnet20, vgg11
 from peer.train.threads import use_one_thread

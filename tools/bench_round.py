@@ -129,12 +129,13 @@ class StageClock:
 
 def run_peer(config_file: Path, result_file: Path, profile: bool) -> None:
     """Run one peer to its end, and write what its rounds took."""
-    from peer import config, daemon, gossip, wire
+    from peer import config, gossip, wire
+    from peer.daemon import base, process
     from peer.gossip import mixing
-    from peer.metrics import MetricsStore, RoundRecord
-    from peer.participant import Participant
-    from peer.store import Checkpoints
-    from peer.transport import Transport
+    from peer.net.transport import Transport
+    from peer.node.participant import Participant
+    from peer.state.checkpoints import Checkpoints
+    from peer.state.metrics import MetricsStore, RoundRecord
 
     loaded = config.load(config_file, environment={})
     clock = StageClock()
@@ -149,7 +150,7 @@ def run_peer(config_file: Path, result_file: Path, profile: bool) -> None:
         (Participant, "receive", "apply"),
         (gossip.ALGORITHMS[loaded.algorithm.name], "advance", "apply"),
         (Participant, "_finish", "record"),
-        (daemon, "reason_to_stop", "record"),
+        (base, "reason_to_stop", "record"),
         (MetricsStore, "put", "record"),
         (MetricsStore, "flush", "record"),
         (Participant, "state", "save"),
@@ -186,7 +187,7 @@ def run_peer(config_file: Path, result_file: Path, profile: bool) -> None:
     setattr(Transport, "start", start_and_keep)  # noqa: B010 - for mypy an assignment has another type
     setattr(MetricsStore, "put", put_and_mark)  # noqa: B010
     with _profiled_worker(result_file.with_suffix(".prof")) if profile else contextlib.nullcontext():
-        code = daemon.run(loaded, config_file.parent)
+        code = process.run(loaded, config_file.parent)
     result_file.write_text(json.dumps({"marks": marks, "peak_rss_bytes": _peak_rss_bytes()}))
     sys.exit(code)
 
@@ -214,7 +215,7 @@ def run_all_reduce(rank: int, num_peers: int, size: int, rounds: int, store: Pat
     import torch
     import torch.distributed as distributed
 
-    from peer import tcp_info
+    from peer.net import tcp_info
 
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=num_peers)
@@ -270,7 +271,7 @@ def run_trial(
             ["--as-reducer", str(index), str(num_peers), str(size), str(rounds), str(store), str(result)]
             for index, result in enumerate(results)
         ]
-    from peer.cluster import peer_environment
+    from peer.ops.local_cluster import peer_environment
 
     environment = peer_environment() | {"PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"}
     processes, logs = [], [folder / f"log-{index}.txt" for index in range(num_peers)]
@@ -309,8 +310,8 @@ def _peer_commands(
     profile: bool,
 ) -> list[list[str]]:
     from peer import config
-    from peer.cluster import free_ports
-    from peer.init import Host, write_cluster
+    from peer.config_writer import Host, write_cluster
+    from peer.ops.local_cluster import free_ports
 
     settings = (
         "run.name=bench-round",
@@ -377,7 +378,7 @@ def _typical(values: Sequence[float]) -> dict[str, float]:
 
 def conditions(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return what the figures depend on."""
-    from peer.job import machine_facts
+    from peer.run_setup import machine_facts
 
     return {
         "commit": commit(),

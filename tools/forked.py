@@ -17,9 +17,9 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any, cast
 
-from peer.cluster import Cluster, peer_environment
+from peer.ops.local_cluster import Cluster, peer_environment
 
-_LIBRARIES = ["__main__", "peer.cli", "peer.daemon", "peer.synchronous", "peer.asynchronous", "sklearn.datasets"]
+_LIBRARIES = ["__main__", "peer.cli", "peer.daemon.process", "sklearn.datasets"]
 
 
 class ForkedProcess:

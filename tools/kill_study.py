@@ -28,9 +28,9 @@ from pathlib import Path
 
 from forked import ForkedCluster
 
-from peer.cluster import Cluster
 from peer.config import Config, load
 from peer.errors import SottoError
+from peer.ops.local_cluster import Cluster
 
 JOBS = {
     "sparse-push": ["compressor.kind=top_k", "compressor.fraction=0.1"],

@@ -29,10 +29,11 @@ from checkout import commit
 
 from peer.config import Config, load
 from peer.gossip.membership import ChangeKind
-from peer.metrics import RoundRecord
-from peer.participant import Participant, Turn
+from peer.node.participant import Participant, Turn
 from peer.simulate.network import LinkModel
-from peer.simulate.run import Arrival, Event, Simulator
+from peer.simulate.rounds import Simulator
+from peer.simulate.virtual_run import Arrival, Event
+from peer.state.metrics import RoundRecord
 from peer.train.local_step import Trainer
 
 PEERS = 8

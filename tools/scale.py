@@ -76,9 +76,9 @@ def main() -> int:
 def measure(peers: int, rounds: int | None, stacked: bool, settings: list[str], *, profile: bool) -> Measurement:
     """Return speed and memory of a simulation in this process."""
     from peer import config as configuration
-    from peer.metrics import RoundRecord
-    from peer.participant import Participant
-    from peer.simulate.run import Simulator
+    from peer.node.participant import Participant
+    from peer.simulate.rounds import Simulator
+    from peer.state.metrics import RoundRecord
 
     rounds = rounds or max(5, PEER_ROUNDS // peers)
 

@@ -29,12 +29,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from peer.cluster import Cluster
 from peer.config import Config, load
+from peer.config_writer import Host
 from peer.errors import SottoError
-from peer.init import Host
-from peer.metrics import LinkRecord
+from peer.ops.local_cluster import Cluster
 from peer.report.numbers import MISSING, count, percent, significant, size
+from peer.state.metrics import LinkRecord
 
 PORT = 7700
 ETHERNET_BYTES = 14
@@ -223,7 +223,7 @@ def run_shaped(
 
     Raises SottoError if a peer fails or the run takes longer than `limit_s` seconds.
     """
-    from peer.job import Job
+    from peer.run_setup import Job
 
     base = base or Path()
     schedule = Job.open(config, base, num_peers).schedule

@@ -18,13 +18,13 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from peer.cluster import Cluster
 from peer.config import Config, load
+from peer.config_writer import write_peer_file
 from peer.errors import SottoError
-from peer.init import write_peer_file
-from peer.metrics import MetricsStore, RoundRecord
+from peer.ops.local_cluster import Cluster
 from peer.simulate.network import LinkModel
 from peer.simulate.run import run
+from peer.state.metrics import MetricsStore, RoundRecord
 
 ALGORITHMS = ("d-psgd", "ad-psgd", "moniqua-ad-psgd")
 

@@ -17,9 +17,9 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from peer.cluster import Cluster
 from peer.config import load
 from peer.errors import SottoError
+from peer.ops.local_cluster import Cluster
 
 _WARM_SHARE = 0.2
 _END_SHARE = 0.97

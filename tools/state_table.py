@@ -19,7 +19,7 @@ from rich.table import Table
 from peer.config import load
 from peer.gossip import specs
 from peer.gossip.base import AlgorithmSpec, GraphNeed
-from peer.simulate.run import Simulator
+from peer.simulate.rounds import Simulator
 
 GRAPHS = {
     GraphNeed.NONE: "ring",

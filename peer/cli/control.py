@@ -126,7 +126,7 @@ def remove(name: str, config_file: Path | None, as_json: bool) -> int:
       sotto remove garage --json
     """
     config, base = load_peer(config_file)
-    from peer import control
+    from peer.ops import control
 
     answer: dict[str, Any] = {"name": name}
     refusals: list[RemoteError] = []
@@ -198,7 +198,7 @@ def _call(config_file: Path | None, directory: Path | None, everybody: bool, ver
     else:
         config, base = load_peer(config_file)
         targets = [(config, base, index) for index in (range(config.num_peers) if everybody else (None,))]
-    from peer import control
+    from peer.ops import control
 
     answers = []
     for config, base, peer in targets:

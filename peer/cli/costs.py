@@ -36,8 +36,8 @@ def profile(model: str, batch: int, norm: str, size: int | None, as_json: bool) 
       sotto profile mlp --batch 256
       sotto profile distilbert --batch 8 --size 64 --json
     """
-    from peer.profile import Workload
-    from peer.profile import profile as measure
+    from peer.ops.profile import Workload
+    from peer.ops.profile import profile as measure
 
     pieces = 128 if model == "distilbert" else 32
     report = measure(Workload(model, batch, norm, size or pieces))  # type: ignore[arg-type]  # checked there

@@ -33,7 +33,7 @@ def list_data(as_json: bool) -> None:
       sotto data list
       sotto data list --json
     """
-    from peer.catalogue import DATA_SETS
+    from peer.train.datasets.catalogue import DATA_SETS
 
     if as_json:
         print_json([{"name": name, "summary": item.summary, "task": item.task} for name, item in DATA_SETS.items()])
@@ -70,7 +70,7 @@ def fetch(name: str, output: Path | None, mirror: str | None, as_json: bool) -> 
       sotto data fetch cifar10 -o /srv/data/cifar10
       sotto data fetch imagenette --mirror http://10.0.0.1:8000/imagenette
     """
-    from peer import catalogue
+    from peer.train.datasets import catalogue
 
     directory = output or Path("data") / name
     with _bars() as show:

@@ -12,7 +12,7 @@ from peer.cli.options import config_option, json_option, load_peer
 from peer.errors import ConfigError, PeerUnreachable, SottoError
 
 if TYPE_CHECKING:
-    from peer.enroll import Admitted
+    from peer.ops.enrollment import Admitted
 
 
 @click.command(cls=SottoCommand)
@@ -33,15 +33,15 @@ def sign(directory: Path, request: Path, relay: str | None, as_json: bool) -> No
       sotto sign kits request.pem
       sotto sign kits request.pem --relay peer-0
     """
-    from peer import enroll
-    from peer.security import request_thumbprint
+    from peer.net.security import request_thumbprint
+    from peer.ops import enrollment
 
     try:
         data = request.read_bytes()
     except OSError as error:
         raise ConfigError(f"cannot be read: {error.strerror}", file=str(request)) from None
     print_ = request_thumbprint(data)
-    done = enroll.admit(directory, data, relay=relay)
+    done = enrollment.admit(directory, data, relay=relay)
     if as_json:
         print_json(_described(done, print_))
         return
@@ -86,15 +86,15 @@ def revoke(directory: Path, name: str, keep_newest: bool, as_json: bool) -> int:
       sotto revoke kits peer-3
       sotto revoke kits peer-3 --keep-newest
     """
-    from peer import enroll
+    from peer.ops import enrollment
 
-    revoked, pem = enroll.revoke(directory, name, keep_newest=keep_newest)
+    revoked, pem = enrollment.revoke(directory, name, keep_newest=keep_newest)
     told, failed = _tell(directory, name, pem)
     if as_json:
         print_json(
             {
                 "revoked": [{"name": each.name, "certificate": each.thumbprint} for each in revoked],
-                "list": str(directory / enroll.LIST_FILE),
+                "list": str(directory / enrollment.LIST_FILE),
                 "told": told,
                 "failed": failed,
             }
@@ -107,7 +107,7 @@ def revoke(directory: Path, name: str, keep_newest: bool, as_json: bool) -> int:
         for peer, why in failed.items():
             click.echo(f"not told {peer}: {why}")
         if not told:
-            click.echo(f"nobody was told; put {directory / enroll.LIST_FILE} beside the ca.pem of any peer")
+            click.echo(f"nobody was told; put {directory / enrollment.LIST_FILE} beside the ca.pem of any peer")
     return 0 if told else PeerUnreachable.exit_code
 
 
@@ -126,7 +126,7 @@ def doctor(config_file: Path | None, as_json: bool) -> int:
       sotto doctor --config peer.toml
       sotto doctor --json
     """
-    from peer.doctor import described, examine
+    from peer.ops.doctor import described, examine
 
     config, base = load_peer(config_file)
     findings = examine(config, base)
@@ -149,9 +149,9 @@ _COLORS = {"error": "red", "warning": "yellow", "ok": "green"}
 
 def _tell(directory: Path, name: str, pem: bytes) -> tuple[list[str], dict[str, str]]:
     """Hand the list to every peer that listens; return who took it, and why others did not."""
-    from peer import control
     from peer.cli.control import find_peer_files
     from peer.cli.options import load_peer
+    from peer.ops import control
 
     told: list[str] = []
     failed: dict[str, str] = {}

@@ -54,7 +54,7 @@ def export(source: Path, peer_index: int | None, output: Path, int8: bool, force
       sotto export runs/digits --peer 3 -o third.safetensors
       sotto export kits/peer-0
     """
-    from peer.export import export_model
+    from peer.ops.export import export_model
 
     exported = export_model(source, output, peer_index=peer_index, int8=int8, force=force)
     if as_json:
@@ -106,7 +106,7 @@ def replay(scenario: Path, as_json: bool) -> None:
       sotto replay scenario.json
       sotto replay scenario.json --json > trajectory.json
     """
-    from peer import replay as scenarios
+    from peer.simulate import replay as scenarios
 
     content = scenarios.read_scenario(scenario)
     result = scenarios.replay(content)

@@ -27,7 +27,7 @@ from peer.errors import ConfigError, DivergenceError, SottoError
 
 if TYPE_CHECKING:
     from peer.config import Config
-    from peer.metrics import Summary
+    from peer.state.metrics import Summary
 
 name_option = click.option(
     "--name", metavar="NAME", help="Name of the run folder; by default that of the run, numbered."
@@ -99,8 +99,8 @@ def up(
         count = count_peers(config, num_peers)
     _warn(config, base, count)
     # Before the folder is made: it takes a while, and Ctrl-C in it should leave nothing behind.
-    from peer import cluster
-    from peer.resize import line_up
+    from peer.ops import local_cluster
+    from peer.ops.resize import line_up
 
     lineup = None if resume is None else line_up(directory / "peers", config, num_peers)
     if resume is None:
@@ -109,7 +109,7 @@ def up(
         if resume is None:
             _draw_graph(config, base, count, directory)
         with StopOnSignal() as stop, _view(no_live) as view:
-            summary = cluster.up(
+            summary = local_cluster.up(
                 config,
                 base,
                 num_peers=count,
@@ -191,7 +191,7 @@ def simulate(
     count = count_peers(config, num_peers)
     slower = dict(_parse_slow(text, count) for text in slow)
     _warn(config, base, count)
-    from peer.init import write_resolved
+    from peer.config_writer import write_resolved
     from peer.simulate import run as simulator
     from peer.simulate.network import LinkModel
 
@@ -237,11 +237,11 @@ def run(config_file: Path | None, settings: tuple[str, ...]) -> int:
       sotto run --config kits/peer-0/peer.toml
       SOTTO_PEER__LISTEN=0.0.0.0:7800 sotto run -v
     """
-    from peer import daemon
+    from peer.daemon import process
 
     config, base = load_peer(config_file, settings)
     raise_log_level()
-    return daemon.run(config, base, lambda: load_peer(config_file, settings)[0])
+    return process.run(config, base, lambda: load_peer(config_file, settings)[0])
 
 
 def make_directory(runs_dir: Path, name: str | None, default: str) -> Path:
@@ -284,9 +284,9 @@ def choose_directory(runs_dir: Path, name: str | None, default: str) -> Path:
 
 
 def _warn(config: Config, base: Path, num_peers: int) -> None:
-    from peer import job
+    from peer import run_setup
 
-    for finding in job.refuse_errors(job.validate_config(config, base, num_peers)):
+    for finding in run_setup.refuse_errors(run_setup.validate_config(config, base, num_peers)):
         click.secho("sotto: warning: ", fg="yellow", nl=False, err=True)
         click.echo(f"{finding.key}: {finding.sentence}" if finding.key else finding.sentence, err=True)
 
@@ -299,10 +299,10 @@ def _view(no_live: bool) -> Any:
 
 def _draw_graph(config: Config, base: Path, num_peers: int, directory: Path) -> None:
     """Write graph.svg, which the report shows."""
-    from peer import job
+    from peer import run_setup
     from peer.report import graph_view
 
-    drawing = graph_view.svg(job.build_schedule(config, base, num_peers))
+    drawing = graph_view.svg(run_setup.build_schedule(config, base, num_peers))
     (directory / "graph.svg").write_text(drawing, encoding="utf-8")
 
 

@@ -15,7 +15,7 @@ from peer.errors import ConfigError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from peer.tune import Trial, Tuning
+    from peer.ops.tune import Trial, Tuning
 
 
 @click.command(cls=SottoCommand)
@@ -65,7 +65,7 @@ def tune(
     config, base, count = load_job(config_file, settings, num_peers)
     if write and config_file is None:
         raise ConfigError("needs a file to write to", key="--write", valid="together with --config FILE")
-    from peer import tune as tuner
+    from peer.ops import tune as tuner
 
     def report(trial: Trial, number: int) -> None:
         click.echo(f"trial {number:>3}  {_sentence(trial)}", err=True)

@@ -14,13 +14,13 @@ from pathlib import Path
 
 from peer import __version__
 from peer.errors import StateError
-from peer.metrics import EvaluationRecord, LinkRecord, Summary
 from peer.report.curves import MOST_PEERS, accuracy_charts, health_charts, loss_charts
 from peer.report.line_chart import Chart
 from peer.report.numbers import MISSING, count, duration, percent, points, significant, size, times
 from peer.report.run_data import RunData, load_run, mean
 from peer.report.style import STYLE
 from peer.report.summary_table import precision_name, reduction
+from peer.state.metrics import EvaluationRecord, LinkRecord, Summary
 
 MOST_ROWS = 200
 """Rows of one table; what is left out is said below it."""

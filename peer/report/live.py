@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from peer.report.numbers import MISSING, duration, percent, significant, size, times
-from peer.report.progress import PeerProgress, Progress
+from peer.run_progress import PeerProgress, Progress
 
 LINE_EVERY_S = 5.0
 """Without a terminal: seconds between two lines."""

@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from peer.profile import EIGHT_BITS, WHOLE, Profile
+from peer.ops.profile import EIGHT_BITS, WHOLE, Profile
 from peer.report.numbers import MISSING, count, significant, size, times
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from peer.errors import StateError
-from peer.metrics import ConsensusRecord, EvaluationRecord, LinkRecord, MetricsStore, RoundRecord, Summary
+from peer.state.metrics import ConsensusRecord, EvaluationRecord, LinkRecord, MetricsStore, RoundRecord, Summary
 
 
 @dataclass

@@ -9,8 +9,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from peer.metrics import Summary
 from peer.report.numbers import MISSING, count, duration, percent, points, significant, size, times
+from peer.state.metrics import Summary
 
 MAX_PEERS = 16
 """Up to this many peers get a row of their own; more are summed up."""

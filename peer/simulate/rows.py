@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from peer.compress.payload import FloatArray
 from peer.errors import ConfigError, LocalProtocolError
-from peer.job import Job
+from peer.run_setup import Job
 from peer.train.stacked import StackedStep, StackedTrainer
 
 

@@ -1,70 +1,25 @@
-"""N peers of one process on a virtual clock: the same participants as in real processes, driven by an agenda.
-
-With `late = "wait"` the trajectories are those of `sotto up`, bit for bit: what a peer computes depends on the content
-of the messages, never on when they came. Runs without rounds are in `peer.simulate.asynchronous`.
-"""
+"""One simulated run from its configuration to its files: metrics, averaged model and summary."""
 
 from __future__ import annotations
 
 import threading
 import time
-from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeAlias, TypeVar
-
-import numpy as np
 
 from peer.compress.payload import FloatArray
 from peer.config import Config
+from peer.config_writer import write_resolved
 from peer.errors import DivergenceError
-from peer.gossip.silence import Silence
-from peer.guard import reason_to_stop
-from peer.init import write_resolved
-from peer.job import Job, algorithm_spec
-from peer.metrics import ConsensusRecord, EvaluationRecord, LinkRecord, MetricsStore, RoundRecord, Summary
-from peer.pair_participant import PairParticipant
-from peer.participant import LocalSteps, Parcel, Participant
-from peer.report.progress import PeerProgress, Progress
-from peer.simulate.network import Agenda, LinkModel, VirtualNetwork
-from peer.simulate.rows import StackedRows
-from peer.summary import consensus, describe_run, evaluation_record, finish_summary
-from peer.train.local_step import Evaluation, Trainer
-from peer.train.threads import use_one_thread
-
-MODELS_EVALUATED_MAX = 64
-"""With more peers than this, only so many, evenly spread, are evaluated one by one (and the averaged model)."""
-
-
-AnyParticipant = TypeVar("AnyParticipant", Participant, PairParticipant)
-
-
-@dataclass(frozen=True)
-class StepDone:
-    """A peer's local step is over."""
-
-    peer: int
-
-
-@dataclass(frozen=True)
-class Arrival:
-    """A frame has arrived."""
-
-    receiver: int
-    sender: int
-    frame: bytes
-
-
-@dataclass(frozen=True)
-class Timer:
-    """What a peer waited for is due."""
-
-    peer: int
-
-
-Event: TypeAlias = StepDone | Arrival | Timer
+from peer.run_progress import Progress
+from peer.run_setup import algorithm_spec
+from peer.run_summary import describe_run, finish_summary
+from peer.simulate.network import LinkModel
+from peer.simulate.pairs import AsynchronousSimulator
+from peer.simulate.rounds import Simulator
+from peer.state.metrics import MetricsStore, Summary
+from peer.train.local_step import Trainer
 
 
 @dataclass(frozen=True)
@@ -78,298 +33,6 @@ class Simulation:
     """Σ x_i / Σ u_i, float32[n]."""
     trainer: Trainer
     """Of peer 0: to evaluate or save any of the models."""
-
-
-class VirtualRun(ABC, Generic[AnyParticipant]):
-    """What simulated runs with and without rounds share: peers, virtual links, evaluation, progress."""
-
-    def __init__(
-        self,
-        config: Config,
-        base: Path,
-        *,
-        num_peers: int,
-        metrics: MetricsStore | None = None,
-        links: LinkModel | None = None,
-        step_s: float = 0.0,
-        slow: Mapping[int, float] | None = None,
-        stacked: bool = False,
-        after_round: Callable[[AnyParticipant, RoundRecord], None] | None = None,
-    ) -> None:
-        """`step_s`: virtual seconds of a local step; `slow`: peer → how many times slower it is; `stacked`: train all
-        peers as one batch (equal to one by one within float32 rounding). `after_round` is told of every completed
-        round of every peer."""
-        use_one_thread()
-        self.config, self.num_peers = config, num_peers
-        self.job = Job.open(config, base, num_peers)
-        self._metrics = metrics
-        self._after_round: Callable[[AnyParticipant, RoundRecord], None] | None = after_round
-        self._network = VirtualNetwork(links or LinkModel())
-        self._step_s = [step_s * (slow or {}).get(peer, 1.0) for peer in range(num_peers)]
-        self.trainer = self.job.trainer(0)
-        self._x0 = self.trainer.initial_vector()
-        self._rows = StackedRows(self.job) if stacked else None
-        self.participants: list[AnyParticipant] = []
-        for peer in range(num_peers):
-            steps: LocalSteps
-            if self._rows is not None:
-                steps = self._rows.row(peer)
-            else:
-                steps = self.trainer if peer == 0 else self.job.trainer(peer)
-            self.participants.append(self._make_participant(peer, steps))
-        self._agenda: Agenda[Event] = Agenda()
-        self._snapshots: dict[int, dict[int, tuple[FloatArray, float]]] = {}
-        """Evaluation round → peer → (x, u), until all peers have come there."""
-        self._links: dict[tuple[int, int], list[int]] = {}
-        """(sender, receiver) → frames, payload bytes, frame bytes."""
-        self._totals = [_Totals() for _ in range(num_peers)]
-        self.now = 0.0
-        self.averaged_accuracy: float | None = None
-        self.last_consensus: float | None = None
-
-    @abstractmethod
-    def _make_participant(self, peer: int, steps: LocalSteps) -> AnyParticipant:
-        """Return one peer, ready to start."""
-
-    @abstractmethod
-    def _start(self) -> None:
-        """Put the first events on the agenda."""
-
-    @abstractmethod
-    def _handle(self, event: Event) -> None:
-        """Let an event happen."""
-
-    @abstractmethod
-    def _ready_for_step(self, peer: int, now: float) -> None:
-        """Let a peer begin its next round."""
-
-    def _finish(self) -> None:
-        """Do what is left when nothing happens any more."""
-
-    def run(
-        self, *, stop: threading.Event | None = None, on_progress: Callable[[Progress], None] | None = None
-    ) -> bool:
-        """Run to the last round; return whether it came there (False: `stop` was set). Raises DivergenceError."""
-        started = shown = time.monotonic()
-        self._start()
-        events = 0
-        while self._agenda:
-            self.now, event = self._agenda.pop()
-            self._handle(event)
-            events += 1
-            if events % 64 == 0 or self.num_peers >= 64:
-                if stop is not None and stop.is_set():
-                    return False
-                if on_progress is not None and time.monotonic() - shown > 0.25:
-                    shown = time.monotonic()
-                    on_progress(self.progress(shown - started))
-        self._finish()
-        if on_progress is not None:
-            on_progress(self.progress(time.monotonic() - started))
-        return True
-
-    def progress(self, elapsed_s: float) -> Progress:
-        """Return how far the run has come."""
-        shown = range(self.num_peers) if self.num_peers <= 64 else range(0, self.num_peers, self.num_peers // 32)
-        return Progress(
-            phase="simulating",
-            rounds=self.config.run.rounds,
-            elapsed_s=elapsed_s,
-            virtual_s=self.now,
-            averaged_accuracy=self.averaged_accuracy,
-            consensus_distance=self.last_consensus,
-            peers=tuple(
-                PeerProgress(
-                    name=f"peer-{peer}",
-                    round=self.participants[peer].round,
-                    loss=self._totals[peer].loss,
-                    accuracy=self._totals[peer].accuracy,
-                    payload_bytes=self._totals[peer].payload_bytes,
-                    frame_bytes=self._totals[peer].frame_bytes,
-                    values=self._totals[peer].values,
-                    state="training" if self.participants[peer].round < self.config.run.rounds else "finished",
-                )
-                for peer in shown
-            ),
-        )
-
-    def put_links(self) -> None:
-        """Write the totals of every link to the metrics."""
-        if self._metrics is None:
-            return
-        self._metrics.put(
-            *(
-                LinkRecord(peer=sender, neighbor=receiver, frames=frames, payload_bytes=payload, frame_bytes=size)
-                for (sender, receiver), (frames, payload, size) in sorted(self._links.items())
-            )
-        )
-        self._metrics.flush()
-
-    def averaged_model(self) -> FloatArray:
-        """Return Σ x_i / Σ u_i, float32[n]."""
-        return _average([(p.algorithm.x, p.algorithm.u) for p in self.participants])
-
-    def _deliver(self, sender: int, parcels: Sequence[Parcel]) -> None:
-        frames = [(parcel.receiver, len(parcel.frame)) for parcel in parcels]
-        for parcel, arrival in zip(parcels, self._network.arrivals(sender, frames, self.now), strict=True):
-            total = self._links.setdefault((sender, parcel.receiver), [0, 0, 0])
-            total[0] += 1
-            total[1] += parcel.payload_bytes
-            total[2] += len(parcel.frame)
-            self._agenda.add(arrival, Arrival(parcel.receiver, sender, parcel.frame))
-
-    def _finish_round(self, participant: AnyParticipant, record: RoundRecord) -> None:
-        totals = self._totals[participant.peer]
-        totals.add(record)
-        if self._metrics is not None:
-            self._metrics.put(record)
-        reason = reason_to_stop(self.config.guard, record, participant.algorithm.x)
-        if reason is not None:
-            raise DivergenceError(f"peer {participant.peer}: {reason}")
-        if self._after_round is not None:
-            self._after_round(participant, record)
-        done = participant.round
-        if self._is_evaluated(done):
-            algorithm = participant.algorithm
-            snapshots = self._snapshots.setdefault(done, {})
-            snapshots[participant.peer] = (algorithm.x.copy(), algorithm.u)
-            if len(snapshots) == self.num_peers:
-                self._evaluate(done, [snapshots[peer] for peer in range(self.num_peers)])
-                del self._snapshots[done]
-        if done < self.config.run.rounds:
-            self._ready_for_step(participant.peer, self.now)
-
-    def _is_evaluated(self, done: int) -> bool:
-        every = self.config.evaluation.every_rounds
-        return done == self.config.run.rounds or bool(every and done % every == 0)
-
-    def _evaluate(self, done: int, states: list[tuple[FloatArray, float]]) -> None:
-        models = [x / x.dtype.type(u) for x, u in states]
-        averaged = _average(states)
-        record = consensus(done, models)
-        self.last_consensus = record.consensus_distance
-        found = self.trainer.evaluate(averaged, averaged=True)
-        self.averaged_accuracy = found.accuracy
-        records: list[EvaluationRecord | ConsensusRecord] = [record, evaluation_record(-1, done, "test", found)]
-        step = max(1, -(-self.num_peers // MODELS_EVALUATED_MAX))
-        for peer in range(0, self.num_peers, step):
-            found = self._evaluate_peer(peer, models[peer])
-            self._totals[peer].accuracy = found.accuracy
-            records.append(evaluation_record(peer, done, "test", found))
-        if self._rows is None:
-            for peer, participant in enumerate(self.participants):
-                if len(self.job.manifest.holdout[peer]) and isinstance(participant.local_steps, Trainer):
-                    found = participant.local_steps.evaluate(models[peer], "holdout")
-                    records.append(evaluation_record(peer, done, "holdout", found))
-        if self._metrics is not None:
-            self._metrics.put(*records)
-            self._metrics.flush()
-
-    def _evaluate_peer(self, peer: int, model: FloatArray) -> Evaluation:
-        """Return how a peer's model does on the test set; only its own trainer has its statistics of norms."""
-        if self._rows is not None:
-            return self._rows.trainer.evaluate_one(peer, model)
-        steps = self.participants[peer].local_steps
-        return (steps if isinstance(steps, Trainer) else self.trainer).evaluate(model)
-
-
-class Simulator(VirtualRun[Participant]):
-    """One simulated run that goes in rounds."""
-
-    def _make_participant(self, peer: int, steps: LocalSteps) -> Participant:
-        return self.job.participant(peer, steps, self.trainer.layout, self._x0)
-
-    def _start(self) -> None:
-        self._ready: set[int] = set()
-        """Peers that wait for the common local step (stacked only)."""
-        policy = self.job.late_policy
-        self._silences: list[Silence] = []
-        """How each peer judges its receivers; empty where nobody is left out."""
-        if policy is not None and self.job.spec.push_sum:
-            self._silences = [Silence(policy.silent_after_s) for _ in range(self.num_peers)]
-        self._arrived: Counter[tuple[int, int]] = Counter()
-        """(sender, receiver) → frames that came; here a receiver confirms them at once."""
-        for participant in self.participants:
-            if participant.is_member:
-                self._ready_for_step(participant.peer, 0.0)
-
-    def _left_out(self, peer: int) -> frozenset[int]:
-        if not self._silences:
-            return frozenset()
-        links = {
-            receiver: (self._arrived[peer, receiver], self._links.get((peer, receiver), [0])[0])
-            for receiver in self.job.schedule.all_receivers(peer)
-        }
-        return self._silences[peer].silent(links, self.now)
-
-    def _handle(self, event: Event) -> None:
-        if isinstance(event, StepDone):
-            participant = self.participants[event.peer]
-            if self._rows is None:
-                participant.step()
-            turn = participant.begin(self.now, self._left_out(event.peer))
-        elif isinstance(event, Arrival):
-            participant = self.participants[event.receiver]
-            if self._silences:
-                self._arrived[event.sender, event.receiver] += 1
-            turn = participant.receive(event.sender, event.frame, self.now)
-        else:
-            participant = self.participants[event.peer]
-            turn = participant.timer(self.now)
-        self._deliver(participant.peer, turn.parcels)
-        # After a message the timer may be due earlier: each neighbour can have a deadline of its own.
-        if not isinstance(event, Timer) and participant.wake_at is not None:
-            self._agenda.add(participant.wake_at, Timer(participant.peer))
-        if turn.finished is not None:
-            self._finish_round(participant, turn.finished)
-
-    def _ready_for_step(self, peer: int, now: float) -> None:
-        now = self._keep_to_budget(self.participants[peer], now)
-        if self._rows is None:
-            self._agenda.add(now + self._step_s[peer], StepDone(peer))
-            return
-        # The gradient depends on the model alone, so that computing all of them when the last peer is ready, and
-        # letting each begin at its own virtual time, changes nothing.
-        self._ready.add(peer)
-        self._rows.ready_at[peer] = now
-        if len(self._ready) == self.num_peers:
-            self._ready.clear()
-            algorithms = [participant.algorithm for participant in self.participants]
-            self._rows.compute(
-                [algorithm.model() for algorithm in algorithms],
-                [algorithm.u for algorithm in algorithms],
-                self.config.algorithm.push_weight_guard,
-                self.participants[0].round,
-            )
-            for other, participant in enumerate(self.participants):
-                participant.step()
-                self._agenda.add(self._rows.ready_at[other] + self._step_s[other], StepDone(other))
-
-    def _keep_to_budget(self, participant: Participant, now: float) -> float:
-        """Return when the next round may start; tell the budget what the packets of the virtual links come to."""
-        if participant.budget is not None:
-            overhead = self._network.model.overhead_bytes
-            for receiver in self.job.schedule.all_receivers(participant.peer):
-                frames, _, frame_bytes = self._links.get((participant.peer, receiver), (0, 0, 0))
-                participant.budget.measured(receiver, frame_bytes + frames * overhead)
-        return participant.ready(now)
-
-
-@dataclass
-class _Totals:
-    """Running figures of one peer, for the live view."""
-
-    loss: float | None = None
-    accuracy: float | None = None
-    payload_bytes: int = 0
-    frame_bytes: int = 0
-    values: int = 0
-
-    def add(self, record: RoundRecord) -> None:
-        self.loss = record.loss if record.loss is not None else self.loss
-        self.payload_bytes += record.payload_bytes
-        self.frame_bytes += record.frame_bytes
-        self.values += record.values
 
 
 def run(
@@ -391,9 +54,6 @@ def run(
     `baseline`: also train one process on all data, to compare with. Raises DivergenceError (with the summary of what
     there was already written) and whatever is wrong with the configuration.
     """
-    # Imported here: it builds on this module.
-    from peer.simulate.asynchronous import AsynchronousSimulator
-
     started = time.monotonic()
     metrics = MetricsStore(None if directory is None else directory / "metrics.sqlite")
     try:
@@ -424,10 +84,3 @@ def run(
         return Simulation(summary, models, averaged, simulator.trainer)
     finally:
         metrics.close()
-
-
-def _average(states: list[tuple[FloatArray, float]]) -> FloatArray:
-    total = np.zeros(states[0][0].shape, dtype=np.float64)
-    for x, _ in states:
-        total += x
-    return (total / sum(u for _, u in states)).astype(states[0][0].dtype)

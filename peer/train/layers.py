@@ -13,9 +13,9 @@ from typing import Protocol, TypeAlias
 from torch import nn
 
 from peer.train import eight_bit
-from peer.train.image_layers import AveragePool, ConvUnit, RectifiedConv, Residual
-from peer.train.norms import Norm
-from peer.train.text_layers import FirstToken, TokenEmbedding, TransformerBlock
+from peer.train.full_precision.image_layers import AveragePool, ConvUnit, RectifiedConv, Residual
+from peer.train.full_precision.norms import Norm
+from peer.train.full_precision.text_layers import FirstToken, TokenEmbedding, TransformerBlock
 
 Modules: TypeAlias = Mapping[str, nn.Module]
 """Modules by the names that their parameters get."""

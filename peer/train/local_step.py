@@ -25,12 +25,12 @@ import torch
 from peer.compress.layout import Layout
 from peer.config import TrainingOptions
 from peer.errors import ConfigError, DataError, LocalProtocolError
-from peer.gossip import schedules
-from peer.gossip.momentum import Momentum
 from peer.random import SHARED, Purpose, Stream, stream
+from peer.train import learning_rate
 from peer.train.data import Classification
 from peer.train.memory import aligned, open_device, own_memory_
 from peer.train.model_file import load_model_, model_digest, save_model
+from peer.train.momentum import Momentum
 from peer.train.precision import Precision, make_model, precision_of
 from peer.train.sampling import BatchSchedule, augmentation_uniforms
 from peer.train.statistics import collect_statistics_, statistics_of_average
@@ -301,9 +301,9 @@ def class_labels(task: Task, data: Data, indices: torch.Tensor) -> npt.NDArray[n
     return labels
 
 
-def learning_rates(options: TrainingOptions, rounds: int) -> schedules.LearningRate:
+def learning_rates(options: TrainingOptions, rounds: int) -> learning_rate.LearningRate:
     """Return the configured γ of every round."""
-    return schedules.build(
+    return learning_rate.build(
         options.schedule,
         peak=options.learning_rate,
         rounds=rounds,

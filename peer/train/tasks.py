@@ -18,7 +18,7 @@ from torch import nn
 from peer.errors import ConfigError, DataError, SottoError
 from peer.random import SHARED, Purpose, stream
 from peer.train.data import Batch, Classification, ImageData, TensorData, crop_and_flip
-from peer.train.image_files import (
+from peer.train.datasets.image_files import (
     CIFAR10,
     CIFAR100,
     CifarLayout,
@@ -27,7 +27,10 @@ from peer.train.image_files import (
     read_idx_images,
     read_idx_labels,
 )
-from peer.train.image_folder import FolderData, list_splits, require_pillow
+from peer.train.datasets.image_folder import FolderData, list_splits, require_pillow
+from peer.train.datasets.text_files import Sentences, read_ag_news, read_sentence_lengths, read_sst2
+from peer.train.datasets.tokens import PADDING, TextData, make_tokenizer, read_vocabulary
+from peer.train.full_precision.norms import NORMS, Norm
 from peer.train.layers import FULL_PRECISION
 from peer.train.models import (
     DistilBertSize,
@@ -44,10 +47,7 @@ from peer.train.models import (
     vgg16,
 )
 from peer.train.models.distilbert import BASE
-from peer.train.norms import NORMS, Norm
 from peer.train.task import Task
-from peer.train.text_files import Sentences, read_ag_news, read_sentence_lengths, read_sst2
-from peer.train.tokens import PADDING, TextData, make_tokenizer, read_vocabulary
 
 OptionValue = str | int | float | bool
 

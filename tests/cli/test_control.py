@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 import peer
-from peer import control
-from peer.cluster import free_ports
 from peer.config import Config, PeerAddress
 from peer.errors import PeerUnreachable, RemoteError
+from peer.ops import control
+from peer.ops.local_cluster import free_ports
 from tests.cli.runner import sotto
 
 
@@ -38,9 +38,9 @@ def daemons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Daemons:
     monkeypatch.chdir(tmp_path)
     assert sotto("init", "cluster", "kits", "-n", "3").exit_code == 0
     answering = Daemons()
-    module = types.ModuleType("peer.control")
+    module = types.ModuleType("peer.ops.control")
     module.call = answering.call  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "peer.control", module)
+    monkeypatch.setitem(sys.modules, "peer.ops.control", module)
     monkeypatch.setattr(peer, "control", module, raising=False)
     return answering
 

@@ -14,7 +14,7 @@ from peer.cli.train import choose_directory
 from peer.config import load
 from peer.errors import ConfigError
 from peer.report import live
-from peer.report.progress import Progress
+from peer.run_progress import Progress
 from tests.cli.runner import sotto
 
 SMALL = ("-n", "2", "--rounds", "6", "-s", "evaluation.every_rounds=3", "-s", "training.warmup_rounds=0", "--no-live")

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from peer import config as configuration
-from peer import tune as tuner
-from peer.tune import Trial, Tuning
+from peer.ops import tune as tuner
+from peer.ops.tune import Trial, Tuning
 from tests.cli.runner import sotto
 
 SMALL = ("--peers", "3", "--rounds", "30", "--skew", "0", "-s", "training.task_options={hidden = 8}")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from safetensors.numpy import load_file
 
-from peer.metrics import MetricsStore
+from peer.state.metrics import MetricsStore
 from tests.compose import engine as engines
 
 _MISSING = engines.missing()

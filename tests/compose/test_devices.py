@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from peer.metrics import MetricsStore
+from peer.state.metrics import MetricsStore
 from tests.compose import devices, engine
 from tests.compose.test_cluster import KEPT, TARGET
 

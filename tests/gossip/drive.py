@@ -9,7 +9,7 @@ from peer.compress.layout import Layout
 from peer.gossip import build
 from peer.gossip.base import NodeContext
 from peer.random import PhiloxSource
-from peer.replay import MatrixSchedule, run_round
+from peer.simulate.replay import MatrixSchedule, run_round
 
 RING3 = np.array([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25], [0.25, 0.25, 0.5]])
 

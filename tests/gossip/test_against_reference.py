@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from peer.gossip import ALGORITHMS
-from peer.replay import largest_difference, parse_scenario, replay
+from peer.simulate.replay import largest_difference, parse_scenario, replay
 from tests.gossip.reference import reference_trajectory
 from tests.gossip.scenarios import column_stochastic, events, scenario
 

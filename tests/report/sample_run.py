@@ -6,8 +6,8 @@ import math
 from pathlib import Path
 
 from peer.config import Config, PeerAddress
-from peer.init import write_resolved
-from peer.metrics import ConsensusRecord, EvaluationRecord, LinkRecord, MetricsStore, RoundRecord, Summary
+from peer.config_writer import write_resolved
+from peer.state.metrics import ConsensusRecord, EvaluationRecord, LinkRecord, MetricsStore, RoundRecord, Summary
 
 NAMES = [f"peer-{index}" for index in range(4)]
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from peer.errors import StateError
-from peer.metrics import LinkRecord, Summary
 from peer.report.html import render, write_report
 from peer.report.run_data import RunData, load_run
+from peer.state.metrics import LinkRecord, Summary
 from tests.report.sample_run import evaluation, round_record, write_sample_run
 
 VOID = {"meta", "img", "link", "br"}

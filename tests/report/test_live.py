@@ -8,7 +8,7 @@ from dataclasses import replace
 from rich.console import Console
 
 from peer.report.live import MAX_ROWS, LineView, LiveView, line, open_view, render, select_rows
-from peer.report.progress import PeerProgress, Progress
+from peer.run_progress import PeerProgress, Progress
 
 PEERS = tuple(
     PeerProgress(

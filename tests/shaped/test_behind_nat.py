@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from peer.cluster import peer_environment
 from peer.config import Config, load
-from peer.init import Host, write_cluster
-from peer.metrics import MetricsStore
+from peer.config_writer import Host, write_cluster
+from peer.ops.local_cluster import peer_environment
+from peer.state.metrics import MetricsStore
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 

@@ -8,9 +8,10 @@ import pytest
 
 from peer.config import Config, load
 from peer.gossip.budget import BURST_S
-from peer.job import refuse_errors, validate_config
-from peer.metrics import MetricsStore, RoundRecord
-from peer.simulate.run import LinkModel, Simulator
+from peer.run_setup import refuse_errors, validate_config
+from peer.simulate.network import LinkModel
+from peer.simulate.rounds import Simulator
+from peer.state.metrics import MetricsStore, RoundRecord
 
 COMMON = ("run.rounds=120", "evaluation.every_rounds=0", "training.warmup_rounds=5")
 OVERHEAD_BYTES = 90

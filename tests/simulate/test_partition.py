@@ -9,10 +9,10 @@ import pytest
 from peer.config import load
 from peer.errors import DivergenceError
 from peer.gossip import session
-from peer.metrics import RoundRecord
-from peer.participant import Participant
+from peer.node.participant import Participant
 from peer.simulate.network import Cut, LinkModel
-from peer.simulate.run import Simulator
+from peer.simulate.rounds import Simulator
+from peer.state.metrics import RoundRecord
 
 CUT = Cut(peers=frozenset({0, 1}), from_s=20.0, until_s=60.0)
 

@@ -25,8 +25,8 @@ from links.measure import Measured
 from links.profiles import Profile, find
 
 from peer.errors import ConfigError
-from peer.metrics import MetricsStore, RoundRecord
 from peer.simulate import run as simulator
+from peer.state.metrics import MetricsStore, RoundRecord
 
 STUDIES = Path(bandwidth_study.__file__).parent / "studies"
 

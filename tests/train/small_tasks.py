@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from peer.train.data import Classification, TensorData, crop_and_flip
+from peer.train.full_precision.norms import Norm
 from peer.train.local_step import Trainer, Vector
 from peer.train.models import resnet20
-from peer.train.norms import Norm
 
 NUM_TRAIN, NUM_TEST = 96, 300
 

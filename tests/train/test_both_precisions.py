@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from peer.train.full_precision.norms import NORMS
 from peer.train.layers import EIGHT_BIT, FULL_PRECISION, Layers
 from peer.train.models import (
     DistilBertSize,
@@ -19,7 +20,6 @@ from peer.train.models import (
     resnet20,
     vgg11,
 )
-from peer.train.norms import NORMS
 
 SMALL = DistilBertSize(vocabulary=60, positions=16, width=32, blocks=2, heads=4, hidden=64)
 MODELS: dict[str, Callable[[Layers], nn.Module]] = {

@@ -14,12 +14,12 @@ from links.measure import Measured, measure
 from links.network import link_network
 from links.profiles import Profile
 
-from peer.cluster import Cluster
 from peer.config import Config
+from peer.config_writer import Host
 from peer.errors import SottoError
-from peer.init import Host
-from peer.job import Job
-from peer.metrics import MetricsStore, RoundRecord
+from peer.ops.local_cluster import Cluster
+from peer.run_setup import Job
+from peer.state.metrics import MetricsStore, RoundRecord
 
 PORT = 7700
 _POLL_S = 0.25

@@ -14,11 +14,11 @@ from pathlib import Path
 from links.profiles import Profile
 
 from peer.config import Config
-from peer.job import Job
-from peer.metrics import MetricsStore
-from peer.report.progress import Progress
+from peer.run_progress import Progress
+from peer.run_setup import Job
 from peer.simulate import run as simulator
 from peer.simulate.network import LinkModel, VirtualNetwork
+from peer.state.metrics import MetricsStore
 
 ETHERNET_SEGMENT_HEADER_BYTES = 66
 """Ethernet, IPv4 and TCP with time stamps."""

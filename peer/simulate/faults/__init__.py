@@ -1,7 +1,7 @@
 """The production peer under everything that can go wrong, on a virtual clock: one number reproduces a failure.
 
 What runs is the real thing: participant, session, algorithm, frames, links, chunks, journal and checkpoints
-(`peer.durable.DurablePeer`). What is simulated is what surrounds them: streams that are late, slow, cut and broken
+(`peer.node.durable.DurablePeer`). What is simulated is what surrounds them: streams that are late, slow, cut and broken
 (`streams`), disks that fill up, tear and forget (`disk`), clocks that jump, processes that die in the middle of a write
 (`process`, `world`), and a model of a few dozen numbers (`training`). A seed decides what is run (`scenario`) and what
 goes wrong (`plan`); `invariants` are checked after every round. `tools/chaos.py` runs many seeds.

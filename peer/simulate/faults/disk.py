@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from random import Random
 
-from peer.disk import Buffer
+from peer.state.disk import Buffer
 
 
 class ProcessKilled(BaseException):

@@ -24,7 +24,7 @@ from peer.compress import Dense, add_decompressed_
 from peer.gossip.boundary import UNSPONSORED_WEIGHT
 from peer.gossip.membership import Change, ChangeKind, Membership
 from peer.gossip.mixing import local_step_rate
-from peer.participant import Participant
+from peer.node.participant import Participant
 from peer.simulate.faults.scenario import RoundState, Scenario, state_of
 from peer.simulate.faults.undisturbed import UndisturbedRun
 from peer.wire.message import Message

@@ -1,4 +1,4 @@
-"""One life of a peer in the simulator: what `peer.synchronous` does with a `DurablePeer`, on a virtual clock.
+"""One life of a peer in the simulator: what `peer.daemon.rounds` does with a `DurablePeer`, on a virtual clock.
 
 Nothing of the peer is simulated but its surroundings. An operation of the disk takes virtual time, in which the process
 does nothing else; a call into the peer may be the last thing that the process does (`ProcessKilled`).
@@ -11,10 +11,10 @@ from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING
 
-from peer.durable import Deed, DurablePeer
 from peer.errors import RemoteProtocolError, StateError
 from peer.gossip.membership import ChangeKind
-from peer.participant import Participant
+from peer.node.durable import Deed, DurablePeer
+from peer.node.participant import Participant
 from peer.simulate.faults.disk import ProcessKilled, VirtualDisk
 
 if TYPE_CHECKING:

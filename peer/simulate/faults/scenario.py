@@ -23,7 +23,7 @@ from peer.gossip.membership import ChangeKind, Membership
 from peer.gossip.session import LatePolicy
 from peer.gossip.topology import Schedule, build_schedule
 from peer.gossip.views import ViewSchedule
-from peer.participant import Participant
+from peer.node.participant import Participant
 from peer.random import PhiloxSource
 from peer.simulate.faults.training import VirtualTraining
 from peer.wire.last_codes import LastCodes

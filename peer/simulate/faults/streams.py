@@ -1,8 +1,8 @@
 """Streams between the peers of a virtual cluster: late, slow, cut, broken, dialled anew.
 
-What crosses a stream is what crosses a real one: chunks under credit (`peer.chunks`), receipts, and before them a hello
-that says which frames need not be sent again. A stream delivers in order or breaks; what was on its way is lost then,
-and each end learns of it in its own time. Nothing here knows what a frame means.
+What crosses a stream is what crosses a real one: chunks under credit (`peer.net.chunks`), receipts, and before them a
+hello that says which frames need not be sent again. A stream delivers in order or breaks; what was on its way is lost
+then, and each end learns of it in its own time. Nothing here knows what a frame means.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Protocol
 
-from peer.chunks import Assembler, Cutter
-from peer.envelope import Piece
 from peer.errors import RemoteError
+from peer.net.chunks import Assembler, Cutter
+from peer.net.envelope import Piece
 
 CHUNK_BYTES = 96
 """Small, so that the frames of small models come in pieces too."""

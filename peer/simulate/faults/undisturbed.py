@@ -6,7 +6,7 @@ from collections import deque
 
 from peer.compress.payload import FloatArray
 from peer.gossip.membership import Change
-from peer.participant import Turn
+from peer.node.participant import Turn
 from peer.simulate.faults.scenario import RoundState, Scenario, state_of
 
 

@@ -16,8 +16,8 @@ from peer.simulate.faults.process import VirtualProcess
 from peer.simulate.faults.scenario import Happening, Scenario
 from peer.simulate.faults.streams import Streams
 from peer.simulate.network import Agenda
-from peer.state_files import journal_name
-from peer.store import Checkpoints, checkpoint_name
+from peer.state.checkpoints import Checkpoints, checkpoint_name
+from peer.state.recovery import journal_name
 
 _TRACE = 60
 """Events that a failure shows."""

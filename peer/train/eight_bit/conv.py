@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from peer.train import image_layers
 from peer.train.eight_bit import conv_kernels, kernels
 from peer.train.eight_bit.conv_kernels import Window
 from peer.train.eight_bit.images import image_codes, innermost, outermost, unpadded
@@ -13,11 +12,12 @@ from peer.train.eight_bit.layer import Layer
 from peer.train.eight_bit.norms import norm_in_8_bits
 from peer.train.eight_bit.ranges import ChannelRanges, RunningRange, grid_over, rectified
 from peer.train.eight_bit.tensors import Gradient, Quantized, Tape
-from peer.train.norms import Norm, activates
+from peer.train.full_precision import image_layers
+from peer.train.full_precision.norms import Norm, activates
 
 
 class RectifiedConv(Layer):
-    """A convolution with bias, and its ReLU: parameters as in `peer.train.image_layers.RectifiedConv`."""
+    """A convolution with bias, and its ReLU: parameters as in `full_precision.image_layers.RectifiedConv`."""
 
     def __init__(
         self, inputs: int, outputs: int, *, kernel: int, stride: int, groups: int, activate: bool = True
@@ -68,7 +68,8 @@ class RectifiedConv(Layer):
 
 
 class ConvUnit(Layer):
-    """Convolution, norm and activation: parameters and running statistics as in `peer.train.image_layers.ConvUnit`.
+    """Convolution, norm and activation: parameters and running statistics as in
+    `peer.train.full_precision.image_layers.ConvUnit`.
 
     What the norm reads is quantized too, with a range for each channel of its own, symmetric about zero. It is all that
     is kept of it: the norm's statistics are those of these codes.

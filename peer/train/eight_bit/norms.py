@@ -3,7 +3,7 @@
 Every norm comes down to y = t · factor + shift with one factor and one summand for each channel of each sample, where
 t is q or, with EvoNorms, q · gate(v · s · q): q counts the steps s of a channel from zero. Statistics are sums of
 integers or extremes of codes, hence exact; what is made of them, a few numbers for each channel and sample, is computed
-in float64. Parameters, running statistics and formulas are those of `peer.train.norms` and of torch.
+in float64. Parameters, running statistics and formulas are those of `peer.train.full_precision.norms` and of torch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from peer.train.eight_bit import norm_kernels
 from peer.train.eight_bit.norm_kernels import HARD_SIGMOID, PLAIN, SIGMOID, Ends, Gate
 from peer.train.eight_bit.ranges import RunningRange, grid_over, rectified
 from peer.train.eight_bit.tensors import Gradient, Quantized, Tape
-from peer.train.norms import CHUNKS, EvoNormS0, RangeBatchNorm, RangeEvoNorm, equal_parts, range_scale
+from peer.train.full_precision.norms import CHUNKS, EvoNormS0, RangeBatchNorm, RangeEvoNorm, equal_parts, range_scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,7 +290,7 @@ class _RangeEvoNorm(NormIn8Bits):
 
 
 def norm_in_8_bits(module: nn.Module) -> NormIn8Bits:
-    """Return what computes in 8 bits as `module`, one of `peer.train.norms.make_norm`, does in float32."""
+    """Return what computes in 8 bits as `module`, one of `full_precision.norms.make_norm`, does in float32."""
     if isinstance(module, nn.BatchNorm2d):
         return _BatchNorm(module)
     if isinstance(module, RangeBatchNorm):

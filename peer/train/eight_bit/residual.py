@@ -13,7 +13,7 @@ from peer.train.eight_bit.tensors import Gradient, Quantized, Tape
 
 class Residual(Layer):
     """Layers one after the other, plus a shortcut around them, and a ReLU of the sum: names as in
-    `peer.train.image_layers.Residual`."""
+    `peer.train.full_precision.image_layers.Residual`."""
 
     def __init__(self, main: Mapping[str, Layer], shortcut: Layer | None, *, activate: bool) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The parts of DistilBERT in 8 bits; parameters and their names are those of `peer.train.text_layers`."""
+"""The parts of DistilBERT in 8 bits; parameters and their names are those of `full_precision.text_layers`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from peer.train.eight_bit.linear import Linear
 from peer.train.eight_bit.ranges import Grid, RunningRange, grid_over
 from peer.train.eight_bit.row_kernels import GELU_LEAST, LayerNormOperands
 from peer.train.eight_bit.tensors import Gradient, Quantized, Tape
-from peer.train.text_layers import EPSILON
+from peer.train.full_precision.text_layers import EPSILON
 
 
 class TokenEmbedding(Layer):

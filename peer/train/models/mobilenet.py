@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
+from peer.train.full_precision.norms import Norm
 from peer.train.layers import FULL_PRECISION, Layers
-from peer.train.norms import Norm
 
 _STAGES = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
 """Expansion, channels, blocks and stride of the first block (the paper's table 2)."""

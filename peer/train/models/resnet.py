@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from peer.train.full_precision.norms import Norm, activates
 from peer.train.layers import FULL_PRECISION, Layers
-from peer.train.norms import Norm, activates
 
 
 def resnet20(num_classes: int = 10, *, norm: Norm = "evonorm", layers: Layers = FULL_PRECISION) -> nn.Module:

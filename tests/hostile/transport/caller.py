@@ -8,11 +8,11 @@ from typing import Any, Self
 
 import grpc.aio
 
-from peer.hello import PROTOCOL_MAX, PROTOCOL_MIN
+from peer.net.hello import PROTOCOL_MAX, PROTOCOL_MIN
+from peer.net.security import Credentials
+from peer.net.transport import _open_channel
 from peer.proto.sottovoce.v1 import exchange_pb2 as pb
-from peer.security import Credentials
-from peer.transport import _open_channel
-from tests.transport_peers import NAMES, credentials
+from tests.net.transport_peers import NAMES, credentials
 
 GENEROUS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 

@@ -11,11 +11,11 @@ import grpc
 import pytest
 
 from peer.config import TransportOptions
+from peer.net.security import CertificateAuthority
+from peer.net.transport import MAX_BULLETIN_BYTES
 from peer.proto.sottovoce.v1 import exchange_pb2 as pb
-from peer.security import CertificateAuthority
-from peer.transport import MAX_BULLETIN_BYTES
 from tests.hostile.transport.caller import Caller, chunk, hello
-from tests.transport_peers import Mind, build, dialled, hello_of, passive, running, until
+from tests.net.transport_peers import Mind, build, dialled, hello_of, passive, running, until
 
 KB = 1024
 OPTIONS = TransportOptions(chunk_kbytes=16, window_kbytes=64, max_message_mbytes=1, dial_timeout_s=5)

@@ -12,12 +12,12 @@ import grpc.aio
 import pytest
 
 from peer.config import TransportOptions
-from peer.hello import PROTOCOL_MAX, PROTOCOL_MIN
+from peer.net.hello import PROTOCOL_MAX, PROTOCOL_MIN
+from peer.net.security import CertificateAuthority
+from peer.net.transport import Transport
 from peer.proto.sottovoce.v1 import exchange_pb2 as pb
-from peer.security import CertificateAuthority
-from peer.transport import Transport
 from tests.hostile.transport.caller import Caller, chunk, hello
-from tests.transport_peers import NAMES, Mind, build, credentials, dialled, hello_of, passive, running, until
+from tests.net.transport_peers import NAMES, Mind, build, credentials, dialled, hello_of, passive, running, until
 
 
 def listen(mind: Mind, **options: Any) -> Transport:

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from peer.durable import Deed, DurablePeer
 from peer.gossip.boundary import Boundary
 from peer.gossip.error_feedback import SparsePush
 from peer.gossip.exact import Sgp
 from peer.gossip.membership import ChangeKind
 from peer.gossip.session import Session
-from peer.journal import Journal, Record
+from peer.node.durable import Deed, DurablePeer
 from peer.simulate.faults import Scenario, SimulationFailed, World, simulate
 from peer.simulate.faults.scenario import CASES
+from peer.state.journal import Journal, Record
 from peer.wire.message import Message
 
 MEMBERS = (1, 16, 17, 26, 34, 39, 59, 73, 80, 83, 86, 88, 99)

@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn import functional
 
 from peer.train.eight_bit import Network
+from peer.train.full_precision.norms import NORMS, Norm, activates
 from peer.train.layers import EIGHT_BIT, FULL_PRECISION, Layers
-from peer.train.norms import NORMS, Norm, activates
 
 
 def small_resnet(layers: Layers, norm: Norm) -> nn.Module:

@@ -11,7 +11,7 @@ from torch import nn
 from peer.train.eight_bit.norms import norm_in_8_bits
 from peer.train.eight_bit.ranges import RunningRange
 from peer.train.eight_bit.tensors import Tape
-from peer.train.norms import NORMS, Norm, RangeBatchNorm, RangeEvoNorm, activates, make_norm
+from peer.train.full_precision.norms import NORMS, Norm, RangeBatchNorm, RangeEvoNorm, activates, make_norm
 
 CHANNELS = 64
 

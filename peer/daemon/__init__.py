@@ -1,0 +1,1 @@
+"""The process of one peer: performs what the layers below decided."""

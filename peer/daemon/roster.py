@@ -1,0 +1,181 @@
+"""Who is who in a run: names and addresses of the peers that everybody lists, and of newcomers.
+
+Rounds know numbers; people, certificates and sockets know names and addresses. Nobody is believed what they say of a
+newcomer: its certificate says it too, and is signed by the run's CA. Only in a run without certificates the word of its
+sponsor has to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pydantic import ValidationError
+
+from peer.config import Config, PeerAddress
+from peer.errors import ConfigError, HandshakeRefused, SecurityError
+from peer.gossip.membership import Newcomer
+from peer.net.hello import quote
+from peer.net.relay import RelayAddress
+from peer.net.security import Access, Credentials, check_current, der, vouched_identity
+from peer.net.transport import Neighbor, split_address
+from peer.node.membership_codec import MAX_NEWCOMERS
+
+
+class Roster:
+    """All peers that one peer knows of, by number."""
+
+    def __init__(self, config: Config, access: Access | None) -> None:
+        """`access`: what this peer shows. Raises SecurityError if its certificate is for another place in the list."""
+        self.me = config.peer.index
+        self._listens = config.peer.listen is not None
+        self._num_listed = config.num_listed
+        self._entries = dict(enumerate(config.peers))
+        self._expected = {peer for peer, entry in self._entries.items() if entry.admitted and peer != self.me}
+        """Those that nobody but this device lists, and that did not join yet. Their numbers are guesses: what counts is
+        in their certificates."""
+        self._callers: dict[int, str] = {}
+        """Names of callers that nobody introduced yet."""
+        self._credentials = access if isinstance(access, Credentials) else None
+        if self._credentials is not None and config.peers[self.me].admitted:
+            index = self._credentials.identity.index
+            if index != self.me:
+                place = "no place in the list" if index is None else f"peer {index}"
+                raise SecurityError(
+                    f"{config.security.certificate} is made out to {place}, and peer.index is {self.me}; take the "
+                    "whole folder that `sotto sign` wrote"
+                )
+
+    def __getitem__(self, peer: int) -> PeerAddress:
+        return self._entries[peer]
+
+    def __contains__(self, peer: object) -> bool:
+        return peer in self._entries
+
+    def name(self, peer: int) -> str:
+        """Return what people call a peer, whether or not anything else is known of it."""
+        if peer in self._callers and (peer not in self._entries or peer in self._expected):
+            return self._callers[peer]
+        return self._entries[peer].name if peer in self._entries else f"peer {peer}"
+
+    def index_of(self, name: str) -> int | None:
+        """Return the number of the peer of that name."""
+        return next((peer for peer, entry in self._entries.items() if entry.name == name), None)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all peers that are known, by number."""
+        return [entry.name for _, entry in sorted(self._entries.items())]
+
+    @property
+    def newcomers(self) -> dict[int, PeerAddress]:
+        """Those that not everybody lists."""
+        return {peer: entry for peer, entry in sorted(self._entries.items()) if entry.admitted}
+
+    @property
+    def expected(self) -> frozenset[int]:
+        """Those that the file of this peer names beyond everybody's list, and of which no other peer was heard."""
+        return frozenset(self._expected)
+
+    def expect(self, entry: PeerAddress) -> None:
+        """Know a peer that was added to the file and may join."""
+        if self.index_of(entry.name) is None:
+            number = max(self._entries) + 1
+            self._entries[number] = entry.model_copy(update={"admitted": True})
+            self._expected.add(number)
+
+    def forget(self, name: str) -> None:
+        """Expect a peer no longer that was taken out of the file before it joined."""
+        number = self.index_of(name)
+        if number in self._expected:
+            self._expected.discard(number)
+            del self._entries[number]
+
+    def introduction(self) -> Newcomer | None:
+        """Return what this peer says of itself when it asks to be let in; None if everybody lists it."""
+        own = self._entries[self.me]
+        if not own.admitted:
+            return None
+        certificate = b"" if self._credentials is None else der(self._credentials.certificate)
+        return Newcomer(own.name, own.advertise, own.relay, certificate)
+
+    def check(self, peer: int, newcomer: Newcomer) -> None:
+        """Raise ConfigError or SecurityError unless a newcomer is who it is said to be: at any time, the same."""
+        try:
+            entry = _entry(newcomer)
+        except ValidationError:
+            raise ConfigError("no peer can have such a name", key="name", value=newcomer.name[:80]) from None
+        if entry.advertise is not None:
+            split_address(entry.advertise, key="advertise")
+        if any(entry.name == self._entries[listed].name for listed in range(self._num_listed)):
+            raise ConfigError(f"there is another {entry.name!r} in everybody's list")
+        if self._credentials is None:
+            return
+        identity = vouched_identity(newcomer.certificate, self._credentials.ca)
+        said = (identity.index, identity.name, identity.address, identity.relay)
+        if said != (peer, entry.name, entry.advertise, entry.relay):
+            raise SecurityError(f"its certificate is that of peer {identity.index}, {identity.name!r}, or elsewhere")
+
+    def check_today(self, newcomer: Newcomer) -> None:
+        """Raise SecurityError if the certificate of a newcomer is not valid now, or was revoked."""
+        if self._credentials is not None:
+            identity = vouched_identity(newcomer.certificate, self._credentials.ca)
+            check_current(identity, self._credentials.revoked)
+
+    def introduce(self, newcomers: Mapping[int, Newcomer]) -> list[int]:
+        """Take note of newcomers that were checked; return those of whom this is news."""
+        fresh = []
+        for peer, newcomer in newcomers.items():
+            entry = _entry(newcomer)
+            if peer != self.me and (peer in self._expected or self._entries.get(peer) != entry):
+                self.forget(entry.name)
+                self._expected.discard(peer)
+                self._entries[peer] = entry
+                fresh.append(peer)
+        return fresh
+
+    def hear(self, peer: int, name: str) -> Neighbor | None:
+        """Return how a caller is seen that not everybody lists and that may ask to be let in; None for any other.
+        Raises HandshakeRefused if the number is another peer's."""
+        if peer < self._num_listed:
+            return None
+        if peer in self._entries and peer not in self._expected and self._entries[peer].name != name:
+            here = quote(self._entries[peer].name)
+            raise HandshakeRefused(f"it says it is peer {peer}, {quote(name)}, which is {here} here")
+        if peer >= self._num_listed + MAX_NEWCOMERS:
+            raise HandshakeRefused(f"it says it is peer {peer}; this version knows {MAX_NEWCOMERS} beside its list")
+        self._callers[peer] = name
+        if peer in self._entries and self._entries[peer].name == name:
+            return self.neighbor(peer)
+        return Neighbor(peer, name, address=None, dial=False)
+
+    def neighbor(self, peer: int) -> Neighbor:
+        """Return how this peer sees a neighbour. One connection serves a pair; who dials follows from the addresses.
+
+        The lower number dials, unless only one of the two can be dialled; where neither can, the lower dials through
+        the other's relay, unless only its own has one. A peer that joins later dials those that were there before.
+        """
+        own, other = self._entries[self.me], self._entries[peer]
+        if own.is_first != other.is_first and own.advertise is not None and other.advertise is not None:
+            # Nobody should dial a peer in vain until it joins.
+            return Neighbor(index=peer, name=other.name, address=other.advertise, dial=other.is_first)
+        if own.advertise is None and other.advertise is None:
+            relay = self.relay_of(peer)
+            dial = relay is not None and (self.me < peer or own.relay is None)
+            return Neighbor(index=peer, name=other.name, address=None, dial=dial, relay=relay if dial else None)
+        can_be_dialled = self._listens and own.advertise is not None
+        dial = other.advertise is not None and (self.me < peer or not can_be_dialled)
+        return Neighbor(index=peer, name=other.name, address=other.advertise, dial=dial)
+
+    def relay_of(self, peer: int) -> RelayAddress | None:
+        """Return where a peer that nobody can dial waits for callers; None if it does so nowhere."""
+        entry = self._entries[peer]
+        if entry.advertise is not None or entry.relay is None:
+            return None
+        relay = self.index_of(entry.relay)
+        address = None if relay is None else self._entries[relay].advertise
+        # The lists of this device were checked; what a newcomer says of its relay may be of use to nobody.
+        return None if address is None else RelayAddress(entry.relay, address)
+
+
+def _entry(newcomer: Newcomer) -> PeerAddress:
+    return PeerAddress(name=newcomer.name, advertise=newcomer.advertise, relay=newcomer.relay, admitted=True)

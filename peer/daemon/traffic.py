@@ -1,0 +1,139 @@
+"""What went over each link of one peer: round by round, and in all since the run began.
+
+The driver tells what it hands to a link, the transport what it and the kernel counted; here the two are put together.
+Counters of the transport start anew with every process, the totals go on: what earlier processes counted is read from
+the metrics. Rounds that are repeated after a crash replace their rows, but what was sent twice counts twice in the
+totals, because it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from peer.state.metrics import LinkRecord, LinkRoundRecord
+
+
+class Counters(Protocol):
+    """What the transport counted on one link since this process began (`transport.LinkCounters`)."""
+
+    frames_sent: int
+    frames_resent: int
+    frame_bytes_sent: int
+    protobuf_bytes_sent: int
+    socket_bytes_sent: int | None
+    packet_bytes_sent: int | None
+    connections: int
+
+    @property
+    def reconnects(self) -> int: ...
+
+
+@dataclass
+class _Handed:
+    """What was handed to a link, in the round under way or since this process began."""
+
+    values: int = 0
+    payload_bytes: int = 0
+    entropy_bits: float = 0.0
+    frame_bytes: int = 0
+    sampled_values: int = 0
+    """Those of the messages of which `entropy_bits` was taken."""
+
+
+class Traffic:
+    """The accounts of one peer's links."""
+
+    def __init__(self, me: int, neighbors: Iterable[int], before: Iterable[LinkRecord] = ()) -> None:
+        """`before`: the totals that an earlier process of the same run left."""
+        self._me = me
+        self._before: dict[int, LinkRecord] = {}
+        self._round: dict[int, _Handed] = {}
+        self._all: dict[int, _Handed] = {}
+        self._last: dict[int, tuple[int, int]] = {}
+        """Protobuf and socket bytes at the end of the last round."""
+        for peer in neighbors:
+            self._meet(peer)
+        for record in before:
+            self._meet(record.neighbor)
+            self._before[record.neighbor] = record
+
+    @property
+    def payload_bytes(self) -> int:
+        """Payload handed to all links since the run began."""
+        return sum(self._before[peer].payload_bytes + own.payload_bytes for peer, own in self._all.items())
+
+    def described(self, peer: int) -> dict[str, float | None]:
+        """Return parameters, payload bits a parameter and its entropy bound, of what this process handed to a link."""
+        self._meet(peer)
+        total = self._all[peer]
+        return {
+            "values": total.values,
+            "bits_per_value": 8 * total.payload_bytes / total.values if total.values else None,
+            "entropy_bits_per_value": total.entropy_bits / total.sampled_values if total.sampled_values else None,
+        }
+
+    def handed_over(self, peer: int, *, frame_bytes: int, payload_bytes: int, values: int, entropy_bits: float) -> None:
+        """Take note of a frame for a neighbour."""
+        self._meet(peer)
+        for account in (self._round[peer], self._all[peer]):
+            account.values += values
+            account.payload_bytes += payload_bytes
+            account.entropy_bits += entropy_bits
+            account.frame_bytes += frame_bytes
+            if entropy_bits:
+                account.sampled_values += values
+
+    def close_round(self, round_: int, counters: Mapping[int, Counters]) -> list[LinkRoundRecord]:
+        """Return the row of every link for a round that ends now."""
+        rows = []
+        for peer, counted in counters.items():
+            self._meet(peer)
+            account, self._round[peer] = self._round[peer], _Handed()
+            protobuf, socket = counted.protobuf_bytes_sent, counted.socket_bytes_sent if counted.connections else 0
+            protobuf_before, socket_before = self._last[peer]
+            self._last[peer] = (protobuf, socket_before if socket is None else socket)
+            rows.append(
+                LinkRoundRecord(
+                    peer=self._me,
+                    neighbor=peer,
+                    round=round_,
+                    values=account.values,
+                    payload_bytes=account.payload_bytes,
+                    entropy_bits=account.entropy_bits,
+                    frame_bytes=account.frame_bytes,
+                    protobuf_bytes=max(0, protobuf - protobuf_before),
+                    socket_bytes=None if socket is None else max(0, socket - socket_before),
+                )
+            )
+        return rows
+
+    def total(self, peer: int, counted: Counters, *, up: bool) -> LinkRecord:
+        """Return what went over a link since the run began."""
+        self._meet(peer)
+        before = self._before[peer]
+        return LinkRecord(
+            peer=self._me,
+            neighbor=peer,
+            frames=before.frames + counted.frames_sent,
+            payload_bytes=before.payload_bytes + self._all[peer].payload_bytes,
+            frame_bytes=before.frame_bytes + counted.frame_bytes_sent,
+            protobuf_bytes=before.protobuf_bytes + counted.protobuf_bytes_sent,
+            socket_bytes=_sum(before.socket_bytes, counted.socket_bytes_sent if counted.connections else 0),
+            packet_bytes=_sum(before.packet_bytes, counted.packet_bytes_sent if counted.connections else 0),
+            reconnects=before.reconnects + counted.reconnects,
+            resent_frames=before.resent_frames + counted.frames_resent,
+            up=up,
+        )
+
+    def _meet(self, peer: int) -> None:
+        """Open the accounts of a link: a peer may join that nobody knew when this one began."""
+        if peer not in self._before:
+            self._before[peer] = LinkRecord(peer=self._me, neighbor=peer, socket_bytes=0, packet_bytes=0)
+            self._round[peer], self._all[peer], self._last[peer] = _Handed(), _Handed(), (0, 0)
+
+
+def _sum(before: int | None, now: int | None) -> int | None:
+    """Return the sum, None where either was not counted: half of a total is none."""
+    return None if before is None or now is None else before + now

@@ -1,0 +1,48 @@
+"""How much of each kind is taken from others: rates of small messages, and of lines in the log.
+
+Pure: the time is an argument, in seconds. What a neighbour sends of its model is bounded by the credit that it is
+given and by the rounds that it can be ahead (`peer.net.chunks`, `peer.gossip.session`). Here is the rest, which costs
+its sender nothing.
+"""
+
+from __future__ import annotations
+
+
+class Allowance:
+    """So much a second, and so much at once: a token bucket."""
+
+    def __init__(self, *, rate: float, burst: float, now: float) -> None:
+        """Allow `rate` units a second, and `burst` of them after a pause."""
+        self.rate, self.burst = rate, burst
+        self._left, self._at = burst, now
+
+    def spend(self, units: float, now: float) -> bool:
+        """Return whether so many units are allowed now; then they are used up."""
+        self._left = min(self.burst, self._left + (now - self._at) * self.rate)
+        self._at = now
+        if units > self._left:
+            return False
+        self._left -= units
+        return True
+
+    def wait_s(self, units: float, now: float) -> float:
+        """Use up so many units, also of those to come; return how long to wait until that many are there."""
+        self._left = min(self.burst, self._left + (now - self._at) * self.rate) - units
+        self._at = now
+        return max(0.0, -self._left / self.rate)
+
+
+class Complaints:
+    """Decides which complaints about strangers are worth a line: whoever knocks often must not fill the disk."""
+
+    def __init__(self, *, per_minute: int, now: float) -> None:
+        self._allowance = Allowance(rate=per_minute / 60, burst=per_minute, now=now)
+        self._suppressed = 0
+
+    def worth_a_line(self, now: float) -> str | None:
+        """Return what to add to the line ("" or how many were left out before it); None if it is left out itself."""
+        if not self._allowance.spend(1, now):
+            self._suppressed += 1
+            return None
+        left_out, self._suppressed = self._suppressed, 0
+        return f" ({left_out} more like this were not logged)" if left_out else ""

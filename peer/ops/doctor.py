@@ -1,0 +1,367 @@
+"""What stands between a peer and its neighbours, and what to do about it.
+
+Looks at the configuration, the certificates, the port, and at each neighbour in both directions: it is dialled, and
+asked to dial back (the control call `Probe`). Where this peer is not running, its port answers for as long as that
+takes. Nothing is changed anywhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import errno
+import socket
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from peer import __version__, run_setup
+from peer.config import JOB_PARTS, Config, PeerAddress
+from peer.errors import ConfigError, RemoteError, SecurityError, SottoError
+from peer.net.hello import PROTOCOL_MAX, PROTOCOL_MIN, HelloInfo
+from peer.net.security import Access, Credentials, TokenAccess, load_credentials
+from peer.net.transport import Transport, call_control
+from peer.ops.control import newcomers
+
+SOON_DAYS = 30
+CLOCK_WARNING_S = 5.0
+CLOCK_ERROR_S = 86_400.0
+TIMEOUT_S = 8.0
+
+Level = Literal["ok", "warning", "error"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at."""
+
+    check: str
+    """What: configuration, certificate, port, address, or the name of a neighbour."""
+    level: Level
+    sentence: str
+    advice: str = ""
+    """What to do about it."""
+    exit_code: int = field(default=0, repr=False)
+
+
+def examine(config: Config, base: Path) -> list[Finding]:
+    """Return what was found, in the order in which it should be mended. Raises nothing that a fault could cause."""
+    return asyncio.run(_examine(config, base))
+
+
+def described(finding: Finding) -> dict[str, Any]:
+    """Return a finding as JSON values."""
+    return {key: value for key, value in asdict(finding).items() if key != "exit_code"}
+
+
+async def _examine(config: Config, base: Path) -> list[Finding]:
+    found = list(_configuration(config, base))
+    try:
+        security = load_credentials(config.security, base, config.peers[config.peer.index].name)
+    except SecurityError as error:
+        found.append(Finding("certificate", "error", str(error), exit_code=error.exit_code))
+        return found
+    found += _certificate(config, security)
+    status = await _own_status(config, security)
+    found += _port(config, status)
+    found += _addresses(config)
+    answering = status is None and config.peer.listen and all(each.level != "error" for each in found)
+    async with _answer(config, security) if answering else contextlib.nullcontext():
+        entries = [config.peers[peer] for peer in _neighbors(config, base)]
+        entries += [each for each in newcomers(config, status or {}) if each.name in (status or {}).get("links", {})]
+        for each in await asyncio.gather(*(_neighbor(config, security, entry) for entry in entries)):
+            found += each
+    found += _links(status)
+    return found
+
+
+def _configuration(config: Config, base: Path) -> Iterator[Finding]:
+    try:
+        findings = run_setup.validate_config(config, base)
+    except SottoError as error:
+        yield Finding("configuration", "error", str(error), exit_code=error.exit_code)
+        return
+    errors = [each for each in findings if each.level == "error"]
+    for each in errors:
+        yield Finding("configuration", "error", f"{each.key}: {each.sentence}", exit_code=ConfigError.exit_code)
+    if not errors:
+        sentence = (
+            f"{config.algorithm.name} for {config.num_peers} peers; this is {config.peers[config.peer.index].name}"
+        )
+        yield Finding("configuration", "ok", f"{sentence}, version {__version__}")
+
+
+def _neighbors(config: Config, base: Path) -> list[int]:
+    me = config.peer.index
+    try:
+        schedule = run_setup.build_schedule(config, base, config.num_members(config.num_peers))
+    except SottoError:
+        return []
+    if me >= schedule.num_peers:
+        return [*range(schedule.num_peers)]  # It joins later, through any of those.
+    return sorted({*schedule.all_receivers(me), *schedule.all_senders(me)})
+
+
+def _certificate(config: Config, security: Access | None) -> Iterator[Finding]:
+    if security is None:
+        yield Finding(
+            "certificate",
+            "warning",
+            'security.mode is "insecure": nothing is encrypted, and anybody may claim to be any peer',
+            "for more than a trial on one machine, make certificates with `sotto init cluster`",
+        )
+        return
+    if isinstance(security, TokenAccess):
+        yield Finding("certificate", "ok", "a token is shown to listeners; it does not tell peers from each other")
+        return
+    left = security.identity.not_after - datetime.datetime.now(datetime.UTC)
+    sentence = f"made out to {security.identity.name}, until {security.identity.not_after:%Y-%m-%d}"
+    if left < datetime.timedelta(days=SOON_DAYS):
+        advice = "get a new one: `sotto init --join` here, `sotto sign` where the cluster was made"
+        yield Finding("certificate", "warning", f"{sentence}: {left.days} days from now", advice)
+    else:
+        revoked = 0 if security.revoked is None else len(security.revoked)
+        yield Finding("certificate", "ok", f"{sentence}; {revoked} certificates of the run are revoked")
+
+
+async def _own_status(config: Config, security: Access | None) -> dict[str, Any] | None:
+    """Return what this peer says, if it runs."""
+    if not config.peer.listen:
+        return None
+    host, _, port = config.peer.listen.rpartition(":")
+    address = f"127.0.0.1:{port}" if host in ("0.0.0.0", "[::]", "") else f"{host}:{port}"
+    name = config.peers[config.peer.index].name
+    with contextlib.suppress(SottoError):
+        answer = await call_control(address, "status", name=name, security=security, timeout_s=3.0)
+        if answer.get("name") == name:
+            return answer
+    return None
+
+
+def _port(config: Config, status: dict[str, Any] | None) -> Iterator[Finding]:
+    if not config.peer.listen:
+        yield Finding("port", "ok", "listens nowhere: this peer dials all its neighbours")
+        return
+    if status is not None:
+        yield Finding("port", "ok", f"this peer runs and listens on {config.peer.listen}")
+        return
+    host, _, port = config.peer.listen.rpartition(":")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host.strip("[]"), int(port)))
+            probe.listen()
+    except (OSError, ValueError) as error:
+        number = error.errno if isinstance(error, OSError) else None
+        if number == errno.EADDRINUSE:
+            sentence, advice = f"port {port} is in use by another program", "end it, or change peer.listen"
+        elif number == errno.EADDRNOTAVAIL:
+            sentence, advice = f"this machine has no address {host}", "set peer.listen to 0.0.0.0:" + port
+        else:
+            sentence, advice = f"{config.peer.listen} cannot be listened on: {error}", "correct peer.listen"
+        yield Finding("port", "error", sentence, advice, exit_code=ConfigError.exit_code)
+        return
+    yield Finding("port", "ok", f"{config.peer.listen} is free; this peer does not run")
+
+
+def _addresses(config: Config) -> Iterator[Finding]:
+    own = config.peers[config.peer.index]
+    if own.advertise is None:
+        where = f"it waits at relay {own.relay}" if own.relay else "it has no relay"
+        yield Finding("address", "ok", f"nobody can dial this peer (no advertise address); {where}")
+    elif not config.peer.listen:
+        yield Finding(
+            "address",
+            "error",
+            f"the others are told to dial {own.advertise}, but this peer listens nowhere",
+            "set peer.listen, or remove its advertise address on every device",
+            exit_code=ConfigError.exit_code,
+        )
+    else:
+        yield Finding("address", "ok", f"listens on {config.peer.listen}; the others dial {own.advertise}")
+
+
+async def _neighbor(config: Config, security: Access | None, entry: PeerAddress) -> list[Finding]:
+    """Look at one neighbour in both directions."""
+    me = config.peer.index
+    if entry.advertise is None:
+        return [_unreachable_neighbor(config, entry)]
+    if (trouble := await _tcp_trouble(entry.name, entry.advertise)) is not None:
+        return [trouble]
+    asked = time.time()
+    try:
+        answer = await call_control(
+            entry.advertise, "probe", {"index": me}, name=entry.name, security=security, timeout_s=TIMEOUT_S
+        )
+    except SecurityError as error:
+        advice = "this device needs a certificate that holds: `sotto init --join`, then `sotto sign`"
+        return [Finding(entry.name, "error", str(error), advice, exit_code=error.exit_code)]
+    except RemoteError as error:
+        return [Finding(entry.name, "error", str(error), _advice(str(error)), exit_code=error.exit_code)]
+    answered = time.time()
+    return [
+        Finding(entry.name, "ok", f"answers at {entry.advertise}, as {answer.get('software')}"),
+        *_compare(config, entry.name, answer),
+        *_clock(entry.name, float(answer.get("time", 0.0)) - (asked + answered) / 2, (answered - asked) / 2),
+        *_way_back(config, entry.name, answer),
+    ]
+
+
+def _unreachable_neighbor(config: Config, entry: PeerAddress) -> Finding:
+    own = config.peers[config.peer.index]
+    if own.advertise is not None:
+        return Finding(
+            entry.name, "ok", "cannot be dialled, and dials this peer; `sotto doctor` there says whether it can"
+        )
+    relay = entry.relay or own.relay
+    if relay is not None:
+        return Finding(entry.name, "ok", f"cannot be dialled, nor can this peer; relay {relay} connects the two")
+    if not own.is_first:
+        return Finding(entry.name, "ok", "cannot be dialled, nor can this peer, which joins through another one")
+    return Finding(
+        entry.name,
+        "error",
+        "neither it nor this peer can be dialled",
+        "give one of the two an advertise address, or a relay, on every device",
+        exit_code=ConfigError.exit_code,
+    )
+
+
+async def _tcp_trouble(name: str, address: str) -> Finding | None:
+    host, _, port = address.rpartition(":")
+    try:
+        async with asyncio.timeout(TIMEOUT_S / 2):
+            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+        writer.close()
+    except socket.gaierror:
+        sentence, advice = (
+            f"the host name in {address} is not known here",
+            "correct its advertise, or the DNS of this device",
+        )
+    except TimeoutError:
+        sentence = f"{address} does not answer"
+        advice = f"a firewall drops what comes to TCP port {port} there, or the address leads elsewhere"
+    except ConnectionRefusedError:
+        sentence = f"nobody listens at {address}"
+        advice = "start that peer, or correct its advertise; the rest can be checked once it runs"
+    except OSError as error:
+        sentence, advice = f"{address} cannot be reached: {error.strerror}", "check the network of this device"
+    else:
+        return None
+    return Finding(name, "error", sentence, advice, exit_code=RemoteError.exit_code)
+
+
+def _advice(sentence: str) -> str:
+    if "CA did not sign" in sentence:
+        return "one of the two folders is from another `sotto init cluster`; or a clock is far off"
+    if "made out to another name" in sentence:
+        return "two folders were swapped, or the address is another peer's"
+    if "not accept our certificate" in sentence:
+        return "its security.mode must be ours, and its ca.pem the one beside our certificate; look into its log"
+    if "speak TLS" in sentence or "want TLS" in sentence:
+        return "make security.mode the same on both"
+    if "not a peer of this program" in sentence:
+        return "install the same release on both; another program may have that port"
+    return "look into the log of that peer"
+
+
+def _compare(config: Config, name: str, answer: dict[str, Any]) -> Iterator[Finding]:
+    lowest, highest = answer.get("protocol") or (0, 0)
+    if highest < PROTOCOL_MIN or lowest > PROTOCOL_MAX:
+        sentence = f"speaks versions {lowest} to {highest} of the protocol, this peer {PROTOCOL_MIN} to {PROTOCOL_MAX}"
+        yield Finding(name, "error", sentence, "install the same release on both", exit_code=RemoteError.exit_code)
+    elif answer.get("software") != f"sottovoce {__version__}":
+        yield Finding(name, "warning", f"runs {answer.get('software')}, this is sottovoce {__version__}")
+    ours, theirs = config.job_digest().split("."), str(answer.get("job")).split(".")
+    if len(ours) == len(theirs) and ours != theirs:
+        parts = " and ".join(f"[{part}]" for part, one, two in zip(JOB_PARTS, ours, theirs, strict=True) if one != two)
+        advice = f"make {parts} equal on both; peers of different jobs refuse each other"
+        yield Finding(name, "error", f"its job differs from ours in {parts}", advice, exit_code=RemoteError.exit_code)
+    elif answer.get("neighbor") is None and config.peers[config.peer.index].admitted:
+        yield Finding(name, "ok", "does not know this peer yet; it will when this peer is started and joins")
+    elif answer.get("neighbor") is None:
+        sentence = "does not know this peer as its neighbour"
+        yield Finding(name, "error", sentence, "compare [graph] and [[peers]]", exit_code=RemoteError.exit_code)
+
+
+def _clock(name: str, difference_s: float, uncertainty_s: float) -> Iterator[Finding]:
+    off = max(0.0, abs(difference_s) - uncertainty_s)
+    if off < CLOCK_WARNING_S:
+        return
+    sentence = f"its clock is {abs(difference_s):.0f} s {'ahead of' if difference_s > 0 else 'behind'} ours"
+    level: Level = "error" if off > CLOCK_ERROR_S else "warning"
+    advice = "set the clocks (timedatectl set-ntp true); certificates are checked against them"
+    yield Finding(name, level, sentence, advice, exit_code=RemoteError.exit_code if level == "error" else 0)
+
+
+def _way_back(config: Config, name: str, answer: dict[str, Any]) -> Iterator[Finding]:
+    own = config.peers[config.peer.index]
+    if answer.get("neighbor") is None:
+        return
+    known = answer.get("address")
+    if known != own.advertise:
+        sentence = (
+            f"would dial this peer at {known or 'no address'}, where our list says {own.advertise or 'no address'}"
+        )
+        yield Finding(name, "warning", sentence, "make the [[peers]] of both equal")
+    if answer.get("reached"):
+        yield Finding(name, "ok", f"reaches this peer at {known}")
+    elif answer.get("reached") is False:
+        port = str(known).rpartition(":")[2]
+        advice = (
+            f"open TCP port {port} in the firewall of this device, or forward it there where it is behind address "
+            "translation; or remove its advertise address on every device: then it dials out only"
+        )
+        sentence = f"cannot reach this peer: {answer.get('reason')}"
+        yield Finding(name, "error", sentence, advice, exit_code=RemoteError.exit_code)
+    else:
+        seen = str(answer.get("seen_as"))
+        yield Finding(name, "ok", f"does not dial this peer, and sees it come from {seen.partition(':')[2] or seen}")
+
+
+def _links(status: dict[str, Any] | None) -> Iterator[Finding]:
+    for name, link in (status or {}).get("links", {}).items():
+        if not link.get("up"):
+            yield Finding(name, "warning", f"no link now: {link.get('problem') or 'it has not connected yet'}")
+
+
+class _Silent:
+    """A handler for a transport without neighbours."""
+
+    async def control(self, verb: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        return {"state": "being examined by sotto doctor"}
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"a transport without neighbours does not call {name}")
+
+
+@contextlib.asynccontextmanager
+async def _answer(config: Config, security: Access | None) -> AsyncIterator[None]:
+    """Listen as the peer would, so that neighbours can be asked to dial back; streams are turned away politely."""
+    hello = HelloInfo(
+        run=config.run.name,
+        algorithm=config.algorithm.name,
+        job_digest=config.job_digest(),
+        model_digest="",
+        graph_digest="",
+        num_peers=config.num_listed,
+        name=config.peers[config.peer.index].name,
+    )
+    transport = Transport(
+        me=config.peer.index,
+        listen=config.peer.listen,
+        neighbors=[],
+        hello=hello,
+        security=security if isinstance(security, Credentials | TokenAccess) else None,
+        options=config.transport,
+        handler=_Silent(),  # type: ignore[arg-type]
+    )
+    await transport.start(at_home=False)
+    try:
+        yield
+    finally:
+        await transport.close("sotto doctor is done")

@@ -1,0 +1,207 @@
+"""Adding devices to a cluster, and taking certificates back.
+
+A new device makes its own key and a request (`request`); the machine that holds the authority signs it (`admit`), and
+nothing of the other devices changes: the certificate says where the new peer stands and how it is reached, so that
+running peers believe it when it joins. What was signed is kept in `issued/`, so that it can be revoked (`revoke`) when
+a device is lost. The folder is the one that `sotto init cluster` wrote.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from peer.config import Config, PeerAddress, load
+from peer.config_writer import join_address, place_peers, write_bytes, write_peer_file
+from peer.errors import ConfigError, SecurityError
+from peer.net.security import (
+    CertificateAuthority,
+    Identity,
+    Place,
+    identify,
+    is_signed_by,
+    request_address,
+    request_certificate,
+    request_name,
+    request_thumbprint,
+    write_secret,
+)
+from peer.net.transport import split_address
+from peer.run_setup import why_no_changes
+
+REQUEST_FILE = "request.pem"
+LIST_FILE = "revoked.pem"
+ISSUED = "issued"
+_LOOPBACK = ("127.0.0.1:", "localhost:", "[::1]:")
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """What came of a request."""
+
+    identity: Identity
+    index: int
+    """Position of the peer in its own `[[peers]]`."""
+    entry: PeerAddress
+    folder: Path
+    """Of what has to be copied to the device."""
+    known: bool
+    """Whether the list of peers had it before: then its certificate is renewed."""
+
+
+def request(directory: Path, name: str, host: str | None, port: int) -> str:
+    """Write a private key and a request for a certificate into the device's folder; return the key's thumbprint.
+
+    `host` is where the others will reach it, HOST[:PORT]; "-" or None where nobody can. Raises ConfigError,
+    SecurityError if a key is there already.
+    """
+    (place,) = place_peers(None, [host or "-"], port)
+    address = None if place.address is None else join_address(place.address, place.port)
+    pem, key = request_certificate(name, [place.address] if place.address else [], address=address)
+    write_secret(directory / "peer.key", key)
+    write_bytes(directory / REQUEST_FILE, pem)
+    return request_thumbprint(pem)
+
+
+def admit(directory: Path, request_pem: bytes, *, relay: str | None = None) -> Admitted:
+    """Sign a request with the authority in the cluster's folder; write what the device needs into a folder there.
+
+    That is its certificate, the authority's, and a peer.toml in which it stands at the end of `[[peers]]`. For a peer
+    that the list has already, a new certificate alone. `relay`: the peer at which it waits for callers, where nobody
+    can dial it. Raises ConfigError, SecurityError.
+    """
+    authority = _authority(directory)
+    model, base = _any_peer_file(directory)
+    names = [peer.name for peer in model.peers]
+    name, advertise = request_name(request_pem), request_address(request_pem)
+    known = name in names
+    index = names.index(name) if known else len(names)
+    entry = model.peers[index] if known else _new_entry(model, name, advertise, relay)
+    if not known:
+        _refuse_taken_number(directory, authority, index)
+    place = Place(index, entry.advertise, entry.relay) if entry.admitted else None
+    identity, certificate = authority.grant(request_pem, place=place)
+    folder = base.parent if known and model.peer.index == index else directory / f"peer-{index}"
+    if not known:
+        _refuse_taken(folder)
+    older = folder / "peer.pem"
+    if older.exists() and is_signed_by(older.read_bytes(), authority.certificate):
+        _keep(directory, identify(older.read_bytes(), str(older)), older.read_bytes())
+    _keep(directory, identity, certificate)
+    write_bytes(folder / "peer.pem", certificate)
+    write_bytes(folder / "ca.pem", authority.certificate)
+    if (directory / LIST_FILE).exists():
+        write_bytes(folder / LIST_FILE, (directory / LIST_FILE).read_bytes())
+    if not known:
+        write_peer_file(folder / "peer.toml", _of_new_peer(model, index, entry))
+    return Admitted(identity, index, entry, folder, known)
+
+
+def add_unsigned(directory: Path, name: str, advertise: str | None) -> Path:
+    """Write the peer.toml of one more peer of a cluster without certificates; return the file. Raises ConfigError."""
+    model, _ = _any_peer_file(directory)
+    file = directory / f"peer-{model.num_peers}" / "peer.toml"
+    write_peer_file(file, _of_new_peer(model, model.num_peers, _new_entry(model, name, advertise, None)))
+    return file
+
+
+def revoke(directory: Path, name: str, *, keep_newest: bool = False) -> tuple[list[Identity], bytes]:
+    """Revoke the certificates made out to `name`; return them and the new list (PEM), which is also written.
+
+    `keep_newest` spares the one issued last: for a device that got a new certificate after its key was lost. Raises
+    SecurityError if there is nothing to revoke.
+    """
+    authority = _authority(directory)
+    found = [each for each in _certificates(directory, authority) if each.name == name]
+    if keep_newest:
+        found = found[:-1]
+    older = (directory / LIST_FILE).read_bytes() if (directory / LIST_FILE).exists() else b""
+    if not found:
+        names = sorted({each.name for each in _certificates(directory, authority)})
+        raise SecurityError(
+            f"no {'older ' if keep_newest else ''}certificate made out to {name!r} was issued from {directory}; "
+            f"there are some for {', '.join(names) or 'nobody'}"
+        )
+    pem = authority.revoke(older, [each.serial for each in found])
+    write_bytes(directory / LIST_FILE, pem)
+    # What is copied to a device from now on knows of it.
+    for file in directory.glob("peer-*/ca.pem"):
+        write_bytes(file.with_name(LIST_FILE), pem)
+    return found, pem
+
+
+def _keep(directory: Path, identity: Identity, certificate: bytes) -> None:
+    """Keep a copy of what was issued, so that it can be revoked when its device is gone."""
+    write_bytes(directory / ISSUED / f"{identity.name}-{identity.serial:040x}.pem", certificate)
+
+
+def _certificates(directory: Path, authority: CertificateAuthority) -> list[Identity]:
+    """Return what the authority issued from this folder, the newest last."""
+    found: dict[int, tuple[Identity, int]] = {}
+    for pattern in (f"{ISSUED}/*.pem", "peer-*/peer.pem", "operator.pem"):
+        for file in directory.glob(pattern):
+            data = file.read_bytes()
+            if is_signed_by(data, authority.certificate):
+                identity = identify(data, str(file))
+                # Certificates count whole seconds; within one, the file tells.
+                written = max(file.stat().st_mtime_ns, found.get(identity.serial, (identity, 0))[1])
+                found[identity.serial] = (identity, written)
+    return [each for each, _ in sorted(found.values(), key=lambda pair: (pair[0].not_before, pair[1]))]
+
+
+def _authority(directory: Path) -> CertificateAuthority:
+    key = directory / "ca.key"
+    if not key.exists():
+        raise SecurityError(
+            f"{key} does not exist; this is done where the cluster was made, in the folder that `sotto init cluster` "
+            "wrote"
+        )
+    return CertificateAuthority.load(directory / "ca.pem", key)
+
+
+def _any_peer_file(directory: Path) -> tuple[Config, Path]:
+    """Return the configuration with the longest list of peers in the cluster's folder, and its file."""
+    files = sorted(directory.glob("peer-*/peer.toml"))
+    if not files:
+        raise ConfigError("holds no peers (peer-*/peer.toml)", file=str(directory))
+    return max(((load(file, environment={}), file) for file in files), key=lambda pair: pair[0].num_peers)
+
+
+def _new_entry(model: Config, name: str, advertise: str | None, relay: str | None) -> PeerAddress:
+    """Return how a new peer is listed. Raises ConfigError if it could never join or be reached."""
+    why = why_no_changes(model)
+    if why is not None:
+        raise ConfigError(f"{name} could not join: {why}", key="peers")
+    if advertise is not None:
+        split_address(advertise, key="advertise")
+    dialled = {peer.name for peer in model.peers if peer.advertise is not None}
+    if relay is not None and advertise is not None:
+        raise ConfigError(f"is of no use: {name} can be dialled, at {advertise}", key="--relay", value=relay)
+    if relay is not None and relay not in dialled:
+        problem = "is no peer that can be dialled"
+        raise ConfigError(problem, key="--relay", value=relay, valid=", ".join(sorted(dialled)))
+    return PeerAddress(name=name, advertise=advertise, relay=relay, admitted=True)
+
+
+def _refuse_taken_number(directory: Path, authority: CertificateAuthority, index: int) -> None:
+    """Two peers must never have one number, and a number that was given away may be in use anywhere."""
+    for other in _certificates(directory, authority):
+        if other.index == index:
+            raise ConfigError(
+                f"number {index} was given to {other.name!r}, whose folder peer-{index} is gone; put it back first",
+                file=str(directory),
+            )
+
+
+def _refuse_taken(folder: Path) -> None:
+    if (folder / "peer.toml").exists():
+        raise ConfigError("exists already, and belongs to another peer; move it away", file=str(folder))
+
+
+def _of_new_peer(model: Config, index: int, entry: PeerAddress) -> Config:
+    listen = ""
+    if entry.advertise is not None:
+        local = all((peer.advertise or "").startswith(_LOOPBACK) for peer in (*model.peers, entry))
+        listen = join_address("127.0.0.1" if local else "0.0.0.0", int(entry.advertise.rpartition(":")[2]))
+    own = model.peer.model_copy(update={"index": index, "listen": listen})
+    return model.model_copy(update={"peers": (*model.peers, entry), "peer": own})

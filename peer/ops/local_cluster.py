@@ -1,0 +1,445 @@
+"""`sotto up`: the processes of a whole run on this machine, started, watched and ended together.
+
+Each peer is `sotto run` on a configuration of its own, as it would be on a device of its own; nothing here takes part
+in training. What the live view shows is read from the metrics that the peers write anyway.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from peer.compress.payload import FloatArray
+from peer.config import Config, load
+from peer.config_writer import Host, write_cluster, write_resolved
+from peer.errors import DataError, DivergenceError, PeerUnreachable, RemoteError, SecurityError, SottoError, StateError
+from peer.ops import control
+from peer.ops.resize import Lineup, add_peers
+from peer.run_progress import PeerProgress, Progress
+from peer.run_setup import Job, refuse_errors, validate_config
+from peer.run_summary import consensus, describe_run, evaluation_record, finish_summary, train_single_process
+from peer.state.checkpoints import find_checkpoints, load_checkpoint
+from peer.state.metrics import EvaluationRecord, LinkRecord, MetricsStore, Summary
+from peer.train.local_step import Trainer
+from peer.train.threads import use_one_thread
+
+KEEP_MODELS_BYTES_MAX = 256 << 20
+"""The models of evaluations are kept, to measure the consensus distance, while all of them together are below this."""
+
+_STOP_S = 12.0
+"""After SIGTERM: how long a peer may take to finish its round before it is killed."""
+
+_POLL_S = 0.25
+
+_KINDS: Mapping[int, type[SottoError]] = {
+    kind.exit_code: kind for kind in (DataError, SecurityError, StateError, RemoteError)
+}
+
+
+def peer_environment() -> dict[str, str]:
+    """Return the environment of a peer process: what has to be set before Python starts."""
+    environment = dict(os.environ)
+    # One thread a process (bit identity, and N peers share the cores); keep freed memory instead of giving every
+    # large block back to the kernel and paying its page faults again in the next round.
+    defaults = {
+        "OMP_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+        "MALLOC_MMAP_THRESHOLD_": "1073741824",
+        "MALLOC_TRIM_THRESHOLD_": "4294967296",
+        "MALLOC_TOP_PAD_": "67108864",
+        "MALLOC_ARENA_MAX": "2",
+        "GRPC_VERBOSITY": "ERROR",
+        "PYTHONUNBUFFERED": "1",
+    }
+    for name, value in defaults.items():
+        environment.setdefault(name, value)
+    environment["SOTTO_PARENT"] = str(os.getpid())
+    return environment
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports of the loopback interface that nobody listens on now."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+class Cluster:
+    """The peer processes of one run."""
+
+    def __init__(
+        self,
+        config: Config,
+        base: Path,
+        *,
+        num_peers: int,
+        directory: Path,
+        hosts: Sequence[Host] | None = None,
+        launcher: Callable[[int], Sequence[str]] = lambda index: (),
+        lineup: Lineup | None = None,
+    ) -> None:
+        """Check the configuration and write everything the peers need below `directory`. Raises SottoError.
+
+        `hosts` says where the peers listen, by default on free ports of the loopback interface; `launcher(index)` is
+        put before the command of a peer, to start it in a network of its own. With a `lineup` the folder holds a run
+        that was stopped or broke off, which those peers go on with, and only what joining ones need is written;
+        `config` is that of one of its peers, `num_peers` how many the run began with.
+        """
+        use_one_thread()
+        self.directory = directory
+        refuse_errors(validate_config(config, base, num_peers))
+        self.job = Job.open(config, base, num_peers)
+        self.numbers = range(num_peers) if lineup is None else lineup.started
+        """Of the peers that run here; all else here goes by their position among these."""
+        self._leaving = set() if lineup is None else {*lineup.leaving}
+        self._leaves_at: dict[int, int] = {}
+        """Peer number → first round without it."""
+        self.trainer: Trainer = self.job.trainer(0)
+        evaluations = config.run.rounds // config.evaluation.every_rounds + 1 if config.evaluation.every_rounds else 1
+        keep = evaluations * num_peers * self.trainer.layout.size * 8 <= KEEP_MODELS_BYTES_MAX
+        self.config = config.model_copy(
+            update={"evaluation": config.evaluation.model_copy(update={"keep_models": keep})}
+        )
+        self._launcher = launcher
+        if lineup is not None:
+            ports = free_ports(len(lineup.joining))
+            add_peers(directory / "peers", lineup.joining, ports, signed=config.security.mode == "mtls")
+            self.peer_files = [directory / "peers" / f"peer-{number}" / "peer.toml" for number in self.numbers]
+        else:
+            hosts = hosts or [Host("127.0.0.1", port) for port in free_ports(num_peers)]
+            self.peer_files = write_cluster(directory / "peers", self.config, hosts, base=base)
+            write_resolved(self.config, directory / "config.toml")
+        self.num_peers = len(self.numbers)
+        self.state_folders = [file.parent / config.state.directory for file in self.peer_files]
+        self.names = [file.parent.name for file in self.peer_files]
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self._logs: list[IO[bytes]] = []
+        self._stores: list[MetricsStore | None] = [None] * len(self.numbers)
+        self._first_round: list[int | None] = [None] * len(self.numbers)
+        self._last_round = [-1] * len(self.numbers)
+        self._seen = [PeerProgress(name=name) for name in self.names]
+        self.central = MetricsStore(directory / "metrics.sqlite")
+        """Figures over all peers: the averaged model's accuracy, the consensus distance."""
+        self._evaluated: set[int] = set()
+        self.averaged_accuracy: float | None = None
+        self.consensus_distance: float | None = None
+
+    def start(self) -> None:
+        """Start every peer in a process of its own."""
+        for index in range(len(self.numbers)):
+            self.start_peer(index)
+
+    def start_peer(self, index: int) -> subprocess.Popen[bytes]:
+        """Start one peer, or start it again after it ended."""
+        file = self.peer_files[index]
+        log = open(file.parent / "log.txt", "ab")  # noqa: SIM115 - the process writes to it as long as it lives
+        process = subprocess.Popen(
+            [*self._launcher(index), sys.executable, "-m", "peer", "run", "--config", str(file)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=peer_environment(),
+            # A session of its own: Ctrl-C in the terminal comes here first, and the peers are told in order.
+            start_new_session=True,
+        )
+        log.close()
+        if index < len(self.processes):
+            self.processes[index] = process
+        else:
+            self.processes.append(process)
+        return process
+
+    def stop(self, *, grace_s: float = _STOP_S) -> None:
+        """Ask every peer that still runs to finish its round and save; kill those that do not in time."""
+        for process in self.processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + grace_s
+        for process in self.processes:
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def poll(self) -> list[PeerProgress]:
+        """Read what the peers have written since the last call; return where each of them is."""
+        for index in range(len(self.numbers)):
+            self._poll_peer(index)
+        self._evaluate_new_models()
+        return list(self._seen)
+
+    @property
+    def staying(self) -> list[int]:
+        """Positions of the peers that stay to the end."""
+        return [index for index, number in enumerate(self.numbers) if number not in self._leaving]
+
+    def let_go(self) -> None:
+        """Ask those who are to leave for it, as soon as they can be asked. Raises RemoteError if one must not leave."""
+        for number in sorted(self._leaving - self._leaves_at.keys()):
+            file = self.peer_files[self.numbers.index(number)]
+            config = load(file, environment={})
+            with contextlib.suppress(PeerUnreachable):
+                status = control.call(config, file.parent, None, "status")
+                coming = [each for each in status["coming_changes"] if each["name"] == status["name"]]
+                joins = any(each["kind"] == "JOIN" for each in coming)
+                if status["name"] not in status["members"] or joins:
+                    continue  # It has to join before it can leave.
+                if not coming:
+                    coming = [control.call(config, file.parent, None, "leave")]
+                self._leaves_at[number] = coming[0]["from"]
+
+    def failed(self) -> tuple[int, int] | None:
+        """Return (peer, exit code) of the first process that ended with an error."""
+        for index, process in enumerate(self.processes):
+            code = process.poll()
+            if code:
+                return index, code
+        return None
+
+    def finished(self) -> bool:
+        """Whether all processes have ended."""
+        return all(process.poll() is not None for process in self.processes)
+
+    def last_words(self, index: int) -> str:
+        """Return the last line that a peer logged, without what `sotto` puts in front of errors."""
+        lines = (self.peer_files[index].parent / "log.txt").read_text(errors="replace").strip().splitlines()
+        return lines[-1].removeprefix("sotto: error: ") if lines else "it logged nothing"
+
+    def failure(self) -> SottoError | None:
+        """Return what to tell of the first process that ended with an error, of the kind that its exit code names."""
+        failed = self.failed()
+        if failed is None:
+            return None
+        index, code = failed
+        words = self.last_words(index)
+        if code == DivergenceError.exit_code:
+            return DivergenceError(words)
+        if code < 0:
+            how = f"was killed by {signal.Signals(-code).name}; the last it said was"
+        else:
+            how = f"ended with code {code}"
+        text = f"{self.names[index]} {how}: {words} (see {self.peer_files[index].parent / 'log.txt'})"
+        return _KINDS.get(code, SottoError)(text)
+
+    def links(self) -> list[LinkRecord]:
+        """Return the totals of all links."""
+        return [record for store in self._stores if store is not None for record in store.links()]
+
+    def close(self) -> None:
+        """Close the metrics files, when the peers have ended."""
+        self.central.close()
+        for store, folder in zip(self._stores, self.state_folders, strict=True):
+            if store is not None:
+                store.close()
+                # The peers could not tidy up behind themselves while this process was reading.
+                MetricsStore(folder / "metrics.sqlite").close()
+
+    def final_states(self) -> list[tuple[FloatArray, float]]:
+        """Return (x, u) of the newest checkpoint of every peer that stays to the end."""
+        states = []
+        for index in self.staying:
+            folder = self.state_folders[index]
+            arrays = load_checkpoint(find_checkpoints(folder)[-1]).arrays
+            states.append((arrays["algorithm/x"], float(arrays["algorithm/u"][0])))
+        return states
+
+    def stores(self) -> list[MetricsStore]:
+        """Return all metrics files that exist."""
+        return [self.central] + [store for store in self._stores if store is not None]
+
+    def _poll_peer(self, index: int) -> None:
+        store = self._stores[index]
+        if store is None:
+            path = self.state_folders[index] / "metrics.sqlite"
+            if not path.exists():
+                return
+            store = self._stores[index] = MetricsStore(path, read_only=True)
+        seen = self._seen[index]
+        for record in store.rounds(after=self._last_round[index]):
+            if self._first_round[index] is None:
+                self._first_round[index] = record.round
+            self._last_round[index] = record.round
+            seen = dataclasses.replace(
+                seen,
+                round=record.round + 1,
+                loss=record.loss if record.loss is not None else seen.loss,
+                payload_bytes=seen.payload_bytes + record.payload_bytes,
+                frame_bytes=seen.frame_bytes + record.frame_bytes,
+                values=seen.values + record.values,
+            )
+        number, schedule = self.numbers[index], self.job.schedule
+        own = [r for r in store.evaluations() if r.peer == number and r.split == "test"]
+        links = store.links()
+        neighbors = {link.neighbor for link in links}
+        awaited = 0
+        if self._members_never_change:
+            neighbors = {*schedule.all_receivers(number), *schedule.all_senders(number)}
+            awaited = len(schedule.senders(max(0, seen.round), number))
+        running = index < len(self.processes) and self.processes[index].poll() is None
+        sockets = [link.socket_bytes for link in links]
+        self._seen[index] = dataclasses.replace(
+            seen,
+            accuracy=own[-1].accuracy if own else seen.accuracy,
+            socket_bytes=sum(size or 0 for size in sockets) if sockets and None not in sockets else None,
+            neighbors=len(neighbors),
+            neighbors_up=sum(link.up for link in links),
+            heard=0,
+            awaited=awaited,
+            state=("finished" if seen.round >= self.config.run.rounds else "training" if running else "stopped"),
+        )
+
+    def _evaluate_new_models(self) -> None:
+        """Measure consensus distance and averaged model wherever all peers have left theirs."""
+        folders = [folder / "models" for folder in self.state_folders]
+        if not folders[0].is_dir():
+            return
+        rounds = {int(path.stem) for path in folders[0].glob("[0-9]*.npy")} - self._evaluated
+        for done in sorted(rounds):
+            members = self._members_after(done)
+            if members is None:
+                return
+            paths = [folders[index] / f"{done}.npy" for index in members]
+            if not all(path.exists() for path in paths):
+                return
+            stacked = [np.load(path, allow_pickle=False) for path in paths]
+            self._evaluated.add(done)
+            self.evaluate(done, [(vector[:-1].astype(np.float32), float(vector[-1])) for vector in stacked])
+            for path in paths:
+                path.unlink()
+
+    @property
+    def _members_never_change(self) -> bool:
+        return tuple(self.numbers) == self.job.first_members and not self._leaving
+
+    def _members_after(self, done: int) -> list[int] | None:
+        """Return the positions of those who are members after `done` rounds; None while that is not known."""
+        members = []
+        for index, number in enumerate(self.numbers):
+            leaves_at = self._leaves_at.get(number)
+            if number in self._leaving and leaves_at is None:
+                return None
+            first = 0 if number in self.job.first_members else self._first_round[index]
+            if first is None:
+                if self.processes[index].poll() is None:
+                    return None
+                continue  # It ended before it had joined.
+            # The round in which a peer joins is that before its first as a member.
+            joined = done >= first + (number not in self.job.first_members)
+            if joined and (leaves_at is None or done < leaves_at):
+                members.append(index)
+        return members
+
+    def evaluate(self, done: int, states: list[tuple[FloatArray, float]]) -> EvaluationRecord:
+        """Record consensus distance and accuracy of the averaged model after `done` rounds."""
+        record = consensus(done, [x / np.float32(u) for x, u in states])
+        averaged = evaluation_record(-1, done, "test", self.trainer.evaluate(average(states), averaged=True))
+        self.central.put(record, averaged)
+        self.central.flush()
+        self.averaged_accuracy, self.consensus_distance = averaged.accuracy, record.consensus_distance
+        return averaged
+
+
+def average(states: list[tuple[FloatArray, float]]) -> FloatArray:
+    """Return the averaged model Σ x_i / Σ u_i, float32[n]."""
+    total = np.zeros(states[0][0].shape, dtype=np.float64)
+    for x, _ in states:
+        total += x
+    return (total / sum(u for _, u in states)).astype(np.float32)
+
+
+def up(
+    config: Config,
+    base: Path,
+    *,
+    num_peers: int,
+    directory: Path,
+    on_progress: Callable[[Progress], None] | None = None,
+    stop: threading.Event | None = None,
+    baseline: bool = True,
+    lineup: Lineup | None = None,
+) -> Summary:
+    """Run all peers of a job on this machine to the end; return what it came to.
+
+    Everything lands in `directory`, which exists and is empty, unless there is a `lineup` (see `Cluster`):
+    configuration, peers with their states and logs, metrics, the averaged model, the summary. When `stop` is set the
+    peers finish their round, save and end. Raises SottoError if a peer fails; no process outlives this call.
+    """
+    started = time.monotonic()
+    stop = stop or threading.Event()
+    cluster = Cluster(config, base, num_peers=num_peers, directory=directory, lineup=lineup)
+
+    def show(phase: str, peers: list[PeerProgress]) -> None:
+        if on_progress is not None:
+            on_progress(
+                Progress(
+                    phase=phase,
+                    rounds=config.run.rounds,
+                    elapsed_s=time.monotonic() - started,
+                    peers=tuple(peers),
+                    averaged_accuracy=cluster.averaged_accuracy,
+                    consensus_distance=cluster.consensus_distance,
+                )
+            )
+
+    summary = describe_run(cluster.config, cluster.job, cluster.trainer.layout)
+    summary.peer_names = [f"peer-{number}" for number in range(cluster.numbers[-1] + 1)]
+    if lineup is not None:
+        summary.members = [cluster.numbers[index] for index in cluster.staying]
+        summary.num_peers = len(summary.members)
+    ended: str = "completed"
+    failure: SottoError | None = None
+    try:
+        cluster.start()
+        while not cluster.finished():
+            if stop.is_set():
+                ended = "stopped"
+                break
+            failure = cluster.failure()
+            if failure is not None:
+                break
+            try:
+                cluster.let_go()
+            except RemoteError as error:
+                failure = error
+                break
+            peers = cluster.poll()
+            show("starting peers" if all(peer.round == 0 for peer in peers) else "training", peers)
+            stop.wait(_POLL_S)
+        failure = failure or cluster.failure()
+        if failure is not None:
+            ended = f"{'diverged' if isinstance(failure, DivergenceError) else 'failed'}: {failure}"
+    finally:
+        cluster.stop()
+    try:
+        show("collecting results", cluster.poll())
+        if ended == "completed":
+            cluster.evaluate(config.run.rounds, cluster.final_states())
+            averaged = average(cluster.final_states())
+            cluster.trainer.save_model(averaged, directory / "model.safetensors", averaged=True)
+        summary.ended, summary.seconds = ended, time.monotonic() - started
+        finish_summary(summary, cluster.stores(), config, cluster.job, baseline=False)
+        if ended == "completed" and baseline:
+            show("one process on all data", cluster.poll())
+            summary.single_process_accuracy = train_single_process(config, cluster.job)
+        summary.save(directory / "summary.json")
+    finally:
+        cluster.close()
+    if failure is not None:
+        raise failure
+    return summary

@@ -1,0 +1,130 @@
+"""What a run came to: from the metrics of its peers to the one table at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from peer import __version__
+from peer.compress.layout import Layout
+from peer.compress.payload import FloatArray
+from peer.config import Config
+from peer.gossip.error_feedback import final_rounds_for
+from peer.run_setup import Job, describe_compressor, machine_facts
+from peer.state.metrics import ConsensusRecord, EvaluationRecord, MetricsStore, Summary
+from peer.train.baseline import single_process
+from peer.train.local_step import Evaluation
+from peer.train.precision import precision_of
+
+
+def describe_run(config: Config, job: Job, layout: Layout) -> Summary:
+    """Return a summary with what is known before the first round."""
+    names = [peer.name for peer in config.peers] or [f"peer-{index}" for index in range(job.num_peers)]
+    return Summary(
+        name=config.run.name,
+        algorithm=config.algorithm.name,
+        compressor=describe_compressor(job.compressor) if job.spec.compresses else "none (full precision)",
+        graph=job.schedule.name,
+        precision=precision_of(job.task, config.training),
+        num_peers=job.num_peers,
+        rounds=config.run.rounds,
+        seed=config.run.seed,
+        parameters=layout.size,
+        seconds=0.0,
+        peer_names=names,
+        version=__version__,
+        machine=machine_facts(),
+    )
+
+
+def evaluation_record(peer: int, done: int, split: str, found: Evaluation) -> EvaluationRecord:
+    """Return the record of an evaluation after `done` rounds."""
+    return EvaluationRecord(
+        peer=peer,
+        round=done,
+        split=split,
+        correct=tuple(int(n) for n in found.correct),
+        total=tuple(int(n) for n in found.total),
+        loss=found.loss,
+    )
+
+
+def consensus(done: int, models: Sequence[FloatArray]) -> ConsensusRecord:
+    """Return the consensus distance (1/n) Σ ‖z_i − z̄‖₂ of the models after `done` rounds."""
+    mean = np.zeros(models[0].shape, dtype=np.float64)
+    for z in models:
+        mean += z
+    mean /= len(models)
+    distance = sum(float(np.linalg.norm(z - mean)) for z in models) / len(models)
+    return ConsensusRecord(round=done, consensus_distance=distance, model_norm=float(np.linalg.norm(mean)))
+
+
+def finish_summary(
+    summary: Summary, stores: Sequence[MetricsStore], config: Config, job: Job, *, baseline: bool
+) -> None:
+    """Fill in what the metrics say, and the accuracy of one process trained on all data if wanted. Where
+    `summary.members` names somebody, the accuracies are theirs alone."""
+    rounds = [record for store in stores for record in store.rounds()]
+    evaluations = [record for store in stores for record in store.evaluations() if record.split == "test"]
+    links = [record for store in stores for record in store.links()]
+    distances = [record for store in stores for record in store.consensus()]
+    summary.payload_bytes = sum(record.payload_bytes for record in rounds)
+    summary.frame_bytes = sum(record.frame_bytes for record in rounds)
+    summary.protobuf_bytes = sum(link.protobuf_bytes for link in links)
+    sockets = [link.socket_bytes for link in links]
+    packets = [link.packet_bytes for link in links]
+    summary.socket_bytes = None if not links or None in sockets else sum(size or 0 for size in sockets)
+    summary.packet_bytes = None if not links or None in packets else sum(size or 0 for size in packets)
+    values = sum(record.values for record in rounds)
+    summary.full_precision_payload_bytes = 4 * values
+    summary.bits_per_parameter = 8 * summary.payload_bytes / max(1, values)
+    sampled = [record for record in rounds if record.entropy_bits]
+    if sampled:
+        bits, described = sum(r.entropy_bits for r in sampled), sum(r.values for r in sampled)
+        summary.entropy_bits_per_parameter = bits / described
+    last_of_peer = {record.peer: record for record in rounds}
+    summary.repairs = sum(record.repairs for record in last_of_peer.values())
+    summary.exchanges = sum(record.exchanges for record in rounds) // 2
+    stale = [record.staleness for record in rounds if record.staleness is not None]
+    if stale:
+        summary.staleness, summary.most_staleness = sum(stale) / len(stale), max(stale)
+    summary.reconnects = sum(link.reconnects for link in links)
+    completed = max((record.round + 1 for record in last_of_peer.values()), default=0)
+    summary.seconds_per_round = max((r.time_s for r in last_of_peer.values()), default=0.0) / max(1, completed)
+    newest = {record.peer: record for record in sorted(evaluations, key=lambda record: record.round)}
+    own = [newest[peer] for peer in sorted(newest) if peer >= 0 and peer in (summary.members or newest)]
+    summary.peer_accuracy = [record.accuracy for record in own]
+    if -1 in newest:
+        summary.averaged_accuracy = newest[-1].accuracy
+    if own:
+        worst = min(own, key=lambda record: record.accuracy)
+        summary.class_accuracy = [c / n if n else 0.0 for c, n in zip(worst.correct, worst.total, strict=True)]
+    kept = {r.peer: r for store in stores for r in store.evaluations() if r.split == "holdout"}
+    summary.holdout_accuracy = [kept[peer].accuracy for peer in sorted(kept)]
+    if distances:
+        last = max(distances, key=lambda record: record.round)
+        summary.consensus_distance = last.consensus_distance
+        contraction = 1.0 - job.schedule.spectral_gap
+        if last.model_norm > 0.0 and 0.0 <= contraction < 1.0:
+            summary.rounds_to_consensus = final_rounds_for(last.consensus_distance, contraction, 1e-3 * last.model_norm)
+    if baseline:
+        summary.single_process_accuracy = train_single_process(config, job)
+
+
+def train_single_process(config: Config, job: Job) -> float:
+    """Return the accuracy of one process that trains on all data with the same schedule.
+
+    Its batch is that of all peers together, so that it sees as many samples as the whole run; it computes in full
+    precision, so that the comparison shows what 8 bits cost as well.
+    """
+    baseline = single_process(
+        job.task,
+        config.training.model_copy(update={"precision": "float32"}),
+        rounds=config.run.rounds,
+        seed=config.run.seed,
+        batch_size=config.training.batch_size * job.num_peers,
+        device=config.peer.device,
+        base=job.base,
+    )
+    return baseline.evaluation.accuracy

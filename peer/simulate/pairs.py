@@ -1,0 +1,101 @@
+"""Runs without rounds on the virtual clock: the same pair nodes as in real processes, each at its own pace.
+
+A peer's gradient takes its step time; requests, replies and refusals take what the links take; averaging takes no time.
+The outcome depends on nothing but the configuration and these times. Where peers are compared "after round r", each is
+taken after its own r-th step, whenever that was; the last evaluation is of what is left when nothing is on its way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from peer.config import Config
+from peer.errors import ConfigError
+from peer.node.pair_participant import PairParticipant, PairTurn
+from peer.node.participant import LocalSteps
+from peer.simulate.network import LinkModel
+from peer.simulate.virtual_run import Arrival, Event, StepDone, Timer, VirtualRun
+from peer.state.metrics import MetricsStore, RoundRecord
+
+
+class AsynchronousSimulator(VirtualRun[PairParticipant]):
+    """One simulated run of a pairwise algorithm."""
+
+    def __init__(
+        self,
+        config: Config,
+        base: Path,
+        *,
+        num_peers: int,
+        metrics: MetricsStore | None = None,
+        links: LinkModel | None = None,
+        step_s: float = 0.0,
+        slow: Mapping[int, float] | None = None,
+        stacked: bool = False,
+        after_round: Callable[[PairParticipant, RoundRecord], None] | None = None,
+    ) -> None:
+        """See `VirtualRun`. Raises ConfigError for `stacked`: peers that go together have rounds."""
+        if stacked:
+            raise ConfigError(
+                f"{config.algorithm.name} has no rounds, so that its peers cannot be trained as one batch",
+                key="--stacked",
+            )
+        super().__init__(
+            config, base, num_peers=num_peers, metrics=metrics, links=links, step_s=step_s, slow=slow,
+            after_round=after_round,
+        )  # fmt: skip
+        self._waiting_since: dict[int, float] = {}
+        """Peers that have yet to begin their next step, and since when they could: only an open exchange keeps them."""
+
+    def _make_participant(self, peer: int, steps: LocalSteps) -> PairParticipant:
+        return self.job.pair_participant(peer, steps, self.trainer.layout, self._x0)
+
+    def _start(self) -> None:
+        # Spread over one step: in lockstep, as real devices never are, all requests would cross each other for ever.
+        for peer in range(self.num_peers):
+            self._waiting_since[peer] = self._step_s[peer] * peer / self.num_peers
+            self._agenda.add(self._waiting_since[peer], Timer(peer))
+
+    def _handle(self, event: Event) -> None:
+        if isinstance(event, StepDone):
+            participant = self.participants[event.peer]
+            participant.compute()
+            turn = participant.step(self.now)
+            participant.take_events()
+        elif isinstance(event, Arrival):
+            participant = self.participants[event.receiver]
+            turn = participant.receive(event.sender, event.frame, self.now)
+        else:
+            participant = self.participants[event.peer]
+            turn = participant.timer(self.now)
+        self._perform(participant, turn)
+        if turn.finished is not None:
+            self._finish_round(participant, turn.finished)
+        if self.now >= self._waiting_since.get(participant.peer, math.inf) and participant.can_read:
+            self._begin(participant, self.now - self._waiting_since.pop(participant.peer))
+
+    def _ready_for_step(self, peer: int, now: float) -> None:
+        self._waiting_since[peer] = now
+
+    def _begin(self, participant: PairParticipant, waited_s: float) -> None:
+        """Begin a step."""
+        self._perform(participant, participant.read(waited_s))
+        self._agenda.add(self.now + self._step_s[participant.peer], StepDone(participant.peer))
+
+    def _perform(self, participant: PairParticipant, turn: PairTurn) -> None:
+        self._deliver(participant.peer, turn.parcels)
+        if participant.wake_at is not None and participant.wake_at > self.now:
+            self._agenda.add(participant.wake_at, Timer(participant.peer))
+
+    def _is_evaluated(self, done: int) -> bool:
+        return done < self.config.run.rounds and super()._is_evaluated(done)
+
+    def _finish(self) -> None:
+        for participant in self.participants:
+            record = participant.closing_record()
+            if record is not None and self._metrics is not None:
+                self._metrics.put(record)
+        states = [(participant.algorithm.x, participant.algorithm.u) for participant in self.participants]
+        self._evaluate(self.config.run.rounds, states)

@@ -1,0 +1,240 @@
+"""What a peer keeps on disk: checkpoints, and the lock on its state folder.
+
+A checkpoint is one safetensors file: arrays by name, and one JSON text under the key "state" of its metadata, with a
+checksum over the whole file. It is written beside, synced and renamed, so that a crash at any instant leaves the
+previous one whole. Checkpoints are taken between rounds only; what happens between two of them is in the journal
+(`peer.state.journal`).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from peer.errors import StateError
+from peer.state import disk as disks
+from peer.state.disk import Buffer, Disk, RealDisk
+from peer.state.journal import cannot_be_written
+
+FORMAT = 2
+"""Raised when an old file would be misunderstood; the changelog says what an old file means."""
+
+_OLDEST = 1
+"""Without checksum, and without the frames that wait for a later round: their senders kept them."""
+
+_TYPES = {
+    **{f"float{bits}": f"F{bits}" for bits in (16, 32, 64)},
+    **{f"int{bits}": f"I{bits}" for bits in (8, 16, 32, 64)},
+    **{f"uint{bits}": f"U{bits}" for bits in (8, 16, 32, 64)},
+    "bool": "BOOL",
+}
+"""numpy's names of number types, and those of safetensors."""
+
+_NUMPY = {theirs: np.dtype(ours) for ours, theirs in _TYPES.items()}
+
+_PREFIX, _SUFFIX = "checkpoint-", ".safetensors"
+_PATTERN = f"{_PREFIX}*{_SUFFIX}"
+
+_DAMAGED = "damaged"
+"""What a checkpoint that cannot be read is renamed to, for whoever wants to look at it."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The state of a peer between two rounds."""
+
+    round: int
+    """Rounds completed."""
+    state: Mapping[str, Any]
+    """JSON values."""
+    arrays: Mapping[str, npt.NDArray[Any]]
+
+
+class Checkpoints:
+    """The checkpoints on one disk."""
+
+    def __init__(self, disk: Disk, *, keep: int = 2, regular: int = 0) -> None:
+        """Keep the newest `keep`, and as many of rounds that are multiples of `regular` (0: of those no others): peers
+        that are to be put back, or exported, together need one of the same round."""
+        self._disk, self._keep, self._regular = disk, keep, regular
+
+    def rounds(self) -> list[int]:
+        """Return the rounds of all checkpoints, oldest first."""
+        return sorted(round_ for name in self._disk.names() if (round_ := _round_of(name)) is not None)
+
+    def save(self, checkpoint: Checkpoint) -> str:
+        """Write a checkpoint durably, then delete those that are no longer kept; return its name. Raises StateError."""
+        name = checkpoint_name(checkpoint.round)
+        try:
+            disks.replace(self._disk, name, _file(checkpoint))
+            for round_ in set(self.rounds()) - set(self._kept()):
+                self._disk.unlink(checkpoint_name(round_))
+        except OSError as error:
+            raise cannot_be_written(name, error) from None
+        return name
+
+    def load(self, round_: int) -> Checkpoint:
+        """Return a checkpoint. Raises StateError if the file is damaged or of another format."""
+        name = checkpoint_name(round_)
+        try:
+            data = self._disk.read(name)
+        except OSError as error:
+            raise StateError(f"{name}: cannot be read as a checkpoint: {error.strerror}") from None
+        return parse_checkpoint(data, name)
+
+    def newest(self) -> Checkpoint | None:
+        """Return the newest checkpoint, or None if there is none. Raises StateError if it is damaged."""
+        rounds = self.rounds()
+        return self.load(rounds[-1]) if rounds else None
+
+    def set_aside(self, round_: int) -> None:
+        """Take a damaged checkpoint out of the way."""
+        try:
+            self._disk.rename(checkpoint_name(round_), _DAMAGED + _SUFFIX)
+        except OSError as error:
+            raise cannot_be_written(checkpoint_name(round_), error) from None
+
+    def go_back(self, round_: int) -> int:
+        """Delete the checkpoints above `round_`; return the round of the newest that is left (0: the start).
+
+        Of that one, what had come for later rounds is forgotten: whoever sent it goes back too and sends it anew.
+        """
+        rounds = self.rounds()
+        for newer in [each for each in rounds if each > round_]:
+            self._disk.unlink(checkpoint_name(newer))
+        kept = [each for each in rounds if each <= round_]
+        if not kept:
+            return 0
+        checkpoint = self.load(kept[-1])
+        if checkpoint.state.get("inbox"):
+            self.save(replace(checkpoint, state={**checkpoint.state, "inbox": []}))
+        return kept[-1]
+
+    def _kept(self) -> list[int]:
+        rounds = self.rounds()
+        regular = [round_ for round_ in rounds if self._regular and round_ % self._regular == 0]
+        return sorted({*rounds[-self._keep :], *regular[-self._keep :]})
+
+
+class StateFolder:
+    """The state folder of one peer, locked against a second process."""
+
+    def __init__(self, directory: Path, *, keep: int = 2, regular: int = 0) -> None:
+        """Create and lock the folder; `keep` and `regular` are those of `Checkpoints`. Raises StateError if that
+        fails."""
+        self.directory = directory
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            self._lock = open(directory / "lock", "w")  # noqa: SIM115 - held open for as long as the lock
+        except OSError as error:
+            raise StateError(f"{directory}: cannot be used as state folder: {error.strerror}") from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._lock.close()
+            raise StateError(f"{directory}: in use by another peer process; stop that one first") from None
+        self.disk = RealDisk(directory)
+        self.checkpoints = Checkpoints(self.disk, keep=keep, regular=regular)
+
+    def close(self) -> None:
+        """Release the lock."""
+        self._lock.close()
+
+
+def checkpoint_name(round_: int) -> str:
+    """Return the file name of the checkpoint after so many rounds."""
+    return f"{_PREFIX}{round_:08d}{_SUFFIX}"
+
+
+def find_checkpoints(directory: Path) -> list[Path]:
+    """Return the checkpoints of a folder, oldest first."""
+    return sorted(directory.glob(_PATTERN), key=lambda path: _round_of(path.name) or 0)
+
+
+def load_checkpoint(path: Path) -> Checkpoint:
+    """Return a checkpoint. Raises StateError if the file is damaged or of another format."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise StateError(f"{path}: cannot be read as a checkpoint: {error.strerror}") from None
+    return parse_checkpoint(data, str(path))
+
+
+def parse_checkpoint(data: bytes, name: str) -> Checkpoint:
+    """Return the checkpoint that a file holds; its arrays have memory of their own. Raises StateError."""
+    try:
+        if len(data) < 8 or (start := 8 + int.from_bytes(data[:8], "little")) > len(data):
+            raise ValueError("it is cut off")
+        header = json.loads(data[8:start])
+        metadata = header.pop("__metadata__", {})
+        format_ = int(metadata.get("format", 0))
+        if not _OLDEST <= format_ <= FORMAT:
+            raise StateError(f"{name}: has format {format_}, this version reads {_OLDEST} to {FORMAT}")
+        body, arrays, end = memoryview(data)[start:], {}, 0
+        if format_ >= 2 and metadata.pop("checksum") != _checksum({"__metadata__": metadata, **header}, [body]):
+            raise ValueError("its checksum does not match")
+        for item, entry in header.items():
+            first, last = entry["data_offsets"]
+            if first != end or not first <= last <= len(body):
+                raise ValueError("its arrays do not follow each other")
+            # Copied into memory of our own: in the file an array starts at any multiple of its item size.
+            values = np.frombuffer(body[first:last], _NUMPY[entry["dtype"]].newbyteorder("<"))
+            arrays[item] = values.reshape(entry["shape"]).astype(_NUMPY[entry["dtype"]], copy=True)
+            end = last
+        if end != len(body):
+            raise ValueError("it is cut off" if end > len(body) else "something follows its arrays")
+        return Checkpoint(int(metadata["round"]), json.loads(metadata["state"]), arrays)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise StateError(f"{name}: cannot be read as a checkpoint: {error}") from None
+
+
+def _file(checkpoint: Checkpoint) -> Iterator[Buffer]:
+    """Return the pieces of a safetensors file: its header, then the memory of each array itself, never a copy.
+
+    The library joins everything to one piece first, which takes twice the state's memory.
+    """
+    arrays = checkpoint.arrays
+    # Wide numbers first: the library reads only files whose arrays start at multiples of their item size.
+    order = sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name))
+    metadata = {"state": json.dumps(checkpoint.state), "round": str(checkpoint.round), "format": str(FORMAT)}
+    header: dict[str, object] = {"__metadata__": metadata}
+    end = 0
+    for name in order:
+        start, end = end, end + arrays[name].nbytes
+        header[name] = {
+            "dtype": _TYPES[arrays[name].dtype.name],
+            "shape": arrays[name].shape,
+            "data_offsets": (start, end),
+        }
+    metadata["checksum"] = _checksum(header, (_bytes_of(arrays[name]) for name in order))
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little") + text
+    for name in order:
+        yield _bytes_of(arrays[name])
+
+
+def _bytes_of(array: npt.NDArray[Any]) -> memoryview:
+    return np.ascontiguousarray(array, array.dtype.newbyteorder("<")).reshape(-1).view(np.uint8).data
+
+
+def _checksum(header: Mapping[str, Any], parts: Iterable[Buffer]) -> str:
+    """Return XXH3-64 over the header (without the checksum itself) and all arrays, in hex."""
+    checksum = xxhash.xxh3_64(json.dumps(header).encode())
+    for part in parts:
+        checksum.update(part)
+    return checksum.hexdigest()
+
+
+def _round_of(name: str) -> int | None:
+    digits = name.removeprefix(_PREFIX).removesuffix(_SUFFIX)
+    matches = name.startswith(_PREFIX) and name.endswith(_SUFFIX) and digits.isdecimal()
+    return int(digits) if matches else None

@@ -1,0 +1,404 @@
+"""The journal of a peer: what happened since a checkpoint, in the order in which it was applied.
+
+Replaying it from that checkpoint leads to where the peer was, bit for bit: its records are the inputs of the
+participant (a round begun, a frame received, a timer that made a difference, each with the time that it was given) and,
+to check the replay by and to send again, the peer's own frames with a digest of the state that they came from. A run
+without rounds has records of one kind of its own: the calls on its participant.
+
+A plain file rather than SQLite: there is one writer, nobody asks for anything but all of it in order, and a record has
+to be in the hands of the kernel before a frame leaves. That is one `write` of the frame's own bytes here; a SQLite
+transaction in WAL mode writes whole pages twice, takes locks, and cannot be cut into single operations by a test that
+stops the process at each of them (`peer.state.disk`).
+
+    file    := "SOTTOJNL" u16 version, u32 length, header: JSON, u64 checksum of all that
+    record  := u32 length of body, u8 kind, body, u64 checksum
+
+Numbers are little-endian. A checksum is XXH3-64 seeded with the one before it, so that a record is whole only where
+everything in front of it is. A file ends at its last whole record; what follows it was being written when the process
+ended, or is damaged, and is cut off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import json
+import struct
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import xxhash
+
+from peer.errors import StateError
+from peer.state.disk import Buffer, Disk, Handle, replace
+
+VERSION = 3
+"""Version 2 has records of kinds 6 and 7, version 3 those of kind 8, and names in those of kind 2 who was left out;
+journals of older versions are read and gone on with."""
+
+_MAGIC = b"SOTTOJNL"
+_FILE = struct.Struct("<8sHI")
+_HEAD = struct.Struct("<IB")
+_SUM = struct.Struct("<Q")
+_RECEIVED = struct.Struct("<dIQ")
+_BEGUN = struct.Struct("<dQi")
+_TIMER = struct.Struct("<d")
+_SENT = struct.Struct("<QQI")
+_ENTRY = struct.Struct("<IQII")
+_RECEIPT = struct.Struct("<IQ")
+_CALLED = struct.Struct("<BdIQI")
+
+
+class Kind(enum.IntEnum):
+    """What a record is."""
+
+    RECEIVED = 1
+    BEGUN = 2
+    TIMER = 3
+    SENT = 4
+    RECEIPT = 5
+    ANNOUNCED = 6
+    LOST = 7
+    CALLED = 8
+
+
+@dataclass(frozen=True)
+class Received:
+    """A frame of a neighbour was taken."""
+
+    now: float
+    peer: int
+    seq: int
+    """0: outside the sequence."""
+    frame: bytes
+
+
+@dataclass(frozen=True)
+class Begun:
+    """The local step of a round was done and its exchange began."""
+
+    now: float
+    round: int
+    variant: int | None = None
+    """Which variant of the compressor a bandwidth budget chose; None without one."""
+    left_out: tuple[int, ...] = ()
+    """Receivers that could not be reached and got no weight, ascending."""
+
+
+@dataclass(frozen=True)
+class TimedOut:
+    """The timer was due, and the round went on without late neighbours."""
+
+    now: float
+
+
+@dataclass(frozen=True)
+class Sent:
+    """The own numbered frames that came of the record before, possibly none."""
+
+    round: int
+    digest: int
+    """Of the state right after (`DurablePeer`)."""
+    frames: tuple[tuple[int, int, bytes], ...]
+    """(receiver, number, frame). Equal frames are stored once."""
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """A neighbour has our frames up to a number for good."""
+
+    peer: int
+    upto: int
+
+
+@dataclass(frozen=True)
+class Announced:
+    """This peer announced a change of the members, at the wish of its operator or of a peer that joins."""
+
+    now: float
+    frame: bytes
+    """As it goes to the neighbours (`notice`)."""
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A peer that is lost is not waited for any more."""
+
+    now: float
+    peer: int
+    upto: int
+    """It had our frames up to this number for good."""
+
+
+class Call(enum.IntEnum):
+    """What was called of a participant without rounds (`PairParticipant`)."""
+
+    READ = 1
+    STEP = 2
+    RECEIVE = 3
+    TIMER = 4
+    HUNG_UP = 5
+    ABANDON = 6
+    SKIP = 7
+    """Exchange numbers were left out after a restart."""
+
+
+@dataclass(frozen=True)
+class Called:
+    """A call on the participant of a run without rounds."""
+
+    call: Call
+    now: float
+    peer: int
+    """The neighbour in question; 0 where there is none."""
+    digest: int
+    """Of the model right after it (`DurablePair`)."""
+    reachable: tuple[int, ...]
+    """The neighbours that could be asked for an exchange then, ascending."""
+    frame: bytes = b""
+    """What was received."""
+
+
+Record: TypeAlias = Received | Begun | TimedOut | Sent | Receipt | Announced | Lost | Called
+
+
+@dataclass(frozen=True)
+class JournalContent:
+    """What a journal file holds."""
+
+    header: Mapping[str, Any]
+    records: tuple[Record, ...]
+    whole_bytes: int
+    """Where the last whole record ends."""
+    checksum: int
+    """Of that record, which the next one continues."""
+    problem: str | None
+    """What is wrong with the bytes after that; None where there are none."""
+
+
+class Journal:
+    """A journal that is being written. `append` is for one thread; `sync` may be called from another."""
+
+    def __init__(self, name: str, handle: Handle, last_sum: int) -> None:
+        self.name = name
+        self._handle, self._sum = handle, last_sum
+        self._closing = threading.Lock()
+        self._closed = False
+        self._problem: str | None = None
+
+    @classmethod
+    def create(cls, disk: Disk, name: str, header: Mapping[str, Any]) -> Journal:
+        """Begin a new journal, whole and synced from its first instant. Raises StateError."""
+        text = json.dumps(header).encode()
+        start = _FILE.pack(_MAGIC, VERSION, len(text)) + text
+        checksum = xxhash.xxh3_64_intdigest(start)
+        try:
+            replace(disk, name, [start + _SUM.pack(checksum)])
+            return cls(name, disk.open(name), checksum)
+        except OSError as error:
+            raise cannot_be_written(name, error) from None
+
+    @classmethod
+    def go_on(cls, disk: Disk, name: str, content: JournalContent) -> Journal:
+        """Go on writing a journal that was read; what comes after its last whole record is cut off."""
+        try:
+            # The process that created it may have ended before its name was there for good.
+            disk.sync_folder()
+            if disk.size(name) > content.whole_bytes:
+                disk.truncate(name, content.whole_bytes)
+            return cls(name, disk.open(name), content.checksum)
+        except OSError as error:
+            raise cannot_be_written(name, error) from None
+
+    @property
+    def size(self) -> int:
+        """Bytes written so far."""
+        return self._handle.size
+
+    def append(self, *records: Record) -> None:
+        """Write records with one call of the operating system. Raises StateError if the disk refuses: nothing can be
+        added after that, since half a record may be there."""
+        if self._problem is not None:
+            raise StateError(self._problem)
+        parts: list[Buffer] = []
+        for record in records:
+            body = _encode(record)
+            head = _HEAD.pack(sum(map(len, body)), _kind(record))
+            checksum = xxhash.xxh3_64(head, seed=self._sum)
+            for part in body:
+                checksum.update(part)
+            self._sum = checksum.intdigest()
+            parts += [head, *body, _SUM.pack(self._sum)]
+        try:
+            self._handle.append(parts)
+        except OSError as error:
+            failure = cannot_be_written(self.name, error)
+            self._problem = str(failure)
+            raise failure from None
+
+    def sync(self) -> None:
+        """Make what was appended survive a power cut; of a closed journal nothing is left to do. Raises StateError."""
+        with self._closing:
+            if self._closed:
+                return
+            try:
+                self._handle.sync()
+            except OSError as error:
+                # The kernel may have dropped the pages by now; only a restart knows what is really there.
+                failure = cannot_be_written(self.name, error)
+                self._problem = str(failure)
+                raise failure from None
+
+    def close(self) -> None:
+        """Close the file, after a `sync` that may be under way. Whoever needs what is in it syncs first."""
+        with self._closing, contextlib.suppress(OSError):
+            self._closed = True
+            self._handle.close()
+
+
+def cannot_be_written(name: str, error: OSError) -> StateError:
+    """Return the error for a disk that refuses."""
+    return StateError(
+        f"{name}: cannot be written: {error.strerror}; what was saved is whole: make room or mend the disk, "
+        "and start the peer again"
+    )
+
+
+def read_journal(disk: Disk, name: str) -> JournalContent:
+    """Return what a journal holds up to its last whole record.
+
+    Raises StateError if not even its beginning can be read, or if a newer version wrote it.
+    """
+    try:
+        data = memoryview(disk.read(name))
+    except OSError as error:
+        raise StateError(f"{name}: cannot be read: {error.strerror}") from None
+    header, at, checksum = _read_header(name, data)
+    records: list[Record] = []
+    problem = None
+    while at < len(data):
+        try:
+            record, end, checksum = _read_record(data, at, checksum)
+        except ValueError as error:
+            problem = f"{error} at byte {at} of {len(data)}"
+            break
+        records.append(record)
+        at = end
+    return JournalContent(header, tuple(records), at, checksum, problem)
+
+
+def _read_header(name: str, data: memoryview) -> tuple[Mapping[str, Any], int, int]:
+    try:
+        magic, version, length = _FILE.unpack_from(data)
+        end = _FILE.size + length
+        if magic != _MAGIC or _SUM.unpack_from(data, end)[0] != xxhash.xxh3_64_intdigest(data[:end]):
+            raise ValueError
+    except (struct.error, ValueError):
+        raise StateError(f"{name}: is damaged from its beginning on, or no journal") from None
+    if not 1 <= version <= VERSION:
+        raise StateError(f"{name}: has version {version}, this program reads 1 to {VERSION}")
+    header = json.loads(bytes(data[_FILE.size : end]))
+    return header, end + _SUM.size, _SUM.unpack_from(data, end)[0]
+
+
+def _read_record(data: memoryview, at: int, checksum: int) -> tuple[Record, int, int]:
+    """Return the record at a position, where it ends and its checksum. Raises ValueError if it is not whole."""
+    start = at + _HEAD.size
+    if start > len(data):
+        raise ValueError("a record is cut off")
+    length, kind = _HEAD.unpack_from(data, at)
+    end = start + length
+    if end + _SUM.size > len(data):
+        raise ValueError("a record is cut off")
+    found = xxhash.xxh3_64_intdigest(data[at:end], seed=checksum)
+    if found != _SUM.unpack_from(data, end)[0]:
+        raise ValueError("the checksum of a record does not match")
+    try:
+        return _decode(Kind(kind), data[start:end]), end + _SUM.size, found
+    except (struct.error, ValueError):
+        raise ValueError("a record makes no sense") from None
+
+
+def _kind(record: Record) -> Kind:
+    return {
+        Received: Kind.RECEIVED,
+        Begun: Kind.BEGUN,
+        TimedOut: Kind.TIMER,
+        Sent: Kind.SENT,
+        Receipt: Kind.RECEIPT,
+        Announced: Kind.ANNOUNCED,
+        Lost: Kind.LOST,
+        Called: Kind.CALLED,
+    }[type(record)]
+
+
+def _encode(record: Record) -> Sequence[Buffer]:
+    """Return the pieces of a record's body."""
+    match record:
+        case Received(now, peer, seq, frame):
+            return [_RECEIVED.pack(now, peer, seq), frame]
+        case Begun(now, round_, variant, left_out):
+            peers = struct.pack(f"<{len(left_out)}I", *left_out)
+            return [_BEGUN.pack(now, round_, -1 if variant is None else variant) + peers]
+        case TimedOut(now):
+            return [_TIMER.pack(now)]
+        case Receipt(peer, upto):
+            return [_RECEIPT.pack(peer, upto)]
+        case Announced(now, frame):
+            return [_TIMER.pack(now), frame]
+        case Lost(now, peer, upto):
+            return [_RECEIVED.pack(now, peer, upto)]
+        case Called(call, now, peer, digest, reachable, frame):
+            peers = struct.pack(f"<{len(reachable)}I", *reachable)
+            return [_CALLED.pack(call, now, peer, digest, len(reachable)) + peers, frame]
+        case Sent(round_, digest, frames):
+            places: dict[int, tuple[int, int]] = {}
+            entries, blobs, end = [], [], 0
+            for receiver, seq, frame in frames:
+                place = places.get(id(frame))
+                if place is None:
+                    place = places[id(frame)] = (end, len(frame))
+                    blobs.append(frame)
+                    end += len(frame)
+                entries.append(_ENTRY.pack(receiver, seq, *place))
+            return [_SENT.pack(round_, digest, len(frames)), *entries, *blobs]
+
+
+def _decode(kind: Kind, body: memoryview) -> Record:
+    """Return the record of a body. Raises struct.error or ValueError."""
+    if kind is Kind.RECEIVED:
+        now, peer, seq = _RECEIVED.unpack_from(body)
+        return Received(now, peer, seq, bytes(body[_RECEIVED.size :]))
+    if kind is Kind.BEGUN:
+        now, round_, variant = _BEGUN.unpack_from(body)
+        peers = body[_BEGUN.size :]
+        left_out = struct.unpack(f"<{len(peers) // 4}I", peers)
+        return Begun(now, round_, None if variant < 0 else variant, left_out)
+    if kind is Kind.TIMER:
+        return TimedOut(*_TIMER.unpack(body))
+    if kind is Kind.RECEIPT:
+        return Receipt(*_RECEIPT.unpack(body))
+    if kind is Kind.ANNOUNCED:
+        return Announced(*_TIMER.unpack_from(body), bytes(body[_TIMER.size :]))
+    if kind is Kind.LOST:
+        return Lost(*_RECEIVED.unpack(body))
+    if kind is Kind.CALLED:
+        call, now, peer, digest, count = _CALLED.unpack_from(body)
+        reachable = struct.unpack_from(f"<{count}I", body, _CALLED.size)
+        return Called(Call(call), now, peer, digest, reachable, bytes(body[_CALLED.size + 4 * count :]))
+    round_, digest, count = _SENT.unpack_from(body)
+    start = _SENT.size + count * _ENTRY.size
+    if start > len(body):
+        raise ValueError("too many entries")
+    blobs: dict[tuple[int, int], bytes] = {}
+    frames = []
+    for number in range(count):
+        receiver, seq, first, length = _ENTRY.unpack_from(body, _SENT.size + number * _ENTRY.size)
+        if start + first + length > len(body):
+            raise ValueError("a frame lies outside the record")
+        # Receivers of the same bytes share them in memory too.
+        blob = blobs.setdefault((first, length), bytes(body[start + first : start + first + length]))
+        frames.append((receiver, seq, blob))
+    return Sent(round_, digest, tuple(frames))

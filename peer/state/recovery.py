@@ -1,0 +1,147 @@
+"""The files of one peer's durable state: checkpoints, and after each of them the journal of what happened since.
+
+What runs with and without rounds share: the names, whose state it is, what is used in the place of what is damaged, and
+what may be deleted. What the records mean is the knowledge of `peer.node.durable` and `peer.node.durable_pair`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from peer.errors import StateError
+from peer.state.checkpoints import Checkpoint, Checkpoints, checkpoint_name
+from peer.state.disk import Disk
+from peer.state.journal import Journal, JournalContent, cannot_be_written, read_journal
+
+_PREFIX, _SUFFIX = "journal-", ".log"
+
+
+@dataclass(kw_only=True)
+class Recovery:
+    """What a peer found that goes back to where it was."""
+
+    state: Mapping[str, Any] = field(default_factory=dict)
+    """The values of the checkpoint, those that `save` was given included; empty without one."""
+    checkpoint_round: int = 0
+    """Rounds, or steps, that were loaded rather than replayed."""
+    replayed_rounds: int = 0
+    now: float = 0.0
+    """The latest time in the journal."""
+    notices: list[str] = field(default_factory=list)
+    """Sentences for the log: what was damaged, and what was done about it."""
+
+    def start_from(self, checkpoint: Checkpoint) -> None:
+        """Take note of what the checkpoint says that the rest builds on."""
+        self.state, self.checkpoint_round = checkpoint.state, checkpoint.round
+        self.now = float(checkpoint.state.get("seconds", 0.0))
+
+
+class StateFiles:
+    """The state folder of one peer. Its methods raise StateError."""
+
+    def __init__(self, disk: Disk, identity: Mapping[str, str], *, keep: int, regular: int) -> None:
+        """`identity`: what a state has to agree with to belong to this peer (run, name, model, …). `keep` and
+        `regular` are those of `Checkpoints`."""
+        self.identity = dict(identity)
+        self.checkpoints = Checkpoints(disk, keep=keep, regular=regular)
+        self._disk, self._keep = disk, keep
+
+    def load_newest(self, notices: list[str]) -> Checkpoint | None:
+        """Return the newest checkpoint that is whole; those that are not are set aside, with a sentence in `notices`.
+        None where there was none yet, or a journal leads from the start to where this peer was."""
+        problem: StateError | None = None
+        for round_ in reversed(self.checkpoints.rounds()):
+            try:
+                checkpoint = self.checkpoints.load(round_)
+            except StateError as error:
+                notices.append(f"{error}; the state before it is used, and the journal since")
+                problem = error
+                self.checkpoints.set_aside(round_)
+                continue
+            self._check_identity(checkpoint.state, "checkpoint")
+            return checkpoint
+        if problem is not None and 0 not in self._journal_rounds():
+            raise problem
+        return None
+
+    def chain(self, base_round: int, facts: Mapping[str, Any] | None = None) -> list[int]:
+        """Return the rounds of the journals since the checkpoint of a round, ascending, at least one; `facts` are for
+        the header of that where it is new."""
+        chain = [round_ for round_ in self._journal_rounds() if round_ >= base_round]
+        if not chain:
+            # A new folder, or the process ended between the checkpoint and its journal.
+            self.new_journal(base_round, facts).close()
+            chain = [base_round]
+        return chain
+
+    def read_journal(self, round_: int, notices: list[str]) -> JournalContent:
+        """Return what the journal after a round holds, with a sentence in `notices` if its end is damaged."""
+        name = journal_name(round_)
+        content = read_journal(self._disk, name)
+        self._check_identity(content.header, "journal")
+        if content.problem is not None:
+            notices.append(f"{name}: {content.problem}; it is used up to there")
+        return content
+
+    def go_on(self, round_: int, content: JournalContent) -> Journal:
+        """Go on writing a journal that was read."""
+        return Journal.go_on(self._disk, journal_name(round_), content)
+
+    def new_journal(self, round_: int, facts: Mapping[str, Any] | None = None) -> Journal:
+        """Begin the journal after a round; `facts` are for its header."""
+        return Journal.create(self._disk, journal_name(round_), {**self.identity, "round": round_, **(facts or {})})
+
+    def checkpoint_bytes(self, round_: int) -> int:
+        """Return the size of a checkpoint; 0 where there is none."""
+        name = checkpoint_name(round_)
+        return self._disk.size(name) if name in self._disk.names() else 0
+
+    def prune(self) -> None:
+        """Delete the journals before the oldest checkpoint that one may have to go back to."""
+        rounds = self.checkpoints.rounds()
+        if len(rounds) < self._keep:
+            return
+        try:
+            for round_ in self._journal_rounds():
+                if round_ < rounds[-self._keep]:
+                    self._disk.unlink(journal_name(round_))
+        except OSError as error:
+            raise cannot_be_written("old journals", error) from None
+
+    def go_back(self, round_: int) -> int:
+        """Delete what is newer than the last checkpoint at or before `round_`; return its round (0: the start)."""
+        left = self.checkpoints.go_back(round_)
+        for each in self._journal_rounds():
+            self._disk.unlink(journal_name(each))
+        return left
+
+    def _check_identity(self, found: Mapping[str, Any], what: str) -> None:
+        for key, value in self.identity.items():
+            if found.get(key) != value:
+                raise StateError(
+                    f"the {what} belongs to {key} {str(found.get(key))[:40]!r}, this is {value[:40]!r}; "
+                    "use another state.directory or delete the old one"
+                )
+
+    def _journal_rounds(self) -> list[int]:
+        numbers = (
+            name.removeprefix(_PREFIX).removesuffix(_SUFFIX)
+            for name in self._disk.names()
+            if name.startswith(_PREFIX) and name.endswith(_SUFFIX)
+        )
+        return sorted(int(number) for number in numbers if number.isdecimal())
+
+
+def gives_other_bits(name: str, what: str) -> StateError:
+    """Return what is wrong where the journal `name`, repeated, gives something else than before."""
+    return StateError(
+        f"{name}: replaying it gives {what}; the machine, the version of torch or numpy, the training data or the "
+        "configuration is not what it was: put that back, or restore the state folder from a copy"
+    )
+
+
+def journal_name(round_: int) -> str:
+    """Return the file name of the journal that follows the checkpoint of a round."""
+    return f"{_PREFIX}{round_:08d}{_SUFFIX}"

@@ -1,0 +1,1 @@
+"""Data sets as files: where they come from, and how they are read."""

@@ -1,0 +1,83 @@
+"""Sentences as numbers: WordPiece with the vocabulary of BERT, by the tokenizers library.
+
+Encoding is a function of vocabulary and sentence alone, so that all peers see the same numbers.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from peer.errors import DataError
+from peer.train.data import Batch
+from peer.train.datasets.text_files import Sentences
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+PADDING = "[PAD]"
+SPECIAL = (PADDING, "[UNK]", "[CLS]", "[SEP]")
+MULTIPLE = 8
+"""A batch is as long as its longest sentence, rounded up to this."""
+
+
+def read_vocabulary(path: Path) -> dict[str, int]:
+    """Return the vocabulary of a file with one piece a line, numbered from 0. Raises DataError if a piece comes twice
+    or one of BERT's special ones is missing."""
+    try:
+        pieces = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"vocabulary {path} cannot be read: {error}") from None
+    vocabulary = {piece: number for number, piece in enumerate(pieces)}
+    if len(vocabulary) != len(pieces):
+        raise DataError(f"vocabulary {path} holds a piece twice")
+    lacking = [piece for piece in SPECIAL if piece not in vocabulary]
+    if lacking:
+        raise DataError(f"vocabulary {path} lacks {', '.join(lacking)}: it is not one of BERT's")
+    return vocabulary
+
+
+def make_tokenizer(vocabulary: dict[str, int], *, length: int) -> Tokenizer:
+    """Return BERT's tokenizer for uncased text: at most `length` pieces, [CLS] and [SEP] included."""
+    # One thread: a process of ours computes in one.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    try:
+        from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+    except ImportError:
+        raise DataError("text is cut by tokenizers, which is missing: pip install 'sottovoce[text]'") from None
+
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", vocabulary["[SEP]"]), ("[CLS]", vocabulary["[CLS]"]))
+    tokenizer.enable_truncation(max_length=length)
+    return tokenizer
+
+
+class TextData:
+    """Sentences that become numbers batch by batch."""
+
+    def __init__(self, sentences: Sentences, tokenizer: Tokenizer, *, padding: int) -> None:
+        """`padding` is the number that fills up shorter sentences."""
+        self._sentences, self._tokenizer, self._padding = sentences, tokenizer, padding
+
+    def __len__(self) -> int:
+        return len(self._sentences.texts)
+
+    @property
+    def labels(self) -> torch.Tensor:
+        """int64[m]."""
+        return self._sentences.labels
+
+    def batch(self, indices: torch.Tensor) -> Batch:
+        """Return pieces int64[b, n], n the longest of the batch rounded up to 8, with padding, and labels int64[b]."""
+        texts = [self._sentences.texts[index] for index in indices.tolist()]
+        encoded = [encoding.ids for encoding in self._tokenizer.encode_batch(texts)]
+        longest = -(-max(len(ids) for ids in encoded) // MULTIPLE) * MULTIPLE
+        pieces = torch.full((len(encoded), longest), self._padding, dtype=torch.int64)
+        for row, ids in enumerate(encoded):
+            pieces[row, : len(ids)] = torch.tensor(ids, dtype=torch.int64)
+        return pieces, self._sentences.labels.index_select(0, indices)

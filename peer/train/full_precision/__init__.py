@@ -1,0 +1,1 @@
+"""The parts of models in float32, as ordinary modules of torch. `peer.train.eight_bit` has their twins in 8 bits."""

@@ -1,0 +1,87 @@
+"""A bandwidth budget in real peers: what a killed peer sends again is what its neighbours already have."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from peer.config import load
+from peer.gossip.budget import EVERY
+from peer.ops.local_cluster import Cluster
+from peer.state.checkpoints import find_checkpoints, load_checkpoint
+from peer.state.disk import RealDisk
+from peer.state.journal import Begun, read_journal
+
+PEERS, ROUNDS = 3, 120
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    config = load(
+        environment={},
+        overrides=[
+            f"run.rounds={ROUNDS}",
+            "algorithm.name=quant-sgp",
+            "graph.kind=directed-ring",
+            "evaluation.every_rounds=0",
+            "training.warmup_rounds=5",
+            "state.checkpoint_every_rounds=50",
+            "transport.backoff_max_s=0.5",
+            "transport.linger_s=10",
+            "peer.min_step_s=0.03",
+            "compressor.fraction=0.3",
+            # Far below what even a slow machine would send, so that there is always something to decide.
+            "compressor.budget_kbytes_per_s=12",
+        ],
+    )
+    running = Cluster(config, tmp_path, num_peers=PEERS, directory=tmp_path)
+    running.start()
+    yield running
+    for process in running.processes:
+        process.kill()
+        process.wait()
+    running.close()
+
+
+def wait_for_round(cluster: Cluster, round_: int) -> None:
+    deadline = time.monotonic() + 90
+    while min(peer.round for peer in cluster.poll()) < round_:
+        assert time.monotonic() < deadline, [cluster.last_words(peer) for peer in range(PEERS)]
+        time.sleep(0.02)
+
+
+def test_a_killed_peer_repeats_its_decisions(cluster: Cluster) -> None:
+    # Before the first checkpoint, and long after it: many rounds are repeated, on a clock that tells another story.
+    for after in (30, 90):
+        wait_for_round(cluster, after)
+        cluster.processes[1].kill()
+        cluster.processes[1].wait()
+        time.sleep(0.5)
+        cluster.start_peer(1)
+    deadline = time.monotonic() + 90
+    while not cluster.finished():
+        assert time.monotonic() < deadline, [cluster.last_words(peer) for peer in range(PEERS)]
+        cluster.poll()
+        time.sleep(0.1)
+    assert cluster.failed() is None
+    cluster.poll()
+
+    fractions = [{r.fraction for r in store.rounds()} for store in cluster.stores()[1:]]
+    assert all(len(used) > 2 for used in fractions), "nothing was decided, so nothing was tested"
+    # The copies that peers hold of each other are the same to the last bit: no message was made anew in another way.
+    states = [load_checkpoint(find_checkpoints(folder)[-1]) for folder in cluster.state_folders]
+    assert [state.round for state in states] == [ROUNDS] * PEERS
+    for holder in range(PEERS):
+        sender = (holder - 1) % PEERS
+        held = states[holder].arrays[f"algorithm/replica.{sender}"]
+        np.testing.assert_array_equal(held, states[sender].arrays[f"algorithm/replica.{sender}"])
+    # Every round is in the journals with the variant that it used: those of a group of rounds share theirs.
+    for folder in cluster.state_folders:
+        for path in folder.glob("journal-*"):
+            begun = [r for r in read_journal(RealDisk(folder), path.name).records if isinstance(r, Begun)]
+            assert all(a.variant == b.variant for a, b in pairwise(begun) if b.round % EVERY)

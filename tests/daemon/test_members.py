@@ -1,0 +1,300 @@
+"""Real daemons on loopback: one joins the run, one leaves it, one is lost, and the others end it; one joins that nobody
+listed.
+
+All in one process, so that the libraries are loaded once; each has its own rounds, journal, certificate and port.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from peer.config import load
+from peer.config_writer import Host, write_cluster
+from peer.daemon import rounds
+from peer.daemon.process import open_peer
+from peer.daemon.rounds import SynchronousDaemon
+from peer.errors import ConfigError, HandshakeRefused, SecurityError, SottoError
+from peer.ops.enrollment import add_unsigned, admit, request, revoke
+from peer.ops.local_cluster import free_ports
+from peer.train.threads import use_one_thread
+
+OPTIONS = (
+    # So that nothing of what follows is a matter of who is faster.
+    "peer.min_step_s=0.01",
+    "graph.kind=exponential",
+    "training.precision=float32",
+    "training.batch_size=2",
+    "evaluation.every_rounds=0",
+    "transport.backoff_max_s=0.3",
+    "transport.linger_s=5",
+)
+
+
+class Devices:
+    """Kits, of which the last may join later, and the daemons that run from them."""
+
+    def __init__(self, kits: Path, *, rounds: int, num_peers: int, join_later: int = 0, mode: str = "mtls") -> None:
+        self.ports = free_ports(num_peers + 2)
+        """Of the peers that are listed, and of two more."""
+        config = load(environment={}, overrides=[*OPTIONS, f"run.rounds={rounds}", f"security.mode={mode}"])
+        hosts = [Host("127.0.0.1", port) for port in self.ports[:num_peers]]
+        self.kits = kits
+        self.files = write_cluster(kits, config, hosts, join_later=join_later)
+        self.daemons: dict[int, SynchronousDaemon] = {}
+        self.tasks: dict[int, asyncio.Task[int]] = {}
+
+    def sign(self, name: str) -> int:
+        """Make the kit of one more peer, as a device and whoever holds the CA do; return its number."""
+        device = self.kits.parent / name
+        request(device, name, f"127.0.0.1:{self.ports[len(self.files)]}", 7700)
+        admitted = admit(self.kits, (device / "request.pem").read_bytes())
+        (device / "peer.key").rename(admitted.folder / "peer.key")
+        self.files.append(admitted.folder / "peer.toml")
+        return admitted.index
+
+    def start(self, peer: int) -> None:
+        file = self.files[peer]
+        daemon = open_peer(load(file, environment={}), file.parent, lambda: load(file, environment={}))
+        assert isinstance(daemon, SynchronousDaemon)
+        self.daemons[peer], self.tasks[peer] = daemon, asyncio.create_task(daemon.main())
+
+    async def kill(self, peer: int) -> None:
+        self.tasks[peer].cancel()
+        await asyncio.wait([self.tasks[peer]])
+        # A thread cannot be killed: it must not write when the next process does.
+        daemon = self.daemons.pop(peer)
+        daemon._worker.shutdown(wait=True)
+        daemon.close()
+
+    async def stop(self, *peers: int) -> None:
+        for peer in peers:
+            await self.ask(peer, "stop")
+        for peer in peers:
+            assert await self.tasks[peer] == 0
+        for daemon in self.daemons.values():
+            daemon.close()
+
+    async def ask(self, peer: int, verb: str, **arguments: Any) -> dict[str, Any]:
+        return await self.daemons[peer].control(verb, arguments)
+
+    async def until(self, condition: Callable[[], bool], within_s: float = 60) -> None:
+        deadline = time.monotonic() + within_s
+        while not condition():
+            for task in self.tasks.values():
+                if task.done() and not task.cancelled():
+                    assert task.result() == 0
+            if time.monotonic() > deadline:
+                states = "\n".join(f"{peer}: {daemon.status()}" for peer, daemon in self.daemons.items())
+                pytest.fail(f"not within {within_s:g} s: {inspect.getsource(condition).strip()}\n{states}")
+            await asyncio.sleep(0.02)
+
+    def sees(self, peer: int, name: str) -> bool:
+        """Whether a peer has a link to a neighbour of that name."""
+        daemon = self.daemons[peer]
+        return hasattr(daemon, "transport") and bool(daemon.status()["links"].get(name, {}).get("up"))
+
+    def members(self, peer: int) -> list[str]:
+        found: list[str] = self.daemons[peer].status()["members"]
+        return found
+
+
+@pytest.mark.slow
+def test_a_device_joins_one_leaves_and_one_is_lost(tmp_path: Path) -> None:
+    use_one_thread()
+    asyncio.run(_join_leave_and_lose(Devices(tmp_path / "kits", rounds=150, num_peers=4, join_later=1)))
+
+
+async def _join_leave_and_lose(devices: Devices) -> None:
+    for peer in range(4):
+        devices.start(peer)
+    zero, joiner = devices.daemons[0], devices.daemons[3]
+    await devices.until(lambda: joiner.participant.round > 0 and joiner.participant.is_member)
+    with pytest.raises(SottoError, match="peer-3 lives"):
+        await devices.ask(3, "remove", name="peer-3")
+    # Whoever sponsors the newcomer may not leave before it is a member there, too.
+    leaver = devices.daemons[1].participant
+    await devices.until(lambda: not leaver.coming_changes and 3 in (leaver.members or ()))
+    answer = await devices.ask(1, "leave")
+    assert answer["from"] > answer["round"]
+    assert await devices.tasks[1] == 0
+    assert (devices.files[1].parent / "state" / "model.safetensors").exists()
+    await devices.until(lambda: devices.members(0) == ["peer-0", "peer-2", "peer-3"])
+    weight = sum(devices.daemons[peer].participant.algorithm.u for peer in (0, 2, 3))
+    assert weight == pytest.approx(3.0, abs=1.0)  # They are not in the same round.
+    await devices.kill(2)
+    await devices.until(lambda: 2 in zero.participant.session.waiting_for)
+    answer = await devices.ask(0, "remove", name="peer-2")
+    await devices.until(lambda: zero.participant.round > answer["from"] + 3)
+    assert devices.members(0) == ["peer-0", "peer-3"]
+    # What is in the journal leads the newcomer back to where it was.
+    await devices.kill(3)
+    devices.start(3)
+    assert await devices.tasks[0] == await devices.tasks[3] == 0
+    assert zero.participant.round == devices.daemons[3].participant.round == 150
+    for peer in (0, 1, 3):
+        devices.daemons[peer].close()
+
+
+@pytest.mark.slow
+def test_a_device_that_nobody_listed_joins_and_is_known_by_name(tmp_path: Path) -> None:
+    use_one_thread()
+    asyncio.run(_join_unlisted(Devices(tmp_path / "kits", rounds=10_000, num_peers=3)))
+
+
+async def _join_unlisted(devices: Devices) -> None:
+    before = {file: file.read_bytes() for file in devices.kits.glob("peer-*/*")}
+    garage, attic = devices.sign("garage"), devices.sign("attic")
+    assert (garage, attic) == (3, 4)
+    revoke(devices.kits, "attic")
+    for file in devices.kits.glob("peer-[34]/revoked.pem"):
+        file.unlink()  # Whoever has the device does not tell it.
+    for peer in range(3):
+        devices.start(peer)
+    # A sponsor ends right after it announced, before anybody may have heard of it.
+    devices.start(garage)
+    await devices.until(lambda: any(devices.daemons[peer].participant.coming_changes for peer in range(3)))
+    sponsor = next(peer for peer in range(3) if devices.daemons[peer].participant.coming_changes)
+    await devices.kill(sponsor)
+    devices.start(sponsor)
+    newcomer = devices.daemons[garage]
+    await devices.until(lambda: newcomer.participant.round > 0 and not newcomer.participant.session.in_round)
+    # Nothing changed in the folders of the others but what a running peer writes, and still they know it.
+    assert all(file.read_bytes() == data for file, data in before.items() if file.exists())
+    other = (sponsor + 1) % 3
+    await devices.kill(other)
+    devices.start(other)
+    assert "garage" in devices.daemons[other].roster.names
+    await devices.until(lambda: devices.sees(other, "garage"))
+    everybody = ["peer-0", "peer-1", "peer-2", "garage"]
+    await devices.until(lambda: all(devices.members(peer) == everybody for peer in range(4)))
+    with pytest.raises(SottoError, match="garage lives"):
+        await devices.ask(garage, "remove", name="garage")
+    devices.start(attic)
+    await devices.until(lambda: hasattr(devices.daemons[attic], "transport"))
+    refusals = devices.daemons[attic].transport.refusals
+    await devices.until(lambda: len(refusals) == 3)
+    assert all("the certificate of 'attic' was revoked" in refusal for refusal in refusals.values())
+    await devices.kill(attic)
+    answer = await devices.ask(garage, "leave")
+    assert answer["name"] == "garage"
+    assert await devices.tasks[garage] == 0
+    await devices.until(lambda: devices.members(0) == ["peer-0", "peer-1", "peer-2"])
+    await devices.stop(0, 1, 2)
+
+
+@pytest.mark.slow
+def test_a_changed_list_is_followed_and_outlasts_a_restart(tmp_path: Path) -> None:
+    use_one_thread()
+    asyncio.run(_edit_the_lists(Devices(tmp_path / "kits", rounds=10_000, num_peers=3)))
+
+
+async def _edit_the_lists(devices: Devices) -> None:
+    for peer in range(3):
+        devices.start(peer)
+    zero = devices.daemons[0]
+    await devices.until(lambda: zero.participant.round > 0)
+    text = devices.files[0].read_text()
+    devices.files[0].write_text(text.replace("rounds = 10000", "rounds = 90"))
+    with pytest.raises(ConfigError, match=r"run\.rounds: was 10000 when this peer was started"):
+        await devices.ask(0, "reload")
+    added = '[[peers]]\nname = "shed"\nadvertise = "127.0.0.1:9"\n'
+    devices.files[0].write_text(text + added)
+    assert (await devices.ask(0, "reload"))["added"] == ["shed"]
+    assert [each["name"] for each in zero.status()["newcomers"]] == ["shed"]
+    # The device of peer-1 broke: its entry is taken out everywhere, and those after it move up in the file alone.
+    await devices.kill(1)
+    removed: dict[str, int] = {}
+    for peer in (0, 2):
+        lines = devices.files[peer].read_text()
+        entry = re.search(r'\[\[peers\]\]\nname = "peer-1"\nadvertise = "[^"]*"\n', lines)
+        assert entry is not None
+        lines = lines.replace(entry[0], "")
+        devices.files[peer].write_text(lines.replace("index = 2", "index = 1"))
+        answer = await devices.ask(peer, "reload")
+        removed |= answer["removed"]
+        assert {*answer["removed"], *answer["left_to_others"]} <= {"peer-1"}
+    assert removed.keys() == {"peer-1"}
+    await devices.until(lambda: zero.participant.round > removed["peer-1"])
+    assert devices.members(0) == ["peer-0", "peer-2"]
+    await devices.kill(2)
+    devices.start(2)
+    assert devices.daemons[2].me == 2
+    await devices.until(lambda: devices.sees(0, "peer-2") and devices.sees(2, "peer-0"))
+    assert devices.members(2) == ["peer-0", "peer-2"]
+    await devices.stop(0, 2)
+
+
+@pytest.mark.parametrize("ticks", range(4))
+def test_a_peer_is_cancelled_also_while_it_wakes(tmp_path: Path, ticks: int) -> None:
+    use_one_thread()
+    asyncio.run(_cancel_while_it_wakes(Devices(tmp_path / "kits", rounds=5, num_peers=2, mode="insecure"), ticks))
+
+
+async def _cancel_while_it_wakes(devices: Devices, ticks: int) -> None:
+    devices.start(0)
+    await devices.until(lambda: devices.daemons[0].participant.session.in_round)
+    devices.daemons[0]._wake.set()
+    for _ in range(ticks):
+        await asyncio.sleep(0)
+    async with asyncio.timeout(20):
+        await devices.kill(0)
+
+
+@pytest.mark.parametrize("ticks", range(4))
+def test_a_peer_ends_with_an_error_also_while_it_wakes(tmp_path: Path, ticks: int) -> None:
+    use_one_thread()
+    asyncio.run(_fail_while_it_wakes(Devices(tmp_path / "kits", rounds=5, num_peers=2, mode="insecure"), ticks))
+
+
+async def _fail_while_it_wakes(devices: Devices, ticks: int) -> None:
+    devices.start(0)
+    daemon = devices.daemons[0]
+    await devices.until(lambda: daemon.participant.session.in_round)
+    daemon.transport._fail(SecurityError("this peer may no longer take part"))
+    for _ in range(ticks):
+        await asyncio.sleep(0)
+    daemon._wake.set()
+    with pytest.raises(SecurityError, match="no longer take part"):
+        async with asyncio.timeout(20):
+            await devices.tasks[0]
+    daemon.close()
+
+
+def test_without_certificates_the_word_of_the_sponsor_has_to_do(tmp_path: Path) -> None:
+    use_one_thread()
+    asyncio.run(_join_unsigned(Devices(tmp_path / "kits", rounds=10_000, num_peers=2, mode="insecure")))
+
+
+async def _join_unsigned(devices: Devices) -> None:
+    devices.files.append(add_unsigned(devices.kits, "garage", f"127.0.0.1:{devices.ports[2]}"))
+    for peer in range(3):
+        devices.start(peer)
+    await devices.until(lambda: devices.sees(0, "garage") and devices.sees(1, "garage"))
+    await devices.until(lambda: devices.members(1) == ["peer-0", "peer-1", "garage"])
+    await devices.stop(0, 1, 2)
+
+
+def test_a_device_that_comes_too_late_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_one_thread()
+    monkeypatch.setattr(rounds, "_ASK_AGAIN_S", 0.1)
+    monkeypatch.setattr(rounds, "_DECLINED_S", 0.3)
+    asyncio.run(_come_too_late(Devices(tmp_path / "kits", rounds=5, num_peers=2)))
+
+
+async def _come_too_late(devices: Devices) -> None:
+    garage = devices.sign("garage")
+    for peer in (0, 1, garage):
+        devices.start(peer)
+    with pytest.raises(HandshakeRefused, match="nobody lets it join: 'the run ends after round 4, before everybody"):
+        await devices.tasks[garage]
+    assert await devices.tasks[0] == await devices.tasks[1] == 0
+    for daemon in devices.daemons.values():
+        daemon.close()

@@ -1,0 +1,180 @@
+"""Two peers that cannot dial each other, connected through an ordinary one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+
+from peer.config import TransportOptions
+from peer.net.relay import RelayAddress
+from peer.net.security import Credentials
+from peer.net.transport import Neighbor, Transport, _open_channel
+from peer.proto.sottovoce.v1 import relay_pb2
+from tests.net.transport_peers import NAMES, Mind, build, credentials, passive, running, until
+
+OPTIONS = TransportOptions(backoff_max_s=0.3, dial_timeout_s=5, heartbeat_s=1.0)
+
+
+def beyond(index: int, relay: RelayAddress) -> Neighbor:
+    return Neighbor(index, NAMES[index], None, dial=True, relay=relay)
+
+
+@contextlib.asynccontextmanager
+async def relayed_pair(
+    ben: Mind, cleo: Mind, *, security: Any = "own", rate: float = 1250.0
+) -> AsyncIterator[tuple[Transport, Transport, Transport]]:
+    """ada relays; cleo waits there; ben dials cleo. Neither of the two is a neighbour of ada."""
+    options = OPTIONS.model_copy(update={"relay_kbytes_per_s": rate})
+    ada = build(0, Mind(), [], options=options, security=security, members=NAMES)
+    async with running(ada):
+        relay = RelayAddress(NAMES[0], f"127.0.0.1:{ada.port}")
+        waits = build(
+            2, cleo, [passive(1)], listen=None, options=OPTIONS, own_relay=relay,
+            security=security,
+        )  # fmt: skip
+        dials = build(1, ben, [beyond(2, relay)], listen=None, options=OPTIONS, security=security)
+        async with running(waits, dials):
+            yield ada, dials, waits
+
+
+@pytest.mark.parametrize("security", ["own", None], ids=["mtls", "insecure"])
+def test_frames_pass_both_ways_and_are_counted_where_they_pass(security: Any) -> None:
+    async def story() -> None:
+        ben, cleo = Mind(), Mind()
+        async with relayed_pair(ben, cleo, security=security) as (ada, dials, waits):
+            await until(lambda: dials.is_up(2) and waits.is_up(1))
+            for number in range(20):
+                ben.send(2, b"%d" % number * 1000)
+                cleo.send(1, b"%d" % number * 2000)
+            await until(lambda: len(cleo.frames) == 20 and len(ben.frames) == 20)
+            assert [frame for _, frame in cleo.frames] == [b"%d" % number * 1000 for number in range(20)]
+            there, back = ada.relay.carried["ben", "cleo"], ada.relay.carried["cleo", "ben"]
+            frames = sum(len(b"%d" % number) * 1000 for number in range(20))
+            assert there >= frames
+            assert back >= 2 * frames
+            await until(lambda: dials.relayed(2) is not None)
+            sent, received = dials.relayed(2) or (0, 0)
+            assert sent <= ada.relay.carried["ben", "cleo"] + 65536
+            assert received <= ada.relay.carried["cleo", "ben"]
+            counters = dials.counters(2)
+            assert counters.socket_bytes_sent is not None
+            assert counters.socket_bytes_sent > counters.protobuf_bytes_sent
+
+    asyncio.run(story())
+
+
+def test_the_relay_carries_nothing_that_it_could_read() -> None:
+    """What passes is TLS between the two ends: no word of a frame shows in it."""
+    secret = b"a model that is nobody else's business" * 50
+
+    async def story() -> None:
+        ben, cleo = Mind(), Mind()
+        seen = bytearray()
+        async with relayed_pair(ben, cleo) as (ada, dials, waits):
+            passing = ada.relay._pass_on
+
+            async def listening(data: bytes, *rest: Any) -> None:
+                seen.extend(data)
+                await passing(data, *rest)
+
+            ada.relay._pass_on = listening  # type: ignore[method-assign]
+            ben.send(2, secret)
+            await until(lambda: dials.is_up(2) and waits.is_up(1) and cleo.frames)
+        assert len(seen) > len(secret)
+        assert secret[:40] not in seen
+        assert b"sottovoce" not in seen
+
+    asyncio.run(story())
+
+
+def test_a_relay_that_restarts_is_found_again() -> None:
+    async def story() -> None:
+        ben, cleo = Mind(), Mind()
+        first = build(0, Mind(), [], options=OPTIONS, members=NAMES)
+        await first.start()
+        relay = RelayAddress(NAMES[0], f"127.0.0.1:{first.port}")
+        waits = build(2, cleo, [passive(1)], listen=None, options=OPTIONS, own_relay=relay)
+        dials = build(1, ben, [beyond(2, relay)], listen=None, options=OPTIONS)
+        async with running(waits, dials):
+            await until(lambda: dials.is_up(2) and waits.is_up(1))
+            await first.close("it must")
+            await until(lambda: not dials.is_up(2))
+            second = build(0, Mind(), [], listen=relay.address, options=OPTIONS, members=NAMES)
+            async with running(second):
+                ben.send(2, b"after the restart")
+                await until(lambda: (1, b"after the restart") in cleo.frames)
+
+    asyncio.run(story())
+
+
+def test_a_peer_that_does_not_wait_there_is_named() -> None:
+    async def story() -> None:
+        ada = build(0, Mind(), [], options=OPTIONS, members=NAMES)
+        async with running(ada):
+            relay = RelayAddress(NAMES[0], f"127.0.0.1:{ada.port}")
+            dials = build(1, Mind(), [beyond(2, relay)], listen=None, options=OPTIONS)
+            async with running(dials):
+                await until(lambda: 2 in dials.problems)
+                assert "cleo cannot be reached: its relay ada" in dials.problems[2]
+                assert "'cleo' does not wait at this relay; is it running" in dials.problems[2]
+
+    asyncio.run(story())
+
+
+def test_who_relays_for_nobody_says_so() -> None:
+    async def story() -> None:
+        async with relayed_pair(Mind(), Mind(), rate=0) as (_, dials, _waits):
+            await until(lambda: "relays for nobody" in dials.problems.get(2, ""))
+
+    asyncio.run(story())
+
+
+def test_the_rate_of_what_is_carried_is_bounded() -> None:
+    async def story() -> None:
+        ben, cleo = Mind(), Mind()
+        async with relayed_pair(ben, cleo, rate=400.0) as (ada, dials, waits):
+            await until(lambda: dials.is_up(2) and waits.is_up(1))
+            loop = asyncio.get_running_loop()
+            begin, before = loop.time(), sum(ada.relay.carried.values())
+            ben.send(2, bytes(1_000_000))
+            await until(lambda: cleo.frames)
+            carried, took = sum(ada.relay.carried.values()) - before, loop.time() - begin
+            # A second's worth may pass at once.
+            assert carried <= 400_000 * (took + 1.0) + 2 * 65536
+
+    asyncio.run(story())
+
+
+async def turned_away(ada: Transport, security: Credentials, claimed: str, method: str) -> str:
+    channel: Any = _open_channel(f"127.0.0.1:{ada.port}", NAMES[0], security, [])
+    call = channel.stream_stream(
+        f"/sottovoce.v1.Relay/{method}",
+        request_serializer=relay_pb2.Piece.SerializeToString,
+        response_deserializer=relay_pb2.Piece.FromString,
+    )()
+    try:
+        await call.write(relay_pb2.Piece(sender=claimed, peer="cleo"))
+        answer = await call.read()
+        assert answer is not grpc.aio.EOF
+        return str(answer.refusal)
+    finally:
+        call.cancel()
+        await channel.close()
+
+
+@pytest.mark.parametrize("method", ["Accept", "Connect"])
+def test_nobody_waits_or_calls_under_anothers_name(method: str) -> None:
+    async def story() -> None:
+        ada = build(0, Mind(), [], options=OPTIONS, members=NAMES)
+        async with running(ada):
+            refusal = await turned_away(ada, credentials("ben"), "cleo", method)
+            assert refusal == "'cleo' shows the certificate of peer 'ben'"
+            refusal = await turned_away(ada, credentials("eve"), "eve", method)
+            assert refusal == "'eve' is no peer of this run; compare the lists of peers"
+
+    asyncio.run(story())

@@ -1,0 +1,236 @@
+"""A run whose members change, in one process: production peers with their journals, each pair joined by two queues.
+
+Which queue delivers next is drawn from a seed, so that peers run ahead of each other as far as their graph lets them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from functools import lru_cache
+from random import Random
+
+import numpy as np
+import numpy.typing as npt
+
+from peer import compress, gossip
+from peer.compress.bound import BoundedCompressor
+from peer.compress.layout import Layout
+from peer.compress.payload import FloatArray
+from peer.errors import SecurityError
+from peer.gossip.base import GraphNeed, NodeContext
+from peer.gossip.membership import Change, ChangeKind, Membership, Newcomer
+from peer.gossip.topology import Schedule, build_schedule
+from peer.gossip.views import ViewSchedule
+from peer.node.durable import Deed, DurablePeer
+from peer.node.participant import Participant
+from peer.random import PhiloxSource
+from peer.wire.last_codes import LastCodes
+from tests.node.local_steps import KeptSteps, Step
+from tests.state.failing_disk import FailingDisk
+
+LAYOUT = Layout.of_sizes((7, 12, 1))
+ROUNDS = 100
+
+
+class Pull(KeptSteps):
+    """Local steps toward a point of the peer's own, and their sum; none from round `until` on."""
+
+    def __init__(self, peer: int, until: int) -> None:
+        super().__init__(np.zeros(LAYOUT.size))
+        self.goal = np.random.default_rng(peer).normal(size=LAYOUT.size).astype("f4")
+        self.until = until
+
+    def rate(self, t: int) -> float:
+        return 0.1 if t < self.until else 0.0
+
+    def gradient(self, z: FloatArray, t: int, rate: float, z_step: float) -> Step:
+        gradient = (z - self.goal).astype("f4")
+        self.kept -= rate * gradient.astype(np.float64)
+        return Step(gradient)
+
+
+@lru_cache(maxsize=256)
+def _graph(kind: str, num_members: int, doubly: bool) -> Schedule:
+    if num_members == 1:
+        return Schedule.from_matrices([[[1.0]]])
+    return build_schedule(num_members, kind, doubly=doubly)
+
+
+@dataclass
+class Cluster:
+    """`num_first` peers begin, up to `num_peers` can join. `run`, and change something whenever it returns."""
+
+    algorithm: str
+    graph: str = "exponential"
+    num_first: int = 5
+    num_peers: int = 6
+    seed: int = 0
+    gradients_until: int = 30
+    theta_mode: str = "verified"
+    theta: float = 2.0
+    restarts: float = 0.0
+    """How often a peer ends and starts again, in parts of all that happens."""
+    num_listed: int | None = None
+    """How many peers everybody lists; those above are newcomers, each in no list but its own."""
+    peers: list[DurablePeer] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.random = Random(self.seed)
+        self.spec = gossip.ALGORITHMS[self.algorithm].spec
+        self.disks = [FailingDisk() for _ in range(self.num_peers)]
+        self.queues: dict[tuple[int, int], deque[tuple[int, bytes]]] = {}
+        self.dead: set[int] = set()
+        self.peers = [self._make(peer) for peer in range(self.num_peers)]
+        for peer in self.peers:
+            peer.open()
+        for one in range(self.num_peers):
+            self._connect(one)
+
+    def _graph_of(self, members: tuple[int, ...]) -> Schedule:
+        return _graph(self.graph, len(members), self.spec.graph is not GraphNeed.COLUMN)
+
+    def _compressor(self) -> BoundedCompressor:
+        if self.spec.modulo:
+            return compress.build("modulo", bits=8, verified=self.theta_mode == "verified")
+        if self.spec.needs_unbiased:
+            return compress.build("qsgd", bits=7, unbiased=True)
+        return compress.build("top_k", fraction=0.4) if self.spec.compresses else compress.build("none")
+
+    def _make(self, peer: int) -> DurablePeer:
+        whole = not self.spec.compresses
+        first = self._graph_of(tuple(range(self.num_first)))
+        listed = self.num_listed or self.num_peers
+        node = NodeContext(
+            peer=peer,
+            schedule=ViewSchedule(max(listed, peer + 1), Membership(range(self.num_first)), self._graph_of),
+            layout=LAYOUT,
+            draw_source=PhiloxSource(7, peer),
+            compressor=self._compressor(),
+            # D² needs eigenvalues above −1/3.
+            averaging_rate=0.5 if "last_step" in self.spec.state else 1.0 if whole else 0.3,
+            rounds=ROUNDS,
+            theta=(self.theta,),
+            verified=self.theta_mode == "verified",
+            settings={"theta_mode": self.theta_mode},
+        )
+        participant = Participant(
+            peer=peer,
+            algorithm=gossip.build(self.algorithm, node, np.random.default_rng(99).normal(size=20).astype("f4")),
+            local_steps=Pull(peer, self.gradients_until),
+            layout=LAYOUT,
+            max_lead=(first.diameter or self.num_first) * first.cycle_rounds + 1,
+            num_listed=listed,
+            check_newcomer=_check_newcomer,
+            last_codes=LastCodes(LAYOUT, np.float32, tells_changes=self.theta_mode == "verified")
+            if self.spec.modulo
+            else None,
+            cpu_clock=lambda: 0.0,
+        )
+        others = [other for other in range(listed) if other != peer]
+        return DurablePeer(participant, self.disks[peer], neighbors=others, identity={"peer": str(peer)})
+
+    def _connect(self, one: int) -> None:
+        """Let a peer and all others that live say hello; what was on its way between them is gone."""
+        for other in range(self.num_peers):
+            if other != one and not {one, other} & self.dead:
+                for a, b in ((one, other), (other, one)):
+                    self.peers[a].meet(b)
+                    self.peers[b].meet(a)
+                    has = self.peers[b].last_received(a)
+                    self.queues[a, b] = deque(self.peers[a].connected(b, has))
+
+    def perform(self, peer: int, deed: Deed) -> None:
+        for receiver, seq, frame in self.peers[peer].publish(deed):
+            if receiver not in self.dead:
+                self.queues[peer, receiver].append((seq, frame))
+        for sender, upto in deed.receipts.items():
+            self.peers[sender].receipt(peer, upto)
+        if deed.finished is not None and self.peers[peer].round % 7 == peer % 7:
+            self.perform(peer, Deed(receipts=self.peers[peer].save({})))
+        elif self.random.random() < 0.1:
+            self.perform(peer, Deed(receipts=self.peers[peer].sync()))
+
+    def restart(self, peer: int) -> None:
+        """End the process of a peer and start it again."""
+        self.disks[peer].restart()
+        self.peers[peer] = self._make(peer)
+        self.peers[peer].open()
+        self._connect(peer)
+
+    def announce(self, peer: int, kind: ChangeKind, subject: int) -> Change:
+        is_newcomer = kind is ChangeKind.JOIN and subject >= (self.num_listed or self.num_peers)
+        change = self.peers[peer].participant.plan(kind, subject, newcomer(subject) if is_newcomer else None)
+        self.perform(peer, self.peers[peer].announce(change, 0.0))
+        return change
+
+    def declare_lost(self, subject: int) -> Change:
+        """Let the first of those who hear a peer announce that it is lost."""
+        issuer = next(p.peer for p in self.members if p.session.last_heard(subject) is not None)
+        return self.announce(issuer, ChangeKind.LOST, subject)
+
+    def kill(self, peer: int) -> None:
+        """End a peer for good. What it has sent and is on its way arrives."""
+        self.dead.add(peer)
+        self.queues = {pair: queue for pair, queue in self.queues.items() if pair[1] != peer}
+
+    def run(self, upto: int) -> None:
+        """Run until every member that lives has completed `upto` rounds, or nothing moves any more."""
+        while True:
+            living = [each for each in self.peers if each.participant.peer not in self.dead]
+            able = [
+                each.participant.peer
+                for each in living
+                if each.participant.is_member and not each.participant.session.in_round and each.round < upto
+            ]
+            waiting = [pair for pair, queue in self.queues.items() if queue]
+            if not able and not waiting:
+                return
+            if self.random.random() < self.restarts:
+                self.restart(self.random.choice(living).participant.peer)
+            elif able and (not waiting or self.random.random() < 0.3):
+                peer = self.random.choice(able)
+                self.peers[peer].step()
+                self.perform(peer, self.peers[peer].begin(0.0))
+            else:
+                sender, receiver = self.random.choice(waiting)
+                seq, frame = self.queues[sender, receiver].popleft()
+                self.perform(receiver, self.peers[receiver].receive(sender, seq, frame, 0.0))
+
+    @property
+    def members(self) -> list[Participant]:
+        """The members that live."""
+        participants = [peer.participant for peer in self.peers if peer.participant.peer not in self.dead]
+        return [participant for participant in participants if participant.is_member]
+
+    def rounds(self) -> dict[int, int]:
+        return {member.peer: member.round for member in self.members}
+
+    def weight(self) -> float:
+        """Return Σu of the members."""
+        return sum(member.algorithm.u for member in self.members)
+
+    def drift(self) -> npt.NDArray[np.float64]:
+        """Return Σx of the members less what the local steps of all peers put in."""
+        total = sum((member.algorithm.x.astype(np.float64) for member in self.members), np.zeros(LAYOUT.size))
+        return total - sum((_pull(peer).kept for peer in self.peers), np.zeros(LAYOUT.size))
+
+    def spread(self) -> float:
+        """Return the largest distance of a member's model from another's, in one coordinate."""
+        return float(np.ptp([member.model() for member in self.members], axis=0).max())
+
+
+def newcomer(peer: int) -> Newcomer:
+    """Return what a newcomer says of itself."""
+    return Newcomer(f"peer-{peer}", f"192.0.2.{peer}:7700", None, b"signed for %d" % peer)
+
+
+def _check_newcomer(peer: int, said: Newcomer) -> None:
+    """Stands for the check of a certificate: what it says is signed for this peer alone."""
+    if said != newcomer(peer):
+        raise SecurityError("the certificate is another peer's")
+
+
+def _pull(peer: DurablePeer) -> Pull:
+    assert isinstance(peer.participant.local_steps, Pull)
+    return peer.participant.local_steps

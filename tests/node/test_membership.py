@@ -1,0 +1,337 @@
+"""Peers join, leave and are lost in the midst of a run, whatever is killed around it; see `changing_members`."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from peer.errors import ConfigError, RemoteProtocolError, StateError
+from peer.gossip.membership import Change, ChangeKind
+from tests.node.changing_members import Cluster
+
+PUSH_SUM = [("sgp", "exponential"), ("sparse-push", "directed-ring"), ("scsp", "ring"), ("quant-sgp", "exponential")]
+DOUBLY = [
+    ("d-psgd", "ring"), ("deep-squeeze", "ring"), ("choco-sgd", "ring"), ("dcd-psgd", "ring"), ("moniqua", "ring"),
+    ("d2", "ring"), ("moniqua-d2", "line"), ("allreduce", "complete"),
+]  # fmt: skip
+UNSTEADY = [("naive-quantized", "ring"), ("ecd-psgd", "ring")]
+"""The mean of these moves by what the compressor leaves out."""
+
+
+@pytest.mark.parametrize(("algorithm", "graph"), PUSH_SUM)
+def test_a_leaving_peer_hands_over_all_its_mass(algorithm: str, graph: str) -> None:
+    cluster = Cluster(algorithm, graph, seed=1)
+    before = cluster.drift()
+    cluster.run(4)
+    change = cluster.announce(2, ChangeKind.LEAVE, 2)
+    cluster.run(change.effective + 3)
+    assert cluster.rounds() == dict.fromkeys((0, 1, 3, 4), change.effective + 3)
+    assert cluster.peers[2].participant.has_left
+    assert cluster.weight() == pytest.approx(5.0, abs=1e-12)
+    np.testing.assert_allclose(cluster.drift(), before, atol=2e-5)
+
+
+@pytest.mark.parametrize(("algorithm", "graph"), PUSH_SUM)
+def test_a_joining_peer_gets_half_of_its_sponsor(algorithm: str, graph: str) -> None:
+    cluster = Cluster(algorithm, graph, seed=2)
+    before = cluster.drift()
+    cluster.run(4)
+    change = cluster.announce(1, ChangeKind.JOIN, 5)
+    cluster.run(change.effective + 3)
+    assert cluster.rounds() == dict.fromkeys(range(6), change.effective + 3)
+    assert cluster.weight() == pytest.approx(5.0, abs=1e-12)
+    np.testing.assert_allclose(cluster.drift(), before, atol=2e-5)
+
+
+@pytest.mark.parametrize(("algorithm", "graph"), PUSH_SUM)
+def test_what_a_lost_peer_never_received_returns(algorithm: str, graph: str) -> None:
+    cluster = Cluster(algorithm, graph, seed=3)
+    cluster.run(4)
+    cluster.kill(3)
+    cluster.run(60)
+    waiting = cluster.rounds()
+    assert max(waiting.values()) < 12, "its neighbours wait for it"
+    change = cluster.declare_lost(3)
+    cluster.run(90)
+    assert cluster.rounds() == dict.fromkeys((0, 1, 2, 4), 90)
+    # What is missing is what the lost peer had, and what it had from others for good: never more than that.
+    assert change.effective < 60
+    assert 3.0 < cluster.weight() < 5.0
+    assert cluster.spread() < 0.5
+
+
+@pytest.mark.parametrize(("algorithm", "graph"), DOUBLY)
+def test_the_mean_is_that_of_those_who_are_there(algorithm: str, graph: str) -> None:
+    cluster = Cluster(algorithm, graph, seed=4, gradients_until=8)
+    cluster.run(8)
+    change = cluster.announce(2, ChangeKind.LEAVE, 2)
+    cluster.run(change.effective)
+    mean = cluster.drift()
+    cluster.run(change.effective + 8)
+    np.testing.assert_allclose(cluster.drift(), mean, atol=2e-5)
+    change = cluster.announce(0, ChangeKind.JOIN, 5)
+    cluster.run(change.effective)
+    sponsored = cluster.drift()
+    cluster.run(change.effective + 4)
+    np.testing.assert_allclose(cluster.drift(), sponsored, atol=2e-5)
+    cluster.kill(4)
+    cluster.declare_lost(4)
+    cluster.run(90)
+    assert cluster.rounds() == dict.fromkeys((0, 1, 3, 5), 90)
+    assert cluster.spread() < 0.5
+
+
+@pytest.mark.parametrize(("algorithm", "graph"), UNSTEADY)
+def test_an_unsteady_mean_goes_on_with_other_members(algorithm: str, graph: str) -> None:
+    cluster = Cluster(algorithm, graph, seed=4, gradients_until=8)
+    cluster.run(4)
+    cluster.announce(2, ChangeKind.LEAVE, 2)
+    change = cluster.announce(0, ChangeKind.JOIN, 5)
+    cluster.run(change.effective + 2)
+    cluster.kill(4)
+    cluster.declare_lost(4)
+    cluster.run(90)
+    assert cluster.rounds() == dict.fromkeys((0, 1, 3, 5), 90)
+    assert cluster.spread() < 0.1
+
+
+@pytest.mark.parametrize("algorithm", ["moniqua", "moniqua-d2"])
+def test_codes_are_read_before_anyone_goes(algorithm: str) -> None:
+    """With so small a θ neighbours ask for more bits; whoever leaves, or gets other neighbours, answers before that."""
+    models = []
+    for seed, restarts in ((5, 0.0), (6, 0.02)):
+        cluster = Cluster(algorithm, "ring", seed=seed, theta=1e-3, restarts=restarts)
+        cluster.run(4)
+        cluster.announce(2, ChangeKind.LEAVE, 2)
+        cluster.announce(3, ChangeKind.JOIN, 5)
+        cluster.run(34)
+        assert cluster.rounds() == dict.fromkeys((0, 1, 3, 4, 5), 34)
+        assert all(member.algorithm.metrics().repairs for member in cluster.members if member.peer != 5)
+        models.append([member.algorithm.x.tobytes() for member in cluster.members])
+    assert models[0] == models[1]
+
+
+def test_a_fixed_theta_bears_other_members() -> None:
+    cluster = Cluster("moniqua", "ring", seed=5, theta=8.0, theta_mode="constant", gradients_until=8)
+    cluster.run(8)
+    change = cluster.announce(2, ChangeKind.LEAVE, 2)
+    cluster.run(change.effective)
+    mean = cluster.drift()
+    cluster.run(60)
+    np.testing.assert_allclose(cluster.drift(), mean, atol=2e-5)
+    assert cluster.spread() < 0.1
+
+
+@pytest.mark.parametrize("algorithm", ["d2", "moniqua-d2"])
+def test_what_was_had_of_a_lost_peer_is_not_added_for_ever(algorithm: str) -> None:
+    """D² repeats what its mean did in the last round: without the plain step it would drift by the same in each."""
+    cluster = Cluster(algorithm, "ring", seed=6, gradients_until=12)
+    cluster.run(6)
+    cluster.kill(1)
+    cluster.run(60)
+    change = cluster.declare_lost(1)
+    cluster.run(change.effective + 1)
+    mean = cluster.drift()
+    cluster.run(90)
+    np.testing.assert_allclose(cluster.drift(), mean, atol=1e-3)
+    assert cluster.spread() < 0.1
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_all_have_one_model_again_after_a_loss(seed: int) -> None:
+    """Some heard the last gradient of the lost peer and others did not."""
+    cluster = Cluster("allreduce", "complete", seed=seed)
+    cluster.run(4)
+    cluster.kill(1)
+    cluster.run(60)
+    change = cluster.declare_lost(1)
+    cluster.run(change.effective)
+    assert len({member.algorithm.x.tobytes() for member in cluster.members}) == 1
+
+
+@pytest.mark.parametrize(("algorithm", "graph"), [*PUSH_SUM, *DOUBLY[2:], *UNSTEADY])
+def test_kills_around_every_change_leave_no_trace(algorithm: str, graph: str) -> None:
+    """A peer leaves and one joins while processes end and start again: the bits are those of the run without that."""
+    models = []
+    for seed, restarts in ((5, 0.0), (6, 0.01), (7, 0.03)):
+        cluster = Cluster(algorithm, graph, seed=seed, restarts=restarts)
+        cluster.run(4)
+        cluster.announce(2, ChangeKind.LEAVE, 2)
+        cluster.announce(3, ChangeKind.JOIN, 5)
+        cluster.run(34)
+        assert cluster.rounds() == dict.fromkeys((0, 1, 3, 4, 5), 34)
+        models.append([(member.algorithm.x.tobytes(), member.algorithm.u) for member in cluster.members])
+    assert models[0] == models[1] == models[2]
+
+
+@pytest.mark.parametrize("seed", range(len(PUSH_SUM) + len(DOUBLY)))
+def test_kills_around_a_loss_lose_nothing(seed: int) -> None:
+    """Whoever is killed around the declaration of a loss takes back what it had given exactly once: the weight that is
+    left is that of the run in which nobody else was killed, up to what the lost peer had for good by chance."""
+    algorithm, graph = [*PUSH_SUM, *DOUBLY][seed]
+    cluster = Cluster(algorithm, graph, seed=seed, restarts=0.02)
+    cluster.run(4)
+    cluster.kill(1)
+    cluster.run(60)
+    cluster.declare_lost(1)
+    cluster.run(60)
+    assert cluster.rounds() == dict.fromkeys((0, 2, 3, 4), 60)
+    assert 3.0 < cluster.weight() < 5.0
+    weight = cluster.weight()
+    cluster.run(70)
+    assert cluster.weight() == pytest.approx(weight, abs=1e-12)
+
+
+def test_a_sponsor_that_joined_late_tells_of_itself_too() -> None:
+    cluster = Cluster("quant-sgp", "exponential", num_peers=7, seed=14)
+    cluster.run(3)
+    for issuer, kind, subject in ((3, ChangeKind.LEAVE, 3), (1, ChangeKind.JOIN, 5), (5, ChangeKind.JOIN, 6)):
+        change = cluster.announce(issuer, kind, subject)
+        cluster.run(change.effective + 2)
+    assert cluster.rounds() == dict.fromkeys((0, 1, 2, 4, 5, 6), change.effective + 2)
+    assert cluster.weight() == pytest.approx(5.0, abs=1e-12)
+
+
+def test_two_changes_at_the_same_time_need_no_settling() -> None:
+    cluster = Cluster("quant-sgp", "exponential", seed=8)
+    cluster.run(3)
+    # Neither knows of the other.
+    one, two = cluster.announce(0, ChangeKind.LEAVE, 0), cluster.announce(4, ChangeKind.LEAVE, 4)
+    assert one.effective == two.effective
+    cluster.run(one.effective + 4)
+    assert cluster.rounds() == dict.fromkeys((1, 2, 3), one.effective + 4)
+    assert cluster.weight() == pytest.approx(5.0, abs=1e-12)
+
+
+def test_a_lost_peer_may_have_been_about_to_leave() -> None:
+    cluster = Cluster("sparse-push", "exponential", seed=9)
+    cluster.run(3)
+    leave = cluster.announce(2, ChangeKind.LEAVE, 2)
+    cluster.run(6)
+    cluster.kill(2)
+    cluster.run(leave.effective - 1)
+    # Its heir waits for it no more than anybody else.
+    cluster.declare_lost(2)
+    cluster.run(60)
+    assert cluster.rounds() == dict.fromkeys((0, 1, 3, 4), 60)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_peer_whose_sponsor_is_lost_joins_with_next_to_nothing(seed: int) -> None:
+    """Nobody else can give it the half that its sponsor had promised; its neighbours' models are its model at once."""
+    cluster = Cluster("sgp", "exponential", seed=seed)
+    cluster.run(4)
+    change = cluster.announce(1, ChangeKind.JOIN, 5)
+    cluster.kill(1)
+    cluster.run(60)
+    cluster.declare_lost(1)
+    cluster.run(change.effective)
+    assert cluster.weight() < 5.0
+    cluster.run(90)
+    assert cluster.rounds() == dict.fromkeys((0, 2, 3, 4, 5), 90)
+    assert cluster.spread() < 0.5
+
+
+def test_without_push_sum_there_is_no_joining_without_a_sponsor() -> None:
+    cluster = Cluster("d-psgd", "ring", seed=1)
+    cluster.run(4)
+    cluster.announce(1, ChangeKind.JOIN, 5)
+    cluster.kill(1)
+    cluster.run(60)
+    cluster.declare_lost(1)
+    with pytest.raises(StateError, match="the sponsor of this peer was lost"):
+        cluster.run(60)
+
+
+def test_nobody_runs_ahead_of_those_who_have_not_heard_of_a_loss() -> None:
+    """On a line whose middle is lost the ends hear nobody until the graph without it counts."""
+    cluster = Cluster("choco-sgd", "line", num_first=3, num_peers=3, seed=2)
+    cluster.run(4)
+    cluster.kill(1)
+    cluster.run(60)
+    waiting = cluster.rounds()
+    change = cluster.peers[0].participant.plan(ChangeKind.LOST, 1)
+    deed = cluster.peers[0].announce(change, 0.0)
+    cluster.run(60)
+    assert cluster.rounds() == waiting, "peer 2 has said nothing of it"
+    assert cluster.peers[0].participant.session.waiting_for == (2,)
+    cluster.perform(0, deed)
+    cluster.run(60)
+    assert cluster.rounds() == {0: 60, 2: 60}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "graph"), [("sparse-push", "exponential"), ("choco-sgd", "ring"), ("d2", "ring")]
+)
+def test_two_peers_are_lost_at_once(algorithm: str, graph: str) -> None:
+    """The second can say nothing of the first: all wait for it until it is given up too."""
+    cluster = Cluster(algorithm, graph, seed=5)
+    cluster.run(4)
+    cluster.kill(1)
+    cluster.kill(3)
+    cluster.run(60)
+    cluster.declare_lost(1)
+    cluster.run(60)
+    assert {member.session.waiting_for for member in cluster.members} == {(3,)}
+    cluster.declare_lost(3)
+    cluster.run(90)
+    assert cluster.rounds() == dict.fromkeys((0, 2, 4), 90)
+    assert cluster.spread() < 0.5
+
+
+def test_all_go_by_who_heard_most_of_a_lost_peer() -> None:
+    cluster = Cluster("sgp", "exponential", seed=3)
+    cluster.run(4)
+    cluster.kill(3)
+    cluster.run(60)
+    heard = {p.peer: p.session.last_heard(3) for p in cluster.members}
+    cluster.declare_lost(3)
+    cluster.run(60)
+    reports = {change.issuer: change.heard_round for change in cluster.members[0].changes}
+    assert reports == {peer: round_ or 0 for peer, round_ in heard.items()}
+
+
+def test_changes_that_cannot_be_are_refused() -> None:
+    cluster = Cluster("sparse-push", seed=10)
+    cluster.run(2)
+    participant = cluster.peers[0].participant
+    with pytest.raises(ConfigError, match="peer 5 is no member"):
+        participant.plan(ChangeKind.LOST, 5)
+    with pytest.raises(ConfigError, match="peer 1 is a member"):
+        participant.plan(ChangeKind.JOIN, 1)
+    cluster.announce(0, ChangeKind.LEAVE, 0)
+    with pytest.raises(ConfigError, match="about to"):
+        participant.plan(ChangeKind.JOIN, 5)
+    with pytest.raises(RemoteProtocolError, match="says that peer 3"):
+        cluster.peers[1].receive(0, cluster.peers[1].incoming[0].last_seq + 1, _leave_of_another(), 0.0)
+    with pytest.raises(StateError, match="declared this peer lost"):
+        cluster.peers[1].participant.learn(Change(ChangeKind.LOST, 1, 2, 50), 0.0, source=2)
+    with pytest.raises(StateError, match="counts from round 1"):
+        cluster.peers[1].participant.learn(Change(ChangeKind.LOST, 4, 2, 1), 0.0, source=2)
+
+
+@pytest.mark.parametrize("kind", [ChangeKind.LEAVE, ChangeKind.LOST])
+def test_a_former_member_cannot_come_back(kind: ChangeKind) -> None:
+    cluster = Cluster("sparse-push", "exponential", seed=12)
+    cluster.run(3)
+    if kind is ChangeKind.LEAVE:
+        change = cluster.announce(3, kind, 3)
+    else:
+        cluster.kill(3)
+        change = cluster.declare_lost(3)
+    cluster.run(change.effective + 2)
+    with pytest.raises(ConfigError, match="whoever left or was lost cannot come back"):
+        cluster.peers[0].participant.plan(ChangeKind.JOIN, 3)
+
+
+def test_a_change_after_the_end_is_refused() -> None:
+    cluster = Cluster("sgp", seed=11)
+    cluster.run(95)
+    with pytest.raises(ConfigError, match="the run ends after round 99"):
+        cluster.peers[0].participant.plan(ChangeKind.LEAVE, 0)
+
+
+def _leave_of_another() -> bytes:
+    from peer.node.membership_codec import pb
+
+    return b"SM" + pb.MembershipChange(kind=2, subject=3, issuer=0, effective_round=50).SerializeToString()

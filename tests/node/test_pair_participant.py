@@ -1,0 +1,195 @@
+"""One peer of an asynchronous run without I/O: whom it asks, when it asks again, and what its rows say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from peer.compress.layout import Layout
+from peer.errors import LocalProtocolError, RemoteProtocolError, StateError
+from peer.gossip import build_pair_node
+from peer.node.pair_participant import EXCHANGES_SKIPPED, PairParticipant, PairTurn
+from peer.state.metrics import RoundRecord
+from tests.gossip.drive import contexts, ring, schedule_of
+from tests.node.local_steps import SIZES, Pull
+
+
+def participants(n: int, **more: Any) -> list[PairParticipant]:
+    nodes = contexts(schedule_of(ring(n)), Layout.of_sizes(SIZES), rounds=100)
+    starts = np.arange(n, dtype=np.float32)[:, None] * np.ones(8, np.float32)
+    return [
+        PairParticipant(
+            algorithm=build_pair_node("ad-psgd", node, start), local_steps=Pull(float(i)), cpu_clock=lambda: 0.0, **more
+        )
+        for i, (node, start) in enumerate(zip(nodes, starts, strict=True))
+    ]
+
+
+def deliver(peers: list[PairParticipant], sender: int, turn: PairTurn, now: float = 0.0) -> None:
+    """Deliver what a turn sends, and what that sends, until nothing is on its way."""
+    waiting = [(sender, parcel) for parcel in turn.parcels]
+    while waiting:
+        source, parcel = waiting.pop(0)
+        answer = peers[parcel.receiver].receive(source, parcel.frame, now)
+        waiting.extend((parcel.receiver, each) for each in answer.parcels)
+
+
+def iterate(peers: list[PairParticipant], peer: int, now: float = 0.0) -> RoundRecord:
+    deliver(peers, peer, peers[peer].read(), now)
+    peers[peer].compute()
+    record = peers[peer].step(now).finished
+    assert record is not None
+    return record
+
+
+def test_an_iteration_reads_averages_and_steps() -> None:
+    peers = participants(3)
+    record = iterate(peers, 0)
+    partner = next(i for i in (1, 2) if peers[i].algorithm.staleness.exchanges)
+    # The gradient at what was read is 0; what was averaged meanwhile stays.
+    assert np.array_equal(peers[0].model(), np.full(8, partner / 2, np.float32))
+    assert (record.round, record.loss, record.rate) == (0, 1.0, 0.25)
+    assert (record.exchanges, record.staleness, record.messages, record.values) == (1, 1.0, 1, 8)
+    assert record.frame_bytes > record.payload_bytes > 0
+    assert peers[0].round == 1
+
+
+def test_whoever_is_busy_is_left_alone_and_another_is_asked_after_the_pause() -> None:
+    peers = participants(3)
+    first = peers[0].read().parcels[0]
+    # The one that is asked is in an exchange of its own; nobody answers that yet.
+    peers[first.receiver].read()
+    busy = peers[first.receiver].receive(0, first.frame, 1.0)
+    turn = peers[0].receive(first.receiver, busy.parcels[-1].frame, 1.0)
+    wake_at = peers[0].wake_at
+    assert turn.parcels == []
+    assert wake_at is not None
+    assert 1.0 < wake_at < 1.1
+    assert peers[0].timer(wake_at - 1e-4).parcels == []
+    (second,) = peers[0].timer(wake_at).parcels
+    assert second.receiver == 3 - first.receiver
+    assert peers[0].open_partner == second.receiver
+
+
+def test_what_has_not_come_about_by_the_step_is_dropped() -> None:
+    peers = participants(3)
+    first = peers[0].read().parcels[0]
+    peers[first.receiver].read()
+    busy = peers[first.receiver].receive(0, first.frame, 1.0)
+    peers[0].receive(first.receiver, busy.parcels[-1].frame, 1.0)
+    peers[0].compute()
+    assert peers[0].step(1.0).finished is not None
+    assert peers[0].wake_at is None
+    assert peers[0].timer(10.0).parcels == []
+    assert peers[0].can_read
+
+
+def test_a_neighbour_that_is_down_is_not_chosen() -> None:
+    peers = participants(3)
+    peers[0].reachable = frozenset({2})
+    for _ in range(10):
+        (request,) = peers[0].read().parcels
+        assert request.receiver == 2
+        deliver(peers, 0, PairTurn(parcels=[request]))
+        peers[0].compute()
+        peers[0].step(0.0)
+    peers[0].reachable = frozenset()
+    assert peers[0].read().parcels == []
+
+
+def test_a_step_before_the_reply_holds_the_next_read_back() -> None:
+    peers = participants(3)
+    turn = peers[0].read()
+    assert turn.open_request == turn.parcels[0]
+    peers[0].compute()
+    assert peers[0].step(0.0).open_request == turn.parcels[0]
+    assert not peers[0].can_read
+    deliver(peers, 0, turn)
+    assert peers[0].can_read
+    assert peers[0].open_partner is None
+    # It is repeated after a reconnect, and the answer is the same.
+    before = [peer.model().copy() for peer in peers]
+    deliver(peers, 0, turn)
+    assert all(np.array_equal(peer.model(), x) for peer, x in zip(peers, before, strict=True))
+
+
+def test_an_exchange_whose_partner_is_gone_is_given_up() -> None:
+    peers = participants(3)
+    turn = peers[0].read()
+    peers[0].compute()
+    peers[0].step(0.0)
+    partner = turn.parcels[0].receiver
+    assert peers[0].abandon(partner).open_request is None
+    assert peers[0].can_read
+    assert peers[0].read(waited_s=2.5).parcels
+    peers[0].compute()
+    record = peers[0].step(3.0).finished
+    assert record is not None
+    assert record.wait_s == 2.5
+
+
+def test_what_is_answered_after_the_last_step_is_counted_with_it() -> None:
+    peers = participants(3)
+    record = iterate(peers, 0)
+    answered = 0
+    while not answered:
+        iterate(peers, 1)
+        answered = peers[0].algorithm.staleness.exchanges - record.exchanges
+    closing = peers[0].closing_record()
+    assert closing is not None
+    assert closing.exchanges == record.exchanges + answered
+    assert closing.messages == record.messages + answered
+    assert closing.payload_bytes > record.payload_bytes
+    assert (closing.round, closing.loss, closing.staleness) == (record.round, record.loss, record.staleness)
+
+
+def test_an_open_request_survives_in_the_state() -> None:
+    peers = participants(3)
+    iterate(peers, 0)
+    turn = peers[0].read()
+    peers[0].compute()
+    peers[0].step(0.0)
+    state, arrays = peers[0].state()
+    again = participants(3)[0]
+    assert again.restore(state, arrays).open_request == turn.open_request
+    assert np.array_equal(again.local_steps.state()["kept"], peers[0].local_steps.state()["kept"])
+    assert np.array_equal(again.model(), peers[0].model())
+    assert again.round == 2
+    # New ones can get numbers that nobody has seen.
+    again.skip_exchanges()
+    assert again.algorithm.next_exchange == peers[0].algorithm.next_exchange + EXCHANGES_SKIPPED
+    peers[0] = again
+    deliver(peers, 0, PairTurn(parcels=[turn.parcels[0]]))
+    assert again.algorithm.staleness.exchanges == 2
+
+
+def test_a_state_in_flux_or_of_another_model_is_refused() -> None:
+    peers = participants(3)
+    state, arrays = peers[0].state()
+    peers[0].read()
+    with pytest.raises(LocalProtocolError, match="flux"):
+        peers[0].state()
+    with pytest.raises(StateError, match="another shape"):
+        peers[1].restore({**state, "layout": "another"}, arrays)
+    with pytest.raises(StateError, match="does not fit"):
+        peers[1].restore(state, {name: array for name, array in arrays.items() if name != "algorithm/x"})
+
+
+def test_frames_in_the_name_of_others_are_refused() -> None:
+    peers = participants(3)
+    (request,) = peers[0].read().parcels
+    liar = 3 - request.receiver
+    with pytest.raises(RemoteProtocolError, match=f"peer {liar}: sent a frame in the name of peer 0"):
+        peers[request.receiver].receive(liar, request.frame, 0.0)
+    with pytest.raises(RemoteProtocolError, match="peer 1"):
+        peers[0].receive(1, request.frame[:-1], 0.0)
+
+
+def test_calls_out_of_order_are_refused() -> None:
+    peers = participants(3)
+    with pytest.raises(LocalProtocolError, match="computed at what was read"):
+        peers[0].compute()
+    with pytest.raises(LocalProtocolError, match="needs a gradient"):
+        peers[0].step(0.0)

@@ -1,0 +1,218 @@
+"""What `sotto doctor` finds, with neighbours that are real listeners on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+import pytest
+
+from peer import __version__
+from peer.config import JOB_PARTS, Config, load
+from peer.config_writer import Host, write_cluster, write_peer_file
+from peer.net.hello import HelloInfo
+from peer.net.security import CertificateAuthority, load_credentials
+from peer.net.transport import Neighbor, Transport
+from peer.ops.enrollment import admit, request
+from peer.ops.local_cluster import free_ports
+from tests.cli.runner import sotto
+from tests.net.transport_peers import Mind
+
+Change = Callable[[Config], Config]
+
+
+def same(config: Config) -> Config:
+    return config
+
+
+@pytest.fixture
+def kits(tmp_path: Path) -> Path:
+    """Three peers on a directed ring: 0 and 1 listen, 2 dials out."""
+    one, two = free_ports(2)
+    hosts = [Host("127.0.0.1", one), Host("127.0.0.1", two), Host(None, 0)]
+    write_cluster(tmp_path, load(environment={}), hosts)
+    return tmp_path
+
+
+@contextmanager
+def running(folder: Path, index: int, change: Change = same, **hello: Any) -> Iterator[None]:
+    """A peer of the cluster that answers, in a thread with a loop of its own."""
+    file = folder / f"peer-{index}" / "peer.toml"
+    config = change(load(file, environment={}))
+    ready, over = Event(), Event()
+
+    async def serve() -> None:
+        others = [Neighbor(i, p.name, p.advertise, dial=False) for i, p in enumerate(config.peers) if i != index]
+        facts: dict[str, Any] = {
+            "run": "digits", "algorithm": "x", "job_digest": config.job_digest(), "model_digest": "",
+            "graph_digest": "", "num_peers": 3, "name": config.peers[index].name, "job_parts": JOB_PARTS,
+            "software": f"sottovoce {__version__}",
+        }  # fmt: skip
+        transport = Transport(
+            me=index, listen=config.peer.listen, neighbors=others, hello=HelloInfo(**(facts | hello)),
+            security=load_credentials(config.security, file.parent, None), options=config.transport, handler=Mind(),
+        )  # fmt: skip
+        await transport.start()
+        ready.set()
+        while not over.is_set():
+            await asyncio.sleep(0.01)
+        await transport.close("the test is over")
+
+    thread = Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    try:
+        assert ready.wait(20)
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def rewrite(folder: Path, index: int, change: Change) -> None:
+    file = folder / f"peer-{index}" / "peer.toml"
+    write_peer_file(file, change(load(file, environment={})), force=True)
+
+
+def advertise(index: int, address: str | None) -> Change:
+    def change(config: Config) -> Config:
+        peers = list(config.peers)
+        peers[index] = peers[index].model_copy(update={"advertise": address})
+        return config.model_copy(update={"peers": tuple(peers)})
+
+    return change
+
+
+def examine(folder: Path, index: int) -> tuple[int, list[dict[str, str]]]:
+    result = sotto("doctor", "--config", str(folder / f"peer-{index}" / "peer.toml"), "--json")
+    return result.exit_code, json.loads(result.stdout)["findings"]
+
+
+def of(findings: list[dict[str, str]], check: str, level: str) -> str:
+    return " | ".join(
+        f"{f['sentence']} → {f['advice']}" for f in findings if (f["check"], f["level"]) == (check, level)
+    )
+
+
+def test_a_healthy_peer_is_reached_both_ways_before_it_runs(kits: Path) -> None:
+    with running(kits, 1):
+        code, findings = examine(kits, 0)
+    assert code == 0
+    assert {each["level"] for each in findings} == {"ok"}
+    assert "is free; this peer does not run" in of(findings, "port", "ok")
+    assert "reaches this peer at 127.0.0.1:" in of(findings, "peer-1", "ok")
+    assert "cannot be dialled, and dials this peer" in of(findings, "peer-2", "ok")
+
+
+def test_a_peer_that_only_dials_out_is_told_how_it_is_seen(kits: Path) -> None:
+    with running(kits, 0), running(kits, 1):
+        code, findings = examine(kits, 2)
+    assert code == 0
+    assert "listens nowhere" in of(findings, "port", "ok")
+    assert "does not dial this peer, and sees it come from 127.0.0.1" in of(findings, "peer-0", "ok")
+
+
+def test_a_neighbour_that_does_not_run_and_one_that_cannot_dial_back(kits: Path) -> None:
+    code, findings = examine(kits, 0)
+    assert code == 6
+    assert "nobody listens at 127.0.0.1:" in of(findings, "peer-1", "error")
+    assert "start that peer, or correct its advertise" in of(findings, "peer-1", "error")
+    # The others know this peer under an address that leads nowhere.
+    (nowhere,) = free_ports(1)
+    for index in range(3):
+        rewrite(kits, index, advertise(0, f"127.0.0.1:{nowhere}"))
+    with running(kits, 1):
+        code, findings = examine(kits, 0)
+    assert code == 6
+    assert f"cannot reach this peer: nobody listens at 127.0.0.1:{nowhere}" in of(findings, "peer-1", "error")
+    assert f"open TCP port {nowhere} in the firewall of this device, or forward it" in of(findings, "peer-1", "error")
+
+
+def test_lists_jobs_and_releases_that_differ_are_named(kits: Path) -> None:
+    def other_rate(config: Config) -> Config:
+        training = config.training.model_copy(update={"learning_rate": 0.5})
+        return advertise(0, "10.9.9.9:1")(config.model_copy(update={"training": training}))
+
+    with running(kits, 1, other_rate, software="sottovoce 9.9"):
+        code, findings = examine(kits, 0)
+    assert code == 6
+    assert "its job differs from ours in [training]" in of(findings, "peer-1", "error")
+    assert f"runs sottovoce 9.9, this is sottovoce {__version__}" in of(findings, "peer-1", "warning")
+    assert "would dial this peer at 10.9.9.9:1, where our list says 127.0.0.1:" in of(findings, "peer-1", "warning")
+
+
+def test_a_clock_that_is_off_is_told_with_both_directions(kits: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from peer.ops import doctor
+
+    ahead = list(doctor._clock("ben", 120.0, 0.5))
+    assert (ahead[0].level, ahead[0].sentence) == ("warning", "its clock is 120 s ahead of ours")
+    assert "timedatectl set-ntp true" in ahead[0].advice
+    assert next(iter(doctor._clock("ben", -200_000.0, 0.5))).level == "error"
+    # What the way there and back may explain is no difference.
+    assert not list(doctor._clock("ben", 5.5, 1.0))
+    with running(kits, 1):
+        true_time = doctor.time.time
+        monkeypatch.setattr("peer.net.transport.time.time", lambda: true_time() + 3600)
+        # Both modules share the clock; only the neighbour's answer is an hour ahead.
+        monkeypatch.setattr("peer.ops.doctor.time", type("Clock", (), {"time": staticmethod(true_time)}))
+        _, findings = examine(kits, 0)
+    assert "its clock is 3600 s ahead of ours" in of(findings, "peer-1", "warning")
+
+
+def test_certificates_that_end_soon_are_revoked_readable_or_of_others(kits: Path) -> None:
+    folder = kits / "peer-0"
+    authority = CertificateAuthority.load(kits / "ca.pem", kits / "ca.key")
+
+    def use(days: int, name: str = "peer-0", by: CertificateAuthority = authority) -> None:
+        for file in (folder / "peer.pem", folder / "peer.key"):
+            file.unlink()
+        by.issue(name, days=days).write(folder / "peer.pem", folder / "peer.key")
+
+    use(days=10)
+    _, findings = examine(kits, 0)
+    assert "9 days from now → get a new one: `sotto init --join` here" in of(findings, "certificate", "warning")
+    use(days=10, name="peer-1")
+    code, findings = examine(kits, 0)
+    assert (code, "is made out to 'peer-1', but this peer is 'peer-0'" in of(findings, "certificate", "error")) == (
+        3,
+        True,
+    )
+    use(days=10, by=CertificateAuthority.create("elsewhere"))
+    assert "they belong to different runs" in of(examine(kits, 0)[1], "certificate", "error")
+    use(days=100)
+    (folder / "peer.key").chmod(0o644)
+    assert "every user of this machine may read" in of(examine(kits, 0)[1], "certificate", "error")
+    (folder / "peer.key").chmod(0o600)
+    assert sotto("revoke", str(kits), "peer-0").exit_code == 6
+    assert "was revoked" in of(examine(kits, 0)[1], "certificate", "error")
+
+
+def test_a_port_of_another_program_is_named(kits: Path) -> None:
+    listen = load(kits / "peer-0" / "peer.toml", environment={}).peer.listen or ""
+    with socket.create_server(("127.0.0.1", int(listen.rpartition(":")[2]))):
+        code, findings = examine(kits, 0)
+    assert code == 2
+    assert "is in use by another program → end it, or change peer.listen" in of(findings, "port", "error")
+
+
+def test_two_that_cannot_be_dialled_need_a_relay(kits: Path) -> None:
+    rewrite(kits, 0, advertise(1, None))
+    rewrite(kits, 0, advertise(0, None))
+    code, findings = examine(kits, 0)
+    assert code == 2
+    assert "neither it nor this peer can be dialled → give one of the two" in of(findings, "peer-1", "error")
+
+
+def test_a_device_that_was_signed_later_need_not_be_known_yet(kits: Path) -> None:
+    request(kits / "peer-3", "garage", None, 7700)
+    assert admit(kits, (kits / "peer-3" / "request.pem").read_bytes()).index == 3
+    with running(kits, 0), running(kits, 1):
+        code, findings = examine(kits, 3)
+    assert (code, {each["level"] for each in findings}) == (0, {"ok"})
+    assert "does not know this peer yet; it will when this peer is started" in of(findings, "peer-0", "ok")
+    assert "which joins through another one" in of(findings, "peer-2", "ok")

@@ -1,0 +1,135 @@
+"""Models out of checkpoints: de-biased, averaged, and only where they belong together."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from safetensors.numpy import load_file
+
+from peer.config import Config, PeerAddress, load
+from peer.config_writer import place_peers, write_cluster
+from peer.errors import ConfigError, StateError
+from peer.ops.export import export_model
+from peer.run_setup import Job
+from peer.simulate import run as simulator
+from peer.state.checkpoints import Checkpoint, StateFolder
+from tests.cli.runner import sotto
+
+JOB = Config(peers=tuple(PeerAddress(name=f"peer-{index}") for index in range(2)))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run folder of two peers without checkpoints."""
+    write_cluster(tmp_path / "run" / "peers", JOB, place_peers(2, [], 7700))
+    return tmp_path / "run"
+
+
+def save(run: Path, peer: int, done: int, x: npt.NDArray[np.float32], u: float) -> None:
+    """Leave a checkpoint of a peer as its daemon does."""
+    file = run / "peers" / f"peer-{peer}" / "peer.toml"
+    job = Job.open(load(file, environment={}), file.parent)
+    trainer = job.trainer(peer)
+    participant = job.participant(peer, trainer, trainer.layout, trainer.initial_vector())
+    state, arrays = participant.state()
+    arrays |= {"algorithm/x": x, "algorithm/u": np.array([u])}
+    folder = StateFolder(file.parent / "state")
+    folder.checkpoints.save(Checkpoint(done, state, arrays))
+    folder.close()
+
+
+def size() -> int:
+    return Job.open(JOB, Path()).trainer(0).layout.size
+
+
+def flat(path: Path) -> npt.NDArray[np.float32]:
+    tensors = load_file(path)
+    names = ("linear1.weight", "linear1.bias", "linear2.weight", "linear2.bias")
+    assert {name for name in tensors if not name.endswith("running_range")} == set(names)
+    return np.concatenate([tensors[name].reshape(-1) for name in names])
+
+
+def test_the_model_of_a_peer_is_x_over_u(run: Path, tmp_path: Path) -> None:
+    x = np.arange(size(), dtype=np.float32)
+    save(run, 1, 40, x, 0.5)
+    for source, wanted in ((run, 1), (run / "peers" / "peer-1", None), (run / "peers" / "peer-1" / "state", None)):
+        output = tmp_path / f"{source.name}.safetensors"
+        if source == run:
+            save(run, 0, 40, x, 1.0)
+        exported = export_model(source, output, peer_index=wanted)
+        assert (exported.round, exported.peers) == (40, (1,))
+        np.testing.assert_array_equal(flat(output), 2 * x)
+
+
+def test_the_average_is_the_mass_over_the_weight(run: Path, tmp_path: Path) -> None:
+    x = np.ones(size(), dtype=np.float32)
+    save(run, 0, 30, x, 0.5)
+    save(run, 1, 30, 3 * x, 1.5)
+    exported = export_model(run, tmp_path / "m.safetensors")
+    assert (exported.round, exported.peers) == (30, (0, 1))
+    np.testing.assert_array_equal(flat(tmp_path / "m.safetensors"), 2 * x)
+
+
+def test_only_checkpoints_of_one_round_are_averaged(run: Path, tmp_path: Path) -> None:
+    x = np.ones(size(), dtype=np.float32)
+    save(run, 0, 10, x, 1.0)
+    save(run, 0, 20, 5 * x, 1.0)
+    save(run, 1, 10, 3 * x, 1.0)
+    assert export_model(run, tmp_path / "m.safetensors").round == 10
+    np.testing.assert_array_equal(flat(tmp_path / "m.safetensors"), 2 * x)
+
+
+def test_peers_without_a_common_round_are_not_mixed(run: Path, tmp_path: Path) -> None:
+    x = np.ones(size(), dtype=np.float32)
+    save(run, 0, 20, x, 1.0)
+    save(run, 1, 10, x, 1.0)
+    with pytest.raises(StateError, match=r"newest: 20, 10.*--peer"):
+        export_model(run, tmp_path / "m.safetensors")
+    assert not (tmp_path / "m.safetensors").exists()
+
+
+def test_a_model_of_another_shape_is_refused(run: Path, tmp_path: Path) -> None:
+    save(run, 0, 10, np.ones(size(), dtype=np.float32), 1.0)
+    file = run / "peers" / "peer-0" / "peer.toml"
+    file.write_text(file.read_text().replace("task_options = {}", "task_options = {hidden = 3}"))
+    with pytest.raises(StateError, match="another shape"):
+        export_model(run / "peers" / "peer-0", tmp_path / "m.safetensors")
+
+
+def test_a_peer_that_does_not_exist_is_named(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--peer.*got 2.*0 to 1"):
+        export_model(run, tmp_path / "m.safetensors", peer_index=2)
+
+
+def test_an_export_in_8_bits_tells_both_accuracies(run: Path, tmp_path: Path) -> None:
+    job = Job.open(JOB, Path())
+    x = job.trainer(0).initial_vector()
+    save(run, 0, 30, x, 1.0)
+    save(run, 1, 30, x, 1.0)
+    exported = export_model(run, tmp_path / "m.safetensors", int8=True)
+    assert exported.description == "the average of 2 peers after 30 rounds, weights in 8 bits"
+    assert set(exported.accuracy) == {"float32", "int8"}
+    stored = load_file(tmp_path / "m.safetensors")
+    assert stored["linear1.weight"].dtype == np.int8
+    restored = stored["linear1.weight"].astype(np.float32) * stored["linear1.weight.scale"]
+    assert np.abs(restored.reshape(-1) - x[: restored.size]).max() <= 0.51 * stored["linear1.weight.scale"][0]
+
+
+def test_the_model_of_a_simulation_is_exported_in_8_bits(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    config = load(overrides=["run.rounds=60", "data.skew=0", "algorithm.name=sgp"], environment={})
+    simulated = simulator.run(config, tmp_path, num_peers=2, directory=folder, stacked=True, baseline=False)
+    result = sotto("export", str(folder), "--int8", "-o", str(tmp_path / "m.safetensors"), "--json")
+    assert result.exit_code == 0, result.output
+    answer = json.loads(result.stdout)
+    assert answer["accuracy"]["int8"] == pytest.approx(simulated.summary.averaged_accuracy, abs=0.02)
+    assert answer["accuracy"]["float32"] == pytest.approx(simulated.summary.averaged_accuracy, abs=0.02)
+    assert answer["bytes"] == (tmp_path / "m.safetensors").stat().st_size
+    shown = sotto("export", str(folder), "--int8", "-o", str(tmp_path / "again.safetensors")).stdout
+    assert "test accuracy: " in shown
+    assert " % in 8 bits, " in shown

@@ -1,0 +1,126 @@
+"""`sotto up` as a user runs it: the run folder it leaves, and that Ctrl-C leaves nothing running."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from peer.config import load
+from peer.simulate.run import run
+from peer.state.checkpoints import find_checkpoints, load_checkpoint
+
+SHORT = ("--set", "run.rounds=40", "--set", "evaluation.every_rounds=20", "--set", "training.warmup_rounds=5")
+
+
+def sotto_up(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "peer", "up", "--no-live", "--runs-dir", str(folder), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+        start_new_session=True,
+    )
+
+
+def peers_below(folder: Path) -> list[int]:
+    """Return the processes that run a configuration below the folder."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if b"--config" in words and str(folder).encode() in words[words.index(b"--config") + 1]:
+            found.append(int(entry.name))
+    return found
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 90.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_run_leaves_everything_in_its_folder(tmp_path: Path) -> None:
+    process = sotto_up(
+        tmp_path, "--peers", "3", "--name", "first", "--json", *SHORT, "--set", "data.holdout_fraction=0.1"
+    )
+    out, err = process.communicate(timeout=200)
+    assert process.returncode == 0, err
+    summary = json.loads(out)
+    folder = tmp_path / "first"
+    assert {"config.toml", "metrics.sqlite", "model.safetensors", "report.html", "summary.json"} <= {
+        path.name for path in folder.iterdir()
+    }
+    assert load(folder / "config.toml", environment={}).run.rounds == 40
+    model = safetensors.numpy.load_file(folder / "model.safetensors")
+    trained = [array.size for name, array in model.items() if not name.endswith("running_range")]
+    assert sum(trained) == summary["parameters"]
+    assert len(trained) < len(model), "digits train in 8 bits, so the ranges of the activations belong to the model"
+    assert len(summary["peer_accuracy"]) == len(summary["holdout_accuracy"]) == 3
+    # Every kind of byte count holds the one inside it.
+    sizes = [summary[f"{kind}_bytes"] for kind in ("payload", "frame", "protobuf", "socket", "packet")]
+    assert sizes == sorted(sizes)
+    assert 0 < summary["entropy_bits_per_parameter"] <= summary["bits_per_parameter"]
+    assert not peers_below(tmp_path)
+
+
+@pytest.mark.parametrize("moment", ["starting", "training"])
+def test_ctrl_c_leaves_nothing_running(tmp_path: Path, moment: str) -> None:
+    process = sotto_up(
+        tmp_path, "--peers", "3", "--set", "run.rounds=100000", "--set", "state.checkpoint_every_rounds=5"
+    )
+    wait_until(lambda: len(peers_below(tmp_path)) == 3)
+    if moment == "training":
+        wait_until(lambda: len(list(tmp_path.glob("*/peers/*/state/checkpoint-*"))) > 0)
+    os.kill(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    wait_until(lambda: not peers_below(tmp_path), timeout_s=5.0)
+
+
+@pytest.mark.slow
+def test_a_run_that_was_stopped_is_resumed_to_the_same_bits(tmp_path: Path) -> None:
+    slowly = ("--set", "peer.slow_down=8", "--set", "state.checkpoint_every_rounds=5")
+    process = sotto_up(tmp_path, "--peers", "2", "--name", "first", *SHORT, *slowly)
+    wait_until(lambda: len(list(tmp_path.glob("first/peers/*/state/checkpoint-*"))) > 0)
+    os.kill(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    other = sotto_up(tmp_path, "--resume", "first", "--set", "run.rounds=50")
+    assert "as it was configured" in other.communicate(timeout=60)[1]
+    process = sotto_up(tmp_path, "--resume", "first", "--json")
+    out, err = process.communicate(timeout=200)
+    assert process.returncode == 0, err
+    assert json.loads(out)["rounds"] == 40
+    config = load(tmp_path / "first" / "config.toml", environment={})
+    undisturbed = run(config, tmp_path, num_peers=2, baseline=False)
+    found = [
+        load_checkpoint(find_checkpoints(folder)[-1]).arrays for folder in sorted(tmp_path.glob("first/peers/*/state"))
+    ]
+    models = [(arrays["algorithm/x"] / np.float32(arrays["algorithm/u"][0])).tobytes() for arrays in found]
+    assert models == [z.tobytes() for z in undisturbed.models]
+    again = sotto_up(tmp_path, "--resume", "first")
+    assert "complete" in again.communicate(timeout=60)[1]
+
+
+def test_a_peer_that_dies_ends_the_run_with_its_last_words(tmp_path: Path) -> None:
+    process = sotto_up(tmp_path, "--peers", "3", "--set", "training.learning_rate=1000", *SHORT)
+    _, err = process.communicate(timeout=200)
+    assert process.returncode == 4, err
+    assert "training.learning_rate" in err
+    assert "Traceback" not in err
+    assert not peers_below(tmp_path)

@@ -1,0 +1,137 @@
+"""Checkpoints: whole or absent, never half; one process a folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from peer.errors import StateError
+from peer.state.checkpoints import Checkpoint, StateFolder, find_checkpoints, load_checkpoint, parse_checkpoint
+
+
+def _checkpoint(round_: int) -> Checkpoint:
+    return Checkpoint(round_, {"seen": [1, 2]}, {"x": np.arange(round_ + 1, dtype=np.float32), "u": np.array([0.5])})
+
+
+def test_a_checkpoint_comes_back_as_it_was(tmp_path: Path) -> None:
+    folder = StateFolder(tmp_path / "state")
+    folder.checkpoints.save(_checkpoint(7))
+    loaded = folder.checkpoints.newest()
+    assert loaded is not None
+    assert (loaded.round, loaded.state) == (7, {"seen": [1, 2]})
+    assert loaded.arrays["x"].tobytes() == np.arange(8, dtype=np.float32).tobytes()
+    assert loaded.arrays["u"].dtype == np.float64
+
+
+def test_arrays_of_every_kind_and_shape_come_back(tmp_path: Path) -> None:
+    kinds = ["float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
+    arrays = {kind: np.array([1, 0, 1], kind) for kind in [*kinds, "bool"]} | {
+        "none": np.zeros(0, np.float32),
+        "one": np.array(7, np.int64),
+        "matrix": np.arange(6.0).reshape(2, 3),
+        "every second": np.arange(10, dtype=np.float32)[::2],
+        "large": np.arange(300_000, dtype=np.float32),
+    }
+    saved = StateFolder(tmp_path).checkpoints
+    loaded = load_checkpoint(tmp_path / saved.save(Checkpoint(1, {}, arrays))).arrays
+    assert loaded.keys() == arrays.keys()
+    for name, array in arrays.items():
+        assert (loaded[name].dtype, loaded[name].shape) == (array.dtype, array.shape)
+        assert loaded[name].tobytes() == array.tobytes()
+
+
+def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
+    folder = StateFolder(tmp_path, keep=2)
+    for round_ in (1, 2, 30, 100):
+        folder.checkpoints.save(_checkpoint(round_))
+    assert [load_checkpoint(path).round for path in find_checkpoints(tmp_path)] == [30, 100]
+
+
+def test_of_regular_rounds_as_many_are_kept_beside_the_newest(tmp_path: Path) -> None:
+    """Peers that save early, each when its own journal is full, still have a checkpoint of one round in common."""
+    folder = StateFolder(tmp_path, keep=2, regular=10)
+    for round_ in (10, 20, 30, 33, 36, 39):
+        folder.checkpoints.save(_checkpoint(round_))
+    assert folder.checkpoints.rounds() == [20, 30, 36, 39]
+
+
+def test_going_back_leaves_the_older_checkpoint(tmp_path: Path) -> None:
+    folder = StateFolder(tmp_path, keep=5)
+    for round_ in (10, 20, 30):
+        folder.checkpoints.save(_checkpoint(round_))
+    assert folder.checkpoints.go_back(25) == 20
+    newest = folder.checkpoints.newest()
+    assert newest is not None
+    assert newest.round == 20
+    assert folder.checkpoints.go_back(5) == 0
+    assert folder.checkpoints.newest() is None
+
+
+def test_a_second_process_cannot_use_the_folder(tmp_path: Path) -> None:
+    first = StateFolder(tmp_path)
+    with pytest.raises(StateError, match="in use by another peer process"):
+        StateFolder(tmp_path)
+    first.close()
+    StateFolder(tmp_path).close()
+
+
+@pytest.mark.parametrize("keep_bytes", [0, 5, 60])
+def test_a_truncated_checkpoint_is_refused_in_a_sentence(tmp_path: Path, keep_bytes: int) -> None:
+    path = tmp_path / StateFolder(tmp_path).checkpoints.save(_checkpoint(3))
+    path.write_bytes(path.read_bytes()[:keep_bytes])
+    with pytest.raises(StateError, match=str(path)):
+        load_checkpoint(path)
+
+
+@pytest.mark.parametrize("at", [3, 30, 150, -1])
+def test_a_changed_byte_anywhere_is_noticed(tmp_path: Path, at: int) -> None:
+    path = tmp_path / StateFolder(tmp_path).checkpoints.save(_checkpoint(3))
+    data = bytearray(path.read_bytes())
+    data[at] ^= 0x04
+    path.write_bytes(data)
+    with pytest.raises(StateError, match=str(path)):
+        load_checkpoint(path)
+
+
+def test_the_format_of_version_0_1_is_read(tmp_path: Path) -> None:
+    metadata = {"state": '{"seen": [3]}', "round": "12", "format": "1"}
+    path = tmp_path / "checkpoint-00000012.safetensors"
+    safetensors.numpy.save_file({"x": np.arange(3, dtype=np.float32), "u": np.array([0.25])}, path, metadata)
+    loaded = load_checkpoint(path)
+    assert (loaded.round, loaded.state) == (12, {"seen": [3]})
+    assert loaded.arrays["x"].tolist() == [0.0, 1.0, 2.0]
+    assert loaded.arrays["u"].tolist() == [0.25]
+
+
+def test_the_library_reads_what_is_written(tmp_path: Path) -> None:
+    path = tmp_path / StateFolder(tmp_path).checkpoints.save(_checkpoint(3))
+    assert safetensors.numpy.load_file(path)["x"].tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_a_checkpoint_of_a_newer_format_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint-00000012.safetensors"
+    safetensors.numpy.save_file({}, path, {"state": "{}", "round": "12", "format": "3"})
+    with pytest.raises(StateError, match="has format 3, this version reads 1 to 2"):
+        load_checkpoint(path)
+
+
+def test_a_leftover_of_an_interrupted_write_is_not_a_checkpoint(tmp_path: Path) -> None:
+    folder = StateFolder(tmp_path)
+    folder.checkpoints.save(_checkpoint(3))
+    (tmp_path / ".checkpoint-00000009.safetensors.new").write_bytes(b"half")
+    newest = folder.checkpoints.newest()
+    assert newest is not None
+    assert newest.round == 3
+
+
+def test_no_flipped_bit_passes_for_a_checkpoint(tmp_path: Path) -> None:
+    """Names and types of arrays are part of what is checked: a renamed array is as lost as a damaged one."""
+    whole = (tmp_path / StateFolder(tmp_path).checkpoints.save(_checkpoint(2))).read_bytes()
+    for position in range(8 * len(whole)):
+        damaged = bytearray(whole)
+        damaged[position // 8] ^= 1 << position % 8
+        with pytest.raises(StateError):
+            parse_checkpoint(bytes(damaged), "damaged")

@@ -1,0 +1,84 @@
+"""A folder of files: what is appended is there, whichever way it goes to the disk."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from peer.state.disk import RealDisk, replace
+
+_LARGE = 9 << 20
+"""More than two of the blocks that go past the page cache."""
+
+
+def pieces(*sizes: int) -> list[memoryview]:
+    """Return memory of the given sizes, all of it different."""
+    generator = np.random.default_rng(5)
+    return [generator.integers(0, 256, size, dtype=np.uint8).data for size in sizes]
+
+
+@pytest.mark.parametrize(
+    "sizes", [(0,), (5, 7), (1 << 20,), ((1 << 20) + 1,), (4 << 20,), (_LARGE,), (17, _LARGE, 3), (3_000_001,) * 3]
+)
+def test_a_file_holds_what_it_was_made_of_however_large(tmp_path: Path, sizes: tuple[int, ...]) -> None:
+    parts = pieces(*sizes)
+    disk = RealDisk(tmp_path)
+    replace(disk, "file", parts)
+    assert disk.read("file") == b"".join(parts)
+    assert disk.names() == ["file"]
+
+
+def test_what_follows_a_large_beginning_is_appended_to_it(tmp_path: Path) -> None:
+    large, small, more = pieces(_LARGE + 100, 50, 2 << 20)
+    handle = RealDisk(tmp_path).create("file")
+    for part in (large, small, more):
+        handle.append([part])
+    assert handle.size == len(large) + len(small) + len(more)
+    handle.close()
+    assert RealDisk(tmp_path).read("file") == b"".join((large, small, more))
+
+
+def test_a_file_system_that_cannot_pass_the_page_cache_is_written_to_as_usual(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(file: int, command: int, argument: int = 0) -> int:
+        if argument & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return 0
+
+    monkeypatch.setattr(fcntl, "fcntl", refuse)
+    parts = pieces(17, _LARGE)
+    replace(RealDisk(tmp_path), "file", parts)
+    assert RealDisk(tmp_path).read("file") == b"".join(parts)
+
+
+def test_a_disk_that_takes_other_units_gets_the_rest_as_usual(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    really, calls = os.write, []
+
+    def write(file: int, data: memoryview) -> int:
+        calls.append(len(data))
+        if len(calls) == 1:
+            return really(file, data[: 1 << 20])
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(os, "write", write)
+    parts = pieces(17, _LARGE)
+    replace(RealDisk(tmp_path), "file", parts)
+    assert RealDisk(tmp_path).read("file") == b"".join(parts)
+
+
+def test_a_full_disk_is_an_error_also_past_the_page_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(file: int, data: memoryview) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", write)
+    disk = RealDisk(tmp_path)
+    disk.create("file").append(pieces(10))
+    with pytest.raises(OSError, match="No space"):
+        replace(disk, "file", pieces(_LARGE))
+    assert disk.size("file") == 10

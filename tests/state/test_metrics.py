@@ -1,0 +1,64 @@
+"""The metrics file: rows are replaced, files of earlier versions go on, nothing is left beside it."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+from peer.state.metrics import ConsensusRecord, EvaluationRecord, LinkRecord, MetricsStore, RoundRecord, Summary
+
+
+def test_a_round_that_is_repeated_counts_once(tmp_path: Path) -> None:
+    store = MetricsStore(tmp_path / "metrics.sqlite")
+    store.put(RoundRecord(peer=1, round=3, time_s=0.5, loss=2.0))
+    store.put(RoundRecord(peer=1, round=3, time_s=0.7, loss=1.0), RoundRecord(peer=0, round=3, time_s=0.7))
+    assert [(r.peer, r.loss) for r in store.rounds()] == [(0, None), (1, 1.0)]
+
+
+def test_what_is_written_comes_back(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.sqlite"
+    records = (
+        RoundRecord(peer=0, round=0, time_s=0.1, payload_bytes=7, theta=0.25),
+        EvaluationRecord(peer=0, round=1, split="test", correct=(1, 2), total=(3, 4), loss=0.5),
+        LinkRecord(peer=0, neighbor=1, frames=2, socket_bytes=None, up=True),
+        ConsensusRecord(round=1, consensus_distance=0.5, model_norm=2.0),
+    )
+    store = MetricsStore(path)
+    store.put(*records)
+    store.close()
+    assert [file.name for file in tmp_path.iterdir()] == ["metrics.sqlite"]
+    reader = MetricsStore(path, read_only=True)
+    assert (*reader.rounds(), *reader.evaluations(), *reader.links(), *reader.consensus()) == records
+    reader.close()
+
+
+def test_rounds_after_a_checkpoint_are_dropped(tmp_path: Path) -> None:
+    store = MetricsStore(tmp_path / "metrics.sqlite")
+    store.put(*(RoundRecord(peer=0, round=t, time_s=0.0) for t in range(5)))
+    store.drop_after(2)
+    assert [r.round for r in store.rounds()] == [0, 1, 2]
+    assert [r.round for r in store.rounds(after=1)] == [2]
+
+
+def test_a_file_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.sqlite"
+    with sqlite3.connect(path) as old:
+        old.execute('CREATE TABLE rounds ("peer", "round", "time_s", PRIMARY KEY (peer, round))')
+        old.execute("INSERT INTO rounds VALUES (0, 0, 0.5)")
+    old.close()
+    store = MetricsStore(path)
+    store.put(RoundRecord(peer=0, round=1, time_s=1.0, loss=0.25))
+    assert store.rounds() == [
+        RoundRecord(peer=0, round=0, time_s=0.5),
+        RoundRecord(peer=0, round=1, time_s=1.0, loss=0.25),
+    ]
+
+
+def test_a_summary_comes_back_from_its_file(tmp_path: Path) -> None:
+    summary = Summary(
+        name="a", algorithm="sgp", compressor="none", graph="ring", num_peers=2, rounds=1, seed=0, parameters=3,
+        seconds=1.5, peer_accuracy=[0.5, 0.25], peer_names=["a", "b"],
+    )  # fmt: skip
+    summary.save(tmp_path / "summary.json")
+    assert Summary.load(tmp_path / "summary.json") == summary
+    assert summary.worst_accuracy == 0.25

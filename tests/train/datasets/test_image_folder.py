@@ -1,0 +1,129 @@
+"""Folders of images: every device sees the same set, decodes what it needs, and says which file is none."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from peer.errors import DataError
+from peer.train.datasets import image_folder
+from peer.train.datasets.image_folder import FolderData, list_splits, read_image, require_pillow
+
+
+def write(path: Path, color: tuple[int, int, int], *, size: tuple[int, int] = (40, 30)) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, color).save(path)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A set of two classes, 3 and 2 images to train and 1 each to test with."""
+    for index in range(3):
+        write(tmp_path / f"set/train/ant/{index}.png", (10 * index, 0, 0))
+    for index in range(2):
+        write(tmp_path / f"set/train/bee/{index}.JPEG", (0, 200, 0))
+    write(tmp_path / "set/val/ant/0.png", (1, 2, 3))
+    write(tmp_path / "set/val/bee/0.png", (4, 5, 6))
+    (tmp_path / "set/train/ant/notes.txt").write_text("no image")
+    return tmp_path
+
+
+@pytest.mark.parametrize("inside", ["", "set"])
+def test_classes_and_images_are_in_the_order_of_their_names(folder: Path, inside: str):
+    classes, train, test = list_splits(folder / inside)
+    assert classes == ("ant", "bee")
+    assert [path.name for path in train.paths] == ["0.png", "1.png", "2.png", "0.JPEG", "1.JPEG"]
+    assert train.labels.tolist() == [0, 0, 0, 1, 1]
+    assert test.labels.tolist() == [0, 1]
+
+
+def test_a_batch_holds_normalised_pixels(folder: Path):
+    _, train, _ = list_splits(folder)
+    images, labels = FolderData(train, size=16).batch(torch.tensor([2, 4, 0]))
+    assert images.shape == (3, 3, 16, 16)
+    assert labels.tolist() == [0, 1, 0]
+    expected = (20 / 255 - 0.485) / 0.229
+    assert torch.allclose(images[0, 0], torch.tensor(expected), atol=1e-5)
+
+
+def test_each_image_is_decoded_once(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    decoded = []
+
+    def counting(path: Path, size: int) -> torch.Tensor:
+        decoded.append(path.name)
+        return read_image(path, size)
+
+    monkeypatch.setattr(image_folder, "read_image", counting)
+    data = FolderData(list_splits(folder)[1], size=8)
+    first = data.batch(torch.tensor([1, 3]))[0]
+    assert torch.equal(data.batch(torch.tensor([1, 3, 1]))[0][:2], first)
+    assert decoded == ["1.png", "0.JPEG"]
+
+
+def test_the_middle_square_is_kept(tmp_path: Path):
+    pixels = np.zeros((20, 60, 3), np.uint8)
+    pixels[:, 20:40] = 255
+    Image.fromarray(pixels).save(tmp_path / "wide.png")
+    assert read_image(tmp_path / "wide.png", 20).min() == 255
+    Image.fromarray(pixels.transpose(1, 0, 2)).save(tmp_path / "tall.png")
+    assert read_image(tmp_path / "tall.png", 10).float().mean() > 250
+
+
+@pytest.mark.parametrize("mode", ["L", "P", "RGBA", "CMYK", "1"])
+def test_any_kind_of_pixels_becomes_three_channels(tmp_path: Path, mode: str):
+    path = tmp_path / ("image.jpeg" if mode == "CMYK" else "image.png")
+    Image.new("RGB", (9, 9), (255, 255, 255)).convert(mode).save(path)
+    assert read_image(path, 9).shape == (3, 9, 9)
+
+
+@pytest.mark.parametrize("content", [b"", b"no image", b"\x89PNG\r\n\x1a\n" + bytes(40), b"GIF89a" + bytes(20)])
+def test_a_file_that_is_no_image_is_named(tmp_path: Path, content: bytes):
+    (tmp_path / "broken.png").write_bytes(content)
+    with pytest.raises(DataError, match=r"broken\.png is no image that can be read"):
+        read_image(tmp_path / "broken.png", 8)
+
+
+def test_an_image_cut_short_is_refused(tmp_path: Path):
+    path = tmp_path / "noise.jpeg"
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)).save(path)
+    path.write_bytes(path.read_bytes()[:600])
+    with pytest.raises(DataError, match=r"noise\.jpeg is no image that can be read"):
+        read_image(path, 64)
+
+
+def test_an_image_that_claims_to_be_huge_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    write(tmp_path / "large.png", (0, 0, 0), size=(90, 90))
+    monkeypatch.setattr(image_folder, "MAX_PIXELS", 8000)
+    with pytest.raises(DataError, match=r"large\.png has 90×90 pixels; 8000 are the most"):
+        read_image(tmp_path / "large.png", 8)
+
+
+def test_folders_that_hold_no_set_are_refused(folder: Path, tmp_path: Path):
+    with pytest.raises(DataError, match="there is no folder"):
+        list_splits(tmp_path / "nowhere")
+    with pytest.raises(DataError, match=r"holds no folders train and val \(or test\)"):
+        list_splits(tmp_path / "set/train")
+    write(tmp_path / "set/val/wasp/0.png", (0, 0, 0))
+    with pytest.raises(DataError, match="has the classes wasp, which are not in train"):
+        list_splits(folder)
+
+
+def test_a_set_needs_classes_and_images(tmp_path: Path):
+    (tmp_path / "train/one").mkdir(parents=True)
+    (tmp_path / "val").mkdir()
+    with pytest.raises(DataError, match="at least two"):
+        list_splits(tmp_path)
+    (tmp_path / "train/two").mkdir()
+    with pytest.raises(DataError, match="holds no images"):
+        list_splits(tmp_path)
+
+
+def test_without_pillow_one_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(DataError, match=r"pip install 'sottovoce\[images\]'"):
+        require_pillow()

@@ -1,0 +1,71 @@
+"""Learning-rate schedules."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from peer.errors import ConfigError
+from peer.train.learning_rate import Cosine, Listed, Step, build, step_size_decay
+
+
+def test_step_falls_at_the_milestones():
+    step = Step(1.0, (10, 20), 0.1)
+    assert [step.rate(t) for t in (0, 9, 10, 19, 20)] == pytest.approx([1, 1, 0.1, 0.1, 0.01])
+
+
+@pytest.mark.parametrize(
+    ("epochs", "milestones", "factor", "expected"),
+    [
+        # The low-precision paper, section 4.1: ResNets and VGG-11 on CIFAR-10, the same on Imagenette.
+        (200, (0.5, 0.75), 0.1, {0: 1, 99: 1, 100: 0.1, 149: 0.1, 150: 0.01, 199: 0.01}),
+        (200, (0.15, 0.3, 0.45, 0.6, 0.75, 0.9), 0.5, {29: 1, 30: 0.5, 60: 0.25, 179: 0.5**5, 180: 0.5**6}),
+        (100, (0.5, 0.75), 0.1, {49: 1, 50: 0.1, 75: 0.01}),
+        (100, (0.3, 0.6, 0.9), 0.5, {29: 1, 30: 0.5, 60: 0.25, 90: 0.125}),
+    ],
+)
+def test_the_papers_schedules_fall_at_their_epochs(epochs, milestones, factor, expected):
+    per_epoch = 195
+    schedule = build("step", peak=1.0, rounds=epochs * per_epoch, milestones=milestones, factor=factor)
+    for epoch, rate in expected.items():
+        assert schedule.rate(epoch * per_epoch) == pytest.approx(rate)
+        assert schedule.rate(epoch * per_epoch + per_epoch - 1) == pytest.approx(rate)
+
+
+def test_cosine_falls_from_the_peak_and_never_to_nothing():
+    cosine = Cosine(2.0, 100)
+    rates = [cosine.rate(t) for t in range(100)]
+    assert rates[0] == 2.0
+    assert rates[50] == pytest.approx(1.0)
+    assert all(a > b for a, b in itertools.pairwise(rates))
+    assert 0 < rates[-1] < 1e-3
+    assert cosine.rate(100) == cosine.rate(1000) == 0.0
+
+
+def test_warm_up_is_a_straight_line_to_the_schedule():
+    schedule = build("constant", peak=0.5, rounds=100, warmup_rounds=5)
+    assert [schedule.rate(t) for t in range(6)] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5, 0.5])
+
+
+def test_listed_rates_stay_at_the_last():
+    assert [Listed((3.0, 2.0)).rate(t) for t in range(4)] == [3.0, 2.0, 2.0, 2.0]
+
+
+def test_milestones_are_fractions_of_the_run():
+    schedule = build("step", peak=1.0, rounds=200, milestones=(0.5, 0.75), factor=0.5)
+    assert [schedule.rate(t) for t in (99, 100, 149, 150)] == pytest.approx([1.0, 0.5, 0.5, 0.25])
+
+
+def test_unknown_schedules_are_named():
+    with pytest.raises(ConfigError, match="linear"):
+        build("linear", peak=1.0, rounds=10)
+
+
+def test_decay_of_the_step_size_bounds_every_ratio():
+    rates = [0.1, 0.3, 0.2, 0.05, 0.1]
+    c = step_size_decay(rates)
+    assert c == pytest.approx(6.0)
+    assert all(rates[k] <= c * later for k in range(5) for later in rates[k:])
+    with pytest.raises(ValueError, match="above 0"):
+        step_size_decay([0.1, 0.0])

@@ -1,0 +1,87 @@
+"""Momentum and weight decay, against formulas written out; quasi-global momentum is also in the reference."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from peer.errors import ConfigError
+from peer.train.momentum import KINDS, Momentum
+
+
+def test_weight_decay_comes_before_momentum():
+    g, z = np.array([1.0, -2.0]), np.array([10.0, 20.0])
+    assert np.allclose(Momentum(weight_decay=0.1).direction(g, z), [2.0, 0.0])
+    heavy = Momentum("heavy-ball", beta=0.5, weight_decay=0.1)
+    heavy.direction(g, z)
+    assert np.allclose(heavy.direction(g, z), [3.0, 0.0])
+    assert np.array_equal(g, [1.0, -2.0])
+
+
+def test_heavy_ball_and_nesterov():
+    g = [np.array([1.0]), np.array([2.0])]
+    heavy, nesterov = Momentum("heavy-ball", beta=0.9), Momentum("nesterov", beta=0.9)
+    z = np.zeros(1)
+    assert [float(heavy.direction(v, z)[0]) for v in g] == pytest.approx([1.0, 2.9])
+    assert [float(nesterov.direction(v, z)[0]) for v in g] == pytest.approx([1.9, 2 + 0.9 * 2.9])
+
+
+@pytest.mark.parametrize("kind", ["qg", "qg-nesterov"])
+def test_quasi_global_momentum_follows_what_the_round_did_to_z(kind):
+    m = Momentum(kind, beta=0.9, mu=0.8)
+    z0, z1, g = np.array([1.0]), np.array([0.0]), np.array([2.0])
+    first = {"qg": 2.0, "qg-nesterov": 2 + 0.9 * 2}[kind]
+    assert float(m.direction(g, z0)[0]) == pytest.approx(first)
+    m.after_round(z0, z1, 0.5)
+    hat = 0.2 * 1.0 / 0.5
+    second = {"qg": 0.9 * hat + 2, "qg-nesterov": 2 + 0.9 * (0.9 * hat + 2)}[kind]
+    assert float(m.direction(g, z1)[0]) == pytest.approx(second)
+    m.after_round(z1, z0, 0.0)
+    assert float(m.direction(g, z1)[0]) == pytest.approx(second), "γ = 0 leaves the momentum"
+
+
+def test_mu_is_beta_unless_set():
+    assert Momentum("qg", beta=0.7).mu == 0.7
+
+
+def test_adam_is_adam():
+    rng = np.random.default_rng(0)
+    adam = Momentum("adam", beta=0.9, beta2=0.99, epsilon=1e-8)
+    m = v = np.zeros(5)
+    for t in range(1, 20):
+        g = rng.normal(size=5)
+        m, v = 0.9 * m + 0.1 * g, 0.99 * v + 0.01 * g * g
+        wanted = (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.99**t)) + 1e-8)
+        assert np.allclose(adam.direction(g, np.zeros(5)), wanted, rtol=1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_restored_momentum_goes_on_bit_for_bit_in_float32(kind):
+    rng = np.random.default_rng(1)
+    vectors = rng.normal(size=(10, 3, 40)).astype(np.float32)
+    one, other = Momentum(kind, weight_decay=0.01), Momentum(kind, weight_decay=0.01)
+    for k, (g, z, after) in enumerate(vectors):
+        if k == 5:
+            saved = {name: np.array(value) for name, value in one.state().items()}
+            other.restore(saved)
+        direction = one.direction(g, z).copy()
+        assert direction.dtype == np.float32
+        one.after_round(z, after, 0.1)
+        if k >= 5:
+            assert other.direction(g, z).tobytes() == direction.tobytes()
+            other.after_round(z, after, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [
+        ({"kind": "adamw"}, "kind"),
+        ({"kind": "qg", "beta": 1.0}, "beta"),
+        ({"kind": "qg", "mu": -0.1}, "mu"),
+        ({"weight_decay": -1.0}, "weight_decay"),
+        ({"weight_decay": float("nan")}, "weight_decay"),
+    ],
+)
+def test_wrong_settings_are_named(settings, word):
+    with pytest.raises(ConfigError, match=word):
+        Momentum(**settings)
