@@ -374,23 +374,23 @@ class Config(Section):
         """Return how many of the first `num_peers` peers take part from round 0 on."""
         return num_peers - sum(not peer.is_first for peer in self.peers[:num_peers])
 
-    def job_digest(self) -> str:
-        """Return hex digests, joined by dots, of what all peers of a run must share, in the order of JOB_PARTS.
+    def run_digest(self) -> str:
+        """Return hex digests, joined by dots, of what all peers of a run must share, in the order of SHARED_SECTIONS.
 
         The hello compares them, and can name the part that differs.
         """
-        job: dict[str, Any] = {name: getattr(self, name).model_dump(mode="json") for name in JOB_PARTS[:-1]}
+        job: dict[str, Any] = {name: getattr(self, name).model_dump(mode="json") for name in SHARED_SECTIONS[:-1]}
         # Where files lie is each device's own business.
         job["data"].pop("directory")
         job["graph"].pop("file")
         # So is how much its links carry; only whether there is a limit decides about the averaging rate.
         job["compressor"]["budget_kbytes_per_s"] = self.compressor.budget_kbytes_per_s is not None
         job["peers"] = [peer.name for peer in self.peers[: self.num_listed]]
-        texts = (json.dumps(job[name], sort_keys=True) for name in JOB_PARTS)
+        texts = (json.dumps(job[name], sort_keys=True) for name in SHARED_SECTIONS)
         return ".".join(hashlib.sha256(text.encode()).hexdigest()[:16] for text in texts)
 
 
-JOB_PARTS = ("run", "graph", "algorithm", "compressor", "training", "data", "rounds", "evaluation", "peers")
+SHARED_SECTIONS = ("run", "graph", "algorithm", "compressor", "training", "data", "rounds", "evaluation", "peers")
 """The sections that describe the job, and the names of the peers."""
 
 SECTIONS: Mapping[str, type[Section]] = {

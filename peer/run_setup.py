@@ -325,7 +325,7 @@ def machine_facts() -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Job:
+class RunSetup:
     """Everything that the peers of a run share, computed alike on every device."""
 
     config: Config
@@ -340,7 +340,7 @@ class Job:
     rounds_per_epoch: int = 1
 
     @classmethod
-    def open(cls, config: Config, base: Path, num_peers: int | None = None) -> Job:
+    def open(cls, config: Config, base: Path, num_peers: int | None = None) -> RunSetup:
         """Read the task and its data, deal it out and build the graph. Imports torch."""
         from peer.train import tasks
 

@@ -11,23 +11,23 @@ from peer.compress.layout import Layout
 from peer.compress.payload import FloatArray
 from peer.config import Config
 from peer.gossip.error_feedback import final_rounds_for
-from peer.run_setup import Job, describe_compressor, machine_facts
+from peer.run_setup import RunSetup, describe_compressor, machine_facts
 from peer.state.metrics import ConsensusRecord, EvaluationRecord, MetricsStore, Summary
 from peer.train.baseline import single_process
 from peer.train.local_step import Evaluation
 from peer.train.precision import precision_of
 
 
-def describe_run(config: Config, job: Job, layout: Layout) -> Summary:
+def describe_run(config: Config, setup: RunSetup, layout: Layout) -> Summary:
     """Return a summary with what is known before the first round."""
-    names = [peer.name for peer in config.peers] or [f"peer-{index}" for index in range(job.num_peers)]
+    names = [peer.name for peer in config.peers] or [f"peer-{index}" for index in range(setup.num_peers)]
     return Summary(
         name=config.run.name,
         algorithm=config.algorithm.name,
-        compressor=describe_compressor(job.compressor) if job.spec.compresses else "none (full precision)",
-        graph=job.schedule.name,
-        precision=precision_of(job.task, config.training),
-        num_peers=job.num_peers,
+        compressor=describe_compressor(setup.compressor) if setup.spec.compresses else "none (full precision)",
+        graph=setup.schedule.name,
+        precision=precision_of(setup.task, config.training),
+        num_peers=setup.num_peers,
         rounds=config.run.rounds,
         seed=config.run.seed,
         parameters=layout.size,
@@ -61,7 +61,7 @@ def consensus(done: int, models: Sequence[FloatArray]) -> ConsensusRecord:
 
 
 def finish_summary(
-    summary: Summary, stores: Sequence[MetricsStore], config: Config, job: Job, *, baseline: bool
+    summary: Summary, stores: Sequence[MetricsStore], config: Config, setup: RunSetup, *, baseline: bool
 ) -> None:
     """Fill in what the metrics say, and the accuracy of one process trained on all data if wanted. Where
     `summary.members` names somebody, the accuracies are theirs alone."""
@@ -105,26 +105,26 @@ def finish_summary(
     if distances:
         last = max(distances, key=lambda record: record.round)
         summary.consensus_distance = last.consensus_distance
-        contraction = 1.0 - job.schedule.spectral_gap
+        contraction = 1.0 - setup.schedule.spectral_gap
         if last.model_norm > 0.0 and 0.0 <= contraction < 1.0:
             summary.rounds_to_consensus = final_rounds_for(last.consensus_distance, contraction, 1e-3 * last.model_norm)
     if baseline:
-        summary.single_process_accuracy = train_single_process(config, job)
+        summary.single_process_accuracy = train_single_process(config, setup)
 
 
-def train_single_process(config: Config, job: Job) -> float:
+def train_single_process(config: Config, setup: RunSetup) -> float:
     """Return the accuracy of one process that trains on all data with the same schedule.
 
     Its batch is that of all peers together, so that it sees as many samples as the whole run; it computes in full
     precision, so that the comparison shows what 8 bits cost as well.
     """
     baseline = single_process(
-        job.task,
+        setup.task,
         config.training.model_copy(update={"precision": "float32"}),
         rounds=config.run.rounds,
         seed=config.run.seed,
-        batch_size=config.training.batch_size * job.num_peers,
+        batch_size=config.training.batch_size * setup.num_peers,
         device=config.peer.device,
-        base=job.base,
+        base=setup.base,
     )
     return baseline.evaluation.accuracy

@@ -95,7 +95,7 @@ def test_a_configuration_cannot_be_changed() -> None:
     ],
 )
 def test_a_different_job_has_a_different_digest(override: str) -> None:
-    assert loaded(override).job_digest() != Config().job_digest()
+    assert loaded(override).run_digest() != Config().run_digest()
 
 
 @pytest.mark.parametrize(
@@ -112,16 +112,16 @@ def test_a_different_job_has_a_different_digest(override: str) -> None:
     ],
 )
 def test_a_device_may_differ_without_changing_the_job(override: str) -> None:
-    assert loaded(override).job_digest() == Config().job_digest()
+    assert loaded(override).run_digest() == Config().run_digest()
 
 
 def test_the_list_of_peers_belongs_to_the_job_but_their_addresses_do_not() -> None:
     mine = Config(peers=PEERS)
     moved = Config(peers=(PeerAddress(name="kitchen", advertise="[::1]:1"), PeerAddress(name="garage")))
     swapped = Config(peers=tuple(reversed(PEERS)))
-    assert mine.job_digest() == moved.job_digest()
-    assert mine.job_digest() != swapped.job_digest()
-    assert mine.job_digest() != Config().job_digest()
+    assert mine.run_digest() == moved.run_digest()
+    assert mine.run_digest() != swapped.run_digest()
+    assert mine.run_digest() != Config().run_digest()
 
 
 # -- files ------------------------------------------------------------------------------------------------------------
@@ -191,8 +191,8 @@ def test_an_error_blames_the_command_line_only_for_what_it_set(tmp_path: Path) -
 
 def test_peers_may_have_different_budgets_but_all_or_none() -> None:
     one, other = (loaded(f"compressor.budget_kbytes_per_s={number}") for number in (10, 50))
-    assert one.job_digest() == other.job_digest()
-    assert one.job_digest() != Config().job_digest()
+    assert one.run_digest() == other.run_digest()
+    assert one.run_digest() != Config().run_digest()
 
 
 @pytest.mark.parametrize(("theta", "levels"), [("verified", ["error"]), ("constant", [])])

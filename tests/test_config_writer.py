@@ -43,7 +43,7 @@ def test_a_cluster_on_one_machine(tmp_path: Path) -> None:
     configs = [load(file, environment={}) for file in files]
     assert [config.peer.index for config in configs] == [0, 1, 2]
     assert [config.peer.listen for config in configs] == ["127.0.0.1:7700", "127.0.0.1:7701", "127.0.0.1:7702"]
-    assert len({config.job_digest() for config in configs}) == 1
+    assert len({config.run_digest() for config in configs}) == 1
     assert configs[0].peers == configs[2].peers
     for config, file in zip(configs, files, strict=True):
         name = config.peers[config.peer.index].name

@@ -502,7 +502,7 @@ class Cluster:
             hello = transport._hello
         finally:
             daemon.close()
-        names = ("run", "algorithm", "model_digest", "graph_digest", "job_digest", "num_peers", "software")
+        names = ("run", "algorithm", "model_digest", "graph_digest", "run_digest", "num_peers", "software")
         (self.kits / "hello.json").write_text(json.dumps({name: getattr(hello, name) for name in names}))
 
     def wait_for_round(self, round_: int, limit_s: float = 120.0) -> None:

@@ -32,7 +32,7 @@ from pathlib import Path
 from peer.config import Config, load
 from peer.node.durable import Deed, DurablePeer
 from peer.node.participant import Participant, Turn
-from peer.run_setup import Job
+from peer.run_setup import RunSetup
 from peer.state.disk import RealDisk
 from peer.train.threads import use_one_thread
 
@@ -81,10 +81,10 @@ class Bare:
 
     name = "none"
 
-    def __init__(self, job: Job, folder: Path) -> None:
+    def __init__(self, setup: RunSetup, folder: Path) -> None:
         del folder
         self.cost = Cost()
-        self.peers = make_participants(job)
+        self.peers = make_participants(setup)
 
     def round(self) -> None:
         """Take both peers through a round."""
@@ -102,9 +102,9 @@ class Bare:
 class Durable:
     """Two peers that journal."""
 
-    def __init__(self, job: Job, folder: Path, durability: str) -> None:
-        self.name, self.cost, self._job, self._folder = durability, Cost(), job, folder
-        self._options = job.config.state
+    def __init__(self, setup: RunSetup, folder: Path, durability: str) -> None:
+        self.name, self.cost, self._job, self._folder = durability, Cost(), setup, folder
+        self._options = setup.config.state
         self.peers = self.opened()
         for peer in self.peers:
             peer.open()
@@ -175,11 +175,11 @@ class Durable:
                 self.peers[sender].receipt(i, upto)
 
 
-def make_participants(job: Job) -> list[Participant]:
+def make_participants(setup: RunSetup) -> list[Participant]:
     participants = []
     for i in range(PAIR):
-        trainer = job.trainer(i)
-        participants.append(job.participant(i, trainer, trainer.layout, trainer.initial_vector()))
+        trainer = setup.trainer(i)
+        participants.append(setup.participant(i, trainer, trainer.layout, trainer.initial_vector()))
     return participants
 
 
@@ -216,9 +216,9 @@ def settings(size: int, rounds: int) -> Config:
 
 def measure(size: int, rounds: int, folder: Path) -> tuple[list[Row], float, int]:
     """Return the rows of a model size, and how long recovery took for how many rounds."""
-    job = Job.open(settings(size, rounds), folder, PAIR)
-    process, power = Durable(job, folder, "process"), Durable(job, folder, "power")
-    pairs: list[Bare | Durable] = [Bare(job, folder), process, power]
+    setup = RunSetup.open(settings(size, rounds), folder, PAIR)
+    process, power = Durable(setup, folder, "process"), Durable(setup, folder, "power")
+    pairs: list[Bare | Durable] = [Bare(setup, folder), process, power]
     for number in range(rounds):
         for turn in range(len(pairs)):
             pairs[(number + turn) % len(pairs)].round()

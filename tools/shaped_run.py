@@ -223,10 +223,10 @@ def run_shaped(
 
     Raises SottoError if a peer fails or the run takes longer than `limit_s` seconds.
     """
-    from peer.run_setup import Job
+    from peer.run_setup import RunSetup
 
     base = base or Path()
-    schedule = Job.open(config, base, num_peers).schedule
+    schedule = RunSetup.open(config, base, num_peers).schedule
     edges = [(peer, receiver) for peer in range(num_peers) for receiver in schedule.all_receivers(peer)]
     with shaped_network(num_peers, edges, rate_kbit=rate_kbit) as network:
         hosts = [Host(network.address(peer), PORT) for peer in range(num_peers)]

@@ -22,7 +22,7 @@ from peer.gossip.base import Algorithm
 from peer.gossip.pairwise import Event
 
 
-class Ledger:
+class AuditLog:
     """Collects the frames of a round and writes them when it closes."""
 
     def __init__(self, directory: Path) -> None:

@@ -1,4 +1,4 @@
-"""The process of one peer, whatever its loop: state folder, job, transport, evaluation, operator, signals.
+"""The process of one peer, whatever its loop: state folder, run setup, transport, evaluation, operator, signals.
 
 The loops are `peer.daemon.rounds` (rounds) and `peer.daemon.pairs` (pairs of peers, no rounds). The event loop of
 asyncio belongs to the sockets; whatever takes long runs in worker threads, so that heartbeats and credits are answered
@@ -24,7 +24,7 @@ import numpy as np
 
 from peer import __version__, wire
 from peer.compress.payload import FloatArray
-from peer.config import JOB_PARTS, Config
+from peer.config import SHARED_SECTIONS, Config
 from peer.daemon.exporter import Exporter
 from peer.daemon.frozen_roster import keep, refuse_other_changes, settle
 from peer.daemon.roster import Roster
@@ -41,7 +41,7 @@ from peer.node.durable_pair import DurablePair
 from peer.node.pair_participant import PairParticipant
 from peer.node.participant import Parcel, Participant
 from peer.run_setup import (
-    Job,
+    RunSetup,
     machine_facts,
     unreachable_pairs,
     why_no_changes,
@@ -86,9 +86,9 @@ class Daemon(ABC):
         )
         if not config.peers[self.me].is_first and (why := why_no_changes(config)) is not None:
             raise ConfigError(f"{self.name} cannot join: {why}", key="peers")
-        self.job = Job.open(config, base)
-        self.trainer = self.job.trainer(self.me)
-        schedule, begins = self.job.schedule, self.me in self.job.first_members
+        self.setup = RunSetup.open(config, base)
+        self.trainer = self.setup.trainer(self.me)
+        schedule, begins = self.setup.schedule, self.me in self.setup.first_members
         # Of a run that begins without this peer it learns its neighbours when it joins.
         self.receivers = schedule.all_receivers(self.me) if begins else ()
         self.senders = schedule.all_senders(self.me) if begins else ()
@@ -102,7 +102,7 @@ class Daemon(ABC):
         self._snapshot_wanted = False
         self._to_replay_s = 0.0
         """About how long it would take to repeat what is in the journal."""
-        others = [peer for peer in range(self.job.num_peers) if peer != self.me]
+        others = [peer for peer in range(self.setup.num_peers) if peer != self.me]
         self.traffic = Traffic(self.me, others, self.metrics.links())
         self._machine = machine_facts()
         self._wake = asyncio.Event()
@@ -347,7 +347,7 @@ class Daemon(ABC):
 
     def _members_at_end(self) -> Sequence[int]:
         """Return whose last evaluation is waited for."""
-        return range(self.job.num_peers)
+        return range(self.setup.num_peers)
 
     # -- pieces of the loops -------------------------------------------------------------------------------------------
 
@@ -398,7 +398,7 @@ class Daemon(ABC):
     def _judge(self, done: int, z: FloatArray, x: FloatArray) -> list[EvaluationRecord]:
         """Return the accuracy of the model z on each split, and leave x where `sotto up` looks for it."""
         splits: list[Literal["test", "holdout"]] = ["test"]
-        if len(self.job.manifest.holdout[self.me]):
+        if len(self.setup.manifest.holdout[self.me]):
             splits.append("holdout")
         records = [evaluation_record(self.me, done, split, self.trainer.evaluate(z, split)) for split in splits]
         if self.config.evaluation.keep_models:
@@ -451,7 +451,7 @@ class Daemon(ABC):
         """Return what every checkpoint says of where it belongs."""
         return {
             **self._belongs_to(),
-            "job": self.config.job_digest(),
+            "job": self.config.run_digest(),
             "version": __version__,
             "machine": self._machine,
             "seconds": self._now(),
@@ -463,7 +463,7 @@ class Daemon(ABC):
             "run": self.config.run.name,
             "peer": self.name,
             "model": self.trainer.layout.digest,
-            "graph": self.job.schedule.digest,
+            "graph": self.setup.schedule.digest,
             "algorithm": self.config.algorithm.name,
             "momentum": self.config.training.momentum,
         }
@@ -532,7 +532,7 @@ class Daemon(ABC):
 
     async def _announce(self, kind: ChangeKind, subject: int) -> dict[str, Any]:
         """Announce a change of the members; return from when it counts. Raises SottoError, with what is against it."""
-        raise SottoError(self.job.why_no_changes or "the members of this run cannot change")
+        raise SottoError(self.setup.why_no_changes or "the members of this run cannot change")
 
     # -- a file that changed ------------------------------------------------------------------------------------------
 
@@ -560,8 +560,8 @@ class Daemon(ABC):
         before, now = ({peer.name for peer in each.peers} for each in (self._file, new))
         added = [peer for peer in new.peers if peer.name not in before]
         taken_out = [peer.name for peer in self._file.peers if peer.name not in now]
-        if (added or taken_out) and self.job.why_no_changes is not None:
-            raise ConfigError(self.job.why_no_changes, key="peers")
+        if (added or taken_out) and self.setup.why_no_changes is not None:
+            raise ConfigError(self.setup.why_no_changes, key="peers")
         await self._keep_list()
         self._file = new
         for entry in added:
@@ -640,18 +640,18 @@ class Daemon(ABC):
 
     def _make_transport(self) -> Transport:
         config = self.config
-        if self.me in self.job.first_members:
-            for sentence in unreachable_pairs(config, self.job.schedule, only=self.me):
+        if self.me in self.setup.first_members:
+            for sentence in unreachable_pairs(config, self.setup.schedule, only=self.me):
                 raise ConfigError(sentence, key="peers")
         neighbors = [self.roster.neighbor(peer) for peer in self._linked()]
         hello = HelloInfo(
             run=config.run.name,
             algorithm=config.algorithm.name,
-            job_digest=config.job_digest(),
-            job_parts=JOB_PARTS,
+            run_digest=config.run_digest(),
+            shared_sections=SHARED_SECTIONS,
             model_digest=self.trainer.start_digest(),
-            graph_digest=self.job.schedule.digest,
-            num_peers=self.job.num_peers,
+            graph_digest=self.setup.schedule.digest,
+            num_peers=self.setup.num_peers,
             name=self.name,
             software=f"sottovoce {__version__}",
             max_frame_bytes=wire.max_frame_bytes(self.trainer.layout),
@@ -673,8 +673,8 @@ class Daemon(ABC):
 
     def _hear(self, peer: int, name: str) -> Neighbor | None:
         """Return how a caller is seen that not everybody lists; None for any other. Raises HandshakeRefused."""
-        if peer >= self.job.num_peers and self.job.why_no_changes is not None:
-            raise HandshakeRefused(f"{quote(name)} is not in everybody's list, and {self.job.why_no_changes}")
+        if peer >= self.setup.num_peers and self.setup.why_no_changes is not None:
+            raise HandshakeRefused(f"{quote(name)} is not in everybody's list, and {self.setup.why_no_changes}")
         return self.roster.hear(peer, name)
 
     def _linked(self) -> Sequence[int]:

@@ -57,11 +57,11 @@ class AsynchronousDaemon(Daemon):
         """Read data and checkpoint. Raises SottoError."""
         super().__init__(config, base, reread)
         config = self.config
-        self.participant = self.job.pair_participant(
+        self.participant = self.setup.pair_participant(
             self.me, self.trainer, self.trainer.layout, self.trainer.initial_vector()
         )
         self.durable = DurablePair(self.participant, self.folder.disk, **self._durability())
-        self.ledger = EventLog(self.folder.directory / "ledger") if config.state.ledger else None
+        self.audit_log = EventLog(self.folder.directory / "ledger") if config.state.ledger else None
         self._pair_worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="exchange")
         self._pending: deque[tuple[int, bytes | None]] = deque()
         """(neighbour, frame), or (neighbour, None) where its connection broke."""
@@ -80,8 +80,8 @@ class AsynchronousDaemon(Daemon):
     def close(self) -> None:
         """Release files and threads."""
         self._pair_worker.shutdown(wait=True, cancel_futures=True)
-        if self.ledger is not None:
-            self.ledger.close()
+        if self.audit_log is not None:
+            self.audit_log.close()
         super().close()
 
     # -- steps --------------------------------------------------------------------------------------------------------
@@ -124,8 +124,8 @@ class AsynchronousDaemon(Daemon):
 
     def _log_step(self) -> None:
         events = self.participant.take_events()
-        if self.ledger is not None:
-            self.ledger.write(events, self.participant.gradient)
+        if self.audit_log is not None:
+            self.audit_log.write(events, self.participant.gradient)
 
     async def _until_ready(self) -> float:
         """Wait until the next step may begin; return for how long, in seconds."""
@@ -195,7 +195,7 @@ class AsynchronousDaemon(Daemon):
 
     async def _take(self, peer: int, frame: bytes | None) -> None:
         if frame is None:
-            self._perform(await self._exchange(self.durable.hung_up, peer))
+            self._perform(await self._exchange(self.durable.disconnected, peer))
             return
         try:
             turn = await self._exchange(self.durable.receive, peer, frame, self._now())
@@ -280,9 +280,9 @@ class AsynchronousDaemon(Daemon):
         events = self.participant.take_events()
         description = self._description()
         description["evaluations"] = [evaluation_note(record) for record in list(self.evaluations.values())]
-        if self.ledger is not None:
-            self.ledger.write(events)
-            description["ledger"] = self.ledger.position()
+        if self.audit_log is not None:
+            self.audit_log.write(events)
+            description["ledger"] = self.audit_log.position()
         self.durable.save(description)
 
     async def _take_snapshot(self) -> None:
@@ -296,8 +296,8 @@ class AsynchronousDaemon(Daemon):
         evaluated = {record.round for record in self.metrics.evaluations() if record.peer == self.me}
 
         def on_load(state: Mapping[str, Any]) -> None:
-            if self.ledger is not None:
-                self.ledger.go_back(state.get("ledger", [0, 0]))
+            if self.audit_log is not None:
+                self.audit_log.go_back(state.get("ledger", [0, 0]))
 
         def on_step(turn: PairTurn) -> None:
             assert turn.finished is not None

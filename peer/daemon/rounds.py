@@ -21,7 +21,7 @@ import numpy as np
 
 from peer.compress.payload import FloatArray
 from peer.config import Config
-from peer.daemon.audit_log import Ledger
+from peer.daemon.audit_log import AuditLog
 from peer.daemon.base import Daemon
 from peer.errors import HandshakeRefused, PeerUnreachable, RemoteProtocolError, SottoError, StateError
 from peer.gossip.membership import Change, ChangeKind, Newcomer
@@ -74,19 +74,19 @@ class SynchronousDaemon(Daemon):
         """Read data and checkpoint. Raises SottoError."""
         super().__init__(config, base, reread)
         config = self.config
-        self.ledger = Ledger(self.folder.directory / "ledger") if config.state.ledger else None
-        self.participant = self.job.participant(
+        self.audit_log = AuditLog(self.folder.directory / "ledger") if config.state.ledger else None
+        self.participant = self.setup.participant(
             self.me,
             self.trainer,
             self.trainer.layout,
             self.trainer.initial_vector(),
             check_newcomer=self.roster.check,
-            observe=None if self.ledger is None else self.ledger.observe,
+            observe=None if self.audit_log is None else self.audit_log.observe,
         )
         self.durable = DurablePeer(
             self.participant,
             self.folder.disk,
-            neighbors=[peer for peer in range(self.job.num_peers) if peer != self.me],
+            neighbors=[peer for peer in range(self.setup.num_peers) if peer != self.me],
             **self._durability(),
         )
         self._pending: deque[tuple[int, int, bytes]] = deque()
@@ -197,8 +197,8 @@ class SynchronousDaemon(Daemon):
             self.transport.acknowledge(peer, upto)
 
     async def _close_round(self, record: RoundRecord) -> None:
-        if self.ledger is not None:
-            await self._work(self.ledger.close_round, record.round, self.participant.algorithm)
+        if self.audit_log is not None:
+            await self._work(self.audit_log.close_round, record.round, self.participant.algorithm)
 
     async def _save_at_end(self) -> None:
         if self.participant.session.in_round:
@@ -283,7 +283,7 @@ class SynchronousDaemon(Daemon):
 
     def _members_at_end(self) -> Sequence[int]:
         members = self.participant.members
-        return range(self.job.num_peers) if members is None else members
+        return range(self.setup.num_peers) if members is None else members
 
     async def _announce(self, kind: ChangeKind, subject: int) -> dict[str, Any]:
         granted: asyncio.Future[Change] = asyncio.get_running_loop().create_future()
@@ -351,11 +351,11 @@ class SynchronousDaemon(Daemon):
         members = self.participant.members
         if members is None:
             return self.neighbors
-        lost, first = self.participant.session.lost, set(self.job.first_members)
+        lost, first = self.participant.session.lost, set(self.setup.first_members)
         owed = {peer for peer, link in list(self.durable.out.items()) if link.backlog}
         if self.participant.is_member:
             may_join = {peer for peer in self.roster.expected if self.roster.neighbor(peer).dial}
-            may_join |= set(range(self.job.num_peers)) - first
+            may_join |= set(range(self.setup.num_peers)) - first
             may_join -= {each.subject for each in self.participant.changes}
         else:
             # Those who can be dialled; anyone of them will do.
@@ -453,8 +453,8 @@ class SynchronousDaemon(Daemon):
                     self._count(parcel)
                 counters = dict.fromkeys(self.neighbors, LinkCounters())
                 self.metrics.put(record, *self.traffic.close_round(record.round, counters))
-            if self.ledger is not None:
-                self.ledger.close_round(record.round, self.participant.algorithm)
+            if self.audit_log is not None:
+                self.audit_log.close_round(record.round, self.participant.algorithm)
             done = record.round + 1
             if self._is_evaluated(done) and done not in evaluated:
                 self.metrics.put(*self._judge(done, self.participant.model(), self.participant.algorithm.x))
@@ -521,7 +521,7 @@ class SynchronousDaemon(Daemon):
         return super()._hear(peer, name)
 
     def _asked_to_sponsor(self, peer: int, note: bytes) -> None:
-        newcomer = membership_codec.decode_newcomer(note, sender=peer) if peer >= self.job.num_peers else None
+        newcomer = membership_codec.decode_newcomer(note, sender=peer) if peer >= self.setup.num_peers else None
         if all(each.subject != peer for each in (*self.participant.coming_changes, *self._wishes)):
             self._wishes.append(_Wish(ChangeKind.JOIN, peer, None, newcomer))
             self._wake.set()

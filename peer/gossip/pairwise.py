@@ -227,9 +227,9 @@ class PairNode(ABC):
         """Forget what is open with a peer that is declared lost for good."""
         if self._initiated is not None and self._initiated.partner == peer:
             self._initiated = None
-        self.hung_up(peer)
+        self.disconnected(peer)
 
-    def hung_up(self, peer: int) -> None:
+    def disconnected(self, peer: int) -> None:
         """Forget a repair under way with a peer whose connection broke: it repeats its request, or has forgotten it."""
         if self._responding is not None and self._responding.request.sender == peer:
             self._responding = None

@@ -26,7 +26,7 @@ class HelloInfo:
 
     run: str
     algorithm: str
-    job_digest: str
+    run_digest: str
     """Digests of the parts of the configuration that all peers share, joined by dots."""
     model_digest: str
     """Digest of the parameters that the run starts from."""
@@ -36,7 +36,7 @@ class HelloInfo:
     name: str
     """Name of this peer in the list of peers."""
     software: str = "sottovoce"
-    job_parts: tuple[str, ...] = ()
+    shared_sections: tuple[str, ...] = ()
     """Not told to anyone: the names of those parts."""
     max_frame_bytes: int | None = None
     """Not told to anyone: the largest frame that can occur in this run, where that is known beforehand."""
@@ -97,7 +97,7 @@ def check_job(ours: HelloInfo, theirs: pb.Hello) -> int:
             "every peer needs the same [algorithm]"
         )
     for what, section, their_digest, our_digest in (
-        ("job", _differing_parts(ours, theirs.job_digest), theirs.job_digest, ours.job_digest),
+        ("job", _differing_parts(ours, theirs.run_digest), theirs.run_digest, ours.run_digest),
         # The same words of the configuration can still mean other code or other files.
         ("model", "the code of the task and the file of training.warm_start", theirs.model_digest, ours.model_digest),
         ("graph", "[graph] and its file", theirs.graph_digest, ours.graph_digest),
@@ -109,10 +109,10 @@ def check_job(ours: HelloInfo, theirs: pb.Hello) -> int:
 
 def _differing_parts(ours: HelloInfo, their_digest: str) -> str:
     """Return the sections in which two jobs differ, as a user reads them."""
-    our_parts, their_parts = ours.job_digest.split("."), their_digest.split(".")
-    if len(our_parts) != len(ours.job_parts) or len(their_parts) != len(our_parts):
+    our_parts, their_parts = ours.run_digest.split("."), their_digest.split(".")
+    if len(our_parts) != len(ours.shared_sections) or len(their_parts) != len(our_parts):
         return "sections outside [peer], [security], [state] and [transport]"
-    pairs = zip(ours.job_parts, our_parts, their_parts, strict=True)
+    pairs = zip(ours.shared_sections, our_parts, their_parts, strict=True)
     return " and ".join(f"[{name}]" for name, mine, yours in pairs if mine != yours)
 
 

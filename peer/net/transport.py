@@ -713,8 +713,8 @@ class Transport:
             "protocol": [PROTOCOL_MIN, PROTOCOL_MAX],
             "time": time.time(),
             "seen_as": caller,
-            "job": self._hello.job_digest,
-            "job_parts": list(self._hello.job_parts),
+            "job": self._hello.run_digest,
+            "job_parts": list(self._hello.shared_sections),
             "neighbor": None,
         }
         neighbor = self._neighbors.get(index) if isinstance(index, int) else None
@@ -996,7 +996,7 @@ class Transport:
             algorithm=ours.algorithm,
             model_digest=ours.model_digest,
             graph_digest=ours.graph_digest,
-            job_digest=ours.job_digest,
+            run_digest=ours.run_digest,
             num_peers=ours.num_peers,
             index=self.me,
             name=ours.name,

@@ -127,8 +127,8 @@ class DurablePair:
                 participant.receive(record.peer, record.frame, record.now)
             case Call.TIMER:
                 participant.timer(record.now)
-            case Call.HUNG_UP:
-                participant.hung_up(record.peer)
+            case Call.DISCONNECTED:
+                participant.disconnected(record.peer)
             case Call.ABANDON:
                 participant.abandon(record.peer)
             case Call.SKIP:
@@ -171,9 +171,9 @@ class DurablePair:
         """Ask again, if `wake_at` has passed."""
         return self._called(Call.TIMER, lambda: self.participant.timer(now), now)
 
-    def hung_up(self, peer: int) -> PairTurn:
+    def disconnected(self, peer: int) -> PairTurn:
         """Take note that the connection to a neighbour broke."""
-        return self._called(Call.HUNG_UP, lambda: self.participant.hung_up(peer), peer=peer)
+        return self._called(Call.DISCONNECTED, lambda: self.participant.disconnected(peer), peer=peer)
 
     def abandon(self, peer: int) -> PairTurn:
         """Give up what is open with a neighbour that stays away."""

@@ -176,9 +176,9 @@ class PairParticipant:
             self.wake_at = None
         return self._perform(())
 
-    def hung_up(self, peer: int) -> PairTurn:
+    def disconnected(self, peer: int) -> PairTurn:
         """Take note that the connection to a neighbour broke."""
-        self.algorithm.hung_up(peer)
+        self.algorithm.disconnected(peer)
         return self._perform(())
 
     def abandon(self, peer: int) -> PairTurn:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from peer import __version__, run_setup
-from peer.config import JOB_PARTS, Config, PeerAddress
+from peer.config import SHARED_SECTIONS, Config, PeerAddress
 from peer.errors import ConfigError, RemoteError, SecurityError, SottoError
 from peer.net.hello import PROTOCOL_MAX, PROTOCOL_MIN, HelloInfo
 from peer.net.security import Access, Credentials, TokenAccess, load_credentials
@@ -276,9 +276,11 @@ def _compare(config: Config, name: str, answer: dict[str, Any]) -> Iterator[Find
         yield Finding(name, "error", sentence, "install the same release on both", exit_code=RemoteError.exit_code)
     elif answer.get("software") != f"sottovoce {__version__}":
         yield Finding(name, "warning", f"runs {answer.get('software')}, this is sottovoce {__version__}")
-    ours, theirs = config.job_digest().split("."), str(answer.get("job")).split(".")
+    ours, theirs = config.run_digest().split("."), str(answer.get("job")).split(".")
     if len(ours) == len(theirs) and ours != theirs:
-        parts = " and ".join(f"[{part}]" for part, one, two in zip(JOB_PARTS, ours, theirs, strict=True) if one != two)
+        parts = " and ".join(
+            f"[{part}]" for part, one, two in zip(SHARED_SECTIONS, ours, theirs, strict=True) if one != two
+        )
         advice = f"make {parts} equal on both; peers of different jobs refuse each other"
         yield Finding(name, "error", f"its job differs from ours in {parts}", advice, exit_code=RemoteError.exit_code)
     elif answer.get("neighbor") is None and config.peers[config.peer.index].admitted:
@@ -345,7 +347,7 @@ async def _answer(config: Config, security: Access | None) -> AsyncIterator[None
     hello = HelloInfo(
         run=config.run.name,
         algorithm=config.algorithm.name,
-        job_digest=config.job_digest(),
+        run_digest=config.run_digest(),
         model_digest="",
         graph_digest="",
         num_peers=config.num_listed,

@@ -116,10 +116,10 @@ def _newest_common_round(source: Path, folders: Sequence[_PeerFolder]) -> int:
 
 def _save(folder: _PeerFolder, checkpoints: Sequence[Checkpoint], output: Path, *, int8: bool) -> Mapping[str, float]:
     """Write the model; return its accuracy in both precisions where that was asked for."""
-    from peer.run_setup import Job
+    from peer.run_setup import RunSetup
 
-    job = Job.open(folder.config, folder.base)
-    trainer = job.trainer(folder.config.peer.index)
+    setup = RunSetup.open(folder.config, folder.base)
+    trainer = setup.trainer(folder.config.peer.index)
     total, weight = np.zeros(trainer.layout.size), 0.0
     for checkpoint in checkpoints:
         if checkpoint.state.get("layout") != trainer.layout.digest:
@@ -143,13 +143,13 @@ def _save(folder: _PeerFolder, checkpoints: Sequence[Checkpoint], output: Path, 
 
 def _quantize(source: Path, output: Path) -> Exported:
     """Write the averaged model of a run folder in 8 bits."""
-    from peer.run_setup import Job
+    from peer.run_setup import RunSetup
     from peer.train.model_file import load_model_
 
     if not (source / "config.toml").exists():
         raise StateError(f"{source}: holds no config.toml, which says what the model is for")
     config = configuration.load(source / "config.toml", environment={})
-    trainer = Job.open(config, source, config.num_peers or 1).trainer(0)
+    trainer = RunSetup.open(config, source, config.num_peers or 1).trainer(0)
     load_model_(trainer.model, source / "model.safetensors")
     accuracy = _save_int8(trainer, trainer.vector(), output)
     return Exported(None, (), "the averaged model of the run, weights in 8 bits", accuracy)

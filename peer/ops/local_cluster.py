@@ -28,7 +28,7 @@ from peer.errors import DataError, DivergenceError, PeerUnreachable, RemoteError
 from peer.ops import control
 from peer.ops.resize import Lineup, add_peers
 from peer.run_progress import PeerProgress, Progress
-from peer.run_setup import Job, refuse_errors, validate_config
+from peer.run_setup import RunSetup, refuse_errors, validate_config
 from peer.run_summary import consensus, describe_run, evaluation_record, finish_summary, train_single_process
 from peer.state.checkpoints import find_checkpoints, load_checkpoint
 from peer.state.metrics import EvaluationRecord, LinkRecord, MetricsStore, Summary
@@ -103,13 +103,13 @@ class Cluster:
         use_one_thread()
         self.directory = directory
         refuse_errors(validate_config(config, base, num_peers))
-        self.job = Job.open(config, base, num_peers)
+        self.setup = RunSetup.open(config, base, num_peers)
         self.numbers = range(num_peers) if lineup is None else lineup.started
         """Of the peers that run here; all else here goes by their position among these."""
         self._leaving = set() if lineup is None else {*lineup.leaving}
         self._leaves_at: dict[int, int] = {}
         """Peer number → first round without it."""
-        self.trainer: Trainer = self.job.trainer(0)
+        self.trainer: Trainer = self.setup.trainer(0)
         evaluations = config.run.rounds // config.evaluation.every_rounds + 1 if config.evaluation.every_rounds else 1
         keep = evaluations * num_peers * self.trainer.layout.size * 8 <= KEEP_MODELS_BYTES_MAX
         self.config = config.model_copy(
@@ -283,7 +283,7 @@ class Cluster:
                 frame_bytes=seen.frame_bytes + record.frame_bytes,
                 values=seen.values + record.values,
             )
-        number, schedule = self.numbers[index], self.job.schedule
+        number, schedule = self.numbers[index], self.setup.schedule
         own = [r for r in store.evaluations() if r.peer == number and r.split == "test"]
         links = store.links()
         neighbors = {link.neighbor for link in links}
@@ -325,7 +325,7 @@ class Cluster:
 
     @property
     def _members_never_change(self) -> bool:
-        return tuple(self.numbers) == self.job.first_members and not self._leaving
+        return tuple(self.numbers) == self.setup.first_members and not self._leaving
 
     def _members_after(self, done: int) -> list[int] | None:
         """Return the positions of those who are members after `done` rounds; None while that is not known."""
@@ -334,13 +334,13 @@ class Cluster:
             leaves_at = self._leaves_at.get(number)
             if number in self._leaving and leaves_at is None:
                 return None
-            first = 0 if number in self.job.first_members else self._first_round[index]
+            first = 0 if number in self.setup.first_members else self._first_round[index]
             if first is None:
                 if self.processes[index].poll() is None:
                     return None
                 continue  # It ended before it had joined.
             # The round in which a peer joins is that before its first as a member.
-            joined = done >= first + (number not in self.job.first_members)
+            joined = done >= first + (number not in self.setup.first_members)
             if joined and (leaves_at is None or done < leaves_at):
                 members.append(index)
         return members
@@ -397,7 +397,7 @@ def up(
                 )
             )
 
-    summary = describe_run(cluster.config, cluster.job, cluster.trainer.layout)
+    summary = describe_run(cluster.config, cluster.setup, cluster.trainer.layout)
     summary.peer_names = [f"peer-{number}" for number in range(cluster.numbers[-1] + 1)]
     if lineup is not None:
         summary.members = [cluster.numbers[index] for index in cluster.staying]
@@ -433,10 +433,10 @@ def up(
             averaged = average(cluster.final_states())
             cluster.trainer.save_model(averaged, directory / "model.safetensors", averaged=True)
         summary.ended, summary.seconds = ended, time.monotonic() - started
-        finish_summary(summary, cluster.stores(), config, cluster.job, baseline=False)
+        finish_summary(summary, cluster.stores(), config, cluster.setup, baseline=False)
         if ended == "completed" and baseline:
             show("one process on all data", cluster.poll())
-            summary.single_process_accuracy = train_single_process(config, cluster.job)
+            summary.single_process_accuracy = train_single_process(config, cluster.setup)
         summary.save(directory / "summary.json")
     finally:
         cluster.close()

@@ -50,7 +50,7 @@ class AsynchronousSimulator(VirtualRun[PairParticipant]):
         """Peers that have yet to begin their next step, and since when they could: only an open exchange keeps them."""
 
     def _make_participant(self, peer: int, steps: LocalSteps) -> PairParticipant:
-        return self.job.pair_participant(peer, steps, self.trainer.layout, self._x0)
+        return self.setup.pair_participant(peer, steps, self.trainer.layout, self._x0)
 
     def _start(self) -> None:
         # Spread over one step: in lockstep, as real devices never are, all requests would cross each other for ever.

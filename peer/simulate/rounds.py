@@ -17,15 +17,15 @@ class Simulator(VirtualRun[Participant]):
     """One simulated run that goes in rounds."""
 
     def _make_participant(self, peer: int, steps: LocalSteps) -> Participant:
-        return self.job.participant(peer, steps, self.trainer.layout, self._x0)
+        return self.setup.participant(peer, steps, self.trainer.layout, self._x0)
 
     def _start(self) -> None:
         self._ready: set[int] = set()
         """Peers that wait for the common local step (stacked only)."""
-        policy = self.job.late_policy
+        policy = self.setup.late_policy
         self._silences: list[Silence] = []
         """How each peer judges its receivers; empty where nobody is left out."""
-        if policy is not None and self.job.spec.push_sum:
+        if policy is not None and self.setup.spec.push_sum:
             self._silences = [Silence(policy.silent_after_s) for _ in range(self.num_peers)]
         self._arrived: Counter[tuple[int, int]] = Counter()
         """(sender, receiver) → frames that came; here a receiver confirms them at once."""
@@ -38,7 +38,7 @@ class Simulator(VirtualRun[Participant]):
             return frozenset()
         links = {
             receiver: (self._arrived[peer, receiver], self._links.get((peer, receiver), [0])[0])
-            for receiver in self.job.schedule.all_receivers(peer)
+            for receiver in self.setup.schedule.all_receivers(peer)
         }
         return self._silences[peer].silent(links, self.now)
 
@@ -89,7 +89,7 @@ class Simulator(VirtualRun[Participant]):
         """Return when the next round may start; tell the budget what the packets of the virtual links come to."""
         if participant.budget is not None:
             overhead = self._network.model.overhead_bytes
-            for receiver in self.job.schedule.all_receivers(participant.peer):
+            for receiver in self.setup.schedule.all_receivers(participant.peer):
                 frames, _, frame_bytes = self._links.get((participant.peer, receiver), (0, 0, 0))
                 participant.budget.measured(receiver, frame_bytes + frames * overhead)
         return participant.ready(now)

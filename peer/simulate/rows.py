@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from peer.compress.payload import FloatArray
 from peer.errors import ConfigError, LocalProtocolError
-from peer.run_setup import Job
+from peer.run_setup import RunSetup
 from peer.train.stacked import StackedStep, StackedTrainer
 
 
@@ -25,28 +25,28 @@ class _RowStep:
 class StackedRows:
     """Computes the local steps of all peers at once and hands each its row."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, setup: RunSetup) -> None:
         """Raises ConfigError where peers cannot be stacked."""
-        config = job.config
+        config = setup.config
         if config.rounds.late == "skip":
             raise ConfigError("is impossible for stacked peers, which go together", key="rounds.late", valid="wait")
-        self.job = job
+        self.setup = setup
         self.trainer = StackedTrainer(
-            job.task,
+            setup.task,
             config.training,
             rounds=config.run.rounds,
             seed=config.run.seed,
-            shards=job.manifest.train,
-            holdouts=job.manifest.holdout,
+            shards=setup.manifest.train,
+            holdouts=setup.manifest.holdout,
             device=config.peer.device,
-            base=job.base,
+            base=setup.base,
         )
-        self.ready_at = [0.0] * job.num_peers
+        self.ready_at = [0.0] * setup.num_peers
         """When each peer finished its last round, in virtual seconds."""
         self.step: StackedStep | None = None
         self.computed = -1
         """The round that `step` belongs to."""
-        shape = (job.num_peers, self.trainer.layout.size)
+        shape = (setup.num_peers, self.trainer.layout.size)
         self._models = np.empty(shape, dtype=np.float32)
         self._before = np.empty(shape, dtype=np.float32) if self.trainer.needs_displacement else None
         self._after = np.empty_like(self._models) if self.trainer.needs_displacement else None
@@ -71,7 +71,7 @@ class StackedRows:
         assert self._after is not None
         self._before[peer], self._after[peer] = z_before, z_after
         self._displaced += 1
-        if self._displaced == self.job.num_peers:
+        if self._displaced == self.setup.num_peers:
             self.trainer.after_round(self._before, self._after, rate)
             self._displaced = 0
 

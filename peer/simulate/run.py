@@ -60,7 +60,7 @@ def run(
         simulator = (AsynchronousSimulator if algorithm_spec(config).asynchronous else Simulator)(
             config, base, num_peers=num_peers, metrics=metrics, links=links, step_s=step_s, slow=slow, stacked=stacked
         )
-        summary = describe_run(config, simulator.job, simulator.trainer.layout)
+        summary = describe_run(config, simulator.setup, simulator.trainer.layout)
         ended = "completed"
         try:
             if not simulator.run(stop=stop, on_progress=on_progress):
@@ -73,7 +73,7 @@ def run(
             summary.seconds = time.monotonic() - started
             simulator.put_links()
             baseline_wanted = baseline and ended == "completed"
-            finish_summary(summary, [metrics], config, simulator.job, baseline=baseline_wanted)
+            finish_summary(summary, [metrics], config, simulator.setup, baseline=baseline_wanted)
             if directory is not None:
                 summary.save(directory / "summary.json")
         averaged = simulator.averaged_model()

@@ -19,7 +19,7 @@ from peer.node.divergence_guard import reason_to_stop
 from peer.node.pair_participant import PairParticipant
 from peer.node.participant import LocalSteps, Parcel, Participant
 from peer.run_progress import PeerProgress, Progress
-from peer.run_setup import Job
+from peer.run_setup import RunSetup
 from peer.run_summary import consensus, evaluation_record
 from peer.simulate.network import Agenda, LinkModel, VirtualNetwork
 from peer.simulate.rows import StackedRows
@@ -81,21 +81,21 @@ class VirtualRun(ABC, Generic[AnyParticipant]):
         round of every peer."""
         use_one_thread()
         self.config, self.num_peers = config, num_peers
-        self.job = Job.open(config, base, num_peers)
+        self.setup = RunSetup.open(config, base, num_peers)
         self._metrics = metrics
         self._after_round: Callable[[AnyParticipant, RoundRecord], None] | None = after_round
         self._network = VirtualNetwork(links or LinkModel())
         self._step_s = [step_s * (slow or {}).get(peer, 1.0) for peer in range(num_peers)]
-        self.trainer = self.job.trainer(0)
+        self.trainer = self.setup.trainer(0)
         self._x0 = self.trainer.initial_vector()
-        self._rows = StackedRows(self.job) if stacked else None
+        self._rows = StackedRows(self.setup) if stacked else None
         self.participants: list[AnyParticipant] = []
         for peer in range(num_peers):
             steps: LocalSteps
             if self._rows is not None:
                 steps = self._rows.row(peer)
             else:
-                steps = self.trainer if peer == 0 else self.job.trainer(peer)
+                steps = self.trainer if peer == 0 else self.setup.trainer(peer)
             self.participants.append(self._make_participant(peer, steps))
         self._agenda: Agenda[Event] = Agenda()
         self._snapshots: dict[int, dict[int, tuple[FloatArray, float]]] = {}
@@ -238,7 +238,7 @@ class VirtualRun(ABC, Generic[AnyParticipant]):
             records.append(evaluation_record(peer, done, "test", found))
         if self._rows is None:
             for peer, participant in enumerate(self.participants):
-                if len(self.job.manifest.holdout[peer]) and isinstance(participant.local_steps, Trainer):
+                if len(self.setup.manifest.holdout[peer]) and isinstance(participant.local_steps, Trainer):
                     found = participant.local_steps.evaluate(models[peer], "holdout")
                     records.append(evaluation_record(peer, done, "holdout", found))
         if self._metrics is not None:

@@ -139,7 +139,7 @@ class Call(enum.IntEnum):
     STEP = 2
     RECEIVE = 3
     TIMER = 4
-    HUNG_UP = 5
+    DISCONNECTED = 5
     ABANDON = 6
     SKIP = 7
     """Exchange numbers were left out after a restart."""

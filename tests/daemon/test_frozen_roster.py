@@ -41,7 +41,7 @@ def test_numbers_stay_when_an_entry_is_taken_out(begun: Path) -> None:
     settled = frozen_roster.settle(config_of("ben", "cleo", own="ben"), begun)
     assert [peer.name for peer in settled.config.peers] == [*NAMES]
     assert (settled.config.peer.index, added(settled), settled.taken_out) == (1, (), ("ada",))
-    assert settled.config.job_digest() == config_of(*NAMES, own="ada").job_digest()
+    assert settled.config.run_digest() == config_of(*NAMES, own="ada").run_digest()
 
 
 def test_whoever_is_added_gets_a_number_after_all_others_and_changes_no_job(begun: Path) -> None:
@@ -49,7 +49,7 @@ def test_whoever_is_added_gets_a_number_after_all_others_and_changes_no_job(begu
     assert [peer.name for peer in settled.config.peers] == [*NAMES, "dan"]
     assert settled.config.peers[3].admitted
     assert (settled.config.num_listed, added(settled)) == (3, ("dan",))
-    assert settled.config.job_digest() == config_of(*NAMES, own="ada").job_digest()
+    assert settled.config.run_digest() == config_of(*NAMES, own="ada").run_digest()
     # The list of the start is kept, whatever is in the file later.
     frozen_roster.keep(RealDisk(begun / "state"), settled.config.peers)
     assert frozen_roster.settle(config_of(*NAMES, own="ben"), begun).config.num_peers == 3

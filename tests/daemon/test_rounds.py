@@ -188,7 +188,7 @@ class Audit:
     """Adds up the ledgers of all peers."""
 
     def __init__(self, cluster: Cluster, algorithm: str) -> None:
-        self.eta = cluster.job.node(0, cluster.trainer.layout).averaging_rate
+        self.eta = cluster.setup.node(0, cluster.trainer.layout).averaging_rate
         self.layout = cluster.trainer.layout
         self.x0 = cluster.trainer.initial_vector().astype(np.float64)
         self.algorithm = algorithm

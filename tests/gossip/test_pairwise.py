@@ -392,9 +392,9 @@ def test_a_responder_is_free_again_when_the_link_of_a_repair_breaks():
     wish = nodes[1].receive(request).sends[0][1]
     assert wish.kind is MessageKind.REPAIR_REQUEST
     assert not nodes[1].idle
-    nodes[1].hung_up(2)
+    nodes[1].disconnected(2)
     assert not nodes[1].idle
-    nodes[1].hung_up(0)
+    nodes[1].disconnected(0)
     assert nodes[1].idle
     # The repeated request starts the repair again.
     message, receiver = request, 1

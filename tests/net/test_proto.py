@@ -84,7 +84,7 @@ def test_numbers_of_fields_never_change() -> None:
             "algorithm": 4,
             "model_digest": 5,
             "graph_digest": 6,
-            "job_digest": 7,
+            "run_digest": 7,
             "num_peers": 8,
             "index": 9,
             "name": 10,

@@ -368,7 +368,7 @@ MISMATCHES: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"num_peers": 7}, ("7 peers", "we have 4")),
     ({"model_digest": "9" * 64}, ("model", "training.warm_start")),
     ({"graph_digest": "9" * 64}, ("graph", "[graph] and its file")),
-    ({"job_digest": "9" * 64}, ("job", "sections outside [peer]")),
+    ({"run_digest": "9" * 64}, ("job", "sections outside [peer]")),
 ]
 
 

@@ -34,7 +34,7 @@ def hello_of(index: int, **changes: Any) -> HelloInfo:
     info = HelloInfo(
         run="tests",
         algorithm="sgp",
-        job_digest="1" * 64,
+        run_digest="1" * 64,
         model_digest="2" * 64,
         graph_digest="3" * 64,
         num_peers=len(NAMES),

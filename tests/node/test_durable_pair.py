@@ -106,7 +106,7 @@ class World:
         for other in {0, 1, 2} - {me}:
             self.links[me, other].clear()
             self.links[other, me].clear()
-            self.send(other, self.peers[other].hung_up(me))
+            self.send(other, self.peers[other].disconnected(me))
             for a, b in ((me, other), (other, me)):
                 request = self.peers[a].participant.open_request
                 if request is not None and request.receiver == b and not self.links[a, b]:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from peer import __version__
-from peer.config import JOB_PARTS, Config, load
+from peer.config import SHARED_SECTIONS, Config, load
 from peer.config_writer import Host, write_cluster, write_peer_file
 from peer.net.hello import HelloInfo
 from peer.net.security import CertificateAuthority, load_credentials
@@ -50,8 +50,8 @@ def running(folder: Path, index: int, change: Change = same, **hello: Any) -> It
     async def serve() -> None:
         others = [Neighbor(i, p.name, p.advertise, dial=False) for i, p in enumerate(config.peers) if i != index]
         facts: dict[str, Any] = {
-            "run": "digits", "algorithm": "x", "job_digest": config.job_digest(), "model_digest": "",
-            "graph_digest": "", "num_peers": 3, "name": config.peers[index].name, "job_parts": JOB_PARTS,
+            "run": "digits", "algorithm": "x", "run_digest": config.run_digest(), "model_digest": "",
+            "graph_digest": "", "num_peers": 3, "name": config.peers[index].name, "job_parts": SHARED_SECTIONS,
             "software": f"sottovoce {__version__}",
         }  # fmt: skip
         transport = Transport(

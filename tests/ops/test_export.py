@@ -14,7 +14,7 @@ from peer.config import Config, PeerAddress, load
 from peer.config_writer import place_peers, write_cluster
 from peer.errors import ConfigError, StateError
 from peer.ops.export import export_model
-from peer.run_setup import Job
+from peer.run_setup import RunSetup
 from peer.simulate import run as simulator
 from peer.state.checkpoints import Checkpoint, StateFolder
 from tests.cli.runner import sotto
@@ -32,9 +32,9 @@ def run(tmp_path: Path) -> Path:
 def save(run: Path, peer: int, done: int, x: npt.NDArray[np.float32], u: float) -> None:
     """Leave a checkpoint of a peer as its daemon does."""
     file = run / "peers" / f"peer-{peer}" / "peer.toml"
-    job = Job.open(load(file, environment={}), file.parent)
-    trainer = job.trainer(peer)
-    participant = job.participant(peer, trainer, trainer.layout, trainer.initial_vector())
+    setup = RunSetup.open(load(file, environment={}), file.parent)
+    trainer = setup.trainer(peer)
+    participant = setup.participant(peer, trainer, trainer.layout, trainer.initial_vector())
     state, arrays = participant.state()
     arrays |= {"algorithm/x": x, "algorithm/u": np.array([u])}
     folder = StateFolder(file.parent / "state")
@@ -43,7 +43,7 @@ def save(run: Path, peer: int, done: int, x: npt.NDArray[np.float32], u: float) 
 
 
 def size() -> int:
-    return Job.open(JOB, Path()).trainer(0).layout.size
+    return RunSetup.open(JOB, Path()).trainer(0).layout.size
 
 
 def flat(path: Path) -> npt.NDArray[np.float32]:
@@ -106,8 +106,8 @@ def test_a_peer_that_does_not_exist_is_named(run: Path, tmp_path: Path) -> None:
 
 
 def test_an_export_in_8_bits_tells_both_accuracies(run: Path, tmp_path: Path) -> None:
-    job = Job.open(JOB, Path())
-    x = job.trainer(0).initial_vector()
+    setup = RunSetup.open(JOB, Path())
+    x = setup.trainer(0).initial_vector()
     save(run, 0, 30, x, 1.0)
     save(run, 1, 30, x, 1.0)
     exported = export_model(run, tmp_path / "m.safetensors", int8=True)

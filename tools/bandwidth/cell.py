@@ -18,7 +18,7 @@ from peer.config import Config
 from peer.config_writer import Host
 from peer.errors import SottoError
 from peer.ops.local_cluster import Cluster
-from peer.run_setup import Job
+from peer.run_setup import RunSetup
 from peer.state.metrics import MetricsStore, RoundRecord
 
 PORT = 7700
@@ -58,7 +58,7 @@ def settle_rounds(config: Config, num_peers: int) -> int:
     Each includes a part of what the last process was late by at the start: its neighbours wait for it in the first
     round, theirs in the second, and so on to the other side of the graph.
     """
-    schedule = Job.open(config, Path(), num_peers).schedule
+    schedule = RunSetup.open(config, Path(), num_peers).schedule
     return 1 + (schedule.diameter or num_peers)
 
 

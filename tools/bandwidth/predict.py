@@ -15,7 +15,7 @@ from links.profiles import Profile
 
 from peer.config import Config
 from peer.run_progress import Progress
-from peer.run_setup import Job
+from peer.run_setup import RunSetup
 from peer.simulate import run as simulator
 from peer.simulate.network import LinkModel, VirtualNetwork
 from peer.state.metrics import MetricsStore
@@ -73,7 +73,7 @@ def predict(
     It is what the simulator says of a synchronous algorithm: a message weighs the same whatever the links and the
     number of peers, only who sends to whom changes, and the queues. Raises SottoError.
     """
-    schedule = Job.open(config, Path(), num_peers).schedule
+    schedule = RunSetup.open(config, Path(), num_peers).schedule
     network = VirtualNetwork(link_model(profile))
     ends, finished = [0.0] * num_peers, []
     for number in range(rounds):

@@ -102,7 +102,7 @@ class RoundState:
 
 @dataclass(frozen=True)
 class Scenario:
-    """One job, a function of its seed."""
+    """One run, a function of its seed."""
 
     seed: int
     rounds: int = 100
@@ -182,7 +182,7 @@ class Scenario:
 
     def graph_of(self, members: tuple[int, ...]) -> Schedule:
         """Return the graph over the positions of some members: of the same kind, or a ring where that has none. As
-        `job.Job.graph_of`."""
+        `run_setup.RunSetup.graph_of`."""
         if members == tuple(range(self.num_first)):
             return self.schedule
         if len(members) == 1:
@@ -224,7 +224,7 @@ class Scenario:
 
     @cached_property
     def max_lead(self) -> int:
-        """How many rounds an in-neighbour can be ahead: as `job.Job.max_lead`."""
+        """How many rounds an in-neighbour can be ahead: as `run_setup.RunSetup.max_lead`."""
         lead = (self.schedule.diameter or self.num_first) * max(1, self.schedule.cycle_rounds)
         skipped = 0 if self.late_policy is None else self.late_policy.max_skipped + 1
         return lead + skipped * lead + 1

@@ -24,7 +24,7 @@ def hello(**changes: Any) -> pb.Hello:
         "protocol_max": PROTOCOL_MAX,
         "run": "tests",
         "algorithm": "sgp",
-        "job_digest": "1" * 64,
+        "run_digest": "1" * 64,
         "model_digest": "2" * 64,
         "graph_digest": "3" * 64,
         "num_peers": 4,

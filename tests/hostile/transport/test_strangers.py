@@ -68,7 +68,7 @@ HELLOS: list[tuple[dict[str, Any], str]] = [
     ({"algorithm": "moniqua"}, "trains with algorithm 'moniqua', we train with 'sgp'"),
     ({"model_digest": "f" * 64}, "the model of 'ben' is not ours; compare the code of the task"),
     ({"graph_digest": "f" * 64}, "the graph of 'ben' is not ours; compare [graph]"),
-    ({"job_digest": "f" * 64}, "the job of 'ben' is not ours; compare sections outside [peer]"),
+    ({"run_digest": "f" * 64}, "the job of 'ben' is not ours; compare sections outside [peer]"),
     ({"num_peers": 5}, "'ben' has 5 peers in its list, we have 4"),
     ({"protocol_min": 3, "protocol_max": 4}, "'ben' speaks versions 3 to 4 of the protocol"),
     ({"protocol_min": 0, "protocol_max": 0}, "speaks version 0 of the protocol"),

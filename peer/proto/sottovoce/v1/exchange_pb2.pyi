@@ -44,14 +44,14 @@ class Bulletin(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_min", "protocol_max", "run", "algorithm", "model_digest", "graph_digest", "job_digest", "num_peers", "index", "name", "nonce", "received", "window_bytes", "chunk_bytes", "heartbeat_ms", "software", "seen_as", "challenge", "certificate", "proof")
+    __slots__ = ("protocol_min", "protocol_max", "run", "algorithm", "model_digest", "graph_digest", "run_digest", "num_peers", "index", "name", "nonce", "received", "window_bytes", "chunk_bytes", "heartbeat_ms", "software", "seen_as", "challenge", "certificate", "proof")
     PROTOCOL_MIN_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_MAX_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
     ALGORITHM_FIELD_NUMBER: _ClassVar[int]
     MODEL_DIGEST_FIELD_NUMBER: _ClassVar[int]
     GRAPH_DIGEST_FIELD_NUMBER: _ClassVar[int]
-    JOB_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    RUN_DIGEST_FIELD_NUMBER: _ClassVar[int]
     NUM_PEERS_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -71,7 +71,7 @@ class Hello(_message.Message):
     algorithm: str
     model_digest: str
     graph_digest: str
-    job_digest: str
+    run_digest: str
     num_peers: int
     index: int
     name: str
@@ -85,7 +85,7 @@ class Hello(_message.Message):
     challenge: bytes
     certificate: bytes
     proof: bytes
-    def __init__(self, protocol_min: _Optional[int] = ..., protocol_max: _Optional[int] = ..., run: _Optional[str] = ..., algorithm: _Optional[str] = ..., model_digest: _Optional[str] = ..., graph_digest: _Optional[str] = ..., job_digest: _Optional[str] = ..., num_peers: _Optional[int] = ..., index: _Optional[int] = ..., name: _Optional[str] = ..., nonce: _Optional[int] = ..., received: _Optional[int] = ..., window_bytes: _Optional[int] = ..., chunk_bytes: _Optional[int] = ..., heartbeat_ms: _Optional[int] = ..., software: _Optional[str] = ..., seen_as: _Optional[str] = ..., challenge: _Optional[bytes] = ..., certificate: _Optional[bytes] = ..., proof: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, protocol_min: _Optional[int] = ..., protocol_max: _Optional[int] = ..., run: _Optional[str] = ..., algorithm: _Optional[str] = ..., model_digest: _Optional[str] = ..., graph_digest: _Optional[str] = ..., run_digest: _Optional[str] = ..., num_peers: _Optional[int] = ..., index: _Optional[int] = ..., name: _Optional[str] = ..., nonce: _Optional[int] = ..., received: _Optional[int] = ..., window_bytes: _Optional[int] = ..., chunk_bytes: _Optional[int] = ..., heartbeat_ms: _Optional[int] = ..., software: _Optional[str] = ..., seen_as: _Optional[str] = ..., challenge: _Optional[bytes] = ..., certificate: _Optional[bytes] = ..., proof: _Optional[bytes] = ...) -> None: ...
 
 class Close(_message.Message):
     __slots__ = ("kind", "reason")
