@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-import peer
+import peer.ops
 from peer.config import Config, PeerAddress
 from peer.errors import PeerUnreachable, RemoteError
 from peer.ops import control
@@ -41,7 +41,7 @@ def daemons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Daemons:
     module = types.ModuleType("peer.ops.control")
     module.call = answering.call  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "peer.ops.control", module)
-    monkeypatch.setattr(peer, "control", module, raising=False)
+    monkeypatch.setattr(peer.ops, "control", module, raising=False)
     return answering
 
 

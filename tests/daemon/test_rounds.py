@@ -114,7 +114,7 @@ def test_a_second_signal_ends_a_peer_at_once(started: Callable[..., Cluster]) ->
 def test_peers_end_when_the_process_that_started_them_is_gone(tmp_path: Path) -> None:
     program = (
         "import sys, time, pathlib\n"
-        "from peer.cluster import Cluster\nfrom peer.config import load\n"
+        "from peer.config import load\nfrom peer.ops.local_cluster import Cluster\n"
         "if __name__ == '__main__':\n"
         f"    c = Cluster(load(environment={{}}, overrides=['run.rounds=100000']), pathlib.Path({str(tmp_path)!r}),\n"
         f"                num_peers=2, directory=pathlib.Path({str(tmp_path)!r}))\n"

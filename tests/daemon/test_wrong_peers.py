@@ -239,21 +239,21 @@ CASES = [
         nothing,
         ("training.task", "tests.train.wrong_tasks:without_loss", "lacks make_model(), loss()"),
         2,
-        ("training.task=tests.wrong_tasks:without_loss", "training.task_options={}"),
+        ("training.task=tests.train.wrong_tasks:without_loss", "training.task_options={}"),
     ),
     Case(
         "task-that-fails",
         nothing,
         ("tests.train.wrong_tasks:that_fails", "the sensor is not plugged in"),
         2,
-        ("training.task=tests.wrong_tasks:that_fails", "training.task_options={}"),
+        ("training.task=tests.train.wrong_tasks:that_fails", "training.task_options={}"),
     ),
     Case(
         "task-whose-module-fails",
         nothing,
         ("training.task", "tests.train.wrong_module", "missing_library", "not installed"),
         2,
-        ("training.task=tests.wrong_module:make_task", "training.task_options={}"),
+        ("training.task=tests.train.wrong_module:make_task", "training.task_options={}"),
     ),
 ]
 
