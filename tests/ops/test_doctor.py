@@ -51,7 +51,7 @@ def running(folder: Path, index: int, change: Change = same, **hello: Any) -> It
         others = [Neighbor(i, p.name, p.advertise, dial=False) for i, p in enumerate(config.peers) if i != index]
         facts: dict[str, Any] = {
             "run": "digits", "algorithm": "x", "run_digest": config.run_digest(), "model_digest": "",
-            "graph_digest": "", "num_peers": 3, "name": config.peers[index].name, "job_parts": SHARED_SECTIONS,
+            "graph_digest": "", "num_peers": 3, "name": config.peers[index].name, "shared_sections": SHARED_SECTIONS,
             "software": f"sottovoce {__version__}",
         }  # fmt: skip
         transport = Transport(

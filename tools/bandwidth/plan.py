@@ -81,11 +81,11 @@ class Study:
             f"peer.min_step_s={self.step_s}",
             "evaluation.every_rounds=0",
         )
-        return load(environment={}, overrides=[*self.setup, *contender.options, *own])
+        return load(environment={}, overrides=[*self.job, *contender.options, *own])
 
     def target_config(self, contender: Contender, seed: int) -> Config:
         """Return the job in which its rounds to the target are counted. Raises ConfigError."""
-        overrides = [*self.setup, *contender.options, *self.target_job, f"run.seed={seed}"]
+        overrides = [*self.job, *contender.options, *self.target_job, f"run.seed={seed}"]
         return load(environment={}, overrides=overrides)
 
 
