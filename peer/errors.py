@@ -5,6 +5,7 @@ SottoError
 ├── SecurityError           the user's: certificates and keys
 ├── DataError               the user's: data sets, model files, own tasks
 ├── StateError              the disk's: a state folder that cannot be read or belongs to another run
+├── LinkError               the machine's: it cannot shape links (no root, a tool or the kernel lacks something)
 ├── RemoteError             another peer's
 │   ├── RemoteProtocolError     it sent something that the protocol forbids; the message is dropped
 │   │   └── FrameError          bytes that are not a valid frame (one subclass for each kind of lie, in `wire.errors`)
@@ -66,6 +67,10 @@ class StateError(SottoError):
     """A state folder is damaged, locked by another process, or belongs to another run."""
 
     exit_code = 5
+
+
+class LinkError(SottoError):
+    """Links cannot be shaped on this machine."""
 
 
 class RemoteError(SottoError):

@@ -49,7 +49,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-from checkout import commit
+from peer.study.checkout import commit
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -132,7 +132,7 @@ def run_peer(config_file: Path, result_file: Path, profile: bool) -> None:
     from peer import config, gossip, wire
     from peer.daemon import base, process
     from peer.gossip import mixing
-    from peer.net.transport import Transport
+    from peer.net import tcp_info
     from peer.node.participant import Participant
     from peer.state.checkpoints import Checkpoints
     from peer.state.metrics import MetricsStore, RoundRecord
@@ -157,13 +157,7 @@ def run_peer(config_file: Path, result_file: Path, profile: bool) -> None:
         (Checkpoints, "save", "save"),
     ):
         clock.replace(owner, name, stage)
-    transports: list[Transport] = []
-    start, put = Transport.start, MetricsStore.put
-
-    async def start_and_keep(transport: Transport) -> None:
-        transports.append(transport)
-        await start(transport)
-
+    put = MetricsStore.put
     marks: list[dict[str, Any]] = []
 
     def put_and_mark(store: MetricsStore, *records: Any) -> None:
@@ -171,8 +165,8 @@ def run_peer(config_file: Path, result_file: Path, profile: bool) -> None:
         if isinstance(records[0], RoundRecord):
             # Asking the kernel takes a while, and only the ends are needed.
             ends = records[0].round in (WARM_UP_ROUNDS, loaded.run.rounds - 1)
-            links = [transports[0].counters(neighbor) for neighbor in transports[0]._neighbors] if ends else []
-            socket_bytes = sum(each.socket_bytes_sent or 0 for each in links)
+            links = tcp_info.connections() if ends else []
+            socket_bytes = sum(counters.bytes_sent for link in links if (counters := link.counters()) is not None)
             marks.append(
                 {
                     "wall": time.perf_counter(),
@@ -184,8 +178,7 @@ def run_peer(config_file: Path, result_file: Path, profile: bool) -> None:
                 }
             )
 
-    setattr(Transport, "start", start_and_keep)  # noqa: B010 - for mypy an assignment has another type
-    setattr(MetricsStore, "put", put_and_mark)  # noqa: B010
+    setattr(MetricsStore, "put", put_and_mark)  # noqa: B010 - for mypy an assignment has another type
     with _profiled_worker(result_file.with_suffix(".prof")) if profile else contextlib.nullcontext():
         code = process.run(loaded, config_file.parent)
     result_file.write_text(json.dumps({"marks": marks, "peak_rss_bytes": _peak_rss_bytes()}))

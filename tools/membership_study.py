@@ -25,8 +25,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from checkout import commit
-
 from peer.config import Config, load
 from peer.gossip.membership import ChangeKind
 from peer.node.participant import Participant, Turn
@@ -34,6 +32,7 @@ from peer.simulate.network import LinkModel
 from peer.simulate.rounds import Simulator
 from peer.simulate.virtual_run import Arrival, Event
 from peer.state.metrics import RoundRecord
+from peer.study.checkout import commit
 from peer.train.local_step import Trainer
 
 PEERS = 8

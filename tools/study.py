@@ -29,13 +29,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from checkout import commit
-
 from peer import config as configuration
 from peer.config import Config
 from peer.errors import DivergenceError, SottoError
 from peer.report.numbers import MISSING, duration, significant, size
 from peer.simulate import run as simulator
+from peer.study.checkout import commit
 
 PEERS = 8
 

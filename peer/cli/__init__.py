@@ -10,7 +10,7 @@ import logging
 
 import click
 
-from peer.cli import control, costs, data, devices, prepare, results, train, tune
+from peer.cli import control, costs, data, devices, prepare, results, shape, study, train, tune
 from peer.cli.app import CONTEXT, EXIT_CODES, SottoCommand, SottoGroup, print_json
 from peer.cli.options import json_option
 
@@ -66,6 +66,7 @@ cli.add_section("Devices", (devices.doctor, devices.sign, devices.revoke))
 cli.add_section("Train", (train.up, train.run, train.simulate))
 cli.add_section("While it runs", (control.status, control.stop, control.reload, control.leave, control.remove))
 cli.add_section("Afterwards", (results.export, results.report, results.replay, version))
+cli.add_section("Links and studies", (shape.shape, study.study))
 
 
 def main() -> None:

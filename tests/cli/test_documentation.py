@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import click
@@ -10,11 +9,9 @@ import pytest
 
 from peer.cli import cli
 from tests.cli.runner import sotto
+from tools import render_docs
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tools"))
-
-import render_docs  # noqa: E402 - tools/ is no package
 
 COMMANDS = {path: command for path, command, _ in render_docs.walk()}
 

@@ -1,0 +1,232 @@
+"""Shaped links: named profiles, what they turn out to be, devices joined by them, and limits for containers."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+from peer.cli.app import SottoCommand, SottoGroup, print_json
+from peer.cli.options import json_option
+from peer.errors import LinkError
+
+if TYPE_CHECKING:
+    from peer.links.measure import Measured
+    from peer.links.profiles import Profile
+
+UNSHAPED = "unshaped"
+
+interface_option = click.option(
+    "--interface", metavar="NAME", default="eth0", show_default=True, help="Network interface inside the containers."
+)
+
+
+@click.group(cls=SottoGroup)
+def shape() -> None:
+    """Make links thin, slow and lossy, as those of devices in the field are.
+
+    Links are shaped between network namespaces, or for containers that run already. Nothing of the machine's own
+    network changes. All but the list of profiles needs Linux, root, and the commands ip and tc (iproute2).
+
+    \b
+    Examples:
+      sotto shape list
+      sotto shape measure dsl
+      sotto shape up dsl --devices 3
+      sotto shape down
+    """
+
+
+@shape.command(name="list", cls=SottoCommand)
+@json_option
+def list_profiles(as_json: bool) -> None:
+    """List the link profiles: rates, latency and loss of one device.
+
+    \b
+    Examples:
+      sotto shape list
+      sotto shape list --json
+    """
+    from peer.links.profiles import PROFILES
+
+    if as_json:
+        print_json([{"name": name, **asdict(profile)} for name, profile in PROFILES.items()])
+        return
+    for name, profile in PROFILES.items():
+        click.echo(f"{name:26}{_describe(profile)} ({profile.source})")
+
+
+@shape.command(cls=SottoCommand)
+@click.argument("profiles", metavar="[PROFILE]...", nargs=-1)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    default=4.0,
+    show_default=True,
+    help="Length of each transfer.",
+)
+@json_option
+def measure(profiles: tuple[str, ...], seconds: float, as_json: bool) -> None:
+    """Measure what profiles turn out to be between two namespaces.
+
+    Without arguments, every profile that has a limit or a latency. Shows goodput of TCP, whose headers take up to 4.4 %
+    of the rate, and the median and the shortest round trip of small datagrams. Exit code 1 if a link is not what was
+    asked for.
+
+    \b
+    Examples:
+      sudo sotto shape measure
+      sudo sotto shape measure dsl 3g --seconds 2
+    """
+    from peer.links.measure import measure as measure_link
+    from peer.links.network import LinkNetwork
+    from peer.links.profiles import PROFILES, find
+
+    chosen = {name: find(name) for name in profiles or [name for name in PROFILES if name != UNSHAPED]}
+    _require_links()
+    if not as_json:
+        click.echo(
+            f"{'profile':26}{'':6}{'asked':>12}{'goodput':>12}{'':8}{'asked':>10}{'round trip':>12}{'least':>10}"
+        )
+    rows, right = [], True
+    for name, profile in chosen.items():
+        with LinkNetwork([profile, profile]) as network:
+            for pair in ((0, 1), (1, 0)) if profile.up_kbit != profile.down_kbit else ((0, 1),):
+                found = measure_link(network, *pair, seconds=seconds)
+                right &= found.is_right
+                rows.append({"profile": name, **asdict(found), "is_right": found.is_right})
+                if not as_json:
+                    click.echo(_line(name, found))
+    if as_json:
+        print_json(rows)
+    if not right:
+        raise LinkError("a link is not what was asked for; measure again while nothing else keeps this machine busy")
+
+
+@shape.command(cls=SottoCommand)
+@click.argument("profile")
+@click.argument("containers", metavar="[CONTAINER]...", nargs=-1)
+@click.option("--devices", type=click.IntRange(min=2), metavar="N", help="Make N devices: namespaces with an address.")
+@interface_option
+@json_option
+def up(profile: str, containers: tuple[str, ...], devices: int | None, interface: str, as_json: bool) -> None:
+    """Bring up shaped links: between new devices, or for running containers.
+
+    With --devices, N network namespaces that reach each other over links of the profile. They are there until this
+    command is interrupted (Ctrl-C or SIGTERM). Run something on a device with the command that is shown for it.
+
+    With CONTAINER (ids or names of Docker), what leaves these containers is limited until `sotto shape down`. Latency
+    and loss need a kernel that has netem; where it has not, the rate is limited and a remark says so.
+
+    \b
+    Examples:
+      sudo sotto shape up dsl --devices 3
+      sudo sotto shape up 3g site-peer-1 site-peer-2
+    """
+    from peer.links import containers as running
+    from peer.links.profiles import find
+
+    found = find(profile)
+    if bool(containers) == (devices is not None):
+        raise click.UsageError("Name containers, or give --devices N.")
+    if devices is not None:
+        _require_links()
+        _lend_devices(found, devices, as_json)
+        return
+    _require_tc()
+    rows = []
+    for container in containers:
+        remark = running.shape(running.process_of(container), interface, found)
+        rows.append({"container": container, "profile": profile, "remark": remark})
+        if not as_json:
+            click.echo(f"{container}: {_describe(found)}{f'; {remark}' if remark else ''}")
+    if as_json:
+        print_json(rows)
+
+
+@shape.command(cls=SottoCommand)
+@click.argument("containers", metavar="[CONTAINER]...", nargs=-1)
+@interface_option
+@json_option
+def down(containers: tuple[str, ...], interface: str, as_json: bool) -> None:
+    """Take shaped links down.
+
+    Containers that are named lose their limits. Without any, namespaces go whose command was killed before it could
+    remove them; those of a command that still runs stay.
+
+    \b
+    Examples:
+      sudo sotto shape down site-peer-1 site-peer-2
+      sudo sotto shape down
+    """
+    from peer.links import containers as running
+    from peer.links.network import clean
+
+    _require_tc()
+    for container in containers:
+        running.release(running.process_of(container), interface)
+    removed = [] if containers else clean()
+    if as_json:
+        print_json({"released": list(containers), "removed": removed})
+    elif containers:
+        click.echo(f"released {len(containers)} containers")
+    else:
+        click.echo(f"removed {len(removed)} namespaces" if removed else "nothing was left behind")
+
+
+def _require_tc() -> None:
+    from peer.links import tc
+
+    if (reason := tc.missing()) is not None:
+        raise LinkError(reason)
+
+
+def _require_links() -> None:
+    from peer.links.network import missing
+
+    if (reason := missing()) is not None:
+        raise LinkError(reason)
+
+
+def _lend_devices(profile: Profile, count: int, as_json: bool) -> None:
+    """Keep a network of `count` devices until the process is interrupted."""
+    from peer.links.network import LinkNetwork
+
+    # Both end the wait below, and the network with it.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with LinkNetwork([profile] * count) as network:
+        devices = [
+            {"device": device, "address": network.address(device), "command": network.command(device)}
+            for device in range(count)
+        ]
+        with contextlib.suppress(KeyboardInterrupt):
+            if as_json:
+                print_json(devices)
+            else:
+                for device in range(count):
+                    command = " ".join(network.command(device))
+                    click.echo(f"device {device}  {network.address(device):12}  {command} COMMAND")
+                click.echo("Ctrl-C removes them", err=True)
+            # Whoever reads this through a pipe starts something on the devices now.
+            sys.stdout.flush()
+            while True:
+                signal.pause()
+
+
+def _describe(profile: Profile) -> str:
+    rate = f"{profile.up_kbit:g}/{profile.down_kbit:g} kbit/s up/down" if profile.up_kbit else "no limit"
+    loss = f", {profile.loss:.1%} lost" if profile.loss else ""
+    return f"{rate}, {profile.latency_ms:g} ms one way{loss}"
+
+
+def _line(name: str, found: Measured) -> str:
+    share = f"{found.goodput_kbit / found.asked_kbit:.1%}" if found.asked_kbit else ""
+    return (
+        f"{name:26}{found.sender} → {found.receiver} {found.asked_kbit:9g} kb {found.goodput_kbit:9.0f} kb {share:>7}"
+        f"{found.asked_round_trip_ms:8.2f} ms{found.round_trip_ms:9.2f} ms{found.least_round_trip_ms:7.2f} ms"
+        f"{'' if found.is_right else '  not what was asked for'}"
+    )

@@ -1,0 +1,240 @@
+"""The folder of a study: runs the cells that are missing, computes what belongs beside them, writes the report.
+
+Every cell is a run of real peers in network namespaces whose links have the rate and the latency of a profile; what was
+asked for and what was measured are both kept. A cell that is there is not run again, so that a study can be stopped and
+started at will; remove its file to measure it anew. The folder holds cells/, computed/, results.json, results.csv and
+report.html, a single file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from functools import cached_property
+from pathlib import Path
+
+from peer.config import Config
+from peer.errors import ConfigError, DivergenceError, SottoError
+from peer.links.profiles import find
+from peer.report.numbers import duration
+from peer.run_setup import RunSetup
+from peer.study import cell, predict, tables
+from peer.study.checkout import commit
+from peer.study.other_work import OtherWork
+from peer.study.plan import Contender, Study
+from peer.study.rival_cell import ready_model, run_rival
+from peer.study.row import Cell, Row, Scaled
+
+UNSHAPED = "unshaped"
+"""The profile without limits."""
+_START_S = 20.0
+"""What eight processes take to start, for the estimate of the time left until it is known better."""
+
+
+class StudyFolder:
+    """A study and the folder with what is known of it."""
+
+    def __init__(self, study: Study, folder: Path, packages: Path | None = None) -> None:
+        """`packages` is a folder of Python packages for rivals alone (pip install --target)."""
+        self.study, self._folder, self._packages = study, folder, packages
+        self._predictions: dict[tuple[str, str, int], predict.Prediction] = {}
+        (folder / "cells").mkdir(parents=True, exist_ok=True)
+        (folder / "computed").mkdir(exist_ok=True)
+
+    def missing(self, only: Sequence[str] = ()) -> list[tuple[Contender, str, int]]:
+        """Return the cells that are not there yet, all or what `only` names. Raises ConfigError."""
+        return [each for each in self.study.cells(only) if not self._file(*each).exists()]
+
+    def run(self, only: Sequence[str], say: Callable[[str], None]) -> int:
+        """Run what is missing, with a word to `say` for each cell; return how many failed. Raises ConfigError."""
+        cells = self.missing(only)
+        failed, overhead = 0, _START_S
+        for done, (contender, profile, seed) in enumerate(cells):
+            prediction, rounds = self.prediction(contender, profile)
+            left = sum(self._expected_s(*each) + overhead for each in cells[done:])
+            say(f"[{done + 1}/{len(cells)}, {duration(left)} left] {contender.name} on {profile}: {rounds} rounds")
+            started, others = time.monotonic(), OtherWork()
+            try:
+                result = self._measure(contender, profile, seed, rounds)
+            except SottoError as error:
+                say(f"    failed: {error}")
+                failed += 1
+                continue
+            took = time.monotonic() - started
+            overhead = max(1.0, took - self._expected_s(contender, profile, seed))
+            measured = Cell(
+                contender=contender.name,
+                profile=profile,
+                seed=seed,
+                step_s=self.study.step_s,
+                peers=self.study.peers,
+                commit=commit(),
+                load=os.getloadavg()[0],
+                others_cpus=others.processors(),
+                result=result,
+            )
+            measured.write(self._file(contender, profile, seed))
+            foreseen = f" (predicted {prediction.round_s:.3f})" if prediction else ""
+            say(f"    {result.round_s:.3f} s a round{foreseen}, {result.interface_bytes / 1000:.1f} kB")
+        return failed
+
+    def prediction(self, contender: Contender, profile: str) -> tuple[predict.Prediction | None, int]:
+        """Return what the simulator says, for one of ours, and how many rounds the cell shall have."""
+        study = self.study
+        found = self.scaled(contender, profile, study.peers)
+        round_s = found.round_s if found else self._rival_round_s(contender, profile)
+        return found, min(study.most_rounds, max(study.least_rounds, round(study.cell_s / round_s)))
+
+    def scaled(self, contender: Contender, profile: str, num_peers: int) -> predict.Prediction | None:
+        """Return the prediction for another number of peers; None for a rival."""
+        if contender.rival is not None:
+            return None
+        key = (contender.name, profile, num_peers)
+        if key in self._predictions:
+            return self._predictions[key]
+        study = self.study
+        config = study.config(contender, study.seeds[0], 4)
+        weight = self._kept(f"{contender.name}--frame", "bytes", lambda: predict.frame_bytes(config, study.peers))
+        if weight is None:
+            return None
+        found = predict.predict(config, num_peers, find(profile), study.step_s, weight)
+        return self._predictions.setdefault(key, found)
+
+    def rounds_to_target(self, contender: Contender) -> int | None:
+        """Return how many rounds a contender takes to the target, counted once; a rival, those of a job of ours."""
+        if not self.study.target.job or (contender.rival is not None and not contender.options):
+            return None
+        config = self.study.target_config(contender, self.study.seeds[0])
+        # By what is trained, not by name: rivals are counted with jobs of ours.
+        setting = f"{config.model_dump_json()} {self.study.peers} {self.study.target.accuracy}"
+        name = f"target--{hashlib.sha256(setting.encode()).hexdigest()[:16]}"
+        rounds = self._kept(name, "rounds", lambda: self._count_rounds(config))
+        return None if rounds is None else int(rounds)
+
+    def rows(self) -> list[Row]:
+        """Return the cells that are there, in the order of the study, with the rounds to the target."""
+        rows = []
+        for contender, profile, seed in self.study.cells():
+            file = self._file(contender, profile, seed)
+            if file.exists():
+                rows.append(self._row(contender, Cell.read(file)))
+        return rows
+
+    def report(self, sizes: Sequence[int]) -> tuple[Path, list[Row]]:
+        """Write results.json, results.csv and report.html; return the last, and the rows.
+
+        `sizes` are further numbers of peers to predict for.
+        """
+        rows = self.rows()
+        scaled = [
+            Scaled(contender=contender.name, profile=profile, peers=size, round_s=found.round_s)
+            for size in sizes
+            for profile in self.study.profiles
+            for contender in self.study.contenders
+            if (found := self.scaled(contender, profile, size)) is not None
+        ]
+        results = {
+            "study": self.study.model_dump(mode="json"),
+            "cells": [row.as_json() for row in rows],
+            "predicted": [asdict(each) for each in scaled],
+        }
+        (self._folder / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+        (self._folder / "results.csv").write_text(tables.as_csv(rows))
+        page = self._folder / "report.html"
+        page.write_text(tables.as_html(self.study, rows, scaled), encoding="utf-8")
+        return page, rows
+
+    def _row(self, contender: Contender, measured: Cell) -> Row:
+        """Return a cell with its prediction: what a round takes without limits, and what the simulator adds for links.
+
+        The simulator knows the stated step and no processor. What eight peers compute on this machine, and what it does
+        besides, is in the cell without limits.
+        """
+        rounds = self.rounds_to_target(contender)
+        found, _ = self.prediction(contender, measured.profile)
+        if found is None:
+            return Row(cell=measured, rounds_to_target=rounds)
+        file = self._file(contender, UNSHAPED, measured.seed)
+        if measured.profile == UNSHAPED or not file.exists():
+            return Row(cell=measured, rounds_to_target=rounds, simulated_round_s=found.round_s)
+        alone = Cell.read(file).result.round_s
+        foreseen = alone + found.round_s - self.study.step_s
+        return Row(
+            cell=measured,
+            rounds_to_target=rounds,
+            simulated_round_s=found.round_s,
+            predicted_round_s=foreseen,
+            predicted_link_share=1 - alone / foreseen,
+        )
+
+    def _measure(self, contender: Contender, profile: str, seed: int, rounds: int) -> cell.CellResult:
+        study = self.study
+        limit_s = 120.0 + 20 * study.cell_s + 3 * self._expected_s(contender, profile, seed)
+        rival = study.rival(contender)
+        if rival is not None and contender.rival is not None:
+            return run_rival(
+                contender.rival, rival, self._rival_shapes, study.peers, find(profile),
+                rounds=rounds, step_s=study.step_s, limit_s=limit_s, packages=self._packages,
+            )  # fmt: skip
+        settle = cell.settle_rounds(study.config(contender, seed, rounds), study.peers)
+        config = study.config(contender, seed, rounds + settle)
+        return cell.run_cell(config, study.peers, find(profile), limit_s=limit_s)
+
+    def _expected_s(self, contender: Contender, profile: str, seed: int) -> float:
+        """Return about what a cell takes, without what is started for it."""
+        prediction, rounds = self.prediction(contender, profile)
+        if prediction is not None:
+            return rounds * prediction.round_s
+        return rounds * self._rival_round_s(contender, profile) + self._rival_settle_s(contender, profile)
+
+    def _rival_round_s(self, contender: Contender, profile: str) -> float:
+        """Return about what a round of a rival takes: the step, and what it sends over the upload."""
+        rival = self.study.rival(contender)
+        return self.study.step_s + (rival.sent_models * self._model_s(profile) if rival else 0.0)
+
+    def _rival_settle_s(self, contender: Contender, profile: str) -> float:
+        """Return about what passes before the rounds of a rival that count."""
+        rival = self.study.rival(contender)
+        return rival.settle_models * self._model_s(profile) if rival else 0.0
+
+    def _model_s(self, profile: str) -> float:
+        """Return what a float32 model takes over the upload."""
+        rate = find(profile).up_kbit
+        return sum(map(math.prod, self._rival_shapes)) * 32 / 1000 / rate if rate else 0.0
+
+    @cached_property
+    def _rival_shapes(self) -> list[list[int]]:
+        """The shapes of the parameters that rivals send. Raises ConfigError."""
+        study = self.study
+        if study.model is None:
+            config = study.config(Contender(name="the job"), study.seeds[0], study.least_rounds)
+            model = RunSetup.open(config, Path(), study.peers).trainer(0).model
+        else:
+            model = ready_model(study.model)
+        return [list(parameter.shape) for parameter in model.parameters()]
+
+    def _count_rounds(self, config: Config) -> int | None:
+        try:
+            return predict.rounds_to_target(config, self.study.peers, self.study.target.accuracy)
+        except DivergenceError:
+            return None
+
+    def _kept(self, name: str, key: str, compute: Callable[[], float | None]) -> float | None:
+        """Return a figure that is computed once; None if the job is refused."""
+        file = self._folder / "computed" / f"{name}.json"
+        if not file.exists():
+            try:
+                found: dict[str, float | str | None] = {key: compute()}
+            except ConfigError as error:
+                found = {"refused": str(error)}
+            file.write_text(json.dumps(found) + "\n")
+        kept: dict[str, float | None] = json.loads(file.read_text())
+        return kept.get(key)
+
+    def _file(self, contender: Contender, profile: str, seed: int) -> Path:
+        return self._folder / "cells" / f"{contender.name}--{profile}--{seed}.json"

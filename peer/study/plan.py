@@ -1,0 +1,184 @@
+"""The file that describes a study: job, algorithms, link profiles, seeds; and the cells that follow from it."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from peer.config import Config, load
+from peer.errors import ConfigError
+from peer.links.profiles import PROFILES
+from peer.study import rivals
+
+FILES = Path(__file__).with_name("files")
+"""The studies that come with the package."""
+
+
+class _Table(BaseModel):
+    """A frozen table; unknown keys are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Contender(_Table):
+    """One algorithm with its compressor and graph, or a program of somebody else."""
+
+    name: str
+    options: tuple[str, ...] = ()
+    """Overrides of the job, section.key=value; of a rival, the job of ours whose rounds to the target are its own."""
+    rival: str | None = None
+    """Name of the program that runs instead, see `Rival`; None is one of ours."""
+    paper: str = ""
+    """What the paper says of its place in the order of finish."""
+
+
+class Rival(_Table):
+    """A program of somebody else, and what a study has to know of it before it runs."""
+
+    program: Path
+    """A Python program that works as `peer.study.rivals.worker` says; in a study file, from the folder of the file."""
+    sent_models: float
+    """About how many float32 models a worker sends in a round."""
+    settle_rounds: int = 1
+    """How many rounds are left out. All workers start together; after the first DDP arranges its buckets anew."""
+    settle_models: float = 5.0
+    """About how many float32 models a worker sends until then. DDP begins with the first worker's."""
+
+
+_TORCH = Path(rivals.__file__).with_name("torch_program.py")
+RIVALS: Mapping[str, Rival] = {
+    "ddp": Rival(program=_TORCH, sent_models=1.75),
+    "ddp-fp16": Rival(program=_TORCH, sent_models=0.9),
+    # PowerSGD begins to compress after two rounds.
+    "ddp-powersgd": Rival(program=_TORCH, sent_models=0.1, settle_rounds=3, settle_models=8.5),
+    "d-psgd-gloo": Rival(program=_TORCH, sent_models=2.0),
+}
+"""What needs nothing but torch: DDP over gloo with its communication hooks, and D-PSGD over gloo.
+
+Gradients of DDP are averages over all workers, which is what `allreduce` of ours computes. Studies count the rounds to
+a target with it, for the lossy hooks as well, which favours them.
+"""
+
+
+class Target(_Table):
+    """A real job in which the rounds to an accuracy are counted, once for each algorithm, unshaped."""
+
+    job: tuple[str, ...] = ()
+    """Overrides on top of the contender's."""
+    accuracy: float = 0.0
+    """Of the averaged model."""
+
+
+class Study(_Table):
+    """What to run."""
+
+    name: str
+    title: str
+    peers: int = Field(ge=2)
+    step_s: float
+    """What a local step is made to last: the trainers share one machine, where a device would be alone."""
+    seeds: tuple[int, ...] = Field(min_length=1)
+    profiles: tuple[str, ...]
+    contenders: tuple[Contender, ...]
+    model: str | None = None
+    """The model whose parameters rivals send (`sotto list models`); by default that of the job."""
+    job: tuple[str, ...]
+    """Overrides that all contenders share."""
+    cell_s: float
+    """A cell is as many rounds as are predicted to take this long, within the limits below."""
+    least_rounds: int = Field(ge=1)
+    most_rounds: int
+    target: Target = Target()
+    predicted_peers: tuple[int, ...] = ()
+    """Further numbers of peers to predict for."""
+    rivals: Mapping[str, Rival] = Field(default_factory=dict)
+    """Programs beside those of `RIVALS`."""
+
+    def rival(self, contender: Contender) -> Rival | None:
+        """Return the program of a contender; None for one of ours."""
+        return None if contender.rival is None else {**RIVALS, **self.rivals}[contender.rival]
+
+    def cells(self, only: Sequence[str] = ()) -> Iterator[tuple[Contender, str, int]]:
+        """Yield all (contender, profile, seed), the fast profiles first, as the file orders them.
+
+        `only` names contenders, profiles or both; of a kind that it names none of, all are meant. Raises ConfigError.
+        """
+        names = [contender.name for contender in self.contenders]
+        for name in only:
+            if name not in names and name not in self.profiles:
+                valid = ", ".join([*names, *self.profiles])
+                problem = "is neither a contender nor a profile of the study"
+                raise ConfigError(problem, key="--only", value=name, valid=valid)
+        contenders = [each for each in self.contenders if each.name in only or not {*names} & {*only}]
+        profiles = [each for each in self.profiles if each in only or not {*self.profiles} & {*only}]
+        for profile in profiles:
+            for seed in self.seeds:
+                for contender in contenders:
+                    yield contender, profile, seed
+
+    def config(self, contender: Contender, seed: int, rounds: int) -> Config:
+        """Return the job of one of our contenders. Raises ConfigError."""
+        own = (
+            f"run.seed={seed}",
+            f"run.rounds={rounds}",
+            f"peer.min_step_s={self.step_s}",
+            "evaluation.every_rounds=0",
+        )
+        return load(environment={}, overrides=[*self.job, *contender.options, *own])
+
+    def target_config(self, contender: Contender, seed: int) -> Config:
+        """Return the job in which its rounds to the target are counted. Raises ConfigError."""
+        overrides = [*self.job, *contender.options, *self.target.job, f"run.seed={seed}"]
+        return load(environment={}, overrides=overrides)
+
+
+def find_study(name: str) -> Path:
+    """Return the file of a study: one of the package by its name, or any other by its path. Raises ConfigError."""
+    path = FILES / f"{name}.toml"
+    if path.is_file():
+        return path
+    if not Path(name).is_file():
+        valid = f"{', '.join(sorted(file.stem for file in FILES.glob('*.toml')))}, or the path of a file"
+        raise ConfigError("there is no such study", value=name, valid=valid)
+    return Path(name)
+
+
+def read_plan(path: Path) -> Study:
+    """Return the study that a file describes. Raises ConfigError that names what is wrong."""
+    file = str(path)
+    try:
+        study = Study.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"cannot be read as TOML: {error}", file=file) from None
+    except ValidationError as error:
+        raise _config_error(error, file) from None
+    names = [each.name for each in study.contenders]
+    if len({*names}) != len(names):
+        raise ConfigError("two have the same name", key="contenders", file=file)
+    for profile in study.profiles:
+        if profile not in PROFILES:
+            problem = "there is no such link profile"
+            raise ConfigError(problem, key="profiles", value=profile, valid=", ".join(PROFILES), file=file)
+    known = {*RIVALS, *study.rivals}
+    for contender in study.contenders:
+        if contender.rival is not None and contender.rival not in known:
+            problem = "there is no such rival"
+            raise ConfigError(
+                problem, key=contender.name, value=contender.rival, valid=", ".join(sorted(known)), file=file
+            )
+    folder = path.resolve().parent
+    own = {name: each.model_copy(update={"program": folder / each.program}) for name, each in study.rivals.items()}
+    return study.model_copy(update={"rivals": own})
+
+
+def _config_error(error: ValidationError, file: str) -> ConfigError:
+    first = error.errors(include_url=False)[0]
+    key = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "missing":
+        return ConfigError("is missing", key=key, file=file)
+    if first["type"] == "extra_forbidden":
+        return ConfigError("there is no such key", key=key, file=file)
+    return ConfigError(f"is not valid: {first['msg']}", key=key, value=first["input"], file=file)

@@ -1,0 +1,108 @@
+"""What the simulator says a cell takes, before or beside the measurement, and how many rounds reach a target.
+
+The simulator sends the same bytes as the peers, over interfaces of the same rates and latency; it knows the stated step
+and nothing of the processor, so that a round of a real peer takes longer by what its codec and sockets compute.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from peer.config import Config
+from peer.links.profiles import Profile
+from peer.run_progress import Progress
+from peer.run_setup import RunSetup
+from peer.simulate import run as simulator
+from peer.simulate.network import LinkModel, VirtualNetwork
+from peer.state.metrics import MetricsStore
+
+ETHERNET_SEGMENT_HEADER_BYTES = 66
+"""Ethernet, IPv4 and TCP with time stamps."""
+_WEIGHED_ROUNDS = 3
+"""Whose messages are weighed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """One round, on virtual links."""
+
+    round_s: float
+    step_s: float
+
+    @property
+    def link_share(self) -> float:
+        """Which part of the round the links take."""
+        return 1 - self.step_s / self.round_s if self.round_s else 0.0
+
+
+def link_model(profile: Profile) -> LinkModel:
+    """Return the virtual link of a profile; what it loses is not simulated."""
+    return LinkModel(
+        up_kbit_s=profile.up_kbit or None,
+        down_kbit_s=profile.down_kbit or None,
+        latency_s=profile.latency_ms / 1000,
+        segment_overhead_bytes=ETHERNET_SEGMENT_HEADER_BYTES,
+    )
+
+
+def frame_bytes(config: Config, num_peers: int, *, rounds: int = 6) -> float:
+    """Return what goes over one link in one round, from the last of some simulated ones. Raises SottoError.
+
+    The first messages are not like all that follow: some algorithms tell the whole model in them, and codes that are
+    told against those of the round before have none yet.
+    """
+    short = config.model_copy(update={"run": config.run.model_copy(update={"rounds": rounds})})
+    with tempfile.TemporaryDirectory(prefix="sotto-frames-") as name:
+        directory = Path(name)
+        simulator.run(short, Path(), num_peers=num_peers, directory=directory, baseline=False)
+        store = MetricsStore(directory / "metrics.sqlite", read_only=True)
+        settled = [record for record in store.rounds() if record.round >= rounds - _WEIGHED_ROUNDS]
+        store.close()
+    return sum(record.frame_bytes for record in settled) / sum(record.messages for record in settled)
+
+
+def predict(
+    config: Config, num_peers: int, profile: Profile, step_s: float, link_bytes: float, *, rounds: int = 4
+) -> Prediction:
+    """Return what a round takes when `link_bytes` go over each link of the graph, without training anybody.
+
+    It is what the simulator says of a synchronous algorithm: a message weighs the same whatever the links and the
+    number of peers, only who sends to whom changes, and the queues. Raises SottoError.
+    """
+    schedule = RunSetup.open(config, Path(), num_peers).schedule
+    network = VirtualNetwork(link_model(profile))
+    ends, finished = [0.0] * num_peers, []
+    for number in range(rounds):
+        heard = [end + step_s for end in ends]
+        for now, peer in sorted((end + step_s, peer) for peer, end in enumerate(ends)):
+            frames = [(receiver, round(link_bytes)) for receiver in schedule.receivers(number, peer)]
+            for (receiver, _), arrival in zip(frames, network.arrivals(peer, frames, now), strict=True):
+                heard[receiver] = max(heard[receiver], arrival)
+        ends = heard
+        finished.append(ends[0])
+    return Prediction(round_s=(finished[-1] - finished[0]) / (rounds - 1), step_s=step_s)
+
+
+def rounds_to_target(config: Config, num_peers: int, accuracy: float) -> int | None:
+    """Return after how many rounds the averaged model first reaches an accuracy; None if it does not.
+
+    It is looked at when the configuration evaluates. Raises SottoError, DivergenceError if the run diverges.
+    """
+    stop = threading.Event()
+
+    def look(progress: Progress) -> None:
+        if progress.averaged_accuracy is not None and progress.averaged_accuracy >= accuracy:
+            stop.set()
+
+    with tempfile.TemporaryDirectory(prefix="sotto-target-") as name:
+        directory = Path(name)
+        simulator.run(
+            config, Path(), num_peers=num_peers, directory=directory, baseline=False, on_progress=look, stop=stop
+        )
+        store = MetricsStore(directory / "metrics.sqlite", read_only=True)
+        reached = [each.round for each in store.evaluations() if each.peer == -1 and each.accuracy >= accuracy]
+        store.close()
+    return min(reached, default=None)

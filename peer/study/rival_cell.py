@@ -1,0 +1,144 @@
+"""One cell of a rival: its workers in shaped namespaces, from the first round to the last; and what was measured."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from peer.errors import ConfigError, SottoError
+from peer.links.measure import measure
+from peer.links.network import INTERFACE, LinkNetwork
+from peer.links.profiles import Profile
+from peer.study.cell import CellResult
+from peer.study.plan import Rival
+from peer.study.rivals.worker import Orders, Result
+from peer.train.models import MODELS
+
+_POLL_S = 0.05
+
+
+def run_rival(
+    name: str,
+    rival: Rival,
+    shapes: Sequence[Sequence[int]],
+    num_workers: int,
+    profile: Profile,
+    *,
+    rounds: int,
+    step_s: float,
+    limit_s: float,
+    packages: Path | None = None,
+) -> CellResult:
+    """Run the workers of a rival in shaped namespaces.
+
+    `name` tells the program what to be, where it is several things. `packages` is a folder of Python packages for it
+    alone.
+
+    Raises SottoError if one fails or `limit_s` is exceeded.
+    """
+    settle = rival.settle_rounds
+    rounds += settle
+    workers: list[subprocess.Popen[bytes]] = []
+    with tempfile.TemporaryDirectory(prefix="sotto-rival-") as folder, LinkNetwork([profile] * num_workers) as network:
+        link = measure(network, 0, 1, seconds=1.0)
+        try:
+            addresses = [network.address(worker) for worker in range(num_workers)]
+            all_orders = [
+                Orders(
+                    name=name,
+                    rank=rank,
+                    addresses=addresses,
+                    interface=INTERFACE,
+                    folder=folder,
+                    shapes=[list(shape) for shape in shapes],
+                    rounds=rounds,
+                    step_s=step_s,
+                )
+                for rank in range(num_workers)
+            ]
+            for orders in all_orders:
+                workers.append(_start(rival.program, orders, network.command(orders.rank), packages))
+            _wait_for_all(name, workers, Path(folder), limit_s)
+            found = [Result(**json.loads(orders.result_file.read_text())) for orders in all_orders]
+        finally:
+            for process in workers:
+                process.kill()
+                process.wait()
+    ends = [statistics.mean(together) for together in zip(*(result.ends for result in found), strict=True)]
+    spans = [after - before for before, after in itertools.pairwise(ends[settle - 1 :])]
+    return CellResult(
+        rounds=rounds - settle,
+        round_s=statistics.median(spans),
+        mean_round_s=statistics.mean(spans),
+        train_s=step_s,
+        gossip_s=0.0,
+        wait_s=statistics.median(spans) - step_s,
+        cpu_s=statistics.mean(result.cpu_s for result in found) / rounds,
+        payload_bytes=0.0,
+        interface_bytes=statistics.mean(
+            (result.sent_bytes[-1] - result.sent_bytes[settle - 1]) / (rounds - settle) for result in found
+        ),
+        goodput_kbit=link.goodput_kbit,
+        round_trip_ms=link.round_trip_ms,
+        asked_kbit=link.asked_kbit,
+        asked_round_trip_ms=link.asked_round_trip_ms,
+    )
+
+
+def ready_model(name: str) -> torch.nn.Module:
+    """Return a model of the list that needs no more said of it. Raises ConfigError."""
+    ready = {
+        model: info.make
+        for model, info in MODELS.items()
+        if all(each.default is not each.empty for each in inspect.signature(info.make).parameters.values())
+    }
+    if name not in ready:
+        raise ConfigError("is no model of known size", key="model", value=name, valid=", ".join(ready))
+    return ready[name]()
+
+
+def _start(program: Path, orders: Orders, launcher: Sequence[str], packages: Path | None) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    if packages is not None:
+        before = environment.get("PYTHONPATH")
+        environment["PYTHONPATH"] = os.pathsep.join([str(packages.resolve()), *([before] if before else [])])
+    with _log(Path(orders.folder), orders.rank).open("w") as log:
+        return subprocess.Popen(
+            [*launcher, sys.executable, str(program), json.dumps(asdict(orders))],
+            stdout=log,
+            stderr=log,
+            env=environment,
+            start_new_session=True,
+        )
+
+
+def _wait_for_all(name: str, workers: Sequence[subprocess.Popen[bytes]], folder: Path, limit_s: float) -> None:
+    """Return once all workers have ended well. Raises SottoError when the first has not, and after `limit_s`."""
+    until = time.monotonic() + limit_s
+    while True:
+        codes = [worker.poll() for worker in workers]
+        for rank, code in enumerate(codes):
+            if code:
+                lines = _log(folder, rank).read_text().strip().splitlines()
+                raise SottoError(f"{name} failed: {lines[-1] if lines else f'exit code {code}'}")
+        if None not in codes:
+            return
+        if time.monotonic() > until:
+            raise SottoError(f"{name} takes longer than {limit_s:.0f} s")
+        time.sleep(_POLL_S)
+
+
+def _log(folder: Path, rank: int) -> Path:
+    return folder / f"{rank}.log"

@@ -1,0 +1,95 @@
+"""What is known of one cell: the measurement as it is kept in a file, and what follows from it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Self
+
+from peer.study.cell import CellResult
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One measurement, with its circumstances."""
+
+    contender: str
+    profile: str
+    seed: int
+    step_s: float
+    peers: int
+    commit: str
+    load: float
+    """Load average when it was over."""
+    others_cpus: float
+    """How many processors were kept busy by other work meanwhile."""
+    result: CellResult
+
+    def as_json(self) -> dict[str, object]:
+        """Return everything in one table."""
+        own = {name: value for name, value in asdict(self).items() if name != "result"}
+        return own | asdict(self.result)
+
+    @classmethod
+    def read(cls, file: Path) -> Self:
+        """Read what `write` wrote."""
+        table = json.loads(file.read_text())
+        figures = {each.name: table[each.name] for each in fields(CellResult) if each.name in table}
+        figures["loss_curve"] = tuple(tuple(point) for point in figures.get("loss_curve", ()))
+        own = {each.name: table[each.name] for each in fields(cls) if each.name != "result"}
+        return cls(**own, result=CellResult(**figures))
+
+    def write(self, file: Path) -> None:
+        """Write it as JSON, whole or not at all."""
+        beside = file.with_suffix(".new")
+        beside.write_text(json.dumps(self.as_json(), indent=1) + "\n")
+        beside.rename(file)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A cell, and what was computed beside it."""
+
+    cell: Cell
+    rounds_to_target: int | None = None
+    simulated_round_s: float | None = None
+    """What the simulator says of a round; None for a rival."""
+    predicted_round_s: float | None = None
+    """That, on top of what a round takes without limits, measured."""
+    predicted_link_share: float | None = None
+
+    @property
+    def seconds_for_100_rounds(self) -> float:
+        return 100 * self.cell.result.round_s
+
+    @property
+    def seconds_to_target(self) -> float | None:
+        return None if self.rounds_to_target is None else self.rounds_to_target * self.cell.result.round_s
+
+    @property
+    def bytes_to_target(self) -> float | None:
+        return None if self.rounds_to_target is None else self.rounds_to_target * self.cell.result.interface_bytes
+
+    @property
+    def error(self) -> float | None:
+        """How far the prediction is from the measurement, as a fraction of it."""
+        return None if self.predicted_round_s is None else self.predicted_round_s / self.cell.result.round_s - 1
+
+    def as_json(self) -> dict[str, object]:
+        """Return everything in one table, what follows from it included."""
+        computed = (
+            "rounds_to_target", "simulated_round_s", "predicted_round_s", "predicted_link_share",
+            "seconds_for_100_rounds", "seconds_to_target", "bytes_to_target", "error",
+        )  # fmt: skip
+        return self.cell.as_json() | {name: getattr(self, name) for name in computed}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scaled:
+    """A prediction for another number of peers."""
+
+    contender: str
+    profile: str
+    peers: int
+    round_s: float

@@ -1,0 +1,126 @@
+"""What a study found, as text, CSV and one HTML page."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from html import escape
+
+from peer.report.line_chart import Axis, Line, line_chart
+from peer.report.numbers import MISSING, significant, size
+from peer.report.style import STYLE
+from peer.study.plan import Study
+from peer.study.row import Row, Scaled
+
+LINK_SHARE = 0.6
+"""Where the links take at least this part of a round, the prediction is held to `TOLERANCE`."""
+TOLERANCE = 0.15
+
+_COLUMNS = (
+    "contender", "profile", "seed", "peers", "step_s", "rounds", "round_s", "seconds_for_100_rounds",
+    "rounds_to_target", "seconds_to_target", "bytes_to_target", "simulated_round_s", "predicted_round_s",
+    "predicted_link_share", "error", "mean_round_s", "train_s", "gossip_s", "wait_s", "cpu_s", "payload_bytes",
+    "interface_bytes", "asked_kbit", "goodput_kbit", "asked_round_trip_ms", "round_trip_ms", "load", "others_cpus",
+    "commit",
+)  # fmt: skip
+
+
+def as_csv(rows: Sequence[Row]) -> str:
+    """Return one line for each cell."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, _COLUMNS, extrasaction="ignore")
+    writer.writeheader()
+    writer.writerows(row.as_json() for row in rows)
+    return text.getvalue()
+
+
+def as_text(study: Study, rows: Sequence[Row]) -> str:
+    """Return the table of every profile, fastest to the target first."""
+    lines = [study.title, f"a local step lasts {study.step_s:g} s"]
+    for profile in study.profiles:
+        heads, table = _table(study, rows, profile)
+        if not table:
+            continue
+        cells = [heads, *table]
+        widths = [max(len(line[column]) for line in cells) for column in range(len(heads))]
+        lines += ["", profile]
+        lines += ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in cells]
+    return "\n".join(lines)
+
+
+def as_html(study: Study, rows: Sequence[Row], scaled: Sequence[Scaled]) -> str:
+    """Return the report: tables, what the links were, curves, predictions for more peers."""
+    parts = [f"<header><p class='kicker'>Bandwidth study</p><h1>{escape(study.title)}</h1></header>"]
+    note = (
+        f"A local step lasts {study.step_s:g} s. Times are medians over rounds, bytes those of one peer's interface. "
+        "What is predicted is what a round takes without limits, measured, plus what the simulator says of the links."
+    )
+    parts.append(f'<p class="remark">{escape(note)}</p>')
+    for profile in study.profiles:
+        heads, table = _table(study, rows, profile)
+        if table:
+            parts.append(
+                f"<section><h2>{escape(profile)}</h2>{_html_table(heads, table)}{_curves(rows, profile)}</section>"
+            )
+    if scaled:
+        heads = ["profile", "peers", "algorithm", "predicted s a round"]
+        table = [[each.profile, str(each.peers), each.contender, f"{each.round_s:.3f}"] for each in scaled]
+        parts.append(f"<section><h2>Predicted for more peers</h2>{_html_table(heads, table)}</section>")
+    title = escape(study.name)
+    return (
+        "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
+        f"<title>{title}</title><style>{STYLE}</style></head><body><main>{''.join(parts)}</main></body></html>\n"
+    )
+
+
+def _table(study: Study, rows: Sequence[Row], profile: str) -> tuple[list[str], list[list[str]]]:
+    """Return heads and lines of one profile."""
+    heads = ["algorithm", "s a round", "100 rounds", "kB a round", "rounds to target", "s to target", "bytes to target",
+             "predicted", "error", "link share", "others", "goodput", "round trip", "the paper"]  # fmt: skip
+    papers = {each.name: each.paper for each in study.contenders}
+    found = [row for row in rows if row.cell.profile == profile]
+    found.sort(key=lambda row: (row.seconds_to_target is None, row.seconds_to_target or row.cell.result.round_s))
+    return heads, [_line(row, papers.get(row.cell.contender, "")) for row in found]
+
+
+def _line(row: Row, paper: str) -> list[str]:
+    """Return the cells of a line; a prediction that is off by more than it may be is marked."""
+    result, share, error = row.cell.result, row.predicted_link_share, row.error
+    mark = " !" if error is not None and (share or 0) >= LINK_SHARE and abs(error) > TOLERANCE else ""
+    return [
+        row.cell.contender,
+        f"{result.round_s:.3f}",
+        f"{row.seconds_for_100_rounds:.1f}",
+        f"{result.interface_bytes / 1000:.1f}",
+        MISSING if row.rounds_to_target is None else str(row.rounds_to_target),
+        MISSING if row.seconds_to_target is None else f"{row.seconds_to_target:.1f}",
+        size(row.bytes_to_target),
+        MISSING if row.predicted_round_s is None else f"{row.predicted_round_s:.3f}",
+        MISSING if error is None else f"{error:+.1%}{mark}",
+        MISSING if share is None else f"{share:.0%}",
+        f"{row.cell.others_cpus:.2f}",
+        f"{significant(result.goodput_kbit)} of {significant(result.asked_kbit)} kbit/s",
+        f"{result.round_trip_ms:.2f} of {result.asked_round_trip_ms:.2f} ms",
+        paper,
+    ]
+
+
+def _curves(rows: Sequence[Row], profile: str) -> str:
+    """Return the training loss against seconds and against bytes."""
+    here = [row.cell for row in rows if row.cell.profile == profile and row.cell.result.loss_curve]
+    charts = []
+    for label, column, write in (("seconds", 0, significant), ("bytes sent by one peer", 1, size)):
+        lines = [
+            Line(label=each.contender, points=[(p[column], p[2]) for p in each.result.loss_curve], style="peer")
+            for each in here
+        ]
+        x, y = Axis(label=label, write=write), Axis(label="training loss", write=significant)
+        charts.append(line_chart(f"Loss against {label}", lines, x, y).drawing)
+    return f'<div class="charts">{"".join(charts)}</div>'
+
+
+def _html_table(heads: Sequence[str], table: Sequence[Sequence[str]]) -> str:
+    top = "".join(f"<th>{escape(head)}</th>" for head in heads)
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in line) + "</tr>" for line in table)
+    return f"<div class='scroll'><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>"

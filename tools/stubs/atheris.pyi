@@ -1,0 +1,9 @@
+"""What the fuzzer uses of atheris."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import NoReturn
+
+def instrument_imports(include: Sequence[str], exclude: Sequence[str]) -> AbstractContextManager[None]: ...
+def Setup(arguments: Sequence[str], test_one_input: Callable[[bytes], None]) -> list[str]: ...
+def Fuzz() -> NoReturn: ...
