@@ -38,16 +38,16 @@ docs: $(READY_DEV) ## generate the pages of docs/ that come from the code
 	$(BIN)/python tools/render_docs.py
 
 fuzz: $(READY_DEV) ## fuzz the frame decoder for an hour
-	$(BIN)/python tools/fuzz_wire.py --seconds 3600
+	$(BIN)/python -m tests.stress.fuzz --seconds 3600
 
 chaos: $(READY_DEV) ## run the fault simulator over a thousand seeds
-	$(BIN)/python tools/chaos.py --seeds 0-1023 --workers $(WORKERS)
+	$(BIN)/python -m tests.stress.chaos --seeds 0-1023 --workers $(WORKERS)
 
 kills: $(READY_DEV) ## kill real peers 200 times for each of five algorithms, compare every bit
-	$(BIN)/python tools/kill_study.py --kills 200
+	$(BIN)/python -m tests.stress.kills --kills 200
 
 soak: $(READY_DEV) ## run eight real peers for 20,000 rounds: nothing may grow
-	$(BIN)/python tools/soak.py
+	$(BIN)/python -m tests.stress.soak
 
 clean: ## delete the environment, builds and caches; runs/ stays
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis peer/native/_kernels.*

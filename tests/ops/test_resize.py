@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -16,10 +15,7 @@ from peer.ops.resize import Lineup, line_up
 from peer.run_progress import Progress
 from peer.state.checkpoints import find_checkpoints, load_checkpoint
 from peer.state.metrics import MetricsStore, Summary
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
-
-from forked import ForkedCluster
+from tests.forked import ForkedCluster
 
 JOB = (
     "run.rounds=400",

@@ -4,7 +4,7 @@ Only `FrameError`s may leave the decoder; what decodes must encode and decode to
 the native kernels about value or error; no input may make the decoder allocate more than it states.
 
 An input is one byte that chooses the circumstances (see `Circumstances`) and the frame without the bytes that mutation
-would only ever spoil: magic, version and checksum, which `frame_of` puts back. `tools/fuzz_wire.py` makes inputs up;
+would only ever spoil: magic, version and checksum, which `frame_of` puts back. `tests.stress.fuzz` makes inputs up;
 the tests replay those in `corpus/`.
 """
 

@@ -39,7 +39,7 @@ def test_the_kept_inputs_stay_small() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("atheris") is None, reason="atheris, the fuzzer, is not installed")
 def test_a_short_run_of_the_fuzzer_finds_nothing(tmp_path: Path) -> None:
-    command = [sys.executable, "tools/fuzz_wire.py", "--seconds", str(SECONDS), "--work", str(tmp_path)]
+    command = [sys.executable, "-m", "tests.stress.fuzz", "--seconds", str(SECONDS), "--work", str(tmp_path)]
     # Another seed in every run of the tests would find more, and fail for changes that are not to blame.
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=20 * SECONDS, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]

@@ -1,10 +1,10 @@
 """Runs the fault simulator over many seeds, and shows what is needed to look into one that fails.
 
-    python tools/chaos.py [--seeds 0-999] [--rounds 100] [--workers 2] [--json FILE]
-    python tools/chaos.py --seeds 19            # one failure again, with the last that happened before it
+    python -m tests.stress.chaos [--seeds 0-999] [--rounds 100] [--workers 2] [--json FILE]
+    python -m tests.stress.chaos --seeds 19     # one failure again, with the last that happened before it
 
 A seed stands for an algorithm, a graph, a compressor, who joins, leaves and is lost, and everything that goes wrong
-(`peer/simulate/faults`); after every round of it the invariants are checked: mass, agreement of replicas, every message
+(`tests/stress/faults`); after every round of it the invariants are checked: mass, agreement of replicas, every message
 once, the bits of the undisturbed run where the clock has no say and nobody was lost, and that rounds go on once all is
 well. Ends with 1 if a seed failed.
 """
@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
-from peer.simulate.faults import Outcome, SimulationFailed, simulate
+from tests.stress.faults import Outcome, SimulationFailed, simulate
 
 _PROGRESS_S = 10.0
 
@@ -130,7 +130,7 @@ def main() -> None:
     for result in run_all(arguments.seeds, arguments.rounds, arguments.workers):
         totals.add(result)
         if result.failure is not None:
-            print(f"{result.failure}\n  again: python tools/chaos.py --seeds {result.seed}", flush=True)
+            print(f"{result.failure}\n  again: python -m tests.stress.chaos --seeds {result.seed}", flush=True)
         if time.monotonic() - shown > _PROGRESS_S:
             shown = time.monotonic()
             print(totals.line(), flush=True)

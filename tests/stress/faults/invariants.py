@@ -25,9 +25,9 @@ from peer.gossip.boundary import UNSPONSORED_WEIGHT
 from peer.gossip.membership import Change, ChangeKind, Membership
 from peer.gossip.mixing import local_step_rate
 from peer.node.participant import Participant
-from peer.simulate.faults.scenario import RoundState, Scenario, state_of
-from peer.simulate.faults.undisturbed import UndisturbedRun
 from peer.wire.message import Message
+from tests.stress.faults.scenario import RoundState, Scenario, state_of
+from tests.stress.faults.undisturbed import UndisturbedRun
 
 _U_TOLERANCE = 1e-9
 _X_TOLERANCE = 2e-4

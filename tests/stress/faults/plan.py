@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Literal
 
-from peer.simulate.faults.scenario import Scenario
+from tests.stress.faults.scenario import Scenario
 
 
 @dataclass(frozen=True, kw_only=True)

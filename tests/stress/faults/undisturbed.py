@@ -7,7 +7,7 @@ from collections import deque
 from peer.compress.payload import FloatArray
 from peer.gossip.membership import Change
 from peer.node.participant import Turn
-from peer.simulate.faults.scenario import RoundState, Scenario, state_of
+from tests.stress.faults.scenario import RoundState, Scenario, state_of
 
 
 class UndisturbedRun:

@@ -7,16 +7,18 @@ from typing import Any
 
 import pytest
 
+from peer.gossip import session
+from peer.gossip.base import Algorithm, Exchange
 from peer.gossip.boundary import Boundary
 from peer.gossip.error_feedback import SparsePush
 from peer.gossip.exact import Sgp
 from peer.gossip.membership import ChangeKind
-from peer.gossip.session import Session
+from peer.gossip.views import ViewSchedule
 from peer.node.durable import Deed, DurablePeer
-from peer.simulate.faults import Scenario, SimulationFailed, World, simulate
-from peer.simulate.faults.scenario import CASES
 from peer.state.journal import Journal, Record
 from peer.wire.message import Message
+from tests.stress.faults import Scenario, SimulationFailed, World, simulate
+from tests.stress.faults.scenario import CASES
 
 MEMBERS = (1, 16, 17, 26, 34, 39, 59, 73, 80, 83, 86, 88, 99)
 """Seeds in which somebody joins, leaves or is lost."""
@@ -135,16 +137,18 @@ def test_a_peer_that_waits_for_ever_is_caught(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_share_that_is_given_and_kept_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    part = Boundary._part
+    class Kept(Boundary):
+        def __init__(self, algorithm: Algorithm, views: ViewSchedule, t: int) -> None:
+            super().__init__(algorithm, views, t)
+            self.giver = algorithm
 
-    def keep(self: Boundary, share: float) -> Message:
-        algorithm = self._algorithm
-        x, u = algorithm.x.copy(), algorithm.u
-        message = part(self, share)
-        algorithm.x, algorithm.u = x, u
-        return message
+        def begin(self) -> Exchange | None:
+            x, u = self.giver.x.copy(), self.giver.u
+            exchange = super().begin()
+            self.giver.x, self.giver.u = x, u
+            return exchange
 
-    monkeypatch.setattr(Boundary, "_part", keep)
+    monkeypatch.setattr(session, "Boundary", Kept)
     assert "Σu is" in caught([97], rounds=60)
 
 
@@ -159,12 +163,14 @@ def test_what_returns_twice_from_a_lost_peer_is_caught(monkeypatch: pytest.Monke
     assert "Σu is" in caught([16], rounds=60)
 
 
-def test_a_message_that_a_session_drops_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    absorb_late = Session.absorb_late
+def test_a_late_message_that_is_dropped_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    absorb_late = SparsePush.absorb_late
+    rounds = set()
 
-    def lose_some(self: Session) -> None:
-        del self._late_box[1:]
-        absorb_late(self)
+    def lose_all_but_the_first(self: SparsePush, message: Message) -> None:
+        if message.round not in rounds:
+            absorb_late(self, message)
+        rounds.add(message.round)
 
-    monkeypatch.setattr(Session, "absorb_late", lose_some)
+    monkeypatch.setattr(SparsePush, "absorb_late", lose_all_but_the_first)
     assert "Σu is" in caught(of("sparse-push", late=True))

@@ -9,16 +9,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from random import Random
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from peer.errors import RemoteProtocolError, StateError
 from peer.gossip.membership import ChangeKind
 from peer.node.durable import Deed, DurablePeer
 from peer.node.participant import Participant
-from peer.simulate.faults.disk import ProcessKilled, VirtualDisk
-
-if TYPE_CHECKING:
-    from peer.simulate.faults.world import World
+from tests.stress.faults.disk import ProcessKilled, VirtualDisk
+from tests.stress.faults.invariants import Auditor
+from tests.stress.faults.plan import Plan
+from tests.stress.faults.scenario import Scenario
+from tests.stress.faults.streams import Streams
 
 STEP_S = 0.05
 """Virtual seconds of a local step, on a peer that is not slow."""
@@ -28,10 +29,36 @@ _LONGEST_WAIT_S = 1.0
 _CLOCK_TICK_S = 1e-6
 
 
+class Surroundings(Protocol):
+    """What a process finds around itself: the world that it lives in."""
+
+    now: float
+    """Virtual seconds since the run began."""
+    random: Random
+    scenario: Scenario
+    plan: Plan
+    auditor: Auditor
+    streams: Streams
+    gone: set[int]
+    """Peers that do not come back."""
+
+    def at(self, time: float, action: Callable[[], None]) -> None:
+        """Let something happen at a time."""
+
+    def note(self, event: str) -> None:
+        """Keep an event for the trace."""
+
+    def died(self, process: VirtualProcess, how: str) -> None:
+        """A process has ended."""
+
+    def refused(self, process: VirtualProcess, peer: int, error: RemoteProtocolError) -> None:
+        """A process refused a frame of a peer."""
+
+
 class VirtualProcess:
     """A process of peer `me`. Implements `streams.Process`."""
 
-    def __init__(self, world: World, me: int, disk: VirtualDisk) -> None:
+    def __init__(self, world: Surroundings, me: int, disk: VirtualDisk) -> None:
         self.me = me
         self.alive = True
         self.slow = 1.0

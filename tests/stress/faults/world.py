@@ -9,15 +9,15 @@ from random import Random
 
 from peer.errors import ConfigError, RemoteProtocolError
 from peer.gossip.membership import ChangeKind
-from peer.simulate.faults.disk import VirtualDisk
-from peer.simulate.faults.invariants import Auditor, InvariantBroken
-from peer.simulate.faults.plan import Plan, plan_for
-from peer.simulate.faults.process import VirtualProcess
-from peer.simulate.faults.scenario import Happening, Scenario
-from peer.simulate.faults.streams import Streams
 from peer.simulate.network import Agenda
 from peer.state.checkpoints import Checkpoints, checkpoint_name
 from peer.state.recovery import journal_name
+from tests.stress.faults.disk import VirtualDisk
+from tests.stress.faults.invariants import Auditor, InvariantBroken
+from tests.stress.faults.plan import Plan, plan_for
+from tests.stress.faults.process import VirtualProcess
+from tests.stress.faults.scenario import Happening, Scenario
+from tests.stress.faults.streams import Streams
 
 _TRACE = 60
 """Events that a failure shows."""

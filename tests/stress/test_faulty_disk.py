@@ -7,8 +7,8 @@ from random import Random
 
 import pytest
 
-from peer.simulate.faults.disk import ProcessKilled, VirtualDisk
 from peer.state.disk import replace
+from tests.stress.faults.disk import ProcessKilled, VirtualDisk
 
 
 def after_power_cuts(prepare: Callable[[VirtualDisk], None], times: int = 200) -> list[dict[str, bytes]]:

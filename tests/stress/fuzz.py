@@ -1,8 +1,8 @@
 """Feeds the wire's decoder with bytes that a coverage-guided mutator (atheris, libFuzzer) makes up.
 
-    python tools/fuzz_wire.py --runs 1000000          # a long run
-    python tools/fuzz_wire.py --seconds 20            # a short one, as in the tests
-    python tools/fuzz_wire.py --merge --work FOLDER   # keep those inputs of FOLDER that add coverage
+    python -m tests.stress.fuzz --runs 1000000          # a long run
+    python -m tests.stress.fuzz --seconds 20            # a short one, as in the tests
+    python -m tests.stress.fuzz --merge --work FOLDER   # keep those inputs of FOLDER that add coverage
 
 What is checked of each input is described in tests/wire/fuzzing.py; the kept corpus lies in tests/wire/corpus.
 """
@@ -19,8 +19,6 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 import atheris
 
 # The hooks on comparisons keep a reference to every array compared, so the modules that compare arrays go without.
@@ -28,6 +26,7 @@ NUMERIC = ["ans", "bits", "tokens", "indices", "plans", "section_writer"]
 with atheris.instrument_imports(include=["peer.wire"], exclude=[f"peer.wire.{name}" for name in NUMERIC]):
     from tests.wire import fuzzing
 
+COMMAND = [sys.executable, "-m", "tests.stress.fuzz"]
 ADDRESS_SPACE = 3 << 30
 SECONDS_PER_INPUT = 10
 MOST_BYTES = 8192
@@ -58,7 +57,7 @@ def main() -> None:
     options.corpus.mkdir(parents=True, exist_ok=True)
     if options.merge:
         # libFuzzer starts the inner process through a shell, by the name that it is given here.
-        sys.argv[0] = f"{sys.executable} {__file__}"
+        sys.argv[0] = " ".join(COMMAND)
         fuzz(work, options.corpus, ["-merge=1", f"-max_len={KEPT_BYTES}"])
     for data in fuzzing.seeds():
         (work / hashlib.sha256(data).hexdigest()[:16]).write_bytes(data)
@@ -69,14 +68,7 @@ def main() -> None:
     started, tried = time.monotonic(), 0
     while not options.runs or tried < options.runs:
         runs = min(RUNS_PER_PROCESS, options.runs - tried) if options.runs else RUNS_PER_PROCESS
-        command = [
-            sys.executable,
-            __file__,
-            "--runs",
-            str(runs),
-            "--seed",
-            str(options.seed + tried // RUNS_PER_PROCESS),
-        ]
+        command = [*COMMAND, "--runs", str(runs), "--seed", str(options.seed + tried // RUNS_PER_PROCESS)]
         command += ["--corpus", str(options.corpus), "--work", str(work)]
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         if result.returncode:

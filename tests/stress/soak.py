@@ -1,6 +1,6 @@
 """Runs real peers for many rounds and shows that nothing grows: memory, file handles, threads, the state on disk.
 
-    python tools/soak.py [--peers 8] [--rounds 20000] [--algorithm quant-sgp] [--json FILE]
+    python -m tests.stress.soak [--peers 8] [--rounds 20000] [--algorithm quant-sgp] [--json FILE]
 
 The job is small, so that rounds are short: what leaks does so for each round, message or checkpoint, not for each
 parameter. Growth is measured from a fifth of the rounds on, when every buffer has been used; the tool ends with 1 if

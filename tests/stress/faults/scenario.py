@@ -25,8 +25,8 @@ from peer.gossip.topology import Schedule, build_schedule
 from peer.gossip.views import ViewSchedule
 from peer.node.participant import Participant
 from peer.random import PhiloxSource
-from peer.simulate.faults.training import VirtualTraining
 from peer.wire.last_codes import LastCodes
+from tests.stress.faults.training import VirtualTraining
 
 _SIZES = ((16, 5), (12, 3, 9), (30,), (7, 1, 1, 20))
 """Layers of the models."""

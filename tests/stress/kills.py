@@ -1,6 +1,6 @@
 """Kills real peers again and again, and compares every bit of the models with those of a run that nobody disturbed.
 
-    python tools/kill_study.py [--kills 200] [--peers 8] [--seed 1] [--algorithms d2,moniqua] [--json FILE]
+    python -m tests.stress.kills [--kills 200] [--peers 8] [--seed 1] [--algorithms d2,moniqua] [--json FILE]
 
 With `--json` the rows are kept in FILE, and algorithms that are in it already are not run again.
 
@@ -26,11 +26,10 @@ import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from forked import ForkedCluster
-
 from peer.config import Config, load
 from peer.errors import SottoError
 from peer.ops.local_cluster import Cluster
+from tests.forked import ForkedCluster
 
 JOBS = {
     "sparse-push": ["compressor.kind=top_k", "compressor.fraction=0.1"],

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tools"))
-
-import kill_study  # noqa: E402 - tools/ is no package
+from tests.stress import kills
 
 
 @pytest.mark.slow
@@ -21,7 +17,7 @@ def test_ten_kills_at_random_instants_change_no_bit(tmp_path: Path) -> None:
         kills=10, peers=4, rounds=100, seed=3, cold=False, set=["peer.slow_down=30", "state.checkpoint_every_rounds=10"]
     )
     print(f"seed {arguments.seed}")
-    row = kill_study.measure("quant-sgp", arguments, tmp_path)
+    row = kills.measure("quant-sgp", arguments, tmp_path)
     assert row.identical, row
     assert row.kills == 10
     # A peer that has done its rounds stays for the others, and may be killed then, too.
@@ -29,7 +25,7 @@ def test_ten_kills_at_random_instants_change_no_bit(tmp_path: Path) -> None:
 
 
 def test_who_is_killed_when_is_a_function_of_the_seed() -> None:
-    one, same, other = (kill_study.plan(seed, 200, 8, 400) for seed in (1, 1, 2))
+    one, same, other = (kills.plan(seed, 200, 8, 400) for seed in (1, 1, 2))
     assert one == same != other
     assert {kill.peer for kill in one} == set(range(8))
     assert sum(kill.after_round is None for kill in one) > 20

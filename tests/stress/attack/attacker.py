@@ -1,0 +1,167 @@
+"""What an attack has at hand: certificates, a proper hello, and one stream to the victim with nothing in between."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+import grpc
+import grpc.aio
+
+from peer.config import Config, load
+from peer.net.hello import PROTOCOL_MAX, PROTOCOL_MIN
+from peer.net.security import CertificateAuthority, Credentials, load_credentials
+from peer.proto.sottovoce.v1 import exchange_pb2 as pb
+from tests.stress.attack.cluster import MALLORY, VICTIM
+
+_GENEROUS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+LOST = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError, asyncio.CancelledError, OSError)
+
+
+class Stream:
+    """One stream to the victim, with nothing between the attack and the bytes."""
+
+    def __init__(self, port: int, security: Credentials | None) -> None:
+        address = f"127.0.0.1:{port}"
+        # A connection for each stream: gRPC would share one otherwise.
+        options = [*_GENEROUS, ("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
+        if security is None:
+            channel: Any = grpc.aio.insecure_channel(address, options=options)
+        else:
+            credentials = grpc.ssl_channel_credentials(security.ca, security.key, security.certificate)
+            named = [*options, ("grpc.ssl_target_name_override", f"peer-{VICTIM}")]
+            channel = grpc.aio.secure_channel(address, credentials, options=named)
+        self._channel = channel
+        self._call: Any = channel.stream_stream("/sottovoce.v1.Peer/Exchange")()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._call.cancel()
+        await self._channel.close()
+
+    async def send(self, data: bytes | pb.Envelope) -> None:
+        await self._call.write(data if isinstance(data, bytes) else data.SerializeToString())
+
+    async def next(self) -> pb.Envelope | None:
+        data = await self._call.read()
+        return pb.Envelope.FromString(data) if isinstance(data, bytes) else None
+
+    async def verdict(self, within_s: float = 30.0) -> str:
+        """Return with which words, or how, the stream ended."""
+        try:
+            async with asyncio.timeout(within_s):
+                while (envelope := await self.next()) is not None:
+                    if envelope.HasField("close"):
+                        return str(envelope.close.reason)
+        except TimeoutError:
+            return "nothing in this time"
+        except LOST as error:
+            details = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
+            return f"the connection is cut: {str(details)[:150]}"
+        return "the stream ends without a word"
+
+
+@dataclass
+class Attacker:
+    """What an attack has at hand."""
+
+    kits: Path
+    port: int
+    until: float
+    attempts: int = 0
+    reasons: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def going(self) -> bool:
+        return time.monotonic() < self.until
+
+    def note(self, reason: str) -> None:
+        self.attempts += 1
+        self.reasons[reason] = self.reasons.get(reason, 0) + 1
+
+    def config(self) -> Config:
+        return load(self.kits / f"peer-{MALLORY}" / "peer.toml", environment={})
+
+    def credentials(self) -> Credentials:
+        own = load_credentials(self.config().security, self.kits / f"peer-{MALLORY}", f"peer-{MALLORY}")
+        assert isinstance(own, Credentials)
+        return own
+
+    def authority(self) -> CertificateAuthority:
+        return CertificateAuthority.load(self.kits / "ca.pem", self.kits / "ca.key")
+
+    def hello(self, **changes: Any) -> pb.Envelope:
+        facts = json.loads((self.kits / "hello.json").read_text())
+        fields: dict[str, Any] = {
+            "protocol_min": PROTOCOL_MIN,
+            "protocol_max": PROTOCOL_MAX,
+            "index": MALLORY,
+            "name": f"peer-{MALLORY}",
+            "nonce": int.from_bytes(os.urandom(7), "big"),
+            "window_bytes": 1 << 16,
+            "chunk_bytes": 1 << 16,
+            "heartbeat_ms": 10_000,
+            **facts,
+        }
+        return pb.Envelope(hello=pb.Hello(**(fields | changes)))
+
+    async def greeted(self, stream: Stream) -> None:
+        """Say hello properly. Raises ConnectionError with the refusal."""
+        await stream.send(self.hello())
+        answer = await stream.next()
+        if answer is None or not answer.HasField("hello"):
+            raise ConnectionError(answer.close.reason if answer is not None else "the stream ends")
+
+
+async def again_and_again(me: Attacker, once: Callable[[], Awaitable[str]], pause_s: float = 0.2) -> None:
+    while me.going:
+        try:
+            me.note(await once())
+        except LOST as error:
+            me.note(f"the connection is cut: {str(error)[:100]}")
+        await asyncio.sleep(pause_s)
+
+
+def as_whom(me: Attacker, who: Callable[[], Credentials | None], **changes: Any) -> Awaitable[None]:
+    security = who()
+
+    async def once() -> str:
+        async with Stream(me.port, security) as stream:
+            with contextlib.suppress(*LOST):
+                await stream.send(me.hello(**changes))
+            return await stream.verdict()
+
+    return again_and_again(me, once)
+
+
+async def as_member(me: Attacker, work: Callable[[Stream], Awaitable[None]], pause_s: float = 0.5) -> None:
+    """Do something after a proper hello, again and again."""
+    own = me.credentials()
+
+    async def once() -> str:
+        async with Stream(me.port, own) as stream:
+            try:
+                await me.greeted(stream)
+            except ConnectionError as error:
+                return str(error)
+            # Listens meanwhile: after a write that failed there is nothing left to be read.
+            verdict = asyncio.ensure_future(stream.verdict())
+            with contextlib.suppress(*LOST):
+                await work(stream)
+            return await verdict
+
+    await again_and_again(me, once, pause_s)
