@@ -10,8 +10,6 @@ import inspect
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 import peer.wire
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -20,10 +20,7 @@ from peer.config import Config, load
 from peer.config_writer import Host, write_cluster
 from peer.ops.local_cluster import peer_environment
 from peer.state.metrics import MetricsStore
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
-
-import behind_nat
+from tools import behind_nat
 
 _MISSING = behind_nat.missing_tools()
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,10 +14,7 @@ import pytest
 from peer.config import Config, load
 from peer.errors import SottoError
 from peer.gossip.budget import BURST_S
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
-
-import shaped_run
+from tools import shaped_run
 
 _MISSING = shaped_run.missing_tools()
 

@@ -12,12 +12,7 @@ import numpy as np
 import pytest
 
 from peer import gossip, run_setup
-
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tools"))
-
-import scale  # noqa: E402 - tools/ is no package
-import study  # noqa: E402
+from tools import scale, study
 
 
 def arguments(tmp_path: Path, **changes: object) -> argparse.Namespace:
