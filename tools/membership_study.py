@@ -28,12 +28,11 @@ from typing import Any
 from peer.config import Config, load
 from peer.gossip.membership import ChangeKind
 from peer.node.participant import Participant, Turn
-from peer.simulate.network import LinkModel
-from peer.simulate.rounds import Simulator
-from peer.simulate.virtual_run import Arrival, Event
-from peer.state.metrics import RoundRecord
+from peer.run_setup import RunSetup
+from peer.simulate.network import Agenda, LinkModel, VirtualNetwork
+from peer.simulate.virtual_run import Arrival, Event, StepDone
 from peer.study.checkout import commit
-from peer.train.local_step import Trainer
+from peer.train.threads import use_one_thread
 
 PEERS = 8
 SUBJECT = 3
@@ -48,78 +47,95 @@ LINK = LinkModel(rate_kbit_s=100_000.0, latency_s=0.001)
 STEP_S = 0.01
 
 
-class ChangingRun(Simulator):
-    """A simulated run in which something happens to one peer in the middle."""
+class ChangingRun:
+    """A run of participants on a virtual clock in which something happens to one peer in the middle."""
 
     def __init__(self, config: Config, case: str) -> None:
-        self._case = case
-        self._middle = config.run.rounds // 2
+        use_one_thread()
+        self.now = 0.0
+        self._rounds, self._case = config.run.rounds, case
         self._dead: set[int] = set()
         self._unreceived: dict[int, list[bytes]] = {}
-        slots = PEERS + (case in ("join", "nine"))
-        super().__init__(config, Path(), num_peers=slots, links=LINK, step_s=STEP_S)
+        """Peer → its frames that the dead one never got."""
+        self._agenda: Agenda[Event] = Agenda()
+        self._network = VirtualNetwork(LINK)
+        num_peers = PEERS + (case in ("join", "nine"))
+        setup = RunSetup.open(config, Path(), num_peers)
+        self._trainers = [setup.trainer(peer) for peer in range(num_peers)]
+        layout, x0 = self._trainers[0].layout, self._trainers[0].initial_vector()
+        self.participants = [setup.participant(peer, each, layout, x0) for peer, each in enumerate(self._trainers)]
 
     def run_to_end(self) -> float:
         """Return the accuracy of the worst member at the end."""
-        self._start()
-        while True:
-            while self._agenda:
-                self.now, event = self._agenda.pop()
-                self._handle(event)
-            if self._dead and SUBJECT not in self.participants[0].session.lost:
-                # All wait for the lost peer by now: the operator tells one of those who hear it.
-                issuer = next(p for p in self._living() if p.session.last_heard(SUBJECT) is not None)
-                self._announce(issuer, ChangeKind.LOST, SUBJECT)
-                continue
-            break
+        for participant in self.participants:
+            if participant.is_member:
+                self._plan_step(participant)
+        self._run_until_idle()
+        if self._dead and SUBJECT not in self.participants[0].session.lost:
+            # All wait for the lost peer by now: the operator tells one of those who hear it.
+            issuer = next(p for p in self._living() if p.session.last_heard(SUBJECT) is not None)
+            self._announce(issuer, ChangeKind.LOST, SUBJECT)
+            self._run_until_idle()
         members = [participant for participant in self._living() if participant.is_member]
-        assert all(participant.round == self.config.run.rounds for participant in members)
+        assert all(participant.round == self._rounds for participant in members)
         return min(self._accuracy(participant) for participant in members)
 
-    def _accuracy(self, participant: Participant) -> float:
-        assert isinstance(participant.local_steps, Trainer)
-        return 100.0 * participant.local_steps.evaluate(participant.model()).accuracy
-
-    def _living(self) -> list[Participant]:
-        return [participant for participant in self.participants if participant.peer not in self._dead]
+    def _run_until_idle(self) -> None:
+        while self._agenda:
+            self.now, event = self._agenda.pop()
+            self._handle(event)
 
     def _handle(self, event: Event) -> None:
-        peer = event.receiver if isinstance(event, Arrival) else event.peer
-        if peer in self._dead:
-            if isinstance(event, Arrival):
-                self._unreceived.setdefault(event.sender, []).append(event.frame)
-            return
         if isinstance(event, Arrival):
-            self._take(self.participants[peer], self.participants[peer].receive(event.sender, event.frame, self.now))
-        else:
-            super()._handle(event)
+            if event.receiver in self._dead:
+                self._unreceived.setdefault(event.sender, []).append(event.frame)
+            else:
+                participant = self.participants[event.receiver]
+                self._take(participant, participant.receive(event.sender, event.frame, self.now))
+        elif event.peer not in self._dead:
+            participant = self.participants[event.peer]
+            participant.step()
+            self._take(participant, participant.begin(self.now))
 
     def _take(self, participant: Participant, turn: Turn) -> None:
-        self._deliver(participant.peer, turn.parcels)
+        sizes = [(parcel.receiver, len(parcel.frame)) for parcel in turn.parcels]
+        arrivals = self._network.arrivals(participant.peer, sizes, self.now)
+        for parcel, arrival in zip(turn.parcels, arrivals, strict=True):
+            self._agenda.add(arrival, Arrival(parcel.receiver, participant.peer, parcel.frame))
         if turn.news is not None:
             for lost in participant.to_lose:
                 frames = self._unreceived.pop(participant.peer, [])
                 self._take(participant, participant.lose(lost, frames, self.now))
         if turn.finished is not None:
-            self._finish_round(participant, turn.finished)
+            self._after_round(participant)
+
+    def _after_round(self, participant: Participant) -> None:
+        if participant.round == self._rounds // 2:
+            self._let_it_happen(participant)
+        if participant.round < self._rounds and participant.is_member and participant.peer not in self._dead:
+            self._plan_step(participant)
+
+    def _let_it_happen(self, participant: Participant) -> None:
+        if self._case == "leave" and participant.peer == SUBJECT:
+            self._announce(participant, ChangeKind.LEAVE, SUBJECT)
+        elif self._case == "join" and participant.peer == 0:
+            self._announce(participant, ChangeKind.JOIN, PEERS)
+        elif self._case == "loss" and participant.peer == SUBJECT:
+            self._dead.add(SUBJECT)
+        elif self._case == "without-data" and participant.peer == SUBJECT:
+            participant.algorithm.wants_gradient = lambda t: False  # type: ignore[method-assign]
+
+    def _plan_step(self, participant: Participant) -> None:
+        self._agenda.add(self.now + STEP_S, StepDone(participant.peer))
 
     def _announce(self, issuer: Participant, kind: ChangeKind, subject: int) -> None:
         self._take(issuer, issuer.learn(issuer.plan(kind, subject), self.now))
 
-    def _finish_round(self, participant: Participant, record: RoundRecord) -> None:
-        done = participant.round
-        if done == self._middle:
-            if self._case == "leave" and participant.peer == SUBJECT:
-                self._announce(participant, ChangeKind.LEAVE, SUBJECT)
-            elif self._case == "join" and participant.peer == 0:
-                self._announce(participant, ChangeKind.JOIN, PEERS)
-            elif self._case == "loss" and participant.peer == SUBJECT:
-                self._dead.add(SUBJECT)
-                return
-            elif self._case == "without-data" and participant.peer == SUBJECT:
-                participant.algorithm.wants_gradient = lambda t: False  # type: ignore[method-assign]
-        if done < self.config.run.rounds and participant.is_member:
-            self._ready_for_step(participant.peer, self.now)
+    def _accuracy(self, participant: Participant) -> float:
+        return 100.0 * self._trainers[participant.peer].evaluate(participant.model()).accuracy
+
+    def _living(self) -> list[Participant]:
+        return [participant for participant in self.participants if participant.peer not in self._dead]
 
 
 def configuration(algorithm: str, seed: int, rounds: int, case: str) -> Config:
