@@ -20,6 +20,8 @@ OUTSIDE = sorted(
 )
 PRIVATE = re.compile(r"_[a-z]\w*")
 EDITS_SYS_PATH = re.compile(r"sys\.path(\[[^]]*\])?\s*(\+?=[^=]|\.(insert|append|extend|remove)\b)|syspath" "_prepend")
+NO_MEMBERS = {"_proto"}
+"""Words that look like private names: a folder of protoc."""
 OPTIONAL = {"tests.stress.fuzz"}
 """What needs a package that is not among those for development on every machine."""
 
@@ -54,10 +56,9 @@ def private_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
                 yield node.lineno, node.attr
         elif isinstance(node, ast.ImportFrom):
             yield from ((node.lineno, alias.name) for alias in node.names if PRIVATE.fullmatch(alias.name))
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("getattr", "setattr", "delattr")):
-            for argument in node.args:
-                if isinstance(argument, ast.Constant) and PRIVATE.fullmatch(str(argument.value)):
-                    yield node.lineno, str(argument.value)
+        elif isinstance(node, ast.Constant) and PRIVATE.fullmatch(str(node.value)) and node.value not in NO_MEMBERS:
+            # For getattr, setattr, monkeypatch and whatever else takes a name.
+            yield node.lineno, str(node.value)
 
 
 @pytest.mark.parametrize("path", OUTSIDE, ids=lambda path: str(path.relative_to(ROOT)))

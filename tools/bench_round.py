@@ -130,15 +130,19 @@ class StageClock:
 def run_peer(config_file: Path, result_file: Path, profile: bool) -> None:
     """Run one peer to its end, and write what its rounds took."""
     from peer import config, gossip, wire
-    from peer.daemon import base, process
     from peer.gossip import mixing
     from peer.net import tcp_info
+    from peer.node import divergence_guard
     from peer.node.participant import Participant
     from peer.state.checkpoints import Checkpoints
     from peer.state.metrics import MetricsStore, RoundRecord
 
     loaded = config.load(config_file, environment={})
-    clock = StageClock()
+    clock, algorithm = StageClock(), gossip.ALGORITHMS[loaded.algorithm.name]
+    clock.replace(divergence_guard, "reason_to_stop", "record")
+    # Only now: the daemon takes that function by its name.
+    from peer.daemon import process
+
     for owner, name, stage in (
         (Participant, "step", "train"),
         (Participant, "begin", "algorithm"),
@@ -148,9 +152,8 @@ def run_peer(config_file: Path, result_file: Path, profile: bool) -> None:
         (wire, "entropy_bound_bits", "encode"),
         (wire, "decode", "decode"),
         (Participant, "receive", "apply"),
-        (gossip.ALGORITHMS[loaded.algorithm.name], "advance", "apply"),
-        (Participant, "_finish", "record"),
-        (base, "reason_to_stop", "record"),
+        (algorithm, "advance", "apply"),
+        (algorithm, "metrics", "record"),
         (MetricsStore, "put", "record"),
         (MetricsStore, "flush", "record"),
         (Participant, "state", "save"),
