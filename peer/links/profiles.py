@@ -1,4 +1,4 @@
-"""Named links: what each direction carries, how long it takes, and what is lost."""
+"""Named links: rates, latency and loss."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from peer.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """The link of one device to the network that joins all of them."""
+    """The link of one device to the network that joins all devices."""
 
     up_kbit: float
-    """What the device sends, in units of 1000 bit/s, Ethernet headers included; 0 is no limit."""
+    """Upload in units of 1000 bit/s, Ethernet headers included; 0 means no limit."""
     down_kbit: float
-    """What it receives."""
+    """Download."""
     latency_ms: float
-    """From one device to another, one way, without queues and serialization."""
+    """From one device to another, one way, without queues and serialisation."""
     loss: float = 0.0
-    """Fraction of the packets that is lost at random in each direction."""
+    """Fraction of packets lost at random in each direction."""
     queue_ms: float = 500.0
-    """What may wait for its turn before packets are dropped, in milliseconds at the rate."""
+    """Length of the queue before packets are dropped, in milliseconds at the rate."""
     source: str = ""
-    """Where the figures are from."""
+    """Origin of the figures."""
 
     def __post_init__(self) -> None:
         if min(self.up_kbit, self.down_kbit, self.latency_ms) < 0 or not 0 <= self.loss < 1 or self.queue_ms <= 0:

@@ -1,4 +1,4 @@
-"""One cell: real peers in namespaces, one interface each, from the first round to the last; and what it measured."""
+"""One cell of a study: a whole run of real peers in namespaces, one interface each, and its figures."""
 
 from __future__ import annotations
 
@@ -26,36 +26,36 @@ _POLL_S = 0.25
 
 @dataclass(frozen=True, kw_only=True)
 class CellResult:
-    """What was measured, in one cell. Means are over peers and settled rounds."""
+    """The measurement of one cell. Means are over peers and settled rounds."""
 
     rounds: int
     """Settled rounds."""
     round_s: float
-    """Median over the settled rounds: this machine does other work too."""
+    """Median over the settled rounds, since the machine does other work too."""
     mean_round_s: float
     train_s: float
-    """What the gradient takes, within the stated step."""
+    """Duration of the gradient alone, which is part of the stated step."""
     gossip_s: float
     wait_s: float
     cpu_s: float
     payload_bytes: float
-    """What one peer sends in a round: compressed numbers."""
+    """Compressed numbers that one peer sends in a round."""
     interface_bytes: float
-    """What leaves one peer's interface in a round, everything included; over all rounds."""
+    """Bytes that leave the interface of one peer in a round, headers included; mean over all rounds."""
     goodput_kbit: float
-    """Of the link of devices 0 and 1, measured before the peers started."""
+    """Of the link between devices 0 and 1, measured before the peers start."""
     round_trip_ms: float
     asked_kbit: float
     asked_round_trip_ms: float
     loss_curve: tuple[tuple[float, float, float], ...] = ()
-    """(seconds, bytes that one peer has sent, training loss), round by round; the loss is the peers' mean."""
+    """(seconds, bytes that one peer has sent, mean training loss of the peers), round by round."""
 
 
 def settle_rounds(config: Config, num_peers: int) -> int:
-    """Return how many rounds a run begins with that tell nothing of the others. Raises SottoError.
+    """Return how many rounds at the start of a run are left out of the figures. Raises SottoError.
 
-    Each includes a part of what the last process was late by at the start: its neighbours wait for it in the first
-    round, theirs in the second, and so on to the other side of the graph.
+    They contain the delay of the process that started last: its neighbours wait for it in the first round, their
+    neighbours in the second, and so on across the graph.
     """
     schedule = RunSetup.open(config, Path(), num_peers).schedule
     return 1 + (schedule.diameter or num_peers)

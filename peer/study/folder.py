@@ -1,9 +1,8 @@
-"""The folder of a study: runs the cells that are missing, computes what belongs beside them, writes the report.
+"""The folder of a study: measures the cells that are missing, computes what belongs to them, writes the report.
 
-Every cell is a run of real peers in network namespaces whose links have the rate and the latency of a profile; what was
-asked for and what was measured are both kept. A cell that is there is not run again, so that a study can be stopped and
-started at will; remove its file to measure it anew. The folder holds cells/, computed/, results.json, results.csv and
-report.html, a single file.
+Every cell is a run of real peers in network namespaces whose links have the rate and latency of a profile; requested
+and measured figures of the link are both kept. A cell whose file exists is not measured again, so a study can be
+interrupted and continued at any time. The folder holds cells/, computed/, results.json, results.csv and report.html.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ from peer.study.row import Cell, Row, Scaled
 UNSHAPED = "unshaped"
 """The profile without limits."""
 _START_S = 20.0
-"""What eight processes take to start, for the estimate of the time left until it is known better."""
+"""Start-up time of a cell, for the estimate of the time left, until the first cell shows the real one."""
 
 
 class StudyFolder:
-    """A study and the folder with what is known of it."""
+    """A study and the folder that keeps its results."""
 
     def __init__(self, study: Study, folder: Path, packages: Path | None = None) -> None:
         """`packages` is a folder of Python packages for rivals alone (pip install --target)."""
@@ -47,11 +46,11 @@ class StudyFolder:
         (folder / "computed").mkdir(exist_ok=True)
 
     def missing(self, only: Sequence[str] = ()) -> list[tuple[Contender, str, int]]:
-        """Return the cells that are not there yet, all or what `only` names. Raises ConfigError."""
+        """Return the cells that have no file yet, all or those that `only` names. Raises ConfigError."""
         return [each for each in self.study.cells(only) if not self._file(*each).exists()]
 
     def run(self, only: Sequence[str], say: Callable[[str], None]) -> int:
-        """Run what is missing, with a word to `say` for each cell; return how many failed. Raises ConfigError."""
+        """Measure the missing cells and report each to `say`; return how many failed. Raises ConfigError."""
         cells = self.missing(only)
         failed, overhead = 0, _START_S
         for done, (contender, profile, seed) in enumerate(cells):
@@ -84,14 +83,14 @@ class StudyFolder:
         return failed
 
     def prediction(self, contender: Contender, profile: str) -> tuple[predict.Prediction | None, int]:
-        """Return what the simulator says, for one of ours, and how many rounds the cell shall have."""
+        """Return the prediction of the simulator (None for a rival), and how many rounds the cell will have."""
         study = self.study
         found = self.scaled(contender, profile, study.peers)
         round_s = found.round_s if found else self._rival_round_s(contender, profile)
         return found, min(study.most_rounds, max(study.least_rounds, round(study.cell_s / round_s)))
 
     def scaled(self, contender: Contender, profile: str, num_peers: int) -> predict.Prediction | None:
-        """Return the prediction for another number of peers; None for a rival."""
+        """Return the prediction for any number of peers; None for a rival, or for a job that the validator refuses."""
         if contender.rival is not None:
             return None
         key = (contender.name, profile, num_peers)
@@ -106,7 +105,10 @@ class StudyFolder:
         return self._predictions.setdefault(key, found)
 
     def rounds_to_target(self, contender: Contender) -> int | None:
-        """Return how many rounds a contender takes to the target, counted once; a rival, those of a job of ours."""
+        """Return how many rounds a contender needs to reach the target, simulated once and kept.
+
+        For a rival they are those of the job that stands for it. None: it does not reach the target, or has none.
+        """
         if not self.study.target.job or (contender.rival is not None and not contender.options):
             return None
         config = self.study.target_config(contender, self.study.seeds[0])
@@ -117,7 +119,7 @@ class StudyFolder:
         return None if rounds is None else int(rounds)
 
     def rows(self) -> list[Row]:
-        """Return the cells that are there, in the order of the study, with the rounds to the target."""
+        """Return the measured cells in the order of the study, with all figures."""
         rows = []
         for contender, profile, seed in self.study.cells():
             file = self._file(contender, profile, seed)
@@ -150,10 +152,10 @@ class StudyFolder:
         return page, rows
 
     def _row(self, contender: Contender, measured: Cell) -> Row:
-        """Return a cell with its prediction: what a round takes without limits, and what the simulator adds for links.
+        """Return a cell with its prediction: the measured round without limits, plus what the simulator adds for links.
 
-        The simulator knows the stated step and no processor. What eight peers compute on this machine, and what it does
-        besides, is in the cell without limits.
+        The simulator knows the stated step but not the processor. What the peers compute on this machine is in the cell
+        without limits.
         """
         rounds = self.rounds_to_target(contender)
         found, _ = self.prediction(contender, measured.profile)
@@ -186,24 +188,24 @@ class StudyFolder:
         return cell.run_cell(config, study.peers, find(profile), limit_s=limit_s)
 
     def _expected_s(self, contender: Contender, profile: str, seed: int) -> float:
-        """Return about what a cell takes, without what is started for it."""
+        """Return about how long a cell takes once its processes run."""
         prediction, rounds = self.prediction(contender, profile)
         if prediction is not None:
             return rounds * prediction.round_s
         return rounds * self._rival_round_s(contender, profile) + self._rival_settle_s(contender, profile)
 
     def _rival_round_s(self, contender: Contender, profile: str) -> float:
-        """Return about what a round of a rival takes: the step, and what it sends over the upload."""
+        """Return about how long a round of a rival takes: the step, and sending over the upload."""
         rival = self.study.rival(contender)
         return self.study.step_s + (rival.sent_models * self._model_s(profile) if rival else 0.0)
 
     def _rival_settle_s(self, contender: Contender, profile: str) -> float:
-        """Return about what passes before the rounds of a rival that count."""
+        """Return about how long a rival runs before the rounds that count."""
         rival = self.study.rival(contender)
         return rival.settle_models * self._model_s(profile) if rival else 0.0
 
     def _model_s(self, profile: str) -> float:
-        """Return what a float32 model takes over the upload."""
+        """Return how long a float32 model takes over the upload."""
         rate = find(profile).up_kbit
         return sum(map(math.prod, self._rival_shapes)) * 32 / 1000 / rate if rate else 0.0
 
@@ -225,7 +227,7 @@ class StudyFolder:
             return None
 
     def _kept(self, name: str, key: str, compute: Callable[[], float | None]) -> float | None:
-        """Return a figure that is computed once; None if the job is refused."""
+        """Return a figure that is computed once and kept in a file; None if the job is refused."""
         file = self._folder / "computed" / f"{name}.json"
         if not file.exists():
             try:

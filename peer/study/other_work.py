@@ -1,6 +1,6 @@
-"""Whether the machine was at rest while something was measured: how many processors others kept busy meanwhile.
+"""Whether the machine was idle during a measurement: how many processors other work kept busy.
 
-The load average tells that badly: eight peers of ours are a part of it, and what ran a minute ago, too.
+The load average does not show that: it includes the peers of the measurement, and whatever ran a minute ago.
 """
 
 from __future__ import annotations
@@ -11,27 +11,30 @@ import time
 from pathlib import Path
 
 _WAITING = (3, 4)
-"""Columns of /proc/stat that are no work: idle, and waiting for a disk."""
+"""Columns of /proc/stat that are not work: idle, and waiting for a disk."""
 _COUNTED_TWICE = 8
-"""From this column on: guests, whose time is in user and nice already."""
+"""From this column on, time of guests, which the columns user and nice already include."""
 
 
 class OtherWork:
-    """Counts, from when it is made, what was computed here and not by this process or children that have ended."""
+    """Measures, from its creation, the processor time used on this machine by other programs than this one.
+
+    Children count as this program's once they have ended and were waited for.
+    """
 
     def __init__(self) -> None:
         self._since = time.monotonic()
         self._before = others_cpu_s()
 
     def processors(self) -> float:
-        """Return how many processors others kept busy, on average; time that a hypervisor took counts as well."""
+        """Return how many processors other work kept busy on average, including time that a hypervisor took."""
         seconds = max(time.monotonic() - self._since, 1e-9)
         return max(0.0, (others_cpu_s() - self._before) / seconds)
 
 
 def others_cpu_s() -> float:
-    """Return the seconds that all processors worked since the machine started, less those of this process and of
-    children that it has waited for. Sampled every hundredth of a second."""
+    """Return the processor seconds used since the machine started, without those of this process and of children that
+    it has waited for. The kernel counts in hundredths of a second."""
     columns = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
     ticks = sum(value for column, value in enumerate(columns[:_COUNTED_TWICE]) if column not in _WAITING)
     own = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]

@@ -28,24 +28,25 @@ class Contender(_Table):
 
     name: str
     options: tuple[str, ...] = ()
-    """Overrides of the job, section.key=value; of a rival, the job of ours whose rounds to the target are its own."""
+    """Overrides of the job, section.key=value. For a rival, the job of ours that stands for it where the rounds to the
+    target are counted."""
     rival: str | None = None
-    """Name of the program that runs instead, see `Rival`; None is one of ours."""
+    """Name of the program that runs instead (see `Rival`); None: one of our algorithms."""
     paper: str = ""
-    """What the paper says of its place in the order of finish."""
+    """Its place in the order of finish according to the paper."""
 
 
 class Rival(_Table):
-    """A program of somebody else, and what a study has to know of it before it runs."""
+    """A program of somebody else, and the figures that a study needs before it runs."""
 
     program: Path
-    """A Python program that works as `peer.study.rivals.worker` says; in a study file, from the folder of the file."""
+    """A Python program as `peer.study.rivals.worker` describes it; a relative path starts at the study file."""
     sent_models: float
-    """About how many float32 models a worker sends in a round."""
+    """About how many float32 models one worker sends in a round."""
     settle_rounds: int = 1
-    """How many rounds are left out. All workers start together; after the first DDP arranges its buckets anew."""
+    """How many rounds are left out at the start. DDP rearranges its buckets after the first."""
     settle_models: float = 5.0
-    """About how many float32 models a worker sends until then. DDP begins with the first worker's."""
+    """About how many float32 models one worker sends in them. DDP first broadcasts the model of worker 0."""
 
 
 _TORCH = Path(rivals.__file__).with_name("torch_program.py")
@@ -73,13 +74,13 @@ class Target(_Table):
 
 
 class Study(_Table):
-    """What to run."""
+    """The content of a study file."""
 
     name: str
     title: str
     peers: int = Field(ge=2)
     step_s: float
-    """What a local step is made to last: the trainers share one machine, where a device would be alone."""
+    """How long a local step is made to last: here all trainers share one machine."""
     seeds: tuple[int, ...] = Field(min_length=1)
     profiles: tuple[str, ...]
     contenders: tuple[Contender, ...]
@@ -88,14 +89,14 @@ class Study(_Table):
     job: tuple[str, ...]
     """Overrides that all contenders share."""
     cell_s: float
-    """A cell is as many rounds as are predicted to take this long, within the limits below."""
+    """A cell has as many rounds as are predicted to take this long, within the limits below."""
     least_rounds: int = Field(ge=1)
     most_rounds: int
     target: Target = Target()
     predicted_peers: tuple[int, ...] = ()
     """Further numbers of peers to predict for."""
     rivals: Mapping[str, Rival] = Field(default_factory=dict)
-    """Programs beside those of `RIVALS`."""
+    """Programs in addition to those of `RIVALS`."""
 
     def rival(self, contender: Contender) -> Rival | None:
         """Return the program of a contender; None for one of ours."""

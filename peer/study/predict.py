@@ -1,7 +1,7 @@
-"""What the simulator says a cell takes, before or beside the measurement, and how many rounds reach a target.
+"""Predictions of the simulator: how long a round takes on a link profile, and how many rounds reach a target.
 
-The simulator sends the same bytes as the peers, over interfaces of the same rates and latency; it knows the stated step
-and nothing of the processor, so that a round of a real peer takes longer by what its codec and sockets compute.
+The simulator sends the same bytes as the peers, over interfaces with the same rates and latency. It knows the stated
+duration of a local step but not the processor: a round of real peers takes longer by the work of codec and sockets.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from peer.state.metrics import MetricsStore
 ETHERNET_SEGMENT_HEADER_BYTES = 66
 """Ethernet, IPv4 and TCP with time stamps."""
 _WEIGHED_ROUNDS = 3
-"""Whose messages are weighed."""
+"""How many of the last rounds the size of a message is taken from."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +51,8 @@ def link_model(profile: Profile) -> LinkModel:
 def frame_bytes(config: Config, num_peers: int, *, rounds: int = 6) -> float:
     """Return what goes over one link in one round, from the last of some simulated ones. Raises SottoError.
 
-    The first messages are not like all that follow: some algorithms tell the whole model in them, and codes that are
-    told against those of the round before have none yet.
+    The first messages are not like those that follow: some algorithms send the whole model in them, and modulo codes
+    have no reference codes yet.
     """
     short = config.model_copy(update={"run": config.run.model_copy(update={"rounds": rounds})})
     with tempfile.TemporaryDirectory(prefix="sotto-frames-") as name:

@@ -1,4 +1,4 @@
-"""What is known of one cell: the measurement as it is kept in a file, and what follows from it."""
+"""One cell as it is kept in a file, and the row of results that is computed from it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from peer.study.cell import CellResult
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One measurement, with its circumstances."""
+    """One measurement and the conditions under which it was made."""
 
     contender: str
     profile: str
@@ -21,13 +21,13 @@ class Cell:
     peers: int
     commit: str
     load: float
-    """Load average when it was over."""
+    """Load average at the end."""
     others_cpus: float
-    """How many processors were kept busy by other work meanwhile."""
+    """Processors that other work kept busy during the measurement."""
     result: CellResult
 
     def as_json(self) -> dict[str, object]:
-        """Return everything in one table."""
+        """Return one flat table."""
         own = {name: value for name, value in asdict(self).items() if name != "result"}
         return own | asdict(self.result)
 
@@ -41,7 +41,7 @@ class Cell:
         return cls(**own, result=CellResult(**figures))
 
     def write(self, file: Path) -> None:
-        """Write it as JSON, whole or not at all."""
+        """Write the cell as JSON; an interruption leaves no partial file."""
         beside = file.with_suffix(".new")
         beside.write_text(json.dumps(self.as_json(), indent=1) + "\n")
         beside.rename(file)
@@ -49,14 +49,14 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A cell, and what was computed beside it."""
+    """A cell with the figures that are computed for it."""
 
     cell: Cell
     rounds_to_target: int | None = None
     simulated_round_s: float | None = None
-    """What the simulator says of a round; None for a rival."""
+    """Duration of a round by the simulator; None for a rival."""
     predicted_round_s: float | None = None
-    """That, on top of what a round takes without limits, measured."""
+    """Measured duration without link limits, plus what the simulator adds for the links."""
     predicted_link_share: float | None = None
 
     @property
@@ -73,11 +73,11 @@ class Row:
 
     @property
     def error(self) -> float | None:
-        """How far the prediction is from the measurement, as a fraction of it."""
+        """Relative error of the prediction."""
         return None if self.predicted_round_s is None else self.predicted_round_s / self.cell.result.round_s - 1
 
     def as_json(self) -> dict[str, object]:
-        """Return everything in one table, what follows from it included."""
+        """Return one flat table with all figures."""
         computed = (
             "rounds_to_target", "simulated_round_s", "predicted_round_s", "predicted_link_share",
             "seconds_for_100_rounds", "seconds_to_target", "bytes_to_target", "error",

@@ -1,4 +1,4 @@
-"""What a study found, as text, CSV and one HTML page."""
+"""The results of a study as text, CSV and one HTML page."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from peer.study.plan import Study
 from peer.study.row import Row, Scaled
 
 LINK_SHARE = 0.6
-"""Where the links take at least this part of a round, the prediction is held to `TOLERANCE`."""
+"""Where the links take at least this fraction of a round, a prediction outside `TOLERANCE` is marked."""
 TOLERANCE = 0.15
 
 _COLUMNS = (
@@ -50,11 +50,11 @@ def as_text(study: Study, rows: Sequence[Row]) -> str:
 
 
 def as_html(study: Study, rows: Sequence[Row], scaled: Sequence[Scaled]) -> str:
-    """Return the report: tables, what the links were, curves, predictions for more peers."""
+    """Return the report: tables, figures of the links, curves, predictions for more peers."""
     parts = [f"<header><p class='kicker'>Bandwidth study</p><h1>{escape(study.title)}</h1></header>"]
     note = (
         f"A local step lasts {study.step_s:g} s. Times are medians over rounds, bytes those of one peer's interface. "
-        "What is predicted is what a round takes without limits, measured, plus what the simulator says of the links."
+        "A prediction is the measured round without limits, plus what the simulator adds for the links."
     )
     parts.append(f'<p class="remark">{escape(note)}</p>')
     for profile in study.profiles:
@@ -88,6 +88,7 @@ def _line(row: Row, paper: str) -> list[str]:
     """Return the cells of a line; a prediction that is off by more than it may be is marked."""
     result, share, error = row.cell.result, row.predicted_link_share, row.error
     mark = " !" if error is not None and (share or 0) >= LINK_SHARE and abs(error) > TOLERANCE else ""
+    limit = significant(result.asked_kbit) if result.asked_kbit else MISSING
     return [
         row.cell.contender,
         f"{result.round_s:.3f}",
@@ -100,7 +101,7 @@ def _line(row: Row, paper: str) -> list[str]:
         MISSING if error is None else f"{error:+.1%}{mark}",
         MISSING if share is None else f"{share:.0%}",
         f"{row.cell.others_cpus:.2f}",
-        f"{significant(result.goodput_kbit)} of {significant(result.asked_kbit)} kbit/s",
+        f"{significant(result.goodput_kbit)} of {limit} kbit/s",
         f"{result.round_trip_ms:.2f} of {result.asked_round_trip_ms:.2f} ms",
         paper,
     ]

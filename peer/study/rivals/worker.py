@@ -1,8 +1,12 @@
-"""What the workers of all rivals share: their orders, a common start and end, and the clock.
+"""What a rival's program uses of this package: its orders, a common start and end of all workers, and the clock.
 
-A program is started with its orders, JSON, as its only argument, once for each worker and in a namespace of its own.
-It makes its local step last as long as it is told and hands `run` one call for a round; what is on the interface is
-counted there.
+A program is started once for each worker, in a namespace of its own, with its orders (JSON) as the only argument. It
+makes a local step last as long as the orders say, and hands `run` a function that does one round:
+
+    orders = read_orders()
+    run(orders, step)
+
+`run` writes the times of the rounds and the bytes of the interface to the worker's result file and ends the process.
 """
 
 from __future__ import annotations
@@ -19,25 +23,25 @@ from typing import NoReturn
 
 _POLL_S = 0.002
 _UTIME = 11
-"""Of the fields of /proc/ID/stat after the name, user time; system time follows."""
+"""Index of the user time among the fields of /proc/ID/stat after the name; system time follows."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Orders:
-    """What one worker is to do."""
+    """The orders of one worker."""
 
     name: str
     rank: int
     addresses: list[str]
-    """Of all workers, by rank."""
+    """Addresses of all workers, by rank."""
     interface: str
     folder: str
-    """All workers see it, whatever their network."""
+    """Folder that all workers share."""
     shapes: list[list[int]]
-    """Of the model's parameters."""
+    """Shapes of the model's parameters."""
     rounds: int
     step_s: float
-    """What the local step is made to last."""
+    """How long a local step has to last."""
 
     @property
     def num_workers(self) -> int:
@@ -45,11 +49,11 @@ class Orders:
 
     @property
     def result_file(self) -> Path:
-        """Where the worker's `Result` goes: standard output stays open for as long as a process that it started."""
+        """Where the worker's `Result` goes. Standard output would stay open as long as processes that it started."""
         return Path(self.folder, f"{self.rank}.json")
 
     def meet(self, what: str) -> None:
-        """Wait for all workers, without a byte on the network."""
+        """Wait for all workers, without sending a byte."""
         Path(self.folder, f"{what}-{self.rank}").touch()
         while not all(Path(self.folder, f"{what}-{rank}").exists() for rank in range(self.num_workers)):
             time.sleep(_POLL_S)
@@ -57,14 +61,14 @@ class Orders:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What one worker found."""
+    """The figures of one worker."""
 
     ends: list[float]
     """Seconds from the common start to the end of each round."""
     sent_bytes: list[int]
-    """What its interface had sent by then."""
+    """Bytes that its interface had sent by the end of each round."""
     cpu_s: float
-    """Of all its processes, their start included."""
+    """Of all its processes, including their start."""
 
 
 def read_orders() -> Orders:
@@ -73,10 +77,7 @@ def read_orders() -> Orders:
 
 
 def run(orders: Orders, step: Callable[[], None]) -> NoReturn:
-    """Make all steps, a round each; write down when each ended and what the interface had sent by then; exit.
-
-    What the worker has started may go on: it ends with the namespace.
-    """
+    """Run all rounds, write the result, and exit. Processes that the worker started end with the namespace."""
     counter = Path(f"/sys/class/net/{orders.interface}/statistics/tx_bytes")
     ends, sent = [], []
     orders.meet("start")
@@ -88,7 +89,7 @@ def run(orders: Orders, step: Callable[[], None]) -> NoReturn:
     result = Result(ends=ends, sent_bytes=sent, cpu_s=_namespace_cpu_s())
     orders.result_file.write_text(json.dumps(asdict(result)))
     orders.meet("end")
-    # Taken down in order, threads of the libraries now and then abort.
+    # With an orderly shutdown, threads of the libraries abort now and then.
     os._exit(0)
 
 
