@@ -92,5 +92,17 @@ def test_the_readme_lists_every_exit_code_algorithm_and_compressor() -> None:
         assert f"`{name}`" in text
 
 
+@pytest.mark.parametrize(
+    "page", [*(page for page in PAGES if page.name != "CHANGELOG.md"), ROOT / "SECURITY.md"], ids=lambda page: page.name
+)
+def test_tools_and_tests_that_are_named_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for path in re.findall(r"\b(?:tools|tests)/[\w/]+(?:\.py|\.toml)?", text):
+        assert (ROOT / path).exists(), path
+    for module in re.findall(r"python -m ((?:tools|tests)[\w.]+)", text):
+        path = ROOT / module.replace(".", "/")
+        assert path.is_dir() or path.with_suffix(".py").is_file(), module
+
+
 def is_module(name: str) -> bool:
     return (ROOT / "peer" / name).is_dir() or (ROOT / "peer" / f"{name}.py").is_file()
