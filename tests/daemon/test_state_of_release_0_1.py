@@ -1,0 +1,59 @@
+"""State folders that release 0.1 left behind when it was killed open here, and lead to the same bits."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import re
+import struct
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from peer.config import load
+from peer.daemon.process import open_peer
+from peer.ops.local_cluster import free_ports
+
+FOLDER = Path(__file__).parents[1] / "fixtures" / "release_0_1"
+EXPECTED: dict[str, dict[str, Any]] = json.loads((FOLDER / "expected.json").read_text())
+
+
+def unpacked(name: str, folder: Path) -> list[Path]:
+    """Return the configuration files of the three peers of a case, with ports that are free here."""
+    with tarfile.open(FOLDER / f"{name}.tar.xz") as archive:
+        archive.extractall(folder, filter="data")
+    files = sorted((folder / name / "kits").glob("peer-*/peer.toml"))
+    old = sorted({int(port) for port in re.findall(r"127\.0\.0\.1:(\d+)", files[0].read_text())})
+    for before, now in zip(old, free_ports(len(old)), strict=True):
+        for file in files:
+            file.write_text(file.read_text().replace(f":{before}", f":{now}"))
+    return files
+
+
+def digest(peer: Any) -> str:
+    algorithm = peer.participant.algorithm
+    return hashlib.sha256(algorithm.x.tobytes() + struct.pack("<d", getattr(algorithm, "u", 1.0))).hexdigest()
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+def test_killed_peers_of_release_0_1_resume_and_finish(name: str, tmp_path: Path) -> None:
+    expected = EXPECTED[name]
+    peers = [open_peer(load(file, environment={}), file.parent) for file in unpacked(name, tmp_path)]
+    try:
+        assert {peer.config.run_digest() for peer in peers} == {expected["run_digest"]}
+        assert [peer.participant.round for peer in peers] == expected["rounds"]
+        assert [digest(peer) for peer in peers] == expected["restored"]
+
+        async def finish() -> list[int]:
+            return await asyncio.gather(*(peer.main() for peer in peers))
+
+        assert asyncio.run(finish()) == [0, 0, 0]
+        assert [peer.participant.round for peer in peers] == [60, 60, 60]
+        # Which pairs meet without rounds is a matter of time.
+        assert [digest(peer) for peer in peers] == expected.get("final", [digest(peer) for peer in peers])
+    finally:
+        for peer in peers:
+            peer.close()
