@@ -29,10 +29,12 @@ lint: $(READY_DEV) ## ruff, mypy, and whether generated files are fresh
 	$(BIN)/ruff format --check peer tests tools setup.py
 	$(BIN)/mypy
 	$(BIN)/python tools/generate_proto.py --check
+	$(BIN)/python tools/generate_kernel_types.py --check
 	$(BIN)/python tools/render_docs.py --check
 
-proto: $(READY_DEV) ## generate the Python code of proto/
+proto: $(READY_DEV) ## generate the Python code of proto/, and the types of the native kernels
 	$(BIN)/python tools/generate_proto.py
+	$(BIN)/python tools/generate_kernel_types.py
 
 docs: $(READY_DEV) ## generate the pages of docs/ that come from the code
 	$(BIN)/python tools/render_docs.py

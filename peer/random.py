@@ -30,7 +30,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from peer.native import ffi, lib
+from peer.native import lib, pointer
 
 FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
 UInt32Array: TypeAlias = npt.NDArray[np.uint32]
@@ -81,7 +81,7 @@ class Stream:
         """Return words `start` to `start + size − 1` as uint32[size], written to `out` if given."""
         result: UInt32Array = _output(out, size, np.dtype(np.uint32), start + size)
         if lib is not None:
-            lib.philox_words(ffi.from_buffer("uint32_t[]", result), size, start, *self.counter)
+            lib.philox_words(pointer(result, "uint32_t[]"), size, start, *self.counter)
         else:
             _words_numpy(result, start, self)
         return result
@@ -95,7 +95,7 @@ class Stream:
         if kind == np.float32:
             result = _output(out, size, kind, start + size)
             if lib is not None:
-                lib.philox_uniforms_f32(ffi.from_buffer("float[]", result), size, start, *self.counter)
+                lib.philox_uniforms_f32(pointer(result, "float[]"), size, start, *self.counter)
             else:
                 words = self.words(size, start)
                 words >>= np.uint32(8)
@@ -104,7 +104,7 @@ class Stream:
         if kind == np.float64:
             result = _output(out, size, kind, 2 * (start + size))
             if lib is not None:
-                lib.philox_uniforms_f64(ffi.from_buffer("double[]", result), size, start, *self.counter)
+                lib.philox_uniforms_f64(pointer(result, "double[]"), size, start, *self.counter)
             else:
                 words = self.words(2 * size, 2 * start)
                 np.multiply(words[0::2] >> np.uint32(5), 2.0**26, out=result)

@@ -15,7 +15,7 @@ from peer.compress.layout import Layout
 from peer.compress.levels import add_levels_, level_values
 from peer.compress.payload import Dense, FloatArray, LayerPayload, Levels, Payload, Sparse, num_values
 from peer.errors import RemoteProtocolError
-from peer.native import ffi, lib
+from peer.native import lib, pointer
 
 
 def decompress(payload: LayerPayload, dtype: npt.DTypeLike) -> FloatArray:
@@ -64,14 +64,14 @@ def add_decompressed_(out: FloatArray, payload: Payload, layout: Layout, scale: 
 
 def _add_sparse_(out: FloatArray, indices: npt.NDArray[np.int64], values: FloatArray, weight: float) -> None:
     arrays = (out, indices, values)
-    native = lib is not None and all(array.flags.c_contiguous for array in arrays)
-    if not native or out.dtype != np.float32 or indices.dtype != np.int64:
+    native = lib if all(array.flags.c_contiguous for array in arrays) else None
+    if native is None or out.dtype != np.float32 or indices.dtype != np.int64:
         out[indices] += values if weight == 1.0 else values * out.dtype.type(weight)
         return
     # The kernel checks every index itself: memory must not depend on what was promised.
-    outside = lib.add_sparse(
-        ffi.from_buffer("float[]", out), out.size, ffi.from_buffer("int64_t[]", indices),
-        ffi.from_buffer("float[]", values), min(values.size, indices.size), weight,
+    outside = native.add_sparse(
+        pointer(out, "float[]"), out.size, pointer(indices, "int64_t[]"),
+        pointer(values, "float[]"), min(values.size, indices.size), weight,
     )  # fmt: skip
     if outside:
         raise RemoteProtocolError(f"{outside} indices lie outside of a layer of {out.size}")
@@ -88,7 +88,7 @@ def add_dense_(out: FloatArray, values: FloatArray, weight: float) -> None:
     if weight == 1.0:
         out += values
     elif lib is not None and all(array.dtype == np.float32 and array.flags.c_contiguous for array in arrays):
-        lib.add_scaled(ffi.from_buffer("float[]", out), ffi.from_buffer("float[]", values), out.size, weight)
+        lib.add_scaled(pointer(out, "float[]"), pointer(values, "float[]"), out.size, weight)
     else:
         for start in range(0, out.size, _CHUNK):
             out[start : start + _CHUNK] += values[start : start + _CHUNK] * out.dtype.type(weight)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from peer.compress.payload import Dense, FloatArray, ValueType
-from peer.native import ffi, lib
+from peer.native import lib, pointer
 
 _LARGEST = {ValueType.BFLOAT16: float.fromhex("0x1.fep127"), ValueType.FLOAT16: 65504.0}
 
@@ -51,7 +51,7 @@ def rounded(v: FloatArray, value_type: ValueType) -> Dense:
         return Dense(values, value_type)
     if value_type is ValueType.BFLOAT16 and lib is not None and v.dtype == np.float32:
         source, result = np.ascontiguousarray(v), np.empty(v.size, np.float32)
-        lib.round_to_bfloat16(ffi.from_buffer("float[]", source), v.size, ffi.from_buffer("float[]", result))
+        lib.round_to_bfloat16(pointer(source, "float[]"), v.size, pointer(result, "float[]"))
         return Dense(result, value_type)
     limit = v.dtype.type(_LARGEST[value_type])
     values = np.clip(v, -limit, limit)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from peer.compress.norms import max_magnitude, not_finite, sum_of_magnitudes, sum_of_squares
 from peer.compress.payload import FloatArray, Levels
 from peer.errors import RemoteProtocolError
-from peer.native import ffi, lib
+from peer.native import CData, ffi, lib, pointer
 from peer.random import Stream
 
 CodeArray = npt.NDArray[np.unsignedinteger[Any]]
@@ -59,7 +59,7 @@ def add_levels_(out: FloatArray, levels: Levels, weight: float) -> None:
         out += values if weight == 1.0 else values * out.dtype.type(weight)
         return
     lib.add_levels(
-        ffi.from_buffer("float[]", out), ffi.from_buffer("uint8_t[]", np.ascontiguousarray(codes)), codes.itemsize,
+        pointer(out, "float[]"), pointer(np.ascontiguousarray(codes), "uint8_t[]"), codes.itemsize,
         out.size, levels.scale, levels.base, levels.step, levels.divisor, weight,
     )  # fmt: skip
 
@@ -101,10 +101,10 @@ def stochastic_codes(v: FloatArray, scale: float, steps: int, uniforms: FloatArr
         codes.fill(steps)
         return codes
     if lib is not None and v.dtype == np.float32 and v.flags.c_contiguous:
-        drawn, words = _uniform_arguments(uniforms, v)
+        source, words = _uniform_arguments(uniforms, v)
         lib.stochastic_codes(
-            ffi.from_buffer("float[]", v), v.size, steps, scale, drawn, *words,
-            codes.itemsize, ffi.from_buffer("uint8_t[]", codes),
+            pointer(v, "float[]"), v.size, steps, scale, source, *words,
+            codes.itemsize, pointer(codes, "uint8_t[]"),
         )  # fmt: skip
         return codes
     drawn = uniforms.uniforms(v.size, v.dtype) if isinstance(uniforms, Stream) else uniforms
@@ -125,13 +125,13 @@ def _stochastic_codes_numpy(v: FloatArray, scale: Any, steps: int, uniforms: Flo
     return codes
 
 
-def _uniform_arguments(uniforms: FloatArray | Stream, v: FloatArray) -> tuple[Any, tuple[int, int, int, int]]:
+def _uniform_arguments(uniforms: FloatArray | Stream, v: FloatArray) -> tuple[CData, tuple[int, int, int, int]]:
     """Return a pointer to uniforms, or NULL and the names of the stream to draw them from."""
     if isinstance(uniforms, Stream):
         return ffi.NULL, uniforms.counter
     if uniforms.shape != v.shape or uniforms.dtype != v.dtype:
         raise ValueError(f"{v.size} uniforms of {v.dtype} are needed, not {uniforms.size} of {uniforms.dtype}")
-    return ffi.from_buffer("float[]", np.ascontiguousarray(uniforms)), _NO_STREAM
+    return pointer(np.ascontiguousarray(uniforms), "float[]"), _NO_STREAM
 
 
 _NO_STREAM = (0, 0, 0, 0)
@@ -174,8 +174,8 @@ _SCALES = 12
 def _nearest_codes(v: FloatArray, scale: float, steps: int, codes: CodeArray) -> float:
     """Write the codes nearest to `v` on the levels up to `scale`; return the sum of their squared errors."""
     if lib is not None and v.dtype == np.float32 and v.flags.c_contiguous:
-        target = ffi.from_buffer("uint8_t[]", codes)
-        return float(lib.nearest_codes(ffi.from_buffer("float[]", v), v.size, scale, steps, codes.itemsize, target))
+        target = pointer(codes, "uint8_t[]")
+        return float(lib.nearest_codes(pointer(v, "float[]"), v.size, scale, steps, codes.itemsize, target))
     real = v.dtype.type
     ratio = v / real(scale)
     np.clip(ratio, real(-1), real(1), out=ratio)
@@ -196,11 +196,11 @@ def grid_multiples(v: FloatArray, step: float, uniforms: FloatArray | Stream | N
     """
     if lib is not None and v.dtype == np.float32 and v.flags.c_contiguous:
         multiples: FloatArray = np.empty_like(v)
-        drawn, words = (ffi.NULL, _NO_STREAM) if uniforms is None else _uniform_arguments(uniforms, v)
+        source, words = (ffi.NULL, _NO_STREAM) if uniforms is None else _uniform_arguments(uniforms, v)
         ends = ffi.new("float[2]")
         lib.grid_multiples(
-            ffi.from_buffer("float[]", v), v.size, step, uniforms is not None, drawn, *words,
-            ffi.from_buffer("float[]", multiples), ends,
+            pointer(v, "float[]"), v.size, step, uniforms is not None, source, *words,
+            pointer(multiples, "float[]"), ends,
         )  # fmt: skip
         return multiples, ends[0], ends[1]
     with np.errstate(over="ignore", invalid="ignore"):

@@ -39,7 +39,7 @@ from peer.compress.payload import FloatArray, MoreBits, Residues, Rounding, Whol
 from peer.compress.settings import require_flag, require_positive, require_whole
 from peer.compress.sources import shared_uniforms
 from peer.errors import DivergenceError, RemoteProtocolError
-from peer.native import ffi, lib
+from peer.native import CData, ffi, lib, pointer
 from peer.random import Stream
 
 Omega = FloatArray | Stream | None
@@ -221,14 +221,15 @@ class ModuloCode:
         arrays = [array for array in (x, integers, residues, values) if array is not None]
         if lib is None or not all(array.flags.c_contiguous for array in arrays):
             return self._encode_numpy(x, b, _drawn(omega, x.size, x.dtype, start), integers, residues, values)
-        real, kernel = _native("modulo_encode", x.dtype)
+        single = x.dtype == np.float32
+        real, kernel = ("float[]", lib.modulo_encode_f32) if single else ("double[]", lib.modulo_encode_f64)
         drawn, words = _omega_arguments(omega, x, real)
         width = 1 if residues is None else residues.itemsize
         return bool(
             kernel(
-                ffi.from_buffer(real, x), x.size, b, self.bits, int(self.rounding), largest_integer(x.dtype), drawn,
-                start, *words, _pointer("int64_t[]", integers), width, _pointer("uint8_t[]", residues),
-                _pointer(real, values),
+                pointer(x, real), x.size, b, self.bits, int(self.rounding), largest_integer(x.dtype), drawn,
+                start, *words, pointer(integers, "int64_t[]"), width, pointer(residues, "uint8_t[]"),
+                pointer(values, real),
             )
         )  # fmt: skip
 
@@ -466,13 +467,14 @@ def _recover_native(
     arrays = [array for array in (residues, y, integers, values) if array is not None]
     if lib is None or not all(array.flags.c_contiguous for array in arrays):
         return _recover_numpy(code, b, residues, y, _drawn(omega, y.size, y.dtype, start), integers, values)
-    real, kernel = _native("modulo_recover", y.dtype)
+    single = y.dtype == np.float32
+    real, kernel = ("float[]", lib.modulo_recover_f32) if single else ("double[]", lib.modulo_recover_f64)
     drawn, words = _omega_arguments(omega, y, real)
     return bool(
         kernel(
-            ffi.from_buffer("uint8_t[]", residues), residues.itemsize, ffi.from_buffer(real, y), y.size, b, code.bits,
-            int(code.rounding), 2 * largest_integer(y.dtype), drawn, start, *words, _pointer("int64_t[]", integers),
-            _pointer(real, values),
+            pointer(residues, "uint8_t[]"), residues.itemsize, pointer(y, real), y.size, b, code.bits,
+            int(code.rounding), 2 * largest_integer(y.dtype), drawn, start, *words, pointer(integers, "int64_t[]"),
+            pointer(values, real),
         )
     )  # fmt: skip
 
@@ -519,23 +521,12 @@ def _require_like(out: FloatArray | None, x: FloatArray) -> None:
         raise ValueError(f"out has to be {x.dtype}{list(x.shape)}, not {out.dtype}{list(out.shape)}")
 
 
-def _native(name: str, dtype: np.dtype[Any]) -> tuple[str, Any]:
-    """Return the C type and the kernel for a float type."""
-    return (
-        ("float[]", getattr(lib, name + "_f32")) if dtype == np.float32 else ("double[]", getattr(lib, name + "_f64"))
-    )
-
-
-def _pointer(kind: str, array: npt.NDArray[Any] | None) -> Any:
-    return ffi.NULL if array is None else ffi.from_buffer(kind, array)
-
-
-def _omega_arguments(omega: Omega, x: FloatArray, real: str) -> tuple[Any, tuple[int, int, int, int]]:
+def _omega_arguments(omega: Omega, x: FloatArray, real: str) -> tuple[CData, tuple[int, int, int, int]]:
     """Return a pointer to ω, or NULL and the names of the stream to draw it from."""
     if isinstance(omega, Stream):
         return ffi.NULL, omega.counter
     drawn = _drawn(omega, x.size, x.dtype)
-    return _pointer(real, None if drawn is None else np.ascontiguousarray(drawn)), (0, 0, 0, 0)
+    return pointer(None if drawn is None else np.ascontiguousarray(drawn), real), (0, 0, 0, 0)
 
 
 def _part(omega: Omega, part: slice) -> Omega:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from peer.compress.payload import FloatArray
-from peer.native import ffi, lib
+from peer.native import lib, pointer
 
 _LANES = 1024
 
@@ -33,9 +33,9 @@ def not_finite(layer: int) -> ValueError:
 def max_magnitude(v: FloatArray) -> float:
     """Return max |v_i|, 0 for an empty `v`; infinity or NaN if any value is."""
     if lib is not None and v.flags.c_contiguous and v.dtype == np.float32:
-        return float(lib.max_magnitude_f32(ffi.from_buffer("float[]", v), v.size))
+        return float(lib.max_magnitude_f32(pointer(v, "float[]"), v.size))
     if lib is not None and v.flags.c_contiguous and v.dtype == np.float64:
-        return float(lib.max_magnitude_f64(ffi.from_buffer("double[]", v), v.size))
+        return float(lib.max_magnitude_f64(pointer(v, "double[]"), v.size))
     if v.size == 0:
         return 0.0
     return float(max(abs(v.max()), abs(v.min())))
@@ -44,18 +44,18 @@ def max_magnitude(v: FloatArray) -> float:
 def sum_of_squares(v: FloatArray) -> float:
     """Return Σ v_i² in float64 (see the module docstring for its order)."""
     if lib is not None and v.flags.c_contiguous and v.dtype == np.float32:
-        return float(lib.sum_of_squares_f32(ffi.from_buffer("float[]", v), v.size))
+        return float(lib.sum_of_squares_f32(pointer(v, "float[]"), v.size))
     if lib is not None and v.flags.c_contiguous and v.dtype == np.float64:
-        return float(lib.sum_of_squares_f64(ffi.from_buffer("double[]", v), v.size))
+        return float(lib.sum_of_squares_f64(pointer(v, "double[]"), v.size))
     return _sum_numpy(v, lambda part, out: np.multiply(part, part, out=out, dtype=np.float64))
 
 
 def sum_of_magnitudes(v: FloatArray) -> float:
     """Return Σ |v_i| in float64 (see the module docstring for its order)."""
     if lib is not None and v.flags.c_contiguous and v.dtype == np.float32:
-        return float(lib.sum_of_magnitudes_f32(ffi.from_buffer("float[]", v), v.size))
+        return float(lib.sum_of_magnitudes_f32(pointer(v, "float[]"), v.size))
     if lib is not None and v.flags.c_contiguous and v.dtype == np.float64:
-        return float(lib.sum_of_magnitudes_f64(ffi.from_buffer("double[]", v), v.size))
+        return float(lib.sum_of_magnitudes_f64(pointer(v, "double[]"), v.size))
     return _sum_numpy(v, lambda part, out: np.abs(part, out=out, dtype=np.float64))
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from peer.compress.payload import FloatArray
-from peer.native import ffi, lib
+from peer.native import lib, pointer
 
 
 def count_of(fraction: float, size: int) -> int:
@@ -35,8 +35,8 @@ def largest_of_each(
     if lib is None or v.dtype != np.float32 or not v.flags.c_contiguous or int(sizes.max()) >= 2**32:
         return None
     indices = np.empty(int(counts.sum()), np.int64)
-    pointers = [ffi.from_buffer("int64_t[]", array) for array in (sizes, counts, indices)]
-    raw = ffi.from_buffer("uint32_t[]", v)
+    pointers = [pointer(array, "int64_t[]") for array in (sizes, counts, indices)]
+    raw = pointer(v, "uint32_t[]")
     if lib.select_largest_of_each(raw, pointers[0], pointers[1], sizes.size, 0x7FFFFFFF, 0, pointers[2]) != 0:
         raise MemoryError(f"no memory to select {indices.size} of {v.size} numbers")
     return indices
@@ -53,7 +53,7 @@ def _largest(raw: npt.NDArray[np.uint32], k: int, *, mask: int, flip: int) -> np
         return np.arange(k, dtype=np.int64)
     if lib is not None and raw.size < 2**32:
         indices = np.empty(k, np.int64)
-        source, target = ffi.from_buffer("uint32_t[]", raw), ffi.from_buffer("int64_t[]", indices)
+        source, target = pointer(raw, "uint32_t[]"), pointer(indices, "int64_t[]")
         if lib.select_largest(source, raw.size, k, mask, flip, target) != 0:
             raise MemoryError(f"no memory to select {k} of {raw.size} numbers")
         return indices

@@ -1,4 +1,4 @@
-"""The native kernels, where they were built: `lib` and `ffi`, or None.
+"""The native kernels, where they were built: `lib` (or None) and `ffi`, which makes the pointers that they take.
 
 Every kernel has a numpy twin that returns the same bits, so nothing but speed depends on this. Set
 `SOTTOVOCE_NATIVE=0` before Python starts to do without.
@@ -7,17 +7,35 @@ Every kernel has a numpy twin that returns the same bits, so nothing but speed d
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-ffi: Any = None
-lib: Any = None
+import numpy.typing as npt
+from _cffi_backend import FFI
+
+if TYPE_CHECKING:
+    from peer.native._kernels import Kernels
+
+CData: TypeAlias = FFI.CData
+"""A pointer to what C reads or writes."""
+
+ffi = FFI()
+lib: Kernels | None = None
 
 if os.environ.get("SOTTOVOCE_NATIVE", "1") != "0":
     try:
-        from peer.native._kernels import ffi, lib
+        from peer.native import _kernels
     except ImportError:
         # Built without a compiler, or run from a source tree that was never built: numpy serves.
-        ffi = lib = None
+        pass
+    else:
+        ffi, lib = _kernels.ffi, _kernels.lib
+
+
+def pointer(memory: npt.NDArray[Any] | memoryview | None, kind: str) -> CData:
+    """Return where a contiguous array or buffer lies, which C reads as `kind`, such as "float[]"; NULL for None."""
+    if memory is None:
+        return ffi.NULL
+    return ffi.from_buffer(kind, memory if isinstance(memory, memoryview) else memory.data)
 
 
 def available() -> bool:

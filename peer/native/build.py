@@ -21,11 +21,15 @@ SOURCES = (
 )
 OPTIONS = ("-O3", "-std=gnu11", "-ffp-contract=off", "-fno-math-errno", "-Wall", "-Wextra", "-Wno-psabi")
 
+
+def declarations() -> str:
+    """Return what the headers declare, without the lines of the preprocessor, which cffi cannot read."""
+    lines = [line for source in SOURCES for line in (HERE / source).with_suffix(".h").read_text().splitlines()]
+    return "\n".join(line for line in lines if not line.startswith("#"))
+
+
 ffibuilder = FFI()
-for source in SOURCES:
-    header = (HERE / source).with_suffix(".h").read_text()
-    # cffi reads plain declarations only; the lines of the preprocessor are for the C compiler.
-    ffibuilder.cdef("\n".join(line for line in header.splitlines() if not line.startswith("#")))
+ffibuilder.cdef(declarations())
 ffibuilder.set_source(
     "peer.native._kernels",
     "\n".join(f'#include "{Path(source).with_suffix(".h")}"' for source in SOURCES),

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +27,9 @@ from peer.wire import rice
 from peer.wire.bits import ByteArray, pointer
 from peer.wire.errors import MalformedEntropyCode
 from peer.wire.reader import Reader
+
+if TYPE_CHECKING:
+    from peer.native._kernels import Kernels
 
 MAX_TOKENS = 256
 MAX_TABLES = 16
@@ -160,7 +164,7 @@ def encode(
 ) -> tuple[StateArray, WordArray]:
     """Return the states to start decoding from and the words, of `tokens: uint8[n]`, which take `num_bits`."""
     if native.lib is not None:
-        return _encode_native(tokens, tables, spans, lanes_log2, num_bits)
+        return _encode_native(native.lib, tokens, tables, spans, lanes_log2, num_bits)
     frequency, first = _flat(tables)
     symbols = _symbols(tokens, spans)
     if lanes_log2 < _MANY_LANES_LOG2:
@@ -197,7 +201,7 @@ def decode(states: StateArray, reader: Reader, tables: Sequence[Table], spans: S
     if states.min() < LOWEST_STATE:
         raise MalformedEntropyCode("an entropy-coded stream begins in a state that no encoder leaves")
     if native.lib is not None:
-        return _decode_native(states, reader, tables, spans, alphabet)
+        return _decode_native(native.lib, states, reader, tables, spans, alphabet)
     words = np.frombuffer(reader.data[reader.position : reader.position + reader.left // 2 * 2], "<u2")
     decode_rows = _decode_few_lanes if states.size < 1 << _MANY_LANES_LOG2 else _decode_many_lanes
     tokens, used = decode_rows(states, words, tables, spans)
@@ -329,7 +333,9 @@ def _check_end(even: bool) -> None:
         raise MalformedEntropyCode("an entropy-coded stream does not end in the state that it began with")
 
 
-def _native_arguments(tables: Sequence[Table], spans: Spans) -> tuple[object, ...]:
+def _native_arguments(
+    tables: Sequence[Table], spans: Spans
+) -> tuple[native.CData, int, int, native.CData, native.CData, int]:
     """Return the bounds of all tables, how many tables there are, and the spans, as the kernels take them."""
     bounds = np.full((len(tables), MAX_TOKENS + 1), 1 << SCALE, np.int64)
     for number, table in enumerate(tables):
@@ -345,14 +351,14 @@ def _native_arguments(tables: Sequence[Table], spans: Spans) -> tuple[object, ..
 
 
 def _encode_native(
-    tokens: ByteArray, tables: Sequence[Table], spans: Spans, lanes_log2: int, num_bits: float
+    kernels: Kernels, tokens: ByteArray, tables: Sequence[Table], spans: Spans, lanes_log2: int, num_bits: float
 ) -> tuple[StateArray, WordArray]:
     states = np.empty(1 << lanes_log2, np.uint32)
     arguments = _native_arguments(tables, spans)
     for size in (_likely_words(num_bits, tokens.size), tokens.size):
         # The kernel wants room for a whole row before it begins one.
         words = np.empty(size + states.size, np.uint16)
-        begin = native.lib.wire_rans_encode(
+        begin = kernels.wire_rans_encode(
             pointer(tokens),
             *arguments,
             native.ffi.cast("uint32_t *", pointer(states)),
@@ -367,12 +373,12 @@ def _encode_native(
 
 
 def _decode_native(
-    states: StateArray, reader: Reader, tables: Sequence[Table], spans: Spans, alphabet: ByteArray
+    kernels: Kernels, states: StateArray, reader: Reader, tables: Sequence[Table], spans: Spans, alphabet: ByteArray
 ) -> ByteArray:
     states = states.copy()
     tokens = np.empty(spans.size, np.uint8)
     words = reader.data[reader.position : reader.end]
-    used = native.lib.wire_rans_decode(
+    used = kernels.wire_rans_decode(
         native.ffi.cast("uint32_t *", pointer(states)),
         states.size,
         pointer(words),

@@ -127,9 +127,9 @@ class BitReader:
         return _gather(self._data[at : at + (last + 7) // 8], ends - width, width)
 
 
-def pointer(memory: npt.NDArray[Any] | memoryview) -> Any:
+def pointer(memory: npt.NDArray[Any] | memoryview) -> native.CData:
     """Return the address of a contiguous buffer for a native kernel, which must not outlive the buffer."""
-    return native.ffi.from_buffer("uint8_t[]", memory)
+    return native.pointer(memory, "uint8_t[]")
 
 
 def as_bytes(values: npt.NDArray[Any]) -> ByteArray:

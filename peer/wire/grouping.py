@@ -43,7 +43,7 @@ def group_spans(table: IntegerArray) -> tuple[npt.NDArray[np.uint8] | None, floa
     """
     if native.lib is not None:
         groups, needed = np.empty(len(table), np.uint8), np.empty(1, np.int64)
-        logs = native.ffi.from_buffer("int32_t[]", _LOGS)
+        logs = native.pointer(_LOGS, "int32_t[]")
         found = native.lib.wire_group_spans(
             pointer64(table.reshape(-1)), len(table), logs, pointer(groups), pointer64(needed)
         )

@@ -7,7 +7,7 @@ integers.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -17,11 +17,14 @@ from peer.wire import bits
 from peer.wire.errors import PaddingNotZero, TruncatedFrame
 from peer.wire.reader import Reader
 
+if TYPE_CHECKING:
+    from peer.native._kernels import Kernels
+
 
 def size_in_bits(values: npt.NDArray[np.int64], parameter: int) -> int:
     """Return the number of bits that `encode` needs, padding left out."""
     if native.lib is not None:
-        return int(native.lib.wire_rice_bits(pointer64(values), values.size, parameter))
+        return native.lib.wire_rice_bits(pointer64(values), values.size, parameter)
     return values.size * (parameter + 1) + int((values >> parameter).sum())
 
 
@@ -35,8 +38,10 @@ def sizes_in_bits(
     int64[sequences]."""
     result = np.empty(starts.size, np.int64)
     if native.lib is not None:
-        pieces = (pointer64(array) for array in (values, starts, counts, parameters))
-        native.lib.wire_rice_sizes(*pieces, starts.size, pointer64(result))
+        native.lib.wire_rice_sizes(
+            pointer64(values), pointer64(starts), pointer64(counts), pointer64(parameters), starts.size,
+            pointer64(result),
+        )  # fmt: skip
         return result
     for number, (start, count, r) in enumerate(zip(starts.tolist(), counts.tolist(), parameters.tolist(), strict=True)):
         result[number] = size_in_bits(values[start : start + count], r)
@@ -81,7 +86,7 @@ def decode(reader: Reader, count: int, parameter: int, greatest_sum: int) -> npt
     if reader.left < bits.packed_size(count, parameter + 1):
         raise TruncatedFrame(f"a Rice code of {count} integers is longer than the rest of the frame")
     if native.lib is not None:
-        return _decode_native(reader, count, parameter, greatest_sum)
+        return _decode_native(native.lib, reader, count, parameter, greatest_sum)
     longest = (count + (greatest_sum >> parameter) + 7) // 8
     ahead = np.frombuffer(reader.data[reader.position : min(reader.end, reader.position + longest)], np.uint8)
     ones = np.unpackbits(ahead, bitorder="little").nonzero()[0][:count]
@@ -101,12 +106,12 @@ def decode(reader: Reader, count: int, parameter: int, greatest_sum: int) -> npt
     return values
 
 
-def _decode_native(reader: Reader, count: int, parameter: int, greatest_sum: int) -> npt.NDArray[np.int64]:
+def _decode_native(
+    kernels: Kernels, reader: Reader, count: int, parameter: int, greatest_sum: int
+) -> npt.NDArray[np.int64]:
     values = np.empty(count, np.int64)
     ahead = reader.data[reader.position : reader.end]
-    used = native.lib.wire_rice_decode(
-        bits.pointer(ahead), len(ahead), count, parameter, greatest_sum, pointer64(values)
-    )
+    used = kernels.wire_rice_decode(bits.pointer(ahead), len(ahead), count, parameter, greatest_sum, pointer64(values))
     if used == -1:
         raise TruncatedFrame(f"a Rice code of {count} integers ends before the last")
     if used == -2:
@@ -115,6 +120,6 @@ def _decode_native(reader: Reader, count: int, parameter: int, greatest_sum: int
     return values
 
 
-def pointer64(values: npt.NDArray[np.int64]) -> Any:
+def pointer64(values: npt.NDArray[np.int64]) -> native.CData:
     """Return the address of contiguous int64 integers for a native kernel."""
-    return native.ffi.from_buffer("int64_t[]", values)
+    return native.pointer(values, "int64_t[]")

@@ -7,17 +7,26 @@ integer products, and within the rounding of float32 sums for the weight gradien
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch.nn import functional
+from torch.nn.grad import conv2d_input, conv2d_weight
 
-from peer.native import ffi, lib
+from peer.native import CData, ffi
 from peer.train.eight_bit import kernels
 from peer.train.eight_bit.kernels import pointer
 from peer.train.eight_bit.ranges import inverse_step
 from peer.train.eight_bit.scratch import scratch
+
+if TYPE_CHECKING:
+    from peer.native._kernels import Kernels
+
+# torch declares no types for these.
+_input_gradient: Callable[..., torch.Tensor] = conv2d_input
+_weight_gradient: Callable[..., torch.Tensor] = conv2d_weight
 
 LANES = 16
 _EXACT_TERMS = 512
@@ -69,9 +78,9 @@ def quantize_weights(weight: torch.Tensor) -> Weights:
     inverse = inverse_step(largest)
     codes = scratch("weights", (outputs, rows, columns, up_to_4(inputs)), torch.int8, weight.device)
     sums = torch.empty(outputs, dtype=torch.int32, device=weight.device)
-    if kernels.is_native(weight):
+    if native := kernels.native_for(weight):
         _done(
-            lib.eb_conv_codes(
+            native.eb_conv_codes(
                 pointer(weight, "float *"), outputs, inputs, rows, columns, inverse, pointer(codes, "int8_t *"),
                 pointer(sums, "int32_t *"),
             )
@@ -99,9 +108,9 @@ def forward(
     """
     b, h, w, _ = x.shape
     shape = (b, window.results(h), window.results(w), len(weights.codes))
-    if kernels.is_native(x) and window.groups == 1:
+    if (native := kernels.native_for(x)) and window.groups == 1:
         codes = torch.empty(shape, dtype=torch.uint8)
-        return codes, *_forward(x, zero_point, weights, window, scale, shift, ends, codes)
+        return codes, *_forward(native, x, zero_point, weights, window, scale, shift, ends, codes)
     acc = product(x, zero_point, weights, window)
     levels = (acc.to(torch.float32) * scale + shift).nan_to_num_(nan=ends[0]).clamp_(*ends)
     return torch.round(levels).to(torch.uint8), acc.amin(dim=(0, 1, 2)), acc.amax(dim=(0, 1, 2))
@@ -109,9 +118,9 @@ def forward(
 
 def measure(x: torch.Tensor, zero_point: int, weights: Weights, window: Window) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the extremes of acc as `forward` does."""
-    if kernels.is_native(x) and window.groups == 1:
+    if (native := kernels.native_for(x)) and window.groups == 1:
         nothing = torch.zeros(len(weights.codes))
-        return _forward(x, zero_point, weights, window, nothing, nothing, (0.0, 0.0), None)
+        return _forward(native, x, zero_point, weights, window, nothing, nothing, (0.0, 0.0), None)
     acc = product(x, zero_point, weights, window)
     return acc.amin(dim=(0, 1, 2)), acc.amax(dim=(0, 1, 2))
 
@@ -131,7 +140,12 @@ def product(x: torch.Tensor, zero_point: int, weights: Weights, window: Window) 
 
 
 def backward(
-    codes: torch.Tensor, weights: Weights, window: Window, size: tuple[int, int], factor: float, mask: Any
+    codes: torch.Tensor,
+    weights: Weights,
+    window: Window,
+    size: tuple[int, int],
+    factor: float,
+    mask: tuple[torch.Tensor, int] | None,
 ) -> tuple[torch.Tensor, float]:
     """Return the input gradient bfloat16[b, *size, inputs] = factor · Σ codes · weights, and its largest magnitude.
 
@@ -139,7 +153,8 @@ def backward(
     number): where they are equal the gradient is 0.
     """
     b, rows, columns, outputs = codes.shape
-    if not kernels.is_native(codes) or window.groups > 1:
+    native = kernels.native_for(codes)
+    if native is None or window.groups > 1:
         acc = input_product(codes, weights, window, size)
         gradient = (acc.to(torch.float32) * factor).to(torch.bfloat16)
         return gradient, kernels.mask_gradient_(gradient, *(mask or (None, 0)))
@@ -160,9 +175,10 @@ def backward(
                 torch.int8, codes.device,
             )  # fmt: skip
             sums = torch.empty(inputs, dtype=torch.int32)
-            lib.eb_conv_pack_backward(
-                pointer(weights.codes, "int8_t *"), outputs, inputs, window.kernel, window.kernel, row_taps,
-                len(row_taps), column_taps, len(column_taps), pointer(packed, "int8_t *"), pointer(sums, "int32_t *"),
+            native.eb_conv_pack_backward(
+                pointer(weights.codes, "int8_t *"), outputs, inputs, window.kernel, window.kernel,
+                ffi.new("int32_t[]", row_taps), len(row_taps), ffi.new("int32_t[]", column_taps), len(column_taps),
+                pointer(packed, "int8_t *"), pointer(sums, "int32_t *"),
             )  # fmt: skip
             shape = ffi.new(
                 "ConvShape *",
@@ -175,7 +191,7 @@ def backward(
                 },
             )  # fmt: skip
             _done(
-                lib.eb_conv_backward(
+                native.eb_conv_backward(
                     shape, pointer(codes, "int8_t *"), pointer(packed, "int8_t *"),
                     pointer(sums.mul_(128), "int32_t *"), factor, pointer(mask[0] if mask else None, "uint8_t *"),
                     mask[1] if mask else 0, pointer(gradient, "uint16_t *"), largest,
@@ -189,7 +205,7 @@ def input_product(codes: torch.Tensor, weights: Weights, window: Window, size: t
     outputs, rows, columns, _ = weights.codes.shape
     dtype = _exact(outputs // window.groups * rows * columns, codes.device)
     inputs = weights.inputs * window.groups
-    acc = torch.nn.grad.conv2d_input(
+    acc = _input_gradient(
         (len(codes), inputs, *size),
         weights.codes[..., : weights.inputs].to(dtype).permute(0, 3, 1, 2),
         codes.to(dtype).permute(0, 3, 1, 2),
@@ -208,16 +224,16 @@ def weight_gradient(
     float32, for `gradient: bfloat16[b, h, w, outputs]` and the saved codes x; `inputs` channels of these count."""
     outputs = gradient.shape[3]
     found = torch.empty((outputs, inputs // window.groups, window.kernel, window.kernel), device=x.device)
-    if kernels.is_native(x) and window.groups == 1:
+    if (native := kernels.native_for(x)) and window.groups == 1:
         shape = _forward_shape(x, zero_point, window, outputs)
         _done(
-            lib.eb_conv_weight_gradient(
+            native.eb_conv_weight_gradient(
                 shape, pointer(x, "uint8_t *"), pointer(gradient, "uint16_t *"), inputs, factor,
                 pointer(found, "float *"),
             )
         )  # fmt: skip
         return found
-    exact = torch.nn.grad.conv2d_weight(
+    exact = _weight_gradient(
         (x[..., :inputs].to(torch.float32) - zero_point).permute(0, 3, 1, 2),
         list(found.shape),
         gradient.to(torch.float32).permute(0, 3, 1, 2),
@@ -229,6 +245,7 @@ def weight_gradient(
 
 
 def _forward(
+    native: Kernels,
     x: torch.Tensor,
     zero_point: int,
     weights: Weights,
@@ -240,14 +257,14 @@ def _forward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     outputs, rows, columns, inputs = weights.codes.shape
     packed = scratch("packed", (-(-outputs // LANES) * rows * columns * inputs * LANES,), torch.int8, x.device)
-    lib.eb_conv_pack_forward(
+    native.eb_conv_pack_forward(
         pointer(weights.codes, "int8_t *"), outputs, inputs, rows, columns, pointer(packed, "int8_t *")
     )
     lows = torch.full((outputs,), 2**31 - 1, dtype=torch.int32)
     highs = torch.full((outputs,), -(2**31), dtype=torch.int32)
     offset = weights.sums * zero_point
     _done(
-        lib.eb_conv_forward(
+        native.eb_conv_forward(
             _forward_shape(x, zero_point, window, outputs), pointer(x, "uint8_t *"), pointer(packed, "int8_t *"),
             pointer(offset, "int32_t *"), pointer(scale, "float *"), pointer(shift, "float *"), *ends,
             pointer(codes, "uint8_t *"), pointer(lows, "int32_t *"), pointer(highs, "int32_t *"),
@@ -256,7 +273,7 @@ def _forward(
     return lows, highs
 
 
-def _forward_shape(x: torch.Tensor, zero_point: int, window: Window, outputs: int) -> Any:
+def _forward_shape(x: torch.Tensor, zero_point: int, window: Window, outputs: int) -> CData:
     b, h, w, c = x.shape
     rows, columns = window.results(h), window.results(w)
     return ffi.new(

@@ -8,22 +8,25 @@ and torch operators elsewhere, with the same bits: both use single exactly round
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from peer.native import ffi, lib
+from peer.native import CData, ffi, lib
 from peer.train.eight_bit.ranges import Grid, inverse_step
 from peer.train.eight_bit.scratch import scratch
+
+if TYPE_CHECKING:
+    from peer.native._kernels import Kernels
 
 _CODES = {torch.int8: 0, torch.uint8: 128}
 
 
 def extremes(values: torch.Tensor) -> tuple[float, float]:
     """Return the least and the greatest of `values: float32[...]`, both NaN if one is."""
-    if is_native(values):
+    if native := native_for(values):
         ends = ffi.new("float[2]", (math.inf, -math.inf))
-        lib.eb_extremes(pointer(values, "float *"), values.numel(), ends)
+        native.eb_extremes(pointer(values, "float *"), values.numel(), ends)
         return ends[0], ends[1]
     low, high = torch.aminmax(values)
     return low.item(), high.item()
@@ -35,9 +38,9 @@ def quantize(
     """Return the codes of `values: float32[...]`, rounded to nearest (ties to even) and cut to the grid, and the
     extremes of the values."""
     codes = torch.empty(values.shape, dtype=dtype, device=values.device)
-    if is_native(values):
+    if native := native_for(values):
         ends = ffi.new("float[2]", (math.inf, -math.inf))
-        lib.eb_quantize(
+        native.eb_quantize(
             pointer(values, "float *"), values.numel(), grid.inverse, grid.zero_point, _CODES[dtype],
             pointer(codes, "int8_t *"), ends,
         )  # fmt: skip
@@ -57,8 +60,8 @@ def quantize_weights(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, 
     inverse = inverse_step(largest)
     codes = scratch("weights", (rows, columns), torch.int8, weight.device)
     sums = torch.empty(rows, dtype=torch.int32, device=weight.device)
-    if is_native(weight):
-        lib.eb_quantize_weights(
+    if native := native_for(weight):
+        native.eb_quantize_weights(
             pointer(weight, "float *"),
             rows,
             columns,
@@ -76,9 +79,9 @@ def measure_forward(
     accumulator: torch.Tensor, offset: torch.Tensor | None, factor: float, bias: torch.Tensor | None, *, relu: bool
 ) -> tuple[float, float]:
     """Return the extremes of what `finish_forward` would quantize."""
-    if is_native(accumulator):
+    if native := native_for(accumulator):
         ends = ffi.new("float[2]", (math.inf, -math.inf))
-        _finish_forward(accumulator, offset, factor, bias, relu, Grid(1.0, 0), 0, None, None, ends)
+        _finish_forward(native, accumulator, offset, factor, bias, relu, Grid(1.0, 0), 0, None, None, ends)
         return ends[0], ends[1]
     return extremes(_finished(accumulator, offset, factor, bias, relu))
 
@@ -98,9 +101,9 @@ def finish_forward(
     `accumulator: int32[m, n]`; `offset: int32[n]` and `bias: float32[n]` belong to the columns.
     """
     codes = torch.empty(accumulator.shape, dtype=dtype, device=accumulator.device)
-    if is_native(accumulator):
+    if native := native_for(accumulator):
         ends = ffi.new("float[2]", (math.inf, -math.inf))
-        _finish_forward(accumulator, offset, factor, bias, relu, grid, _CODES[dtype], codes, None, ends)
+        _finish_forward(native, accumulator, offset, factor, bias, relu, grid, _CODES[dtype], codes, None, ends)
         return codes, (ends[0], ends[1])
     y = _finished(accumulator, offset, factor, bias, relu)
     codes.copy_(codes_of(y, grid, dtype))
@@ -111,9 +114,9 @@ def finish_forward_floats(
     accumulator: torch.Tensor, offset: torch.Tensor | None, factor: float, bias: torch.Tensor | None
 ) -> torch.Tensor:
     """Return y = (accumulator − offset) · factor + bias, float32[m, n]."""
-    if is_native(accumulator):
+    if native := native_for(accumulator):
         y = torch.empty(accumulator.shape, dtype=torch.float32)
-        _finish_forward(accumulator, offset, factor, bias, False, Grid(1.0, 0), 0, None, y, ffi.NULL)
+        _finish_forward(native, accumulator, offset, factor, bias, False, Grid(1.0, 0), 0, None, y, ffi.NULL)
         return y
     return _finished(accumulator, offset, factor, bias, False)
 
@@ -124,8 +127,8 @@ def finish_backward(
     """Return accumulator · factor as bfloat16, 0 where `mask`, 8-bit codes of the same size, equals `masked`; and its
     largest magnitude."""
     gradient = torch.empty(accumulator.shape, dtype=torch.bfloat16, device=accumulator.device)
-    if is_native(accumulator):
-        largest = lib.eb_finish_backward(
+    if native := native_for(accumulator):
+        largest = native.eb_finish_backward(
             pointer(accumulator, "int32_t *"), accumulator.numel(), factor, pointer(mask, "int8_t *"), masked,
             pointer(gradient, "uint16_t *"),
         )  # fmt: skip
@@ -136,11 +139,10 @@ def finish_backward(
 
 def mask_gradient_(gradient: torch.Tensor, mask: torch.Tensor | None, masked: int) -> float:
     """Set a bfloat16 gradient to 0 where `mask` equals `masked`, and return its largest magnitude."""
-    if is_native(gradient):
-        largest: float = lib.eb_mask_gradient(
+    if native := native_for(gradient):
+        return native.eb_mask_gradient(
             pointer(gradient, "uint16_t *"), gradient.numel(), pointer(mask, "int8_t *"), masked
         )
-        return largest
     if mask is not None:
         gradient.masked_fill_((mask == masked).view(gradient.shape), 0)
     return gradient.abs().amax().item()
@@ -149,8 +151,8 @@ def mask_gradient_(gradient: torch.Tensor, mask: torch.Tensor | None, masked: in
 def to_bfloat16(values: torch.Tensor) -> tuple[torch.Tensor, float]:
     """Return `values: float32[...]` in bfloat16, and the largest magnitude."""
     rounded = torch.empty(values.shape, dtype=torch.bfloat16, device=values.device)
-    if is_native(values):
-        largest = lib.eb_to_bfloat16(pointer(values, "float *"), values.numel(), pointer(rounded, "uint16_t *"))
+    if native := native_for(values):
+        largest = native.eb_to_bfloat16(pointer(values, "float *"), values.numel(), pointer(rounded, "uint16_t *"))
         return rounded, largest
     rounded.copy_(values)
     return rounded, rounded.abs().amax().item()
@@ -163,8 +165,8 @@ def quantize_gradient(gradient: torch.Tensor, largest: float, keys: tuple[int, i
     """
     inverse = inverse_step(largest)
     codes = scratch("gradient", tuple(gradient.shape), torch.int8, gradient.device)
-    if is_native(gradient):
-        lib.eb_quantize_gradient(
+    if native := native_for(gradient):
+        native.eb_quantize_gradient(
             pointer(gradient, "uint16_t *"), gradient.numel(), inverse, *keys, pointer(codes, "int8_t *")
         )
     else:
@@ -179,26 +181,26 @@ def codes_to_bfloat16(codes: torch.Tensor, zero_point: int) -> torch.Tensor:
     The result lies in scratch memory: good until the next call.
     """
     out = scratch("operand", tuple(codes.shape), torch.bfloat16, codes.device)
-    if is_native(codes):
-        lib.eb_codes_to_bfloat16(pointer(codes, "int8_t *"), codes.numel(), zero_point, pointer(out, "uint16_t *"))
+    if native := native_for(codes):
+        native.eb_codes_to_bfloat16(pointer(codes, "int8_t *"), codes.numel(), zero_point, pointer(out, "uint16_t *"))
         return out
     return out.copy_(codes.to(torch.int16) - zero_point)
 
 
 def scale_bfloat16(values: torch.Tensor, factor: float) -> torch.Tensor:
     """Return values · factor in float32, for bfloat16 values."""
-    if is_native(values):
+    if native := native_for(values):
         out = torch.empty(values.shape, dtype=torch.float32)
-        lib.eb_scale_bfloat16(pointer(values, "uint16_t *"), values.numel(), factor, pointer(out, "float *"))
+        native.eb_scale_bfloat16(pointer(values, "uint16_t *"), values.numel(), factor, pointer(out, "float *"))
         return out
     return values.to(torch.float32) * factor
 
 
 def column_sums(values: torch.Tensor) -> torch.Tensor:
     """Return the sums over the columns of `values: bfloat16[m, n]`, float32[n], added up in float64."""
-    if is_native(values):
+    if native := native_for(values):
         sums = torch.empty(values.shape[1], dtype=torch.float32)
-        lib.eb_column_sums(pointer(values, "uint16_t *"), values.shape[0], values.shape[1], pointer(sums, "float *"))
+        native.eb_column_sums(pointer(values, "uint16_t *"), values.shape[0], values.shape[1], pointer(sums, "float *"))
         return sums
     return values.to(torch.float64).sum(dim=0).to(torch.float32)
 
@@ -222,6 +224,7 @@ _WORD = 2**32 - 1
 
 
 def _finish_forward(
+    native: Kernels,
     accumulator: torch.Tensor,
     offset: torch.Tensor | None,
     factor: float,
@@ -231,16 +234,13 @@ def _finish_forward(
     flip: int,
     codes: torch.Tensor | None,
     floats: torch.Tensor | None,
-    ends: Any,
+    ends: CData,
 ) -> None:
     rows, columns = accumulator.shape
-    lib.eb_finish_forward(
-        pointer(accumulator, "int32_t *"), rows, columns,
-        ffi.NULL if offset is None else pointer(offset, "int32_t *"), factor,
-        ffi.NULL if bias is None else pointer(bias, "float *"), relu,
-        grid.inverse, grid.zero_point, flip,
-        ffi.NULL if codes is None else pointer(codes, "int8_t *"),
-        ffi.NULL if floats is None else pointer(floats, "float *"), ends,
+    native.eb_finish_forward(
+        pointer(accumulator, "int32_t *"), rows, columns, pointer(offset, "int32_t *"), factor,
+        pointer(bias, "float *"), relu, grid.inverse, grid.zero_point, flip, pointer(codes, "int8_t *"),
+        pointer(floats, "float *"), ends,
     )  # fmt: skip
 
 
@@ -264,12 +264,12 @@ def cut(levels: torch.Tensor, low: int) -> torch.Tensor:
     return levels.nan_to_num_(nan=float(low)).clamp_(low, 127)
 
 
-def is_native(tensor: torch.Tensor) -> bool:
-    """Whether the native kernels can read a tensor."""
-    return lib is not None and tensor.device.type == "cpu" and tensor.is_contiguous()
+def native_for(tensor: torch.Tensor) -> Kernels | None:
+    """Return the native kernels, if there are any and they can read a tensor."""
+    return lib if tensor.device.type == "cpu" and tensor.is_contiguous() else None
 
 
-def pointer(tensor: torch.Tensor | None, kind: str) -> Any:
+def pointer(tensor: torch.Tensor | None, kind: str) -> CData:
     """Return where a contiguous tensor lies, for a native kernel; NULL for None."""
     if tensor is None:
         return ffi.NULL

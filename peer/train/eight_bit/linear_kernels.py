@@ -11,16 +11,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from peer.native import ffi, lib
+from peer.native import CData, ffi, lib
 from peer.train.eight_bit import kernels, row_kernels
 from peer.train.eight_bit.kernels import pointer
 from peer.train.eight_bit.products import MAX_TERMS, int8_product
 from peer.train.eight_bit.ranges import Grid, inverse_step
 from peer.train.eight_bit.scratch import scratch
+
+if TYPE_CHECKING:
+    from peer.native._kernels import Kernels
 
 _LANES = 16
 
@@ -72,14 +75,15 @@ def quantize_weights(weight: torch.Tensor, *, transposed: bool = False, largest:
     results, terms = (inputs, outputs) if transposed else (outputs, inputs)
     if terms > MAX_TERMS:
         raise ValueError(f"a product of {terms} terms may overflow 32 bits; {MAX_TERMS} are the most")
-    if not (_speed() & 1 and kernels.is_native(weight)):
+    native = kernels.native_for(weight) if _speed() & 1 else None
+    if native is None:
         codes, sums, _ = kernels.quantize_weights(weight)
         return Weights(codes, codes.sum(dim=0, dtype=torch.int32) if transposed else sums, largest, packed=False)
     inverse = inverse_step(largest)
     size = -(-results // _LANES) * _LANES * -(-terms // 4) * 4
     codes = scratch("weights", (size,), torch.int8, weight.device)
     sums = torch.empty(results, dtype=torch.int32)
-    lib.eb_linear_pack(
+    native.eb_linear_pack(
         pointer(weight, "float *"), outputs, inputs, inverse, transposed, pointer(codes, "int8_t *"),
         pointer(sums, "int32_t *"), _room(64 * (inputs + _LANES), "int8_t *"),
     )  # fmt: skip
@@ -105,7 +109,7 @@ def forward_floats(x: Operands) -> torch.Tensor:
     """Return y, float32[rows, results]."""
     if x.weights.packed:
         y = torch.empty(x.shape)
-        native_product(lib.eb_linear_floats, x, x.factor, pointer(x.bias, "float *"), pointer(y, "float *"))
+        native_product(_kernels().eb_linear_floats, x, x.factor, pointer(x.bias, "float *"), pointer(y, "float *"))
         return y
     return kernels.finish_forward_floats(*_accumulated(x, x.weights.codes.t()), x.factor, x.bias)
 
@@ -117,7 +121,7 @@ def accumulate(x: Operands) -> torch.Tensor:
     """
     if x.weights.packed:
         accumulator = scratch("accumulator", x.shape, torch.int32, x.codes.device)
-        native_product(lib.eb_linear_product, x, pointer(accumulator, "int32_t *"))
+        native_product(_kernels().eb_linear_product, x, pointer(accumulator, "int32_t *"))
         return accumulator
     accumulator, offset = _accumulated(x, x.weights.codes.t())
     return accumulator if offset is None else accumulator.sub_(offset)
@@ -156,13 +160,13 @@ def weight_gradient(
     `gradient: bfloat16[rows, outputs]` is that before its quantization, `codes: int8[rows, inputs]` are those stored.
     """
     shape = gradient.shape[1], codes.shape[1]
-    if _speed() & 2 and kernels.is_native(gradient):
+    if _speed() & 2 and (native := kernels.native_for(gradient)):
         assert codes.is_contiguous()
         found, sums = torch.empty(shape), torch.empty(shape[0])
-        lib.eb_linear_weight_gradient(
+        native.eb_linear_weight_gradient(
             pointer(gradient, "uint16_t *"), pointer(codes, "int8_t *"), zero_point, len(codes), *shape, factor,
             pointer(found, "float *"), pointer(sums, "float *"),
-            _room(lib.eb_linear_gradient_room(len(codes), shape[0])),
+            _room(native.eb_linear_gradient_room(len(codes), shape[0])),
         )  # fmt: skip
         return found, sums
     operand = kernels.codes_to_bfloat16(codes, zero_point)
@@ -171,7 +175,7 @@ def weight_gradient(
     return kernels.scale_bfloat16(product, factor), kernels.column_sums(gradient)
 
 
-def native_product(kernel: Callable[..., None], x: Operands, *rest: Any) -> None:
+def native_product(kernel: Callable[..., None], x: Operands, *rest: CData | float) -> None:
     """Run a native kernel that multiplies int8 codes by int8 weights into int32."""
     assert x.codes.dtype == x.weights.codes.dtype == torch.int8
     assert x.codes.is_contiguous()
@@ -180,14 +184,14 @@ def native_product(kernel: Callable[..., None], x: Operands, *rest: Any) -> None
     rows, terms = x.codes.shape
     kernel(
         pointer(x.codes, "int8_t *"), rows, terms, pointer(x.weights.codes, "int8_t *"), len(offset),
-        pointer(offset, "int32_t *"), *rest, _room(lib.eb_linear_room(rows, terms)),
+        pointer(offset, "int32_t *"), *rest, _room(_kernels().eb_linear_room(rows, terms)),
     )  # fmt: skip
 
 
 def _codes(x: Operands, grid: Grid, codes: torch.Tensor | None, relu: bool) -> tuple[float, float]:
     ends = ffi.new("float[2]")
     native_product(
-        lib.eb_linear_codes, x, x.factor, pointer(x.bias, "float *"), relu, grid.inverse, grid.zero_point,
+        _kernels().eb_linear_codes, x, x.factor, pointer(x.bias, "float *"), relu, grid.inverse, grid.zero_point,
         pointer(codes, "int8_t *"), ends,
     )  # fmt: skip
     return ends[0], ends[1]
@@ -206,7 +210,7 @@ def _gradient(
     assert mask is None or mask.is_contiguous()
     largest = ffi.new("float *")
     native_product(
-        lib.eb_linear_backward, x, x.factor, pointer(mask, "int8_t *"), masked, pointer(slopes, "float *"), add,
+        _kernels().eb_linear_backward, x, x.factor, pointer(mask, "int8_t *"), masked, pointer(slopes, "float *"), add,
         pointer(gradient, "uint16_t *"), largest,
     )  # fmt: skip
     found: float = largest[0]
@@ -226,9 +230,13 @@ def _speed() -> int:
 
 @cache
 def _speed_of_this_processor() -> int:
-    speed: int = lib.eb_linear_speed()
-    return speed
+    return _kernels().eb_linear_speed()
 
 
-def _room(size: int, kind: str = "uint8_t *") -> Any:
+def _kernels() -> Kernels:
+    assert lib is not None, "without the kernels no weights are packed"
+    return lib
+
+
+def _room(size: int, kind: str = "uint8_t *") -> CData:
     return pointer(scratch("room", (size,), torch.uint8, torch.device("cpu")), kind)

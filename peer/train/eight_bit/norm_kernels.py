@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 from torch.nn import functional
 
-from peer.native import ffi, lib
-from peer.train.eight_bit.kernels import is_native, pointer
+from peer.native import CData, ffi
+from peer.train.eight_bit.kernels import native_for, pointer
 
 Gate = Literal[0, 1, 2]
 """What multiplies q: nothing, the sigmoid, or the hard sigmoid of `inner` · q."""
@@ -56,10 +56,12 @@ class Ends:
 def statistics(codes: torch.Tensor) -> Statistics:
     """Return sums and extremes of each channel of each sample."""
     b, n, c = codes.shape
-    if is_native(codes):
+    if native := native_for(codes):
         sums, squares = (torch.empty((b, c), dtype=torch.int32) for _ in range(2))
         lows, highs = (torch.empty((b, c), dtype=torch.uint8) for _ in range(2))
-        lib.eb_norm_statistics(_bytes(codes), b, n, c, _integers(sums), _integers(squares), _bytes(lows), _bytes(highs))
+        native.eb_norm_statistics(
+            _bytes(codes), b, n, c, _integers(sums), _integers(squares), _bytes(lows), _bytes(highs)
+        )
         return Statistics(sums, squares, lows, highs)
     q = codes.to(torch.int32) - 128
     return Statistics(
@@ -73,11 +75,12 @@ def statistics(codes: torch.Tensor) -> Statistics:
 def ties(codes: torch.Tensor, lows: torch.Tensor, highs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return how many codes equal `lows` and `highs: uint8[b, c]`, int32[b, c] each."""
     b, n, c = codes.shape
-    if is_native(codes):
+    if native := native_for(codes):
         at_low, at_high = (torch.empty((b, c), dtype=torch.int32) for _ in range(2))
-        lib.eb_norm_ties(_bytes(codes), b, n, c, _bytes(lows), _bytes(highs), _integers(at_low), _integers(at_high))
+        native.eb_norm_ties(_bytes(codes), b, n, c, _bytes(lows), _bytes(highs), _integers(at_low), _integers(at_high))
         return at_low, at_high
-    return tuple((codes == end[:, None]).sum(dim=1, dtype=torch.int32) for end in (lows, highs))  # type: ignore[return-value]
+    at_low, at_high = ((codes == end[:, None]).sum(dim=1, dtype=torch.int32) for end in (lows, highs))
+    return at_low, at_high
 
 
 def forward(
@@ -94,12 +97,12 @@ def forward(
     t = q · gate(inner · q); `inner: float32[c]`, `factor` and `shift: float32[b, c]`.
     """
     b, n, c = codes.shape
-    if is_native(codes):
+    if native := native_for(codes):
         out = None if cut is None else torch.empty_like(codes)
         ends = ffi.new("float[2]", (math.inf, -math.inf))
-        lib.eb_norm_forward(
+        native.eb_norm_forward(
             _bytes(codes), b, n, c, gate, _floats(inner), _floats(factor), _floats(shift), *(cut or (0.0, 0.0)),
-            ffi.NULL if out is None else _bytes(out), ends,
+            _bytes(out), ends,
         )  # fmt: skip
         return out, (ends[0], ends[1])
     q = codes.to(torch.float32) - 128.0
@@ -118,9 +121,9 @@ def backward_sums(
     `gradient: bfloat16[b, n, c]`.
     """
     b, n, c = codes.shape
-    if is_native(codes):
+    if native := native_for(codes):
         plain, weighted, gated = (torch.empty((b, c)) for _ in range(3))
-        lib.eb_norm_backward_sums(
+        native.eb_norm_backward_sums(
             _bytes(codes), _halves(gradient), b, n, c, gate, _floats(inner), _floats(plain),
             _floats(weighted), _floats(gated),
         )  # fmt: skip
@@ -148,13 +151,15 @@ def backward(
     `slope`, `linear` and `constant: float32[b, c]`.
     """
     b, n, c = codes.shape
-    if is_native(codes):
+    if native := native_for(codes):
         out = torch.empty_like(gradient)
-        given = ends or Ends(*(None,) * 4)  # type: ignore[arg-type]
-        largest: float = lib.eb_norm_backward(
+        lows, highs, at_low, at_high = (
+            (None,) * 4 if ends is None else (ends.lows, ends.highs, ends.at_low, ends.at_high)
+        )
+        largest = native.eb_norm_backward(
             _bytes(codes), _halves(gradient), b, n, c, gate, _floats(inner), _floats(slope),
-            _floats(linear), _floats(constant), _bytes(given.lows), _bytes(given.highs), _floats(given.at_low),
-            _floats(given.at_high), _halves(out),
+            _floats(linear), _floats(constant), _bytes(lows), _bytes(highs), _floats(at_low),
+            _floats(at_high), _halves(out),
         )  # fmt: skip
         return out, largest
     q, g = codes.to(torch.float32) - 128.0, gradient.to(torch.float32)
@@ -178,12 +183,12 @@ def sum_forward(
     cut: tuple[float, float] | None,
 ) -> tuple[torch.Tensor | None, tuple[float, float]]:
     """Return uint8 codes of a · factors[0] + b · factors[1] + shift, as `forward` does, for codes of equal shape."""
-    if is_native(a):
+    if native := native_for(a):
         out = None if cut is None else torch.empty_like(a)
         ends = ffi.new("float[2]", (math.inf, -math.inf))
-        lib.eb_sum_forward(
+        native.eb_sum_forward(
             _bytes(a), _bytes(b), a.numel(), *factors, shift, *(cut or (0.0, 0.0)),
-            ffi.NULL if out is None else _bytes(out), ends,
+            _bytes(out), ends,
         )  # fmt: skip
         return out, (ends[0], ends[1])
     one, other, last = (torch.tensor(v, dtype=torch.float32, device=a.device) for v in (*factors, shift))
@@ -196,9 +201,9 @@ def sum_backward(
 ) -> tuple[torch.Tensor, float]:
     """Return a + b, both bfloat16, 0 where `mask`, uint8 of the same shape, equals `masked`; and the largest
     magnitude."""
-    if is_native(a):
+    if native := native_for(a):
         out = torch.empty_like(a)
-        largest: float = lib.eb_sum_backward(_halves(a), _halves(b), a.numel(), _bytes(mask), masked, _halves(out))
+        largest = native.eb_sum_backward(_halves(a), _halves(b), a.numel(), _bytes(mask), masked, _halves(out))
         return out, largest
     total = a.to(torch.float32) + b.to(torch.float32)
     return _narrowed(total if mask is None else total.masked_fill_(mask == masked, 0.0))
@@ -209,9 +214,9 @@ def max_pool_forward(codes: torch.Tensor, kernel: int, stride: int, padding: int
     + column, uint8 each; of equals the first counts."""
     b, h, w, c = codes.shape
     rows, columns = ((size + 2 * padding - kernel) // stride + 1 for size in (h, w))
-    if is_native(codes):
+    if native := native_for(codes):
         out, places = (torch.empty((b, rows, columns, c), dtype=torch.uint8) for _ in range(2))
-        lib.eb_max_pool_forward(_bytes(codes), b, h, w, c, kernel, stride, padding, _bytes(out), _bytes(places))
+        native.eb_max_pool_forward(_bytes(codes), b, h, w, c, kernel, stride, padding, _bytes(out), _bytes(places))
         return out, places
     # Filled with what is below every code, one window a row: [b, kernel², rows, columns, c].
     framed = functional.pad(codes.to(torch.int16), (0, 0, padding, padding, padding, padding), value=-1)
@@ -231,10 +236,10 @@ def max_pool_backward(
     it is added up in float32."""
     b, rows, columns, c = places.shape
     h, w = size
-    if is_native(places):
+    if native := native_for(places):
         out = torch.empty((b, h, w, c), dtype=torch.bfloat16)
         sums = torch.empty((h, w, c))
-        largest: float = lib.eb_max_pool_backward(
+        largest = native.eb_max_pool_backward(
             _bytes(places), _halves(gradient), b, h, w, c, kernel, stride, padding, _floats(sums),
             _halves(out),
         )  # fmt: skip
@@ -266,7 +271,7 @@ def _gate_slope(gate: Gate, u: torch.Tensor, value: torch.Tensor) -> torch.Tenso
 def _exponential(x: torch.Tensor) -> torch.Tensor:
     """e^x to 3e-6 of itself, by the operations of `peer/native/eight_bit_vectors.h`."""
 
-    def single(value: float) -> float:
+    def single(value: float | np.float32) -> float:
         return np.float32(value).item()
 
     x = _cut(x, -87.0, 87.0)
@@ -276,7 +281,8 @@ def _exponential(x: torch.Tensor) -> torch.Tensor:
     p = p * r + single(np.float32(1.0) / np.float32(6.0))
     for term in (0.5, 1.0, 1.0):
         p = p * r + term
-    return p * ((k.to(torch.int32) + 127) << 23).view(torch.float32)
+    powers: torch.Tensor = ((k.to(torch.int32) + 127) << 23).view(torch.float32)
+    return p * powers
 
 
 def _cut(values: torch.Tensor, low: float, high: float) -> torch.Tensor:
@@ -305,17 +311,17 @@ def _in_turn(values: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(np.add.accumulate(values.numpy(), axis=1, dtype=np.float32)[:, -1] + np.float32(0.0))
 
 
-def _bytes(tensor: torch.Tensor | None) -> Any:
+def _bytes(tensor: torch.Tensor | None) -> CData:
     return pointer(tensor, "uint8_t *")
 
 
-def _halves(tensor: torch.Tensor) -> Any:
+def _halves(tensor: torch.Tensor) -> CData:
     return pointer(tensor, "uint16_t *")
 
 
-def _integers(tensor: torch.Tensor) -> Any:
+def _integers(tensor: torch.Tensor) -> CData:
     return pointer(tensor, "int32_t *")
 
 
-def _floats(tensor: torch.Tensor | None) -> Any:
+def _floats(tensor: torch.Tensor | None) -> CData:
     return pointer(tensor, "float *")

@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import torch
 
-from peer.native import ffi, lib
-from peer.train.eight_bit.kernels import codes_of, cut, extremes, is_native, mask_gradient_, pointer
+from peer.native import ffi
+from peer.train.eight_bit.kernels import codes_of, cut, extremes, mask_gradient_, native_for, pointer
 from peer.train.eight_bit.ranges import Grid
+
+if TYPE_CHECKING:
+    from peer.native._kernels import Kernels
 
 _LANES = 64
 MOST_COLUMNS = 8192
@@ -23,11 +27,10 @@ MOST_COLUMNS = 8192
 
 def add_backward_(gradient: torch.Tensor, accumulator: torch.Tensor, factor: float) -> float:
     """Add accumulator · factor to a bfloat16 gradient, and return its largest magnitude."""
-    if is_native(accumulator):
-        largest: float = lib.eb_add_backward(
+    if native := native_for(accumulator):
+        return native.eb_add_backward(
             pointer(accumulator, "int32_t *"), accumulator.numel(), factor, pointer(gradient, "uint16_t *")
         )
-        return largest
     gradient.copy_(gradient.to(torch.float32) + (accumulator.to(torch.float32) * factor).view(gradient.shape))
     return mask_gradient_(gradient, None, 0)
 
@@ -37,8 +40,8 @@ def finish_backward_table(
 ) -> tuple[torch.Tensor, float]:
     """Return accumulator · factor · slopes[code + 128] as bfloat16, and its largest magnitude."""
     gradient = torch.empty(accumulator.shape, dtype=torch.bfloat16, device=accumulator.device)
-    if is_native(accumulator):
-        largest = lib.eb_finish_backward_table(
+    if native := native_for(accumulator):
+        largest = native.eb_finish_backward_table(
             pointer(accumulator, "int32_t *"), accumulator.numel(), factor, pointer(codes, "int8_t *"),
             pointer(slopes, "float *"), pointer(gradient, "uint16_t *"),
         )  # fmt: skip
@@ -50,9 +53,11 @@ def finish_backward_table(
 
 def look_up(codes: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     """Return table[code + 128] of every code; `table: int8[256]`."""
-    if is_native(codes):
+    if native := native_for(codes):
         out = torch.empty_like(codes)
-        lib.eb_look_up(pointer(codes, "int8_t *"), codes.numel(), pointer(table, "int8_t *"), pointer(out, "int8_t *"))
+        native.eb_look_up(
+            pointer(codes, "int8_t *"), codes.numel(), pointer(table, "int8_t *"), pointer(out, "int8_t *")
+        )
         return out
     return table.to(codes.device)[codes.to(torch.int64) + 128]
 
@@ -60,8 +65,8 @@ def look_up(codes: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
 def scale_rows(gradient: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, float]:
     """Return gradient · scales[:, None] as bfloat16, and its largest magnitude; `gradient: bfloat16[m, n]`."""
     out = torch.empty_like(gradient)
-    if is_native(gradient):
-        largest = lib.eb_scale_rows(
+    if native := native_for(gradient):
+        largest = native.eb_scale_rows(
             pointer(gradient, "uint16_t *"), gradient.shape[0], gradient.shape[1], pointer(scales, "float *"),
             pointer(out, "uint16_t *"),
         )  # fmt: skip
@@ -78,12 +83,11 @@ def softmax(accumulator: torch.Tensor, factor: float, hidden: torch.Tensor | Non
     given, get probability 0.
     """
     b, h, m, n = accumulator.shape
-    if is_native(accumulator):
+    if native := native_for(accumulator):
         codes = torch.empty(accumulator.shape, dtype=torch.int8)
         weights = torch.empty(b * h * m)
-        mask = ffi.NULL if hidden is None else pointer(hidden, "uint8_t *")
-        lib.eb_softmax(
-            pointer(accumulator, "int32_t *"), b * h * m, n, factor, mask, h * m,
+        native.eb_softmax(
+            pointer(accumulator, "int32_t *"), b * h * m, n, factor, pointer(hidden, "uint8_t *"), h * m,
             pointer(codes, "int8_t *"), pointer(weights, "float *"),
         )  # fmt: skip
         return codes, weights
@@ -106,8 +110,8 @@ def softmax_backward(
     magnitude."""
     gradient = torch.empty(accumulator.shape, dtype=torch.bfloat16, device=accumulator.device)
     columns = accumulator.shape[-1]
-    if is_native(accumulator):
-        largest = lib.eb_softmax_backward(
+    if native := native_for(accumulator):
+        largest = native.eb_softmax_backward(
             pointer(accumulator, "int32_t *"), accumulator.numel() // columns, columns, factor,
             pointer(codes, "int8_t *"), pointer(weights, "float *"), pointer(gradient, "uint16_t *"),
         )  # fmt: skip
@@ -142,11 +146,11 @@ class LayerNormOperands:
             raise ValueError(f"a layer norm over {self.shape[1]} numbers; {MOST_COLUMNS} are the most")
 
     @property
-    def native(self) -> bool:
-        """Whether the native kernel can read them."""
+    def native(self) -> Kernels | None:
+        """The native kernels, if they can read x."""
         source = self.accumulator if self.floats is None else self.floats
         assert source is not None
-        return is_native(source)
+        return native_for(source)
 
     def values(self) -> torch.Tensor:
         """Return x, float32[m, n]."""
@@ -179,9 +183,9 @@ def layer_norm(
     deviations = torch.empty(rows, dtype=torch.float32, device=x.device)
     normal = None if normal_grid is None else torch.empty(rows, columns, dtype=torch.int8, device=x.device)
     codes = None if grid is None else torch.empty(rows, columns, dtype=torch.int8, device=x.device)
-    if x.native:
+    if native := x.native:
         of_normal, of_result = (ffi.new("float[2]", (math.inf, -math.inf)) for _ in range(2))
-        lib.eb_layer_norm(
+        native.eb_layer_norm(
             pointer(x.accumulator, "int32_t *"), pointer(x.floats, "float *"), rows, columns,
             pointer(x.offset, "int32_t *"), x.factor, pointer(x.bias, "float *"),
             pointer(x.residual, "int8_t *"), x.residual_zero, x.residual_scale, epsilon,
@@ -213,9 +217,9 @@ def layer_norm_backward(
     """Return the gradient with regard to x as bfloat16[m, n], its largest magnitude, and that of γ, float32[n]."""
     rows, columns = gradient.shape
     out = torch.empty_like(gradient)
-    if is_native(gradient):
+    if native := native_for(gradient):
         sums = torch.zeros(columns, dtype=torch.float64)
-        largest = lib.eb_layer_norm_backward(
+        largest = native.eb_layer_norm_backward(
             pointer(gradient, "uint16_t *"), rows, columns, pointer(normal, "int8_t *"), normal_scale,
             pointer(deviations, "float *"), pointer(gamma, "float *"), pointer(out, "uint16_t *"),
             pointer(sums, "double *"),

@@ -124,5 +124,5 @@ def test_gelu_is_that_of_torch_within_a_step() -> None:
 
 def test_kernels_without_a_native_library_are_the_torch_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "lib", None)
-    assert not kernels.is_native(torch.zeros(1))
+    assert not kernels.native_for(torch.zeros(1))
     assert math.isnan(kernels.extremes(torch.tensor([math.nan, 1.0]))[0])

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from peer.train.eight_bit import conv_kernels, kernels, linear_kernels, norm_kernels, row_kernels
+from peer.train.eight_bit import kernels, linear_kernels
 
 
 def by_both(compute: Callable[[], Any]) -> tuple[Any, Any]:
     """Return what `compute` returns with the native kernels and without them."""
     native = _copied(compute())
     with pytest.MonkeyPatch.context() as patch:
-        for module in (conv_kernels, kernels, linear_kernels, norm_kernels, row_kernels):
+        for module in (kernels, linear_kernels):
             patch.setattr(module, "lib", None)
         return native, compute()
 
