@@ -449,7 +449,7 @@ class RunSetup:
         if self.config.graph.file is not None:
             if not set(members) <= set(self.first_members):
                 raise ConfigError("a graph from a file has no place for a peer that joins", key="graph.file")
-            union = restricted(sum(matrix.dense() for matrix in self.schedule.matrices), members)
+            union = restricted(np.sum([matrix.dense() for matrix in self.schedule.matrices], axis=0), members)
             kept = Schedule.from_matrices([union / union.sum(axis=0)])
             if len(members) > 1 and not kept.is_strongly_connected:
                 raise ConfigError(

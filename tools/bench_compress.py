@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -26,6 +27,7 @@ import numpy as np
 from peer.compress import COMPRESSORS, Layout, Modulo, add_decompressed_, build
 from peer.compress.modulo import recover, recover_checked
 from peer.compress.norms import max_magnitude, sum_of_squares
+from peer.compress.payload import Residues
 from peer.compress.selection import largest_magnitudes
 from peer.native import available
 from peer.random import PhiloxSource
@@ -78,15 +80,16 @@ def rows(size: int) -> dict[str, Callable[[], object]]:
         assert kind in COMPRESSORS
         compressor = build(kind, **settings)
         name = " ".join([kind, *(f"{key}={value}" for key, value in settings.items())])
-        payload: Any = compressor.compress(v, 0, draws)
-        found[f"{name}: compress"] = lambda c=compressor: c.compress(v, 0, draws)
+        payload = compressor.compress(v, 0, draws)
+        found[f"{name}: compress"] = partial(compressor.compress, v, 0, draws)
         if not isinstance(compressor, Modulo):
-            found[f"{name}: add"] = lambda p=payload: add_decompressed_(out, (p,), layout, 0.25)
+            found[f"{name}: add"] = partial(add_decompressed_, out, (payload,), layout, 0.25)
             continue
+        assert isinstance(payload, Residues)
         omega = compressor.omega(v, 0, draws)
-        found[f"{name}: recover"] = lambda p=payload, w=omega: recover(p, y, w, out=out)
+        found[f"{name}: recover"] = partial(recover, payload, y, omega, out=out)
         if compressor.verified:
-            found[f"{name}: checked"] = lambda p=payload, w=omega: recover_checked(p, y, w, out=out)
+            found[f"{name}: checked"] = partial(recover_checked, payload, y, omega, out=out)
     return found
 
 

@@ -20,6 +20,7 @@ import json
 import time
 import zlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,8 +28,9 @@ import numpy.typing as npt
 import zstandard
 
 from peer import compress, native
+from peer.compress.base import Compressor
 from peer.compress.layout import Layout
-from peer.compress.modulo import recover
+from peer.compress.modulo import Modulo, recover
 from peer.compress.payload import Residues
 from peer.random import PeerDraws
 from peer.wire import Message, MessageKind, decode, encode
@@ -130,23 +132,27 @@ def measure(model: str, repeat: int) -> list[dict[str, Any]]:
         },
     ]
     for what, settings in COMPRESSORS.items():
-        compressor: Any = compress.build(**settings)
+        compressor = compress.build(**settings)
 
-        def compressed(compressor: Any = compressor) -> Message:
+        def compressed(compressor: Compressor = compressor) -> Message:
             layers = compress.compress_layers(compressor, x, layout, draws)
             return Message(MessageKind.GOSSIP, 1, 1, mixing_weight=1 / 3, layers=layers)
 
         message = compressed()
         frame = encode(message, layout)
 
-        def receive(frame: bytes = frame, compressor: Any = compressor) -> None:
+        def receive(frame: bytes = frame, compressor: Compressor = compressor) -> None:
             layers = decode(frame, layout, dtype=np.float32).layers
-            if not isinstance(layers[0], Residues):
+            if not isinstance(compressor, Modulo):
                 compress.add_decompressed_(target, layers, layout)
                 return
             for number, (part, layer) in enumerate(zip(layout.slices, layers, strict=True)):
+                assert isinstance(layer, Residues)
                 omega = compressor.omega(y[part], number, draws)
                 recover(layer, y[part], omega, out=target[part])
+
+        def send(compressed: Callable[[], Message] = compressed) -> bytes:
+            return encode(compressed(), layout)
 
         target[:] = 0
         rows.append(
@@ -154,9 +160,9 @@ def measure(model: str, repeat: int) -> list[dict[str, Any]]:
                 **base,
                 "what": what,
                 "frame_bytes": len(frame),
-                "encode": rate(lambda message=message: encode(message, layout)),
-                "decode": rate(lambda frame=frame: decode(frame, layout, dtype=np.float32)),
-                "send": rate(lambda compressed=compressed: encode(compressed(), layout)),
+                "encode": rate(partial(encode, message, layout)),
+                "decode": rate(partial(decode, frame, layout, dtype=np.float32)),
+                "send": rate(send),
                 "receive": rate(receive),
             }
         )

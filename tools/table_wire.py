@@ -102,7 +102,7 @@ def snapshot(data: str, steps: int, batch: int, seed: int) -> Snapshot:
         indices = torch.randint(len(train), (batch,), generator=generator)
         loss = task.loss(model, task.augment(train.batch(indices), torch.rand(batch, 4, generator=generator)))
         optimizer.zero_grad()
-        loss.backward()
+        torch.autograd.backward(loss)
         if step < steps:
             optimizer.step()
             if step >= steps - 11:
@@ -127,7 +127,7 @@ def rows_of(shot: Snapshot) -> list[Row]:
     tight = 2 * float(np.abs(shot.model - shot.before).max())
     for theta, note in ((tight, f"θ {tight:.2g}"), (2.0, "θ 2")):
         for bits in (8, 4, 2, 1):
-            settings = {"kind": "modulo", "bits": bits, "theta": theta}
+            settings: dict[str, Any] = {"kind": "modulo", "bits": bits, "theta": theta}
             what = f"modulo {bits} bits, {note}"
             rows.append(row(f"{what}, dither", "model", shot.model, shot, **settings, rounding="dither"))
             # A dither is drawn anew in every round, which the difference of two codes has to carry, too.

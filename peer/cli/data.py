@@ -101,7 +101,15 @@ def _bars() -> Iterator[Callable[[str, int, int | None], None]]:
         yield lambda name, done, total: None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TaskID,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
 
     columns = (
         TextColumn("{task.description}"),
@@ -111,11 +119,11 @@ def _bars() -> Iterator[Callable[[str, int, int | None], None]]:
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=Console(stderr=True)) as progress:
-        tasks: dict[str, int] = {}
+        tasks: dict[str, TaskID] = {}
 
         def show(name: str, done: int, total: int | None) -> None:
             if name not in tasks:
-                tasks[name] = int(progress.add_task(name, total=total))
-            progress.update(tasks[name], completed=done, total=total)  # type: ignore[arg-type]
+                tasks[name] = progress.add_task(name, total=total)
+            progress.update(tasks[name], completed=done, total=total)
 
         yield show

@@ -13,8 +13,7 @@ def require_whole(name: str, value: object, low: int, high: int) -> None:
 
 def require_positive(name: str, value: object, high: float = math.inf) -> None:
     """Raise ValueError unless `value` is a finite number above 0, at most `high`."""
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not 0.0 < float(value) <= high or math.isinf(float(value)):  # type: ignore[arg-type]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not (0.0 < value <= high and value < math.inf):
         limit = "" if math.isinf(high) else f" and at most {high:g}"
         raise ValueError(f"{name} is a number above 0{limit}, not {value!r}")
 

@@ -360,7 +360,7 @@ async def _answer(config: Config, security: Access | None) -> AsyncIterator[None
         hello=hello,
         security=security if isinstance(security, Credentials | TokenAccess) else None,
         options=config.transport,
-        handler=_Silent(),  # type: ignore[arg-type]
+        handler=_Silent(),
     )
     await transport.start(at_home=False)
     try:

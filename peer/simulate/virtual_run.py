@@ -224,7 +224,7 @@ class VirtualRun(ABC, Generic[AnyParticipant]):
         return done == self.config.run.rounds or bool(every and done % every == 0)
 
     def _evaluate(self, done: int, states: list[tuple[FloatArray, float]]) -> None:
-        models = [x / x.dtype.type(u) for x, u in states]
+        models: list[FloatArray] = [x / x.dtype.type(u) for x, u in states]
         averaged = _average(states)
         record = consensus(done, models)
         self.last_consensus = record.consensus_distance

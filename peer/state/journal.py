@@ -381,7 +381,8 @@ def _decode(kind: Kind, body: memoryview) -> Record:
     if kind is Kind.RECEIPT:
         return Receipt(*_RECEIPT.unpack(body))
     if kind is Kind.ANNOUNCED:
-        return Announced(*_TIMER.unpack_from(body), bytes(body[_TIMER.size :]))
+        (now,) = _TIMER.unpack_from(body)
+        return Announced(now, bytes(body[_TIMER.size :]))
     if kind is Kind.LOST:
         return Lost(*_RECEIVED.unpack(body))
     if kind is Kind.CALLED:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -35,8 +36,23 @@ def write_tensors(tensors: Mapping[str, torch.Tensor], path: Path, *, metadata: 
     beside.replace(path)
 
 
+class TensorSlice(Protocol):
+    """A tensor that is not read yet."""
+
+    def get_shape(self) -> list[int]: ...
+
+
+class TensorFile(Protocol):
+    """What safetensors leaves untyped of a file that is open for reading."""
+
+    def keys(self) -> list[str]: ...
+    def metadata(self) -> dict[str, str] | None: ...
+    def get_slice(self, name: str, /) -> TensorSlice: ...
+    def get_tensor(self, name: str, /) -> torch.Tensor: ...
+
+
 @contextmanager
-def open_tensors(path: Path) -> Iterator[safe_open]:
+def open_tensors(path: Path) -> Iterator[TensorFile]:
     """Open a safetensors file for reading; whatever is wrong with it, also later, becomes a DataError that names it."""
     try:
         with safe_open(path, framework="pt", device="cpu") as file:

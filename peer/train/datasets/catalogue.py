@@ -11,6 +11,7 @@ import tarfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from peer.errors import ConfigError, DataError
@@ -190,7 +191,7 @@ def fetch(
             directory / file.name,
             sha256=known,
             size=file.size,
-            on_progress=lambda done, total, file=file: on_progress(file.name, done, total),  # type: ignore[misc]
+            on_progress=partial(on_progress, file.name),
             pause=pause,
         )
         if known is None:

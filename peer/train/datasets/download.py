@@ -139,8 +139,8 @@ class _Transfer:
             if error.code != 416 or not self._done:
                 raise
             # Nothing after what is there: it was whole, unless the server names another length.
-            total = (error.headers.get("Content-Range") or "").rpartition("/")[2]
-            if total == str(self._done) and self._size is None:
+            length = (error.headers.get("Content-Range") or "").rpartition("/")[2]
+            if length == str(self._done) and self._size is None:
                 return True
             self._start_anew()
             return False

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 import torch
 
@@ -29,8 +29,7 @@ class Network(Sequential):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return what the last layer returns, in float32."""
         parameters = [parameter for parameter in self.parameters() if parameter.requires_grad]
-        result: torch.Tensor = _Boundary.apply(self, x, torch.is_grad_enabled(), *parameters)
-        return result
+        return _Boundary.apply(self, x, torch.is_grad_enabled(), *parameters)
 
     def quantize_input(self, x: torch.Tensor, tape: Tape) -> Quantized:
         """Return the codes of the network's input."""
@@ -46,8 +45,10 @@ class Network(Sequential):
 
 
 class _Boundary(torch.autograd.Function):
+    apply: ClassVar[Callable[..., torch.Tensor]]
+
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, network: Network, x: torch.Tensor, recording: bool, *parameters: torch.nn.Parameter
     ) -> torch.Tensor:
         recording = recording and any(ctx.needs_input_grad)
@@ -60,7 +61,7 @@ class _Boundary(torch.autograd.Function):
         return result
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
         tape, parameters = ctx.tape, ctx.parameters
         if tape is None:
             raise RuntimeError("an 8-bit network keeps its tensors for one backward pass; compute the loss again")

@@ -88,14 +88,10 @@ class NormIn8Bits(ABC):
         sums = norm_kernels.backward_sums(codes, gradient, self.gate, inner)
         slopes = self.slopes(codes, steps.double(), Sums(*(value.double() for value in sums)), tuple(kept), tape)
         size = (codes.shape[0], codes.shape[2])
-        found = norm_kernels.backward(
-            codes,
-            gradient,
-            self.gate,
-            inner,
-            *(_floats(value.expand(size)) for value in (slopes.slope, slopes.linear, slopes.constant)),
-            slopes.ends,
+        slope, linear, constant = (
+            _floats(value.expand(size)) for value in (slopes.slope, slopes.linear, slopes.constant)
         )
+        found = norm_kernels.backward(codes, gradient, self.gate, inner, slope, linear, constant, slopes.ends)
         return Gradient(*found)
 
     @abstractmethod

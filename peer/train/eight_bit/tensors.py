@@ -70,7 +70,7 @@ class Tape:
     """64 bits from which the backward pass draws its stochastic rounding."""
     padding: torch.Tensor | None = None
     """Which positions of the input are padding, bool[b, n], where the first layer found that out."""
-    gradients: dict[torch.nn.Parameter, torch.Tensor] = field(default_factory=dict)
+    gradients: dict[torch.Tensor, torch.Tensor] = field(default_factory=dict)
     """Filled by the backward pass, float32."""
     _entries: list[tuple[Any, ...]] = field(default_factory=list)
     _streams: int = 0
@@ -104,7 +104,7 @@ class Tape:
         z ^= z >> 31
         return z & 0xFFFFFFFF, z >> 32
 
-    def add_gradient(self, parameter: torch.nn.Parameter, value: torch.Tensor) -> None:
+    def add_gradient(self, parameter: torch.Tensor, value: torch.Tensor) -> None:
         """Count a gradient of a parameter; one that serves twice gets the sum."""
         known = self.gradients.get(parameter)
         self.gradients[parameter] = value if known is None else known.add_(value)
