@@ -1,4 +1,4 @@
-"""Writes configuration files: one commented peer.toml, the folder of a whole cluster, and the resolved file of a run.
+"""Writes configuration files: one commented peer.toml, and the resolved file of a run.
 
 The comments come from the schema in `config.py`, so that no copy of them can grow stale. Nothing is overwritten unless
 the caller says so.
@@ -6,10 +6,8 @@ the caller says so.
 
 from __future__ import annotations
 
-import os
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import tomlkit
@@ -17,9 +15,6 @@ import tomlkit
 from peer import config_schema
 from peer.config import SECTIONS, Config, PeerAddress, Section
 from peer.errors import ConfigError
-
-_SHARED_PATHS = (("graph", "file"), ("training", "warm_start"), ("data", "directory"))
-"""Keys of the job whose value is a path relative to the file."""
 
 _WIDTH = 116
 
@@ -66,15 +61,6 @@ admitted = true
 """
 
 
-@dataclass(frozen=True)
-class Host:
-    """Where one peer of a cluster runs."""
-
-    address: str | None
-    """Name or IP address under which the others reach it; None where nobody can (it dials out only)."""
-    port: int
-
-
 def write_peer_file(path: Path, config: Config | None = None, *, force: bool = False) -> None:
     """Write a commented peer.toml. Raises ConfigError if the file exists, unless `force`, or cannot be written."""
     write_bytes(path, render(config or Config(), header=_PEER_HEADER).encode(), force=force)
@@ -83,140 +69,6 @@ def write_peer_file(path: Path, config: Config | None = None, *, force: bool = F
 def write_resolved(config: Config, path: Path) -> None:
     """Write the configuration so that `config.load` returns an equal one; an existing file is replaced."""
     write_bytes(path, render(config, header=_RESOLVED_HEADER).encode())
-
-
-def write_cluster(
-    directory: Path,
-    config: Config,
-    hosts: Sequence[Host],
-    *,
-    base: Path = Path(),
-    force: bool = False,
-    relay: int | None = None,
-    join_later: int = 0,
-) -> list[Path]:
-    """Write a CA, an operator's certificate and one folder peer-K for each host; return the peer files.
-
-    A folder peer-K is all that its device needs. Peers find each other through `advertise`; a peer without an address
-    listens nowhere and dials out; peer `relay` connects such peers with each other. The last `join_later` are not yet
-    members when the run begins. Where every host is this machine, peers listen on loopback only, otherwise on all
-    interfaces. `base` is where the relative paths of `config` start; in the new files they lead to the same places.
-    With `security.mode = "insecure"` no certificates are made. Raises ConfigError if the folder already holds a
-    cluster, unless `force`.
-    """
-    from peer.net.security import CertificateAuthority, Role
-
-    names = [peer.name for peer in config.peers] or [f"peer-{index}" for index in range(len(hosts))]
-    if len(names) != len(hosts):
-        raise ConfigError(
-            f"the configuration lists {len(names)} [[peers]], but {len(hosts)} are to be made", key="--peers"
-        )
-    if relay is not None and (relay >= len(hosts) or hosts[relay].address is None):
-        raise ConfigError("is no peer that others can dial", key="--relay", value=relay)
-    if join_later >= len(hosts):
-        raise ConfigError("leaves nobody to begin", key="--join-later", value=join_later)
-    folders = [directory / f"peer-{index}" for index in range(len(hosts))]
-    authority_files = (directory / "ca.pem", directory / "ca.key")
-    operator_files = (directory / "operator.pem", directory / "operator.key")
-    peer_files = [(folder / "peer.pem", folder / "peer.key") for folder in folders]
-    certificates = [*authority_files, *operator_files, *(file for pair in peer_files for file in pair)]
-    # All are looked at before the first is written: half of an old cluster is worse than an error.
-    if not force:
-        for file in (*certificates, *(folder / "peer.toml" for folder in folders)):
-            _refuse_existing(file)
-    for file in certificates:
-        file.unlink(missing_ok=True)
-    for index, folder in enumerate(folders):
-        mine = _peer_config(config, index, hosts, names, None if relay is None else names[relay], join_later)
-        write_peer_file(folder / "peer.toml", _move_paths(mine, base, folder), force=force)
-    if config.security.mode == "mtls":
-        authority = CertificateAuthority.create(config.run.name)
-        authority.write(*authority_files)
-        authority.issue("operator", role=Role.OPERATOR).write(*operator_files)
-        (directory / "revoked.pem").unlink(missing_ok=True)
-        for folder, name, host, files in zip(folders, names, hosts, peer_files, strict=True):
-            addresses = [host.address] if host.address is not None else []
-            authority.issue(name, addresses).write(*files)
-            # A copy in each folder: one folder is all that a device needs.
-            write_bytes(folder / "ca.pem", authority.certificate)
-    return [folder / "peer.toml" for folder in folders]
-
-
-def place_peers(num_peers: int | None, hosts: Sequence[str], port: int) -> list[Host]:
-    """Return where each peer runs, from HOST[:PORT] for each of them, one for all, or none (all on this machine).
-
-    Peers on one host get ports that count up. "-" is a peer that cannot be reached. Raises ConfigError.
-    """
-    count = num_peers or len(hosts)
-    if not count:
-        raise ConfigError("is missing", key="--peers", valid="a number, or --host once for each peer")
-    if len(hosts) not in {0, 1, count}:
-        problem = f"is given {len(hosts)} times for {count} peers"
-        raise ConfigError(problem, key="--host", valid="once for each peer, once for all, or not at all")
-    if count > 1 and len(hosts) < 2:
-        address, first = _split_address(hosts[0] if hosts else "127.0.0.1", port)
-        if address is None:
-            raise ConfigError("no peer could be reached by another", key="--host", value="-")
-        if first + count > 65536:
-            raise ConfigError(f"leaves no room for {count} ports", key="--port", value=first)
-        return [Host(address, first + index) for index in range(count)]
-    placed: list[Host] = []
-    for text in hosts or ("127.0.0.1",):
-        address, own_port = _split_address(text, port)
-        while address is not None and Host(address, own_port) in placed:
-            own_port += 1
-        placed.append(Host(address, own_port))
-    return placed
-
-
-def _split_address(text: str, default_port: int) -> tuple[str | None, int]:
-    """Return address and port of HOST, HOST:PORT, [IPV6]:PORT or a bare IPv6 address; None for "-"."""
-    if text == "-":
-        return None, default_port
-    host, colon, port = text.rpartition(":")
-    if not colon or (":" in host and not host.startswith("[")):
-        host, port = text, str(default_port)
-    if not host.strip("[]") or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise ConfigError("is no address", key="--host", value=text, valid="HOST, HOST:PORT or -")
-    return host.strip("[]"), int(port)
-
-
-def _peer_config(
-    config: Config, index: int, hosts: Sequence[Host], names: Sequence[str], relay: str | None, join_later: int
-) -> Config:
-    local = all(host.address in {"127.0.0.1", "localhost", "::1"} for host in hosts)
-    host = hosts[index]
-    listen = "" if host.address is None else join_address("127.0.0.1" if local else "0.0.0.0", host.port)
-    relays = {peer.name: peer.relay for peer in config.peers}
-    later = {peer.name for peer in config.peers if peer.joins_later} | {*names[len(names) - join_later :]}
-    peers = tuple(
-        PeerAddress(
-            name=name,
-            advertise=None if each.address is None else join_address(each.address, each.port),
-            relay=(relays.get(name) or relay) if each.address is None else None,
-            joins_later=name in later,
-        )
-        for name, each in zip(names, hosts, strict=True)
-    )
-    own = config.peer.model_copy(update={"index": index, "listen": listen})
-    security = config.security.model_copy(update={"ca": "ca.pem", "certificate": "peer.pem", "key": "peer.key"})
-    return config.model_copy(update={"peers": peers, "peer": own, "security": security})
-
-
-def _move_paths(config: Config, old_base: Path, new_base: Path) -> Config:
-    """Return the configuration with relative paths that lead from `new_base` to where they led from `old_base`."""
-    for name, key in _SHARED_PATHS:
-        section = getattr(config, name)
-        value = getattr(section, key)
-        if value is not None and not Path(value).is_absolute():
-            moved = os.path.relpath(old_base / value, new_base)
-            config = config.model_copy(update={name: section.model_copy(update={key: moved})})
-    return config
-
-
-def join_address(host: str, port: int) -> str:
-    """Return host:port, with brackets around an IPv6 address."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def render(config: Config, *, header: str) -> str:
@@ -238,7 +90,7 @@ def render(config: Config, *, header: str) -> str:
 def write_bytes(path: Path, data: bytes, *, force: bool = True) -> None:
     """Write a file and the folders above it. Raises ConfigError if it exists, unless `force`, or cannot be written."""
     if not force:
-        _refuse_existing(path)
+        refuse_existing(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
@@ -248,7 +100,8 @@ def write_bytes(path: Path, data: bytes, *, force: bool = True) -> None:
         raise ConfigError(f"cannot be written: {error.strerror}", file=str(path)) from None
 
 
-def _refuse_existing(path: Path) -> None:
+def refuse_existing(path: Path) -> None:
+    """Raise ConfigError if there is such a file."""
     if path.exists():
         raise ConfigError("exists already; --force overwrites it", file=str(path))
 

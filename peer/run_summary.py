@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
+import torch
 
 from peer import __version__
 from peer.compress.layout import Layout
 from peer.compress.payload import FloatArray
 from peer.config import Config
 from peer.gossip.error_feedback import final_rounds_for
-from peer.run_setup import RunSetup, describe_compressor, machine_facts
+from peer.run_plan import describe_compressor
+from peer.run_setup import RunSetup
 from peer.state.metrics import ConsensusRecord, EvaluationRecord, MetricsStore, Summary
 from peer.train.baseline import single_process
 from peer.train.local_step import Evaluation
@@ -128,3 +132,25 @@ def train_single_process(config: Config, setup: RunSetup) -> float:
         base=setup.base,
     )
     return baseline.evaluation.accuracy
+
+
+def machine_facts() -> dict[str, str]:
+    """Return what bit identity depends on: processor, Python, numpy and torch version."""
+    return {
+        "processor": _processor_name(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "torch": torch.__version__,
+        "sottovoce": __version__,
+    }
+
+
+def _processor_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass  # Not Linux: the platform module knows a shorter name.
+    return platform.processor() or platform.machine()

@@ -10,7 +10,7 @@ from peer import config_schema
 from peer.config import SECTIONS, Config, PeerAddress, check, load
 from peer.config_writer import write_resolved
 from peer.errors import ConfigError
-from peer.run_setup import validate_config
+from peer.run_plan import validate_config
 
 PEERS = (PeerAddress(name="kitchen", advertise="10.0.0.1:7700"), PeerAddress(name="garage"))
 

@@ -306,7 +306,7 @@ def _peer_commands(
     profile: bool,
 ) -> list[list[str]]:
     from peer import config
-    from peer.config_writer import Host, write_cluster
+    from peer.ops.cluster_files import Host, write_cluster
     from peer.ops.local_cluster import free_ports
 
     settings = (
@@ -374,7 +374,7 @@ def _typical(values: Sequence[float]) -> dict[str, float]:
 
 def conditions(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return what the figures depend on."""
-    from peer.run_setup import machine_facts
+    from peer.run_summary import machine_facts
 
     return {
         "commit": commit(),

@@ -30,8 +30,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from peer.config import Config, load
-from peer.config_writer import Host
 from peer.errors import SottoError
+from peer.ops.cluster_files import Host
 from peer.ops.local_cluster import Cluster
 from peer.report.numbers import MISSING, count, percent, significant, size
 from peer.state.metrics import LinkRecord

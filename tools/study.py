@@ -487,7 +487,7 @@ def measure(run: Run) -> dict[str, Any]:
 
 def stacks(config: Config) -> bool:
     """Return whether the run's peers are trained as one batch: those of asynchronous algorithms go their own ways."""
-    from peer.run_setup import algorithm_spec
+    from peer.run_plan import algorithm_spec
 
     return not algorithm_spec(config).asynchronous
 

@@ -140,7 +140,7 @@ def cluster(
       sotto init cluster kits --peers 4 --config job.toml --set run.rounds=5000
       sotto init cluster kits --peers 6 --join-later 2
     """
-    from peer.config_writer import place_peers, write_cluster
+    from peer.ops.cluster_files import place_peers, write_cluster
 
     config, base = load_config(config_file, settings)
     places = place_peers(num_peers, hosts, port)
@@ -164,10 +164,10 @@ def validate(config_file: Path | None, settings: tuple[str, ...], num_peers: int
       sotto validate --config peer.toml
       sotto validate --peers 8 --algorithm d-psgd --graph directed-ring
     """
-    from peer import run_setup
+    from peer import run_plan
 
     config, base, count = load_job(config_file, settings, num_peers)
-    findings = run_setup.validate_config(config, base, count)
+    findings = run_plan.validate_config(config, base, count)
     failed = any(finding.level == "error" for finding in findings)
     if as_json:
         print_json({"valid": not failed, "num_peers": count, "findings": [asdict(finding) for finding in findings]})
@@ -212,12 +212,12 @@ def graph(
       sotto graph --peers 16 --graph torus --svg torus.svg
       sotto graph --config peer.toml --json
     """
-    from peer import run_setup
+    from peer import run_plan
     from peer.config_writer import write_bytes
     from peer.report import graph_view
 
     config, base, count = load_job(config_file, settings, num_peers)
-    schedule = run_setup.build_schedule(config, base, count)
+    schedule = run_plan.build_schedule(config, base, count)
     names = [peer.name for peer in config.peers]
     for file, draw in ((svg_file, graph_view.svg), (png_file, graph_view.png)):
         if file is not None:

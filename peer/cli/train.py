@@ -284,9 +284,9 @@ def choose_directory(runs_dir: Path, name: str | None, default: str) -> Path:
 
 
 def _warn(config: Config, base: Path, num_peers: int) -> None:
-    from peer import run_setup
+    from peer import run_plan
 
-    for finding in run_setup.refuse_errors(run_setup.validate_config(config, base, num_peers)):
+    for finding in run_plan.refuse_errors(run_plan.validate_config(config, base, num_peers)):
         click.secho("sotto: warning: ", fg="yellow", nl=False, err=True)
         click.echo(f"{finding.key}: {finding.sentence}" if finding.key else finding.sentence, err=True)
 
@@ -299,10 +299,10 @@ def _view(no_live: bool) -> Any:
 
 def _draw_graph(config: Config, base: Path, num_peers: int, directory: Path) -> None:
     """Write graph.svg, which the report shows."""
-    from peer import run_setup
+    from peer import run_plan
     from peer.report import graph_view
 
-    drawing = graph_view.svg(run_setup.build_schedule(config, base, num_peers))
+    drawing = graph_view.svg(run_plan.build_schedule(config, base, num_peers))
     (directory / "graph.svg").write_text(drawing, encoding="utf-8")
 
 

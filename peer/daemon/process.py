@@ -12,7 +12,7 @@ from peer.daemon.base import Daemon
 from peer.daemon.frozen_roster import settle
 from peer.daemon.pairs import AsynchronousDaemon
 from peer.daemon.rounds import SynchronousDaemon
-from peer.run_setup import algorithm_spec, refuse_errors, validate_config
+from peer.run_plan import algorithm_spec, refuse_errors, validate_config
 from peer.train.threads import use_one_thread
 
 log = logging.getLogger("sotto")

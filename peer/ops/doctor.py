@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from peer import __version__, run_setup
+from peer import __version__, run_plan
 from peer.config import SHARED_SECTIONS, Config, PeerAddress
 from peer.errors import ConfigError, RemoteError, SecurityError, SottoError
 from peer.net.hello import PROTOCOL_MAX, PROTOCOL_MIN, HelloInfo
@@ -80,7 +80,7 @@ async def _examine(config: Config, base: Path) -> list[Finding]:
 
 def _configuration(config: Config, base: Path) -> Iterator[Finding]:
     try:
-        findings = run_setup.validate_config(config, base)
+        findings = run_plan.validate_config(config, base)
     except SottoError as error:
         yield Finding("configuration", "error", str(error), exit_code=error.exit_code)
         return
@@ -97,7 +97,7 @@ def _configuration(config: Config, base: Path) -> Iterator[Finding]:
 def _neighbors(config: Config, base: Path) -> list[int]:
     me = config.peer.index
     try:
-        schedule = run_setup.build_schedule(config, base, config.num_members(config.num_peers))
+        schedule = run_plan.build_schedule(config, base, config.num_members(config.num_peers))
     except SottoError:
         return []
     if me >= schedule.num_peers:

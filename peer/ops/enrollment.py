@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from peer.config import Config, PeerAddress, load
-from peer.config_writer import join_address, place_peers, write_bytes, write_peer_file
+from peer.config_writer import write_bytes, write_peer_file
 from peer.errors import ConfigError, SecurityError
 from peer.net.security import (
     CertificateAuthority,
@@ -27,7 +27,8 @@ from peer.net.security import (
     write_secret,
 )
 from peer.net.transport import split_address
-from peer.run_setup import why_no_changes
+from peer.ops.cluster_files import join_address, place_peers
+from peer.run_plan import why_no_changes
 
 REQUEST_FILE = "request.pem"
 LIST_FILE = "revoked.pem"

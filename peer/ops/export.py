@@ -10,19 +10,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from peer import config as configuration
 from peer.config import Config
+from peer.config_writer import write_bytes
 from peer.errors import ConfigError, StateError
+from peer.run_setup import RunSetup
 from peer.state.checkpoints import Checkpoint, find_checkpoints, load_checkpoint
-
-if TYPE_CHECKING:
-    # Imported where a model is made: it needs torch.
-    from peer.train.local_step import Trainer
+from peer.train.int8_file import load_int8, save_int8
+from peer.train.local_step import Trainer
+from peer.train.model_file import load_model_
 
 
 @dataclass(frozen=True)
@@ -116,8 +117,6 @@ def _newest_common_round(source: Path, folders: Sequence[_PeerFolder]) -> int:
 
 def _save(folder: _PeerFolder, checkpoints: Sequence[Checkpoint], output: Path, *, int8: bool) -> Mapping[str, float]:
     """Write the model; return its accuracy in both precisions where that was asked for."""
-    from peer.run_setup import RunSetup
-
     setup = RunSetup.open(folder.config, folder.base)
     trainer = setup.trainer(folder.config.peer.index)
     total, weight = np.zeros(trainer.layout.size), 0.0
@@ -143,9 +142,6 @@ def _save(folder: _PeerFolder, checkpoints: Sequence[Checkpoint], output: Path, 
 
 def _quantize(source: Path, output: Path) -> Exported:
     """Write the averaged model of a run folder in 8 bits."""
-    from peer.run_setup import RunSetup
-    from peer.train.model_file import load_model_
-
     if not (source / "config.toml").exists():
         raise StateError(f"{source}: holds no config.toml, which says what the model is for")
     config = configuration.load(source / "config.toml", environment={})
@@ -157,8 +153,6 @@ def _quantize(source: Path, output: Path) -> Exported:
 
 def _save_int8(trainer: Trainer, z: npt.NDArray[np.float32], output: Path) -> Mapping[str, float]:
     """Write the model at z in 8 bits, and return the accuracy of what was written, and of the same in float32."""
-    from peer.train.int8_file import load_int8, save_int8
-
     with _written(output):
         metadata = {"task": trainer.task.name, "layout": trainer.layout.digest}
         save_int8(trainer.in_precision(z, "int8"), output, metadata=metadata)
@@ -182,8 +176,6 @@ def _array(folder: _PeerFolder, checkpoint: Checkpoint, name: str) -> npt.NDArra
 
 
 def _copy(model: Path, output: Path) -> Exported:
-    from peer.config_writer import write_bytes
-
     try:
         write_bytes(output, model.read_bytes())
     except OSError as error:

@@ -23,12 +23,14 @@ import numpy as np
 
 from peer.compress.payload import FloatArray
 from peer.config import Config, load
-from peer.config_writer import Host, write_cluster, write_resolved
+from peer.config_writer import write_resolved
 from peer.errors import DataError, DivergenceError, PeerUnreachable, RemoteError, SecurityError, SottoError, StateError
 from peer.ops import control
+from peer.ops.cluster_files import Host, write_cluster
 from peer.ops.resize import Lineup, add_peers
+from peer.run_plan import refuse_errors, validate_config
 from peer.run_progress import PeerProgress, Progress
-from peer.run_setup import RunSetup, refuse_errors, validate_config
+from peer.run_setup import RunSetup
 from peer.run_summary import consensus, describe_run, evaluation_record, finish_summary, train_single_process
 from peer.state.checkpoints import find_checkpoints, load_checkpoint
 from peer.state.metrics import EvaluationRecord, LinkRecord, MetricsStore, Summary

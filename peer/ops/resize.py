@@ -15,7 +15,7 @@ from peer.config import Config
 from peer.errors import ConfigError
 from peer.gossip.membership import Change, ChangeKind, Membership
 from peer.ops.enrollment import REQUEST_FILE, add_unsigned, admit, request
-from peer.run_setup import why_no_changes
+from peer.run_plan import why_no_changes
 from peer.state.checkpoints import find_checkpoints, load_checkpoint
 
 

@@ -30,10 +30,11 @@ from typing import Any, Literal, TypeAlias
 import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
-from peer import run_setup
+from peer import run_plan
 from peer.config import Config
 from peer.config_writer import write_bytes
 from peer.errors import ConfigError, DataError, DivergenceError, SottoError
+from peer.simulate import run as simulator
 from peer.state.metrics import Summary
 
 STEP = 10 ** (1 / 3)
@@ -141,18 +142,14 @@ def tune(
     `trials` and `budget_s` bound the search; `on_trial(trial, number)` is told of each run. Raises ConfigError for a
     job that cannot run at all, DivergenceError where every point diverged.
     """
-    run_setup.refuse_errors(run_setup.validate_config(config, base, num_peers))
-    # torch takes seconds to load, which must not be taken for the time of the first trial. Only here, since `write`
-    # and the types of this module do without it.
-    import peer.simulate.run  # noqa: F401
-
+    run_plan.refuse_errors(run_plan.validate_config(config, base, num_peers))
     started = clock()
     deadline = math.inf if budget_s is None else started + budget_s
     simulated = _Simulated(config, base, num_peers, deadline=deadline, stop=stop or threading.Event(), clock=clock)
     return search(
         simulated,
         averaging_rate=(
-            run_setup.averaging_rate(config) if run_setup.algorithm_spec(config).uses_averaging_rate else None
+            run_plan.averaging_rate(config) if run_plan.algorithm_spec(config).uses_averaging_rate else None
         ),
         learning_rate=config.training.learning_rate,
         rounds=config.run.rounds,
@@ -476,7 +473,7 @@ class _Simulated:
         """Return what came of a run with these rates and that many rounds."""
         config = with_rates(self.config, averaging_rate, learning_rate, rounds)
         given: dict[str, Any] = {"averaging_rate": averaging_rate, "learning_rate": learning_rate, "rounds": rounds}
-        for finding in run_setup.validate_config(config, self.base, self.num_peers):
+        for finding in run_plan.validate_config(config, self.base, self.num_peers):
             if finding.level == "error":
                 return Trial(**given, verdict="refused", reason=finding.sentence)
         started = self.clock()
@@ -495,8 +492,6 @@ class _Simulated:
         )
 
     def _simulate(self, config: Config) -> Summary:
-        from peer.simulate import run as simulator
-
         cut = threading.Event()
 
         def watch(_: object) -> None:
@@ -525,7 +520,7 @@ def with_rates(config: Config, averaging_rate: float, learning_rate: float, roun
     """Return the job with other rates and length; warm-up and SCSP's final rounds shrink in proportion."""
     part = rounds / config.run.rounds
     algorithm: dict[str, Any] = {}
-    if run_setup.algorithm_spec(config).uses_averaging_rate:
+    if run_plan.algorithm_spec(config).uses_averaging_rate:
         algorithm["averaging_rate"] = averaging_rate
     if isinstance(config.algorithm.final_rounds, int):
         algorithm["final_rounds"] = round(config.algorithm.final_rounds * part)

@@ -12,8 +12,8 @@ from peer.compress.payload import FloatArray
 from peer.config import Config
 from peer.config_writer import write_resolved
 from peer.errors import DivergenceError
+from peer.run_plan import algorithm_spec
 from peer.run_progress import Progress
-from peer.run_setup import algorithm_spec
 from peer.run_summary import describe_run, finish_summary
 from peer.simulate.network import LinkModel
 from peer.simulate.pairs import AsynchronousSimulator

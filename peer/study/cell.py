@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from peer.config import Config
-from peer.config_writer import Host
 from peer.errors import SottoError
 from peer.links.measure import Measured, measure
 from peer.links.network import LinkNetwork
 from peer.links.profiles import Profile
+from peer.ops.cluster_files import Host
 from peer.ops.local_cluster import Cluster
 from peer.run_setup import RunSetup
 from peer.state.metrics import MetricsStore, RoundRecord

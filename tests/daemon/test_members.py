@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 
 from peer.config import load
-from peer.config_writer import Host, write_cluster
 from peer.daemon import rounds
 from peer.daemon.process import open_peer
 from peer.daemon.rounds import SynchronousDaemon
 from peer.errors import ConfigError, HandshakeRefused, SecurityError, SottoError
+from peer.ops.cluster_files import Host, write_cluster
 from peer.ops.enrollment import add_unsigned, admit, request, revoke
 from peer.ops.local_cluster import free_ports
 from peer.train.threads import use_one_thread

@@ -21,11 +21,12 @@ import torch
 from safetensors.torch import save_file
 
 from peer.config import Config, load
-from peer.config_writer import Host, write_cluster, write_resolved
+from peer.config_writer import write_resolved
 from peer.daemon import base
 from peer.daemon.process import open_peer
 from peer.errors import HandshakeRefused, PeerUnreachable, RemoteError
 from peer.net.security import CertificateAuthority, Role
+from peer.ops.cluster_files import Host, write_cluster
 from peer.ops.local_cluster import free_ports
 from peer.state.checkpoints import StateFolder, find_checkpoints, load_checkpoint
 from tests.cli.runner import sotto

@@ -15,10 +15,11 @@ import pytest
 
 from peer import __version__
 from peer.config import SHARED_SECTIONS, Config, load
-from peer.config_writer import Host, write_cluster, write_peer_file
+from peer.config_writer import write_peer_file
 from peer.net.hello import HelloInfo
 from peer.net.security import CertificateAuthority, load_credentials
 from peer.net.transport import Neighbor, Transport
+from peer.ops.cluster_files import Host, write_cluster
 from peer.ops.enrollment import admit, request
 from peer.ops.local_cluster import free_ports
 from tests.cli.runner import sotto

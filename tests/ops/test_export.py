@@ -11,8 +11,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from peer.config import Config, PeerAddress, load
-from peer.config_writer import place_peers, write_cluster
 from peer.errors import ConfigError, StateError
+from peer.ops.cluster_files import place_peers, write_cluster
 from peer.ops.export import export_model
 from peer.run_setup import RunSetup
 from peer.simulate import run as simulator

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from peer.config import Config, load
-from peer.config_writer import Host, write_cluster
+from peer.ops.cluster_files import Host, write_cluster
 from peer.ops.local_cluster import peer_environment
 from peer.state.metrics import MetricsStore
 from tools import behind_nat

@@ -8,7 +8,7 @@ import pytest
 
 from peer.config import Config, load
 from peer.gossip.budget import BURST_S
-from peer.run_setup import refuse_errors, validate_config
+from peer.run_plan import refuse_errors, validate_config
 from peer.simulate.network import LinkModel
 from peer.simulate.rounds import Simulator
 from peer.state.metrics import MetricsStore, RoundRecord

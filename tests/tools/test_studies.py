@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from peer import gossip, run_setup
+from peer import gossip, run_plan
 from tools import scale, study
 
 
@@ -27,7 +27,7 @@ def test_the_study_of_mnist_has_every_algorithm() -> None:
 @pytest.mark.parametrize("name", study.STUDIES)
 def test_no_setting_is_one_that_the_validator_refuses(name: str, tmp_path: Path) -> None:
     for run in study.plan(study.STUDIES[name], arguments(tmp_path)):
-        findings = run_setup.validate_config(run.config, Path(), run.peers)
+        findings = run_plan.validate_config(run.config, Path(), run.peers)
         assert not [finding.sentence for finding in findings if finding.level == "error"], study.describe(run)
 
 

@@ -1,0 +1,122 @@
+"""The folders that `sotto init --peers` writes for the devices of a cluster."""
+
+from __future__ import annotations
+
+import re
+import stat
+from pathlib import Path
+
+import pytest
+
+from peer.config import Config, PeerAddress, SecurityOptions, load
+from peer.errors import ConfigError
+from peer.net.security import Role, load_credentials
+from peer.ops.cluster_files import Host, place_peers, write_cluster
+
+
+def test_a_cluster_on_one_machine(tmp_path: Path) -> None:
+    files = write_cluster(tmp_path, Config(), place_peers(3, [], 7700))
+    assert [file.parent.name for file in files] == ["peer-0", "peer-1", "peer-2"]
+    configs = [load(file, environment={}) for file in files]
+    assert [config.peer.index for config in configs] == [0, 1, 2]
+    assert [config.peer.listen for config in configs] == ["127.0.0.1:7700", "127.0.0.1:7701", "127.0.0.1:7702"]
+    assert len({config.run_digest() for config in configs}) == 1
+    assert configs[0].peers == configs[2].peers
+    for config, file in zip(configs, files, strict=True):
+        name = config.peers[config.peer.index].name
+        credentials = load_credentials(config.security, file.parent, name)
+        assert credentials is not None
+        assert credentials.identity.name == name
+
+
+def test_keys_are_readable_by_their_owner_alone(tmp_path: Path) -> None:
+    write_cluster(tmp_path, Config(), place_peers(1, [], 7700))
+    for key in tmp_path.rglob("*.key"):
+        assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    assert len(list(tmp_path.rglob("*.key"))) == 3
+
+
+def test_the_operator_is_no_peer(tmp_path: Path) -> None:
+    write_cluster(tmp_path, Config(), place_peers(2, [], 7700))
+    options = SecurityOptions(certificate="operator.pem", key="operator.key")
+    credentials = load_credentials(options, tmp_path, None, role=Role.OPERATOR)
+    assert credentials is not None
+    assert credentials.identity.role is Role.OPERATOR
+
+
+def test_a_peer_that_cannot_be_reached_listens_nowhere(tmp_path: Path) -> None:
+    files = write_cluster(tmp_path, Config(), place_peers(None, ["10.0.0.1", "-", "fe80::1"], 7700))
+    configs = [load(file, environment={}) for file in files]
+    assert [config.peer.listen for config in configs] == ["0.0.0.0:7700", "", "0.0.0.0:7700"]
+    assert [peer.advertise for peer in configs[0].peers] == ["10.0.0.1:7700", None, "[fe80::1]:7700"]
+
+
+def test_an_insecure_cluster_has_no_certificates(tmp_path: Path) -> None:
+    write_cluster(tmp_path, Config(security=SecurityOptions(mode="insecure")), place_peers(2, [], 7700))
+    assert not list(tmp_path.rglob("*.pem"))
+
+
+def test_names_of_the_configuration_are_kept(tmp_path: Path) -> None:
+    config = Config(peers=(PeerAddress(name="kitchen"), PeerAddress(name="garage")))
+    files = write_cluster(tmp_path, config, place_peers(2, [], 7700))
+    assert [peer.name for peer in load(files[0], environment={}).peers] == ["kitchen", "garage"]
+    with pytest.raises(ConfigError, match="lists 2"):
+        write_cluster(tmp_path / "other", config, place_peers(3, [], 7700))
+
+
+def test_relative_paths_lead_to_the_same_places(tmp_path: Path) -> None:
+    base = tmp_path / "jobs"
+    base.mkdir()
+    config = load(None, overrides=["training.warm_start=start.safetensors", "data.directory=/data"], environment={})
+    files = write_cluster(tmp_path / "kits", config, place_peers(1, [], 7700), base=base)
+    moved = load(files[0], environment={})
+    assert moved.training.warm_start is not None
+    assert (files[0].parent / moved.training.warm_start).resolve() == base / "start.safetensors"
+    assert moved.data.directory == "/data"
+
+
+def test_a_cluster_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
+    write_cluster(tmp_path, Config(), place_peers(2, [], 7700))
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(ConfigError, match="exists already"):
+        write_cluster(tmp_path, Config(), place_peers(2, [], 7700))
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    (tmp_path / "ca.pem").rename(tmp_path / "moved.pem")
+    with pytest.raises(ConfigError, match="exists already"):
+        write_cluster(tmp_path, Config(), place_peers(2, [], 7700))
+    assert not (tmp_path / "ca.pem").exists()
+    files = write_cluster(tmp_path, Config(), place_peers(2, [], 7700), force=True)
+    assert (tmp_path / "ca.pem").read_bytes() != before[tmp_path / "ca.pem"]
+    assert load_credentials(load(files[1], environment={}).security, files[1].parent, "peer-1") is not None
+
+
+@pytest.mark.parametrize(
+    ("num_peers", "hosts", "placed"),
+    [
+        (2, [], [("127.0.0.1", 7700), ("127.0.0.1", 7701)]),
+        (2, ["box:9000"], [("box", 9000), ("box", 9001)]),
+        (None, ["a", "b:1"], [("a", 7700), ("b", 1)]),
+        (None, ["a", "a", "a"], [("a", 7700), ("a", 7701), ("a", 7702)]),
+        (None, ["[::1]:5", "::1"], [("::1", 5), ("::1", 7700)]),
+        (1, ["-"], [(None, 7700)]),
+    ],
+)
+def test_hosts_are_placed(num_peers: int | None, hosts: list[str], placed: list[tuple[str | None, int]]) -> None:
+    assert place_peers(num_peers, hosts, 7700) == [Host(address, port) for address, port in placed]
+
+
+@pytest.mark.parametrize(
+    ("num_peers", "hosts", "fragment"),
+    [
+        (None, [], "--peers: is missing"),
+        (3, ["a", "b"], "2 times for 3 peers"),
+        (None, ["a", "b:port"], "'b:port'"),
+        (None, ["a", ":5"], "':5'"),
+        (None, ["a", "b:70000"], "'b:70000'"),
+        (2, ["-"], "no peer could be reached"),
+        (9, ["a:65530"], "no room"),
+    ],
+)
+def test_hosts_that_make_no_sense_are_refused(num_peers: int | None, hosts: list[str], fragment: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(fragment)):
+        place_peers(num_peers, hosts, 7700)
