@@ -19,7 +19,7 @@ from peer.compress.modulo import Modulo
 from peer.config import Config
 from peer.errors import ConfigError
 from peer.gossip import topology, validate
-from peer.gossip.base import AlgorithmSpec, GraphNeed
+from peer.gossip.base import AlgorithmSpec, GraphNeed, Memory
 from peer.gossip.budget import variants_of
 from peer.gossip.error_feedback import final_rounds_for
 from peer.gossip.graphs import GraphFile
@@ -120,8 +120,8 @@ def default_averaging_rate(spec: AlgorithmSpec, compressor: BoundedCompressor, l
     0.1 and 0.3 they stay apart, and runs end with that distance. With an error memory it is lower (the Sparse-Push
     paper used smaller ones still, for runs of 200 epochs).
     """
-    if spec.name in ("d2", "moniqua-d2"):
-        return 0.5
+    if spec.default_averaging_rate is not None:
+        return spec.default_averaging_rate
     if isinstance(compressor, Modulo) and spec.modulo:
         # Coarse codes need the slack matrix: see `largest_stable_rate`.
         return math.floor(100 * largest_stable_rate(compressor.bits, compressor.rounding)) / 100
@@ -135,7 +135,7 @@ def default_averaging_rate(spec: AlgorithmSpec, compressor: BoundedCompressor, l
     # An unbiased compressor of variance ω contracts by 1 / (1 + ω) once it is scaled down (as error feedback does).
     bound = compressor.error_bound(layout_size)
     kept = bound.contraction if bound.contraction is not None else 1.0 / (1.0 + (bound.variance or 0.0))
-    if "error_memory" in spec.state:
+    if spec.memory is Memory.ERRORS:
         # It sends what is left of whole models, a replica only differences (digits, skew 0.8, top 2 % at 4 bits: worst
         # sparse-push peer 93 % at 0.02, 70 % at 0.1; MNIST alike).
         return float(f"{min(1.0, max(0.005, 0.02 * (kept / 0.02) ** 0.7)):.1g}")
@@ -303,7 +303,7 @@ def final_rounds(config: Config, schedule: Schedule) -> int:
 
     "auto": as many as shrink the consensus distance a thousandfold on this graph, at most half of the run.
     """
-    if config.algorithm.name != "scsp":
+    if not algorithm_spec(config).final_rounds:
         return 0
     wanted = config.algorithm.final_rounds
     if wanted != "auto":

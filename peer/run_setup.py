@@ -25,6 +25,7 @@ from peer.gossip import topology
 from peer.gossip.base import Algorithm, AlgorithmSpec, NodeContext
 from peer.gossip.budget import BandwidthBudget, nominal_bits
 from peer.gossip.membership import Membership, Newcomer
+from peer.gossip.options import FinalRounds, ModuloOptions, ServerOptions
 from peer.gossip.pairwise import PairNode
 from peer.gossip.session import LatePolicy
 from peer.gossip.topology import Schedule
@@ -210,17 +211,15 @@ class RunSetup:
             whole_below=options.whole_below,
             push_weight_guard=options.push_weight_guard,
             rounds=self.config.run.rounds,
-            final_rounds=final_rounds(self.config, self.schedule),
-            theta=(options.theta_value,),
-            verified=options.theta == "verified",
-            settings={
-                "seed": self.config.run.seed,
-                "server": options.server,
-                "model_bits": options.model_bits,
-                "model_range": options.model_range,
-                "theta_mode": options.theta,
-                "bits_between": self._bits_between,
-            },
+            seed=self.config.run.seed,
+            modulo=ModuloOptions(
+                theta=(options.theta_value,),
+                theta_mode=options.theta,
+                verified=options.theta == "verified",
+                bits_between=self._bits_between,
+            ),
+            final=FinalRounds(count=final_rounds(self.config, self.schedule)),
+            server=ServerOptions(peer=options.server, model_bits=options.model_bits, model_range=options.model_range),
         )
 
     @property

@@ -298,6 +298,7 @@ def _list_tasks() -> list[dict[str, Any]]:
 
 def _list_algorithms() -> list[dict[str, Any]]:
     from peer.gossip import ALGORITHMS
+    from peer.gossip.base import Memory
 
     return [
         {
@@ -310,7 +311,7 @@ def _list_algorithms() -> list[dict[str, Any]]:
             "tolerates_late": kind.spec.tolerates_late,
             "time_varying": kind.spec.time_varying,
             "asynchronous": kind.spec.asynchronous,
-            "state": list(kind.spec.state),
+            "state": [] if kind.spec.memory is Memory.NONE else [kind.spec.memory.value],
             "note": f"Graph: {kind.spec.graph.value}. {kind.spec.source}",
         }
         for name, kind in ALGORITHMS.items()

@@ -27,6 +27,7 @@ from peer.compress.base import Compressor, Draws
 from peer.compress.layout import Layout
 from peer.compress.payload import FloatArray, Payload
 from peer.errors import RemoteProtocolError
+from peer.gossip.options import FinalRounds, ModuloOptions, ServerOptions
 from peer.wire.message import Message
 
 Digests: TypeAlias = tuple[int, ...]
@@ -42,6 +43,18 @@ class GraphNeed(enum.Enum):
     SYMMETRIC = "symmetric and doubly stochastic"
     COMPLETE = "complete: every peer hears every other"
     SERVER = "a star whose hub is the server"
+
+
+class Memory(enum.Enum):
+    """The vectors that an algorithm keeps beside x between rounds."""
+
+    NONE = "none"
+    ERRORS = "error_memory"
+    """What the compressor left out so far."""
+    REPLICAS = "replicas"
+    """A copy of each neighbour's model, built from the differences that it sends."""
+    LAST_STEP = "last_step"
+    """Model and gradient of the round before (D²)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,11 +84,18 @@ class AlgorithmSpec:
     changes_members: bool = False
     """Peers may join, leave or be lost during a run (`gossip.boundary`)."""
     uses_averaging_rate: bool = True
+    default_averaging_rate: float | None = None
+    """η that suits it with any compressor; None: it depends on the compressor."""
     asynchronous: bool = False
     local_steps: bool = True
     """Allows several gradient steps for each gossip step."""
-    state: tuple[str, ...] = ()
-    """Vectors it keeps beside x between rounds."""
+    final_rounds: bool = False
+    """Its last rounds average in full precision and have no local step."""
+    grows_what_it_sends: bool = False
+    """Sends a vector that grows with the number of rounds."""
+    forgets_errors: bool = False
+    """Makes up for nothing of what the compressor leaves out, and stalls at a floor."""
+    memory: Memory = Memory.NONE
 
 
 class MixingSchedule(Protocol):
@@ -129,17 +149,14 @@ class NodeContext:
     explodes (measured; the product uses 0.5, replay 0)."""
     rounds: int = 0
     """Rounds of the whole run (SCSP needs to know which are the last)."""
-    final_rounds: int = 0
-    final_averaging_rate: float = 1.0
-    theta: tuple[float, ...] = ()
-    """θ of the modulo algorithms: constant (one entry), a schedule (one a round), or the first θ in verified mode."""
-    verified: bool = False
-    """Modulo algorithms: carry hashes, repair exactly, adapt θ."""
+    seed: int = 0
+    """Of the run; algorithms without rounds draw their partners by it."""
+    modulo: ModuloOptions = field(default_factory=ModuloOptions)
+    final: FinalRounds = field(default_factory=FinalRounds)
+    server: ServerOptions = field(default_factory=ServerOptions)
     imposed: dict[int, Payload] = field(default_factory=dict)
     """Round → what this peer sent in it before it crashed. Where its arithmetic is not repeatable, the round is
     repeated with that instead of what the compressor makes: the others have it."""
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    """Further settings of single algorithms (the server's index, the range of a quantized model)."""
 
 
 @dataclass(frozen=True)

@@ -113,7 +113,7 @@ class Boundary:
     def begin(self) -> Exchange | None:
         """Say what this peer is done with; return the exchange of it, or the next one where there is nothing to say."""
         algorithm, t = self._algorithm, self._t
-        if algorithm.spec.modulo and algorithm.node.verified:
+        if algorithm.spec.modulo and algorithm.node.modulo.verified:
             # The graph of a code with hashes is undirected.
             heard = self._views.receivers_from(t, self._me, with_absent=True)
             neighbors = frozenset(heard) - self._views.absent.keys()

@@ -72,12 +72,12 @@ class AllReduce(Algorithm):
 class ParameterServer(Algorithm):
     """x ← x − γ · mean_j C[g_j(x)]: workers push compressed gradients, the server answers with the model.
 
-    Lu et al., empirical study, section 4.1. The server (`settings["server"]`, 0 unless set) is a worker too and its own
+    Lu et al., empirical study, section 4.1. The server is a worker too and its own
     gradient goes through C like the others'; the pull is in full precision.
 
-    With `settings["model_bits"]` the quantized model of section 5.4: x ← Q(x − γ · mean_j Q(g_j)), Q a stochastic grid
-    of that many bits over ± `settings["model_range"]` (gradients: ± `settings["gradient_range"]`, the same unless set).
-    The study gives no range: report it with the result. The pull then needs those bits only.
+    With `ServerOptions.model_bits` the quantized model of section 5.4: x ← Q(x − γ · mean_j Q(g_j)), Q a stochastic
+    grid of that many bits over ± `model_range` (gradients: ± `gradient_range`). The study gives no range: report it
+    with the result. The pull then needs those bits only.
     """
 
     spec: ClassVar[AlgorithmSpec] = AlgorithmSpec(
@@ -94,7 +94,7 @@ class ParameterServer(Algorithm):
     def __init__(self, node: NodeContext, x0: FloatArray) -> None:
         super().__init__(node, x0)
         peers = range(node.schedule.num_peers)
-        self.server = int(node.settings.get("server", 0))
+        self.server = node.server.peer
         if self.server not in peers:
             raise ConfigError(
                 "is no peer of the run", key="algorithm.server", value=self.server, valid=f"0 to {len(peers) - 1}"
@@ -155,14 +155,14 @@ def add_mean_(x: FloatArray, node: NodeContext, scale: float, own: Payload, inbo
 
 def _grids(node: NodeContext) -> tuple[Compressor, Compressor] | tuple[None, None]:
     """Return Q of the model and Q of the gradients, or None twice where the model is not quantized."""
-    bits = node.settings.get("model_bits")
-    if bits is None:
+    options = node.server
+    if options.model_bits is None:
         return None, None
-    model_range = node.settings.get("model_range", 1.0)
+    gradient_range = options.model_range if options.gradient_range is None else options.gradient_range
     try:
         return (
-            build("grid", bits=bits, range=model_range),
-            build("grid", bits=bits, range=node.settings.get("gradient_range", model_range)),
+            build("grid", bits=options.model_bits, range=options.model_range),
+            build("grid", bits=options.model_bits, range=gradient_range),
         )
     except ValueError as error:
         raise ConfigError(str(error), key="algorithm.model_bits") from None

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from peer.compress.payload import FloatArray, Payload
-from peer.gossip.base import Algorithm, AlgorithmSpec, Exchange, GraphNeed, Metrics, NodeContext
+from peer.gossip.base import Algorithm, AlgorithmSpec, Exchange, GraphNeed, Memory, Metrics, NodeContext
 from peer.gossip.mixing import (
     add_neighbours_,
     add_scaled_,
@@ -44,7 +44,8 @@ class D2(Algorithm):
         source="Tang et al. 2018, D², Algorithm 1",
         graph=GraphNeed.SYMMETRIC,
         changes_members=True,
-        state=("last_step",),
+        memory=Memory.LAST_STEP,
+        default_averaging_rate=0.5,
     )
 
     def __init__(self, node: NodeContext, x0: FloatArray) -> None:

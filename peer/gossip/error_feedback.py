@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from peer.compress import add_decompressed_, decompress_layers
 from peer.compress.payload import FloatArray, Payload
-from peer.gossip.base import Algorithm, AlgorithmSpec, Exchange, GraphNeed, Metrics, NodeContext
+from peer.gossip.base import Algorithm, AlgorithmSpec, Exchange, GraphNeed, Memory, Metrics, NodeContext
 from peer.gossip.mixing import (
     HeldBack,
     absorb_push_sum_,
@@ -59,7 +59,7 @@ class DeepSqueeze(Algorithm):
         tolerates_late=True,
         time_varying=True,
         changes_members=True,
-        state=("error_memory",),
+        memory=Memory.ERRORS,
     )
 
     def __init__(self, node: NodeContext, x0: FloatArray) -> None:
@@ -123,7 +123,7 @@ class SparsePush(Algorithm):
         tolerates_late=True,
         time_varying=True,
         changes_members=True,
-        state=("error_memory",),
+        memory=Memory.ERRORS,
     )
 
     def __init__(self, node: NodeContext, x0: FloatArray) -> None:
@@ -193,14 +193,15 @@ class Scsp(SparsePush):
         tolerates_late=True,
         time_varying=True,
         changes_members=True,
-        state=("error_memory",),
+        final_rounds=True,
+        memory=Memory.ERRORS,
     )
 
     def wants_gradient(self, t: int) -> bool:
-        return t < self.node.rounds - self.node.final_rounds
+        return t < self.node.rounds - self.node.final.count
 
     def averaging_rate(self, t: int) -> float:
-        return self.node.averaging_rate if self.wants_gradient(t) else self.node.final_averaging_rate
+        return self.node.averaging_rate if self.wants_gradient(t) else self.node.final.averaging_rate
 
     def begin(self, t: int, gradient: FloatArray, rate: float) -> Exchange:
         if self.wants_gradient(t):

@@ -45,7 +45,7 @@ from peer.compress.payload import (
     WholeIntegers,
 )
 from peer.errors import ConfigError, LocalProtocolError, RemoteProtocolError
-from peer.gossip.base import Algorithm, AlgorithmSpec, Exchange, GraphNeed, Metrics, NodeContext
+from peer.gossip.base import Algorithm, AlgorithmSpec, Exchange, GraphNeed, Memory, Metrics, NodeContext
 from peer.gossip.d2 import half_step_
 from peer.gossip.mixing import (
     BLOCK,
@@ -115,8 +115,7 @@ class Moniqua(Algorithm):
         node, n = self.node, self.node.schedule.num_peers
         if node.averaging_rate < 1.0:
             return theorem_3(rate, 1.0, n, self._rho, node.averaging_rate)
-        decay = float(node.settings.get("step_size_decay", 1.0))
-        return theorem_2(rate, 1.0, n, self._rho, decay=decay)
+        return theorem_2(rate, 1.0, n, self._rho, decay=node.modulo.step_size_decay)
 
     def advance(self, inbox: Mapping[int, Message]) -> Exchange | None:
         return self._gossip.advance(self.x, inbox, self._theta)
@@ -163,7 +162,8 @@ class MoniquaD2(Algorithm):
         compresses=True,
         modulo=True,
         changes_members=True,
-        state=("last_step",),
+        memory=Memory.LAST_STEP,
+        default_averaging_rate=0.5,
     )
 
     def __init__(self, node: NodeContext, x0: FloatArray) -> None:
@@ -176,8 +176,7 @@ class MoniquaD2(Algorithm):
             refuse_unstable(modulo_compressor(node), node.averaging_rate, halfway=True)
         self._d1 = 0.0
         if self._theta.mode == "theorem":
-            given = node.settings.get("d1")
-            self._d1 = d2_constant(node.schedule.matrix(0), node.averaging_rate) if given is None else float(given)
+            self._d1 = d2_constant(node.schedule.matrix(0), node.averaging_rate)
 
     def begin(self, t: int, gradient: FloatArray, rate: float) -> Exchange:
         unit = 0.0
@@ -233,18 +232,18 @@ def modulo_compressor(node: NodeContext) -> Modulo:
             value=node.compressor.kind,
             valid="modulo",
         )
-    return replace(node.compressor, verified=node.verified)
+    return replace(node.compressor, verified=node.modulo.verified)
 
 
 def theta_control(node: NodeContext, *, hold_rounds: int = 1) -> ThetaControl:
     """Return the node's way to choose θ; an adapted one may fall every `hold_rounds` rounds where codes are fine."""
-    mode = node.settings.get("theta_mode", "verified" if node.verified else "constant")
-    if mode == "verified" and not node.verified:
+    mode = node.modulo.theta_mode
+    if mode == "verified" and not node.modulo.verified:
         raise ConfigError("adapting θ needs the hashes of verified mode", key="algorithm.theta", value=mode)
     code = modulo_compressor(node)
     # With so few bits that their own error drives the distances, θ has to follow those closely.
     fine = mode == "verified" and largest_stable_rate(code.bits, code.rounding) >= 1.0
-    return ThetaControl(mode, node.theta, node.layout.num_layers, hold_rounds if fine else 1)
+    return ThetaControl(mode, node.modulo.theta, node.layout.num_layers, hold_rounds if fine else 1)
 
 
 @dataclass(frozen=True)
@@ -267,7 +266,7 @@ class ModuloGossip:
         self._node = node
         self._compressor = modulo_compressor(node)
         senders, receivers = node.schedule.all_senders(node.peer), node.schedule.all_receivers(node.peer)
-        if node.verified and senders != receivers:
+        if node.modulo.verified and senders != receivers:
             raise ConfigError(
                 "verified θ needs a graph whose edges go both ways, since receivers ask for repairs",
                 key="algorithm.theta",
@@ -362,7 +361,7 @@ class ModuloGossip:
         for sender, message in inbox.items():
             for layer in message.layers:
                 if isinstance(layer, Residues):
-                    check_code(self._compressor, layer, sender, self._node.settings.get("bits_between"))
+                    check_code(self._compressor, layer, sender, self._node.modulo.bits_between)
         self._messages = dict(inbox)
         self._to_add = sorted({*inbox, node.peer})
         # Every neighbour is in round t, hence through with t − 1: nobody will ask for that source again.

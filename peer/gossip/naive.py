@@ -40,6 +40,7 @@ class NaiveQuantized(Algorithm):
         time_varying=True,
         changes_members=True,
         uses_averaging_rate=False,
+        forgets_errors=True,
     )
 
     def __init__(self, node: NodeContext, x0: FloatArray) -> None:

@@ -124,8 +124,7 @@ class PairNode(ABC):
         self.neighbors = tuple(sorted({*node.schedule.all_senders(node.peer), *node.schedule.all_receivers(node.peer)}))
         self.staleness = Staleness()
         self.repairs = 0
-        self._seed = int(node.settings.get("seed", 0))
-        self._backoff_s = float(node.settings.get("backoff_s", BACKOFF_S))
+        self._seed = node.seed
         self._next_exchange = 0
         self._refusals = 0
         self._initiated: _Initiated | None = None
@@ -360,7 +359,7 @@ class PairNode(ABC):
             return PairOutcome()
         self._initiated = None
         draw = random.uniforms(self._seed, self.node.peer, Purpose.BACKOFF, initiated.exchange, 0, 1, np.float64)
-        pause_s = self._backoff_s * 2 ** min(self._refusals, 6) * (0.5 + float(draw[0]))
+        pause_s = BACKOFF_S * 2 ** min(self._refusals, 6) * (0.5 + float(draw[0]))
         self._refusals += 1
         return PairOutcome(retry_after_s=pause_s)
 
@@ -556,8 +555,7 @@ class MoniquaAdPsgd(PairNode):
         self._rate = 0.0
         self._mixing_time = 1.0
         if self._theta.mode == "theorem":
-            given = node.settings.get("mixing_time")
-            self._mixing_time = pairwise_mixing_time(node.schedule.matrix(0)) if given is None else float(given)
+            self._mixing_time = pairwise_mixing_time(node.schedule.matrix(0))
         self._largest_theta: float | None = None
 
     def _after_step(self, gradient: FloatArray, rate: float) -> None:

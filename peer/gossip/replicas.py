@@ -24,7 +24,7 @@ from peer import wire
 from peer.compress import add_decompressed_
 from peer.compress.payload import Dense, FloatArray, Payload, WholeIntegers
 from peer.errors import LocalProtocolError, RemoteProtocolError
-from peer.gossip.base import Algorithm, AlgorithmSpec, Digests, Exchange, GraphNeed, Metrics, NodeContext
+from peer.gossip.base import Algorithm, AlgorithmSpec, Digests, Exchange, GraphNeed, Memory, Metrics, NodeContext
 from peer.gossip.mixing import (
     HeldBack,
     add_scaled_,
@@ -309,7 +309,7 @@ class ChocoSgd(ReplicaAlgorithm):
         tolerates_late=True,
         time_varying=True,
         changes_members=True,
-        state=("replicas",),
+        memory=Memory.REPLICAS,
     )
 
     def __init__(self, node: NodeContext, x0: FloatArray) -> None:
@@ -378,7 +378,7 @@ class QuantSgp(ReplicaAlgorithm):
         tolerates_late=True,
         time_varying=True,
         changes_members=True,
-        state=("replicas",),
+        memory=Memory.REPLICAS,
     )
 
     def __init__(self, node: NodeContext, x0: FloatArray) -> None:
@@ -465,7 +465,7 @@ class DcdPsgd(ReplicaAlgorithm):
         needs_unbiased=True,
         changes_members=True,
         uses_averaging_rate=False,
-        state=("replicas",),
+        memory=Memory.REPLICAS,
     )
 
     def __init__(self, node: NodeContext, x0: FloatArray) -> None:
@@ -514,7 +514,8 @@ class EcdPsgd(ReplicaAlgorithm):
         needs_unbiased=True,
         changes_members=True,
         uses_averaging_rate=False,
-        state=("replicas",),
+        grows_what_it_sends=True,
+        memory=Memory.REPLICAS,
     )
 
     def __init__(self, node: NodeContext, x0: FloatArray) -> None:

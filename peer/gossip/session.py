@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from peer.compress.payload import FloatArray
 from peer.errors import LocalProtocolError, RemoteProtocolError
-from peer.gossip.base import Algorithm, Exchange
+from peer.gossip.base import Algorithm, Exchange, Memory
 from peer.gossip.boundary import COPY_PHASE, READ_PHASE, TRANSFER_PHASE, Boundary, take_back_gifts_
 from peer.gossip.deadlines import Deadlines
 from peer.gossip.membership import Change, ChangeKind
@@ -259,7 +259,7 @@ class Session:
         me = self.algorithm.node.peer
         if peer not in self._views.senders_from(self.round, me):
             return None
-        if "replicas" in self.algorithm.spec.state:
+        if self.algorithm.spec.memory is Memory.REPLICAS:
             return max(0, self.round - 1)
         # A graph that changes may not have had it in every round.
         return next((t for t in range(self.round - 1, 0, -1) if peer in self._views.senders(t, me)), 0)
@@ -277,7 +277,7 @@ class Session:
         if message.kind is MessageKind.REPAIR_REQUEST:
             outcome.sends.append((sender, self.algorithm.answer(message)))
             return outcome
-        if message.kind is MessageKind.REPAIR and "replicas" in self.algorithm.spec.state:
+        if message.kind is MessageKind.REPAIR and self.algorithm.spec.memory is Memory.REPLICAS:
             # Between the rounds' own messages: it belongs to what the sender's copy is here, whatever round this is.
             self.algorithm.take_replica(message)
             return outcome

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -18,8 +18,9 @@ import numpy.typing as npt
 from peer.compress.modulo import Modulo, delta
 from peer.compress.payload import Rounding
 from peer.errors import ConfigError
+from peer.gossip.options import ThetaMode
 
-MODES = ("constant", "theorem", "verified")
+MODES: tuple[ThetaMode, ...] = get_args(ThetaMode)
 
 SAFETY = 2.0
 """Verified: θ is at least this many times the largest distance measured."""
@@ -149,7 +150,7 @@ class ThetaControl:
     round.
     """
 
-    def __init__(self, mode: str, given: tuple[float, ...], num_layers: int, hold_rounds: int = 1) -> None:
+    def __init__(self, mode: ThetaMode, given: tuple[float, ...], num_layers: int, hold_rounds: int = 1) -> None:
         """`given` is a constant or schedule; in verified mode its first entry is the first θ."""
         if mode not in MODES:
             raise ConfigError("is no way to choose θ", key="algorithm.theta", value=mode, valid=", ".join(MODES))

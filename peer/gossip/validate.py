@@ -19,7 +19,7 @@ from peer.compress.base import Compressor
 from peer.compress.bound import ErrorBound
 from peer.compress.modulo import delta, modulus
 from peer.compress.payload import Rounding
-from peer.gossip.base import AlgorithmSpec, GraphNeed
+from peer.gossip.base import AlgorithmSpec, GraphNeed, Memory
 from peer.gossip.theta import d2_constant, largest_stable_rate, pairwise_mixing_time, theorem_3, theorem_4, theorem_5
 from peer.gossip.topology import D2_LEAST_EIGENVALUE, DENSE_LIMIT, Schedule
 
@@ -289,7 +289,7 @@ def _schedule_may_change(plan: Plan) -> Iterator[Finding]:
             f"{spec.name} works on one fixed graph only; choose a single graph that does not change, or use"
             f" {'sparse-push' if spec.compresses else 'sgp'}, which is made for graphs that change",
         )
-    elif "replicas" in spec.state:
+    elif spec.memory is Memory.REPLICAS:
         needed, sent = schedule.messages_per_round, schedule.replica_messages_per_round
         if sent > needed:
             yield _warning(
@@ -513,7 +513,7 @@ def _replica_noise_of_dcd(plan: Plan) -> Iterator[Finding]:
     Moniqua's table 6 see it grow at 1 and 2 bits.
     """
     spec, schedule, variance = plan.spec, plan.schedule, plan.bound.variance
-    if not (spec.needs_unbiased and "replicas" in spec.state) or variance is None or plan.num_peers == 1:
+    if not (spec.needs_unbiased and spec.memory is Memory.REPLICAS) or variance is None or plan.num_peers == 1:
         return
     if not schedule.is_strongly_connected:
         return
@@ -536,7 +536,7 @@ def _extrapolation_of_ecd(plan: Plan) -> Iterator[Finding]:
     compressor's error itself, not its ratio to what is sent."""
     compressor = plan.compressor
     grows = compressor.unbiased and compressor.kind != "none" and plan.bound.absolute is None
-    if plan.spec.name != "ecd-psgd" or not grows:
+    if not (plan.spec.grows_what_it_sends and grows):
         return
     yield _warning(
         "compressor.kind",
@@ -548,7 +548,7 @@ def _extrapolation_of_ecd(plan: Plan) -> Iterator[Finding]:
 
 def _naive_floor(plan: Plan) -> Iterator[Finding]:
     """Moniqua's Theorem 1: E‖∇f‖² ≥ φ²Δ²/(8 (1 + φ²)) for ever, φ the smallest weight, Δ the distance of two levels."""
-    if plan.spec.name != "naive-quantized" or plan.compressor.kind == "none":
+    if not plan.spec.forgets_errors or plan.compressor.kind == "none":
         return
     floor = ""
     spacing = plan.bound.absolute
@@ -700,7 +700,7 @@ def _going_on_alone(plan: Plan) -> Iterator[Finding]:
 
 
 def _final_rounds_fit(plan: Plan) -> Iterator[Finding]:
-    if plan.spec.name != "scsp":
+    if not plan.spec.final_rounds:
         return
     if plan.final_rounds >= plan.rounds:
         yield _error(

@@ -31,6 +31,7 @@ from peer.compress.payload import FloatArray
 from peer.errors import ConfigError, LocalProtocolError
 from peer.gossip import ALGORITHMS, build, build_pair_node
 from peer.gossip.base import Algorithm, AlgorithmSpec, Exchange, GraphNeed, NodeContext
+from peer.gossip.options import FinalRounds, ModuloOptions, ServerOptions
 from peer.gossip.pairwise import PairNode
 from peer.random import PhiloxSource
 from peer.train.momentum import Momentum
@@ -105,10 +106,9 @@ class Scenario:
     uniforms: Float64Array | None
     momentum: Mapping[str, Any]
     events: tuple[tuple[Any, ...], ...]
-    final_rounds: int
-    final_averaging_rate: float
+    final: FinalRounds
+    server: ServerOptions
     whole_below: int
-    settings: Mapping[str, Any]
     seed: int
     expect: Mapping[str, Any] | None
 
@@ -127,11 +127,10 @@ class Scenario:
             averaging_rate=self.averaging_rate,
             whole_below=self.whole_below,
             rounds=self.rounds,
-            final_rounds=self.final_rounds,
-            final_averaging_rate=self.final_averaging_rate,
-            theta=self.theta,
-            verified=self.verified,
-            settings=self.settings,
+            # θ is the file's, also where codes carry hashes: what is too small is repaired and stays.
+            modulo=ModuloOptions(theta=self.theta, verified=self.verified),
+            final=self.final,
+            server=self.server,
         )
 
     def gradient(self, node: int, z: FloatArray) -> Float64Array:
@@ -329,9 +328,6 @@ def parse_scenario(tree: object, file: str = "scenario") -> Scenario:
         )
     objective = _Reader(read.table("objective"), file, "objective.")
     compressor, theta, verified = _read_compressor(read, spec.modulo, rounds)
-    settings = {key: tree[key] for key in ("server", "model_bits", "model_range", "gradient_range") if key in tree}
-    # θ is the file's, also where codes carry hashes: what is too small is repaired and stays.
-    settings["theta_mode"] = "constant"
     return Scenario(
         file=file,
         algorithm=name,
@@ -349,10 +345,12 @@ def parse_scenario(tree: object, file: str = "scenario") -> Scenario:
         uniforms=_read_uniforms(read, nodes, dim, rounds),
         momentum=_read_momentum(read, spec.asynchronous),
         events=events,
-        final_rounds=read.whole("final_rounds", 0, most=rounds),
-        final_averaging_rate=read.number("final_averaging_rate", 1.0),
+        final=FinalRounds(
+            count=read.whole("final_rounds", 0, most=rounds),
+            averaging_rate=read.number("final_averaging_rate", 1.0),
+        ),
         whole_below=read.whole("whole_below", 0),
-        settings=settings,
+        server=_read_server(read),
         seed=read.whole("seed", 0),
         expect=read.table("expect") if "expect" in tree else None,
     )
@@ -479,6 +477,17 @@ def _read_compressor(read: _Reader, modulo: bool, rounds: int) -> tuple[Compress
         return compress.build(kind, **built), theta, verified
     except (ValueError, TypeError) as error:
         raise ConfigError(str(error), key="compressor", file=read._file) from None
+
+
+def _read_server(read: _Reader) -> ServerOptions:
+    """Return what the parameter server is set to."""
+    default = ServerOptions()
+    return ServerOptions(
+        peer=read.whole("server", default.peer),
+        model_bits=read.whole("model_bits") if "model_bits" in read.tree else None,
+        model_range=read.number("model_range", default.model_range),
+        gradient_range=read.number("gradient_range") if "gradient_range" in read.tree else None,
+    )
 
 
 def _read_uniforms(read: _Reader, nodes: int, dim: int, rounds: int) -> Float64Array | None:

@@ -8,6 +8,7 @@ from peer import compress, wire
 from peer.compress.layout import Layout
 from peer.gossip import build
 from peer.gossip.base import NodeContext
+from peer.gossip.options import FinalRounds, ModuloOptions
 from peer.random import PhiloxSource
 from peer.simulate.replay import MatrixSchedule, run_round
 
@@ -26,8 +27,12 @@ def ring(n):
     return w
 
 
-def contexts(schedule, layout, *, compressor="none", seed=7, **more):
-    """Return one NodeContext for each peer; `compressor` is a kind or (kind, settings)."""
+def contexts(
+    schedule, layout, *, compressor="none", seed=7, theta=(), theta_mode=None, verified=False, final_rounds=0, **more
+):
+    """Return one NodeContext for each peer; `compressor` is a kind or (kind, settings). θ is adapted where codes are
+    verified, and constant otherwise, unless `theta_mode` says something else."""
+    mode = theta_mode or ("verified" if verified else "constant")
     kind, settings = (compressor, {}) if isinstance(compressor, str) else compressor
     built = compress.build(kind, **settings)
     return [
@@ -37,6 +42,9 @@ def contexts(schedule, layout, *, compressor="none", seed=7, **more):
             layout=layout,
             draw_source=PhiloxSource(seed, i),
             compressor=built,
+            seed=seed,
+            modulo=ModuloOptions(theta=theta, theta_mode=mode, verified=verified),
+            final=FinalRounds(count=final_rounds),
             **more,
         )
         for i in range(schedule.num_peers)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from peer.gossip.error_feedback import final_rounds_for
+from peer.gossip.options import ServerOptions
 from tests.gossip.drive import gossip, peers, ring, schedule_of, spread, total, train
 
 
@@ -145,7 +146,7 @@ def test_the_quantized_model_stays_on_its_grid_and_trains():
         "parameter-server",
         schedule_of(ring(4)),
         np.zeros(64),
-        settings={"server": 2, "model_bits": 6, "model_range": 1.0, "gradient_range": 2.0},
+        server=ServerOptions(peer=2, model_bits=6, gradient_range=2.0),
     )
     train(algorithms, lambda i, z: z - target, 300, 0.2)
     for a in algorithms:

@@ -61,9 +61,8 @@ def test_what_was_repaired_is_to_the_last_bit_what_the_sender_subtracts(rounding
     x0 = np.zeros((2, 200), np.float32)
     x0[1] = 100.0 * rng.normal(size=200)
     w = np.array([[0.5, 0.5], [0.5, 0.5]])
-    constant = {"theta_mode": "constant"}
     algorithms = _moniqua(
-        "moniqua", x0, w, bits=bits, rounding=rounding, first_theta=0.01, verified=True, settings=constant
+        "moniqua", x0, w, bits=bits, rounding=rounding, first_theta=0.01, verified=True, theta_mode="constant"
     )
     seen = {}
     for a in algorithms:
@@ -330,9 +329,9 @@ def test_configurations_that_cannot_work_are_refused():
     with pytest.raises(ConfigError, match="needs a value"):
         peers("moniqua", schedule_of(ring(3)), np.ones(5), compressor=("modulo", {"bits": 4}))
     with pytest.raises(ConfigError, match="way to choose"):
-        _moniqua("moniqua", np.ones(5), ring(3), settings={"theta_mode": "guess"})
+        _moniqua("moniqua", np.ones(5), ring(3), theta_mode="guess")
     with pytest.raises(ConfigError, match="hashes"):
-        _moniqua("moniqua", np.ones(5), ring(3), settings={"theta_mode": "verified"})
+        _moniqua("moniqua", np.ones(5), ring(3), theta_mode="verified")
 
 
 def test_a_constant_theta_below_what_float32_resolves_stops_the_run():
@@ -356,7 +355,7 @@ def test_theta_of_the_theorems_is_never_violated(name, eta):
     n, d = 5, 30
     w = 0.5 * ring(n) + 0.5 * np.eye(n)
     targets = rng.normal(size=(n, d))
-    algorithms = _moniqua(name, np.zeros(d), w, averaging_rate=eta, settings={"theta_mode": "theorem"}, bits=12)
+    algorithms = _moniqua(name, np.zeros(d), w, averaging_rate=eta, theta_mode="theorem", bits=12)
     exact = peers("d-psgd" if name == "moniqua" else "d2", schedule_of(w), np.zeros(d), averaging_rate=eta)
     for t in range(60):
         for group in (algorithms, exact):

@@ -211,7 +211,7 @@ def test_a_step_between_request_and_reply_commutes_with_the_mix():
 
 def test_backoff_grows_with_refusals_and_depends_on_the_seed_alone():
     def pauses(seed):
-        node = _nodes("ad-psgd", np.full((2, 2), 0.5), np.zeros((2, 8)), settings={"seed": seed})[0]
+        node = _nodes("ad-psgd", np.full((2, 2), 0.5), np.zeros((2, 8)), seed=seed)[0]
         result = []
         for _ in range(10):
             message = node.request(1)
@@ -293,9 +293,7 @@ def test_the_reply_is_always_read_without_repair():
 
 def test_theta_of_theorem_5_serves_without_hashes():
     rng = np.random.default_rng(3)
-    nodes = _nodes(
-        "moniqua-ad-psgd", ring(5), np.zeros((5, 8)), verified=False, settings={"theta_mode": "theorem"}, theta=()
-    )
+    nodes = _nodes("moniqua-ad-psgd", ring(5), np.zeros((5, 8)), verified=False, theta_mode="theorem", theta=())
     targets = rng.normal(size=(5, 8))
     network = Network(nodes, rng, targets)
     for _ in range(3000):

@@ -10,6 +10,7 @@ import pytest
 from peer.compress.payload import Dense, ValueType
 from peer.errors import LocalProtocolError, RemoteProtocolError
 from peer.gossip import ALGORITHMS
+from peer.gossip.base import Memory
 from peer.wire.message import MessageKind
 from tests.gossip.drive import carry_for, gossip, peers, ring, schedule_of
 from tests.gossip.scenarios import column_stochastic
@@ -91,8 +92,8 @@ def test_metrics_are_numbers_after_every_round(name):
         metrics = dataclasses.asdict(algorithms[0].metrics())
         assert all(value is None or np.isfinite(value) for value in metrics.values())
     spec = ALGORITHMS[name].spec
-    assert (metrics["error_norm"] is not None) == ("error_memory" in spec.state)
-    assert (metrics["replica_error"] is not None) == ("replicas" in spec.state)
+    assert (metrics["error_norm"] is not None) == (spec.memory is Memory.ERRORS)
+    assert (metrics["replica_error"] is not None) == (spec.memory is Memory.REPLICAS)
     assert (metrics["theta"] is not None) == spec.modulo
 
 

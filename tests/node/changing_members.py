@@ -20,6 +20,7 @@ from peer.compress.payload import FloatArray
 from peer.errors import SecurityError
 from peer.gossip.base import GraphNeed, NodeContext
 from peer.gossip.membership import Change, ChangeKind, Membership, Newcomer
+from peer.gossip.options import ModuloOptions, ThetaMode
 from peer.gossip.topology import Schedule, build_schedule
 from peer.gossip.views import ViewSchedule
 from peer.node.durable import Deed, DurablePeer
@@ -67,7 +68,7 @@ class Cluster:
     num_peers: int = 6
     seed: int = 0
     gradients_until: int = 30
-    theta_mode: str = "verified"
+    theta_mode: ThetaMode = "verified"
     theta: float = 2.0
     restarts: float = 0.0
     """How often a peer ends and starts again, in parts of all that happens."""
@@ -108,11 +109,11 @@ class Cluster:
             draw_source=PhiloxSource(7, peer),
             compressor=self._compressor(),
             # D² needs eigenvalues above −1/3.
-            averaging_rate=0.5 if "last_step" in self.spec.state else 1.0 if whole else 0.3,
+            averaging_rate=self.spec.default_averaging_rate or (1.0 if whole else 0.3),
             rounds=ROUNDS,
-            theta=(self.theta,),
-            verified=self.theta_mode == "verified",
-            settings={"theta_mode": self.theta_mode},
+            modulo=ModuloOptions(
+                theta=(self.theta,), theta_mode=self.theta_mode, verified=self.theta_mode == "verified"
+            ),
         )
         participant = Participant(
             peer=peer,

@@ -31,7 +31,6 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     # A θ that is too small at first: there are repairs.
     "moniqua": {
         "compressor": MODULO, "averaging_rate": 0.3, "verified": True, "theta": (0.3,),
-        "settings": {"theta_mode": "verified"},
     },
 }  # fmt: skip
 LATE = LatePolicy(after_s=1.5, max_skipped=2)

@@ -23,7 +23,6 @@ MODULO = {
     "compressor": ("modulo", {"bits": 4, "rounding": "dither", "verified": True}),
     "verified": True,
     "theta": (0.01,),
-    "settings": {"theta_mode": "verified"},
 }
 STEPS = 6
 

@@ -20,6 +20,7 @@ from peer.compress.payload import FloatArray
 from peer.errors import ConfigError
 from peer.gossip.base import Algorithm, AlgorithmSpec, GraphNeed, NodeContext
 from peer.gossip.membership import ChangeKind, Membership
+from peer.gossip.options import FinalRounds, ModuloOptions
 from peer.gossip.session import LatePolicy
 from peer.gossip.topology import Schedule, build_schedule
 from peer.gossip.views import ViewSchedule
@@ -281,10 +282,13 @@ class Scenario:
             # As in the product: a peer whose only in-neighbour is lost hears nobody for some rounds.
             push_weight_guard=0.5 if self.case.late or self.happenings else 0.0,
             rounds=self.rounds,
-            final_rounds=final,
-            theta=(self.case.theta,),
-            verified=self.case.verified,
-            settings={"seed": self.seed, "theta_mode": "verified" if self.case.verified else "constant"},
+            seed=self.seed,
+            modulo=ModuloOptions(
+                theta=(self.case.theta,),
+                theta_mode="verified" if self.case.verified else "constant",
+                verified=self.case.verified,
+            ),
+            final=FinalRounds(count=final),
         )
         training = VirtualTraining(
             self.layout.size,

@@ -1,0 +1,49 @@
+"""What single algorithms can be set to, beside what all of them read of a `NodeContext`.
+
+One dataclass for each family; an algorithm reads its own and none of the others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+ThetaMode: TypeAlias = Literal["constant", "theorem", "verified"]
+"""How θ is chosen: see `theta`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModuloOptions:
+    """Of the algorithms that send modulo codes (Moniqua, on D² and in pairs as well)."""
+
+    theta: tuple[float, ...] = ()
+    """θ: constant (one entry), a sequence (one a round), or the first θ in verified mode."""
+    theta_mode: ThetaMode = "constant"
+    verified: bool = False
+    """Carry hashes and repair exactly. The mode "verified" needs it; a constant θ can have it."""
+    step_size_decay: float = 1.0
+    """C_α of Theorem 2: how fast γ falls; 1 where it is constant."""
+    bits_between: tuple[int, int] | None = None
+    """The fewest and the most bits that a neighbour's codes may have; None: those of the own compressor."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinalRounds:
+    """Of SCSP, whose last rounds average in full precision and have no local step."""
+
+    count: int = 0
+    averaging_rate: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions:
+    """Of the parameter server."""
+
+    peer: int = 0
+    """Index of the peer that is the server."""
+    model_bits: int | None = None
+    """Bits of the quantized model; None: the model is sent in full precision."""
+    model_range: float = 1.0
+    """The grid of a quantized model spans ± this."""
+    gradient_range: float | None = None
+    """The grid of the gradients that go with it; None: that of the model."""
