@@ -24,10 +24,11 @@ test: $(READY_DEV) lint ## check style and types, run the whole test suite
 test-compose: $(READY_DEV) ## start, kill and resume the compose cluster, and two bare devices (as root; see tests/compose)
 	$(BIN)/pytest -m compose -s tests/compose
 
-lint: $(READY_DEV) ## ruff, mypy, and whether generated files are fresh
+lint: $(READY_DEV) ## ruff, mypy, dead code, and whether generated files are fresh
 	$(BIN)/ruff check peer tests tools setup.py
 	$(BIN)/ruff format --check peer tests tools setup.py
 	$(BIN)/mypy
+	$(BIN)/vulture
 	$(BIN)/python tools/generate_proto.py --check
 	$(BIN)/python tools/generate_kernel_types.py --check
 	$(BIN)/python tools/render_docs.py --check

@@ -60,8 +60,6 @@ class Purpose(enum.IntEnum):
     """Whom a pairwise algorithm asks."""
     GRAPH = 9
     """Random graphs."""
-    ARITHMETIC = 10
-    """Stochastic rounding inside 8-bit training."""
     HOLD_OUT = 11
     SIMULATION = 12
     """Delays and losses of a simulated network."""
@@ -246,17 +244,6 @@ def normals(
 ) -> npt.NDArray[np.float64]:
     """Return `size` standard normal numbers, float64[size]."""
     return stream(seed, peer, purpose, round, layer).normals(size)
-
-
-def philox4x32(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:
-    """Return one block of Philox 4×32-10: the definition that every faster path is tested against."""
-    c0, c1, c2, c3 = counter
-    k0, k1 = key
-    for _ in range(10):
-        p0, p1 = _M0 * c0, _M1 * c2
-        c0, c1, c2, c3 = (p1 >> 32) ^ c1 ^ k0, p1 & _LOW, (p0 >> 32) ^ c3 ^ k1, p0 & _LOW
-        k0, k1 = (k0 + _W0) & _LOW, (k1 + _W1) & _LOW
-    return c0, c1, c2, c3
 
 
 _M0, _M1, _W0, _W1, _LOW = 0xD2511F53, 0xCD9E8D57, 0x9E3779B9, 0xBB67AE85, 0xFFFFFFFF

@@ -274,13 +274,6 @@ def recover(payload: Residues, y: FloatArray, omega: Omega = None, out: FloatArr
     return result
 
 
-def recover_integers(payload: Residues, y: FloatArray, omega: Omega = None) -> IntegerArray:
-    """Return the K that the receiver believes in, int64[n]."""
-    integers = np.empty(y.size, np.int64)
-    _recover(payload, y, omega, 0, integers, None)
-    return integers
-
-
 def recover_checked(
     payload: Residues, y: FloatArray, omega: Omega = None, out: FloatArray | None = None
 ) -> tuple[FloatArray, bool]:

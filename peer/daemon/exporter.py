@@ -96,7 +96,7 @@ class Exporter:
         address, _, port = listen.rpartition(":")
         try:
             self._server: _Server
-            self._server, self._thread = prometheus_client.start_http_server(
+            self._server, _ = prometheus_client.start_http_server(
                 int(port), address.strip("[]") or "0.0.0.0", registry
             )
         except (OSError, ValueError, OverflowError) as error:

@@ -45,17 +45,9 @@ MOST_NUMBERS = 100_000_000
 """nodes · dim · (rounds + 1) of the largest scenario that is accepted."""
 
 
-def replay_file(path: str | Path) -> Trajectory:
-    """Return {"x": [...], "z": [...], "u": [...]} of a scenario file.
-
-    `x` and `z` are [round][node][dim] and `u` [round][node], before round 0 and after each round (for the asynchronous
-    algorithms: before, and after each event). Raises ConfigError that names file, key, value and what would be valid.
-    """
-    return replay(read_scenario(path))
-
-
 def read_scenario(path: str | Path) -> Scenario:
-    """Return the checked content of a scenario file. Raises ConfigError."""
+    """Return the checked content of a scenario file. Raises ConfigError that names file, key, value and what would be
+    valid."""
     file = str(path)
     try:
         tree = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -145,7 +137,11 @@ class Scenario:
 
 
 def replay(scenario: Scenario) -> Trajectory:
-    """Return the trajectory of a scenario (see `replay_file`)."""
+    """Return {"x": [...], "z": [...], "u": [...]} of a scenario.
+
+    `x` and `z` are [round][node][dim] and `u` [round][node], before round 0 and after each round (for the asynchronous
+    algorithms: before, and after each event).
+    """
     if ALGORITHMS[scenario.algorithm].spec.asynchronous:
         return _replay_events(scenario)
     peers = range(scenario.num_nodes)

@@ -66,16 +66,6 @@ class WarmUp:
         return self.then.rate(t) * min((t + 1) / self.rounds, 1.0) if self.rounds > 0 else self.then.rate(t)
 
 
-@dataclass(frozen=True)
-class Listed:
-    """One γ for each round; the last one stays."""
-
-    rates: tuple[float, ...]
-
-    def rate(self, t: int) -> float:
-        return self.rates[min(t, len(self.rates) - 1)]
-
-
 def build(
     kind: str,
     *,

@@ -16,7 +16,7 @@ from hypothesis.extra import numpy as hnp
 from peer.compress import Layout, Levels, Rounding, ValueType, add_decompressed_, build
 from peer.compress.float_types import rounded
 from peer.compress.levels import grid_multiples, nearest_levels, stochastic_codes
-from peer.compress.modulo import ModuloCode, recover, recover_checked, recover_integers, theta_floor
+from peer.compress.modulo import ModuloCode, recover, recover_checked, theta_floor
 from peer.compress.norms import max_magnitude, sum_of_magnitudes, sum_of_squares
 from peer.compress.payload import payloads_equal
 from peer.compress.selection import largest_magnitudes, smallest_words
@@ -242,7 +242,7 @@ def check_modulo(x: np.ndarray, bits: int, rounding: Rounding, dtype: npt.DTypeL
         assert_same_bits(lambda omega=omega: code.encode(x, theta, omega))
         assert_same_bits(lambda omega=omega: code.own_value(x, theta, omega))
         for reference in (x, y):
-            for read in (recover, recover_integers, recover_checked):
+            for read in (recover, recover_checked):
                 assert_same_bits(lambda read=read, args=(payload, reference, omega): read(*args))
 
 

@@ -12,7 +12,7 @@ import pytest
 from peer import wire
 from peer.errors import ConfigError
 from peer.gossip import ALGORITHMS
-from peer.simulate.replay import largest_difference, parse_scenario, read_scenario, replay, replay_file
+from peer.simulate.replay import largest_difference, parse_scenario, read_scenario, replay
 from tests.gossip.reference import reference_trajectory
 from tests.gossip.scenarios import scenario
 
@@ -35,7 +35,7 @@ def _parameters() -> list[object]:
 @pytest.mark.parametrize("file", _parameters())
 def test_external_scenarios_are_reproduced(file):
     expect = json.loads(file.read_text()).get("expect")
-    result = replay_file(file)
+    result = replay(read_scenario(file))
     assert expect is None or largest_difference(result, expect) < 1e-9
 
 
@@ -43,7 +43,7 @@ def test_a_file_gives_x_z_and_u_of_every_round(tmp_path):
     s = scenario("sgp", 1, rounds=4)
     path = tmp_path / "scenario.json"
     path.write_text(json.dumps(s))
-    result = replay_file(path)
+    result = replay(read_scenario(path))
     n, d = s["nodes"], s["dim"]
     assert np.shape(result["x"]) == np.shape(result["z"]) == (5, n, d)
     assert np.shape(result["u"]) == (5, n)

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from peer.errors import ConfigError
-from peer.train.learning_rate import Cosine, Listed, Step, build, step_size_decay
+from peer.train.learning_rate import Cosine, Step, build, step_size_decay
 
 
 def test_step_falls_at_the_milestones():
@@ -46,10 +46,6 @@ def test_cosine_falls_from_the_peak_and_never_to_nothing():
 def test_warm_up_is_a_straight_line_to_the_schedule():
     schedule = build("constant", peak=0.5, rounds=100, warmup_rounds=5)
     assert [schedule.rate(t) for t in range(6)] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5, 0.5])
-
-
-def test_listed_rates_stay_at_the_last():
-    assert [Listed((3.0, 2.0)).rate(t) for t in range(4)] == [3.0, 2.0, 2.0, 2.0]
 
 
 def test_milestones_are_fractions_of_the_run():

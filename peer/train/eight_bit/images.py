@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from peer.train.eight_bit import kernels
 from peer.train.eight_bit.conv_kernels import up_to_4
 from peer.train.eight_bit.tensors import Gradient, Quantized
 
@@ -33,11 +32,3 @@ def image_codes(x: Quantized) -> Quantized:
 def unpadded(data: torch.Tensor, largest: float, channels: int) -> Gradient:
     """Return the gradient [b, channels, h, w] of bfloat16[b, h, w, c], c ≥ channels."""
     return Gradient(outermost(data[..., :channels]), largest)
-
-
-def masked_image(gradient: Gradient, x: Quantized) -> Gradient:
-    """Return the gradient with regard to x, an image of [b, h, w, c], 0 where it was rectified."""
-    if not x.rectified:
-        return gradient
-    data = innermost(gradient.data).clone()
-    return Gradient(outermost(data), kernels.mask_gradient_(data, x.data, x.zero_point))

@@ -28,8 +28,3 @@ def scratch(name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch
         block = torch.empty(size, dtype=torch.uint8, device=device)
         _blocks.by_name[name, device] = block
     return block[:size].view(dtype).view(shape)
-
-
-def release() -> None:
-    """Give this thread's blocks back."""
-    _blocks.by_name.clear()
