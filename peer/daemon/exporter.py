@@ -96,9 +96,7 @@ class Exporter:
         address, _, port = listen.rpartition(":")
         try:
             self._server: _Server
-            self._server, _ = prometheus_client.start_http_server(
-                int(port), address.strip("[]") or "0.0.0.0", registry
-            )
+            self._server, _ = prometheus_client.start_http_server(int(port), address.strip("[]") or "0.0.0.0", registry)
         except (OSError, ValueError, OverflowError) as error:
             problem = f"cannot be listened on: {error}"
             valid = "address:port, such as 127.0.0.1:9470"

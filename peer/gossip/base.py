@@ -187,10 +187,32 @@ class Metrics:
     """The largest θ in use."""
 
 
+class NeighborCopies(Protocol):
+    """The replicas that an algorithm keeps, as the end of a round and changes of the members see them. Implemented in
+    `replicas.py`."""
+
+    senders: tuple[int, ...]
+    """Of whom there is a copy here."""
+    receivers: tuple[int, ...]
+    """Who keeps a copy of this peer."""
+
+    @property
+    def own(self) -> FloatArray:
+        """The copy that the others hold of this peer."""
+        ...
+
+    def change_edges(self, senders: Sequence[int], receivers: Sequence[int], t: int) -> None: ...
+    def restart_own(self, x: FloatArray, t: int) -> None: ...
+    def own_copy(self, t: int) -> Message: ...
+    def start_copy(self, message: Message) -> None: ...
+
+
 class Algorithm(ABC):
     """One peer's side of a synchronous gossip algorithm. See the module docstring for the order of calls."""
 
     spec: ClassVar[AlgorithmSpec]
+    replicas: NeighborCopies | None = None
+    """Set where `spec.memory` is REPLICAS."""
 
     def __init__(self, node: NodeContext, x0: FloatArray) -> None:
         """Start from `x0: float32[n]` or `float64[n]`, which is copied."""

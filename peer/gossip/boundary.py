@@ -30,7 +30,6 @@ from peer.errors import StateError
 from peer.gossip.base import Algorithm, AlgorithmSpec, Exchange, GraphNeed
 from peer.gossip.membership import ChangeKind
 from peer.gossip.mixing import check_message, whole
-from peer.gossip.replicas import ReplicaAlgorithm
 from peer.gossip.views import ViewSchedule
 from peer.wire.message import Message, MessageKind
 
@@ -144,7 +143,7 @@ class Boundary:
         for message in inbox.values():
             check_message(message, self._algorithm.node.layout)
         if self._phase == COPY_PHASE:
-            assert isinstance(self._algorithm, ReplicaAlgorithm)
+            assert self._algorithm.replicas is not None
             for message in inbox.values():
                 self._algorithm.replicas.start_copy(message)
             return None
@@ -186,12 +185,12 @@ class Boundary:
         views, me, t = self._views, self._me, self._t
         views.enter(t + 1)
         self._algorithm.start_anew()
-        if not isinstance(self._algorithm, ReplicaAlgorithm):
+        replicas = self._algorithm.replicas
+        if replicas is None:
             return None
         restart = {each.taker for each in self._moved}
         if self._algorithm.spec.push_sum:
             restart |= {each.giver for each in self._moved}
-        replicas = self._algorithm.replicas
         known, told = set(views.senders_from(t, me)), set(views.receivers_from(t, me))
         senders, receivers = views.senders_from(t + 1, me), views.receivers_from(t + 1, me)
         replicas.change_edges(senders, receivers, t + 1)

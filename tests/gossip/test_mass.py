@@ -109,7 +109,7 @@ class LateNetwork:
         scale = rate * message.mixing_weight
 
         def value(algorithm):
-            if hasattr(algorithm, "replicas"):
+            if algorithm.replicas is not None:
                 return algorithm.replicas.own.copy()
             return decompress_layers(algorithm._own, algorithm.node.layout, algorithm.x.dtype)
 

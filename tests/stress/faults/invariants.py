@@ -224,8 +224,8 @@ class Auditor:
     def _contribution(self, participant: Participant, message: Message) -> Share:
         algorithm = participant.algorithm
         rate = getattr(algorithm, "averaging_rate", lambda t: algorithm.node.averaging_rate)(message.round)
-        has_replicas = hasattr(algorithm, "replicas")
-        value = algorithm.replicas.own.astype(np.float64) if has_replicas else self._value(message)
+        replicas = algorithm.replicas
+        value = self._value(message) if replicas is None else replicas.own.astype(np.float64)
         weight = rate * message.mixing_weight
         return weight * value, weight * message.push_weight
 
