@@ -150,10 +150,6 @@ class LinkNetwork:
         """Return how many bytes have left a device's interface, Ethernet headers included."""
         return self._count(device, "tx_bytes")
 
-    def received_bytes(self, device: int) -> int:
-        """Return how many bytes have come in over a device's interface."""
-        return self._count(device, "rx_bytes")
-
     def close(self) -> None:
         """Kill what still runs on the devices, and remove everything."""
         for name in self._names:

@@ -41,7 +41,7 @@ class StudyFolder:
     def __init__(self, study: Study, folder: Path, packages: Path | None = None) -> None:
         """`packages` is a folder of Python packages for rivals alone (pip install --target)."""
         self.study, self._folder, self._packages = study, folder, packages
-        self._predictions: dict[tuple[str, str, int], predict.Prediction] = {}
+        self._predictions: dict[tuple[str, str, int], float] = {}
         (folder / "cells").mkdir(parents=True, exist_ok=True)
         (folder / "computed").mkdir(exist_ok=True)
 
@@ -78,18 +78,18 @@ class StudyFolder:
                 result=result,
             )
             measured.write(self._file(contender, profile, seed))
-            foreseen = f" (predicted {prediction.round_s:.3f})" if prediction else ""
+            foreseen = f" (predicted {prediction:.3f})" if prediction is not None else ""
             say(f"    {result.round_s:.3f} s a round{foreseen}, {result.interface_bytes / 1000:.1f} kB")
         return failed
 
-    def prediction(self, contender: Contender, profile: str) -> tuple[predict.Prediction | None, int]:
+    def prediction(self, contender: Contender, profile: str) -> tuple[float | None, int]:
         """Return the prediction of the simulator (None for a rival), and how many rounds the cell will have."""
         study = self.study
         found = self.scaled(contender, profile, study.peers)
-        round_s = found.round_s if found else self._rival_round_s(contender, profile)
+        round_s = found if found is not None else self._rival_round_s(contender, profile)
         return found, min(study.most_rounds, max(study.least_rounds, round(study.cell_s / round_s)))
 
-    def scaled(self, contender: Contender, profile: str, num_peers: int) -> predict.Prediction | None:
+    def scaled(self, contender: Contender, profile: str, num_peers: int) -> float | None:
         """Return the prediction for any number of peers; None for a rival, or for a job that the validator refuses."""
         if contender.rival is not None:
             return None
@@ -134,7 +134,7 @@ class StudyFolder:
         """
         rows = self.rows()
         scaled = [
-            Scaled(contender=contender.name, profile=profile, peers=size, round_s=found.round_s)
+            Scaled(contender=contender.name, profile=profile, peers=size, round_s=found)
             for size in sizes
             for profile in self.study.profiles
             for contender in self.study.contenders
@@ -163,13 +163,13 @@ class StudyFolder:
             return Row(cell=measured, rounds_to_target=rounds)
         file = self._file(contender, UNSHAPED, measured.seed)
         if measured.profile == UNSHAPED or not file.exists():
-            return Row(cell=measured, rounds_to_target=rounds, simulated_round_s=found.round_s)
+            return Row(cell=measured, rounds_to_target=rounds, simulated_round_s=found)
         alone = Cell.read(file).result.round_s
-        foreseen = alone + found.round_s - self.study.step_s
+        foreseen = alone + found - self.study.step_s
         return Row(
             cell=measured,
             rounds_to_target=rounds,
-            simulated_round_s=found.round_s,
+            simulated_round_s=found,
             predicted_round_s=foreseen,
             predicted_link_share=1 - alone / foreseen,
         )
@@ -191,7 +191,7 @@ class StudyFolder:
         """Return about how long a cell takes once its processes run."""
         prediction, rounds = self.prediction(contender, profile)
         if prediction is not None:
-            return rounds * prediction.round_s
+            return rounds * prediction
         return rounds * self._rival_round_s(contender, profile) + self._rival_settle_s(contender, profile)
 
     def _rival_round_s(self, contender: Contender, profile: str) -> float:

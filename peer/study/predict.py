@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import tempfile
 import threading
-from dataclasses import dataclass
 from pathlib import Path
 
 from peer.config import Config
@@ -23,19 +22,6 @@ ETHERNET_SEGMENT_HEADER_BYTES = 66
 """Ethernet, IPv4 and TCP with time stamps."""
 _WEIGHED_ROUNDS = 3
 """How many of the last rounds the size of a message is taken from."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Prediction:
-    """One round, on virtual links."""
-
-    round_s: float
-    step_s: float
-
-    @property
-    def link_share(self) -> float:
-        """Which part of the round the links take."""
-        return 1 - self.step_s / self.round_s if self.round_s else 0.0
 
 
 def link_model(profile: Profile) -> LinkModel:
@@ -66,8 +52,8 @@ def frame_bytes(config: Config, num_peers: int, *, rounds: int = 6) -> float:
 
 def predict(
     config: Config, num_peers: int, profile: Profile, step_s: float, link_bytes: float, *, rounds: int = 4
-) -> Prediction:
-    """Return what a round takes when `link_bytes` go over each link of the graph, without training anybody.
+) -> float:
+    """Return how many seconds a round takes when `link_bytes` go over each link of the graph, without training anybody.
 
     It is what the simulator says of a synchronous algorithm: a message weighs the same whatever the links and the
     number of peers, only who sends to whom changes, and the queues. Raises SottoError.
@@ -83,7 +69,7 @@ def predict(
                 heard[receiver] = max(heard[receiver], arrival)
         ends = heard
         finished.append(ends[0])
-    return Prediction(round_s=(finished[-1] - finished[0]) / (rounds - 1), step_s=step_s)
+    return (finished[-1] - finished[0]) / (rounds - 1)
 
 
 def rounds_to_target(config: Config, num_peers: int, accuracy: float) -> int | None:

@@ -70,7 +70,7 @@ def test_a_cell_has_as_many_rounds_as_fit(study: Study, tmp_path: Path) -> None:
     doubled, _ = StudyFolder(study, tmp_path / "out").prediction(study.contenders[0], THIN)
     assert slow[0] is not None
     assert doubled is not None
-    assert doubled.round_s > 1.5 * slow[0].round_s
+    assert doubled > 1.5 * slow[0]
 
 
 def test_rounds_to_the_target_are_counted_once_for_a_contender_and_its_rival(tmp_path: Path) -> None:
