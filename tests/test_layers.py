@@ -22,6 +22,7 @@ ROOMS: dict[str, set[str]] = {
     "proto": set(),
     "config_schema": set(),
     "run_progress": set(),
+    "links": {"errors"},
     "random": {"native"},
     "config": {"config_schema", "errors"},
     "config_writer": {"config", "config_schema", "errors"},
@@ -36,7 +37,7 @@ ROOMS: dict[str, set[str]] = {
     "run_setup": {"compress", "config", "errors", "gossip", "node", "random", "run_plan", "train", "wire"},
     "run_summary": {"compress", "config", "gossip", "run_plan", "run_setup", "state", "train"},
     "simulate": {
-        "compress", "config", "config_writer", "errors", "gossip", "net", "node", "random", "run_plan", "run_progress",
+        "compress", "config", "config_writer", "errors", "gossip", "node", "random", "run_plan", "run_progress",
         "run_setup", "run_summary", "state", "train", "wire",
     },
     "daemon": {
@@ -48,9 +49,12 @@ ROOMS: dict[str, set[str]] = {
         "run_setup", "run_summary", "simulate", "state", "train", "wire",
     },
     "report": {"errors", "gossip", "ops", "run_progress", "state"},
+    "study": {
+        "config", "errors", "links", "ops", "report", "run_progress", "run_setup", "simulate", "state", "train",
+    },
     "cli": {
-        "compress", "config", "config_writer", "daemon", "errors", "gossip", "net", "ops", "report", "run_plan",
-        "simulate", "state", "train",
+        "compress", "config", "config_writer", "daemon", "errors", "gossip", "links", "net", "ops", "report",
+        "run_plan", "simulate", "state", "study", "train",
     },
     "entry": {"cli"},
     "__main__": {"entry"},
