@@ -9,7 +9,6 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -177,13 +176,13 @@ def _reachable_variants(config: Config, compressor: BoundedCompressor) -> tuple[
 def describe_compressor(compressor: BoundedCompressor) -> str:
     """Return the compressor with its settings in a few words, such as "top_k 2 % 4 bits"."""
     words = [compressor.kind]
-    for item in fields(compressor):  # type: ignore[arg-type]  # every compressor is a dataclass of its settings
-        value = getattr(compressor, item.name)
-        if item.name == "fraction":
+    for name in compress.settings_of(compressor.kind):
+        value = getattr(compressor, name)
+        if name == "fraction":
             words.append(f"{100 * value:g} %")
-        elif item.name in ("bits", "value_bits") and value is not None:
+        elif name in ("bits", "value_bits") and value is not None:
             words.append(f"{value} bits")
-        elif isinstance(value, (str, float)) and item.name != "fraction":
+        elif isinstance(value, (str, float)):
             words.append(f"{value:g}" if isinstance(value, float) else value)
         elif isinstance(value, enum.Enum):
             words.append(value.name.lower())
