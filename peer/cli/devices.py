@@ -33,7 +33,7 @@ def sign(directory: Path, request: Path, relay: str | None, as_json: bool) -> No
       sotto sign kits request.pem
       sotto sign kits request.pem --relay peer-0
     """
-    from peer.net.security import request_thumbprint
+    from peer.net.security.requests import request_thumbprint
     from peer.ops import enrollment
 
     try:

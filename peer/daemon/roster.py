@@ -16,7 +16,8 @@ from peer.errors import ConfigError, HandshakeRefused, SecurityError
 from peer.gossip.membership import Newcomer
 from peer.net.hello import quote
 from peer.net.relay import RelayAddress
-from peer.net.security import Access, Credentials, check_current, der, vouched_identity
+from peer.net.security.certificates import der, vouched_identity
+from peer.net.security.credentials import Access, Credentials, check_current
 from peer.net.transport import Neighbor, split_address
 from peer.node.membership_codec import MAX_NEWCOMERS
 

@@ -65,17 +65,9 @@ from peer.net.hello import (
 )
 from peer.net.rate_limits import Allowance, Complaints
 from peer.net.relay import RelayAddress, RelayService, Tunnels
-from peer.net.security import (
-    CHALLENGE_BYTES,
-    Access,
-    Credentials,
-    Identity,
-    Role,
-    TokenAccess,
-    check_proof,
-    identify,
-    prove,
-)
+from peer.net.security.certificates import Identity, Role, identify
+from peer.net.security.credentials import Access, Credentials, TokenAccess
+from peer.net.security.proofs import CHALLENGE_BYTES, check_proof, prove
 from peer.proto.sottovoce.v1 import control_pb2, exchange_pb2
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,8 @@ from pathlib import Path
 from peer.config import Config, PeerAddress
 from peer.config_writer import refuse_existing, write_bytes, write_peer_file
 from peer.errors import ConfigError
-from peer.net.security import CertificateAuthority, Role
+from peer.net.security.authority import CertificateAuthority
+from peer.net.security.certificates import Role
 
 _SHARED_PATHS = (("graph", "file"), ("training", "warm_start"), ("data", "directory"))
 """Keys of the job whose value is a path relative to the file."""

@@ -9,7 +9,8 @@ from typing import Any
 
 from peer.config import Config, PeerAddress
 from peer.errors import ConfigError, PeerUnreachable, RemoteError, SecurityError
-from peer.net.security import Access, Role, load_credentials
+from peer.net.security.certificates import Role
+from peer.net.security.credentials import Access, load_credentials
 from peer.net.transport import call_control
 
 TIMEOUT_S = 5.0

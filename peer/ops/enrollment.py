@@ -14,18 +14,10 @@ from pathlib import Path
 from peer.config import Config, PeerAddress, load
 from peer.config_writer import write_bytes, write_peer_file
 from peer.errors import ConfigError, SecurityError
-from peer.net.security import (
-    CertificateAuthority,
-    Identity,
-    Place,
-    identify,
-    is_signed_by,
-    request_address,
-    request_certificate,
-    request_name,
-    request_thumbprint,
-    write_secret,
-)
+from peer.net.security.authority import CertificateAuthority
+from peer.net.security.certificates import Identity, Place, identify, is_signed_by
+from peer.net.security.keys import write_secret
+from peer.net.security.requests import read_request, request_certificate, request_thumbprint
 from peer.net.transport import split_address
 from peer.ops.cluster_files import join_address, place_peers
 from peer.run_plan import why_no_changes
@@ -74,7 +66,8 @@ def admit(directory: Path, request_pem: bytes, *, relay: str | None = None) -> A
     authority = _authority(directory)
     model, base = _any_peer_file(directory)
     names = [peer.name for peer in model.peers]
-    name, advertise = request_name(request_pem), request_address(request_pem)
+    asked = read_request(request_pem)
+    name, advertise = asked.name, asked.address
     known = name in names
     index = names.index(name) if known else len(names)
     entry = model.peers[index] if known else _new_entry(model, name, advertise, relay)

@@ -10,7 +10,7 @@ import pytest
 
 from peer.config import SecurityOptions, load
 from peer.errors import SecurityError
-from peer.net.security import Credentials, load_credentials
+from peer.net.security.credentials import Credentials, load_credentials
 from tests.cli.runner import sotto
 
 

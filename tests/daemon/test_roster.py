@@ -11,7 +11,7 @@ from peer.config import Config, PeerAddress, PeerOptions, load
 from peer.daemon.roster import Roster
 from peer.errors import ConfigError, HandshakeRefused, SecurityError, SottoError
 from peer.gossip.membership import Newcomer
-from peer.net.security import load_credentials
+from peer.net.security.credentials import load_credentials
 from peer.net.transport import Neighbor
 from peer.node.membership_codec import MAX_NEWCOMERS
 from peer.ops.cluster_files import place_peers, write_cluster

@@ -25,7 +25,8 @@ from peer.config_writer import write_resolved
 from peer.daemon import base
 from peer.daemon.process import open_peer
 from peer.errors import HandshakeRefused, PeerUnreachable, RemoteError
-from peer.net.security import CertificateAuthority, Role
+from peer.net.security.authority import CertificateAuthority
+from peer.net.security.certificates import Role
 from peer.ops.cluster_files import Host, write_cluster
 from peer.ops.local_cluster import free_ports
 from peer.state.checkpoints import StateFolder, find_checkpoints, load_checkpoint

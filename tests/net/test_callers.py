@@ -11,8 +11,10 @@ import pytest
 
 from peer.errors import HandshakeRefused
 from peer.net.relay import RelayAddress
-from peer.net.revocation import RevocationList
-from peer.net.security import Credentials, Place, request_certificate
+from peer.net.security.certificates import Place
+from peer.net.security.credentials import Credentials
+from peer.net.security.requests import request_certificate
+from peer.net.security.revocation_list import RevocationList
 from peer.net.transport import Neighbor
 from tests.net.transport_peers import NAMES, Mind, authority, build, dialled, hello_of, passive, running, until
 

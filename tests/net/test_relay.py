@@ -12,7 +12,7 @@ import pytest
 
 from peer.config import TransportOptions
 from peer.net.relay import RelayAddress
-from peer.net.security import Credentials
+from peer.net.security.credentials import Credentials
 from peer.net.transport import Neighbor, Transport, _open_channel
 from peer.proto.sottovoce.v1 import relay_pb2
 from tests.net.transport_peers import NAMES, Mind, build, credentials, passive, running, until

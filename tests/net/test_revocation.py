@@ -8,8 +8,10 @@ import pytest
 
 from peer.config import SecurityOptions, TransportOptions
 from peer.errors import SecurityError
-from peer.net.revocation import RevocationList
-from peer.net.security import CertificateAuthority, Credentials, Issued, Role, load_credentials
+from peer.net.security.authority import CertificateAuthority, Issued
+from peer.net.security.certificates import Role
+from peer.net.security.credentials import Credentials, load_credentials
+from peer.net.security.revocation_list import RevocationList
 from peer.net.transport import call_control
 from tests.net.transport_peers import NAMES, Mind, build, dialled, passive, running, until
 

@@ -13,22 +13,12 @@ from cryptography.x509.oid import NameOID
 
 from peer.config import SecurityOptions
 from peer.errors import SecurityError
-from peer.net.security import (
-    CA_DAYS,
-    PEER_DAYS,
-    ROLE_URI,
-    Access,
-    CertificateAuthority,
-    Role,
-    TokenAccess,
-    check_proof,
-    identify,
-    load_credentials,
-    prove,
-    request_certificate,
-    thumbprint,
-    write_secret,
-)
+from peer.net.security.authority import CA_DAYS, PEER_DAYS, CertificateAuthority
+from peer.net.security.certificates import ROLE_URI, Role, identify, thumbprint
+from peer.net.security.credentials import Access, TokenAccess, load_credentials
+from peer.net.security.keys import write_secret
+from peer.net.security.proofs import check_proof, prove
+from peer.net.security.requests import request_certificate
 
 OPTIONS = SecurityOptions()
 NOW = datetime.datetime(2030, 5, 1, 12, tzinfo=datetime.UTC)

@@ -13,7 +13,7 @@ import pytest
 
 from peer.config import TransportOptions
 from peer.errors import ConfigError, DataError, LocalProtocolError, PeerUnreachable, RemoteError, SecurityError
-from peer.net.security import Role
+from peer.net.security.certificates import Role
 from peer.net.transport import MAX_BULLETIN_BYTES, Neighbor, call_control
 from tests.net.transport_peers import (
     NAMES,
@@ -628,7 +628,7 @@ def _python(*arguments: str) -> subprocess.Popen[str]:
         f"""
         import asyncio, pathlib, sys
         from peer.config import SecurityOptions
-        from peer.net.security import load_credentials
+        from peer.net.security.credentials import load_credentials
         from tests.net.transport_peers import *
 
         def certificate(index):

@@ -12,7 +12,8 @@ from typing import Any
 
 from peer.config import TransportOptions
 from peer.net.hello import HelloInfo
-from peer.net.security import CertificateAuthority, Credentials
+from peer.net.security.authority import CertificateAuthority
+from peer.net.security.credentials import Credentials
 from peer.net.transport import Neighbor, Transport
 from peer.node.delivery import InLink, OutLink
 

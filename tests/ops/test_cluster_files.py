@@ -10,7 +10,8 @@ import pytest
 
 from peer.config import Config, PeerAddress, SecurityOptions, load
 from peer.errors import ConfigError
-from peer.net.security import Role, load_credentials
+from peer.net.security.certificates import Role
+from peer.net.security.credentials import load_credentials
 from peer.ops.cluster_files import Host, place_peers, write_cluster
 
 

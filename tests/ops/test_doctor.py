@@ -17,7 +17,8 @@ from peer import __version__
 from peer.config import SHARED_SECTIONS, Config, load
 from peer.config_writer import write_peer_file
 from peer.net.hello import HelloInfo
-from peer.net.security import CertificateAuthority, load_credentials
+from peer.net.security.authority import CertificateAuthority
+from peer.net.security.credentials import load_credentials
 from peer.net.transport import Neighbor, Transport
 from peer.ops.cluster_files import Host, write_cluster
 from peer.ops.enrollment import admit, request

@@ -9,7 +9,7 @@ from typing import Any, Self
 import grpc.aio
 
 from peer.net.hello import PROTOCOL_MAX, PROTOCOL_MIN
-from peer.net.security import Credentials
+from peer.net.security.credentials import Credentials
 from peer.net.transport import _open_channel
 from peer.proto.sottovoce.v1 import exchange_pb2 as pb
 from tests.net.transport_peers import NAMES, credentials

@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from peer.config import TransportOptions
-from peer.net.security import CertificateAuthority
+from peer.net.security.authority import CertificateAuthority
 from peer.net.transport import MAX_BULLETIN_BYTES
 from peer.proto.sottovoce.v1 import exchange_pb2 as pb
 from tests.hostile.transport.caller import Caller, chunk, hello

@@ -13,7 +13,7 @@ import pytest
 
 from peer.config import TransportOptions
 from peer.net.hello import PROTOCOL_MAX, PROTOCOL_MIN
-from peer.net.security import CertificateAuthority
+from peer.net.security.authority import CertificateAuthority
 from peer.net.transport import Transport
 from peer.proto.sottovoce.v1 import exchange_pb2 as pb
 from tests.hostile.transport.caller import Caller, chunk, hello

@@ -20,7 +20,8 @@ import grpc.aio
 
 from peer.config import Config, load
 from peer.net.hello import PROTOCOL_MAX, PROTOCOL_MIN
-from peer.net.security import CertificateAuthority, Credentials, load_credentials
+from peer.net.security.authority import CertificateAuthority
+from peer.net.security.credentials import Credentials, load_credentials
 from peer.proto.sottovoce.v1 import exchange_pb2 as pb
 from tests.stress.attack.cluster import MALLORY, VICTIM
 

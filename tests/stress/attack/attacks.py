@@ -10,7 +10,9 @@ import socket
 import time
 from collections.abc import Awaitable, Callable
 
-from peer.net.security import CertificateAuthority, Credentials, Role
+from peer.net.security.authority import CertificateAuthority
+from peer.net.security.certificates import Role
+from peer.net.security.credentials import Credentials
 from peer.proto.sottovoce.v1 import exchange_pb2 as pb
 from tests.stress.attack.attacker import Attacker, Stream, again_and_again, as_member, as_whom
 from tests.stress.attack.cluster import MALLORY

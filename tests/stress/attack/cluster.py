@@ -16,7 +16,7 @@ from typing import Any, Self
 from peer import __version__
 from peer.config import load
 from peer.errors import SottoError
-from peer.net.security import CertificateAuthority
+from peer.net.security.authority import CertificateAuthority
 from peer.ops import control
 from peer.ops.cluster_files import Host, write_cluster
 from peer.ops.local_cluster import free_ports, peer_environment

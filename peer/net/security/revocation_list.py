@@ -1,10 +1,10 @@
-"""Which certificates of a run's authority are no longer good.
+"""The list of certificates that a run's authority revoked.
 
-The list is an X.509 CRL (RFC 5280, section 5), signed by the authority and numbered. A peer takes it from the file
-beside its certificate, or from any neighbour: the signature says that it is genuine and the number which of two is
-newer, so that it does not matter who brought it. A newer list is kept on disk; an older one never replaces it.
+It is an X.509 CRL (RFC 5280, section 5), signed by the authority and numbered. A peer takes it from the file beside its
+certificate or from any neighbour: the signature proves that it is genuine and the number tells which of two is newer,
+so it does not matter who brought it. A newer list is kept on disk; an older one never replaces it.
 
-gRPC's Python API cannot hand such a list to TLS. So the transport asks here, on every stream and call.
+gRPC's Python API cannot hand such a list to TLS. So the transport consults it for every stream and call.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from peer.errors import SecurityError
+from peer.net.security.certificates import MALFORMED, parse_certificate
 
 MAX_BYTES = 60 * 1024
 """Small enough to travel as one note between peers; about 1,500 certificates."""
-# A list says what is so until a newer one comes; that there is none must not stop a run.
+# A list holds until a newer one comes; that none comes must not stop a run.
 _VALID_DAYS = 3653
 
 
@@ -36,38 +37,44 @@ class RevocationList:
         """Of the list; 0 where there is none."""
         self.pem = b""
         self.path = path
-        self._authority = x509.load_pem_x509_certificate(authority)
+        self._authority = parse_certificate(authority, "the authority")
         self._revoked: dict[int, datetime.datetime] = {}
         self._stamp: tuple[int, int] | None = None
         self.reload()
 
     def reload(self) -> bool:
-        """Return whether the file held a newer list. Raises SecurityError if it holds anything else.
+        """Return whether the file held a newer list. Raises SecurityError if it holds anything else."""
+        data = self.read_if_changed()
+        return data is not None and self.adopt(data, str(self.path))
 
-        Costs one `stat` while the file stays the same.
+    def read_if_changed(self) -> bytes | None:
+        """Return what the file holds if it changed since it was last read. Raises SecurityError if it is unreadable.
+
+        Costs one `stat` while the file stays the same, and changes nothing that `check` uses: it may run in a thread of
+        its own.
         """
         if self.path is None:
-            return False
+            return None
         try:
             status = self.path.stat()
             stamp = (status.st_mtime_ns, status.st_size)
             if stamp == self._stamp:
-                return False
+                return None
             self._stamp = stamp
-            data = self.path.read_bytes()
+            return self.path.read_bytes()
         except FileNotFoundError:
             self._stamp = None
-            return False
+            return None
         except OSError as error:
             raise SecurityError(f"{self.path} cannot be read: {error.strerror}") from None
-        return self._adopt(data, str(self.path))
 
     def take(self, pem: bytes) -> bool:
-        """Return whether a list that somebody brought is newer than ours; then it is ours now, also on disk.
+        """Return whether a list from elsewhere is newer than ours; then it replaces ours, also on disk.
 
-        Raises SecurityError if the authority did not sign it, or if it could not be written: it holds all the same.
+        Raises SecurityError if the authority did not sign it, or if it could not be written: then it holds until this
+        process ends.
         """
-        if not self._adopt(pem, "the list of revoked certificates"):
+        if not self.adopt(pem, "the list of revoked certificates"):
             return False
         self._save()
         return True
@@ -84,7 +91,8 @@ class RevocationList:
     def __len__(self) -> int:
         return len(self._revoked)
 
-    def _adopt(self, pem: bytes, source: str) -> bool:
+    def adopt(self, pem: bytes, source: str) -> bool:
+        """Return whether a list is newer than ours; then it replaces ours in memory. Raises SecurityError."""
         if len(pem) > MAX_BYTES:
             raise SecurityError(
                 f"{source} has {len(pem)} bytes; a list of revoked certificates has {MAX_BYTES} at most"
@@ -93,13 +101,13 @@ class RevocationList:
             listed = x509.load_pem_x509_crl(pem)
             number = int(listed.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number)
             public_key = self._authority.public_key()
-            assert isinstance(public_key, ec.EllipticCurvePublicKey)
+            assert isinstance(public_key, ec.EllipticCurvePublicKey), "every authority of a run has such a key"
             genuine = listed.issuer == self._authority.subject and listed.is_signature_valid(public_key)
             revoked = {each.serial_number: each.revocation_date_utc for each in listed}
-        except (ValueError, TypeError, x509.ExtensionNotFound, x509.DuplicateExtension):
+        except MALFORMED:
             raise SecurityError(f"{source} is not a list of revoked certificates; `sotto revoke` writes one") from None
         if not genuine:
-            raise SecurityError(f"{source} is not signed by this run's CA; take the revoked.pem that lies beside it")
+            raise SecurityError(f"{source} is not signed by this run's CA; take the revoked.pem beside it")
         if number <= self.number:
             return False
         self.number, self.pem, self._revoked = number, pem, revoked
@@ -133,7 +141,7 @@ def sign_list(
 ) -> bytes:
     """Return a list (PEM) that revokes `serials` beside what the `older` one (PEM, may be empty) holds.
 
-    Raises SecurityError if the older one is none of this authority's, or the new one would be too long to travel.
+    Raises SecurityError if the older one is not this authority's, or the new one would be too long to travel.
     """
     pem = authority.public_bytes(serialization.Encoding.PEM)
     known = RevocationList(pem)

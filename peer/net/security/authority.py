@@ -1,0 +1,198 @@
+"""The certificate authority of a run: it signs the certificates of peers and operators, and revokes them."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from peer.errors import SecurityError
+from peer.net.security.certificates import (
+    ROLE_URI,
+    Identity,
+    Place,
+    Role,
+    is_authority,
+    parse_certificate,
+    read_identity,
+    utc_now,
+)
+from peer.net.security.credentials import Credentials
+from peer.net.security.keys import key_pem, new_key, parse_key, read_file, read_secret, write_new
+from peer.net.security.requests import general_name, read_request
+from peer.net.security.revocation_list import RevocationList, sign_list
+
+CA_DAYS = 3653
+PEER_DAYS = 731
+# Devices without a battery clock start years behind and are often hours off.
+CLOCK_SLACK = datetime.timedelta(days=1)
+
+
+@dataclass(frozen=True)
+class Issued:
+    """A new certificate and its private key, both PEM."""
+
+    identity: Identity
+    certificate: bytes
+    key: bytes = field(repr=False)
+
+    def write(self, certificate_file: Path, key_file: Path) -> None:
+        """Write both files, the key readable by its owner alone. Raises SecurityError if one exists already."""
+        write_new(key_file, self.key, mode=0o600)
+        write_new(certificate_file, self.certificate, mode=0o644)
+
+
+class CertificateAuthority:
+    """The authority of one run: signs the certificates of its peers and operators."""
+
+    def __init__(self, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> None:
+        self._certificate, self._key = certificate, key
+
+    @classmethod
+    def create(cls, run: str, *, now: datetime.datetime | None = None) -> CertificateAuthority:
+        """Return a new authority, valid for ten years."""
+        now = now or utc_now()
+        key = new_key()
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"Sottovoce run {run}"[:64])])
+        certificate = (
+            _builder(name, name, key.public_key(), now, CA_DAYS)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(_key_usage(signs_certificates=True), critical=True)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .sign(key, hashes.SHA256())
+        )
+        return cls(certificate, key)
+
+    @classmethod
+    def load(cls, certificate_file: Path, key_file: Path) -> CertificateAuthority:
+        """Return the authority that `write` saved. Raises SecurityError if the files do not hold one."""
+        certificate = parse_certificate(read_file(certificate_file), certificate_file)
+        key = parse_key(read_secret(key_file), key_file)
+        if certificate.public_key() != key.public_key():
+            raise SecurityError(f"{key_file} is not the key of {certificate_file}")
+        if not is_authority(certificate):
+            raise SecurityError(f"{certificate_file} is not the certificate of an authority")
+        return cls(certificate, key)
+
+    @property
+    def certificate(self) -> bytes:
+        """The authority's own certificate, PEM; every peer gets a copy."""
+        return self._certificate.public_bytes(serialization.Encoding.PEM)
+
+    def write(self, certificate_file: Path, key_file: Path) -> None:
+        """Write both files, the key readable by its owner alone. Raises SecurityError if one exists already."""
+        write_new(key_file, key_pem(self._key), mode=0o600)
+        write_new(certificate_file, self.certificate, mode=0o644)
+
+    def issue(
+        self,
+        name: str,
+        addresses: Iterable[str] = (),
+        *,
+        role: Role = Role.PEER,
+        days: int = PEER_DAYS,
+        now: datetime.datetime | None = None,
+    ) -> Issued:
+        """Return a new certificate made out to `name`, with `addresses` (host names, IP addresses) beside it.
+
+        Raises SecurityError if a name cannot stand in a certificate.
+        """
+        key = new_key()
+        certificate = self._sign(key.public_key(), name, addresses, role, days, now or utc_now())
+        return Issued(read_identity(certificate), certificate.public_bytes(serialization.Encoding.PEM), key_pem(key))
+
+    def grant(
+        self,
+        request: bytes,
+        *,
+        place: Place | None = None,
+        days: int = PEER_DAYS,
+        now: datetime.datetime | None = None,
+    ) -> tuple[Identity, bytes]:
+        """Return who made a request (PEM, see `request_certificate`), and the peer's certificate for it (PEM).
+
+        `place` stands in the certificate of a newcomer, so that the others need to believe nobody else about it. Raises
+        SecurityError if it is not a request, or its key is not one that this version uses.
+        """
+        asked = read_request(request)
+        certificate = self._sign(asked.key, asked.name, asked.alternatives, Role.PEER, days, now or utc_now(), place)
+        return read_identity(certificate), certificate.public_bytes(serialization.Encoding.PEM)
+
+    def revoke(self, older: bytes, serials: Iterable[int], *, now: datetime.datetime | None = None) -> bytes:
+        """Return a list (PEM) that revokes `serials` beside what the `older` list holds (empty where there is none).
+
+        Raises SecurityError if the older list is another authority's.
+        """
+        return sign_list(self._certificate, self._key, older, serials, now=now or utc_now())
+
+    def credentials(self, issued: Issued) -> Credentials:
+        """Return what the holder of `issued` connects with."""
+        return Credentials(
+            issued.identity, self.certificate, issued.certificate, issued.key, RevocationList(self.certificate)
+        )
+
+    def _sign(
+        self,
+        key: ec.EllipticCurvePublicKey,
+        name: str,
+        addresses: Iterable[str],
+        role: Role,
+        days: int,
+        now: datetime.datetime,
+        place: Place | None = None,
+    ) -> x509.Certificate:
+        names = [general_name(each) for each in dict.fromkeys((name, *addresses))]
+        uris = [ROLE_URI + role.value, *(() if place is None else place.uris())]
+        usages = [ExtendedKeyUsageOID.CLIENT_AUTH]
+        if role is Role.PEER:
+            usages.append(ExtendedKeyUsageOID.SERVER_AUTH)
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        authority_key = self._certificate.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+        return (
+            _builder(subject, self._certificate.subject, key, now, days)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_key_usage(signs_certificates=False), critical=True)
+            .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
+            .add_extension(
+                x509.SubjectAlternativeName([*names, *map(x509.UniformResourceIdentifier, uris)]),
+                critical=False,
+            )
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(authority_key), critical=False
+            )
+            .sign(self._key, hashes.SHA256())
+        )
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, now: datetime.datetime, days: int
+) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - CLOCK_SLACK)
+        .not_valid_after(now + datetime.timedelta(days=days))
+    )
+
+
+def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )

@@ -1,0 +1,211 @@
+"""What a certificate says of its holder, and whether that is to be believed.
+
+Certificates arrive from disk, from TLS, and from other peers in hellos and introductions. Whatever the bytes are, the
+only error raised here is SecurityError.
+"""
+
+from __future__ import annotations
+
+import datetime
+import enum
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.x509.oid import NameOID
+
+from peer.errors import SecurityError
+
+ROLE_URI = "urn:sottovoce:role:"
+ADDRESS_URI = "urn:sottovoce:address:"
+_INDEX_URI = "urn:sottovoce:index:"
+_RELAY_URI = "urn:sottovoce:relay:"
+
+_MAX_CERTIFICATE_BYTES = 8 * 1024
+
+MALFORMED = (
+    ValueError,
+    TypeError,
+    UnsupportedAlgorithm,
+    x509.ExtensionNotFound,
+    x509.DuplicateExtension,
+)
+"""What the library raises for bytes that are no certificate, request or list of a run. They have no common base."""
+
+
+class Role(enum.Enum):
+    """What the holder of a certificate may do."""
+
+    PEER = "peer"
+    """Take part in the run, and control itself."""
+    OPERATOR = "operator"
+    """Query and stop every peer of the run."""
+
+    @property
+    def with_article(self) -> str:
+        return "an operator" if self is Role.OPERATOR else "a peer"
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a certificate says of its holder."""
+
+    name: str
+    role: Role
+    thumbprint: str
+    """SHA-256 of the certificate, as `openssl x509 -fingerprint -sha256` prints it."""
+    serial: int
+    """What a revocation list names it by."""
+    not_before: datetime.datetime
+    not_after: datetime.datetime
+    index: int | None = None
+    """Of a newcomer: its position in its own list of peers."""
+    address: str | None = None
+    """Of a newcomer: where it can be dialled, "host:port"."""
+    relay: str | None = None
+    """Of a newcomer: the name of the peer at which it waits for callers."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a newcomer stands in its own list of peers, and how the others reach it."""
+
+    index: int
+    address: str | None
+    """Where it can be dialled, "host:port"; None if it cannot."""
+    relay: str | None = None
+    """Name of the peer at which it waits for callers, if it cannot be dialled."""
+
+    def uris(self) -> Iterator[str]:
+        """Yield the entries of its certificate that say so."""
+        yield f"{_INDEX_URI}{self.index}"
+        if self.address is not None:
+            yield ADDRESS_URI + self.address
+        if self.relay is not None:
+            yield _RELAY_URI + self.relay
+
+
+def utc_now() -> datetime.datetime:
+    """Return the time against which certificates are checked."""
+    return datetime.datetime.now(datetime.UTC)
+
+
+def identify(certificate: bytes, source: str = "the certificate") -> Identity:
+    """Return whom a PEM certificate is made out to. Raises SecurityError if it is not one of a run's certificates.
+
+    The signature is not checked here: TLS has done that, or `load_credentials`.
+    """
+    return read_identity(parse_certificate(certificate, source), source)
+
+
+def vouched_identity(certificate: bytes, authority: bytes) -> Identity:
+    """Return whom a peer's certificate (DER) is made out to. Raises SecurityError unless the authority (PEM) signed it
+    for a peer.
+
+    Neither dates nor revocation are checked: their answer changes from day to day (`credentials.check_current`).
+    """
+    shown = parse_shown(certificate, "it")
+    if not was_signed_by(shown, parse_certificate(authority, "the authority")):
+        raise SecurityError("it is introduced by a certificate that this run's CA did not sign")
+    identity = read_identity(shown)
+    if identity.role is not Role.PEER:
+        raise SecurityError(f"it is introduced by the certificate of {identity.role.with_article}")
+    return identity
+
+
+def thumbprint(certificate: bytes) -> str:
+    """Return SHA-256 of a PEM certificate in the form that people compare: "3F:A9:…"."""
+    return _thumbprint(parse_certificate(certificate, "the certificate"))
+
+
+def der(certificate: bytes) -> bytes:
+    """Return a PEM certificate as DER, which is shorter."""
+    return parse_certificate(certificate, "the certificate").public_bytes(serialization.Encoding.DER)
+
+
+def is_signed_by(certificate: bytes, authority: bytes) -> bool:
+    """Return whether the authority (PEM) signed a certificate (PEM)."""
+    try:
+        return was_signed_by(x509.load_pem_x509_certificate(certificate), x509.load_pem_x509_certificate(authority))
+    except MALFORMED:
+        return False
+
+
+def was_signed_by(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
+    """Return whether the authority signed a certificate."""
+    try:
+        certificate.verify_directly_issued_by(authority)
+    except (InvalidSignature, *MALFORMED):
+        return False
+    return True
+
+
+def is_authority(certificate: x509.Certificate) -> bool:
+    """Return whether a certificate may sign others."""
+    try:
+        return certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    except MALFORMED:
+        return False
+
+
+def check_dates(certificate: x509.Certificate, source: Path | str, now: datetime.datetime) -> None:
+    """Raise SecurityError, with what to do, if a certificate is not valid at `now`."""
+    begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    if now < begin:
+        raise SecurityError(f"{source} is valid from {begin:%Y-%m-%d %H:%M} UTC on; is the clock of this device right?")
+    if now > end:
+        raise SecurityError(f"{source} expired on {end:%Y-%m-%d}; issue a new one")
+
+
+def parse_certificate(pem: bytes, source: Path | str) -> x509.Certificate:
+    """Return a PEM certificate. Raises SecurityError if it is not one."""
+    try:
+        return x509.load_pem_x509_certificate(pem)
+    except MALFORMED:
+        raise SecurityError(f"{source} does not hold a PEM certificate") from None
+
+
+def parse_shown(certificate: bytes, holder: str) -> x509.Certificate:
+    """Return a certificate (DER) that another peer shows, with a key that can be read. Raises SecurityError."""
+    try:
+        if not 0 < len(certificate) <= _MAX_CERTIFICATE_BYTES:
+            raise ValueError
+        shown = x509.load_der_x509_certificate(certificate)
+        shown.public_key()
+    except MALFORMED:
+        raise SecurityError(f"{holder} does not prove whose certificate it holds") from None
+    return shown
+
+
+def read_identity(certificate: x509.Certificate, source: str = "the certificate") -> Identity:
+    """Return whom a certificate is made out to. Raises SecurityError if it is not one of a run's certificates."""
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        uris = names.get_values_for_type(x509.UniformResourceIdentifier)
+        (role,) = _after(ROLE_URI, uris)
+        index = next(map(int, _after(_INDEX_URI, uris)), None)
+        (common_name,) = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+        return Identity(
+            str(common_name.value),
+            Role(role),
+            _thumbprint(certificate),
+            certificate.serial_number,
+            certificate.not_valid_before_utc,
+            certificate.not_valid_after_utc,
+            index,
+            next(_after(ADDRESS_URI, uris), None),
+            next(_after(_RELAY_URI, uris), None),
+        )
+    except MALFORMED:
+        raise SecurityError(f"{source} was not issued by `sotto`: it names no peer and no role") from None
+
+
+def _after(prefix: str, uris: Iterable[str]) -> Iterator[str]:
+    return (uri.removeprefix(prefix) for uri in uris if uri.startswith(prefix))
+
+
+def _thumbprint(certificate: x509.Certificate) -> str:
+    return certificate.fingerprint(hashes.SHA256()).hex(":").upper()
