@@ -30,8 +30,10 @@ MALFORMED = (
     ValueError,
     TypeError,
     UnsupportedAlgorithm,
+    x509.InvalidVersion,
     x509.ExtensionNotFound,
     x509.DuplicateExtension,
+    x509.UnsupportedGeneralNameType,
 )
 """What the library raises for bytes that are no certificate, request or list of a run. They have no common base."""
 
