@@ -33,8 +33,9 @@ from peer.daemon.traffic import Traffic
 from peer.errors import ConfigError, DivergenceError, HandshakeRefused, SottoError
 from peer.gossip.membership import ChangeKind
 from peer.net.hello import HelloInfo, quote
+from peer.net.neighbor import Neighbor
 from peer.net.security.credentials import load_credentials
-from peer.net.transport import Neighbor, Transport
+from peer.net.transport import Transport
 from peer.node.divergence_guard import reason_to_stop
 from peer.node.durable import DurablePeer
 from peer.node.durable_pair import DurablePair

@@ -25,8 +25,10 @@ from peer.daemon.audit_log import AuditLog
 from peer.daemon.base import Daemon
 from peer.errors import HandshakeRefused, PeerUnreachable, RemoteProtocolError, SottoError, StateError
 from peer.gossip.membership import Change, ChangeKind, Newcomer
+from peer.net.counters import LinkCounters
+from peer.net.handler import MAX_BULLETIN_BYTES
 from peer.net.hello import quote
-from peer.net.transport import MAX_BULLETIN_BYTES, LinkCounters, Neighbor
+from peer.net.neighbor import Neighbor
 from peer.node import membership_codec
 from peer.node.durable import Deed, DurablePeer
 from peer.node.participant import Parcel, Participant

@@ -16,6 +16,7 @@ CHUNK_COST = 64
 """Credit that a chunk costs beside its data, so that a flood of tiny ones is bounded too."""
 # With less credit than this (and than what is left of the frame) it is better to wait than to send crumbs.
 _CRUMB_BYTES = 16 * 1024
+_MAX_CREDIT_BYTES = 1 << 50
 
 
 class Cutter:
@@ -35,6 +36,12 @@ class Cutter:
     def push(self, seq: int, frame: bytes) -> None:
         """Queue a frame."""
         self._queue.append((seq, frame))
+
+    def add_credit(self, granted_bytes: int) -> None:
+        """Take credit that the receiver grants. Raises RemoteProtocolError if the sum is absurd."""
+        self.credit_bytes += granted_bytes
+        if self.credit_bytes > _MAX_CREDIT_BYTES:
+            raise RemoteProtocolError(f"it granted credit of {self.credit_bytes} bytes")
 
     @property
     def ready(self) -> bool:

@@ -1,7 +1,7 @@
-"""The first message between two peers: do they belong together?
+"""The first message between two peers: do they train the same run?
 
-Pure: builds a hello and compares two, and says in a sentence what does not match. Texts that come from the other peer
-are cut and quoted before they enter a sentence.
+Pure: compares two hellos and says in a sentence what does not match. Texts that come from another peer are cut and
+quoted before they enter a sentence.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ MAX_TEXT = 256
 MIN_WINDOW_BYTES = 4096
 MIN_CHUNK_BYTES = 1024
 MAX_HEARTBEAT_MS = 3_600_000
+_MAX_SENTENCE = 500
 
 
 @dataclass(frozen=True, kw_only=True)
 class HelloInfo:
-    """What this peer tells its neighbours of itself and its job."""
+    """What this peer tells its neighbours of itself and its run."""
 
     run: str
     algorithm: str
     run_digest: str
-    """Digests of the parts of the configuration that all peers share, joined by dots."""
+    """Digests of the sections of the configuration that all peers share, joined by dots."""
     model_digest: str
-    """Digest of the parameters that the run starts from."""
+    """Digest of the parameters with which the run starts."""
     graph_digest: str
     """Digest of the graph schedule."""
     num_peers: int
@@ -37,9 +38,9 @@ class HelloInfo:
     """Name of this peer in the list of peers."""
     software: str = "sottovoce"
     shared_sections: tuple[str, ...] = ()
-    """Not told to anyone: the names of those parts."""
+    """The names of those sections; not sent."""
     max_frame_bytes: int | None = None
-    """Not told to anyone: the largest frame that can occur in this run, where that is known beforehand."""
+    """The largest frame that can occur in this run, if that is known beforehand; not sent."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,9 +54,9 @@ class Terms:
     """Of the neighbour's process."""
     credit_bytes: int
     chunk_bytes: int
-    """The largest sum of chunk data that the neighbour takes in an envelope."""
+    """The largest sum of chunk data that the neighbour accepts in an envelope."""
     heartbeat_s: float
-    """How often the neighbour speaks at least."""
+    """The longest pause between two envelopes of the neighbour."""
     seen_as: str
 
 
@@ -70,13 +71,13 @@ def check_identity(theirs: pb.Hello, *, expected_name: str, certified_name: str 
         )
     if theirs.name != expected_name or theirs.index != expected_index:
         raise HandshakeRefused(
-            f"it says it is peer {theirs.index}, {quote(theirs.name)}, where we expect peer {expected_index}, "
-            f"{quote(expected_name)}; compare the lists of peers"
+            f"it says it is peer {theirs.index}, {quote(theirs.name)}, but peer {expected_index}, "
+            f"{quote(expected_name)}, is expected here; compare the lists of peers"
         )
 
 
-def check_job(ours: HelloInfo, theirs: pb.Hello) -> int:
-    """Return the protocol version to use with a peer of the same job. Raises HandshakeRefused naming both values."""
+def check_run(ours: HelloInfo, theirs: pb.Hello) -> int:
+    """Return the protocol version to use with a peer of the same run. Raises HandshakeRefused naming both values."""
     name = quote(theirs.name)
     if theirs.protocol_max < PROTOCOL_MIN or theirs.protocol_min > PROTOCOL_MAX:
         raise HandshakeRefused(
@@ -97,18 +98,23 @@ def check_job(ours: HelloInfo, theirs: pb.Hello) -> int:
             "every peer needs the same [algorithm]"
         )
     for what, section, their_digest, our_digest in (
-        ("job", _differing_parts(ours, theirs.run_digest), theirs.run_digest, ours.run_digest),
-        # The same words of the configuration can still mean other code or other files.
-        ("model", "the code of the task and the file of training.warm_start", theirs.model_digest, ours.model_digest),
+        ("configuration", _differing_sections(ours, theirs.run_digest), theirs.run_digest, ours.run_digest),
+        # Equal configurations can still name different code or different files.
+        (
+            "initial model",
+            "the task's code and the file training.warm_start",
+            theirs.model_digest,
+            ours.model_digest,
+        ),
         ("graph", "[graph] and its file", theirs.graph_digest, ours.graph_digest),
     ):
         if their_digest != our_digest:
-            raise HandshakeRefused(f"the {what} of {name} is not ours; compare {section} of the two")
+            raise HandshakeRefused(f"the {what} of {name} differs from ours; compare {section} on both devices")
     return min(theirs.protocol_max, PROTOCOL_MAX)
 
 
-def _differing_parts(ours: HelloInfo, their_digest: str) -> str:
-    """Return the sections in which two jobs differ, as a user reads them."""
+def _differing_sections(ours: HelloInfo, their_digest: str) -> str:
+    """Return the sections in which two configurations differ, as a user reads them."""
     our_parts, their_parts = ours.run_digest.split("."), their_digest.split(".")
     if len(our_parts) != len(ours.shared_sections) or len(their_parts) != len(our_parts):
         return "sections outside [peer], [security], [state] and [transport]"
@@ -117,15 +123,16 @@ def _differing_parts(ours: HelloInfo, their_digest: str) -> str:
 
 
 def read_terms(theirs: pb.Hello, protocol: int) -> Terms:
-    """Return the terms that a hello offers. Raises HandshakeRefused for figures that nobody could work with."""
+    """Return the terms that a hello offers. Raises HandshakeRefused for impossible figures."""
     if theirs.window_bytes < MIN_WINDOW_BYTES or theirs.chunk_bytes < MIN_CHUNK_BYTES:
         raise HandshakeRefused(
-            f"{quote(theirs.name)} takes only {theirs.window_bytes} bytes at a time in pieces of {theirs.chunk_bytes}; "
-            f"the least are {MIN_WINDOW_BYTES} and {MIN_CHUNK_BYTES}"
+            f"{quote(theirs.name)} accepts a window of {theirs.window_bytes} bytes and chunks of {theirs.chunk_bytes}; "
+            f"at least {MIN_WINDOW_BYTES} and {MIN_CHUNK_BYTES} are needed"
         )
     if not 0 < theirs.heartbeat_ms <= MAX_HEARTBEAT_MS:
         raise HandshakeRefused(
-            f"{quote(theirs.name)} speaks up every {theirs.heartbeat_ms} ms only; 1 to {MAX_HEARTBEAT_MS} are possible"
+            f"{quote(theirs.name)} announces a heartbeat every {theirs.heartbeat_ms} ms; "
+            f"1 to {MAX_HEARTBEAT_MS} are valid"
         )
     return Terms(
         protocol=protocol,
@@ -139,7 +146,7 @@ def read_terms(theirs: pb.Hello, protocol: int) -> Terms:
 
 
 def check_texts(theirs: pb.Hello) -> None:
-    """Check that no text of a hello is longer than people read. Raises HandshakeRefused."""
+    """Check that no text of a hello is too long to be shown. Raises HandshakeRefused."""
     for field, value in theirs.ListFields():
         if isinstance(value, str) and len(value) > MAX_TEXT:
             raise HandshakeRefused(f"its hello has a {field.name} of {len(value)} characters; {MAX_TEXT} are allowed")
@@ -148,6 +155,11 @@ def check_texts(theirs: pb.Hello) -> None:
 def quote(text: str) -> str:
     """Return a text of another peer, short and printable, in quotation marks."""
     return repr(text if len(text) <= 80 else text[:79] + "…")
+
+
+def printable(text: str) -> str:
+    """Return a text of another peer or library as it can stand in a log: printable, and at most 500 characters."""
+    return "".join(c if c.isprintable() else " " for c in text[:_MAX_SENTENCE])
 
 
 def _versions(lowest: int, highest: int) -> str:

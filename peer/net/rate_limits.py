@@ -1,15 +1,14 @@
-"""How much of each kind is taken from others: rates of small messages, and of lines in the log.
+"""Limits on what costs its sender nothing: rates of small messages, and of lines in the log.
 
-Pure: the time is an argument, in seconds. What a neighbour sends of its model is bounded by the credit that it is
-given and by the rounds that it can be ahead (`peer.net.chunks`, `peer.gossip.session`). Here is the rest, which costs
-its sender nothing.
+Pure: the time is an argument, in seconds. What a neighbour sends of its model is bounded elsewhere, by its credit and
+by the number of rounds that it can be ahead (`peer.net.chunks`, `peer.gossip.session`).
 """
 
 from __future__ import annotations
 
 
 class Allowance:
-    """So much a second, and so much at once: a token bucket."""
+    """A token bucket."""
 
     def __init__(self, *, rate: float, burst: float, now: float) -> None:
         """Allow `rate` units a second, and `burst` of them after a pause."""
@@ -26,14 +25,14 @@ class Allowance:
         return True
 
     def wait_s(self, units: float, now: float) -> float:
-        """Use up so many units, also of those to come; return how long to wait until that many are there."""
+        """Use up so many units, future ones included; return how long to wait until they are there."""
         self._left = min(self.burst, self._left + (now - self._at) * self.rate) - units
         self._at = now
         return max(0.0, -self._left / self.rate)
 
 
 class Complaints:
-    """Decides which complaints about strangers are worth a line: whoever knocks often must not fill the disk."""
+    """Decides which complaints about strangers are logged: whoever connects often must not fill the disk."""
 
     def __init__(self, *, per_minute: int, now: float) -> None:
         self._allowance = Allowance(rate=per_minute / 60, burst=per_minute, now=now)

@@ -9,9 +9,9 @@ from typing import Any
 
 from peer.config import Config, PeerAddress
 from peer.errors import ConfigError, PeerUnreachable, RemoteError, SecurityError
+from peer.net.control import call_control
 from peer.net.security.certificates import Role
 from peer.net.security.credentials import Access, load_credentials
-from peer.net.transport import call_control
 
 TIMEOUT_S = 5.0
 

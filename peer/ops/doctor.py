@@ -21,9 +21,10 @@ from typing import Any, Literal
 from peer import __version__, run_plan
 from peer.config import SHARED_SECTIONS, Config, PeerAddress
 from peer.errors import ConfigError, RemoteError, SecurityError, SottoError
+from peer.net.control import call_control
 from peer.net.hello import PROTOCOL_MAX, PROTOCOL_MIN, HelloInfo
 from peer.net.security.credentials import Access, Credentials, TokenAccess, load_credentials
-from peer.net.transport import Transport, call_control
+from peer.net.transport import Transport
 from peer.ops.control import newcomers
 
 SOON_DAYS = 30

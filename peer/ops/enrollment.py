@@ -14,11 +14,11 @@ from pathlib import Path
 from peer.config import Config, PeerAddress, load
 from peer.config_writer import write_bytes, write_peer_file
 from peer.errors import ConfigError, SecurityError
+from peer.net.address import split_address
 from peer.net.security.authority import CertificateAuthority
 from peer.net.security.certificates import Identity, Place, identify, is_signed_by
 from peer.net.security.keys import write_secret
 from peer.net.security.requests import read_request, request_certificate, request_thumbprint
-from peer.net.transport import split_address
 from peer.ops.cluster_files import join_address, place_peers
 from peer.run_plan import why_no_changes
 

@@ -258,7 +258,7 @@ async def _fail_while_it_wakes(devices: Devices, ticks: int) -> None:
     devices.start(0)
     daemon = devices.daemons[0]
     await devices.until(lambda: daemon.participant.session.in_round)
-    daemon.transport._fail(SecurityError("this peer may no longer take part"))
+    daemon.transport._tasks.fail(SecurityError("this peer may no longer take part"))
     for _ in range(ticks):
         await asyncio.sleep(0)
     daemon._wake.set()

@@ -11,8 +11,8 @@ from peer.config import Config, PeerAddress, PeerOptions, load
 from peer.daemon.roster import Roster
 from peer.errors import ConfigError, HandshakeRefused, SecurityError, SottoError
 from peer.gossip.membership import Newcomer
+from peer.net.neighbor import Neighbor
 from peer.net.security.credentials import load_credentials
-from peer.net.transport import Neighbor
 from peer.node.membership_codec import MAX_NEWCOMERS
 from peer.ops.cluster_files import place_peers, write_cluster
 from peer.ops.enrollment import Admitted, admit, request, revoke

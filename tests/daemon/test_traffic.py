@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from peer.daemon.traffic import Traffic
-from peer.net.transport import LinkCounters
+from peer.net.counters import LinkCounters
 from peer.state.metrics import LinkRecord
 
 

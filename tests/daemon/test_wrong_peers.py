@@ -347,18 +347,22 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ("settings", "says"),
     [
         pytest.param(("run.name=other",), ("run 'other'", "'digits'"), id="run"),
-        pytest.param(("run.seed=1",), ("the job of 'peer-0' is not ours", "compare [run] of"), id="seed"),
-        pytest.param(("training.learning_rate=0.2",), ("job", "compare [training] of"), id="learning-rate"),
+        pytest.param(
+            ("run.seed=1",), ("configuration of 'peer-0' differs from ours", "compare [run] on both"), id="seed"
+        ),
+        pytest.param(("training.learning_rate=0.2",), ("configuration", "compare [training] on"), id="learning-rate"),
         pytest.param(("algorithm.name=sgp",), ("'sgp'", "'quant-sgp'", "[algorithm]"), id="algorithm"),
-        pytest.param(("graph.kind=complete",), ("job", "[graph]"), id="graph"),
-        pytest.param(("training.task_options={hidden=5}",), ("job", "[training]"), id="model"),
+        pytest.param(("graph.kind=complete",), ("configuration", "[graph]"), id="graph"),
+        pytest.param(("training.task_options={hidden=5}",), ("configuration", "[training]"), id="model"),
         pytest.param(
             ("training.warm_start=start.safetensors",),
-            ("model", "not ours", "training.warm_start"),
+            ("initial model", "differs from ours", "training.warm_start"),
             id="warm-start",
         ),
         pytest.param(
-            ("compressor.fraction=0.5", "data.skew=0.1"), ("job", "compare [compressor] and [data] of"), id="two-parts"
+            ("compressor.fraction=0.5", "data.skew=0.1"),
+            ("configuration", "compare [compressor] and [data] on"),
+            id="two-parts",
         ),
     ],
 )

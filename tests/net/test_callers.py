@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 
 from peer.errors import HandshakeRefused
-from peer.net.relay import RelayAddress
+from peer.net.neighbor import Neighbor, RelayAddress
 from peer.net.security.certificates import Place
 from peer.net.security.credentials import Credentials
 from peer.net.security.requests import request_certificate
 from peer.net.security.revocation_list import RevocationList
-from peer.net.transport import Neighbor
 from tests.net.transport_peers import NAMES, Mind, authority, build, dialled, hello_of, passive, running, until
 
 GARAGE = 7
@@ -46,9 +45,9 @@ def call(hear: Callable[[int, str], Neighbor | None] | None, *, is_number: int =
         listener = build(0, ada, [passive(1)], hear=hear)
         async with running(listener):
             own = replace(hello_of(0, name="garage"), **hello)
-            caller = build(0, garage, [], listen=None, security=signed(GARAGE), hello=own)
-            caller.me = is_number
-            caller.add_neighbor(dialled(0, listener.port))
+            caller = build(
+                0, garage, [dialled(0, listener.port)], listen=None, security=signed(GARAGE), hello=own, me=is_number
+            )
             async with running(caller):
                 await until(lambda: 0 in caller.refusals or caller.is_up(0))
                 if 0 in caller.refusals:
@@ -74,7 +73,7 @@ def test_a_caller_with_a_number_is_heard_and_gets_a_link() -> None:
         (None, {}, "'garage' is no neighbour of peer 0, 'ada'"),
         (lambda index, name: None, {}, "'garage', is no neighbour of peer 0, 'ada'"),
         (refuses, {}, "'garage' cannot join"),
-        (hears, {"is_number": 8}, "it says it is peer 8, 'garage', where we expect peer 7"),
+        (hears, {"is_number": 8}, "it says it is peer 8, 'garage', but peer 7, 'garage', is expected here"),
         (hears, {"name": "attic"}, "calls itself 'attic', but its certificate is made out to 'garage'"),
         (hears, {"algorithm": "scsp"}, "every peer needs the same [algorithm]"),
     ],
@@ -95,9 +94,8 @@ def test_a_caller_with_a_number_may_wait_at_a_relay() -> None:
             relay = RelayAddress(NAMES[0], f"127.0.0.1:{ada.port}")
             waits = build(
                 0, garage, [passive(1)], listen=None, own_relay=relay, security=signed(GARAGE),
-                hello=hello_of(0, name="garage"),
+                hello=hello_of(0, name="garage"), me=GARAGE,
             )  # fmt: skip
-            waits.me = GARAGE
             dials = build(1, ben, [Neighbor(GARAGE, "garage", None, dial=True, relay=relay)], listen=None)
             async with running(waits, dials):
                 await until(lambda: dials.is_up(GARAGE) and waits.is_up(1))

@@ -7,14 +7,16 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
-import grpc
 import pytest
 
 from peer.config import TransportOptions
-from peer.net.relay import RelayAddress
+from peer.net.neighbor import Neighbor, RelayAddress
+from peer.net.relay import PieceStream
+from peer.net.rpc import Channel
 from peer.net.security.credentials import Credentials
-from peer.net.transport import Neighbor, Transport, _open_channel
-from peer.proto.sottovoce.v1 import relay_pb2
+from peer.net.services import RELAY_SERVICE
+from peer.net.transport import Transport
+from peer.proto.sottovoce.v1.relay_pb2 import Piece
 from tests.net.transport_peers import NAMES, Mind, build, credentials, passive, running, until
 
 OPTIONS = TransportOptions(backoff_max_s=0.3, dial_timeout_s=5, heartbeat_s=1.0)
@@ -26,7 +28,7 @@ def beyond(index: int, relay: RelayAddress) -> Neighbor:
 
 @contextlib.asynccontextmanager
 async def relayed_pair(
-    ben: Mind, cleo: Mind, *, security: Any = "own", rate: float = 1250.0
+    ben: Mind, cleo: Mind, *, security: Any = "own", rate: float = 1250.0, ends: TransportOptions = OPTIONS
 ) -> AsyncIterator[tuple[Transport, Transport, Transport]]:
     """ada relays; cleo waits there; ben dials cleo. Neither of the two is a neighbour of ada."""
     options = OPTIONS.model_copy(update={"relay_kbytes_per_s": rate})
@@ -34,10 +36,10 @@ async def relayed_pair(
     async with running(ada):
         relay = RelayAddress(NAMES[0], f"127.0.0.1:{ada.port}")
         waits = build(
-            2, cleo, [passive(1)], listen=None, options=OPTIONS, own_relay=relay,
+            2, cleo, [passive(1)], listen=None, options=ends, own_relay=relay,
             security=security,
         )  # fmt: skip
-        dials = build(1, ben, [beyond(2, relay)], listen=None, options=OPTIONS, security=security)
+        dials = build(1, ben, [beyond(2, relay)], listen=None, options=ends, security=security)
         async with running(waits, dials):
             yield ada, dials, waits
 
@@ -82,7 +84,7 @@ def test_the_relay_carries_nothing_that_it_could_read() -> None:
                 seen.extend(data)
                 await passing(data, *rest)
 
-            ada.relay._pass_on = listening  # type: ignore[method-assign]
+            ada.relay._pass_on = listening  # type: ignore[assignment, method-assign]
             ben.send(2, secret)
             await until(lambda: dials.is_up(2) and waits.is_up(1) and cleo.frames)
         assert len(seen) > len(secret)
@@ -151,20 +153,14 @@ def test_the_rate_of_what_is_carried_is_bounded() -> None:
 
 
 async def turned_away(ada: Transport, security: Credentials, claimed: str, method: str) -> str:
-    channel: Any = _open_channel(f"127.0.0.1:{ada.port}", NAMES[0], security, [])
-    call = channel.stream_stream(
-        f"/sottovoce.v1.Relay/{method}",
-        request_serializer=relay_pb2.Piece.SerializeToString,
-        response_deserializer=relay_pb2.Piece.FromString,
-    )()
+    stream = PieceStream(Channel(f"127.0.0.1:{ada.port}", NAMES[0], security).stream(RELAY_SERVICE, method))
     try:
-        await call.write(relay_pb2.Piece(sender=claimed, peer="cleo"))
-        answer = await call.read()
-        assert answer is not grpc.aio.EOF
-        return str(answer.refusal)
+        await stream.write(Piece(sender=claimed, peer="cleo"))
+        answer = await stream.read()
+        assert answer is not None
+        return answer.refusal
     finally:
-        call.cancel()
-        await channel.close()
+        await stream.abandon()
 
 
 @pytest.mark.parametrize("method", ["Accept", "Connect"])

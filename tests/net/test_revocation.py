@@ -8,11 +8,11 @@ import pytest
 
 from peer.config import SecurityOptions, TransportOptions
 from peer.errors import SecurityError
+from peer.net.control import call_control
 from peer.net.security.authority import CertificateAuthority, Issued
 from peer.net.security.certificates import Role
 from peer.net.security.credentials import Credentials, load_credentials
 from peer.net.security.revocation_list import RevocationList
-from peer.net.transport import call_control
 from tests.net.transport_peers import NAMES, Mind, build, dialled, passive, running, until
 
 OPTIONS = TransportOptions(backoff_max_s=0.3, dial_timeout_s=5)
@@ -67,6 +67,21 @@ def test_a_file_that_changes_is_noticed_and_an_older_one_put_back_changes_nothin
     assert not listed.reload()
     file.write_bytes(first)
     assert not listed.reload()
+    assert 22 in listed
+
+
+def test_a_file_that_was_read_before_a_neighbour_brought_a_newer_list_changes_nothing(
+    authority: CertificateAuthority, tmp_path: Path
+) -> None:
+    """The transport reads the file in a thread, where a list may come in between."""
+    file = tmp_path / "revoked.pem"
+    listed = RevocationList(authority.certificate, file)
+    first = authority.revoke(b"", [11])
+    file.write_bytes(first)
+    read = listed.read_if_changed()
+    assert read == first
+    assert listed.take(authority.revoke(first, [22]))
+    assert not listed.adopt(read, str(file))
     assert 22 in listed
 
 

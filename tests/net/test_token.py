@@ -14,9 +14,10 @@ import pytest
 from peer.config import load
 from peer.daemon.process import open_peer
 from peer.errors import SecurityError
+from peer.net.control import call_control
+from peer.net.neighbor import Neighbor
 from peer.net.security.authority import CertificateAuthority
 from peer.net.security.credentials import TokenAccess
-from peer.net.transport import Neighbor, call_control
 from tests.net.transport_peers import NAMES, QUICK, Mind, build, pair, passive, running, until
 
 TOKEN = "correct-horse-battery-staple-0123"

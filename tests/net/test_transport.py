@@ -13,8 +13,10 @@ import pytest
 
 from peer.config import TransportOptions
 from peer.errors import ConfigError, DataError, LocalProtocolError, PeerUnreachable, RemoteError, SecurityError
+from peer.net.control import call_control
+from peer.net.handler import MAX_BULLETIN_BYTES
+from peer.net.neighbor import Neighbor
 from peer.net.security.certificates import Role
-from peer.net.transport import MAX_BULLETIN_BYTES, Neighbor, call_control
 from tests.net.transport_peers import (
     NAMES,
     Mind,
@@ -368,7 +370,7 @@ MISMATCHES: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"num_peers": 7}, ("7 peers", "we have 4")),
     ({"model_digest": "9" * 64}, ("model", "training.warm_start")),
     ({"graph_digest": "9" * 64}, ("graph", "[graph] and its file")),
-    ({"run_digest": "9" * 64}, ("job", "sections outside [peer]")),
+    ({"run_digest": "9" * 64}, ("configuration", "sections outside [peer]")),
 ]
 
 

@@ -12,9 +12,10 @@ from typing import Any
 
 from peer.config import TransportOptions
 from peer.net.hello import HelloInfo
+from peer.net.neighbor import Neighbor
 from peer.net.security.authority import CertificateAuthority
-from peer.net.security.credentials import Credentials
-from peer.net.transport import Neighbor, Transport
+from peer.net.security.credentials import Access, Credentials
+from peer.net.transport import Transport
 from peer.node.delivery import InLink, OutLink
 
 NAMES = ("ada", "ben", "cleo", "dan")
@@ -116,12 +117,14 @@ def build(
     listen: str | None = "127.0.0.1:0",
     options: TransportOptions = QUICK,
     hello: HelloInfo | None = None,
-    security: Credentials | str | None = "own",
+    security: Access | str | None = "own",
+    me: int | None = None,
     **extra: Any,
 ) -> Transport:
+    """Return the peer `index` of NAMES, or one that says that it is peer `me`."""
     own = credentials(NAMES[index]) if isinstance(security, str) else security
     transport = Transport(
-        me=index,
+        me=index if me is None else me,
         listen=listen,
         neighbors=neighbors,
         hello=hello or hello_of(index),
@@ -160,7 +163,7 @@ async def running(*transports: Transport) -> AsyncIterator[None]:
 
 @contextlib.asynccontextmanager
 async def pair(
-    one: Mind, other: Mind, *, options: TransportOptions = QUICK, security: Credentials | str | None = "own"
+    one: Mind, other: Mind, *, options: TransportOptions = QUICK, security: Access | str | None = "own"
 ) -> AsyncIterator[tuple[Transport, Transport]]:
     """Two peers with a link that is up: 0 listens, 1 only dials."""
     listener = build(0, one, [passive(1)], options=options, security=security)

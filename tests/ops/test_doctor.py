@@ -17,9 +17,10 @@ from peer import __version__
 from peer.config import SHARED_SECTIONS, Config, load
 from peer.config_writer import write_peer_file
 from peer.net.hello import HelloInfo
+from peer.net.neighbor import Neighbor
 from peer.net.security.authority import CertificateAuthority
 from peer.net.security.credentials import load_credentials
-from peer.net.transport import Neighbor, Transport
+from peer.net.transport import Transport
 from peer.ops.cluster_files import Host, write_cluster
 from peer.ops.enrollment import admit, request
 from peer.ops.local_cluster import free_ports
@@ -159,7 +160,7 @@ def test_a_clock_that_is_off_is_told_with_both_directions(kits: Path, monkeypatc
     assert not list(doctor._clock("ben", 5.5, 1.0))
     with running(kits, 1):
         true_time = doctor.time.time
-        monkeypatch.setattr("peer.net.transport.time.time", lambda: true_time() + 3600)
+        monkeypatch.setattr("peer.net.control.time.time", lambda: true_time() + 3600)
         # Both modules share the clock; only the neighbour's answer is an hour ahead.
         monkeypatch.setattr("peer.ops.doctor.time", type("Clock", (), {"time": staticmethod(true_time)}))
         _, findings = examine(kits, 0)

@@ -6,11 +6,10 @@ import asyncio
 from types import TracebackType
 from typing import Any, Self
 
-import grpc.aio
-
 from peer.net.hello import PROTOCOL_MAX, PROTOCOL_MIN
+from peer.net.rpc import Channel
 from peer.net.security.credentials import Credentials
-from peer.net.transport import _open_channel
+from peer.net.services import PEER_SERVICE
 from peer.proto.sottovoce.v1 import exchange_pb2 as pb
 from tests.net.transport_peers import NAMES, credentials
 
@@ -43,9 +42,8 @@ class Caller:
 
     def __init__(self, port: int | None, security: Credentials | str | None = "own") -> None:
         own = credentials(NAMES[1]) if isinstance(security, str) else security
-        channel: Any = _open_channel(f"127.0.0.1:{port}", NAMES[0], own, GENEROUS)
-        self._channel = channel
-        self._call: Any = channel.stream_stream("/sottovoce.v1.Peer/Exchange")()
+        channel = Channel(f"127.0.0.1:{port}", NAMES[0], own, GENEROUS)
+        self._stream = channel.stream(PEER_SERVICE, "Exchange")
 
     async def __aenter__(self) -> Self:
         return self
@@ -53,14 +51,13 @@ class Caller:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._call.cancel()
-        await self._channel.close()
+        await self._stream.abandon()
 
     async def send(self, data: bytes | pb.Envelope) -> None:
-        await self._call.write(data if isinstance(data, bytes) else data.SerializeToString())
+        await self._stream.write(data if isinstance(data, bytes) else data.SerializeToString())
 
     async def done(self) -> None:
-        await self._call.done_writing()
+        await self._stream.done_writing()
 
     async def greet(self, **changes: Any) -> pb.Hello:
         """Say hello properly and return the answer."""
@@ -73,8 +70,8 @@ class Caller:
     async def next(self) -> pb.Envelope | None:
         """Return the next envelope, or None at the end of the stream."""
         async with asyncio.timeout(20):
-            data = await self._call.read()
-        return None if data is grpc.aio.EOF else pb.Envelope.FromString(data)
+            data = await self._stream.read()
+        return None if data is None else pb.Envelope.FromString(data)
 
     async def verdict(self) -> pb.Close:
         """Return with which words the listener ends the stream."""

@@ -1,0 +1,119 @@
+"""Who may do what at this peer: open a stream as a neighbour, wait or call at its relay, ask it by a control call.
+
+Each mode of security answers in its own way. With certificates, everybody has a name and a role, and a certificate can
+be revoked. A token says only that its holder belongs to the run. In insecure mode everybody may say that they are
+anybody, and only this machine may control the peer. Whoever is turned away gets the sentence of a SecurityError.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+
+from peer.errors import SecurityError
+from peer.net import tcp_info
+from peer.net.hello import quote
+from peer.net.neighbor import Neighbor
+from peer.net.rpc import Caller
+from peer.net.security.certificates import Identity, Role, identify
+from peer.net.security.credentials import Access, Credentials, TokenAccess
+
+CONTROL_VERBS = ("status", "stop", "snapshot", "reload", "leave", "remove", "revoke", "probe")
+_OPEN_VERBS = ("status", "revoke", "probe")
+"""What every peer of the run may ask."""
+
+_NO_TOKEN = "the caller does not show this run's token; security.mode and the token must be the same on every peer"
+
+
+class Admission:
+    """The rules of one peer."""
+
+    def __init__(
+        self, access: Access | None, *, me: int, name: str, neighbors: Mapping[int, Neighbor], hears_newcomers: bool
+    ) -> None:
+        """`neighbors` are looked at on each call; `hears_newcomers`: whether peers that are none may ask to join."""
+        self.members: set[str] = set()
+        """Names of all peers of the run that are known: this peer may relay for them."""
+        self._access = access
+        self._me, self._name, self._neighbors, self._hears_newcomers = me, name, neighbors, hears_newcomers
+
+    @property
+    def is_certified(self) -> bool:
+        """Whether callers have names that they cannot choose."""
+        return isinstance(self._access, Credentials)
+
+    def identity(self, caller: Caller) -> Identity | None:
+        """Return whose certificate a caller showed; None in modes without. Raises SecurityError if it was revoked."""
+        if not isinstance(self._access, Credentials):
+            return None
+        if caller.certificate is None:
+            raise SecurityError("the caller showed no certificate")
+        identity = identify(caller.certificate, "the caller's certificate")
+        self.check_revoked(identity)
+        return identity
+
+    def check_revoked(self, identity: Identity | None) -> None:
+        """Raise SecurityError if a certificate was revoked."""
+        if identity is not None and isinstance(self._access, Credentials) and self._access.revoked is not None:
+            self._access.revoked.check(identity.serial, identity.name)
+
+    def account(self, caller: Caller) -> str:
+        """Return what stands for a caller where streams are counted: its name, or its IP address without names."""
+        identity = self.identity(caller)
+        if identity is not None:
+            return identity.name
+        address = tcp_info.parse_peer(caller.address)
+        return caller.address if address is None else address[0]
+
+    def check_stream(self, caller: Caller) -> None:
+        """Raise SecurityError if a caller may not even say hello."""
+        self._check_token(caller)
+        identity = self.identity(caller)
+        if identity is None:
+            return
+        if identity.role is not Role.PEER:
+            raise SecurityError(
+                f"{quote(identity.name)} shows an operator's certificate, which does not admit it as a peer"
+            )
+        # A certificate with a number is that of a newcomer; its hello says more.
+        is_heard = self._hears_newcomers and identity.index is not None
+        if not is_heard and all(identity.name != neighbor.name for neighbor in self._neighbors.values()):
+            raise SecurityError(
+                f"{quote(identity.name)} is no neighbour of peer {self._me}, {quote(self._name)}; compare the "
+                "graph and the lists of peers"
+            )
+
+    def relay_user(self, caller: Caller, claimed: str) -> str:
+        """Return the name of a member that wants to use this peer as a relay. Raises SecurityError."""
+        self._check_token(caller)
+        identity = self.identity(caller)
+        if identity is not None:
+            if identity.role is not Role.PEER or identity.name != claimed:
+                raise SecurityError(
+                    f"{quote(claimed)} shows the certificate of {identity.role.value} {identity.name!r}"
+                )
+            if identity.index is not None:
+                return claimed  # A newcomer, perhaps on its way to a sponsor: the CA vouches for it.
+        if claimed not in self.members:
+            raise SecurityError(f"{quote(claimed)} is no peer of this run; compare the lists of peers")
+        return claimed
+
+    def check_control(self, verb: str, caller: Caller) -> None:
+        """Raise SecurityError if a caller may not make a control call."""
+        self._check_token(caller)
+        if isinstance(self._access, TokenAccess):
+            return
+        identity = self.identity(caller)
+        if identity is not None:
+            if identity.role is not Role.OPERATOR and identity.name != self._name and verb not in _OPEN_VERBS:
+                raise SecurityError(
+                    f"{verb} needs an operator's certificate, or this peer's own; {quote(identity.name)} has neither"
+                )
+            return
+        address = tcp_info.parse_peer(caller.address)
+        if verb not in _OPEN_VERBS and (address is None or not ipaddress.ip_address(address[0]).is_loopback):
+            raise SecurityError(f'with security.mode = "insecure", {verb} is only taken from this machine')
+
+    def _check_token(self, caller: Caller) -> None:
+        if isinstance(self._access, TokenAccess) and not self._access.admits(caller.metadata):
+            raise SecurityError(_NO_TOKEN)

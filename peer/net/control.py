@@ -1,0 +1,184 @@
+"""Control calls: what an operator, or another peer of the run, may ask of a running peer.
+
+`revoke` and `probe` concern the transport and are answered here, the other verbs by its user (`Handler.control`).
+Arguments and results are JSON objects (`proto/sottovoce/v1/control.proto`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from peer.errors import LocalProtocolError, PeerUnreachable, RemoteError, RemoteProtocolError, SecurityError, SottoError
+from peer.net.address import split_address
+from peer.net.admission import CONTROL_VERBS, Admission
+from peer.net.handler import Handler
+from peer.net.hello import PROTOCOL_MAX, PROTOCOL_MIN, HelloInfo
+from peer.net.links import Links
+from peer.net.rate_limits import Allowance
+from peer.net.revocation_watch import RevocationWatch
+from peer.net.rpc import Caller, CallRefused, Channel, Server, Status, StreamLost
+from peer.net.security.credentials import Access
+from peer.net.services import CONTROL_SERVICE
+from peer.net.tasks import Tasks
+from peer.net.unreachable import why_unreachable
+from peer.proto.sottovoce.v1 import control_pb2
+
+_MAX_ARGUMENTS = 64 * 1024
+_PROBE_TIMEOUT_S = 5.0
+
+
+class ControlService:
+    """Answers control calls."""
+
+    def __init__(
+        self,
+        *,
+        admission: Admission,
+        links: Links,
+        revocations: RevocationWatch | None,
+        handler: Handler,
+        hello: HelloInfo,
+        access: Access | None,
+        tasks: Tasks,
+        dial_timeout_s: float,
+    ) -> None:
+        self._admission, self._links, self._revocations, self._handler = admission, links, revocations, handler
+        self._hello, self._access, self._tasks = hello, access, tasks
+        self._probe_timeout_s = min(dial_timeout_s, _PROBE_TIMEOUT_S)
+        self._probes = Allowance(rate=1.0, burst=10.0, now=0.0)
+
+    def serve(self, server: Server) -> None:
+        """Have a server answer control calls."""
+        server.serve_calls(
+            CONTROL_SERVICE, {verb.capitalize(): functools.partial(self._answer, verb) for verb in CONTROL_VERBS}
+        )
+
+    async def _answer(self, verb: str, caller: Caller, request: bytes) -> bytes:
+        """Return the response to a call. Raises CallRefused."""
+        try:
+            self._admission.check_control(verb, caller)
+        except SecurityError as error:
+            raise CallRefused(Status.PERMISSION_DENIED, str(error)) from None
+        arguments = _parse_arguments(request)
+        try:
+            if verb == "revoke":
+                result = self._take_revocations(arguments)
+            elif verb == "probe":
+                result = await self._probe(arguments.get("index"), caller)
+            else:
+                result = await self._handler.control(verb, arguments)
+        except SottoError as error:
+            raise CallRefused(Status.FAILED_PRECONDITION, str(error)) from None
+        except Exception as error:
+            self._tasks.fail(error)
+            raise
+        return control_pb2.ControlResponse(result=json.dumps(result)).SerializeToString()
+
+    def _take_revocations(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        if self._revocations is None:
+            raise SecurityError('certificates are revoked with security.mode = "mtls" only')
+        return self._revocations.take(str(arguments.get("list", "")).encode())
+
+    async def _probe(self, index: object, caller: Caller) -> dict[str, Any]:
+        """Return how this peer sees a neighbour, and whether it can connect to the address that it knows of it.
+
+        `sotto doctor` of that neighbour asks. Only addresses of our own configuration are ever dialled.
+        """
+        answer: dict[str, Any] = {
+            "name": self._hello.name,
+            "software": self._hello.software,
+            "protocol": [PROTOCOL_MIN, PROTOCOL_MAX],
+            "time": time.time(),
+            "seen_as": caller.address,
+            "job": self._hello.run_digest,
+            "job_parts": list(self._hello.shared_sections),
+            "neighbor": None,
+        }
+        neighbor = self._links.neighbors.get(index) if isinstance(index, int) else None
+        if neighbor is None:
+            return answer
+        is_up = self._links.connection(neighbor.index) is not None
+        problem = self._links.refusals.get(neighbor.index) or self._links.problems.get(neighbor.index)
+        answer |= {
+            "neighbor": neighbor.name,
+            "link": is_up,
+            "problem": None if is_up else problem,
+            "address": neighbor.address,
+            "reached": None,
+            "reason": None,
+        }
+        if neighbor.address is None:
+            return answer
+        if not self._probes.spend(1, asyncio.get_running_loop().time()):
+            raise RemoteError("this peer received too many probes; try again in a few seconds")
+        try:
+            await call_control(
+                neighbor.address, "status", name=neighbor.name, security=self._access, timeout_s=self._probe_timeout_s
+            )
+        except SecurityError:
+            answer["reached"] = True  # It answered, and only that was the question.
+        except RemoteError as error:
+            answer |= {"reached": False, "reason": error.problem}
+        else:
+            answer["reached"] = True
+        return answer
+
+
+def _parse_arguments(request: bytes) -> dict[str, Any]:
+    try:
+        text = control_pb2.ControlRequest.FromString(request).arguments
+        if len(text) > _MAX_ARGUMENTS:
+            raise ValueError("too long")
+        arguments = json.loads(text or "{}")
+        if not isinstance(arguments, dict):
+            raise ValueError("not an object")
+    except (DecodeError, ValueError, RecursionError):
+        raise CallRefused(Status.INVALID_ARGUMENT, "the arguments are not a JSON object") from None
+    return arguments
+
+
+async def call_control(
+    address: str,
+    verb: str,
+    arguments: Mapping[str, Any] | None = None,
+    *,
+    name: str,
+    security: Access | None,
+    timeout_s: float = 10.0,
+) -> dict[str, Any]:
+    """Return what the peer `name` at `address` ("host:port") answers to one of CONTROL_VERBS.
+
+    Raises PeerUnreachable; SecurityError if our credentials do not allow the call; RemoteError if it cannot be done.
+    """
+    if verb not in CONTROL_VERBS:
+        raise LocalProtocolError(f"there is no control call {verb!r}")
+    split_address(address, key="address")
+    request = control_pb2.ControlRequest(arguments=json.dumps(dict(arguments or {}))).SerializeToString()
+    channel = Channel(address, name, security)
+    try:
+        response = await channel.call(CONTROL_SERVICE, verb.capitalize(), request, timeout_s=timeout_s)
+        result = json.loads(control_pb2.ControlResponse.FromString(response).result or "{}")
+    except StreamLost as error:
+        if error.status is Status.PERMISSION_DENIED:
+            raise SecurityError(f"{name} at {address} does not allow it: {error}") from None
+        if error.status is Status.DEADLINE_EXCEEDED:
+            raise PeerUnreachable(f"{name} at {address} did not answer within {timeout_s:g} s") from None
+        if error.status in (Status.FAILED_PRECONDITION, Status.INVALID_ARGUMENT):
+            raise RemoteError(f"{name} at {address}: {error}") from None
+        raise PeerUnreachable(
+            why_unreachable(error, name=name, place=address, address=address, encrypted=security is not None)
+        ) from None
+    except (DecodeError, ValueError, RecursionError):
+        raise RemoteProtocolError(f"{name} at {address} answered with something that is not JSON") from None
+    finally:
+        await channel.close()
+    if not isinstance(result, dict):
+        raise RemoteProtocolError(f"{name} at {address} answered with something that is not a JSON object")
+    return result

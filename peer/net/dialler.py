@@ -1,0 +1,184 @@
+"""The end that opens streams: dials a neighbour, again and again, for as long as it is one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Callable
+
+from peer.errors import HandshakeRefused, PeerUnreachable, RemoteError
+from peer.net import tcp_info
+from peer.net.address import split_address
+from peer.net.connection import Connection
+from peer.net.handler import Handler
+from peer.net.handshake import FAREWELL_S, Handshake, OpenedStream, farewell, read_close
+from peer.net.hello import Terms, printable
+from peer.net.links import Links
+from peer.net.neighbor import Neighbor
+from peer.net.rpc import Channel, DialledStream, Options, StreamLost
+from peer.net.security.certificates import Identity
+from peer.net.security.credentials import Access
+from peer.net.services import PEER_SERVICE
+from peer.net.tunnels import Tunnels
+from peer.net.unreachable import why_unreachable
+from peer.proto.sottovoce.v1 import exchange_pb2 as pb
+
+_BACKOFF_FIRST_S = 0.1
+_REFUSED_PAUSE_S = 4.0
+_STABLE_S = 5.0
+"""A connection that lived this long starts the back-off anew."""
+
+
+class Dialler:
+    """Opens this peer's share of the streams to its neighbours."""
+
+    def __init__(
+        self,
+        *,
+        links: Links,
+        handshake: Handshake,
+        handler: Handler,
+        tunnels: Tunnels,
+        access: Access | None,
+        channel_options: Options,
+        dial_timeout_s: float,
+        backoff_max_s: float,
+        is_closing: Callable[[], bool],
+    ) -> None:
+        """`tunnels` lead to neighbours beyond a relay; once `is_closing()` no connection is put into use."""
+        self._links, self._handshake, self._handler = links, handshake, handler
+        self._tunnels, self._access, self._channel_options = tunnels, access, channel_options
+        self._dial_timeout_s, self._backoff_max_s = dial_timeout_s, backoff_max_s
+        self._is_closing = is_closing
+        self._jitter = random.Random()
+
+    async def keep_up(self, neighbor: Neighbor) -> None:
+        """Keep up the link to a neighbour until the transport closes or the neighbour is removed."""
+        loop = asyncio.get_running_loop()
+        pause_s = _BACKOFF_FIRST_S
+        while not self._is_closing() and self._links.holds(neighbor):
+            if self._links.connection(neighbor.index) is not None:
+                await self._links.wait_down(neighbor.index)
+                continue
+            try:
+                connection = await self._dial(neighbor)
+            except HandshakeRefused as error:
+                # Only a person can mend this; once it is mended the link should come up by itself.
+                self._links.note_refusal(neighbor, error.problem)
+                pause_s = max(pause_s, _REFUSED_PAUSE_S)
+            except RemoteError as error:
+                self._links.note_problem(neighbor, error.problem)
+            else:
+                if connection is not None:
+                    begin = loop.time()
+                    await connection.run()
+                    if loop.time() - begin >= _STABLE_S:
+                        pause_s = _BACKOFF_FIRST_S
+            pause_s = min(pause_s, self._backoff_max_s)
+            await asyncio.sleep(pause_s * self._jitter.uniform(0.5, 1.0))
+            pause_s *= 2
+
+    async def _dial(self, neighbor: Neighbor) -> Connection | None:
+        """Return a new connection; None if another stream of the pair is better. Raises RemoteError."""
+        older = {each.local for each in tcp_info.connections()}
+        channel = Channel(await self._address_of(neighbor), neighbor.name, self._access, self._channel_options)
+        stream = channel.stream(PEER_SERVICE, "Exchange")
+        connection = None
+        try:
+            connection = await self._greet(stream, neighbor, older)
+        except TimeoutError:
+            raise PeerUnreachable(
+                f"{neighbor.name} at {neighbor.place} did not answer within {self._dial_timeout_s:g} s"
+            ) from None
+        except StreamLost as error:
+            raise PeerUnreachable(self._why_lost(error, neighbor)) from None
+        finally:
+            if connection is None:
+                await stream.abandon()
+        return connection
+
+    async def _greet(self, stream: DialledStream, neighbor: Neighbor, older: set[tuple[str, int]]) -> Connection | None:
+        """Exchange hellos and put the connection into use. Raises RemoteError, TimeoutError, StreamLost."""
+        challenge = self._handshake.challenge()
+        async with asyncio.timeout(self._dial_timeout_s):
+            received = self._handler.last_received(neighbor.index)
+            await stream.write(self._handshake.hello(received=received, challenge=challenge))
+            first = await stream.read()
+        if first is None:
+            raise PeerUnreachable(f"{neighbor.name} at {neighbor.place} closed the connection without an answer")
+        if (close := read_close(first)) is not None:
+            if close.kind == pb.Close.SUPERSEDED:
+                return None
+            if close.kind == pb.Close.GOODBYE:
+                raise PeerUnreachable(f"{neighbor.name} at {neighbor.place} is leaving: {printable(close.reason)}")
+            raise HandshakeRefused(f"{neighbor.name} at {neighbor.place} refuses us: {printable(close.reason)}")
+        # From here on nothing is awaited before the connection is in use: what was checked stays true.
+        try:
+            terms, identity = self._handshake.read_answer(first, neighbor, challenge)
+            stays = not self._is_closing() and self._links.give_way(neighbor, terms, dialled=True)
+        except RemoteError as error:
+            await _part(stream, pb.Close.REFUSED, error.problem)
+            raise
+        if not stays:
+            await _part(stream, pb.Close.SUPERSEDED, "the stream in the other direction stays")
+            return None
+        self._links.new_generation(neighbor.index)
+        return self._links.open(self._opened(stream, neighbor, terms, identity, received, older))
+
+    def _opened(
+        self,
+        stream: DialledStream,
+        neighbor: Neighbor,
+        terms: Terms,
+        identity: Identity | None,
+        received: int,
+        older: set[tuple[str, int]],
+    ) -> OpenedStream:
+        return OpenedStream(
+            neighbor=neighbor,
+            stream=stream,
+            terms=terms,
+            identity=identity,
+            dialled=True,
+            received=received,
+            socket=None if neighbor.relay else _dialled_socket(neighbor, terms.seen_as, older),
+        )
+
+    async def _address_of(self, neighbor: Neighbor) -> str:
+        """Return what gRPC is to dial. Raises PeerUnreachable."""
+        if neighbor.relay is not None:
+            return await self._tunnels.address_of(neighbor.name, neighbor.relay)
+        assert neighbor.address is not None
+        return neighbor.address
+
+    def _why_lost(self, error: StreamLost, neighbor: Neighbor) -> str:
+        if neighbor.relay is not None and (trouble := self._tunnels.trouble.get(neighbor.name)):
+            return f"{neighbor.name} cannot be reached: {trouble}"
+        return why_unreachable(
+            error,
+            name=neighbor.name,
+            place=neighbor.place,
+            address=neighbor.address,
+            encrypted=self._access is not None,
+        )
+
+
+async def _part(stream: DialledStream, kind: pb.Close.Kind, reason: str) -> None:
+    """Say why a stream is of no use, and let it arrive: a stream that is cancelled loses its last words."""
+    with contextlib.suppress(TimeoutError, StreamLost):
+        async with asyncio.timeout(FAREWELL_S):
+            await stream.write(farewell(kind, reason))
+            await stream.done_writing()
+            while await stream.read() is not None:
+                pass
+
+
+def _dialled_socket(neighbor: Neighbor, seen_as: str, older: set[tuple[str, int]]) -> tcp_info.Connection | None:
+    """Return our socket of a stream just opened: the one that the listener sees, or (behind NAT) the only new one."""
+    _, port = split_address(neighbor.address or "", key="address")
+    new = [each for each in tcp_info.connections() if each.remote[1] == port and each.local not in older]
+    seen = tcp_info.parse_peer(seen_as)
+    same = [each for each in new if seen is not None and each.local[1] == seen[1]]
+    candidates = same or new
+    return candidates[0] if len(candidates) == 1 else None

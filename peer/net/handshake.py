@@ -1,0 +1,149 @@
+"""The first envelope in each direction of a stream: what we say of ourselves, and what we make of what they say.
+
+The dialler speaks first and draws a challenge. The listener compares the hello with its own and answers with its hello
+and the proof that it holds its certificate (`peer.net.security.proofs`), or with a refusal. The dialler compares too.
+Whatever a hello holds, the only errors raised here for it are RemoteErrors: its sender is to blame.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+
+from peer.errors import HandshakeRefused, RemoteProtocolError, SecurityError
+from peer.net import tcp_info
+from peer.net.envelope import decode
+from peer.net.hello import (
+    PROTOCOL_MAX,
+    PROTOCOL_MIN,
+    HelloInfo,
+    Terms,
+    check_identity,
+    check_run,
+    check_texts,
+    printable,
+    read_terms,
+)
+from peer.net.inbox import Limits
+from peer.net.neighbor import Neighbor
+from peer.net.rpc import Stream
+from peer.net.security.certificates import Identity
+from peer.net.security.credentials import Access, Credentials
+from peer.net.security.proofs import CHALLENGE_BYTES, check_proof, prove
+from peer.proto.sottovoce.v1 import exchange_pb2 as pb
+
+FAREWELL_S = 1.0
+"""How long to wait for a farewell to be sent, and for it to be heard."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenedStream:
+    """A stream on which both ends accepted the hello of the other."""
+
+    neighbor: Neighbor
+    stream: Stream
+    terms: Terms
+    identity: Identity | None
+    """Of the other end's certificate; None without one."""
+    dialled: bool
+    """Whether this end opened it."""
+    received: int
+    """What our hello said: the neighbour's frames up to this number are durable here."""
+    socket: tcp_info.Connection | None
+    """Under the stream; None where it is not known."""
+
+
+class Handshake:
+    """What this process says in its hellos, and its demands on those of others."""
+
+    def __init__(self, *, me: int, info: HelloInfo, access: Access | None, limits: Limits, heartbeat_s: float) -> None:
+        self.info = info
+        self._me, self._limits, self._heartbeat_s = me, limits, heartbeat_s
+        self._credentials = access if isinstance(access, Credentials) else None
+        self._nonce = secrets.randbits(64)
+
+    def read_hello(self, first: bytes) -> pb.Hello:
+        """Return the hello in a first envelope. Raises RemoteError if it holds anything else."""
+        envelope, _ = decode(first)
+        if not envelope.HasField("hello") or len(envelope.ListFields()) != 1:
+            raise RemoteProtocolError("its first envelope is not a hello")
+        check_texts(envelope.hello)
+        return envelope.hello
+
+    # -- as the dialler --
+
+    def challenge(self) -> bytes:
+        """Return a new challenge, for one stream."""
+        return secrets.token_bytes(CHALLENGE_BYTES)
+
+    def hello(self, *, received: int, challenge: bytes) -> bytes:
+        """Return the envelope with which a dialler begins; the neighbour's frames up to `received` are durable."""
+        return _hello_envelope(self._hello(received, challenge=challenge))
+
+    def read_answer(self, first: bytes, neighbor: Neighbor, challenge: bytes) -> tuple[Terms, Identity | None]:
+        """Return the terms of a listener and whose certificate it proved to hold. Raises RemoteError."""
+        hello = self.read_hello(first)
+        check_identity(hello, expected_name=neighbor.name, certified_name=None, expected_index=neighbor.index)
+        terms = read_terms(hello, check_run(self.info, hello))
+        if self._credentials is None:
+            return terms, None
+        try:
+            # TLS said only that the name in the certificate is right.
+            identity = check_proof(self._credentials, hello.certificate, hello.proof, challenge, prover=neighbor.name)
+        except SecurityError as error:
+            raise HandshakeRefused(str(error)) from None
+        return terms, identity
+
+    # -- as the listener --
+
+    def terms(self, hello: pb.Hello) -> Terms:
+        """Return a caller's terms. Raises HandshakeRefused if it trains another run."""
+        return read_terms(hello, check_run(self.info, hello))
+
+    def answer(self, hello: pb.Hello, *, received: int, seen_as: str, verifier: str) -> bytes:
+        """Return the envelope that answers a caller's hello; `verifier` is the caller's name."""
+        ours = self._hello(received, seen_as=seen_as)
+        if self._credentials is not None and len(hello.challenge) == CHALLENGE_BYTES:
+            ours.certificate, ours.proof = prove(self._credentials, hello.challenge, verifier=verifier)
+        return _hello_envelope(ours)
+
+    def _hello(self, received: int, *, seen_as: str = "", challenge: bytes = b"") -> pb.Hello:
+        info = self.info
+        return pb.Hello(
+            protocol_min=PROTOCOL_MIN,
+            protocol_max=PROTOCOL_MAX,
+            run=info.run,
+            algorithm=info.algorithm,
+            model_digest=info.model_digest,
+            graph_digest=info.graph_digest,
+            run_digest=info.run_digest,
+            num_peers=info.num_peers,
+            index=self._me,
+            name=info.name,
+            nonce=self._nonce,
+            received=received,
+            window_bytes=self._limits.window_bytes,
+            chunk_bytes=self._limits.chunk_bytes,
+            heartbeat_ms=max(1, round(self._heartbeat_s * 1000)),
+            software=info.software,
+            seen_as=seen_as,
+            challenge=challenge,
+        )
+
+
+def read_close(first: bytes) -> pb.Close | None:
+    """Return the farewell with which a listener answers instead of a hello; None if it is something else.
+
+    Raises RemoteProtocolError if the bytes are no envelope.
+    """
+    envelope, _ = decode(first)
+    return envelope.close if envelope.HasField("close") else None
+
+
+def farewell(kind: pb.Close.Kind, reason: str) -> bytes:
+    """Return the last envelope in a direction."""
+    return pb.Envelope(close=pb.Close(kind=kind, reason=printable(reason))).SerializeToString()
+
+
+def _hello_envelope(hello: pb.Hello) -> bytes:
+    return pb.Envelope(hello=hello).SerializeToString()

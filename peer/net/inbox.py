@@ -1,0 +1,126 @@
+"""The receiving side of one connection: bytes from a neighbour become typed values here, and nowhere else.
+
+Pure: times are arguments, in seconds. Everything that is wrong with an envelope raises RemoteProtocolError, because its
+sender is to blame. Nothing of such an envelope is delivered.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from peer.errors import RemoteProtocolError
+from peer.net.chunks import Assembler
+from peer.net.envelope import Piece, decode
+from peer.net.handler import MAX_BULLETIN_BYTES, MAX_TOPIC
+from peer.net.hello import printable
+from peer.net.rate_limits import Allowance
+from peer.proto.sottovoce.v1 import exchange_pb2 as pb
+
+_SMALL_MESSAGES = {"rate": 500.0, "burst": 1000.0}
+"""Envelopes of one neighbour that complete no numbered frame, and kilobytes in them beside chunks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What this peer accepts on each connection."""
+
+    window_bytes: int
+    """Credit: what may be under way to this peer that it has not taken yet."""
+    chunk_bytes: int
+    """Sum of chunk data in an envelope."""
+    max_frame_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Farewell:
+    """The neighbour's last words on a stream."""
+
+    is_goodbye: bool
+    """Whether it leaves; otherwise it ends only this stream."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """What one envelope says."""
+
+    frames: list[tuple[int, bytes]]
+    """Those that it completes, with their numbers, in order."""
+    receipt: int
+    """Our frames are durable there up to this number; 0 where it says nothing of them."""
+    credit: int
+    """Bytes that may be sent in addition."""
+    notes: list[tuple[str, bytes]]
+    """Topics and contents."""
+    farewell: Farewell | None
+
+
+class Inbox:
+    """Opens the envelopes of one connection and keeps account of the credit for them."""
+
+    def __init__(self, limits: Limits, *, received: int, now: float) -> None:
+        """Frames up to number `received` are durable here; the neighbour may repeat later ones."""
+        self._window_bytes = limits.window_bytes
+        self._assembler = Assembler(
+            window_bytes=limits.window_bytes,
+            chunk_bytes=limits.chunk_bytes,
+            max_frame_bytes=limits.max_frame_bytes,
+            last_seq=received,
+        )
+        self._small_messages = Allowance(**_SMALL_MESSAGES, now=now)
+        self._held: deque[tuple[int, int]] = deque()
+        """Numbers and sizes of frames that wait to be taken."""
+        self._held_bytes = 0
+
+    def open(self, data: bytes, *, now: float) -> Received:
+        """Return what an envelope says. Raises RemoteProtocolError if it breaks the protocol."""
+        envelope, pieces = decode(data)
+        self._check_pace(pieces, len(data), now)
+        if envelope.HasField("hello"):
+            raise RemoteProtocolError("it sent a second hello")
+        for note in envelope.bulletins:
+            if len(note.data) > MAX_BULLETIN_BYTES or len(note.topic) > MAX_TOPIC:
+                raise RemoteProtocolError(f"it sent a note of {len(note.data)} bytes")
+        return Received(
+            self._assembler.take(pieces),
+            envelope.receipt,
+            envelope.credit,
+            [(note.topic, note.data) for note in envelope.bulletins],
+            read_farewell(envelope.close) if envelope.HasField("close") else None,
+        )
+
+    def hold(self, seq: int, size: int) -> None:
+        """Withhold credit until a frame is taken."""
+        self._held.append((seq, size))
+        self._held_bytes += size
+
+    def taken(self, upto: int) -> None:
+        """Release the credit of held frames up to a number; 0 stands for the oldest one outside the sequence."""
+        while self._held and self._held[0][0] <= upto:
+            self._held_bytes -= self._held.popleft()[1]
+            if not upto:
+                break  # Frames outside the sequence have no numbers to be taken up to: one at a time.
+
+    @property
+    def credit_is_due(self) -> bool:
+        """Whether credit should be granted now: not while a whole window of frames waits to be taken."""
+        return self._held_bytes < self._window_bytes and self._assembler.owes
+
+    def grant(self) -> int:
+        """Return the credit to grant: all that was used since the last time."""
+        return self._assembler.grant()
+
+    def _check_pace(self, pieces: list[Piece], envelope_bytes: int, now: float) -> None:
+        """Raise RemoteProtocolError if what costs its sender nothing comes faster than anyone honest sends it."""
+        numbered = any(piece.sequence for piece in pieces)
+        beside_kbytes = (envelope_bytes - sum(len(piece.data) for piece in pieces)) / 1024
+        if not self._small_messages.spend((0 if numbered else 1) + beside_kbytes, now):
+            raise RemoteProtocolError(
+                f"it floods this peer: more than {self._small_messages.rate:g} messages or kB a second beside frames"
+            )
+
+
+def read_farewell(close: pb.Close) -> Farewell:
+    """Return with which words a neighbour ends a stream."""
+    return Farewell(close.kind == pb.Close.GOODBYE, printable(close.reason))

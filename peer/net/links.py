@@ -1,0 +1,229 @@
+"""Who is a neighbour, and which connection to each of them is in use.
+
+At most one connection to a neighbour is in use, whichever end dialled it. This is where a new one takes over from an
+older one, where links go up and down, and where the counters of all connections to a neighbour are added up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from peer.errors import HandshakeRefused, LocalProtocolError, RemoteError
+from peer.net.connection import Connection
+from peer.net.counters import LinkCounters
+from peer.net.handler import Handler
+from peer.net.handshake import OpenedStream
+from peer.net.hello import Terms, quote
+from peer.net.inbox import Limits
+from peer.net.neighbor import Neighbor
+from peer.net.tasks import Tasks
+from peer.proto.sottovoce.v1 import exchange_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+_REMEMBERED_PROCESSES = 32
+
+
+@dataclass
+class _Link:
+    """What is kept of a neighbour over all its connections, also while it is no neighbour."""
+
+    connection: Connection | None = None
+    went_down: asyncio.Event = field(default_factory=asyncio.Event)
+    generation: int = 0
+    """Counts attempts to put a connection into use: one that had to wait can see that it is no longer the newest."""
+    replaced: deque[int] = field(default_factory=lambda: deque(maxlen=_REMEMBERED_PROCESSES))
+    """Nonces of processes whose place a newer one took."""
+    past: LinkCounters = field(default_factory=LinkCounters)
+    """Of connections that are no longer in use."""
+    highest_sent: int = 0
+
+
+class Links:
+    """The links of one peer, up or down."""
+
+    def __init__(
+        self,
+        *,
+        me: int,
+        limits: Limits,
+        heartbeat_s: float,
+        relayed: Callable[[int], tuple[int, int] | None],
+        handler: Handler,
+        revocations: Callable[[], bytes],
+        take_revocations: Callable[[int, bytes], None],
+        tasks: Tasks,
+    ) -> None:
+        """`relayed(peer)` returns what passed to and from a neighbour through a relay, `revocations()` the revocation
+        list that each new connection begins with (empty for none); `take_revocations` is as for Connection."""
+        self.refusals: dict[int, str] = {}
+        """Neighbours whose hello does not match ours, with the sentence; until a link to them comes up."""
+        self.problems: dict[int, str] = {}
+        """Neighbours without a link, with what stood in the way last."""
+        self._me, self._limits, self._heartbeat_s, self._relayed = me, limits, heartbeat_s, relayed
+        self._handler, self._tasks = handler, tasks
+        self._revocations, self._take_revocations = revocations, take_revocations
+        self._neighbors: dict[int, Neighbor] = {}
+        self._links: dict[int, _Link] = {}
+
+    # -- neighbours --
+
+    @property
+    def neighbors(self) -> Mapping[int, Neighbor]:
+        """The neighbours of now."""
+        return self._neighbors
+
+    def add(self, neighbor: Neighbor) -> None:
+        """Take up a neighbour, or see it in another way."""
+        if neighbor.index == self._me:
+            raise LocalProtocolError("a peer is not its own neighbour")
+        self._neighbors[neighbor.index] = neighbor
+        self._links.setdefault(neighbor.index, _Link()).highest_sent = 0
+
+    def remove(self, index: int, reason: str) -> None:
+        """Forget a neighbour and end the connection to it, for a reason that it is told."""
+        if self._neighbors.pop(index, None) is None:
+            return
+        link = self._links[index]
+        link.went_down.set()
+        if link.connection is not None:
+            link.connection.drop(pb.Close.VIOLATION, reason)
+        self.refusals.pop(index, None)
+        self.problems.pop(index, None)
+
+    def holds(self, neighbor: Neighbor) -> bool:
+        """Return whether a neighbour still is one, and seen in the same way."""
+        return self._neighbors.get(neighbor.index) is neighbor
+
+    # -- connections --
+
+    def connection(self, peer: int) -> Connection | None:
+        """Return the connection to a neighbour that is in use; None while its link is down."""
+        link = self._links.get(peer)
+        return None if link is None else link.connection
+
+    def connections(self) -> Iterator[Connection]:
+        """Yield all connections in use; they may be dropped meanwhile."""
+        for link in list(self._links.values()):
+            if link.connection is not None:
+                yield link.connection
+
+    async def wait_down(self, peer: int) -> None:
+        """Return when no connection to a neighbour is in use, or when it was removed."""
+        link = self._links[peer]
+        link.went_down.clear()
+        if link.connection is not None:
+            await link.went_down.wait()
+
+    def new_generation(self, peer: int) -> int:
+        """Return a number that stays the neighbour's `generation` until another stream of it comes this far."""
+        self._links[peer].generation += 1
+        return self._links[peer].generation
+
+    def generation(self, peer: int) -> int:
+        """Return the number of the newest attempt to connect with a neighbour."""
+        return self._links[peer].generation
+
+    def give_way(self, neighbor: Neighbor, terms: Terms, *, dialled: bool) -> bool:
+        """Return whether a new stream takes over; then the older connection, if any, is out of use.
+
+        The newest wins: the other end would not open another one if it believed in the older one. There is one
+        exception. Where both ends dial each other at the same time, each would drop the stream that the other chose,
+        and so on for ever. So between streams of the same two processes that cross, the one dialled by the lower index
+        wins at both ends. Raises HandshakeRefused for a process whose place a newer one took: two processes that run
+        as the same peer would replace each other for ever, too.
+        """
+        link = self._links[neighbor.index]
+        if terms.nonce in link.replaced:
+            raise HandshakeRefused(
+                f"a newer process of {quote(neighbor.name)} took the place of this one; is it running twice?"
+            )
+        old = link.connection
+        if old is None:
+            return True
+        if old.nonce != terms.nonce:
+            link.replaced.append(old.nonce)
+        elif old.dialled != dialled and old.dialled == (self._me < neighbor.index):
+            return False
+        old.end(pb.Close.SUPERSEDED, "a newer stream of the same pair took over")
+        old.detach("a newer connection took over")
+        return True
+
+    def open(self, opened: OpenedStream) -> Connection:
+        """Put a new connection into use. The caller runs it at once."""
+        peer = opened.neighbor.index
+        connection = Connection(
+            opened,
+            limits=self._limits,
+            heartbeat_s=self._heartbeat_s,
+            relayed=lambda: self._relayed(peer),
+            handler=self._handler,
+            take_revocations=self._take_revocations,
+            on_detach=self._went_down,
+            tasks=self._tasks,
+        )
+        self._links[peer].connection = connection
+        self.refusals.pop(peer, None)
+        self.problems.pop(peer, None)
+        log.info("link to %s is up", opened.neighbor.name)
+        if pem := self._revocations():
+            connection.send_revocations(pem)
+        try:
+            for seq, frame in self._handler.link_up(peer, connection.remote_has):
+                self.send(peer, seq, frame)
+        except RemoteError as error:
+            connection.end(pb.Close.VIOLATION, error.problem)
+        except Exception as error:
+            self._tasks.fail(error)
+            raise
+        return connection
+
+    def send(self, peer: int, seq: int, frame: bytes) -> None:
+        """Queue a frame if the link is up."""
+        link = self._links.get(peer)
+        if link is None or link.connection is None:
+            return
+        link.connection.send(seq, frame, again=0 < seq <= link.highest_sent)
+        link.highest_sent = max(link.highest_sent, seq)
+
+    def counters(self, peer: int) -> LinkCounters:
+        """Return what went over the link to a neighbour so far."""
+        link = self._links.get(peer, _Link())
+        return link.past.plus(LinkCounters() if link.connection is None else link.connection.counters())
+
+    # -- what stands in the way --
+
+    def note_refusal(self, neighbor: Neighbor, reason: str) -> None:
+        """Note that two peers do not match, which only a person can mend."""
+        self.problems[neighbor.index] = reason
+        if self.refusals.get(neighbor.index) != reason:
+            self.refusals[neighbor.index] = reason
+            log.error("no link to %s is possible: %s", neighbor.name, reason)
+            self._tell_down(neighbor.index, reason)
+
+    def note_problem(self, neighbor: Neighbor, reason: str) -> None:
+        """Note why there is no link yet."""
+        if self.problems.get(neighbor.index) != reason:
+            self.problems[neighbor.index] = reason
+            log.info("no link to %s yet: %s", neighbor.name, reason)
+
+    def _went_down(self, connection: Connection, reason: str) -> None:
+        peer = connection.neighbor.index
+        link = self._links[peer]
+        link.past = link.past.plus(connection.counters())
+        link.connection = None
+        self.problems[peer] = reason
+        link.went_down.set()
+        log.info("link to %s is down: %s", connection.neighbor.name, reason)
+        self._tell_down(peer, reason)
+
+    def _tell_down(self, peer: int, reason: str) -> None:
+        try:
+            self._handler.link_down(peer, reason)
+        except Exception as error:
+            self._tasks.fail(error)
+            raise

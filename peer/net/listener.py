@@ -1,0 +1,260 @@
+"""The end that is called: listens, and lets callers in.
+
+A caller that is not known yet costs little and not for long. It may not speak at all unless it belongs to the run
+(`admission`), only so many streams may wait for their hello, and each of them only for `dial_timeout_s`. A neighbour
+that opens stream after stream is told to wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+
+from peer.errors import ConfigError, HandshakeRefused, RemoteError, SecurityError, SottoError
+from peer.net import tcp_info
+from peer.net.address import split_address, why_not_bound
+from peer.net.admission import Admission
+from peer.net.connection import Connection
+from peer.net.handler import Handler
+from peer.net.handshake import FAREWELL_S, Handshake, OpenedStream, farewell
+from peer.net.hello import check_identity, check_run, quote
+from peer.net.links import Links
+from peer.net.neighbor import Neighbor
+from peer.net.rate_limits import Allowance, Complaints
+from peer.net.rpc import Caller, Options, ServedStream, Server, StreamLost
+from peer.net.security.certificates import Identity
+from peer.net.security.credentials import Access
+from peer.net.tasks import Tasks
+from peer.proto.sottovoce.v1 import exchange_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+_MAX_GREETINGS = 64
+_MAX_GREETINGS_EACH = 4
+_HELLOS = {"rate": 2.0, "burst": 60.0}
+"""Of one neighbour, a second and at once: each costs a handshake."""
+_COMPLAINTS_PER_MINUTE = 20
+_MAX_CONTROL_CALLS = 32
+_MAX_RELAY_STREAMS = 256
+
+
+class Listener:
+    """Serves the streams that callers open."""
+
+    def __init__(
+        self,
+        *,
+        me: int,
+        links: Links,
+        handshake: Handshake,
+        admission: Admission,
+        handler: Handler,
+        tasks: Tasks,
+        dial_timeout_s: float,
+        hear: Callable[[int, str], Neighbor | None] | None,
+        add_neighbor: Callable[[Neighbor], None],
+        is_closing: Callable[[], bool],
+    ) -> None:
+        """`hear` is as for Transport, which `add_neighbor` belongs to; once `is_closing()` everybody is sent away."""
+        self._me, self._links, self._handshake, self._admission = me, links, handshake, admission
+        self._handler, self._tasks, self._dial_timeout_s = handler, tasks, dial_timeout_s
+        self._hear, self._add_neighbor, self._is_closing = hear, add_neighbor, is_closing
+        self._greetings: dict[str, int] = {}
+        """Streams that wait for a hello, by who opened them."""
+        self._hellos: dict[int, Allowance] = {}
+        self._complaints = Complaints(per_minute=_COMPLAINTS_PER_MINUTE, now=0.0)
+
+    async def exchange(self, stream: ServedStream) -> None:
+        """Serve one stream, from the hello to the end."""
+        caller = stream.caller
+        try:
+            if self._is_closing():
+                await _part(stream, pb.Close.GOODBYE, "this peer is about to end")
+            elif (refusal := self._refusal(caller)) is not None:
+                self._complain("refused a caller at %s: %s", caller.address, refusal)
+                await _part(stream, pb.Close.REFUSED, refusal)
+                await _heed(stream)
+            else:
+                with self._greeting(caller):
+                    connection = await self._greet(stream)
+                if connection is not None:
+                    await connection.run()
+        except StreamLost as error:
+            self._complain("a caller at %s went away: %s", caller.address, error)
+        except SottoError as error:
+            self._complain("a caller at %s was turned away: %s", caller.address, error)
+        except Exception as error:
+            self._tasks.fail(error)
+            raise
+
+    def _refusal(self, caller: Caller) -> str | None:
+        """Return why a caller is sent away before it has said a word; None if it may speak."""
+        try:
+            self._admission.check_stream(caller)
+        except SecurityError as error:
+            return str(error)
+        # Without certificates one address may stand for a machine with many peers.
+        most_each = _MAX_GREETINGS_EACH if self._admission.is_certified else _MAX_GREETINGS // 2
+        own = self._greetings.get(self._admission.account(caller), 0)
+        if own >= most_each or sum(self._greetings.values()) >= _MAX_GREETINGS:
+            return "too many connections wait for their hello"
+        return None
+
+    @contextlib.contextmanager
+    def _greeting(self, caller: Caller) -> Iterator[None]:
+        """Count a stream among those that wait for a hello."""
+        account = self._admission.account(caller)
+        self._greetings[account] = self._greetings.get(account, 0) + 1
+        try:
+            yield
+        finally:
+            self._greetings[account] -= 1
+            if not self._greetings[account]:
+                del self._greetings[account]
+
+    async def _greet(self, stream: ServedStream) -> Connection | None:
+        """Exchange hellos; return the connection, unless the caller was turned away."""
+        neighbor: Neighbor | None = None
+        try:
+            async with asyncio.timeout(self._dial_timeout_s):
+                first = await stream.read()
+            if first is None:
+                return None
+            hello = self._handshake.read_hello(first)
+            neighbor = self._neighbor_of(hello, self._identity(stream.caller))
+            return await self._welcome(stream, neighbor, hello)
+        except TimeoutError:
+            await _part(stream, pb.Close.REFUSED, f"no hello came within {self._dial_timeout_s:g} s")
+        except RemoteError as error:
+            kind = pb.Close.REFUSED if isinstance(error, HandshakeRefused) else pb.Close.VIOLATION
+            if neighbor is not None and self._links.connection(neighbor.index) is None:
+                self._links.note_refusal(neighbor, error.problem)
+            else:
+                self._complain("refused a caller at %s: %s", stream.caller.address, error.problem)
+            await _part(stream, kind, error.problem)
+        return None
+
+    def _neighbor_of(self, hello: pb.Hello, identity: Identity | None) -> Neighbor:
+        """Return which neighbour says hello. Raises HandshakeRefused if none does, or it does so too often."""
+        neighbor = self._links.neighbors.get(hello.index)
+        if neighbor is None:
+            neighbor = self._newcomer(hello, identity)
+        else:
+            certified_name = None if identity is None else identity.name
+            check_identity(
+                hello, expected_name=neighbor.name, certified_name=certified_name, expected_index=neighbor.index
+            )
+        now = asyncio.get_running_loop().time()
+        if not self._hellos.setdefault(neighbor.index, Allowance(**_HELLOS, now=now)).spend(1, now):
+            raise HandshakeRefused(f"{quote(neighbor.name)} connects too often; try again later")
+        return neighbor
+
+    def _newcomer(self, hello: pb.Hello, identity: Identity | None) -> Neighbor:
+        """Return how a caller is seen that was no neighbour until now. Raises HandshakeRefused."""
+        neighbor = None
+        if self._hear is not None and (identity is None or identity.index is not None):
+            name, index = (None, hello.index) if identity is None else (identity.name, identity.index)
+            assert index is not None
+            check_identity(hello, expected_name=hello.name, certified_name=name, expected_index=index)
+            check_run(self._handshake.info, hello)
+            neighbor = self._hear(hello.index, hello.name)
+        if neighbor is None:
+            raise HandshakeRefused(
+                f"peer {hello.index}, {quote(hello.name)}, is no neighbour of peer {self._me}, "
+                f"{quote(self._handshake.info.name)}; compare the graph and the lists of peers"
+            )
+        self._add_neighbor(neighbor)
+        return neighbor
+
+    async def _welcome(self, stream: ServedStream, neighbor: Neighbor, hello: pb.Hello) -> Connection | None:
+        """Answer a hello that matches; return the connection, unless another stream of the pair is better."""
+        peer, caller = neighbor.index, stream.caller
+        terms = self._handshake.terms(hello)
+        if not self._links.give_way(neighbor, terms, dialled=False):
+            await _part(stream, pb.Close.SUPERSEDED, "the stream in the other direction stays")
+            return None
+        identity = self._identity(caller)
+        generation = self._links.new_generation(peer)
+        received = self._handler.last_received(peer)
+        await stream.write(
+            self._handshake.answer(hello, received=received, seen_as=caller.address, verifier=neighbor.name)
+        )
+        # While that was written, another stream may have come this far.
+        if generation != self._links.generation(peer) or self._is_closing():
+            await _part(stream, pb.Close.SUPERSEDED, "a newer stream took over")
+            return None
+        return self._links.open(
+            OpenedStream(
+                neighbor=neighbor,
+                stream=stream,
+                terms=terms,
+                identity=identity,
+                dialled=False,
+                received=received,
+                socket=_accepted_socket(caller),
+            )
+        )
+
+    def _identity(self, caller: Caller) -> Identity | None:
+        """Return whose certificate a caller showed. Raises HandshakeRefused if it was revoked."""
+        try:
+            return self._admission.identity(caller)
+        except SecurityError as error:
+            raise HandshakeRefused(str(error)) from None
+
+    def _complain(self, line: str, *values: object) -> None:
+        """Log something about a stranger, unless there was too much about strangers already."""
+        more = self._complaints.worth_a_line(asyncio.get_running_loop().time())
+        if more is not None:
+            log.warning(line + "%s", *values, more)
+
+
+async def _part(stream: ServedStream, kind: pb.Close.Kind, reason: str) -> None:
+    """Say why a stream is of no use; a caller that does not read it in time misses it. Raises StreamLost."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(FAREWELL_S):
+            await stream.write(farewell(kind, reason))
+
+
+async def _heed(stream: ServedStream) -> None:
+    """Wait a moment for the hello under way: a stream that ends while its caller writes loses our last words."""
+    with contextlib.suppress(TimeoutError, StreamLost):
+        async with asyncio.timeout(FAREWELL_S):
+            await stream.read()
+
+
+def _accepted_socket(caller: Caller) -> tcp_info.Connection | None:
+    remote = tcp_info.parse_peer(caller.address)
+    if remote is None:
+        return None
+    return next((each for each in tcp_info.connections() if each.remote == remote), None)
+
+
+def new_server(channel_options: Options, *, most_neighbors: int, dial_timeout_s: float) -> Server:
+    """Return a server whose limits suit so many neighbours; `bind` and start it."""
+    expected = 2 * most_neighbors + _MAX_GREETINGS + _MAX_RELAY_STREAMS
+    return Server(
+        [
+            *channel_options,
+            # Two daemons on one port would each get half of the neighbours.
+            ("grpc.so_reuseport", 0),
+            # A stranger gets this long for TLS, as long again without a call, and as long for the hello (`Listener`).
+            # There is no limit of age: links live as long as the run.
+            ("grpc.server_handshake_timeout_ms", int(dial_timeout_s * 1000)),
+            ("grpc.max_connection_idle_ms", int(max(dial_timeout_s, 1) * 1000)),
+            ("grpc.max_allowed_incoming_connections", expected),
+            ("grpc.max_concurrent_streams", 16),
+        ],
+        max_concurrent=expected + _MAX_CONTROL_CALLS,
+    )
+
+
+def bind(server: Server, listen: str, access: Access | None) -> int:
+    """Listen on an address; return the port. Raises ConfigError."""
+    host, port = split_address(listen, key="peer.listen")
+    bound = server.bind(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", access)
+    if not bound:
+        raise ConfigError(why_not_bound(host, port), key="peer.listen", value=listen)
+    return bound

@@ -1,0 +1,97 @@
+"""Acting on revoked certificates: whoever brings a newer list, it is kept, passed on, and carried out.
+
+A list comes from the file beside the certificate, from a neighbour's note, or by the control call `revoke`. Links to
+peers whose certificate it names end, and so does this peer if its own is among them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from peer.errors import RemoteProtocolError, SecurityError
+from peer.net.links import Links
+from peer.net.security.certificates import Identity
+from peer.net.security.revocation_list import RevocationList
+from peer.net.tasks import Tasks
+from peer.proto.sottovoce.v1 import exchange_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+_LOOK_AT_FILES_S = 2.0
+
+
+class RevocationWatch:
+    """Keeps up with the revocation list of a run."""
+
+    def __init__(
+        self, revoked: RevocationList, *, own: Identity, links: Links, on_news: Callable[[], None], tasks: Tasks
+    ) -> None:
+        """`own` is this peer's certificate; `on_news()` is called when a newer list was carried out."""
+        self._own, self._revoked = own, revoked
+        self._links, self._on_news, self._tasks = links, on_news, tasks
+
+    async def watch_file(self) -> None:
+        """Look at the file from time to time: `sotto revoke`, or a person, may have put a newer list there."""
+        complained = ""
+        while True:
+            try:
+                # Only the file is read in another thread. What it holds is adopted here, so that no list which a
+                # neighbour brings at the same time can be replaced by an older one.
+                data = await asyncio.get_running_loop().run_in_executor(None, self._revoked.read_if_changed)
+                if data is not None and self._revoked.adopt(data, str(self._revoked.path)):
+                    self._carry_out(source=None)
+                complained = ""
+            except SecurityError as error:
+                if str(error) != complained:
+                    complained = str(error)
+                    log.error("%s", error)
+            await asyncio.sleep(_LOOK_AT_FILES_S)
+
+    def take_note(self, peer: int, pem: bytes) -> None:
+        """Take a list that a neighbour passed on. Raises RemoteProtocolError if it is not genuine."""
+        try:
+            self.take(pem, source=peer)
+        except SecurityError as error:
+            raise RemoteProtocolError(f"it passed on an invalid revocation list: {error}") from None
+
+    def take(self, pem: bytes, source: int | None = None) -> dict[str, Any]:
+        """Take a list; return what came of it, as JSON values. Raises SecurityError if it is not genuine.
+
+        It is passed on to all neighbours but `source`, which has it.
+        """
+        before = self._revoked.number
+        try:
+            self._revoked.take(pem)
+        except SecurityError as error:
+            if self._revoked.number == before:
+                raise
+            log.error("%s; the list holds until this peer is started again", error)
+        if self._revoked.number > before:
+            self._carry_out(source)
+        return {
+            "number": self._revoked.number,
+            "revoked": len(self._revoked),
+            "news": self._revoked.number > before,
+        }
+
+    def _carry_out(self, source: int | None) -> None:
+        log.info("%d certificates are revoked by list %d", len(self._revoked), self._revoked.number)
+        for connection in self._links.connections():
+            if connection.identity is not None and (reason := self._why_revoked(connection.identity)) is not None:
+                connection.drop(pb.Close.REFUSED, reason)
+                self._links.note_refusal(connection.neighbor, reason)
+            elif connection.neighbor.index != source:
+                connection.send_revocations(self._revoked.pem)
+        self._on_news()
+        if (reason := self._why_revoked(self._own)) is not None:
+            self._tasks.fail(SecurityError(f"{reason}: this peer may no longer take part"))
+
+    def _why_revoked(self, identity: Identity) -> str | None:
+        try:
+            self._revoked.check(identity.serial, identity.name)
+        except SecurityError as error:
+            return str(error)
+        return None

@@ -1,0 +1,198 @@
+"""Either end of a connection through a relay: this peer's way to neighbours beyond one, and its own place at one.
+
+To gRPC a neighbour beyond a relay has the address of a Unix socket in a folder of ours, and callers from a relay come
+in by another one. What passes through those sockets travels in pieces on a stream to the relay (`peer.net.relay`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import shutil
+import tempfile
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+
+from peer.errors import PeerUnreachable, RemoteError
+from peer.net.hello import printable
+from peer.net.neighbor import RelayAddress
+from peer.net.relay import PieceStream
+from peer.net.rpc import DialledStream, StreamLost
+from peer.net.tasks import Tasks
+from peer.proto.sottovoce.v1.relay_pb2 import Piece
+
+log = logging.getLogger(__name__)
+
+PIECE_BYTES = 64 * 1024
+
+_BACKOFF_FIRST_S = 0.2
+_BACKOFF_MAX_S = 10.0
+_LOST = (StreamLost, RemoteError, OSError)
+
+
+class Tunnels:
+    """The ends of this peer."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        open_stream: Callable[[RelayAddress, str], DialledStream],
+        tasks: Tasks,
+        heartbeat_s: float,
+    ) -> None:
+        """`open_stream(relay, method)` opens a stream to a relay, with a channel of its own; `name` is this peer's."""
+        self.trouble: dict[str, str] = {}
+        """Peer, or relay → why the last attempt to reach it failed."""
+        self._name, self._open_stream = name, open_stream
+        self._tasks, self._heartbeat_s = tasks, heartbeat_s
+        self._sent: dict[str, int] = {}
+        self._received: dict[str, int] = {}
+        self._folder: Path | None = None
+        self._servers: dict[tuple[str, RelayAddress], asyncio.Server] = {}
+
+    def carried(self, peer: str) -> tuple[int, int] | None:
+        """Return the bytes that went to and came from a peer through a relay; None where none ever did."""
+        if peer not in self._sent and peer not in self._received:
+            return None
+        return self._sent.get(peer, 0), self._received.get(peer, 0)
+
+    @property
+    def listening_socket(self) -> Path:
+        """Where our own gRPC server takes callers from a relay."""
+        return self._sockets() / "in"
+
+    def close(self) -> None:
+        """Remove the sockets."""
+        for server in self._servers.values():
+            server.close()
+        self._servers.clear()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+    async def address_of(self, peer: str, relay: RelayAddress) -> str:
+        """Return the gRPC address that leads to a peer through its relay. Raises PeerUnreachable."""
+        if (peer, relay) not in self._servers:
+            # Tasks of our own: asyncio would report those of a server as failed when they end with this peer.
+            def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                self._tasks.spawn(self._call(peer, relay, reader, writer), f"relayed to {peer}")
+
+            number = len(self._servers)
+            try:
+                server = await asyncio.start_unix_server(serve, self._sockets() / f"to-{number}")
+            except OSError as error:
+                raise PeerUnreachable(f"no socket for the way to {peer} can be made: {error}") from None
+            self._servers[peer, relay] = server
+        return f"unix:{self._servers[peer, relay].sockets[0].getsockname()}"
+
+    async def offer(self, relay: RelayAddress) -> None:
+        """Wait at a relay for callers, one after the other, for as long as this peer runs."""
+        pause_s, said = _BACKOFF_FIRST_S, ""
+        while True:
+            taken = asyncio.Event()
+            self._tasks.spawn(self._wait_for_caller(relay, taken), f"wait at {relay.name}")
+            await taken.wait()
+            trouble = self.trouble.get(relay.name, "")
+            if not trouble:
+                pause_s, said = _BACKOFF_FIRST_S, ""
+                continue
+            if trouble != said:
+                log.warning("cannot wait at relay %s: %s", relay.name, trouble)
+                said = trouble
+            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
+            pause_s = min(2 * pause_s, _BACKOFF_MAX_S)
+
+    def _sockets(self) -> Path:
+        """Return the folder of the sockets, which only its owner can enter."""
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="sotto-"))
+        return self._folder
+
+    async def _wait_for_caller(self, relay: RelayAddress, taken: asyncio.Event) -> None:
+        stream = PieceStream(self._open_stream(relay, "Accept"))
+        beat: asyncio.Task[None] | None = None
+        try:
+            await stream.write(Piece(sender=self._name))
+            beat = asyncio.create_task(self._keep_alive(stream))
+            while True:
+                async with asyncio.timeout(3 * self._heartbeat_s):
+                    piece = await stream.read()
+                if piece is None or piece.refusal:
+                    raise ConnectionError("it ended the stream" if piece is None else piece.refusal)
+                self.trouble.pop(relay.name, None)
+                if piece.peer:
+                    break
+            beat.cancel()
+            taken.set()
+            reader, writer = await asyncio.open_unix_connection(str(self.listening_socket))
+            await self._pump(stream, reader, writer, piece.peer)
+        except (*_LOST, TimeoutError) as error:
+            if not taken.is_set():
+                self.trouble[relay.name] = _words(error) or "it does not answer"
+        finally:
+            taken.set()
+            if beat is not None:
+                beat.cancel()
+            await stream.abandon()
+
+    async def _keep_alive(self, stream: PieceStream) -> None:
+        with contextlib.suppress(*_LOST):
+            while True:
+                await stream.write(Piece())
+                await asyncio.sleep(self._heartbeat_s)
+
+    async def _call(
+        self, peer: str, relay: RelayAddress, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        stream = PieceStream(self._open_stream(relay, "Connect"))
+        try:
+            await stream.write(Piece(sender=self._name, peer=peer))
+            answer = await stream.read()
+            if answer is None or not answer.peer:
+                raise ConnectionError("it ended the stream" if answer is None else answer.refusal)
+            self.trouble.pop(peer, None)
+            await self._pump(stream, reader, writer, peer)
+        except _LOST as error:
+            self.trouble[peer] = f"its relay {relay.name} at {relay.address} could not connect us: {_words(error)}"
+        finally:
+            writer.transport.abort()
+            await stream.abandon()
+
+    async def _pump(
+        self, stream: PieceStream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, peer: str
+    ) -> None:
+        """Carry bytes both ways until either end is done."""
+
+        async def outward() -> None:
+            while data := await reader.read(PIECE_BYTES):
+                await stream.write(Piece(data=data))
+                _count(self._sent, peer, len(data))
+
+        async def inward() -> None:
+            while (piece := await stream.read()) is not None:
+                _count(self._received, peer, len(piece.data))
+                writer.write(piece.data)
+                await writer.drain()
+
+        async def until_lost(work: Coroutine[None, None, None]) -> None:
+            with contextlib.suppress(*_LOST):
+                await work
+
+        tasks = [asyncio.create_task(until_lost(each)) for each in (outward(), inward())]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            writer.transport.abort()
+
+
+def _count(table: dict[str, int], peer: str, size: int) -> None:
+    table[peer] = table.get(peer, 0) + size
+
+
+def _words(error: BaseException) -> str:
+    return printable(str(error) or type(error).__name__)[:200]
