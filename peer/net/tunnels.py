@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import random
 import shutil
@@ -51,6 +52,7 @@ class Tunnels:
         self._sent: dict[str, int] = {}
         self._received: dict[str, int] = {}
         self._folder: Path | None = None
+        self._numbers = itertools.count()
         self._servers: dict[tuple[str, RelayAddress], asyncio.Server] = {}
 
     def carried(self, peer: str) -> tuple[int, int] | None:
@@ -80,7 +82,9 @@ class Tunnels:
             def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
                 self._tasks.spawn(self._call(peer, relay, reader, writer), f"relayed to {peer}")
 
-            number = len(self._servers)
+            # The number is drawn before anything is awaited: neighbours that are dialled at the same time must not
+            # take over each other's socket.
+            number = next(self._numbers)
             try:
                 server = await asyncio.start_unix_server(serve, self._sockets() / f"to-{number}")
             except OSError as error:

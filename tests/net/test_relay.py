@@ -152,6 +152,21 @@ def test_the_rate_of_what_is_carried_is_bounded() -> None:
     asyncio.run(story())
 
 
+def test_neighbours_beyond_relays_that_are_dialled_at_the_same_time_are_not_confused() -> None:
+    async def story() -> None:
+        ben, cleo, dan = Mind(), Mind(), Mind()
+        ada = build(0, Mind(), [], options=OPTIONS, members=NAMES)
+        async with running(ada):
+            relay = RelayAddress(NAMES[0], f"127.0.0.1:{ada.port}")
+            third = build(2, cleo, [passive(1)], listen=None, options=OPTIONS, own_relay=relay)
+            fourth = build(3, dan, [passive(1)], listen=None, options=OPTIONS, own_relay=relay)
+            dials = build(1, ben, [beyond(2, relay), beyond(3, relay)], listen=None, options=OPTIONS)
+            async with running(third, fourth, dials):
+                await until(lambda: dials.is_up(2) and dials.is_up(3), within_s=10)
+
+    asyncio.run(story())
+
+
 async def turned_away(ada: Transport, security: Credentials, claimed: str, method: str) -> str:
     stream = PieceStream(Channel(f"127.0.0.1:{ada.port}", NAMES[0], security).stream(RELAY_SERVICE, method))
     try:
