@@ -149,7 +149,11 @@ class Transport:
         self._closing = not at_home
         self._tasks.start()
         if self._listen or self._own_relay is not None:
-            await self._serve()
+            try:
+                await self._serve()
+            except BaseException:
+                self._tunnels.close()
+                raise
         if self._own_relay is not None:
             self._tasks.spawn(self._tunnels.offer(self._own_relay), "wait at the relay")
         if self._revocations is not None:

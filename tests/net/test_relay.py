@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import tempfile
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from peer.config import TransportOptions
+from peer.errors import ConfigError
 from peer.net.neighbor import Neighbor, RelayAddress
 from peer.net.relay import PieceStream
 from peer.net.rpc import Channel
@@ -163,6 +166,26 @@ def test_neighbours_beyond_relays_that_are_dialled_at_the_same_time_are_not_conf
             dials = build(1, ben, [beyond(2, relay), beyond(3, relay)], listen=None, options=OPTIONS)
             async with running(third, fourth, dials):
                 await until(lambda: dials.is_up(2) and dials.is_up(3), within_s=10)
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1:0", "no-such-host.invalid:7700"])
+def test_the_sockets_of_tunnels_are_made_when_they_are_needed_and_removed(
+    listen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    relay = RelayAddress(NAMES[0], "127.0.0.1:9")
+
+    async def story() -> None:
+        waits = build(2, Mind(), [passive(1)], listen=listen, options=OPTIONS, own_relay=relay)
+        assert not list(tmp_path.iterdir())
+        try:
+            async with running(waits):
+                assert list(tmp_path.iterdir())
+        except ConfigError:
+            assert "no-such-host" in listen
+        assert not list(tmp_path.iterdir())
 
     asyncio.run(story())
 
