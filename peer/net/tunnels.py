@@ -19,7 +19,7 @@ from pathlib import Path
 from peer.errors import PeerUnreachable, RemoteError
 from peer.net.hello import printable
 from peer.net.neighbor import RelayAddress
-from peer.net.relay import PieceStream
+from peer.net.relay import MAX_TUNNELS, PieceStream
 from peer.net.rpc import DialledStream, StreamLost
 from peer.net.tasks import Tasks
 from peer.proto.sottovoce.v1.relay_pb2 import Piece
@@ -30,6 +30,7 @@ PIECE_BYTES = 64 * 1024
 
 _BACKOFF_FIRST_S = 0.2
 _BACKOFF_MAX_S = 10.0
+_MAX_NAMES = 1024
 _LOST = (StreamLost, RemoteError, OSError)
 
 
@@ -95,9 +96,13 @@ class Tunnels:
     async def offer(self, relay: RelayAddress) -> None:
         """Wait at a relay for callers, one after the other, for as long as this peer runs."""
         pause_s, said = _BACKOFF_FIRST_S, ""
+        # However fast a relay says that somebody calls, there are never more connections than an honest one carries.
+        places = asyncio.Semaphore(MAX_TUNNELS)
         while True:
+            await places.acquire()
             taken = asyncio.Event()
-            self._tasks.spawn(self._wait_for_caller(relay, taken), f"wait at {relay.name}")
+            task = self._tasks.spawn(self._wait_for_caller(relay, taken), f"wait at {relay.name}")
+            task.add_done_callback(lambda _: places.release())
             await taken.wait()
             trouble = self.trouble.get(relay.name, "")
             if not trouble:
@@ -195,7 +200,9 @@ class Tunnels:
 
 
 def _count(table: dict[str, int], peer: str, size: int) -> None:
-    table[peer] = table.get(peer, 0) + size
+    # The names of callers are the relay's word: it may fill neither the memory nor the status with them.
+    if peer in table or len(table) < _MAX_NAMES:
+        table[peer] = table.get(peer, 0) + size
 
 
 def _words(error: BaseException) -> str:

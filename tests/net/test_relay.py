@@ -14,8 +14,8 @@ import pytest
 from peer.config import TransportOptions
 from peer.errors import ConfigError
 from peer.net.neighbor import Neighbor, RelayAddress
-from peer.net.relay import PieceStream
-from peer.net.rpc import Channel
+from peer.net.relay import MAX_TUNNELS, PieceStream
+from peer.net.rpc import Channel, ServedStream, Server
 from peer.net.security.credentials import Credentials
 from peer.net.services import RELAY_SERVICE
 from peer.net.transport import Transport
@@ -186,6 +186,33 @@ def test_the_sockets_of_tunnels_are_made_when_they_are_needed_and_removed(
         except ConfigError:
             assert "no-such-host" in listen
         assert not list(tmp_path.iterdir())
+
+    asyncio.run(story())
+
+
+def test_a_relay_that_names_caller_after_caller_does_not_fill_the_memory() -> None:
+    async def story() -> None:
+        taken = 0
+
+        async def accept(stream: ServedStream) -> None:
+            nonlocal taken
+            taken += 1
+            await stream.read()
+            await stream.write(Piece(peer=f"caller-{taken}").SerializeToString())
+            while await stream.read() is not None:
+                pass
+
+        relay = Server([], max_concurrent=1000)
+        relay.serve_streams(RELAY_SERVICE, {"Accept": accept})
+        port = relay.bind("127.0.0.1:0", None)
+        await relay.start()
+        own_relay = RelayAddress(NAMES[0], f"127.0.0.1:{port}")
+        waits = build(2, Mind(), [passive(1)], listen=None, options=OPTIONS, own_relay=own_relay, security=None)
+        async with running(waits):
+            await until(lambda: taken >= MAX_TUNNELS)
+            await asyncio.sleep(0.5)
+            assert taken == MAX_TUNNELS
+        await relay.stop(0)
 
     asyncio.run(story())
 
