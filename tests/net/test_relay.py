@@ -5,22 +5,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from peer.config import TransportOptions
 from peer.errors import ConfigError
+from peer.net.control import call_control
 from peer.net.neighbor import Neighbor, RelayAddress
-from peer.net.relay import MAX_TUNNELS, PieceStream
-from peer.net.rpc import Channel, ServedStream, Server
+from peer.net.relay import MAX_TUNNELS, PieceStream, RelayService
+from peer.net.rpc import Caller, Channel, ServedStream, Server
 from peer.net.security.credentials import Credentials
 from peer.net.services import RELAY_SERVICE
 from peer.net.transport import Transport
 from peer.proto.sottovoce.v1.relay_pb2 import Piece
-from tests.net.transport_peers import NAMES, Mind, build, credentials, passive, running, until
+from tests.net.transport_peers import NAMES, Mind, authority, build, credentials, passive, running, until
 
 OPTIONS = TransportOptions(backoff_max_s=0.3, dial_timeout_s=5, heartbeat_s=1.0)
 
@@ -213,6 +214,88 @@ def test_a_relay_that_names_caller_after_caller_does_not_fill_the_memory() -> No
             await asyncio.sleep(0.5)
             assert taken == MAX_TUNNELS
         await relay.stop(0)
+
+    asyncio.run(story())
+
+
+def test_the_caller_hears_that_it_is_connected_before_any_data() -> None:
+    """The end that waits may answer before the relay's words to the caller are through."""
+
+    class Methods:
+        """A server that keeps what it is to serve."""
+
+        def serve_streams(self, service: str, methods: dict[str, Callable[[Any], Coroutine[None, None, None]]]) -> None:
+            self.accept, self.connect = methods["Accept"], methods["Connect"]
+
+    class Held:
+        """A stream whose writes wait until they are let through."""
+
+        def __init__(self, name: str, *first: Piece) -> None:
+            self.caller = Caller(f"unix:{name}", (), None)
+            self.incoming: asyncio.Queue[Piece] = asyncio.Queue()
+            self.written: list[Piece] = []
+            self.flowing = asyncio.Event()
+            for piece in first:
+                self.incoming.put_nowait(piece)
+
+        async def read(self) -> bytes:
+            return (await self.incoming.get()).SerializeToString()
+
+        async def write(self, data: bytes) -> None:
+            await self.flowing.wait()
+            self.written.append(Piece.FromString(data))
+            await asyncio.sleep(0.05)  # It is there before its sender hears of that.
+
+    async def story() -> None:
+        methods = Methods()
+        RelayService(identify=lambda _, claimed: claimed, kbytes_per_s=1e6).serve(cast(Server, methods))
+        waits, calls = Held("cleo", Piece(sender="cleo")), Held("ben", Piece(sender="ben", peer="cleo"))
+        waits.flowing.set()
+        async with asyncio.TaskGroup() as tasks:
+            ends = [tasks.create_task(methods.accept(waits))]
+            await asyncio.sleep(0)
+            ends.append(tasks.create_task(methods.connect(calls)))
+            await until(lambda: waits.written == [Piece(peer="ben")])
+            waits.incoming.put_nowait(Piece(data=b"hello from cleo"))
+            await asyncio.sleep(0.01)
+            calls.flowing.set()
+            await until(lambda: calls.written == [Piece(peer="cleo"), Piece(data=b"hello from cleo")])
+            for end in ends:
+                end.cancel()
+
+    asyncio.run(story())
+
+
+def test_a_chunk_that_takes_long_through_a_relay_is_no_silence() -> None:
+    async def story() -> None:
+        ben, cleo = Mind(), Mind()
+        hasty = OPTIONS.model_copy(update={"heartbeat_s": 0.3})
+        async with relayed_pair(ben, cleo, rate=250.0, ends=hasty) as (_, dials, waits):
+            await until(lambda: dials.is_up(2) and waits.is_up(1))
+            # A quarter of a second's worth passes at once; the rest takes 2 s, where 0.9 s of silence are allowed.
+            ben.send(2, bytes(750_000))
+            await until(lambda: cleo.frames)
+            assert [event[0] for event in cleo.events] == ["up"]
+
+    asyncio.run(story())
+
+
+def test_a_peer_whose_certificate_is_revoked_is_relayed_for_no_longer(caplog: pytest.LogCaptureFixture) -> None:
+    own = authority().credentials(authority().issue("ada"))
+
+    async def story() -> None:
+        ben, cleo = Mind(), Mind()
+        ada = build(0, Mind(), [], options=OPTIONS, members=NAMES, security=own)
+        async with running(ada):
+            relay = RelayAddress(NAMES[0], f"127.0.0.1:{ada.port}")
+            waits = build(2, cleo, [passive(1)], listen=None, options=OPTIONS, own_relay=relay)
+            dials = build(1, ben, [beyond(2, relay)], listen=None, options=OPTIONS)
+            async with running(waits, dials):
+                await until(lambda: dials.is_up(2) and waits.is_up(1))
+                listed = authority().revoke(b"", [credentials("cleo").identity.serial]).decode()
+                await call_control(relay.address, "revoke", {"list": listed}, name="ada", security=credentials("ben"))
+                await until(lambda: not dials.is_up(2))
+                await until(lambda: "cannot wait at relay ada: the certificate of 'cleo' was revoked" in caplog.text)
 
     asyncio.run(story())
 
