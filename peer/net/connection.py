@@ -68,12 +68,14 @@ class Connection:
         """Set when there may be something to write."""
         self._farewell: tuple[pb.Close.Kind, str] | None = None
         self._reason = "it closed the connection"
+        self._writer: asyncio.Task[None] | None = None
 
         self._liveness = Liveness(
             heartbeat_s=heartbeat_s, their_heartbeat_s=terms.heartbeat_s, chunk_bytes=limits.chunk_bytes, now=now
         )
         self._tick_timer: asyncio.TimerHandle | None = None
         self._receipt_timer: asyncio.TimerHandle | None = None
+        self._farewell_timer: asyncio.TimerHandle | None = None
 
     # -- what its owner asks of it --
 
@@ -119,6 +121,10 @@ class Connection:
             return
         self._farewell, self._reason = (kind, reason), reason
         self._wake.set()
+        if kind != pb.Close.GOODBYE:
+            # An envelope that is under way over a thin link goes first. But a neighbour that reads nothing blocks the
+            # writer for as long as the TCP connection lives, and must not keep itself from being dialled anew.
+            self._farewell_timer = self._loop.call_later(self._liveness.silence_s, self._stop_writing)
 
     def drop(self, kind: pb.Close.Kind, reason: str) -> None:
         """Take the connection out of use at once, and end it."""
@@ -137,7 +143,7 @@ class Connection:
         """Carry the connection to its end."""
         self._watch()
         reader = self._tasks.spawn(self._read(), f"read {self.neighbor.name}")
-        writer = self._tasks.spawn(self._write(), f"write {self.neighbor.name}")
+        writer = self._writer = self._tasks.spawn(self._write(), f"write {self.neighbor.name}")
         try:
             # The writer ends after a farewell of ours; the reader after one of theirs, or when the connection is gone.
             await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
@@ -150,7 +156,7 @@ class Connection:
                         await self._stream.done_writing()
                         await asyncio.wait((reader,))
         finally:
-            for timer in (self._tick_timer, self._receipt_timer):
+            for timer in (self._tick_timer, self._receipt_timer, self._farewell_timer):
                 if timer is not None:
                     timer.cancel()
             self.detach(self._reason)
@@ -242,6 +248,10 @@ class Connection:
             self._reason = f"the connection is lost ({error})"
 
     # -- its timers --
+
+    def _stop_writing(self) -> None:
+        if self._writer is not None:
+            self._writer.cancel()
 
     def _await_receipt(self) -> None:
         self._receipt_timer = None

@@ -117,16 +117,18 @@ class Listener:
     async def _greet(self, stream: ServedStream) -> Connection | None:
         """Exchange hellos; return the connection, unless the caller was turned away."""
         neighbor: Neighbor | None = None
+        first: bytes | None = None
         try:
+            # Also our answer has to be taken in this time: a caller that reads nothing would keep its place for ever.
             async with asyncio.timeout(self._dial_timeout_s):
-                first = await stream.read()
-            if first is None:
-                return None
-            hello = self._handshake.read_hello(first)
-            neighbor = self._neighbor_of(hello, self._identity(stream.caller))
-            return await self._welcome(stream, neighbor, hello)
+                if (first := await stream.read()) is None:
+                    return None
+                hello = self._handshake.read_hello(first)
+                neighbor = self._neighbor_of(hello, self._identity(stream.caller))
+                return await self._welcome(stream, neighbor, hello)
         except TimeoutError:
-            await _part(stream, pb.Close.REFUSED, f"no hello came within {self._dial_timeout_s:g} s")
+            what = "no hello came" if first is None else "our hello was not taken"
+            await _part(stream, pb.Close.REFUSED, f"{what} within {self._dial_timeout_s:g} s")
         except RemoteError as error:
             kind = pb.Close.REFUSED if isinstance(error, HandshakeRefused) else pb.Close.VIOLATION
             if neighbor is not None and self._links.connection(neighbor.index) is None:
