@@ -116,7 +116,8 @@ class Dialler:
         # From here on nothing is awaited before the connection is in use: what was checked stays true.
         try:
             terms, identity = self._handshake.read_answer(first, neighbor, challenge)
-            stays = not self._is_closing() and self._links.give_way(neighbor, terms, dialled=True)
+            stays = not self._is_closing() and self._links.holds(neighbor)
+            stays = stays and self._links.give_way(neighbor, terms, dialled=True)
         except RemoteError as error:
             await _part(stream, pb.Close.REFUSED, error.problem)
             raise

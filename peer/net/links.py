@@ -89,6 +89,7 @@ class Links:
         if self._neighbors.pop(index, None) is None:
             return
         link = self._links[index]
+        link.generation += 1
         link.went_down.set()
         if link.connection is not None:
             link.connection.drop(pb.Close.VIOLATION, reason)

@@ -177,13 +177,13 @@ class Listener:
         if not self._links.give_way(neighbor, terms, dialled=False):
             await _part(stream, pb.Close.SUPERSEDED, "the stream in the other direction stays")
             return None
-        identity = self._identity(caller)
         generation = self._links.new_generation(peer)
         received = self._handler.last_received(peer)
         await stream.write(
             self._handshake.answer(hello, received=received, seen_as=caller.address, verifier=neighbor.name)
         )
-        # While that was written, another stream may have come this far.
+        # While that was written, another stream may have come this far, and the neighbour may have been removed (both
+        # begin a new generation) or its certificate revoked.
         if generation != self._links.generation(peer) or self._is_closing():
             await _part(stream, pb.Close.SUPERSEDED, "a newer stream took over")
             return None
@@ -192,7 +192,7 @@ class Listener:
                 neighbor=neighbor,
                 stream=stream,
                 terms=terms,
-                identity=identity,
+                identity=self._identity(caller),
                 dialled=False,
                 received=received,
                 socket=_accepted_socket(caller),
