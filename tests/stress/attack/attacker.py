@@ -13,37 +13,25 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-
-import grpc
-import grpc.aio
-
 from peer.config import Config, load
 from peer.net.hello import PROTOCOL_MAX, PROTOCOL_MIN
+from peer.net.rpc import Channel, StreamLost
 from peer.net.security.authority import CertificateAuthority
 from peer.net.security.credentials import Credentials, load_credentials
+from peer.net.services import PEER_SERVICE
 from peer.proto.sottovoce.v1 import exchange_pb2 as pb
 from tests.stress.attack.cluster import MALLORY, VICTIM
 
 _GENEROUS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
-LOST = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError, asyncio.CancelledError, OSError)
+LOST = (StreamLost, asyncio.CancelledError, OSError)
 
 
 class Stream:
     """One stream to the victim, with nothing between the attack and the bytes."""
 
     def __init__(self, port: int, security: Credentials | None) -> None:
-        address = f"127.0.0.1:{port}"
-        # A connection for each stream: gRPC would share one otherwise.
-        options = [*_GENEROUS, ("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
-        if security is None:
-            channel: Any = grpc.aio.insecure_channel(address, options=options)
-        else:
-            credentials = grpc.ssl_channel_credentials(security.ca, security.key, security.certificate)
-            named = [*options, ("grpc.ssl_target_name_override", f"peer-{VICTIM}")]
-            channel = grpc.aio.secure_channel(address, credentials, options=named)
-        self._channel = channel
-        self._call: Any = channel.stream_stream("/sottovoce.v1.Peer/Exchange")()
+        channel = Channel(f"127.0.0.1:{port}", f"peer-{VICTIM}", security, _GENEROUS)
+        self._stream = channel.stream(PEER_SERVICE, "Exchange")
 
     async def __aenter__(self) -> Self:
         return self
@@ -51,15 +39,14 @@ class Stream:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._call.cancel()
-        await self._channel.close()
+        await self._stream.abandon()
 
     async def send(self, data: bytes | pb.Envelope) -> None:
-        await self._call.write(data if isinstance(data, bytes) else data.SerializeToString())
+        await self._stream.write(data if isinstance(data, bytes) else data.SerializeToString())
 
     async def next(self) -> pb.Envelope | None:
-        data = await self._call.read()
-        return pb.Envelope.FromString(data) if isinstance(data, bytes) else None
+        data = await self._stream.read()
+        return None if data is None else pb.Envelope.FromString(data)
 
     async def verdict(self, within_s: float = 30.0) -> str:
         """Return with which words, or how, the stream ended."""
@@ -71,8 +58,7 @@ class Stream:
         except TimeoutError:
             return "nothing in this time"
         except LOST as error:
-            details = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
-            return f"the connection is cut: {str(details)[:150]}"
+            return f"the connection is cut: {str(error)[:150]}"
         return "the stream ends without a word"
 
 
