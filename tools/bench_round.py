@@ -134,8 +134,9 @@ def run_peer(config_file: Path, result_file: Path, profile: bool) -> None:
     from peer.net import tcp_info
     from peer.node import divergence_guard
     from peer.node.participant import Participant
+    from peer.round_record import RoundRecord
     from peer.state.checkpoints import Checkpoints
-    from peer.state.metrics import MetricsStore, RoundRecord
+    from peer.state.metrics import MetricsStore
 
     loaded = config.load(config_file, environment={})
     clock, algorithm = StageClock(), gossip.ALGORITHMS[loaded.algorithm.name]

@@ -77,8 +77,8 @@ def measure(peers: int, rounds: int | None, stacked: bool, settings: list[str], 
     """Return speed and memory of a simulation in this process."""
     from peer import config as configuration
     from peer.node.participant import Participant
+    from peer.round_record import RoundRecord
     from peer.simulate.rounds import Simulator
-    from peer.state.metrics import RoundRecord
 
     rounds = rounds or max(5, PEER_ROUNDS // peers)
 

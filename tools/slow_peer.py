@@ -22,9 +22,10 @@ from peer.config import Config, load
 from peer.config_writer import write_peer_file
 from peer.errors import SottoError
 from peer.ops.local_cluster import Cluster
+from peer.round_record import RoundRecord
 from peer.simulate.network import LinkModel
 from peer.simulate.run import run
-from peer.state.metrics import MetricsStore, RoundRecord
+from peer.state.metrics import MetricsStore
 
 ALGORITHMS = ("d-psgd", "ad-psgd", "moniqua-ad-psgd")
 

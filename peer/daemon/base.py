@@ -41,11 +41,12 @@ from peer.node.durable import DurablePeer
 from peer.node.durable_pair import DurablePair
 from peer.node.pair_participant import PairParticipant
 from peer.node.participant import Parcel, Participant
+from peer.round_record import RoundRecord
 from peer.run_plan import unreachable_pairs, why_no_changes
 from peer.run_setup import RunSetup
 from peer.run_summary import evaluation_record, machine_facts
 from peer.state.checkpoints import StateFolder
-from peer.state.metrics import EvaluationRecord, LinkRecord, MetricsStore, RoundRecord
+from peer.state.metrics import EvaluationRecord, LinkRecord, MetricsStore
 
 log = logging.getLogger("sotto")
 

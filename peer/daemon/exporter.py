@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 from peer.errors import ConfigError
-from peer.state.metrics import RoundRecord
+from peer.round_record import RoundRecord
 
 _ROUND_GAUGES = {
     "loss": ("training_loss", "Mean training loss of the last local steps."),

@@ -37,8 +37,9 @@ from peer.errors import PeerUnreachable, RemoteProtocolError, StateError
 from peer.node.durable_pair import DurablePair
 from peer.node.pair_participant import PairParticipant, PairTurn
 from peer.node.participant import Parcel
+from peer.round_record import RoundRecord
 from peer.run_summary import evaluation_record
-from peer.state.metrics import EvaluationRecord, RoundRecord
+from peer.state.metrics import EvaluationRecord
 
 log = logging.getLogger("sotto")
 

@@ -32,7 +32,7 @@ from peer.net.neighbor import Neighbor
 from peer.node import membership_codec
 from peer.node.durable import Deed, DurablePeer
 from peer.node.participant import Parcel, Participant
-from peer.state.metrics import RoundRecord
+from peer.round_record import RoundRecord
 
 log = logging.getLogger("sotto")
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from peer.compress.payload import FloatArray
 from peer.config import GuardOptions
-from peer.state.metrics import RoundRecord
+from peer.round_record import RoundRecord
 
 
 def reason_to_stop(options: GuardOptions, record: RoundRecord, model: FloatArray) -> str | None:

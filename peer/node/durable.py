@@ -37,6 +37,7 @@ from peer.gossip.silence import Silence
 from peer.node import membership_codec
 from peer.node.delivery import InLink, OutLink
 from peer.node.participant import Parcel, Participant, Turn
+from peer.round_record import RoundRecord
 from peer.state.checkpoints import Checkpoint
 from peer.state.disk import Disk
 from peer.state.journal import (
@@ -51,7 +52,6 @@ from peer.state.journal import (
     Sent,
     TimedOut,
 )
-from peer.state.metrics import RoundRecord
 from peer.state.recovery import Recovery, StateFiles, gives_other_bits, journal_name
 from peer.wire.message import Message, MessageKind
 

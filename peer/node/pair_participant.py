@@ -23,7 +23,7 @@ from peer.compress.payload import FloatArray
 from peer.errors import LocalProtocolError, RemoteProtocolError, StateError
 from peer.gossip.pairwise import Event, PairNode, PairOutcome
 from peer.node.participant import ENTROPY_EVERY, LocalSteps, Parcel, StepResult, Turn
-from peer.state.metrics import RoundRecord
+from peer.round_record import RoundRecord
 from peer.wire.message import Message, MessageKind
 
 EXCHANGES_SKIPPED = 1 << 16

@@ -29,7 +29,7 @@ from peer.gossip.replicas import ReplicaAlgorithm
 from peer.gossip.session import LatePolicy, Outcome, Session
 from peer.gossip.views import ViewSchedule
 from peer.node import membership_codec
-from peer.state.metrics import RoundRecord
+from peer.round_record import RoundRecord
 from peer.wire.last_codes import LastCodes
 from peer.wire.message import Message, MessageKind, RepairWish
 

@@ -10,7 +10,7 @@ from itertools import accumulate
 from peer.report.line_chart import Axis, Chart, Line, line_chart, smooth, thin_out
 from peer.report.numbers import short, short_duration, short_size
 from peer.report.run_data import RunData, mean
-from peer.state.metrics import RoundRecord
+from peer.round_record import RoundRecord
 
 MOST_POINTS = 200
 """Points of one curve: more than the chart has room for."""

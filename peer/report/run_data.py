@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from peer.errors import StateError
-from peer.state.metrics import ConsensusRecord, EvaluationRecord, LinkRecord, MetricsStore, RoundRecord, Summary
+from peer.round_record import RoundRecord
+from peer.state.metrics import ConsensusRecord, EvaluationRecord, LinkRecord, MetricsStore, Summary
 
 
 @dataclass

@@ -15,9 +15,10 @@ from peer.config import Config
 from peer.errors import ConfigError
 from peer.node.pair_participant import PairParticipant, PairTurn
 from peer.node.participant import LocalSteps
+from peer.round_record import RoundRecord
 from peer.simulate.network import LinkModel
 from peer.simulate.virtual_run import Arrival, Event, StepDone, Timer, VirtualRun
-from peer.state.metrics import MetricsStore, RoundRecord
+from peer.state.metrics import MetricsStore
 
 
 class AsynchronousSimulator(VirtualRun[PairParticipant]):

@@ -18,12 +18,13 @@ from peer.errors import DivergenceError
 from peer.node.divergence_guard import reason_to_stop
 from peer.node.pair_participant import PairParticipant
 from peer.node.participant import LocalSteps, Parcel, Participant
+from peer.round_record import RoundRecord
 from peer.run_progress import PeerProgress, Progress
 from peer.run_setup import RunSetup
 from peer.run_summary import consensus, evaluation_record
 from peer.simulate.network import Agenda, LinkModel, VirtualNetwork
 from peer.simulate.rows import StackedRows
-from peer.state.metrics import ConsensusRecord, EvaluationRecord, LinkRecord, MetricsStore, RoundRecord
+from peer.state.metrics import ConsensusRecord, EvaluationRecord, LinkRecord, MetricsStore
 from peer.train.local_step import Evaluation, Trainer
 from peer.train.threads import use_one_thread
 

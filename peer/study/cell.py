@@ -17,8 +17,9 @@ from peer.links.network import LinkNetwork
 from peer.links.profiles import Profile
 from peer.ops.cluster_files import Host
 from peer.ops.local_cluster import Cluster
+from peer.round_record import RoundRecord
 from peer.run_setup import RunSetup
-from peer.state.metrics import MetricsStore, RoundRecord
+from peer.state.metrics import MetricsStore
 
 PORT = 7700
 _POLL_S = 0.25

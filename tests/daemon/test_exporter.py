@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from peer.daemon.exporter import Exporter
 from peer.errors import ConfigError
-from peer.state.metrics import RoundRecord
+from peer.round_record import RoundRecord
 
 ROOT = Path(__file__).parents[2]
 

@@ -11,7 +11,7 @@ from peer.compress.layout import Layout
 from peer.errors import LocalProtocolError, RemoteProtocolError, StateError
 from peer.gossip import build_pair_node
 from peer.node.pair_participant import EXCHANGES_SKIPPED, PairParticipant, PairTurn
-from peer.state.metrics import RoundRecord
+from peer.round_record import RoundRecord
 from tests.gossip.drive import contexts, ring, schedule_of
 from tests.node.local_steps import SIZES, Pull
 

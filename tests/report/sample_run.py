@@ -7,7 +7,8 @@ from pathlib import Path
 
 from peer.config import Config, PeerAddress
 from peer.config_writer import write_resolved
-from peer.state.metrics import ConsensusRecord, EvaluationRecord, LinkRecord, MetricsStore, RoundRecord, Summary
+from peer.round_record import RoundRecord
+from peer.state.metrics import ConsensusRecord, EvaluationRecord, LinkRecord, MetricsStore, Summary
 
 NAMES = [f"peer-{index}" for index in range(4)]
 

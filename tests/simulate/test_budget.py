@@ -8,10 +8,11 @@ import pytest
 
 from peer.config import Config, load
 from peer.gossip.budget import BURST_S
+from peer.round_record import RoundRecord
 from peer.run_plan import refuse_errors, validate_config
 from peer.simulate.network import LinkModel
 from peer.simulate.rounds import Simulator
-from peer.state.metrics import MetricsStore, RoundRecord
+from peer.state.metrics import MetricsStore
 
 COMMON = ("run.rounds=120", "evaluation.every_rounds=0", "training.warmup_rounds=5")
 OVERHEAD_BYTES = 90

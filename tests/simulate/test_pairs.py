@@ -12,10 +12,11 @@ from peer.config import Config, load
 from peer.errors import ConfigError
 from peer.node.pair_participant import PairParticipant
 from peer.report.html import write_report
+from peer.round_record import RoundRecord
 from peer.simulate.network import LinkModel
 from peer.simulate.pairs import AsynchronousSimulator
 from peer.simulate.run import Simulation, run
-from peer.state.metrics import MetricsStore, RoundRecord
+from peer.state.metrics import MetricsStore
 
 STEP_S = 0.1
 LATENCY_S = 0.002

@@ -10,9 +10,9 @@ from peer.config import load
 from peer.errors import DivergenceError
 from peer.gossip import session
 from peer.node.participant import Participant
+from peer.round_record import RoundRecord
 from peer.simulate.network import Cut, LinkModel
 from peer.simulate.rounds import Simulator
-from peer.state.metrics import RoundRecord
 
 CUT = Cut(peers=frozenset({0, 1}), from_s=20.0, until_s=60.0)
 

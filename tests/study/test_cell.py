@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from peer.links.measure import Measured
-from peer.state.metrics import RoundRecord
+from peer.round_record import RoundRecord
 from peer.study import cell, other_work, plan
 from tests.study.small_study import read
 
