@@ -51,6 +51,11 @@ def local_step_rate(rate: float, push_weight: float, guard: float) -> float:
     return rate * min(1.0, push_weight / guard) if guard > 0.0 else rate
 
 
+def debiased_step_rate(rate: float, push_weight: float, guard: float) -> float:
+    """Return by how much of a gradient z = x / u moves when x makes its step of `local_step_rate`."""
+    return local_step_rate(rate, push_weight, guard) / push_weight
+
+
 def compress(node: NodeContext, t: int, v: FloatArray) -> Payload:
     """Return what the node's compressor makes of `v` in round t, or made of it before a crash."""
     imposed = node.imposed.pop(t, None)

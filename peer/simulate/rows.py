@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from peer.compress.payload import FloatArray
 from peer.errors import ConfigError, LocalProtocolError
+from peer.gossip.mixing import debiased_step_rate
 from peer.run_setup import RunSetup
 from peer.train.stacked import StackedStep, StackedTrainer
 
@@ -61,8 +62,8 @@ class StackedRows:
         for peer, z in enumerate(models):
             self._models[peer] = z
         rate = self.trainer.rate(t)
-        scales = [rate * (min(1.0, u / guard) if guard else 1.0) / u for u in push_weights]
-        self.step = self.trainer.gradients(self._models, t, np.array(scales))
+        z_steps = [debiased_step_rate(rate, u, guard) for u in push_weights]
+        self.step = self.trainer.gradients(self._models, t, np.array(z_steps))
         self.computed = t
 
     def displaced(self, peer: int, z_before: FloatArray, z_after: FloatArray, rate: float) -> None:
