@@ -24,14 +24,15 @@ from peer.errors import ConfigError
 from peer.gossip import topology
 from peer.gossip.base import Algorithm, AlgorithmSpec, NodeContext
 from peer.gossip.budget import BandwidthBudget, nominal_bits
+from peer.gossip.late_neighbors import LatePolicy
 from peer.gossip.membership import Membership, Newcomer
 from peer.gossip.options import FinalRounds, ModuloOptions, ServerOptions
 from peer.gossip.pairwise import PairNode
-from peer.gossip.session import LatePolicy
 from peer.gossip.topology import Schedule
 from peer.gossip.views import ViewSchedule, restricted
+from peer.node.local_steps import LocalSteps
 from peer.node.pair_participant import PairParticipant
-from peer.node.participant import LocalSteps, Participant
+from peer.node.participant import Participant
 from peer.random import PhiloxSource
 from peer.run_plan import (
     algorithm_spec,

@@ -30,8 +30,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from peer.config import Config, load
-from peer.node.durable import Deed, DurablePeer
-from peer.node.participant import Participant, Turn
+from peer.gossip.effects import Effects, OutgoingFrame
+from peer.node.durable import DurablePeer
+from peer.node.participant import Participant
 from peer.run_setup import RunSetup
 from peer.state.disk import RealDisk
 from peer.train.threads import use_one_thread
@@ -94,9 +95,9 @@ class Bare:
         frames: dict[int, list[bytes]] = {0: [], 1: []}
         for i, peer in enumerate(self.peers):
             peer.step()
-            frames[1 - i] += [parcel.frame for parcel in peer.begin(0.0).parcels]
-        turns: list[Turn] = [self.peers[i].receive(1 - i, frame, 0.0) for i in (0, 1) for frame in frames[i]]
-        assert sum(turn.finished is not None for turn in turns) == PAIR
+            frames[1 - i] += [outgoing.frame for outgoing in peer.begin(0.0).frames]
+        performed = [self.peers[i].receive(1 - i, frame, 0.0) for i in (0, 1) for frame in frames[i]]
+        assert sum(effects.finished is not None for effects in performed) == PAIR
 
 
 class Durable:
@@ -130,16 +131,16 @@ class Durable:
 
     def round(self) -> None:
         """Take both peers through a round; save and sync where it is time to."""
-        before = sum(peer.journal_bytes for peer in self.peers)
+        before = sum(peer.disk_state.journal_bytes for peer in self.peers)
         took = measured(self.cost, self._round)
-        self.cost.journal_bytes += sum(peer.journal_bytes for peer in self.peers) - before
+        self.cost.journal_bytes += sum(peer.disk_state.journal_bytes for peer in self.peers) - before
         self._to_replay_s += took / PAIR
         options = self._options
         done = self.peers[0].round
         if done % options.checkpoint_every_rounds == 0 or self._to_replay_s > options.recover_within_s:
             cpu, wall = timed(self._save)
             self.cost.save_cpu_s, self.cost.save_wall_s = self.cost.save_cpu_s + cpu, self.cost.save_wall_s + wall
-            self.cost.checkpoint_bytes += sum(peer.checkpoint_bytes for peer in self.peers)
+            self.cost.checkpoint_bytes += sum(peer.disk_state.checkpoint_bytes for peer in self.peers)
             self._to_replay_s = 0.0
         if time.monotonic() > self._synced_at + SYNC_EVERY_S:
             cpu, wall = timed(self._sync)
@@ -150,19 +151,19 @@ class Durable:
         sent: dict[int, list[tuple[int, bytes]]] = {0: [], 1: []}
         for i, peer in enumerate(self.peers):
             peer.step()
-            sent[1 - i] += [(seq, frame) for _, seq, frame in self._performed(i, peer.begin(0.0))]
+            sent[1 - i] += [(each.seq, each.frame) for each in self._performed(i, peer.begin(0.0))]
         finished = 0
         for i, peer in enumerate(self.peers):
             for seq, frame in sent[i]:
-                deed = peer.receive(1 - i, seq, frame, 0.0)
-                finished += deed.finished is not None
-                self._performed(i, deed)
+                effects = peer.receive(1 - i, seq, frame, 0.0)
+                finished += effects.finished is not None
+                self._performed(i, effects)
         assert finished == PAIR
 
-    def _performed(self, i: int, deed: Deed) -> list[tuple[int, int, bytes]]:
-        for sender, upto in deed.receipts.items():
+    def _performed(self, i: int, effects: Effects) -> list[OutgoingFrame]:
+        for sender, upto in effects.receipts.items():
             self.peers[sender].receipt(i, upto)
-        return self.peers[i].publish(deed)
+        return self.peers[i].publish(effects)
 
     def _save(self) -> None:
         for i, peer in enumerate(self.peers):

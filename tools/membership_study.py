@@ -26,8 +26,9 @@ from pathlib import Path
 from typing import Any
 
 from peer.config import Config, load
+from peer.gossip.effects import Effects
 from peer.gossip.membership import ChangeKind
-from peer.node.participant import Participant, Turn
+from peer.node.participant import Participant
 from peer.run_setup import RunSetup
 from peer.simulate.network import Agenda, LinkModel, VirtualNetwork
 from peer.simulate.virtual_run import Arrival, Event, StepDone
@@ -68,7 +69,7 @@ class ChangingRun:
     def run_to_end(self) -> float:
         """Return the accuracy of the worst member at the end."""
         for participant in self.participants:
-            if participant.is_member:
+            if participant.membership.is_member:
                 self._plan_step(participant)
         self._run_until_idle()
         if self._dead and SUBJECT not in self.participants[0].session.lost:
@@ -76,7 +77,7 @@ class ChangingRun:
             issuer = next(p for p in self._living() if p.session.last_heard(SUBJECT) is not None)
             self._announce(issuer, ChangeKind.LOST, SUBJECT)
             self._run_until_idle()
-        members = [participant for participant in self._living() if participant.is_member]
+        members = [participant for participant in self._living() if participant.membership.is_member]
         assert all(participant.round == self._rounds for participant in members)
         return min(self._accuracy(participant) for participant in members)
 
@@ -97,22 +98,22 @@ class ChangingRun:
             participant.step()
             self._take(participant, participant.begin(self.now))
 
-    def _take(self, participant: Participant, turn: Turn) -> None:
-        sizes = [(parcel.receiver, len(parcel.frame)) for parcel in turn.parcels]
+    def _take(self, participant: Participant, effects: Effects) -> None:
+        sizes = [(outgoing.receiver, len(outgoing.frame)) for outgoing in effects.frames]
         arrivals = self._network.arrivals(participant.peer, sizes, self.now)
-        for parcel, arrival in zip(turn.parcels, arrivals, strict=True):
-            self._agenda.add(arrival, Arrival(parcel.receiver, participant.peer, parcel.frame))
-        if turn.news is not None:
-            for lost in participant.to_lose:
+        for outgoing, arrival in zip(effects.frames, arrivals, strict=True):
+            self._agenda.add(arrival, Arrival(outgoing.receiver, participant.peer, outgoing.frame))
+        if effects.news:
+            for lost in participant.membership.to_lose:
                 frames = self._unreceived.pop(participant.peer, [])
                 self._take(participant, participant.lose(lost, frames, self.now))
-        if turn.finished is not None:
+        if effects.finished is not None:
             self._after_round(participant)
 
     def _after_round(self, participant: Participant) -> None:
         if participant.round == self._rounds // 2:
             self._let_it_happen(participant)
-        if participant.round < self._rounds and participant.is_member and participant.peer not in self._dead:
+        if participant.round < self._rounds and participant.membership.is_member and participant.peer not in self._dead:
             self._plan_step(participant)
 
     def _let_it_happen(self, participant: Participant) -> None:
@@ -129,7 +130,7 @@ class ChangingRun:
         self._agenda.add(self.now + STEP_S, StepDone(participant.peer))
 
     def _announce(self, issuer: Participant, kind: ChangeKind, subject: int) -> None:
-        self._take(issuer, issuer.learn(issuer.plan(kind, subject), self.now))
+        self._take(issuer, issuer.learn(issuer.membership.plan(kind, subject), self.now))
 
     def _accuracy(self, participant: Participant) -> float:
         return 100.0 * self._trainers[participant.peer].evaluate(participant.model()).accuracy

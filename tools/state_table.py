@@ -56,7 +56,7 @@ def measure(spec: AlgorithmSpec, parameters: int) -> dict[str, object]:
         "model_bytes": algorithm.x.nbytes,
         "beside_x_bytes": state - algorithm.x.nbytes,
         "transport_buffer_bytes": sum(array.nbytes for array in algorithm.transport_state().values()),
-        "last_codes_bytes": simulator.participants[1].last_codes_bytes,
+        "last_codes_bytes": 0 if (codes := simulator.participants[1].last_codes) is None else codes.nbytes,
     }
 
 

@@ -31,6 +31,7 @@ from peer.daemon.roster import Roster
 from peer.daemon.service_manager import notify
 from peer.daemon.traffic import Traffic
 from peer.errors import ConfigError, DivergenceError, HandshakeRefused, SottoError
+from peer.gossip.effects import OutgoingFrame
 from peer.gossip.membership import ChangeKind
 from peer.net.hello import HelloInfo, quote
 from peer.net.neighbor import Neighbor
@@ -39,8 +40,9 @@ from peer.net.transport import Transport
 from peer.node.divergence_guard import reason_to_stop
 from peer.node.durable import DurablePeer
 from peer.node.durable_pair import DurablePair
+from peer.node.evaluation_cadence import is_evaluated, is_shared
 from peer.node.pair_participant import PairParticipant
-from peer.node.participant import Parcel, Participant
+from peer.node.participant import Participant
 from peer.round_record import RoundRecord
 from peer.run_plan import unreachable_pairs, why_no_changes
 from peer.run_setup import RunSetup
@@ -216,7 +218,7 @@ class Daemon(ABC):
         options = self.config.state
         return (
             self._snapshot_wanted
-            or self.durable.journal_bytes > options.journal_mbytes << 20
+            or self.durable.disk_state.journal_bytes > options.journal_mbytes << 20
             or self._to_replay_s > options.recover_within_s
         )
 
@@ -404,12 +406,10 @@ class Daemon(ABC):
         return records
 
     def _is_evaluated(self, done: int) -> bool:
-        every = self.config.evaluation.every_rounds
-        return done == self.config.run.rounds or bool(every and done % every == 0)
+        return is_evaluated(self.config.evaluation, done, self.config.run.rounds)
 
     def _is_shared(self, done: int) -> bool:
-        every = self.config.evaluation.every_rounds * self.config.evaluation.share_every
-        return done == self.config.run.rounds or bool(every and done % every == 0)
+        return is_shared(self.config.evaluation, done, self.config.run.rounds)
 
     def _keep_model(self, done: int, x: FloatArray) -> None:
         """Leave (x, u) for `sotto up`, which measures the consensus distance from all peers' files."""
@@ -715,14 +715,14 @@ class Daemon(ABC):
                 self._request_stop("the process that started this peer is gone")
                 return
 
-    def _count(self, parcel: Parcel) -> None:
+    def _count(self, outgoing: OutgoingFrame) -> None:
         """Take note of a frame for a neighbour."""
         self.traffic.handed_over(
-            parcel.receiver,
-            frame_bytes=len(parcel.frame),
-            payload_bytes=parcel.payload_bytes,
-            values=parcel.values,
-            entropy_bits=parcel.entropy_bits,
+            outgoing.receiver,
+            frame_bytes=len(outgoing.frame),
+            payload_bytes=outgoing.payload_bytes,
+            values=outgoing.values,
+            entropy_bits=outgoing.entropy_bits,
         )
 
     def _link_totals(self) -> dict[int, LinkRecord]:

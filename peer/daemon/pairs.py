@@ -34,9 +34,9 @@ from peer.config import Config
 from peer.daemon.audit_log import EventLog
 from peer.daemon.base import Daemon, evaluation_note, parse_evaluation
 from peer.errors import PeerUnreachable, RemoteProtocolError, StateError
+from peer.gossip.effects import Effects, OutgoingFrame
 from peer.node.durable_pair import DurablePair
-from peer.node.pair_participant import PairParticipant, PairTurn
-from peer.node.participant import Parcel
+from peer.node.pair_participant import PairParticipant
 from peer.round_record import RoundRecord
 from peer.run_summary import evaluation_record
 from peer.state.metrics import EvaluationRecord
@@ -67,8 +67,10 @@ class AsynchronousDaemon(Daemon):
         self._pending: deque[tuple[int, bytes | None]] = deque()
         """(neighbour, frame), or (neighbour, None) where its connection broke."""
         self._arrived = asyncio.Event()
-        self._open: Parcel | None = None
+        self._open: OutgoingFrame | None = None
         """The own request without an answer; it is in the journal."""
+        self._wake_at: float | None = None
+        """When the participant wants to ask again."""
         self._steps_alone = config.rounds.max_skipped_rounds
         """Steps in a row without a neighbour; none of them before the first has come."""
         self._away_since: dict[int, float] = {}
@@ -96,14 +98,14 @@ class AsynchronousDaemon(Daemon):
                     return
                 self._perform(await self._exchange(self.durable.read, waited_s))
             await self._work(self._compute)
-            turn = await self._exchange(self._step)
-            self._perform(turn)
+            effects = await self._exchange(self._step)
+            self._perform(effects)
             self._steps_alone = 0 if any(map(self._is_reachable, self.neighbors)) else self._steps_alone + 1
             if self.participant.round == self.config.run.rounds:
                 await self._until_closed()
-            assert turn.finished is not None
-            self._to_replay_s += turn.finished.train_s + turn.finished.gossip_s
-            await self._after_round(turn.finished)
+            assert effects.record is not None
+            self._to_replay_s += effects.record.train_s + effects.record.gossip_s
+            await self._after_round(effects.record)
         if self._diverged is None and self._own_last_evaluation() is None:
             # Killed between the last step and its evaluation: the others wait for that.
             await self._until_closed()
@@ -118,10 +120,10 @@ class AsynchronousDaemon(Daemon):
         self.durable.compute()
         self._pace(started)
 
-    def _step(self) -> PairTurn:
-        turn = self.durable.step(self._now())
+    def _step(self) -> Effects:
+        effects = self.durable.step(self._now())
         self._log_step()
-        return turn
+        return effects
 
     def _log_step(self) -> None:
         events = self.participant.take_events()
@@ -179,7 +181,7 @@ class AsynchronousDaemon(Daemon):
     async def _answer(self) -> None:
         """Take what comes from the neighbours, and ask again when a pause is over, until this peer leaves."""
         while not self._leaving:
-            wake_at = self.participant.wake_at
+            wake_at = self._wake_at
             if self._pending:
                 await self._take(*self._pending.popleft())
             elif wake_at is not None and self._now() >= wake_at:
@@ -199,13 +201,13 @@ class AsynchronousDaemon(Daemon):
             self._perform(await self._exchange(self.durable.disconnected, peer))
             return
         try:
-            turn = await self._exchange(self.durable.receive, peer, frame, self._now())
+            effects = await self._exchange(self.durable.receive, peer, frame, self._now())
         except RemoteProtocolError as error:
             log.error("dropped a message: %s", error)
             self._pending = deque(item for item in self._pending if item[0] != peer)
             self.transport.reset(peer, str(error))
             return
-        self._perform(turn)
+        self._perform(effects)
 
     async def _exchange(self, function: Callable[..., T], *arguments: Any) -> T:
         """Return what a call on the pair node returns; what is to be sent then is in the journal."""
@@ -218,12 +220,12 @@ class AsynchronousDaemon(Daemon):
         self.participant.reachable = reachable
         return function(*arguments)
 
-    def _perform(self, turn: PairTurn) -> None:
-        self._open = turn.open_request
-        for parcel in turn.parcels:
-            self._count(parcel)
-            if self.transport.is_up(parcel.receiver):
-                self.transport.send(parcel.receiver, 0, parcel.frame)
+    def _perform(self, effects: Effects) -> None:
+        self._open, self._wake_at = effects.open_request, effects.wake_at
+        for outgoing in effects.frames:
+            self._count(outgoing)
+            if self.transport.is_up(outgoing.receiver):
+                self.transport.send(outgoing.receiver, 0, outgoing.frame)
         self._wake.set()
         self._arrived.set()
 
@@ -300,23 +302,24 @@ class AsynchronousDaemon(Daemon):
             if self.audit_log is not None:
                 self.audit_log.go_back(state.get("ledger", [0, 0]))
 
-        def on_step(turn: PairTurn) -> None:
-            assert turn.finished is not None
+        def on_step(effects: Effects) -> None:
+            assert effects.record is not None
             self._log_step()
-            done = turn.finished.round + 1
-            if turn.finished.round not in rounds:
-                self.metrics.put(turn.finished)
+            done = effects.record.round + 1
+            if effects.record.round not in rounds:
+                self.metrics.put(effects.record)
             if self._is_evaluated(done) and done not in evaluated:
                 x = self.participant.algorithm.x
                 self.metrics.put(*self._judge(done, x, x))
 
         try:
-            recovery = self.durable.open(on_load, on_step)
+            recovery = self.durable.open(on_step, on_load)
         except StateError as error:
             raise StateError(f"{self.folder.directory}: {error}") from None
         for notice in recovery.notices:
             log.warning("%s: %s", self.folder.directory, notice)
-        self._open, self._previous_time_s = self.participant.open_request, recovery.now
+        self._open, self._wake_at = recovery.effects.open_request, recovery.effects.wake_at
+        self._previous_time_s = recovery.now
         self.metrics.drop_after(self.participant.round - 1)
         for note in recovery.state.get("evaluations", []):
             # Others may have left by the time that this peer has finished once more.

@@ -24,14 +24,15 @@ from peer.config import Config
 from peer.daemon.audit_log import AuditLog
 from peer.daemon.base import Daemon
 from peer.errors import HandshakeRefused, PeerUnreachable, RemoteProtocolError, SottoError, StateError
+from peer.gossip.effects import Effects
 from peer.gossip.membership import Change, ChangeKind, Newcomer
 from peer.net.counters import LinkCounters
 from peer.net.handler import MAX_BULLETIN_BYTES
 from peer.net.hello import quote
 from peer.net.neighbor import Neighbor
 from peer.node import membership_codec
-from peer.node.durable import Deed, DurablePeer
-from peer.node.participant import Parcel, Participant
+from peer.node.durable import DurablePeer
+from peer.node.participant import Participant
 from peer.round_record import RoundRecord
 
 log = logging.getLogger("sotto")
@@ -92,6 +93,8 @@ class SynchronousDaemon(Daemon):
             **self._durability(),
         )
         self._pending: deque[tuple[int, int, bytes]] = deque()
+        self._wake_at: float | None = None
+        """When a late neighbour is no longer waited for."""
         self._said_that_it_slows_down = False
         self._wishes: deque[_Wish] = deque()
         """Changes of the members that the operator or a peer that joins asks for."""
@@ -100,7 +103,7 @@ class SynchronousDaemon(Daemon):
         self._declined: tuple[float, str] | None = None
         """Since when peers say that this one cannot join, and why."""
         self._recover()
-        self.roster.introduce(self.participant.newcomers)
+        self.roster.introduce(self.participant.membership.newcomers)
         self._know_neighbors()
         # Those whom the file lost while this peer was stopped.
         self._wishes += [_Wish(ChangeKind.LOST, peer, None) for peer in self._still_members(self._taken_out)]
@@ -108,7 +111,7 @@ class SynchronousDaemon(Daemon):
     async def _rounds(self) -> None:
         while self.participant.round < self.config.run.rounds and not self._stop.is_set() and not self._has_left:
             record: RoundRecord | None = None
-            if not self.participant.is_member:
+            if not self.participant.membership.is_member:
                 record = await self._wait_to_join()
                 if record is None:
                     continue
@@ -120,7 +123,7 @@ class SynchronousDaemon(Daemon):
                 record = self._perform(await self._work(self._step_and_begin))
             while record is None:
                 if not self._pending:
-                    await self._wait(self.participant.wake_at)
+                    await self._wait(self._wake_at)
                 if self._diverged is not None or self._stopping_in_vain():
                     # The round cannot end: it goes on, from the journal, when this peer is started again.
                     return
@@ -129,12 +132,12 @@ class SynchronousDaemon(Daemon):
             await self._agree(record.round)
             await self._after_round(record)
 
-    def _step_and_begin(self) -> Deed:
+    def _step_and_begin(self) -> Effects:
         started = time.perf_counter()
         self.durable.step()
         self._pace(started)
         before = self.durable.left_out
-        deed = self.durable.begin(self._now())
+        effects = self.durable.begin(self._now())
         for peer in sorted(self.durable.left_out - before):
             log.warning(
                 "%s has confirmed nothing for %g s: it gets no weight until it does",
@@ -143,21 +146,22 @@ class SynchronousDaemon(Daemon):
             )
         for peer in sorted(before - self.durable.left_out):
             log.info("%s confirms again what it gets, and has its weight back", self.roster.name(peer))
-        return deed
+        return effects
 
     async def _agree(self, round_: int) -> None:
         """Tell those who keep copies of this peer what they should be, and ask for what differs in the copies here."""
-        own = self.participant.own_digests()
+        agreement = self.participant.agreement
+        own = agreement.own_digests()
         if own is not None and own[0] == round_:
             note = np.array([round_, *own[1]], "<u8").tobytes()
-            for peer in self.participant.keepers() if len(note) <= MAX_BULLETIN_BYTES else ():
+            for peer in agreement.keepers() if len(note) <= MAX_BULLETIN_BYTES else ():
                 if self.transport.is_up(peer):
                     self.transport.bulletin(peer, _REPLICA, note)
-        if self.participant.has_heard_digests:
-            deed, sentences = await self._work(self.durable.check_replicas)
+        if agreement.has_heard:
+            effects, sentences = await self._work(self.durable.check_replicas)
             for sentence in sentences:
                 log.warning("%s", sentence)
-            self._perform(deed)
+            self._perform(effects)
 
     async def _take_frames(self) -> RoundRecord | None:
         """Give the waiting frames, and the timer if it is due, to the participant; return the record of a round that
@@ -167,32 +171,33 @@ class SynchronousDaemon(Daemon):
             peer, seq, frame = self._pending.popleft()
             self.transport.taken(peer, seq)
             try:
-                deed = await self._work(self.durable.receive, peer, seq, frame, self._now())
+                effects = await self._work(self.durable.receive, peer, seq, frame, self._now())
             except RemoteProtocolError as error:
                 log.error("dropped a message: %s", error)
                 # What follows it on this link makes no sense without it; the reconnect asks for it again.
                 self._pending = deque(item for item in self._pending if item[0] != peer)
                 self.transport.reset(peer, str(error))
                 continue
-            record = self._perform(deed)
+            record = self._perform(effects)
         if record is not None:
             return record
-        wake_at = self.participant.wake_at
+        wake_at = self._wake_at
         if wake_at is not None and self._now() >= wake_at:
             return self._perform(await self._work(self.durable.timer, self._now()))
         return None
 
-    def _perform(self, deed: Deed) -> RoundRecord | None:
-        """Send and confirm what a deed came to, which is on disk by now; return the record of a round that it ended."""
-        for parcel, _ in deed.parcels:
-            self._count(parcel)
-        if deed.news:
+    def _perform(self, effects: Effects) -> RoundRecord | None:
+        """Send and confirm what a call asks for, which is on disk by now; return the record of a round that ended."""
+        self._wake_at = effects.wake_at
+        for outgoing in effects.frames:
+            self._count(outgoing)
+        if effects.news:
             self._meet()
-        for peer, seq, frame in self.durable.publish(deed):
-            if self.transport.is_up(peer):
-                self.transport.send(peer, seq, frame)
-        self._confirm(deed.receipts)
-        return deed.finished
+        for outgoing in self.durable.publish(effects):
+            if self.transport.is_up(outgoing.receiver):
+                self.transport.send(outgoing.receiver, outgoing.seq, outgoing.frame)
+        self._confirm(effects.receipts)
+        return effects.record
 
     def _confirm(self, receipts: Mapping[int, int]) -> None:
         for peer, upto in receipts.items():
@@ -221,8 +226,8 @@ class SynchronousDaemon(Daemon):
     def _all_settled(self) -> bool:
         """Whether every neighbour has all our frames for good and every peer's last evaluation has reached us."""
         if self._has_left:
-            return not any(self.durable.out[peer].backlog for peer in self._linked() if peer not in self._gone)
-        owed = any(self.durable.out[peer].backlog_bytes for peer in self.receivers if peer not in self._gone)
+            return not any(self.durable.links.out[peer].backlog for peer in self._linked() if peer not in self._gone)
+        owed = any(self.durable.links.out[peer].backlog_bytes for peer in self.receivers if peer not in self._gone)
         return not owed and self._all_have_finished()
 
     async def _models(self) -> tuple[FloatArray, FloatArray]:
@@ -231,7 +236,7 @@ class SynchronousDaemon(Daemon):
     async def _wait_for_room(self) -> None:
         """Hold the next round back while a neighbour has too much unacknowledged, or cannot be heard of at all."""
         while not self._stop.is_set() and any(
-            self.durable.out[peer].backlog_bytes > _BACKLOG_BYTES_MAX for peer in self.receivers
+            self.durable.links.out[peer].backlog_bytes > _BACKLOG_BYTES_MAX for peer in self.receivers
         ):
             await self._wait(None)
 
@@ -281,10 +286,10 @@ class SynchronousDaemon(Daemon):
 
     @property
     def _has_left(self) -> bool:
-        return self.participant.has_left
+        return self.participant.membership.has_left
 
     def _members_at_end(self) -> Sequence[int]:
-        members = self.participant.members
+        members = self.participant.membership.members
         return range(self.setup.num_peers) if members is None else members
 
     async def _announce(self, kind: ChangeKind, subject: int) -> dict[str, Any]:
@@ -305,7 +310,7 @@ class SynchronousDaemon(Daemon):
                 if wish.newcomer is not None:
                     self.roster.check(wish.subject, wish.newcomer)
                     self.roster.check_today(wish.newcomer)
-                change = self.participant.plan(wish.kind, wish.subject, wish.newcomer)
+                change = self.participant.membership.plan(wish.kind, wish.subject, wish.newcomer)
                 record = self._perform(await self._work(self.durable.announce, change, self._now()))
             except SottoError as error:
                 if granted is None and wish.kind is ChangeKind.LOST:
@@ -344,30 +349,30 @@ class SynchronousDaemon(Daemon):
         return await self._take_frames()
 
     def _know_neighbors(self) -> None:
-        senders, receivers = self.participant.partners()
+        senders, receivers = self.participant.membership.partners()
         self.senders, self.receivers = tuple(sorted(senders)), tuple(sorted(receivers))
         self.neighbors = tuple(sorted(senders | receivers))
 
     def _linked(self) -> Sequence[int]:
         """Return the neighbours, those that still need something of this peer, and those that may join through it."""
-        members = self.participant.members
+        members = self.participant.membership.members
         if members is None:
             return self.neighbors
         lost, first = self.participant.session.lost, set(self.setup.first_members)
-        owed = {peer for peer, link in list(self.durable.out.items()) if link.backlog}
-        if self.participant.is_member:
+        owed = {peer for peer, link in list(self.durable.links.out.items()) if link.backlog}
+        if self.participant.membership.is_member:
             may_join = {peer for peer in self.roster.expected if self.roster.neighbor(peer).dial}
             may_join |= set(range(self.setup.num_peers)) - first
-            may_join -= {each.subject for each in self.participant.changes}
+            may_join -= {each.subject for each in self.participant.membership.changes}
         else:
             # Those who can be dialled; anyone of them will do.
-            may_join = first if not self.participant.has_left else set()
+            may_join = first if not self.participant.membership.has_left else set()
         return sorted({*self.neighbors, *owed, *may_join} - {self.me} - lost)
 
     def _still_members(self, names: Sequence[str]) -> list[int]:
         """Return which of these peers are members, or about to be, and not about to go."""
-        members = {*self._members_at_end(), *(each.subject for each in self.participant.coming_changes)}
-        going = {each.subject for each in self.participant.changes if each.kind is not ChangeKind.JOIN}
+        members = {*self._members_at_end(), *(each.subject for each in self.participant.membership.coming_changes)}
+        going = {each.subject for each in self.participant.membership.changes if each.kind is not ChangeKind.JOIN}
         numbers = (self.roster.index_of(name) for name in names)
         return [peer for peer in numbers if peer is not None and peer in members - going]
 
@@ -389,11 +394,11 @@ class SynchronousDaemon(Daemon):
 
     def _meet(self) -> None:
         """Take up the links that a change of the members asks for, and end those to peers that are lost."""
-        introduced = self.roster.introduce(self.participant.newcomers)
+        introduced = self.roster.introduce(self.participant.membership.newcomers)
         for peer in introduced:
             self.transport.know_member(self.roster.name(peer))
         self._know_neighbors()
-        for change in self.participant.coming_changes:
+        for change in self.participant.membership.coming_changes:
             name = self.roster.name(change.subject)
             log.info("%s %s from round %d on", name, _WORDS[change.kind], change.effective)
         linked = self.transport.neighbors
@@ -408,7 +413,7 @@ class SynchronousDaemon(Daemon):
     def goodbye(self, peer: int, reason: str) -> None:
         """A neighbour leaves on purpose: for good, if it is no member any more."""
         super().goodbye(peer, reason)
-        if self.participant.is_gone(peer):
+        if self.participant.membership.is_gone(peer):
             asyncio.get_running_loop().call_soon(self.transport.remove_neighbor, peer, "it left the run")
 
     def _stopping_in_vain(self) -> bool:
@@ -446,13 +451,15 @@ class SynchronousDaemon(Daemon):
         rounds: set[int] | None = None
         evaluated = {record.round for record in self.metrics.evaluations() if record.peer == self.me}
 
-        def on_round(record: RoundRecord, parcels: list[Parcel]) -> None:
+        def on_round(effects: Effects) -> None:
             nonlocal rounds
+            record = effects.record
+            assert record is not None
             if rounds is None:
                 rounds = {known.round for known in self.metrics.rounds(after=record.round - 1)}
             if record.round not in rounds:
-                for parcel in parcels:
-                    self._count(parcel)
+                for outgoing in effects.frames:
+                    self._count(outgoing)
                 counters = dict.fromkeys(self.neighbors, LinkCounters())
                 self.metrics.put(record, *self.traffic.close_round(record.round, counters))
             if self.audit_log is not None:
@@ -467,8 +474,9 @@ class SynchronousDaemon(Daemon):
             raise StateError(f"{self.folder.directory}: {error}") from None
         for sentence in recovery.notices:
             log.warning("%s: %s", self.folder.directory, sentence)
-        for parcel in recovery.parcels:
-            self._count(parcel)
+        for outgoing in recovery.effects.frames:
+            self._count(outgoing)
+        self._wake_at = recovery.effects.wake_at
         self._previous_time_s = recovery.now
         self.metrics.drop_after(self.participant.round - 1)
         for evaluation in self.metrics.evaluations():
@@ -515,16 +523,16 @@ class SynchronousDaemon(Daemon):
         if len(data) % 8 or len(data) < 16:
             raise RemoteProtocolError("it told digests that are none")
         round_, *digests = np.frombuffer(data, "<u8").tolist()
-        self.participant.heard_digests(peer, round_, tuple(digests))
+        self.participant.agreement.hear(peer, round_, tuple(digests))
 
     def _hear(self, peer: int, name: str) -> Neighbor | None:
-        if self.participant.is_gone(peer):
+        if self.participant.membership.is_gone(peer):
             raise HandshakeRefused(f"{quote(name)} was declared lost or left, and is out of the run")
         return super()._hear(peer, name)
 
     def _asked_to_sponsor(self, peer: int, note: bytes) -> None:
         newcomer = membership_codec.decode_newcomer(note, sender=peer) if peer >= self.setup.num_peers else None
-        if all(each.subject != peer for each in (*self.participant.coming_changes, *self._wishes)):
+        if all(each.subject != peer for each in (*self.participant.membership.coming_changes, *self._wishes)):
             self._wishes.append(_Wish(ChangeKind.JOIN, peer, None, newcomer))
             self._wake.set()
 
@@ -553,21 +561,21 @@ class SynchronousDaemon(Daemon):
             "bits": getattr(compressor, "bits", None),
             "push_weight": self.participant.algorithm.u,
             "durability": self.config.state.durability,
-            "checkpoint_round": self.durable.base_round,
-            "checkpoint_bytes": self.durable.checkpoint_bytes,
-            "journal_bytes": self.durable.journal_bytes,
+            "checkpoint_round": self.durable.disk_state.base_round,
+            "checkpoint_bytes": self.durable.disk_state.checkpoint_bytes,
+            "journal_bytes": self.durable.disk_state.journal_bytes,
             "members": [self.roster.name(peer) for peer in self._members_at_end()],
             "coming_changes": [
                 {"name": self.roster.name(change.subject), "kind": change.kind.name, "from": change.effective}
-                for change in self.participant.coming_changes
+                for change in self.participant.membership.coming_changes
             ],
             "waiting_for": [self.roster.name(peer) for peer in self.participant.session.waiting_for],
         }
 
     def _link_figures(self, peer: int) -> dict[str, Any]:
-        deadlines = self.participant.session.deadlines
+        deadlines = self.participant.session.late_neighbors.deadlines
         return {
-            "unacknowledged_bytes": self.durable.out[peer].backlog_bytes,
+            "unacknowledged_bytes": self.durable.links.out[peer].backlog_bytes,
             "lateness_s": None if deadlines is None else deadlines.lateness_s(peer),
             "late_after_s": None if deadlines is None else deadlines.after_s(peer),
             "left_out": peer in self.durable.left_out,

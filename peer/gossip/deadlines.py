@@ -48,14 +48,14 @@ class Deadlines:
             self._after_s[neighbor] = min(self.limit_s, median + 6 * 1.4826 * deviation + SLACK_S)
         return self._after_s[neighbor]
 
-    def state(self) -> dict[str, list[float]]:
-        """Return what was heard of each neighbour, as JSON values: a round that is repeated has to decide alike."""
-        return {str(neighbor): list(window) for neighbor, window in self._lateness.items()}
+    def state(self) -> dict[int, list[float]]:
+        """Return the latenesses heard of each neighbour: a round that is repeated has to decide alike."""
+        return {neighbor: list(window) for neighbor, window in self._lateness.items()}
 
-    def restore(self, state: Mapping[str, Sequence[float]]) -> None:
-        """Take back what `state` returned. Raises TypeError or ValueError if it does not fit."""
+    def restore(self, lateness: Mapping[int, Sequence[float]]) -> None:
+        """Take back what `state` returned."""
         self._after_s.clear()
-        self._lateness = {int(neighbor): deque(map(float, window), maxlen=WINDOW) for neighbor, window in state.items()}
+        self._lateness = {neighbor: deque(window, maxlen=WINDOW) for neighbor, window in lateness.items()}
 
     def lateness_s(self, neighbor: int) -> float | None:
         """Return the median of what was heard of a neighbour; None before its first message."""

@@ -37,6 +37,7 @@ from peer.compress.norms import max_magnitude
 from peer.compress.payload import Dense, FloatArray, MoreBits, Payload, Residues, WholeIntegers
 from peer.errors import LocalProtocolError, RemoteProtocolError
 from peer.gossip.base import AlgorithmSpec, GraphNeed, Metrics, NodeContext
+from peer.gossip.effects import Effects, Send
 from peer.gossip.mixing import add_scaled_, check_layers, restored_like, whole_layer
 from peer.gossip.moniqua import (
     check_code,
@@ -57,18 +58,6 @@ Event: TypeAlias = tuple[Any, ...]
 
 BACKOFF_S = 0.01
 """The first pause after a busy answer, in seconds; it doubles up to 64-fold, times ½ to 1½ at random."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PairOutcome:
-    """What a received message asks the driver to do."""
-
-    sends: tuple[tuple[int, Message], ...] = ()
-    """(receiver, message); to be journaled with the state before they leave."""
-    mixed_with: int | None = None
-    """The peer with whom an exchange was completed on this side: x has changed."""
-    retry_after_s: float | None = None
-    """The own request was refused as busy: initiate again after so many seconds."""
 
 
 @dataclass
@@ -233,7 +222,7 @@ class PairNode(ABC):
         if self._responding is not None and self._responding.request.sender == peer:
             self._responding = None
 
-    def receive(self, message: Message) -> PairOutcome:
+    def receive(self, message: Message) -> Effects:
         """Take one message. Raises RemoteProtocolError if an honest peer would not have sent it."""
         if message.sender not in self.neighbors:
             raise RemoteProtocolError("is no neighbour in this graph", peer=message.sender)
@@ -244,7 +233,7 @@ class PairNode(ABC):
         if message.kind is MessageKind.PAIR_BUSY:
             return self._on_busy(message)
         if message.kind is MessageKind.REPAIR_REQUEST:
-            return PairOutcome(sends=((message.sender, self._repair(message)),))
+            return Effects(sends=[Send(message.sender, self._repair(message))])
         if message.kind is MessageKind.REPAIR:
             return self._on_repair(message)
         raise RemoteProtocolError(f"sent {message.kind.name} in an asynchronous run", peer=message.sender)
@@ -260,20 +249,20 @@ class PairNode(ABC):
 
     # The responder.
 
-    def _on_request(self, message: Message) -> PairOutcome:
+    def _on_request(self, message: Message) -> Effects:
         sender, number = message.sender, message.round
         answered = self._replies.get(sender)
         if answered is not None and number == answered.round:
-            return PairOutcome(sends=((sender, answered),))
+            return Effects(sends=[Send(sender, answered)])
         if number == self._refused.get(sender):
             return self._refuse(message)
         if number < max(self._refused.get(sender, -1), -1 if answered is None else answered.round):
             # Its initiator has gone on since and ignores this, unless it went back to an old state in a crash.
-            return PairOutcome(sends=((sender, Message(MessageKind.PAIR_BUSY, self.node.peer, number)),))
+            return Effects(sends=[Send(sender, Message(MessageKind.PAIR_BUSY, self.node.peer, number))])
         if self._responding is not None:
             waiting = self._responding
             if (waiting.request.sender, waiting.request.round) == (sender, number):
-                return PairOutcome(sends=((sender, self._repair_request(waiting)),))
+                return Effects(sends=[Send(sender, self._repair_request(waiting))])
             return self._refuse(message)
         if self._initiated is not None and not self._gives_way(self._initiated, message):
             return self._refuse(message)
@@ -289,11 +278,11 @@ class PairNode(ABC):
         crosses = initiated.partner == message.sender and message.phase != initiated.exchange + 1
         return crosses and message.sender < self.node.peer
 
-    def _refuse(self, message: Message) -> PairOutcome:
+    def _refuse(self, message: Message) -> Effects:
         self._refused[message.sender] = message.round
-        return PairOutcome(sends=((message.sender, Message(MessageKind.PAIR_BUSY, self.node.peer, message.round)),))
+        return Effects(sends=[Send(message.sender, Message(MessageKind.PAIR_BUSY, self.node.peer, message.round))])
 
-    def _respond(self, responding: _Responding) -> PairOutcome:
+    def _respond(self, responding: _Responding) -> Effects:
         request = responding.request
         wishes = self._read_layers(request, self.x, responding.further)
         if wishes:
@@ -302,7 +291,7 @@ class PairNode(ABC):
             responding.phase += 1
             responding.wishes = tuple(wishes)
             self._responding = responding
-            return PairOutcome(sends=((request.sender, self._repair_request(responding)),))
+            return Effects(sends=[Send(request.sender, self._repair_request(responding))])
         self._responding = None
         number = request.round
         payload = self._code_reply(request)
@@ -310,7 +299,7 @@ class PairNode(ABC):
         self._mix(request, payload, self.x, frozenset(responding.further))
         self._replies[request.sender] = reply
         self._events.append(("mix", request.sender, self.node.peer, number))
-        return PairOutcome(sends=((request.sender, reply),), mixed_with=request.sender)
+        return Effects(sends=[Send(request.sender, reply)], mixed_with=request.sender)
 
     def _repair_request(self, responding: _Responding) -> Message:
         return Message(
@@ -321,14 +310,14 @@ class PairNode(ABC):
             wanted=responding.wishes,
         )
 
-    def _on_repair(self, message: Message) -> PairOutcome:
+    def _on_repair(self, message: Message) -> Effects:
         responding = self._responding
         if responding is None or (message.sender, message.round, message.phase) != (
             responding.request.sender,
             responding.request.round,
             responding.phase,
         ):
-            return PairOutcome()  # A repeated one.
+            return Effects()  # A repeated one.
         if message.layer_ids != tuple(wish.layer for wish in responding.wishes):
             raise RemoteProtocolError("answered a request for repair with something else", peer=message.sender)
         for wish, layer in zip(responding.wishes, message.layers, strict=True):
@@ -340,10 +329,10 @@ class PairNode(ABC):
 
     # The initiator.
 
-    def _on_reply(self, message: Message) -> PairOutcome:
+    def _on_reply(self, message: Message) -> Effects:
         initiated = self._initiated
         if initiated is None or (message.sender, message.round) != (initiated.partner, initiated.exchange):
-            return PairOutcome()  # A repeated one.
+            return Effects()  # A repeated one.
         check_layers(message.layers, self.node.layout, message.sender, modulo=self.spec.modulo)
         if self._read_layers(message, initiated.sent, {}):
             raise RemoteProtocolError("chose a θ below the distance that it measured", peer=message.sender)
@@ -351,17 +340,17 @@ class PairNode(ABC):
         self._mix(message, initiated.request.layers, initiated.sent, frozenset(initiated.violated))
         at = len(self._events) if initiated.first_step is None else initiated.first_step
         self._events.insert(at, ("mix", self.node.peer, message.sender, message.round))
-        return PairOutcome(mixed_with=message.sender)
+        return Effects(mixed_with=message.sender)
 
-    def _on_busy(self, message: Message) -> PairOutcome:
+    def _on_busy(self, message: Message) -> Effects:
         initiated = self._initiated
         if initiated is None or (message.sender, message.round) != (initiated.partner, initiated.exchange):
-            return PairOutcome()
+            return Effects()
         self._initiated = None
         draw = random.uniforms(self._seed, self.node.peer, Purpose.BACKOFF, initiated.exchange, 0, 1, np.float64)
         pause_s = BACKOFF_S * 2 ** min(self._refusals, 6) * (0.5 + float(draw[0]))
         self._refusals += 1
-        return PairOutcome(retry_after_s=pause_s)
+        return Effects(retry_after_s=pause_s)
 
     def _repair(self, wanted: Message) -> Message:
         initiated = self._initiated

@@ -4,67 +4,37 @@ Two rules:
 
 1. Everything that says "this message belongs to that round" lives here; the algorithm sees only complete inboxes.
 2. Nothing here knows bytes, sockets, disks or the time: `now` is an argument, in seconds, and whoever drives the
-   session sends what an `Outcome` lists.
+   session performs the `Effects` that each call returns.
 
 Order of use for each round: `begin` with the result of the local step, then `receive` for every message that comes
-and `timer` whenever `wake_at` has passed, until an outcome says `finished`. Messages may come at any time, also
+and `timer` when the last `wake_at` has passed, until effects say `finished`. Messages may come at any time, also
 between rounds and for later rounds.
+
+A round is a sequence of exchanges: those of the algorithm; then, while a peer is lost, a wait until all members have
+said what they heard of it; then those of a `Boundary`, if the next round has other members.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from peer.compress.payload import FloatArray
 from peer.errors import LocalProtocolError, RemoteProtocolError
 from peer.gossip.base import Algorithm, Exchange, Memory
-from peer.gossip.boundary import COPY_PHASE, READ_PHASE, TRANSFER_PHASE, Boundary, take_back_gifts_
-from peer.gossip.deadlines import Deadlines
-from peer.gossip.membership import Change, ChangeKind
+from peer.gossip.boundary import COPY_PHASE, READ_PHASE, TRANSFER_PHASE, Boundary
+from peer.gossip.effects import Effects, Send
+from peer.gossip.late_neighbors import LateNeighbors, LatePolicy
+from peer.gossip.lost_peers import LostPeers
+from peer.gossip.session_state import SessionState
+from peer.gossip.silence import Silence
+from peer.gossip.starvation import UsualWeight
 from peer.gossip.views import ViewSchedule
 from peer.wire.message import Message, MessageKind
 
-STARVED_BELOW = 0.9
-"""A push-sum peer with less than this part of its usual weight gives none away while neighbours owe it messages.
-With half of it the parts of a divided cluster held their ground as well, but weight ran to the ends of each. When it
-flowed back, the copies of quant-sgp (top 2 %) could not follow: 71 % in place of 96 % for the worst peer."""
-_USUAL_ROUNDS = 64
-"""Over so many rounds the usual weight is averaged. It follows what there is: with a limit that stays where it is, a
-cluster that lost more than that for good would never mix again."""
-
 _ROUND_KINDS = frozenset({MessageKind.GOSSIP, MessageKind.NOTHING, MessageKind.REPAIR})
 _HOLD_PHASE = READ_PHASE - 1
-"""At the end of a round: nothing is exchanged, until all have said what they heard of a lost peer."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LatePolicy:
-    """Going on without a late neighbour (`late = "skip"`)."""
-
-    after_s: float
-    """How long after the own message a neighbour counts as late; with `adaptive` the most."""
-    max_skipped: int
-    """How many rounds in a row a neighbour may be missed before it is waited for."""
-    adaptive: bool = False
-    """Whether each neighbour has a deadline of its own, from how late it was so far (`Deadlines`)."""
-    silent_after_s: float = math.inf
-    """With push-sum: how long a receiver may confirm nothing before it is left out (`Silence`)."""
-
-
-@dataclass(kw_only=True)
-class Outcome:
-    """What the driver has to do, in this order: send, then look at `finished`."""
-
-    sends: list[tuple[int, Message]] = field(default_factory=list)
-    """(receiver, message), ascending receivers."""
-    finished: int | None = None
-    """The round that this completed."""
-    skipped: tuple[int, ...] = ()
-    """With `finished`: neighbours that the round went on without."""
-    duplicates: int = 0
-    """Messages that had been taken before, or whose round is over; dropped."""
+"""Of the wait at the end of a round until all members have reported what they heard of a lost peer. Nothing is sent
+or awaited in it: reports are membership notices. It lies between the algorithm's phases and those of a boundary."""
 
 
 class Session:
@@ -87,43 +57,32 @@ class Session:
         self.algorithm = algorithm
         self.round = 0
         """The round under way, or the next one."""
-        self.wake_at: float | None = None
-        """When `timer` should be called, in the clock of `now`."""
-        self._in_neighbors = frozenset(in_neighbors)
         self.max_lead = max_lead
         """How many rounds an in-neighbour can be ahead of a peer that was not set back."""
-        self.late = late
+        self.late_neighbors = LateNeighbors(late)
+        self.lost_peers = LostPeers(algorithm, views)
+        self._in_neighbors = frozenset(in_neighbors)
         self._views = views
+        self._silence = None
+        if late is not None and algorithm.spec.push_sum:
+            self._silence = Silence(late.silent_after_s)
+        self._usual_weight = UsualWeight()
+        self._exchange: Exchange | None = None
         self._is_joining = False
         """Whether this peer waits for the model of its sponsor."""
         self._boundary: Boundary | None = None
         """While the round under way is in the exchanges before a change of members."""
-        self._lost: set[int] = set()
-        self._given_up: dict[int, list[Message]] = {}
-        """Lost peer → own messages that it never got, until they are accounted for between rounds."""
-        self.deadlines = None if late is None else Deadlines(limit_s=late.after_s, adaptive=late.adaptive)
-        """How long is waited for whom; None where everybody is waited for."""
-        self._began_at: dict[int, float] = {}
-        """Round → when our own message of it was ready; of the round under way and those that are still owed."""
-        self._opened_at = 0.0
-        self._exchange: Exchange | None = None
+        self._settled_model: FloatArray | None = None
+        self._wake_at: float | None = None
         self._inbox: dict[tuple[int, int, int], Message] = {}
         """(round, phase, sender) → message of this or a later round."""
-        self._missed: set[tuple[int, int]] = set()
-        """(round, sender) of messages that a round went on without and that have not come yet."""
-        self._late_box: list[Message] = []
-        """Late messages that came, to be absorbed between rounds."""
-        self._skips_in_a_row: dict[int, int] = {}
-        self._usual_weight = 1.0
-        """Running mean of the push-sum weight."""
         self._applied: list[tuple[int, int]] = []
+        """(round, sender) of what the algorithm was given since the last round ended."""
         self._givers: list[int] = []
-        self._returned: list[tuple[int, Message]] = []
-        self._settled_model: FloatArray | None = None
 
     @property
     def in_round(self) -> bool:
-        """Whether a round is under way (between `begin` and its outcome with `finished`)."""
+        """Whether a round is under way (between `begin` and effects with `finished`)."""
         return self._exchange is not None
 
     @property
@@ -133,12 +92,36 @@ class Session:
         if exchange is None:
             return ()
         if exchange.phase == _HOLD_PHASE:
-            return tuple(sorted(self.unheard_reports))
+            return tuple(sorted(self.lost_peers.unheard_reports(self.round)))
         return tuple(
-            sorted(j for j in exchange.awaits - self._lost if (self.round, exchange.phase, j) not in self._inbox)
+            sorted(
+                j for j in exchange.awaits - self.lost_peers.peers if (self.round, exchange.phase, j) not in self._inbox
+            )
         )
 
-    def begin(self, gradient: FloatArray, rate: float, now: float, left_out: frozenset[int] = frozenset()) -> Outcome:
+    @property
+    def lost(self) -> frozenset[int]:
+        """Peers that are lost for good."""
+        return frozenset(self.lost_peers.peers)
+
+    def unchanged(self) -> Effects:
+        """Return the effects of a call that changes nothing: the timer stays where it is."""
+        return Effects(wake_at=self._wake_at)
+
+    # Rounds.
+
+    def silent_receivers(self, receipts: Callable[[int], tuple[int, int]], now: float) -> frozenset[int]:
+        """Return the receivers to leave out of the coming round, since they have confirmed nothing for too long.
+
+        `receipts(receiver)` is (how many of our frames it has confirmed, how many there are for it). The decision
+        depends on the clock, so that whoever repeats the round after a crash has to know it.
+        """
+        if self._silence is None:
+            return frozenset()
+        receivers = self.algorithm.node.schedule.all_receivers(self.algorithm.node.peer)
+        return self._silence.silent({receiver: receipts(receiver) for receiver in receivers}, now)
+
+    def begin(self, gradient: FloatArray, rate: float, now: float, left_out: frozenset[int] = frozenset()) -> Effects:
         """Start the round with the local step's result (all zeros and rate 0 where the round has none).
 
         `left_out`: receivers that cannot be reached, so that what they are given would be gone for as long. Only a
@@ -148,44 +131,70 @@ class Session:
             raise LocalProtocolError(f"round {self.round} is still under way")
         if left_out and not self.algorithm.spec.push_sum:
             raise LocalProtocolError(f"{self.algorithm.spec.name} cannot leave a receiver out of a round")
-        self.absorb_late()
+        effects = self.absorb_late()
         node = self.algorithm.node
-        self.algorithm.left_out = frozenset(node.schedule.all_receivers(node.peer)) if self._is_starved else left_out
-        self._usual_weight += (self.algorithm.u - self._usual_weight) / _USUAL_ROUNDS
-        outcome = Outcome()
-        exchange = self.algorithm.begin(self.round, gradient, rate)
-        self._open(exchange, now, outcome)
-        self._advance_while_complete(now, outcome)
-        return outcome
+        # Only while neighbours owe it something: a peer that hears everybody has the weight that the graph gives it,
+        # however small, and gets no more by keeping it.
+        starves = self.algorithm.spec.push_sum and self.late_neighbors.is_owed
+        if starves and self._usual_weight.is_starved(self.algorithm.u):
+            left_out = frozenset(node.schedule.all_receivers(node.peer))
+        self.algorithm.left_out = left_out
+        self._usual_weight.note(self.algorithm.u)
+        self._open(self.algorithm.begin(self.round, gradient, rate), now, effects)
+        return self._advance(now, effects)
 
-    @property
-    def _is_starved(self) -> bool:
-        """Whether this peer has less push-sum weight than usual while neighbours owe it messages. It gives none away
-        then, or all of it would go, round by round, to those whom it can reach; what a model is worth that was divided
-        by a vanishing weight is its compression error."""
-        least = STARVED_BELOW * self._usual_weight
-        return bool(self._missed) and self.algorithm.spec.push_sum and self.algorithm.u < least
+    def absorb_late(self) -> Effects:
+        """Apply the late messages that have come, and take back what lost peers never had; `begin` does so too.
 
-    def absorb_late(self) -> None:
-        """Apply the late messages that have come; `begin` does so too. Changes the model, so that a driver that
-        trains between rounds calls it before it reads the model."""
+        This changes the model, so that a driver that trains between rounds calls it before it reads the model. It is
+        never done within a round: the algorithm has made its messages of the model that it had as the round began.
+        """
         if self._exchange is not None:
             raise LocalProtocolError("late messages are applied between rounds")
-        late = [message for message in self._late_box if message.kind is not MessageKind.NOTHING]
-        for message in sorted(late, key=lambda m: (m.round, m.sender)):
+        for message in self.late_neighbors.take_arrived():
             self.algorithm.absorb_late(message)
             self._applied.append((message.round, message.sender))
-        self._late_box.clear()
-        for peer, unreceived in self._given_up.items():
-            # What it was sent before that is in what others have heard of it since.
-            heard_round = max(report.heard_round for report in self._reports(peer))
-            back = [message for message in unreceived if message.round >= heard_round]
-            take_back_gifts_(self.algorithm, [message for message in back if message.phase == TRANSFER_PHASE])
-            self.algorithm.without(peer, [message for message in back if message.phase == 0])
-            self._returned += [(peer, message) for message in back if message.phase in (0, TRANSFER_PHASE)]
-        self._given_up.clear()
+        effects = self.unchanged()
+        effects.returned = self.lost_peers.take_back_()
+        return effects
 
-    def join(self, t: int, now: float) -> Outcome:
+    def receive(self, message: Message, now: float) -> Effects:
+        """Take one message. Raises RemoteProtocolError if an honest peer would not have sent it."""
+        self.check(message)
+        effects, sender, late = self.unchanged(), message.sender, self.late_neighbors
+        if message.kind is MessageKind.REPAIR_REQUEST:
+            effects.sends.append(Send(sender, self.algorithm.answer(message)))
+            return effects
+        if message.kind is MessageKind.REPAIR and self.algorithm.spec.memory is Memory.REPLICAS:
+            # Between the rounds' own messages: it belongs to what the sender's copy is here, whatever round this is.
+            self.algorithm.take_replica(message)
+            return effects
+        if self.is_early(message.round):
+            raise RemoteProtocolError(
+                f"is in round {message.round}, more than {self.max_lead} ahead of our {self.round}", peer=sender
+            )
+        key = (message.round, message.phase, sender)
+        if late.owes(message.round, sender):
+            late.note_lateness(message, now)
+            late.settle(message)
+        elif self._is_over(message) or key in self._inbox:
+            effects.duplicates = 1
+            return effects
+        else:
+            late.note_lateness(message, now)
+            self._inbox[key] = message
+        return self._advance(now, effects)
+
+    def timer(self, now: float) -> Effects:
+        """Go on without late neighbours if the time has come."""
+        effects = self.unchanged()
+        if self._wake_at is not None and now >= self._wake_at:
+            return self._advance(now, effects)
+        return effects
+
+    # Members that come and go.
+
+    def join(self, t: int, now: float) -> Effects:
         """Become a member from round t on: wait, in round t − 1, for the model of the sponsor."""
         if self._views is None or (self._exchange is not None and not self._is_joining):
             raise LocalProtocolError(f"a peer cannot join in the midst of round {self.round}")
@@ -197,109 +206,38 @@ class Session:
         exchange = self._boundary.begin()
         if exchange is None:
             raise LocalProtocolError(f"nobody sponsors the peer that joins in round {t}")
-        outcome = Outcome()
-        self._open(exchange, now, outcome)
-        self._advance_while_complete(now, outcome)
-        return outcome
+        effects = self.unchanged()
+        self._open(exchange, now, effects)
+        return self._advance(now, effects)
 
-    def lose(self, peer: int, unreceived: Sequence[Message], now: float) -> Outcome:
+    def lose(self, peer: int, unreceived: Sequence[Message], now: float) -> Effects:
         """Wait no longer for a peer that is lost for good, and give it nothing more from the next round on.
 
         `unreceived`: the own messages of rounds that it has not for good.
         """
-        if self._views is None or peer in self._lost:
+        if self._views is None or peer in self.lost_peers.peers:
             raise LocalProtocolError(f"peer {peer} cannot be lost (again)")
+        # In the round under way its weight was already counted on, here and by its other neighbours.
         without_it = self.round + self.in_round
-        self._lost.add(peer)
-        self._views.treat_as_absent(peer, without_it)
-        self._given_up[peer] = list(unreceived)
+        self.lost_peers.add(peer, unreceived, without_it)
         self._inbox = {key: each for key, each in self._inbox.items() if key[2] != peer or key[0] < without_it}
-        outcome = Outcome()
-        if self._exchange is not None:
-            self._advance_while_complete(now, outcome)
-        return outcome
+        return self._advance(now, self.unchanged())
 
-    def go_on(self, now: float) -> Outcome:
-        """Go on with the round under way where nothing but the news of what others heard of a lost peer was missing."""
-        outcome = Outcome()
+    def go_on(self, now: float) -> Effects:
+        """Go on with the round under way where nothing was missing but what others heard of a lost peer."""
+        effects = self.unchanged()
         if self._exchange is not None and self._exchange.phase == _HOLD_PHASE:
-            self._advance_while_complete(now, outcome)
-        return outcome
-
-    @property
-    def unheard_reports(self) -> set[int]:
-        """Members that have not said yet what they heard of a lost peer that the graph still has. Nobody ends a round
-        before: then all know what the lost peer had and from when on it is missing, and of every change that was
-        announced before. Afterwards there may be nothing that keeps some from running ahead until the graph is that
-        without the lost peer."""
-        if self._views is None or not self._lost:
-            return set()
-        membership = self._views.membership
-        members = set(membership.members(self.round))
-        leaving = {change.subject for change in membership.changes if change.kind is ChangeKind.LEAVE}
-        others = members - self._lost - leaving - {self.algorithm.node.peer}
-        return {
-            other
-            for peer in self._lost & members
-            for other in others - {report.issuer for report in self._reports(peer)}
-        }
-
-    def _reports(self, peer: int) -> list[Change]:
-        assert self._views is not None
-        changes = self._views.membership.changes
-        return [change for change in changes if change.kind is ChangeKind.LOST and change.subject == peer]
+            return self._advance(now, effects)
+        return effects
 
     def last_heard(self, peer: int) -> int | None:
         """Return the last round of which there is a message of `peer`; None if it sends nothing to this peer."""
-        if self._views is None:
-            return None
-        rounds = [round_ for round_, _, sender in self._inbox if sender == peer]
-        if rounds:
-            return max(rounds)
-        me = self.algorithm.node.peer
-        if peer not in self._views.senders_from(self.round, me):
-            return None
-        if self.algorithm.spec.memory is Memory.REPLICAS:
-            return max(0, self.round - 1)
-        # A graph that changes may not have had it in every round.
-        return next((t for t in range(self.round - 1, 0, -1) if peer in self._views.senders(t, me)), 0)
+        waiting = [round_ for round_, _, sender in self._inbox if sender == peer]
+        # A replica is advanced in every round, so that each edge carries a message in each.
+        ordered = self.algorithm.spec.memory is Memory.REPLICAS
+        return self.lost_peers.last_heard(peer, self.round, waiting, ordered=ordered)
 
-    @property
-    def lost(self) -> frozenset[int]:
-        """Peers that are lost for good."""
-        return frozenset(self._lost)
-
-    def receive(self, message: Message, now: float) -> Outcome:
-        """Take one message. Raises RemoteProtocolError if an honest peer would not have sent it."""
-        self.check(message)
-        outcome = Outcome()
-        sender = message.sender
-        if message.kind is MessageKind.REPAIR_REQUEST:
-            outcome.sends.append((sender, self.algorithm.answer(message)))
-            return outcome
-        if message.kind is MessageKind.REPAIR and self.algorithm.spec.memory is Memory.REPLICAS:
-            # Between the rounds' own messages: it belongs to what the sender's copy is here, whatever round this is.
-            self.algorithm.take_replica(message)
-            return outcome
-        if self.is_early(message.round):
-            raise RemoteProtocolError(
-                f"is in round {message.round}, more than {self.max_lead} ahead of our {self.round}", peer=sender
-            )
-        key = (message.round, message.phase, sender)
-        if not self._is_known(message, key):
-            self._note_lateness(message, now)
-        if (message.round, sender) in self._missed:
-            self._missed.discard((message.round, sender))
-            if message.kind is not MessageKind.NOTHING:
-                self._late_box.append(message)
-        elif self._is_over(message) or key in self._inbox:
-            outcome.duplicates = 1
-            return outcome
-        else:
-            self._inbox[key] = message
-        if self._exchange is not None:
-            self._advance_while_complete(now, outcome)
-        return outcome
+    # What others ask.
 
     def check(self, message: Message) -> None:
         """Raise RemoteProtocolError if an honest peer would not have sent this message at any time."""
@@ -314,42 +252,15 @@ class Session:
         may_send_nothing = spec.may_send_nothing or (spec.modulo and message.phase == READ_PHASE)
         if message.kind is MessageKind.NOTHING and not may_send_nothing:
             raise RemoteProtocolError(f"left us out of a round, which {self.algorithm.spec.name} forbids", peer=sender)
-        if sender in self._lost:
+        if sender in self.lost_peers.peers:
             raise RemoteProtocolError("was declared lost and is out of the run", peer=sender)
-        if sender not in self._in_neighbors and not self._is_newcomer(message):
+        me = self.algorithm.node.peer
+        if sender not in self._in_neighbors and not _is_newcomer(self._views, me, message):
             raise RemoteProtocolError("is no in-neighbour in this graph", peer=sender)
 
     def is_early(self, round_: int) -> bool:
         """Whether a neighbour can be in a round only if this peer was set back, by a power cut."""
         return round_ > self.round + self.max_lead
-
-    def timer(self, now: float) -> Outcome:
-        """Go on without late neighbours if the time has come."""
-        outcome = Outcome()
-        if self._exchange is not None and self.wake_at is not None and now >= self.wake_at:
-            self._advance_while_complete(now, outcome)
-        return outcome
-
-    def take_applied(self) -> list[tuple[int, int]]:
-        """Return (round, sender) of the messages that the algorithm was given since the last call."""
-        taken, self._applied = self._applied, []
-        return taken
-
-    def take_givers(self) -> list[int]:
-        """Return who handed something over to this peer at the end of the round that is just over."""
-        taken, self._givers = self._givers, []
-        return taken
-
-    def take_returned(self) -> list[tuple[int, Message]]:
-        """Return (lost peer, message) of what has come back since the last call."""
-        taken, self._returned = self._returned, []
-        return taken
-
-    def take_settled_model(self) -> FloatArray | None:
-        """Return z as the algorithm left it in the round that is just over, before members changed; None if they did
-        not."""
-        taken, self._settled_model = self._settled_model, None
-        return taken
 
     def open_requests(self, receiver: int) -> list[Message]:
         """Return the requests to `receiver` that have no answer yet, to be sent again after a reconnect."""
@@ -358,6 +269,8 @@ class Session:
             return []
         message = exchange.sends[receiver]
         return [message] if message.kind is MessageKind.REPAIR_REQUEST else []
+
+    # State.
 
     def unconsumed_counts(self) -> dict[int, int]:
         """Return, for each sender, how many of its round messages wait here for a later round.
@@ -370,188 +283,138 @@ class Session:
                 counts[sender] = counts.get(sender, 0) + 1
         return counts
 
-    def state(self) -> dict[str, object]:
-        """Return what must survive a crash between two rounds beside the algorithm's own state (JSON values)."""
-        if self._exchange is not None or self._late_box:
-            raise LocalProtocolError("the state of a session is taken between rounds, late messages absorbed")
-        return {
-            "round": self.round,
-            "missed": sorted([round_, sender] for round_, sender in self._missed),
-            "skips_in_a_row": {str(sender): count for sender, count in self._skips_in_a_row.items()},
-            "usual_weight": self._usual_weight,
-            # Late messages that were absorbed just now, to take this state, belong to the coming round's account.
-            "applied": [[round_, sender] for round_, sender in self._applied],
-            "deadlines": {} if self.deadlines is None else self.deadlines.state(),
-            "began_at": {str(round_): began_at for round_, began_at in self._began_at.items()},
-            "lost": sorted([peer, since] for peer, since in (self._views.absent if self._views else {}).items()),
-        }
+    def state(self) -> SessionState:
+        """Return what must survive a crash between two rounds beside the algorithm's own state."""
+        if self._exchange is not None:
+            raise LocalProtocolError("the state of a session is taken between rounds")
+        return SessionState(
+            round=self.round,
+            late=self.late_neighbors.state(),
+            usual_weight=self._usual_weight.value,
+            applied=tuple(self._applied),
+            lost={} if self._views is None else self._views.absent,
+        )
 
-    def restore(self, state: Mapping[str, object]) -> None:
-        """Take back what `state` returned. Raises KeyError, TypeError or ValueError if it does not fit."""
-        round_, missed, skips = state["round"], state["missed"], state["skips_in_a_row"]
-        if not isinstance(round_, int) or not isinstance(missed, list) or not isinstance(skips, dict):
-            raise TypeError("the state of the session does not have the types it should")
-        self.round = round_
-        self._missed = {(int(r), int(sender)) for r, sender in missed}
-        self._skips_in_a_row = {int(sender): int(count) for sender, count in skips.items()}
-        usual_weight = state.get("usual_weight", 1.0)
-        if not isinstance(usual_weight, float):
-            raise TypeError("the state of the session does not have the types it should")
-        self._usual_weight = usual_weight
-        applied = state.get("applied", [])
-        if not isinstance(applied, list):
-            raise TypeError("the state of the session does not have the types it should")
-        self._applied = [(int(r), int(sender)) for r, sender in applied]
+    def restore(self, state: SessionState) -> None:
+        """Take back what `state` returned. Raises ValueError if it does not fit."""
+        self.round = state.round
+        self.late_neighbors.restore(state.late)
+        self._usual_weight.value = state.usual_weight
+        self._applied = list(state.applied)
         self._inbox.clear()
-        lost = state.get("lost", [])
-        if not isinstance(lost, list) or (lost and self._views is None):
-            raise TypeError("the state of the session does not have the types it should")
-        for peer, since in lost:
-            assert self._views is not None
-            self._lost.add(int(peer))
-            self._views.treat_as_absent(int(peer), int(since))
-        self.restore_deadlines(state)
+        self.lost_peers.restore(state.lost.items())
 
-    def restore_deadlines(self, state: Mapping[str, object]) -> None:
-        """Take back what `state` returned of the deadlines alone: once more after messages that had been waiting when
-        it was taken were received again, which says nothing of how late they were."""
-        deadlines, began_at = state.get("deadlines", {}), state.get("began_at", {})
-        if not isinstance(deadlines, dict) or not isinstance(began_at, dict):
-            raise TypeError("the state of the session does not have the types it should")
-        if self.deadlines is not None:
-            self.deadlines.restore(deadlines)
-        self._began_at = {int(round_): float(at) for round_, at in began_at.items()}
-
-    def _is_newcomer(self, message: Message) -> bool:
-        """Whether the sender has a say in the round of its message because the members changed, or are about to."""
-        if self._views is None:
-            return False
-        t, me, membership = message.round, self.algorithm.node.peer, self._views.membership
-        if message.phase in (TRANSFER_PHASE, COPY_PHASE):
-            return bool(membership.changes_at(t + 1)) and message.sender in {
-                *membership.members(t),
-                *membership.members(t + 1),
-            }
-        return message.sender in self._views.senders_from(t, me)
-
-    def _is_known(self, message: Message, key: tuple[int, int, int]) -> bool:
-        if (message.round, message.sender) in self._missed:
-            return False
-        return self._is_over(message) or key in self._inbox
-
-    def _note_lateness(self, message: Message, now: float) -> None:
-        if self.deadlines is None or message.phase or message.kind is MessageKind.REPAIR:
-            return
-        self.deadlines.heard(message.sender, now - self._began_at.get(message.round, now))
-        if message.round < self.round and all(round_ != message.round for round_, _ in self._missed):
-            self._began_at.pop(message.round, None)
+    # Inside.
 
     def _is_over(self, message: Message) -> bool:
         if message.round != self.round or self._exchange is None:
             return message.round < self.round
         return message.phase < self._exchange.phase
 
-    def _open(self, exchange: Exchange, now: float, outcome: Outcome) -> None:
+    def _open(self, exchange: Exchange, now: float, effects: Effects) -> None:
+        """Begin an exchange: let its messages be sent, and wait for those that it awaits."""
         self._exchange = exchange
-        outcome.sends.extend(sorted(exchange.sends.items()))
-        self._opened_at = now
-        self.wake_at = None
-        if self.deadlines is None:
-            return
-        if exchange.phase == 0:
-            self._began_at[self.round] = now
-        if exchange.awaits:
-            self.wake_at = max(self._deadline(j) for j in exchange.awaits)
+        effects.sends += [Send(receiver, message) for receiver, message in sorted(exchange.sends.items())]
+        self._wake_at = self.late_neighbors.open(self.round, exchange.phase, exchange.awaits, now)
 
-    def _deadline(self, neighbor: int) -> float:
-        assert self.deadlines is not None
-        return self._opened_at + self.deadlines.after_s(neighbor)
-
-    def _advance_while_complete(self, now: float, outcome: Outcome) -> None:
+    def _advance(self, now: float, effects: Effects) -> Effects:
+        """Go through the exchanges of the round under way for as long as one is complete; return the effects."""
         skipped: list[int] = []
         while self._exchange is not None:
             exchange = self._exchange
-            if exchange.phase == _HOLD_PHASE and self.unheard_reports:
-                return
+            if exchange.phase == _HOLD_PHASE and self.lost_peers.unheard_reports(self.round):
+                break
             absent = self._absent(exchange)
-            if absent and not self._may_go_on_without(absent, now):
-                return
-            inbox: dict[int, Message] = {}
-            for j in sorted(exchange.awaits):
-                message = self._inbox.pop((self.round, exchange.phase, j), None)
-                if message is None and j in self._lost:
-                    continue
-                if message is None:
-                    if (self.round, j) in absent:
-                        self._missed.add((self.round, j))
-                    self._skips_in_a_row[j] = self._skips_in_a_row.get(j, 0) + 1
-                    skipped.append(j)
-                    continue
-                self._skips_in_a_row.pop(j, None)
-                if message.kind is not MessageKind.NOTHING:
-                    inbox[j] = message
+            if absent:
+                self._wake_at = self.late_neighbors.go_on_at(absent, now)
+                if self._wake_at is None or now < self._wake_at:
+                    break
+            inbox = self._take_inbox(exchange, skipped)
             if self._boundary is None:
                 self._applied += [(self.round, sender) for sender in inbox]
-            following = self._following(inbox)
+            following = self._following(exchange, inbox)
             if following is not None:
-                self._open(following, now, outcome)
-                continue
-            self._exchange, self.wake_at, self._is_joining = None, None, False
-            if all(round_ != self.round for round_, _ in self._missed):
-                self._began_at.pop(self.round, None)
-            outcome.finished, outcome.skipped = self.round, tuple(skipped)
-            self.round += 1
+                self._open(following, now, effects)
+            else:
+                self._end_round(effects, skipped)
+        effects.wake_at = self._wake_at
+        return effects
 
-    def _following(self, inbox: Mapping[int, Message]) -> Exchange | None:
-        """Return the next exchange of the round: the algorithm's own ones come first."""
-        if self._boundary is None:
-            assert self._exchange is not None
-            if self._exchange.phase != _HOLD_PHASE:
+    def _take_inbox(self, exchange: Exchange, skipped: list[int]) -> dict[int, Message]:
+        """Return the messages of an exchange that is complete, or as complete as it will be, by ascending sender;
+        append to `skipped` who is missing."""
+        inbox: dict[int, Message] = {}
+        for sender in sorted(exchange.awaits):
+            message = self._inbox.pop((self.round, exchange.phase, sender), None)
+            if message is not None:
+                self.late_neighbors.heard(sender)
+                if message.kind is not MessageKind.NOTHING:
+                    inbox[sender] = message
+            elif sender not in self.lost_peers.peers:
+                self.late_neighbors.skip(self.round, sender)
+                skipped.append(sender)
+        return inbox
+
+    def _following(self, exchange: Exchange, inbox: Mapping[int, Message]) -> Exchange | None:
+        """Return the next exchange of the round; None where this was the last one."""
+        if self._boundary is not None:
+            if exchange.phase == TRANSFER_PHASE:
+                self._givers += inbox
+            following = self._boundary.advance(inbox)
+        else:
+            if exchange.phase != _HOLD_PHASE:
                 following = self.algorithm.advance(inbox)
                 if following is not None or self._views is None:
                     return following
             assert self._views is not None
-            if self.unheard_reports:
+            # Before the boundary: what comes back of a lost peer, and who is a member next, depends on all reports.
+            if self.lost_peers.unheard_reports(self.round):
                 return Exchange({}, frozenset(), _HOLD_PHASE)
             if not self._views.membership.changes_at(self.round + 1):
                 return None
+            # The displacement of the round, for momentum, is the algorithm's alone: handing mass over is no step.
             self._settled_model = self.algorithm.model().copy()
             self._boundary = Boundary(self.algorithm, self._views, self.round)
             following = self._boundary.begin()
-        else:
-            assert self._exchange is not None
-            if self._exchange.phase == TRANSFER_PHASE:
-                self._givers += inbox
-            following = self._boundary.advance(inbox)
         if following is None:
             self._boundary = None
         return following
 
-    def _absent(self, exchange: Exchange) -> set[tuple[int, int]]:
-        """Return (round, sender) of awaited messages that have not come at all.
+    def _end_round(self, effects: Effects, skipped: Sequence[int]) -> None:
+        """Say that the round is over, with all that belongs to it."""
+        effects.finished, effects.skipped = self.round, tuple(skipped)
+        effects.applied, self._applied = tuple(self._applied), []
+        effects.given, self._givers = tuple(self._givers), []
+        effects.settled_model, self._settled_model = self._settled_model, None
+        self._exchange, self._wake_at, self._is_joining = None, None, False
+        self.late_neighbors.close(self.round)
+        self.round += 1
 
-        The message of a sender that still owes an earlier round, or whose late message waits to be absorbed, is moved
-        to the late box: a replica takes its differences in order, and late ones are applied between rounds.
+    def _absent(self, exchange: Exchange) -> list[int]:
+        """Return the awaited senders whose message has not come at all.
+
+        The message of a sender that still owes an earlier round, or whose late message waits to be applied, is put
+        behind that one: a replica takes its differences in order, and late ones are applied between rounds.
         """
-        absent = set()
-        behind = {sender for _, sender in self._missed} | {message.sender for message in self._late_box}
-        for j in exchange.awaits - self._lost:
-            key = (self.round, exchange.phase, j)
-            if j in behind and key in self._inbox:
-                self._late_box.append(self._inbox.pop(key))
-            elif key not in self._inbox and not self._in_late_box(j):
-                absent.add((self.round, j))
+        absent, late = [], self.late_neighbors
+        for sender in exchange.awaits - self.lost_peers.peers:
+            key = (self.round, exchange.phase, sender)
+            if key not in self._inbox:
+                if not late.has_postponed(self.round, sender):
+                    absent.append(sender)
+            elif late.is_behind(sender):
+                late.postpone(self._inbox.pop(key))
         return absent
 
-    def _in_late_box(self, sender: int) -> bool:
-        return any(message.sender == sender and message.round == self.round for message in self._late_box)
 
-    def _may_go_on_without(self, absent: set[tuple[int, int]], now: float) -> bool:
-        if self.late is None:
-            return False
-        if any(self._skips_in_a_row.get(j, 0) >= self.late.max_skipped for _, j in absent):
-            return False
-        # Who owes an earlier round will not make it in time for this one: waiting would only slow everybody.
-        behind = {sender for _, sender in self._missed}
-        self.wake_at = max((self._deadline(j) for _, j in absent if j not in behind), default=now)
-        return now >= self.wake_at
+def _is_newcomer(views: ViewSchedule | None, peer: int, message: Message) -> bool:
+    """Return whether the sender of a message to `peer` has a say in its round because the members changed, or are about
+    to."""
+    if views is None:
+        return False
+    t, membership = message.round, views.membership
+    if message.phase in (TRANSFER_PHASE, COPY_PHASE):
+        # Between two rounds, members of either may give and get.
+        concerned = {*membership.members(t), *membership.members(t + 1)}
+        return bool(membership.changes_at(t + 1)) and message.sender in concerned
+    return message.sender in views.senders_from(t, peer)

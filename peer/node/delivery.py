@@ -8,11 +8,26 @@ the receiver drops what it has seen. So mass is neither minted nor burnt, whatev
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from itertools import islice
-from typing import Any
 
 from peer.errors import LocalProtocolError, RemoteProtocolError
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutLinkState:
+    """What has to survive of an `OutLink`."""
+
+    next_seq: int = 1
+    frames: tuple[bytes, ...] = ()
+    """The last ones of those numbers, in order."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InLinkState:
+    """What has to survive of an `InLink`."""
+
+    last_seq: int = 0
 
 
 class OutLink:
@@ -69,18 +84,17 @@ class OutLink:
         skip = max(0, after - first + 1)
         return [(first + skip + i, frame) for i, frame in enumerate(islice(self._frames, skip, None))]
 
-    def state(self) -> dict[str, Any]:
-        """Return {"next_seq": int, "frames": list of bytes}; the frames are the last of those numbers, in order."""
-        return {"next_seq": self.next_seq, "frames": list(self._frames)}
+    def state(self) -> OutLinkState:
+        """Return what is kept."""
+        return OutLinkState(next_seq=self.next_seq, frames=tuple(self._frames))
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def restore(self, state: OutLinkState) -> None:
         """Take back what `state` returned. Raises LocalProtocolError if it cannot be that."""
-        next_seq, frames = int(state["next_seq"]), [bytes(frame) for frame in _items(state["frames"])]
-        if next_seq < 1 or len(frames) >= next_seq:
-            raise LocalProtocolError(f"{len(frames)} frames cannot be kept before number {next_seq}")
-        self.next_seq = next_seq
-        self._frames = deque(frames)
-        self.backlog_bytes = sum(map(len, frames))
+        if state.next_seq < 1 or len(state.frames) >= state.next_seq:
+            raise LocalProtocolError(f"{len(state.frames)} frames cannot be kept before number {state.next_seq}")
+        self.next_seq = state.next_seq
+        self._frames = deque(state.frames)
+        self.backlog_bytes = sum(map(len, state.frames))
 
 
 class InLink:
@@ -112,20 +126,12 @@ class InLink:
             raise LocalProtocolError(f"frame {upto} cannot become durable: {self.durable_seq} is, {self.last_seq} came")
         self.durable_seq = upto
 
-    def state(self) -> dict[str, Any]:
-        """Return the numbers as plain integers."""
-        return {"last_seq": self.last_seq, "durable_seq": self.durable_seq, "duplicates": self.duplicates}
+    def state(self) -> InLinkState:
+        """Return what was accepted."""
+        return InLinkState(last_seq=self.last_seq)
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state` returned; whatever was saved is durable, so `last_seq` is what counts."""
-        last_seq = int(state["last_seq"])
-        if last_seq < 0:
-            raise LocalProtocolError(f"{last_seq} is not the number of a frame")
-        self.last_seq = self.durable_seq = last_seq
-        self.duplicates = int(state.get("duplicates", 0))
-
-
-def _items(frames: Any) -> Iterable[Any]:
-    if isinstance(frames, (bytes, str)) or not isinstance(frames, Iterable):
-        raise LocalProtocolError("the frames of a link are a list")
-    return frames
+    def restore(self, state: InLinkState) -> None:
+        """Take back what `state` returned: whatever was saved is durable. Raises LocalProtocolError if it cannot be."""
+        if state.last_seq < 0:
+            raise LocalProtocolError(f"{state.last_seq} is not the number of a frame")
+        self.last_seq = self.durable_seq = state.last_seq

@@ -23,19 +23,15 @@ but `compute` and `sync` are for one thread, `compute` may overlap with the othe
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, TypeVar
-
-import numpy as np
-import xxhash
+from typing import Any
 
 from peer.errors import StateError
-from peer.node.pair_participant import PairParticipant, PairTurn
-from peer.state.checkpoints import Checkpoint
+from peer.gossip.effects import Effects
+from peer.node.disk_state import DiskState, Durability, OnRound, PeerRecovery, model_digest
+from peer.node.pair_participant import PairParticipant, PairState
 from peer.state.disk import Disk
-from peer.state.journal import Call, Called, Journal
-from peer.state.recovery import Recovery, StateFiles, gives_other_bits, journal_name
-
-T = TypeVar("T")
+from peer.state.journal import Call, Called
+from peer.state.recovery import gives_other_bits
 
 _CHANGES_MODEL = frozenset({Call.STEP, Call.RECEIVE})
 
@@ -49,93 +45,92 @@ class DurablePair:
         disk: Disk,
         *,
         identity: Mapping[str, str],
-        durability: Literal["process", "power"] = "process",
+        durability: Durability = "process",
         keep_checkpoints: int = 2,
         regular: int = 0,
         repeatable: bool = True,
     ) -> None:
-        """`identity` and `regular`: see `StateFiles`. `repeatable`: whether a gradient that is computed again has the
+        """`identity` and `regular`: see `DiskState`. `repeatable`: whether a gradient that is computed again has the
         same bits."""
         self.participant = participant
-        self.files = StateFiles(disk, identity, keep=keep_checkpoints, regular=regular)
-        self.base_round = 0
-        """The round of the checkpoint that the journal follows."""
-        self._power = durability == "power"
+        self.disk_state = DiskState(
+            disk, identity, durability=durability, keep_checkpoints=keep_checkpoints, regular=regular
+        )
         self._repeatable = repeatable
         self._calls = 0
         """Calls so far, over the whole run."""
-        self._journal: Journal
 
     # -- recovery ------------------------------------------------------------------------------------------------------
 
     def open(
         self,
+        on_round: OnRound = lambda effects: None,
         on_load: Callable[[Mapping[str, Any]], None] = lambda state: None,
-        on_step: Callable[[PairTurn], None] = lambda turn: None,
-    ) -> Recovery:
+    ) -> PeerRecovery:
         """Go back to where this peer was: load the newest whole checkpoint and repeat the calls after it.
 
-        `on_load` is told of the values of the checkpoint (empty without one), then `on_step` of every step that is
-        repeated. Raises StateError if the state belongs to another peer or run, is damaged beyond what its copies can
-        mend, or gives other bits than before.
+        `on_load` is told of the values of the checkpoint (empty without one), before any step is repeated. Raises
+        StateError if the state belongs to another peer or run, is damaged beyond what its copies can mend, or gives
+        other bits than before.
         """
-        recovery = Recovery()
-        checkpoint = self.files.load_newest(recovery.notices)
+        recovery = PeerRecovery()
+        checkpoint = self.disk_state.load_newest(recovery)
         if checkpoint is not None:
-            self.participant.restore(checkpoint.state, checkpoint.arrays)
-            recovery.start_from(checkpoint)
-            self.base_round = checkpoint.round
+            self.participant.restore(PairState.from_checkpoint(checkpoint.state, checkpoint.arrays))
             # The first release counted nothing and kept no journal.
             self._calls = int(checkpoint.state.get("calls", 0))
         on_load(recovery.state)
         is_new = checkpoint is None
-        for round_ in self.files.chain(self.base_round, {"calls": self._calls}):
-            content = self.files.read_journal(round_, recovery.notices)
+        for _, name, content in self.disk_state.journals(recovery, {"calls": self._calls}):
             before = int(content.header["calls"])
             if before > self._calls:
                 raise StateError(
-                    f"{journal_name(round_)}: begins after {before} calls, but what is left before it leads to call "
-                    f"{self._calls} only; restore the state folder from a copy, or start the run anew"
+                    f"{name}: begins after {before} calls, but what is left before it leads to call {self._calls} "
+                    "only; restore the state folder from a copy, or start the run anew"
                 )
+            # A checkpoint that was written once more, of the same round, holds some of these calls.
             records = content.records[self._calls - before :]
             for record in records:
-                self._repeat(journal_name(round_), record, recovery, on_step)
+                self._replay(name, record, recovery, on_round)
             is_new = is_new and not records
-            self.base_round = round_
-        self._journal = self.files.go_on(self.base_round, content)
-        self.files.prune()
+        self.disk_state.files.prune()
         if not is_new:
             self._called(Call.SKIP, self.participant.skip_exchanges)
+        recovery.effects = self.participant.unchanged()
         return recovery
 
-    def _repeat(self, name: str, record: object, recovery: Recovery, on_step: Callable[[PairTurn], None]) -> None:
+    def _replay(self, name: str, record: object, recovery: PeerRecovery, on_round: OnRound) -> None:
         """Make a call again."""
         if not isinstance(record, Called):
             raise StateError(f"{name}: is the journal of a run with rounds; use another state.directory")
-        participant = self.participant
-        participant.reachable = frozenset(record.reachable)
         recovery.now = max(recovery.now, record.now)
+        self.participant.reachable = frozenset(record.reachable)
+        effects = self._call_again(record)
+        self._calls += 1
+        if effects.finished is not None:
+            recovery.replayed_rounds += 1
+            on_round(effects)
+        if self._repeatable and record.digest != self._digest_after(record.call):
+            raise gives_other_bits(name, f"another model in step {self.participant.round}")
+
+    def _call_again(self, record: Called) -> Effects:
+        participant = self.participant
         match record.call:
             case Call.READ:
-                participant.read()
+                return participant.read()
             case Call.STEP:
                 participant.compute()
-                turn = participant.step(record.now)
-                recovery.replayed_rounds += 1
-                on_step(turn)
+                return participant.step(record.now)
             case Call.RECEIVE:
-                participant.receive(record.peer, record.frame, record.now)
+                return participant.receive(record.peer, record.frame, record.now)
             case Call.TIMER:
-                participant.timer(record.now)
+                return participant.timer(record.now)
             case Call.DISCONNECTED:
-                participant.disconnected(record.peer)
+                return participant.disconnected(record.peer)
             case Call.ABANDON:
-                participant.abandon(record.peer)
+                return participant.abandon(record.peer)
             case Call.SKIP:
-                participant.skip_exchanges()
-        self._calls += 1
-        if self._repeatable and record.digest != self._digest_after(record.call):
-            raise gives_other_bits(name, f"another model in step {participant.round}")
+                return participant.skip_exchanges()
 
     # -- calls ---------------------------------------------------------------------------------------------------------
 
@@ -144,12 +139,7 @@ class DurablePair:
         """Steps taken."""
         return self.participant.round
 
-    @property
-    def journal_bytes(self) -> int:
-        """Size of the journal since the last checkpoint."""
-        return self._journal.size
-
-    def read(self, waited_s: float) -> PairTurn:
+    def read(self, waited_s: float) -> Effects:
         """Begin an iteration. This and the following raise StateError if the disk refuses."""
         return self._called(Call.READ, lambda: self.participant.read(waited_s))
 
@@ -157,75 +147,71 @@ class DurablePair:
         """Compute the gradient: the expensive part. Nothing of it is journaled, since it can be computed again."""
         self.participant.compute()
 
-    def step(self, now: float) -> PairTurn:
+    def step(self, now: float) -> Effects:
         """Apply the gradient and end the iteration."""
         return self._called(Call.STEP, lambda: self.participant.step(now), now)
 
-    def receive(self, peer: int, frame: bytes, now: float) -> PairTurn:
+    def receive(self, peer: int, frame: bytes, now: float) -> Effects:
         """Take a frame of a neighbour. Raises RemoteProtocolError, which names the sender: drop the frame."""
         return self._called(
             Call.RECEIVE, lambda: self.participant.receive(peer, frame, now), now, peer=peer, frame=frame
         )
 
-    def timer(self, now: float) -> PairTurn:
-        """Ask again, if `wake_at` has passed."""
+    def timer(self, now: float) -> Effects:
+        """Ask again, if the last `wake_at` has passed."""
         return self._called(Call.TIMER, lambda: self.participant.timer(now), now)
 
-    def disconnected(self, peer: int) -> PairTurn:
+    def disconnected(self, peer: int) -> Effects:
         """Take note that the connection to a neighbour broke."""
         return self._called(Call.DISCONNECTED, lambda: self.participant.disconnected(peer), peer=peer)
 
-    def abandon(self, peer: int) -> PairTurn:
+    def abandon(self, peer: int) -> Effects:
         """Give up what is open with a neighbour that stays away."""
         return self._called(Call.ABANDON, lambda: self.participant.abandon(peer), peer=peer)
 
     def _called(
-        self, call: Call, function: Callable[[], T], now: float = 0.0, *, peer: int = 0, frame: bytes = b""
-    ) -> T:
-        """Make a call and journal it; what it returns may be sent then."""
-        result = function()
+        self, call: Call, function: Callable[[], Effects], now: float = 0.0, *, peer: int = 0, frame: bytes = b""
+    ) -> Effects:
+        """Make a call and journal it; what it asks to send may be sent then. A frame that is refused is not journaled:
+        unlike in a run with rounds, nobody counts frames."""
+        effects = function()
         self._calls += 1
         reachable = tuple(sorted(self.participant.reachable))
-        self._journal.append(Called(call, now, peer, self._digest_after(call), reachable, frame))
-        if self._power and isinstance(result, PairTurn) and result.parcels:
+        self.disk_state.append(Called(call, now, peer, self._digest_after(call), reachable, frame))
+        if effects.frames and self.disk_state.syncs_before_sending:
             self.sync()
-        return result
+        return effects
 
     def _digest_after(self, call: Call) -> int:
-        """Return XXH3-64 of x; 0 after a call that cannot have changed it."""
-        if call not in _CHANGES_MODEL:
-            return 0
-        return xxhash.xxh3_64_intdigest(np.ascontiguousarray(self.participant.algorithm.x).view(np.uint8).data)
+        """Return a digest of x; 0 after a call that cannot have changed it."""
+        return model_digest(self.participant.algorithm.x) if call in _CHANGES_MODEL else 0
 
     # -- durability ----------------------------------------------------------------------------------------------------
 
     def sync(self) -> None:
         """Make everything journaled so far survive a power cut. Raises StateError."""
-        self._journal.sync()
+        self.disk_state.sync()
 
     def save(self, description: Mapping[str, Any]) -> None:
         """Take a checkpoint, between iterations, and begin a new journal. Raises StateError.
 
         One of the same round as the last is written once more, with what was answered since, and its journal goes on.
         """
-        round_ = self.participant.round
-        state, arrays = self.participant.state()
-        state |= {**description, **self.files.identity, "calls": self._calls}
-        # Should the new checkpoint be damaged one day, the one before and this journal lead to the same state.
-        self._journal.sync()
-        self.files.checkpoints.save(Checkpoint(round_, state, arrays))
-        if round_ != self.base_round:
-            self._journal.close()
-            self._journal = self.files.new_journal(round_, {"calls": self._calls})
-            self.base_round = round_
-        self.files.prune()
+        values, arrays = self.participant.state().to_checkpoint()
+        calls = {"calls": self._calls}
+        self.disk_state.save(
+            self.round,
+            {**values, **description, **calls},
+            arrays,
+            journal_goes_on=self.round == self.disk_state.base_round,
+            facts=calls,
+        )
 
     def go_back(self, round_: int) -> int:
         """Delete what is newer than the last checkpoint at or before `round_`; return its round (0: the start). The
         peer is of no use after that: open another one."""
-        self._journal.close()
-        return self.files.go_back(round_)
+        return self.disk_state.go_back(round_)
 
     def close(self) -> None:
         """Close the journal."""
-        self._journal.close()
+        self.disk_state.close()

@@ -1,8 +1,8 @@
 """One peer of an asynchronous run, without clock, socket or disk: local step, pair node and wire put together.
 
 The daemon drives it over gRPC and a state folder, the simulator on a virtual clock. One iteration is `read`, `compute`
-and `step`; it counts as one round of the peer. Frames (`receive`) and the timer (`timer`, due at `wake_at`) are handled
-at any time, also while `compute` runs: that is the only call that may overlap with others.
+and `step`; it counts as one round of the peer. Frames (`receive`) and the timer (`timer`, due at the last `wake_at`)
+are handled at any time, also while `compute` runs: that is the only call that may overlap with others.
 
 In each iteration the peer tries to open one exchange. Whoever is busy is left alone for the pause that the back-off
 gives, then a neighbour is tried again, another one if there is one; what has not come about by the step is dropped.
@@ -11,18 +11,19 @@ gives, then a neighbour is tried again, another one if there is one; what has no
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from peer import wire
 from peer.compress.payload import FloatArray
-from peer.errors import LocalProtocolError, RemoteProtocolError, StateError
-from peer.gossip.pairwise import Event, PairNode, PairOutcome
-from peer.node.participant import ENTROPY_EVERY, LocalSteps, Parcel, StepResult, Turn
+from peer.errors import LocalProtocolError, StateError
+from peer.gossip.effects import Effects, OutgoingFrame, Send
+from peer.gossip.pairwise import Event, PairNode
+from peer.node.checkpoint_arrays import Arrays, group, grouped, refusing_what_does_not_fit
+from peer.node.frame_account import FrameAccount, decode_from
+from peer.node.local_steps import LocalSteps, StepResult
 from peer.round_record import RoundRecord
 from peer.wire.message import Message, MessageKind
 
@@ -30,12 +31,26 @@ EXCHANGES_SKIPPED = 1 << 16
 """Exchange numbers left out when a state is restored: more than are used between two saved states."""
 
 
-@dataclass(kw_only=True)
-class PairTurn(Turn):
-    """What one call asks the driver to do, and what is open after it."""
+@dataclass(frozen=True, kw_only=True)
+class PairState:
+    """Everything that the next iterations of a pair participant depend on, between two iterations."""
 
-    open_request: Parcel | None = None
-    """The own request without an answer: to be sent again whenever its receiver comes back."""
+    layout: str
+    """Digest of the layout."""
+    algorithm: Arrays
+    training: Arrays
+
+    def to_checkpoint(self) -> tuple[dict[str, object], dict[str, Any]]:
+        """Return (JSON values, arrays)."""
+        return {"layout": self.layout}, grouped(algorithm=self.algorithm, training=self.training)
+
+    @classmethod
+    def from_checkpoint(cls, values: Mapping[str, Any], arrays: Arrays) -> PairState:
+        """Return what `to_checkpoint` made. Raises StateError if it cannot be that."""
+        with refusing_what_does_not_fit():
+            return cls(
+                layout=values["layout"], algorithm=group(arrays, "algorithm"), training=group(arrays, "training")
+            )
 
 
 class PairParticipant:
@@ -54,19 +69,16 @@ class PairParticipant:
         self.peer = algorithm.node.peer
         self.local_steps = local_steps
         self.layout = algorithm.node.layout
-        self.wake_at: float | None = None
-        """When `timer` should be called."""
         self.reachable = frozenset(algorithm.neighbors)
         """The neighbours that can be asked for an exchange now: to be set before a call."""
         self._last_round = max(0, algorithm.node.rounds - 1)
-        self._cpu_clock, self._stopwatch = cpu_clock, stopwatch
         self._read: FloatArray | None = None
         self._step: tuple[float, StepResult] | None = None
         self._wants_exchange = False
         self._refused_by: int | None = None
-        self._open: Parcel | None = None
-        self._account = _Account()
-        self._cpu_mark = cpu_clock()
+        self._open_request: OutgoingFrame | None = None
+        self._wake_at: float | None = None
+        self._account = FrameAccount(self.layout, cpu_clock=cpu_clock, stopwatch=stopwatch)
         self._last_record: RoundRecord | None = None
 
     @property
@@ -85,69 +97,10 @@ class PairParticipant:
         return self._read is not None
 
     @property
-    def open_request(self) -> Parcel | None:
-        """The own request without an answer: to be sent again whenever its receiver comes back."""
-        return self._open
-
-    @property
     def open_partner(self) -> int | None:
         """With whom an own exchange is open."""
         request = self.algorithm.open_request
         return None if request is None else request[0]
-
-    def model(self) -> FloatArray:
-        """Return x: float32[n]. Not to be written to, and valid until the next call that changes the model."""
-        return self.algorithm.model()
-
-    def read(self, waited_s: float = 0.0) -> PairTurn:
-        """Begin an iteration: keep what the gradient is to be computed at, and ask a neighbour for an exchange.
-        `waited_s`: for how long it could not begin."""
-        started = self._stopwatch()
-        self._read = self.algorithm.read()
-        self._account.wait_s += waited_s
-        self._wants_exchange, self._refused_by, self.wake_at = True, None, None
-        turn = self._perform(())
-        self._account.gossip_s += self._stopwatch() - started
-        return turn
-
-    def compute(self) -> None:
-        """Compute the gradient at what was read (the expensive part, which may overlap with everything but `step`)."""
-        if self._read is None:
-            raise LocalProtocolError("a gradient is computed at what was read")
-        started = self._stopwatch()
-        t = self.round
-        rate = self.local_steps.rate(t)
-        self._step = rate, self.local_steps.gradient(self._read, t, rate, rate)
-        self._account.train_s += self._stopwatch() - started
-
-    def step(self, now: float) -> PairTurn:
-        """Apply the gradient and end the iteration, with an exchange or without."""
-        started = self._stopwatch()
-        if self._step is None:
-            raise LocalProtocolError("a step needs a gradient")
-        rate, local = self._step
-        node, before = self.algorithm, self.algorithm.staleness.exchanges_between
-        node.step(local.gradient, rate)
-        self._wants_exchange, self.wake_at = False, None
-        self._read = None
-        self._account.gossip_s += self._stopwatch() - started
-        health, cpu = node.metrics(), self._cpu_clock()
-        self._last_record = self._accounted(
-            RoundRecord(
-                peer=self.peer,
-                round=self.round - 1,
-                time_s=now,
-                loss=local.loss,
-                rate=rate,
-                cpu_s=cpu - self._cpu_mark,
-                neighbor_distance=health.neighbor_distance,
-                repairs=health.repairs,
-                theta=health.theta,
-                staleness=float(node.staleness.exchanges_between - before),
-            )
-        )
-        self._cpu_mark = cpu
-        return PairTurn(open_request=self._open, finished=self._last_record)
 
     @property
     def gradient(self) -> FloatArray:
@@ -155,150 +108,169 @@ class PairParticipant:
         assert self._step is not None
         return self._step[1].gradient
 
-    def receive(self, sender: int, frame: bytes, now: float) -> PairTurn:
-        """Take a frame from a neighbour. Raises RemoteProtocolError, which names the sender: drop the frame."""
-        started = self._stopwatch()
-        try:
-            message = wire.decode(frame, self.layout, dtype=self.algorithm.x.dtype)
-        except RemoteProtocolError as error:
-            raise type(error)(error.problem, peer=sender) from None
-        if message.sender != sender:
-            raise RemoteProtocolError(f"sent a frame in the name of peer {message.sender}", peer=sender)
-        outcome = self.algorithm.receive(message)
-        self._note(sender, message, outcome, now)
-        turn = self._perform(outcome.sends)
-        self._account.gossip_s += self._stopwatch() - started
-        return turn
+    def model(self) -> FloatArray:
+        """Return x: float32[n]. Not to be written to, and valid until the next call that changes the model."""
+        return self.algorithm.model()
 
-    def timer(self, now: float) -> PairTurn:
-        """Ask again, if `wake_at` has passed."""
-        if self.wake_at is not None and now >= self.wake_at:
-            self.wake_at = None
-        return self._perform(())
+    def unchanged(self) -> Effects:
+        """Return the effects of a call that changes nothing: timer and open request stay."""
+        return Effects(wake_at=self._wake_at, open_request=self._open_request)
 
-    def disconnected(self, peer: int) -> PairTurn:
-        """Take note that the connection to a neighbour broke."""
-        self.algorithm.disconnected(peer)
-        return self._perform(())
+    # An iteration.
 
-    def abandon(self, peer: int) -> PairTurn:
-        """Give up what is open with a neighbour that stays away. If it had answered by then, its half of the exchange
-        is not matched here."""
-        self.algorithm.lost(peer)
-        self._open = None
-        return self._perform(())
+    def read(self, waited_s: float = 0.0) -> Effects:
+        """Begin an iteration: keep what the gradient is to be computed at, and ask a neighbour for an exchange.
+        `waited_s`: for how long it could not begin."""
+        with self._account.gossiping():
+            self._read = self.algorithm.read()
+            self._account.waited(waited_s)
+            self._wants_exchange, self._refused_by, self._wake_at = True, None, None
+            return self._perform(Effects())
+
+    def compute(self) -> None:
+        """Compute the gradient at what was read (the expensive part, which may overlap with everything but `step`)."""
+        if self._read is None:
+            raise LocalProtocolError("a gradient is computed at what was read")
+        with self._account.training():
+            t = self.round
+            rate = self.local_steps.rate(t)
+            self._step = rate, self.local_steps.gradient(self._read, t, rate, rate)
+
+    def step(self, now: float) -> Effects:
+        """Apply the gradient and end the iteration, with an exchange or without."""
+        if self._step is None:
+            raise LocalProtocolError("a step needs a gradient")
+        (rate, local), node = self._step, self.algorithm
+        before = node.staleness.exchanges_between
+        with self._account.gossiping():
+            node.step(local.gradient, rate)
+            # A refused request is not repeated in the next iteration, which makes its own choice.
+            self._wants_exchange, self._wake_at = False, None
+            self._read = None
+        health = node.metrics()
+        self._last_record = self._account.added_to(
+            RoundRecord(
+                peer=self.peer,
+                round=self.round - 1,
+                time_s=now,
+                loss=local.loss,
+                rate=rate,
+                cpu_s=self._account.cpu_s(),
+                neighbor_distance=health.neighbor_distance,
+                repairs=health.repairs,
+                theta=health.theta,
+                staleness=float(node.staleness.exchanges_between - before),
+            )
+        )
+        effects = self.unchanged()
+        effects.finished, effects.record = self._last_record.round, self._last_record
+        return effects
 
     def closing_record(self) -> RoundRecord | None:
         """Return the record of the last step with what was done since added to it: peers that have finished still
         answer."""
         if self._last_record is not None:
-            self._last_record = self._accounted(self._last_record)
+            self._last_record = self._account.added_to(self._last_record)
         return self._last_record
 
-    def state(self) -> tuple[dict[str, object], dict[str, npt.NDArray[Any]]]:
-        """Return (JSON values, arrays): everything the next iterations depend on. Between iterations."""
-        if self._read is not None:
-            raise LocalProtocolError("the training state is in flux while a gradient is computed")
-        arrays = {f"algorithm/{name}": np.array(value) for name, value in self.algorithm.state().items()}
-        arrays |= {f"training/{name}": value for name, value in self.local_steps.state().items()}
-        return {"layout": self.layout.digest}, arrays
+    # Exchanges.
 
-    def restore(self, state: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> PairTurn:
-        """Take back what `state` returned. Raises StateError if it belongs to another model or algorithm."""
-        if state.get("layout") != self.layout.digest:
-            raise StateError("the checkpoint holds a model of another shape; use a new state folder")
-        try:
-            self.algorithm.restore(_part(arrays, "algorithm/"))
-            self.local_steps.restore(_part(arrays, "training/"))
-        except (KeyError, TypeError, ValueError) as error:
-            raise StateError(f"the checkpoint does not fit this configuration: {error}") from None
-        request = self.algorithm.open_request
-        self._open = None if request is None else self._parcel(*request)
-        return PairTurn(open_request=self._open)
+    def receive(self, sender: int, frame: bytes, now: float) -> Effects:
+        """Take a frame from a neighbour. Raises RemoteProtocolError, which names the sender: drop the frame."""
+        with self._account.gossiping():
+            message = decode_from(sender, frame, self.layout, self.algorithm.x.dtype)
+            effects = self.algorithm.receive(message)
+            self._note(message, effects, now)
+            return self._perform(effects)
 
-    def skip_exchanges(self) -> None:
-        """Leave out exchange numbers that a state from before a power cut may have forgotten the use of."""
+    def timer(self, now: float) -> Effects:
+        """Ask again, if the last `wake_at` has passed."""
+        if self._wake_at is not None and now >= self._wake_at:
+            self._wake_at = None
+        return self._perform(Effects())
+
+    def disconnected(self, peer: int) -> Effects:
+        """Take note that the connection to a neighbour broke."""
+        self.algorithm.disconnected(peer)
+        return self._perform(Effects())
+
+    def abandon(self, peer: int) -> Effects:
+        """Give up what is open with a neighbour that stays away. If it had answered by then, its half of the exchange
+        is not matched here."""
+        self.algorithm.lost(peer)
+        self._open_request = None
+        return self._perform(Effects())
+
+    def skip_exchanges(self) -> Effects:
+        """Leave out exchange numbers that a state from before a power cut may have forgotten the use of: a number that
+        stood for two exchanges would be answered with the reply to the first."""
         self.algorithm.skip_exchanges(EXCHANGES_SKIPPED)
+        return self.unchanged()
 
     def take_events(self) -> list[Event]:
         """Return the events whose serial place is final and forget them."""
         return self.algorithm.take_events()
 
-    def _note(self, sender: int, message: Message, outcome: PairOutcome, now: float) -> None:
+    # State.
+
+    def state(self) -> PairState:
+        """Return everything the next iterations depend on. Between iterations."""
+        if self._read is not None:
+            raise LocalProtocolError("the training state is in flux while a gradient is computed")
+        algorithm = {name: np.array(value) for name, value in self.algorithm.state().items()}
+        return PairState(layout=self.layout.digest, algorithm=algorithm, training=self.local_steps.state())
+
+    def restore(self, state: PairState) -> Effects:
+        """Take back what `state` returned. Raises StateError if it belongs to another model or algorithm."""
+        if state.layout != self.layout.digest:
+            raise StateError("the checkpoint holds a model of another shape; use a new state folder")
+        with refusing_what_does_not_fit():
+            self.algorithm.restore(state.algorithm)
+            self.local_steps.restore(state.training)
+        request = self.algorithm.open_request
+        self._open_request = None
+        if request is not None:
+            (self._open_request,) = self._encode([Send(*request)])
+        return self.unchanged()
+
+    # Inside.
+
+    def _note(self, message: Message, effects: Effects, now: float) -> None:
         """Take note of what a message brought about."""
-        self._account.exchanges += outcome.mixed_with is not None
-        if message.kind is MessageKind.PAIR_REPLY and outcome.mixed_with is not None:
-            self._wants_exchange = False
-        if outcome.retry_after_s is not None:
-            self._refused_by = sender
+        if effects.mixed_with is not None:
+            self._account.exchanged()
+            if message.kind is MessageKind.PAIR_REPLY:
+                self._wants_exchange = False
+        if effects.retry_after_s is not None:
+            self._refused_by = message.sender
             if self._wants_exchange:
-                self.wake_at = now + outcome.retry_after_s
+                self._wake_at = now + effects.retry_after_s
         if self.algorithm.open_request is None:
-            self._open = None
+            self._open_request = None
 
-    def _perform(self, sends: Sequence[tuple[int, Message]]) -> PairTurn:
-        """Return the messages as parcels, and the next request if it is time for one."""
-        parcels = [self._parcel(receiver, message) for receiver, message in sends]
-        if self._wants_exchange and self._open is None and self.wake_at is None and self.algorithm.idle:
-            partners = [peer for peer in self.algorithm.neighbors if peer in self.reachable]
-            if len(partners) > 1 and self._refused_by in partners:
-                partners.remove(self._refused_by)
-            if partners:
-                partner = self.algorithm.choose_partner(partners)
-                self._open = self._parcel(partner, self.algorithm.request(partner))
-                parcels.append(self._open)
-        return PairTurn(parcels=parcels, open_request=self._open)
+    def _perform(self, effects: Effects) -> Effects:
+        """Return the effects of the pair node with its messages as frames, and the next request if it is time for
+        one."""
+        effects.frames += self._encode(effects.sends)
+        effects.sends = []
+        request = self._next_request()
+        if request is not None:
+            (self._open_request,) = self._encode([request])
+            effects.frames.append(self._open_request)
+        effects.wake_at, effects.open_request = self._wake_at, self._open_request
+        return effects
 
-    def _parcel(self, receiver: int, message: Message) -> Parcel:
-        frame = wire.encode(message, self.layout)
-        payload_bytes = wire.payload_bytes(frame, self.layout)
-        account = self._account
-        account.messages += 1
-        account.payload_bytes += payload_bytes
-        account.frame_bytes += len(frame)
-        values, entropy_bits = 0, 0.0
-        if message.layer_ids is not None:
-            values = sum(self.layout.sizes[layer] for layer in message.layer_ids)
-        elif message.layers:
-            values = self.layout.size
+    def _next_request(self) -> Send | None:
+        """Open an exchange, if this iteration still wants one and nothing is in the way; return its request."""
+        is_free = self._open_request is None and self._wake_at is None and self.algorithm.idle
+        partners = [peer for peer in self.algorithm.neighbors if peer in self.reachable]
+        if not (self._wants_exchange and is_free and partners):
+            return None
+        if len(partners) > 1 and self._refused_by in partners:
+            partners.remove(self._refused_by)
+        partner = self.algorithm.choose_partner(partners)
+        return Send(partner, self.algorithm.request(partner))
+
+    def _encode(self, sends: list[Send]) -> list[OutgoingFrame]:
         # What is sent after the last step is counted with it.
-        if message.layers and min(self.round, self._last_round) % ENTROPY_EVERY == 0:
-            entropy_bits = wire.entropy_bound_bits(message)
-        account.values += values
-        account.entropy_bits += entropy_bits
-        return Parcel(receiver, frame, payload_bytes, sequenced=False, values=values, entropy_bits=entropy_bits)
-
-    def _accounted(self, record: RoundRecord) -> RoundRecord:
-        """Return the record with the running figures added, which begin anew."""
-        account, self._account = self._account, _Account()
-        return replace(
-            record,
-            messages=record.messages + account.messages,
-            values=record.values + account.values,
-            payload_bytes=record.payload_bytes + account.payload_bytes,
-            frame_bytes=record.frame_bytes + account.frame_bytes,
-            entropy_bits=record.entropy_bits + account.entropy_bits,
-            train_s=record.train_s + account.train_s,
-            gossip_s=record.gossip_s + account.gossip_s,
-            wait_s=record.wait_s + account.wait_s,
-            exchanges=record.exchanges + account.exchanges,
-        )
-
-
-@dataclass
-class _Account:
-    """Running figures of the iteration under way."""
-
-    messages: int = 0
-    values: int = 0
-    payload_bytes: int = 0
-    frame_bytes: int = 0
-    entropy_bits: float = 0.0
-    train_s: float = 0.0
-    gossip_s: float = 0.0
-    wait_s: float = 0.0
-    exchanges: int = 0
-
-
-def _part(arrays: Mapping[str, npt.NDArray[Any]], prefix: str) -> dict[str, npt.NDArray[Any]]:
-    return {name.removeprefix(prefix): value for name, value in arrays.items() if name.startswith(prefix)}
+        return self._account.encode(sends, entropy_round=min(self.round, self._last_round))

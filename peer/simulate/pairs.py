@@ -13,8 +13,9 @@ from pathlib import Path
 
 from peer.config import Config
 from peer.errors import ConfigError
-from peer.node.pair_participant import PairParticipant, PairTurn
-from peer.node.participant import LocalSteps
+from peer.gossip.effects import Effects
+from peer.node.local_steps import LocalSteps
+from peer.node.pair_participant import PairParticipant
 from peer.round_record import RoundRecord
 from peer.simulate.network import LinkModel
 from peer.simulate.virtual_run import Arrival, Event, StepDone, Timer, VirtualRun
@@ -63,17 +64,17 @@ class AsynchronousSimulator(VirtualRun[PairParticipant]):
         if isinstance(event, StepDone):
             participant = self.participants[event.peer]
             participant.compute()
-            turn = participant.step(self.now)
+            effects = participant.step(self.now)
             participant.take_events()
         elif isinstance(event, Arrival):
             participant = self.participants[event.receiver]
-            turn = participant.receive(event.sender, event.frame, self.now)
+            effects = participant.receive(event.sender, event.frame, self.now)
         else:
             participant = self.participants[event.peer]
-            turn = participant.timer(self.now)
-        self._perform(participant, turn)
-        if turn.finished is not None:
-            self._finish_round(participant, turn.finished)
+            effects = participant.timer(self.now)
+        self._perform(participant, effects)
+        if effects.record is not None:
+            self._finish_round(participant, effects.record)
         if self.now >= self._waiting_since.get(participant.peer, math.inf) and participant.can_read:
             self._begin(participant, self.now - self._waiting_since.pop(participant.peer))
 
@@ -85,10 +86,10 @@ class AsynchronousSimulator(VirtualRun[PairParticipant]):
         self._perform(participant, participant.read(waited_s))
         self._agenda.add(self.now + self._step_s[participant.peer], StepDone(participant.peer))
 
-    def _perform(self, participant: PairParticipant, turn: PairTurn) -> None:
-        self._deliver(participant.peer, turn.parcels)
-        if participant.wake_at is not None and participant.wake_at > self.now:
-            self._agenda.add(participant.wake_at, Timer(participant.peer))
+    def _perform(self, participant: PairParticipant, effects: Effects) -> None:
+        self._deliver(participant.peer, effects.frames)
+        if effects.wake_at is not None and effects.wake_at > self.now:
+            self._agenda.add(effects.wake_at, Timer(participant.peer))
 
     def _is_evaluated(self, done: int) -> bool:
         return done < self.config.run.rounds and super()._is_evaluated(done)

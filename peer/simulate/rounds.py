@@ -7,9 +7,10 @@ of the messages, never on when they came. Runs without rounds are in `peer.simul
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 
-from peer.gossip.silence import Silence
-from peer.node.participant import LocalSteps, Participant
+from peer.node.local_steps import LocalSteps
+from peer.node.participant import Participant
 from peer.simulate.virtual_run import Arrival, Event, StepDone, Timer, VirtualRun
 
 
@@ -22,46 +23,36 @@ class Simulator(VirtualRun[Participant]):
     def _start(self) -> None:
         self._ready: set[int] = set()
         """Peers that wait for the common local step (stacked only)."""
-        policy = self.setup.late_policy
-        self._silences: list[Silence] = []
-        """How each peer judges its receivers; empty where nobody is left out."""
-        if policy is not None and self.setup.spec.push_sum:
-            self._silences = [Silence(policy.silent_after_s) for _ in range(self.num_peers)]
         self._arrived: Counter[tuple[int, int]] = Counter()
         """(sender, receiver) → frames that came; here a receiver confirms them at once."""
         for participant in self.participants:
-            if participant.is_member:
+            if participant.membership.is_member:
                 self._ready_for_step(participant.peer, 0.0)
-
-    def _left_out(self, peer: int) -> frozenset[int]:
-        if not self._silences:
-            return frozenset()
-        links = {
-            receiver: (self._arrived[peer, receiver], self._links.get((peer, receiver), [0])[0])
-            for receiver in self.setup.schedule.all_receivers(peer)
-        }
-        return self._silences[peer].silent(links, self.now)
 
     def _handle(self, event: Event) -> None:
         if isinstance(event, StepDone):
             participant = self.participants[event.peer]
             if self._rows is None:
                 participant.step()
-            turn = participant.begin(self.now, self._left_out(event.peer))
+            receipts = partial(self._receipts, event.peer)
+            effects = participant.begin(self.now, participant.session.silent_receivers(receipts, self.now))
         elif isinstance(event, Arrival):
             participant = self.participants[event.receiver]
-            if self._silences:
-                self._arrived[event.sender, event.receiver] += 1
-            turn = participant.receive(event.sender, event.frame, self.now)
+            self._arrived[event.sender, event.receiver] += 1
+            effects = participant.receive(event.sender, event.frame, self.now)
         else:
             participant = self.participants[event.peer]
-            turn = participant.timer(self.now)
-        self._deliver(participant.peer, turn.parcels)
+            effects = participant.timer(self.now)
+        self._deliver(participant.peer, effects.frames)
         # After a message the timer may be due earlier: each neighbour can have a deadline of its own.
-        if not isinstance(event, Timer) and participant.wake_at is not None:
-            self._agenda.add(participant.wake_at, Timer(participant.peer))
-        if turn.finished is not None:
-            self._finish_round(participant, turn.finished)
+        if not isinstance(event, Timer) and effects.wake_at is not None:
+            self._agenda.add(effects.wake_at, Timer(participant.peer))
+        if effects.record is not None:
+            self._finish_round(participant, effects.record)
+
+    def _receipts(self, sender: int, receiver: int) -> tuple[int, int]:
+        """Return (how many frames of a link have arrived, how many were sent)."""
+        return self._arrived[sender, receiver], self._links.get((sender, receiver), [0])[0]
 
     def _ready_for_step(self, peer: int, now: float) -> None:
         now = self._keep_to_budget(self.participants[peer], now)

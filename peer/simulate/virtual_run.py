@@ -15,9 +15,12 @@ import numpy as np
 from peer.compress.payload import FloatArray
 from peer.config import Config
 from peer.errors import DivergenceError
+from peer.gossip.effects import OutgoingFrame
 from peer.node.divergence_guard import reason_to_stop
+from peer.node.evaluation_cadence import is_evaluated
+from peer.node.local_steps import LocalSteps
 from peer.node.pair_participant import PairParticipant
-from peer.node.participant import LocalSteps, Parcel, Participant
+from peer.node.participant import Participant
 from peer.round_record import RoundRecord
 from peer.run_progress import PeerProgress, Progress
 from peer.run_setup import RunSetup
@@ -190,14 +193,14 @@ class VirtualRun(ABC, Generic[AnyParticipant]):
         """Return Σ x_i / Σ u_i, float32[n]."""
         return _average([(p.algorithm.x, p.algorithm.u) for p in self.participants])
 
-    def _deliver(self, sender: int, parcels: Sequence[Parcel]) -> None:
-        frames = [(parcel.receiver, len(parcel.frame)) for parcel in parcels]
-        for parcel, arrival in zip(parcels, self._network.arrivals(sender, frames, self.now), strict=True):
-            total = self._links.setdefault((sender, parcel.receiver), [0, 0, 0])
+    def _deliver(self, sender: int, frames: Sequence[OutgoingFrame]) -> None:
+        sizes = [(outgoing.receiver, len(outgoing.frame)) for outgoing in frames]
+        for outgoing, arrival in zip(frames, self._network.arrivals(sender, sizes, self.now), strict=True):
+            total = self._links.setdefault((sender, outgoing.receiver), [0, 0, 0])
             total[0] += 1
-            total[1] += parcel.payload_bytes
-            total[2] += len(parcel.frame)
-            self._agenda.add(arrival, Arrival(parcel.receiver, sender, parcel.frame))
+            total[1] += outgoing.payload_bytes
+            total[2] += len(outgoing.frame)
+            self._agenda.add(arrival, Arrival(outgoing.receiver, sender, outgoing.frame))
 
     def _finish_round(self, participant: AnyParticipant, record: RoundRecord) -> None:
         totals = self._totals[participant.peer]
@@ -221,8 +224,7 @@ class VirtualRun(ABC, Generic[AnyParticipant]):
             self._ready_for_step(participant.peer, self.now)
 
     def _is_evaluated(self, done: int) -> bool:
-        every = self.config.evaluation.every_rounds
-        return done == self.config.run.rounds or bool(every and done % every == 0)
+        return is_evaluated(self.config.evaluation, done, self.config.run.rounds)
 
     def _evaluate(self, done: int, states: list[tuple[FloatArray, float]]) -> None:
         models: list[FloatArray] = [x / x.dtype.type(u) for x, u in states]

@@ -116,7 +116,7 @@ async def _join_leave_and_lose(devices: Devices) -> None:
     for peer in range(4):
         devices.start(peer)
     zero, joiner = devices.daemons[0], devices.daemons[3]
-    await devices.until(lambda: joiner.participant.round > 0 and joiner.participant.is_member)
+    await devices.until(lambda: joiner.participant.round > 0 and joiner.participant.membership.is_member)
     with pytest.raises(SottoError, match="peer-3 lives"):
         await devices.ask(3, "remove", name="peer-3")
     # Whoever sponsors the newcomer may not leave before it is a member there, too.
@@ -160,8 +160,8 @@ async def _join_unlisted(devices: Devices) -> None:
         devices.start(peer)
     # A sponsor ends right after it announced, before anybody may have heard of it.
     devices.start(garage)
-    await devices.until(lambda: any(devices.daemons[peer].participant.coming_changes for peer in range(3)))
-    sponsor = next(peer for peer in range(3) if devices.daemons[peer].participant.coming_changes)
+    await devices.until(lambda: any(devices.daemons[peer].participant.membership.coming_changes for peer in range(3)))
+    sponsor = next(peer for peer in range(3) if devices.daemons[peer].participant.membership.coming_changes)
     await devices.kill(sponsor)
     devices.start(sponsor)
     newcomer = devices.daemons[garage]

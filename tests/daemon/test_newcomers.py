@@ -16,7 +16,7 @@ def _two_join(seed: int, restarts: float, algorithm: str, graph: str) -> Cluster
     cluster = Cluster(algorithm, graph, num_first=4, num_peers=6, num_listed=4, seed=seed, restarts=restarts)
     cluster.run(3)
     cluster.announce(1, ChangeKind.JOIN, 5)
-    first = cluster.peers[1].participant.coming_changes[0]
+    first = cluster.peers[1].participant.membership.coming_changes[0]
     cluster.run(first.effective + 2)
     # Whoever lists neither joins through one whom nobody listed.
     cluster.announce(5, ChangeKind.JOIN, 4)
@@ -33,7 +33,7 @@ def test_kills_around_newcomers_leave_no_trace(algorithm: str, graph: str) -> No
         models.append([(member.algorithm.x.tobytes(), member.algorithm.u) for member in cluster.members])
         for peer in range(6):
             cluster.restart(peer)
-            assert dict(cluster.peers[peer].participant.newcomers) == {4: newcomer(4), 5: newcomer(5)}
+            assert dict(cluster.peers[peer].participant.membership.newcomers) == {4: newcomer(4), 5: newcomer(5)}
     assert models[0] == models[1]
 
 
@@ -57,7 +57,7 @@ def test_two_sponsors_that_know_nothing_of_each_other_are_one(seed: int) -> None
     cluster.run(60)
     assert cluster.rounds() == dict.fromkeys(range(6), 60)
     assert cluster.weight() == pytest.approx(5.0, abs=1e-12)
-    joined = cluster.peers[5].participant.changes
+    joined = cluster.peers[5].participant.membership.changes
     assert set(joined) == set(changes)
 
 
@@ -78,7 +78,7 @@ def test_a_member_cannot_invent_a_newcomer(change: Change, words: str) -> None:
     cluster.run(2)
     with pytest.raises(RemoteProtocolError, match=words):
         cluster.peers[0].participant.receive(1, membership_codec.encode(change), 0.0)
-    assert not cluster.peers[0].participant.changes
+    assert not cluster.peers[0].participant.membership.changes
 
 
 def test_whoever_is_no_member_tells_of_itself_alone() -> None:

@@ -19,11 +19,12 @@ from peer.compress.layout import Layout
 from peer.compress.payload import FloatArray
 from peer.errors import SecurityError
 from peer.gossip.base import GraphNeed, NodeContext
+from peer.gossip.effects import Effects
 from peer.gossip.membership import Change, ChangeKind, Membership, Newcomer
 from peer.gossip.options import ModuloOptions, ThetaMode
 from peer.gossip.topology import Schedule, build_schedule
 from peer.gossip.views import ViewSchedule
-from peer.node.durable import Deed, DurablePeer
+from peer.node.durable import DurablePeer
 from peer.node.participant import Participant
 from peer.random import PhiloxSource
 from peer.wire.last_codes import LastCodes
@@ -141,16 +142,16 @@ class Cluster:
                     has = self.peers[b].last_received(a)
                     self.queues[a, b] = deque(self.peers[a].connected(b, has))
 
-    def perform(self, peer: int, deed: Deed) -> None:
-        for receiver, seq, frame in self.peers[peer].publish(deed):
-            if receiver not in self.dead:
-                self.queues[peer, receiver].append((seq, frame))
-        for sender, upto in deed.receipts.items():
+    def perform(self, peer: int, effects: Effects) -> None:
+        for outgoing in self.peers[peer].publish(effects):
+            if outgoing.receiver not in self.dead:
+                self.queues[peer, outgoing.receiver].append((outgoing.seq, outgoing.frame))
+        for sender, upto in effects.receipts.items():
             self.peers[sender].receipt(peer, upto)
-        if deed.finished is not None and self.peers[peer].round % 7 == peer % 7:
-            self.perform(peer, Deed(receipts=self.peers[peer].save({})))
+        if effects.finished is not None and self.peers[peer].round % 7 == peer % 7:
+            self.perform(peer, Effects(receipts=self.peers[peer].save({})))
         elif self.random.random() < 0.1:
-            self.perform(peer, Deed(receipts=self.peers[peer].sync()))
+            self.perform(peer, Effects(receipts=self.peers[peer].sync()))
 
     def restart(self, peer: int) -> None:
         """End the process of a peer and start it again."""
@@ -161,7 +162,7 @@ class Cluster:
 
     def announce(self, peer: int, kind: ChangeKind, subject: int) -> Change:
         is_newcomer = kind is ChangeKind.JOIN and subject >= (self.num_listed or self.num_peers)
-        change = self.peers[peer].participant.plan(kind, subject, newcomer(subject) if is_newcomer else None)
+        change = self.peers[peer].participant.membership.plan(kind, subject, newcomer(subject) if is_newcomer else None)
         self.perform(peer, self.peers[peer].announce(change, 0.0))
         return change
 
@@ -182,7 +183,7 @@ class Cluster:
             able = [
                 each.participant.peer
                 for each in living
-                if each.participant.is_member and not each.participant.session.in_round and each.round < upto
+                if each.participant.membership.is_member and not each.participant.session.in_round and each.round < upto
             ]
             waiting = [pair for pair, queue in self.queues.items() if queue]
             if not able and not waiting:
@@ -202,7 +203,7 @@ class Cluster:
     def members(self) -> list[Participant]:
         """The members that live."""
         participants = [peer.participant for peer in self.peers if peer.participant.peer not in self.dead]
-        return [participant for participant in participants if participant.is_member]
+        return [participant for participant in participants if participant.membership.is_member]
 
     def rounds(self) -> dict[int, int]:
         return {member.peer: member.round for member in self.members}

@@ -12,8 +12,10 @@ import numpy as np
 from peer.compress.layout import Layout
 from peer.compress.payload import FloatArray
 from peer.gossip import build
-from peer.gossip.session import LatePolicy
-from peer.node.durable import Deed, DurablePeer, PeerRecovery
+from peer.gossip.effects import Effects
+from peer.gossip.late_neighbors import LatePolicy
+from peer.node.disk_state import PeerRecovery
+from peer.node.durable import DurablePeer
 from peer.node.participant import Participant
 from peer.wire.last_codes import LastCodes
 from tests.gossip.drive import contexts, ring, schedule_of
@@ -83,6 +85,8 @@ class World:
         self.disks = [FailingDisk() for _ in range(self.n)]
         self.links: dict[tuple[int, int], deque[tuple[float, int, bytes]]] = {}
         self.counts = [0] * self.n
+        self.wake_at: list[float | None] = [None] * self.n
+        """When each peer wants its timer called."""
         self.told_against_last = 0
         """Frames whose codes can only be read with those of the frame before."""
 
@@ -120,6 +124,7 @@ class World:
         self.disks[peer].restart()
         self.peers[peer] = self.make(peer)
         recovery = self.peers[peer].open()
+        self.wake_at[peer] = recovery.effects.wake_at
         self.recovered.append(recovery)
         self.connect(peer)
         return recovery
@@ -152,7 +157,8 @@ class World:
                 return True
         session = peer.participant.session
         if session.in_round:
-            if session.wake_at is not None and self.now >= session.wake_at:
+            wake_at = self.wake_at[i]
+            if wake_at is not None and self.now >= wake_at:
                 self.perform(i, peer.timer(self.now))
             return True
         if peer.round == self.rounds:
@@ -161,30 +167,32 @@ class World:
         self.perform(i, peer.begin(self.now))
         return True
 
-    def perform(self, i: int, deed: Deed) -> None:
+    def perform(self, i: int, effects: Effects) -> None:
         peer = self.peers[i]
-        for receiver, seq, frame in peer.publish(deed):
+        self.wake_at[i] = effects.wake_at
+        for outgoing in peer.publish(effects):
             self.counts[i] += 1
-            self.told_against_last += bool(frame[3] & 1 << 5)
-            self.links[i, receiver].append((self.now + self.lag(i, self.counts[i]), seq, frame))
-        self.confirm(i, deed.receipts)
-        if deed.finished is not None:
+            self.told_against_last += bool(outgoing.frame[3] & 1 << 5)
+            arrives_at = self.now + self.lag(i, self.counts[i])
+            self.links[i, outgoing.receiver].append((arrives_at, outgoing.seq, outgoing.frame))
+        self.confirm(i, effects.receipts)
+        if effects.finished is not None:
             self.agree(i)
-        if deed.finished is not None and (peer.round % self.save_every == 0 or peer.round == self.rounds):
+        if effects.finished is not None and (peer.round % self.save_every == 0 or peer.round == self.rounds):
             self.confirm(i, peer.save({"seconds": self.now}))
-        elif deed.finished is not None and self.syncs:
+        elif effects.finished is not None and self.syncs:
             self.confirm(i, peer.sync())
 
     def agree(self, i: int) -> None:
         """Tell the others what their copies of a peer should be, and let it ask for what differs in its own."""
         peer = self.peers[i]
-        digests = peer.participant.own_digests()
+        digests = peer.participant.agreement.own_digests()
         for other in range(self.n):
             if other != i and digests is not None:
-                self.peers[other].participant.heard_digests(i, *digests)
-        deed, sentences = peer.check_replicas()
+                self.peers[other].participant.agreement.hear(i, *digests)
+        effects, sentences = peer.check_replicas()
         self.sentences += sentences
-        self.perform(i, deed)
+        self.perform(i, effects)
 
     def confirm(self, i: int, receipts: Mapping[int, int]) -> None:
         for sender, upto in receipts.items():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from peer.errors import RemoteProtocolError, StateError
-from peer.gossip.session import LatePolicy
+from peer.gossip.late_neighbors import LatePolicy
 from peer.node.durable import DurablePeer
 from peer.round_record import RoundRecord
 from peer.wire import Message
@@ -113,10 +113,11 @@ def test_decisions_taken_by_the_clock_are_taken_again(algorithm: str, late: Late
         ended, recovered = world.peers[1], world.make(1)
         left_out += len(ended.left_out)
         records: list[RoundRecord] = []
-        recovered.open(lambda record, parcels, records=records: records.append(record))
+        recovery = recovered.open(lambda effects, records=records: records.append(effects.record))
         assert everything(recovered) == everything(ended)
-        for other, link in ended.out.items():
-            assert set(link.unacknowledged(0)) <= set(recovered.out[other].unacknowledged(0))
+        assert recovery.effects.wake_at == world.wake_at[1]
+        for other, link in ended.links.out.items():
+            assert set(link.unacknowledged(0)) <= set(recovered.links.out[other].unacknowledged(0))
         skipped += sum(record.late for record in records)
         replayed += len(records)
     assert replayed > 5
@@ -130,10 +131,10 @@ def everything(peer: DurablePeer) -> list[object]:
     arrays = participant.algorithm.state() | dict(participant.local_steps.state())
     return [
         {name: array.tobytes() for name, array in arrays.items()},
-        (participant.round, participant.session.in_round, participant.wake_at, participant.session.waiting_for),
-        [(other, link.next_seq) for other, link in peer.out.items()],
-        None if participant.session.deadlines is None else participant.session.deadlines.state(),
-        [(other, link.last_seq) for other, link in peer.incoming.items()],
+        (participant.round, participant.session.in_round, participant.session.waiting_for),
+        [(other, link.next_seq) for other, link in peer.links.out.items()],
+        None if (deadlines := participant.session.late_neighbors.deadlines) is None else deadlines.state(),
+        [(other, link.last_seq) for other, link in peer.links.incoming.items()],
     ]
 
 
@@ -204,7 +205,7 @@ def test_codes_that_the_two_ends_of_a_stream_hold_differently_are_repaired_and_s
         layer.residues[:] ^= 1  # type: ignore[union-attr]
     world.run()
     assert repairs(world) > before
-    own = world.peers[0].participant._last_codes
+    own = world.peers[0].participant.last_codes
     assert own is not None
     assert own.own is not None
     assert_same(heard_by_1(world), own.own)
@@ -213,7 +214,7 @@ def test_codes_that_the_two_ends_of_a_stream_hold_differently_are_repaired_and_s
 
 def heard_by_1(world: World) -> Message:
     """Return the last message of peer 0 that peer 1 reads the next one with."""
-    codes = world.peers[1].participant._last_codes
+    codes = world.peers[1].participant.last_codes
     assert codes is not None
     message = codes.of(0)
     assert message is not None
@@ -282,7 +283,7 @@ def test_what_comes_from_far_ahead_after_a_power_cut_waits_until_it_is_not_far_a
 
 
 def test_no_more_than_a_bound_is_kept_of_what_comes_from_far_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("peer.node.durable._EARLY_BYTES_MAX", 300)
+    monkeypatch.setattr("peer.node.held_frames.EARLY_BYTES_MAX", 300)
     world = World("quant-sgp", rounds=12, save_every=24, max_lead=2, syncs=False)
     set_back(world, victim=1, to_round=0)
     with pytest.raises(RemoteProtocolError, match="more than 2 ahead of our 0"):

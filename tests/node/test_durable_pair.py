@@ -13,8 +13,9 @@ from peer.compress.layout import Layout
 from peer.compress.payload import FloatArray
 from peer.errors import StateError
 from peer.gossip import build_pair_node
+from peer.gossip.effects import Effects
 from peer.node.durable_pair import DurablePair
-from peer.node.pair_participant import EXCHANGES_SKIPPED, PairParticipant, PairTurn
+from peer.node.pair_participant import EXCHANGES_SKIPPED, PairParticipant
 from tests.gossip.drive import contexts, ring, schedule_of
 from tests.node.local_steps import SIZES, Pull
 from tests.state.failing_disk import FailingDisk, ProcessEnds
@@ -38,6 +39,8 @@ class World:
         """(peer, step) → what the step took from x."""
         self.random = Random(algorithm)
         self.now = 0.0
+        self.last = [Effects() for _ in range(3)]
+        """What each peer asked for last: when to wake it, and its open request."""
         self.peers = [self.make(peer) for peer in range(3)]
 
     def make(self, peer: int) -> DurablePair:
@@ -79,7 +82,7 @@ class World:
             sender = self.random.choice(waiting)
             self.send(me, peer.receive(sender, self.links[sender, me][0], self.now))
             self.links[sender, me].popleft()
-        elif participant.wake_at is not None and self.now >= participant.wake_at:
+        elif (wake_at := self.last[me].wake_at) is not None and self.now >= wake_at:
             self.send(me, peer.timer(self.now))
         elif participant.in_iteration:
             peer.compute()
@@ -93,21 +96,22 @@ class World:
             return bool(waiting) or participant.open_partner is not None
         return True
 
-    def send(self, me: int, turn: PairTurn) -> None:
-        for parcel in turn.parcels:
-            self.links[me, parcel.receiver].append(parcel.frame)
+    def send(self, me: int, effects: Effects) -> None:
+        self.last[me] = effects
+        for outgoing in effects.frames:
+            self.links[me, outgoing.receiver].append(outgoing.frame)
 
     def restart(self, me: int) -> None:
         """Start the process of a peer again, and connect it to the others."""
         self.disks[me].restart()
         self.peers[me] = self.make(me)
-        self.peers[me].open(on_step=lambda turn: self.note_again(me))
+        self.last[me] = self.peers[me].open(lambda effects: self.note_again(me)).effects
         for other in {0, 1, 2} - {me}:
             self.links[me, other].clear()
             self.links[other, me].clear()
             self.send(other, self.peers[other].disconnected(me))
             for a, b in ((me, other), (other, me)):
-                request = self.peers[a].participant.open_request
+                request = self.last[a].open_request
                 if request is not None and request.receiver == b and not self.links[a, b]:
                     self.links[a, b].append(request.frame)
 
@@ -121,14 +125,14 @@ class World:
         return float(np.abs(total - (0 + 1 + 2) + sum(self.moved.values())).max())
 
 
-def everything(peer: DurablePair) -> list[object]:
+def everything(peer: DurablePair, last: Effects) -> list[object]:
     """Return what the future of a peer depends on, but for the number of its next exchange."""
     participant = peer.participant
     arrays = participant.algorithm.state() | dict(participant.local_steps.state())
     return [
         {name: np.array(array).tobytes() for name, array in arrays.items() if name != "counters"},
-        (participant.round, participant.in_iteration, participant.wake_at, participant.open_partner),
-        participant.open_request and participant.open_request.frame,
+        (participant.round, participant.in_iteration, last.wake_at, participant.open_partner),
+        last.open_request and last.open_request.frame,
     ]
 
 
@@ -168,16 +172,16 @@ def test_recovery_leads_to_where_the_peer_was_in_the_middle_of_a_step_too(algori
         for peer in range(3):
             world.turn(peer)
         ended, again = world.peers[1], world.make(1)
-        again.files.chain = world.peers[1].files.chain  # type: ignore[method-assign]
         disk_before = {name: world.disks[1].read(name) for name in world.disks[1].names()}
-        again.open()
-        assert everything(again) == everything(ended)
+        recovered = again.open().effects
+        assert everything(again, recovered) == everything(ended, world.last[1])
         assert again.participant.algorithm.next_exchange == (
-            ended.participant.algorithm.next_exchange + EXCHANGES_SKIPPED * (ended.round + ended.journal_bytes > 0)
+            ended.participant.algorithm.next_exchange
+            + EXCHANGES_SKIPPED * (ended.round + ended.disk_state.journal_bytes > 0)
         )
         put_back(world.disks[1], disk_before)
         in_iteration += again.participant.in_iteration
-        with_request += again.participant.open_request is not None
+        with_request += recovered.open_request is not None
     assert in_iteration > 1
     assert with_request > 1
 
@@ -194,28 +198,28 @@ def test_a_checkpoint_that_is_written_once_more_holds_what_was_answered_since() 
     world.run()
     peer = world.peers[1]
     peer.save({})
-    calls = len(peer.files.read_journal(peer.base_round, []).records)
+    calls = len(peer.disk_state.files.read_journal(peer.disk_state.base_round, []).records)
     assert calls > 0
-    expected = everything(peer)
+    expected = everything(peer, world.last[1])
     peer.close()
     world.peers[1] = world.make(1)
     recovery = world.peers[1].open()
     assert recovery.replayed_rounds == 0
-    assert everything(world.peers[1]) == expected
+    assert everything(world.peers[1], recovery.effects) == expected
 
 
 def test_a_damaged_checkpoint_costs_nothing_but_the_calls_before_it() -> None:
     world = World("ad-psgd")
     world.start()
     world.run()
-    expected = everything(world.peers[1])
+    expected = everything(world.peers[1], world.last[1])
     newest = max(name for name in world.disks[1].names() if name.startswith("checkpoint"))
     world.disks[1].change(newest, world.disks[1].size(newest) - 1, 1)
     world.peers[1] = world.make(1)
     recovery = world.peers[1].open()
     assert "its checksum does not match" in recovery.notices[0]
     assert recovery.replayed_rounds == 2
-    assert everything(world.peers[1]) == expected
+    assert everything(world.peers[1], recovery.effects) == expected
 
 
 def test_what_gives_other_bits_stops_the_peer_in_a_sentence() -> None:

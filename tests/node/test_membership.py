@@ -26,7 +26,7 @@ def test_a_leaving_peer_hands_over_all_its_mass(algorithm: str, graph: str) -> N
     change = cluster.announce(2, ChangeKind.LEAVE, 2)
     cluster.run(change.effective + 3)
     assert cluster.rounds() == dict.fromkeys((0, 1, 3, 4), change.effective + 3)
-    assert cluster.peers[2].participant.has_left
+    assert cluster.peers[2].participant.membership.has_left
     assert cluster.weight() == pytest.approx(5.0, abs=1e-12)
     np.testing.assert_allclose(cluster.drift(), before, atol=2e-5)
 
@@ -250,7 +250,7 @@ def test_nobody_runs_ahead_of_those_who_have_not_heard_of_a_loss() -> None:
     cluster.kill(1)
     cluster.run(60)
     waiting = cluster.rounds()
-    change = cluster.peers[0].participant.plan(ChangeKind.LOST, 1)
+    change = cluster.peers[0].participant.membership.plan(ChangeKind.LOST, 1)
     deed = cluster.peers[0].announce(change, 0.0)
     cluster.run(60)
     assert cluster.rounds() == waiting, "peer 2 has said nothing of it"
@@ -287,7 +287,7 @@ def test_all_go_by_who_heard_most_of_a_lost_peer() -> None:
     heard = {p.peer: p.session.last_heard(3) for p in cluster.members}
     cluster.declare_lost(3)
     cluster.run(60)
-    reports = {change.issuer: change.heard_round for change in cluster.members[0].changes}
+    reports = {change.issuer: change.heard_round for change in cluster.members[0].membership.changes}
     assert reports == {peer: round_ or 0 for peer, round_ in heard.items()}
 
 
@@ -296,14 +296,14 @@ def test_changes_that_cannot_be_are_refused() -> None:
     cluster.run(2)
     participant = cluster.peers[0].participant
     with pytest.raises(ConfigError, match="peer 5 is no member"):
-        participant.plan(ChangeKind.LOST, 5)
+        participant.membership.plan(ChangeKind.LOST, 5)
     with pytest.raises(ConfigError, match="peer 1 is a member"):
-        participant.plan(ChangeKind.JOIN, 1)
+        participant.membership.plan(ChangeKind.JOIN, 1)
     cluster.announce(0, ChangeKind.LEAVE, 0)
     with pytest.raises(ConfigError, match="about to"):
-        participant.plan(ChangeKind.JOIN, 5)
+        participant.membership.plan(ChangeKind.JOIN, 5)
     with pytest.raises(RemoteProtocolError, match="says that peer 3"):
-        cluster.peers[1].receive(0, cluster.peers[1].incoming[0].last_seq + 1, _leave_of_another(), 0.0)
+        cluster.peers[1].receive(0, cluster.peers[1].links.incoming[0].last_seq + 1, _leave_of_another(), 0.0)
     with pytest.raises(StateError, match="declared this peer lost"):
         cluster.peers[1].participant.learn(Change(ChangeKind.LOST, 1, 2, 50), 0.0, source=2)
     with pytest.raises(StateError, match="counts from round 1"):
@@ -321,14 +321,14 @@ def test_a_former_member_cannot_come_back(kind: ChangeKind) -> None:
         change = cluster.declare_lost(3)
     cluster.run(change.effective + 2)
     with pytest.raises(ConfigError, match="whoever left or was lost cannot come back"):
-        cluster.peers[0].participant.plan(ChangeKind.JOIN, 3)
+        cluster.peers[0].participant.membership.plan(ChangeKind.JOIN, 3)
 
 
 def test_a_change_after_the_end_is_refused() -> None:
     cluster = Cluster("sgp", seed=11)
     cluster.run(95)
     with pytest.raises(ConfigError, match="the run ends after round 99"):
-        cluster.peers[0].participant.plan(ChangeKind.LEAVE, 0)
+        cluster.peers[0].participant.membership.plan(ChangeKind.LEAVE, 0)
 
 
 def _leave_of_another() -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,8 @@ import pytest
 from peer.compress.layout import Layout
 from peer.errors import LocalProtocolError, RemoteProtocolError, StateError
 from peer.gossip import build_pair_node
-from peer.node.pair_participant import EXCHANGES_SKIPPED, PairParticipant, PairTurn
+from peer.gossip.effects import Effects
+from peer.node.pair_participant import EXCHANGES_SKIPPED, PairParticipant
 from peer.round_record import RoundRecord
 from tests.gossip.drive import contexts, ring, schedule_of
 from tests.node.local_steps import SIZES, Pull
@@ -27,19 +29,19 @@ def participants(n: int, **more: Any) -> list[PairParticipant]:
     ]
 
 
-def deliver(peers: list[PairParticipant], sender: int, turn: PairTurn, now: float = 0.0) -> None:
-    """Deliver what a turn sends, and what that sends, until nothing is on its way."""
-    waiting = [(sender, parcel) for parcel in turn.parcels]
+def deliver(peers: list[PairParticipant], sender: int, effects: Effects, now: float = 0.0) -> None:
+    """Deliver what a call sends, and what that sends, until nothing is on its way."""
+    waiting = [(sender, outgoing) for outgoing in effects.frames]
     while waiting:
-        source, parcel = waiting.pop(0)
-        answer = peers[parcel.receiver].receive(source, parcel.frame, now)
-        waiting.extend((parcel.receiver, each) for each in answer.parcels)
+        source, outgoing = waiting.pop(0)
+        answer = peers[outgoing.receiver].receive(source, outgoing.frame, now)
+        waiting.extend((outgoing.receiver, each) for each in answer.frames)
 
 
 def iterate(peers: list[PairParticipant], peer: int, now: float = 0.0) -> RoundRecord:
     deliver(peers, peer, peers[peer].read(), now)
     peers[peer].compute()
-    record = peers[peer].step(now).finished
+    record = peers[peer].step(now).record
     assert record is not None
     return record
 
@@ -58,31 +60,32 @@ def test_an_iteration_reads_averages_and_steps() -> None:
 
 def test_whoever_is_busy_is_left_alone_and_another_is_asked_after_the_pause() -> None:
     peers = participants(3)
-    first = peers[0].read().parcels[0]
+    first = peers[0].read().frames[0]
     # The one that is asked is in an exchange of its own; nobody answers that yet.
     peers[first.receiver].read()
     busy = peers[first.receiver].receive(0, first.frame, 1.0)
-    turn = peers[0].receive(first.receiver, busy.parcels[-1].frame, 1.0)
-    wake_at = peers[0].wake_at
-    assert turn.parcels == []
+    effects = peers[0].receive(first.receiver, busy.frames[-1].frame, 1.0)
+    wake_at = effects.wake_at
+    assert effects.frames == []
     assert wake_at is not None
     assert 1.0 < wake_at < 1.1
-    assert peers[0].timer(wake_at - 1e-4).parcels == []
-    (second,) = peers[0].timer(wake_at).parcels
+    assert peers[0].timer(wake_at - 1e-4).frames == []
+    (second,) = peers[0].timer(wake_at).frames
     assert second.receiver == 3 - first.receiver
     assert peers[0].open_partner == second.receiver
 
 
 def test_what_has_not_come_about_by_the_step_is_dropped() -> None:
     peers = participants(3)
-    first = peers[0].read().parcels[0]
+    first = peers[0].read().frames[0]
     peers[first.receiver].read()
     busy = peers[first.receiver].receive(0, first.frame, 1.0)
-    peers[0].receive(first.receiver, busy.parcels[-1].frame, 1.0)
+    peers[0].receive(first.receiver, busy.frames[-1].frame, 1.0)
     peers[0].compute()
-    assert peers[0].step(1.0).finished is not None
-    assert peers[0].wake_at is None
-    assert peers[0].timer(10.0).parcels == []
+    effects = peers[0].step(1.0)
+    assert effects.finished == 0
+    assert effects.wake_at is None
+    assert peers[0].timer(10.0).frames == []
     assert peers[0].can_read
 
 
@@ -90,42 +93,42 @@ def test_a_neighbour_that_is_down_is_not_chosen() -> None:
     peers = participants(3)
     peers[0].reachable = frozenset({2})
     for _ in range(10):
-        (request,) = peers[0].read().parcels
+        (request,) = peers[0].read().frames
         assert request.receiver == 2
-        deliver(peers, 0, PairTurn(parcels=[request]))
+        deliver(peers, 0, Effects(frames=[request]))
         peers[0].compute()
         peers[0].step(0.0)
     peers[0].reachable = frozenset()
-    assert peers[0].read().parcels == []
+    assert peers[0].read().frames == []
 
 
 def test_a_step_before_the_reply_holds_the_next_read_back() -> None:
     peers = participants(3)
-    turn = peers[0].read()
-    assert turn.open_request == turn.parcels[0]
+    effects = peers[0].read()
+    assert effects.open_request == effects.frames[0]
     peers[0].compute()
-    assert peers[0].step(0.0).open_request == turn.parcels[0]
+    assert peers[0].step(0.0).open_request == effects.frames[0]
     assert not peers[0].can_read
-    deliver(peers, 0, turn)
+    deliver(peers, 0, effects)
     assert peers[0].can_read
     assert peers[0].open_partner is None
     # It is repeated after a reconnect, and the answer is the same.
     before = [peer.model().copy() for peer in peers]
-    deliver(peers, 0, turn)
+    deliver(peers, 0, effects)
     assert all(np.array_equal(peer.model(), x) for peer, x in zip(peers, before, strict=True))
 
 
 def test_an_exchange_whose_partner_is_gone_is_given_up() -> None:
     peers = participants(3)
-    turn = peers[0].read()
+    effects = peers[0].read()
     peers[0].compute()
     peers[0].step(0.0)
-    partner = turn.parcels[0].receiver
+    partner = effects.frames[0].receiver
     assert peers[0].abandon(partner).open_request is None
     assert peers[0].can_read
-    assert peers[0].read(waited_s=2.5).parcels
+    assert peers[0].read(waited_s=2.5).frames
     peers[0].compute()
-    record = peers[0].step(3.0).finished
+    record = peers[0].step(3.0).record
     assert record is not None
     assert record.wait_s == 2.5
 
@@ -148,12 +151,12 @@ def test_what_is_answered_after_the_last_step_is_counted_with_it() -> None:
 def test_an_open_request_survives_in_the_state() -> None:
     peers = participants(3)
     iterate(peers, 0)
-    turn = peers[0].read()
+    effects = peers[0].read()
     peers[0].compute()
     peers[0].step(0.0)
-    state, arrays = peers[0].state()
+    state = peers[0].state()
     again = participants(3)[0]
-    assert again.restore(state, arrays).open_request == turn.open_request
+    assert again.restore(state).open_request == effects.open_request
     assert np.array_equal(again.local_steps.state()["kept"], peers[0].local_steps.state()["kept"])
     assert np.array_equal(again.model(), peers[0].model())
     assert again.round == 2
@@ -161,25 +164,27 @@ def test_an_open_request_survives_in_the_state() -> None:
     again.skip_exchanges()
     assert again.algorithm.next_exchange == peers[0].algorithm.next_exchange + EXCHANGES_SKIPPED
     peers[0] = again
-    deliver(peers, 0, PairTurn(parcels=[turn.parcels[0]]))
+    deliver(peers, 0, Effects(frames=[effects.frames[0]]))
     assert again.algorithm.staleness.exchanges == 2
 
 
 def test_a_state_in_flux_or_of_another_model_is_refused() -> None:
     peers = participants(3)
-    state, arrays = peers[0].state()
+    state = peers[0].state()
     peers[0].read()
     with pytest.raises(LocalProtocolError, match="flux"):
         peers[0].state()
     with pytest.raises(StateError, match="another shape"):
-        peers[1].restore({**state, "layout": "another"}, arrays)
+        peers[1].restore(replace(state, layout="another"))
     with pytest.raises(StateError, match="does not fit"):
-        peers[1].restore(state, {name: array for name, array in arrays.items() if name != "algorithm/x"})
+        peers[1].restore(
+            replace(state, algorithm={name: value for name, value in state.algorithm.items() if name != "x"})
+        )
 
 
 def test_frames_in_the_name_of_others_are_refused() -> None:
     peers = participants(3)
-    (request,) = peers[0].read().parcels
+    (request,) = peers[0].read().frames
     liar = 3 - request.receiver
     with pytest.raises(RemoteProtocolError, match=f"peer {liar}: sent a frame in the name of peer 0"):
         peers[request.receiver].receive(liar, request.frame, 0.0)

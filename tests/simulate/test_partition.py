@@ -8,7 +8,7 @@ import pytest
 
 from peer.config import load
 from peer.errors import DivergenceError
-from peer.gossip import session
+from peer.gossip import starvation
 from peer.node.participant import Participant
 from peer.round_record import RoundRecord
 from peer.simulate.network import Cut, LinkModel
@@ -60,6 +60,6 @@ def test_both_parts_of_a_divided_cluster_keep_their_weight(algorithm: str) -> No
 
 
 def test_without_that_they_would_give_it_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "STARVED_BELOW", 0.0)
+    monkeypatch.setattr(starvation, "STARVED_BELOW", 0.0)
     with pytest.raises(DivergenceError, match="the push-sum weight fell"):
         divided("sgp", "rounds.leave_out_after_s=1e9")

@@ -10,11 +10,12 @@ import pytest
 from peer.gossip import session
 from peer.gossip.base import Algorithm, Exchange
 from peer.gossip.boundary import Boundary
+from peer.gossip.effects import Effects
 from peer.gossip.error_feedback import SparsePush
 from peer.gossip.exact import Sgp
 from peer.gossip.membership import ChangeKind
 from peer.gossip.views import ViewSchedule
-from peer.node.durable import Deed, DurablePeer
+from peer.node.durable import DurablePeer
 from peer.state.journal import Journal, Record
 from peer.wire.message import Message
 from tests.stress.faults import Scenario, SimulationFailed, World, simulate
@@ -116,10 +117,10 @@ def test_a_late_message_that_is_applied_twice_is_caught(monkeypatch: pytest.Monk
 def test_a_receipt_for_what_may_still_be_lost_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     receive = DurablePeer.receive
 
-    def boast(self: DurablePeer, peer: int, seq: int, frame: bytes, now: float) -> Deed:
-        deed = receive(self, peer, seq, frame, now)
-        deed.receipts[peer] = self.incoming[peer].last_seq
-        return deed
+    def boast(self: DurablePeer, peer: int, seq: int, frame: bytes, now: float) -> Effects:
+        effects = receive(self, peer, seq, frame, now)
+        effects.receipts[peer] = self.links.incoming[peer].last_seq
+        return effects
 
     monkeypatch.setattr(DurablePeer, "receive", boast)
     assert "seed" in caught(of("choco-sgd", late=False))

@@ -159,7 +159,7 @@ class Auditor:
         entry, self._open[peer] = self._open[peer], _Round()
         entry.state = state = state_of(participant)
         if peer != self._outside:
-            self._learn(participant.changes)  # What the lost peer says last may reach nobody.
+            self._learn(participant.membership.changes)  # What the lost peer says last may reach nobody.
         if self._rounds[peer] and t - 1 not in self._rounds[peer]:
             raise InvariantBroken(f"peer {peer} completed round {t} after {max(self._rounds[peer])}")
         self._check_undisturbed(participant, t, state)
@@ -231,9 +231,11 @@ class Auditor:
 
     def _check_undisturbed(self, participant: Participant, t: int, state: RoundState) -> None:
         """Where nobody is lost, a peer is what it would be if nothing had gone wrong."""
-        if self._undisturbed is None or any(change.kind is ChangeKind.LOST for change in participant.changes):
+        if self._undisturbed is None or any(
+            change.kind is ChangeKind.LOST for change in participant.membership.changes
+        ):
             return
-        for change in participant.changes if participant.peer != self._outside else ():
+        for change in participant.membership.changes if participant.peer != self._outside else ():
             self._undisturbed.follow(change)
         expected = self._undisturbed.after(participant.peer, t)
         if expected is None or state.digest != expected.digest:

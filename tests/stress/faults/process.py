@@ -12,8 +12,9 @@ from random import Random
 from typing import Protocol
 
 from peer.errors import RemoteProtocolError, StateError
+from peer.gossip.effects import Effects
 from peer.gossip.membership import ChangeKind
-from peer.node.durable import Deed, DurablePeer
+from peer.node.durable import DurablePeer
 from peer.node.participant import Participant
 from tests.stress.faults.disk import ProcessKilled, VirtualDisk
 from tests.stress.faults.invariants import Auditor
@@ -72,6 +73,8 @@ class VirtualProcess:
         self._busy = True
         """Whether it computes or waits for its disk: then what comes waits."""
         self._work_planned = False
+        self._wake_at: float | None = None
+        """When the peer wants its timer called."""
         scenario, auditor = world.scenario, world.auditor
         self.participant: Participant = scenario.participant(
             me,
@@ -96,8 +99,8 @@ class VirtualProcess:
         world = self._world
         world.auditor.began(self.me)
 
-        def recover() -> Deed:
-            recovery = self.peer.open(lambda *made: world.auditor.round_done(self.participant))
+        def recover() -> Effects:
+            recovery = self.peer.open(lambda effects: world.auditor.round_done(self.participant))
             self._time_before = recovery.now
             for notice in recovery.notices:
                 world.note(f"{self.me} finds: {notice}")
@@ -105,14 +108,15 @@ class VirtualProcess:
                 f"{self.me} starts at round {self.participant.round}: {recovery.checkpoint_round} loaded, "
                 f"{recovery.replayed_rounds} replayed"
             )
-            return Deed()
+            # Its frames are on disk and need no sending: a neighbour that connects gets what it lacks.
+            return Effects(wake_at=recovery.effects.wake_at)
 
         self._do(recover, self._connect)
 
     @property
     def duplicates(self) -> int:
         """Frames that came again to this process."""
-        return sum(link.duplicates for link in self.peer.incoming.values())
+        return sum(link.duplicates for link in self.peer.links.incoming.values())
 
     @property
     def is_settled(self) -> bool:
@@ -121,8 +125,8 @@ class VirtualProcess:
         return (
             self.alive
             and not participant.session.in_round
-            and (participant.round >= self._world.scenario.rounds or not participant.is_member)
-            and not any(link.backlog for peer, link in self.peer.out.items() if peer not in gone)
+            and (participant.round >= self._world.scenario.rounds or not participant.membership.is_member)
+            and not any(link.backlog for peer, link in self.peer.links.out.items() if peer not in gone)
             and not self._pending
             and not self._busy
         )
@@ -134,7 +138,7 @@ class VirtualProcess:
 
     def announce(self, kind: ChangeKind, subject: int) -> None:
         """Announce a change of the members while the process is free. Raises ConfigError where it cannot be."""
-        change = self.participant.plan(kind, subject)
+        change = self.participant.membership.plan(kind, subject)
         self._world.note(f"{self.me} announces {change}")
         self._do(lambda: self.peer.announce(change, self.now()), self._plan_timer)
 
@@ -156,33 +160,36 @@ class VirtualProcess:
             # Only after a restart: the journal ends within a round.
             self._plan_timer()
             self._plan_work()
-        elif self.participant.round < self._world.scenario.rounds and self.participant.is_member:
+        elif self.participant.round < self._world.scenario.rounds and self.participant.membership.is_member:
             self._busy = True
             step_s = STEP_S * self.slow * self._random.uniform(0.8, 1.2)
             self._later(step_s, lambda: self._do(self._step_and_begin, self._plan_timer))
         else:
-            self._do(lambda: Deed(receipts=self.peer.save(self._description(), anew=True)), self._plan_work)
+            self._do(lambda: self._confirming(self.peer.save(self._description(), anew=True)), self._plan_work)
 
     def _after_round(self) -> None:
         if self.participant.round % self._world.plan.checkpoint_every_rounds:
             self._go_on()
         else:
-            self._do(lambda: Deed(receipts=self.peer.save(self._description())), self._go_on)
+            self._do(lambda: self._confirming(self.peer.save(self._description())), self._go_on)
 
-    def _step_and_begin(self) -> Deed:
+    def _step_and_begin(self) -> Effects:
         self.peer.step()
         return self.peer.begin(self.now())
 
     def _description(self) -> dict[str, object]:
         return {"seconds": self.now()}
 
-    def _do(self, call: Callable[[], Deed], then: Callable[[], None]) -> None:
+    def _confirming(self, receipts: dict[int, int]) -> Effects:
+        return Effects(receipts=receipts, wake_at=self._wake_at)
+
+    def _do(self, call: Callable[[], Effects], then: Callable[[], None]) -> None:
         """Let the peer do something; what came of it is sent when the disk is done, `then` comes after that."""
         world, disk = self._world, self._disk
         self._busy = True
         disk.spent_s, refused = 0.0, disk.refused
         try:
-            deed = call()
+            effects = call()
         except ProcessKilled:
             world.died(self, "killed while it wrote")
             return
@@ -192,14 +199,15 @@ class VirtualProcess:
             # As the daemon does: it ends with the error, and is started again when there is room.
             world.died(self, f"ended: {error}")
             return
-        if deed.finished is not None:
+        self._wake_at = effects.wake_at
+        if effects.finished is not None:
             world.auditor.round_done(self.participant)
-            world.note(f"{self.me} has done round {deed.finished.round}")
+            world.note(f"{self.me} has done round {effects.finished}")
 
         def done() -> None:
             self._busy = False
-            self._send(deed)
-            if deed.finished is not None:
+            self._send(effects)
+            if effects.finished is not None:
                 self._after_round()
             then()
             self._plan_work()
@@ -209,14 +217,15 @@ class VirtualProcess:
         else:
             done()
 
-    def _send(self, deed: Deed) -> None:
+    def _send(self, effects: Effects) -> None:
         world = self._world
-        for receiver, seq, frame in self.peer.publish(deed):
+        for outgoing in self.peer.publish(effects):
+            receiver, seq, frame = outgoing.receiver, outgoing.seq, outgoing.frame
             if world.streams.is_up(self.me, receiver):
                 if seq:
                     world.auditor.put_on_stream(self.me, receiver, seq, frame)
                 world.streams.send(self.me, receiver, seq, frame)
-        for neighbor, upto in deed.receipts.items():
+        for neighbor, upto in effects.receipts.items():
             world.streams.acknowledge(self.me, neighbor, upto)
 
     def _plan_work(self) -> None:
@@ -234,7 +243,7 @@ class VirtualProcess:
             self._world.streams.taken(self.me, peer, seq)
         self._do(lambda: self._receive(peer, seq, frame), self._plan_timer)
 
-    def _receive(self, peer: int, seq: int, frame: bytes) -> Deed:
+    def _receive(self, peer: int, seq: int, frame: bytes) -> Effects:
         try:
             return self.peer.receive(peer, seq, frame, self.now())
         except RemoteProtocolError as error:
@@ -242,15 +251,15 @@ class VirtualProcess:
             # What follows it on this link makes no sense without it; the reconnect asks for it again.
             self._pending = deque(item for item in self._pending if item[0] != peer)
             self._world.streams.reset(self.me, peer)
-            return Deed()
+            return Effects(wake_at=self._wake_at)
 
     def _plan_timer(self) -> None:
-        wake_at = self.participant.wake_at
+        wake_at = self._wake_at
         if wake_at is not None:
             self._later(min(_LONGEST_WAIT_S, max(_CLOCK_TICK_S, wake_at - self.now())), self._timer)
 
     def _timer(self) -> None:
-        wake_at = self.participant.wake_at
+        wake_at = self._wake_at
         if wake_at is None or self._busy:
             return  # What it is busy with plans it anew.
         if self.now() >= wake_at:
@@ -263,7 +272,7 @@ class VirtualProcess:
 
     def _sync(self) -> None:
         if not self._busy:
-            self._do(lambda: Deed(receipts=self.peer.sync()), lambda: None)
+            self._do(lambda: self._confirming(self.peer.sync()), lambda: None)
         self._plan_sync()
 
     def _later(self, after_s: float, action: Callable[[], None]) -> None:

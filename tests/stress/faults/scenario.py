@@ -19,9 +19,9 @@ from peer.compress.layout import Layout
 from peer.compress.payload import FloatArray
 from peer.errors import ConfigError
 from peer.gossip.base import Algorithm, AlgorithmSpec, GraphNeed, NodeContext
+from peer.gossip.late_neighbors import LatePolicy
 from peer.gossip.membership import ChangeKind, Membership
 from peer.gossip.options import FinalRounds, ModuloOptions
-from peer.gossip.session import LatePolicy
 from peer.gossip.topology import Schedule, build_schedule
 from peer.gossip.views import ViewSchedule
 from peer.node.participant import Participant

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 
 from peer.compress.payload import FloatArray
+from peer.gossip.effects import Effects
 from peer.gossip.membership import Change
-from peer.node.participant import Turn
 from tests.stress.faults.scenario import RoundState, Scenario, state_of
 
 
@@ -24,7 +24,7 @@ class UndisturbedRun:
     def follow(self, change: Change) -> None:
         """Let the issuer of a change announce it. Raises StateError where that comes too late for the others."""
         peer = self._peers[change.issuer]
-        if change not in peer.changes:
+        if change not in peer.membership.changes:
             self._perform(change.issuer, peer.learn(change, 0.0))
             self._deliver()
 
@@ -36,7 +36,7 @@ class UndisturbedRun:
 
     def _do_round(self) -> None:
         t = self.round
-        able = [peer for peer in self._peers if peer.is_member and not peer.session.in_round]
+        able = [peer for peer in self._peers if peer.membership.is_member and not peer.session.in_round]
         for peer in able:
             peer.step()
         for peer in able:
@@ -45,10 +45,10 @@ class UndisturbedRun:
         assert all(peer.round == t + 1 for peer in able), f"round {t} did not end"
         self.round = t + 1
 
-    def _perform(self, peer: int, turn: Turn) -> None:
-        self._frames += [(parcel.receiver, peer, parcel.frame) for parcel in turn.parcels]
-        if turn.finished is not None:
-            self._states[peer][turn.finished.round] = state_of(self._peers[peer])
+    def _perform(self, peer: int, effects: Effects) -> None:
+        self._frames += [(outgoing.receiver, peer, outgoing.frame) for outgoing in effects.frames]
+        if effects.finished is not None:
+            self._states[peer][effects.finished] = state_of(self._peers[peer])
 
     def _deliver(self) -> None:
         while self._frames:

@@ -230,8 +230,8 @@ class World:
             self._ask(lambda: self._let_leave(subject), 0.05)
         elif process is None or process.participant.round >= self.scenario.rounds:
             self._end_happening(None)
-        elif any(each.subject == subject for each in process.participant.changes):
-            if process.participant.has_left and process.is_settled:
+        elif any(each.subject == subject for each in process.participant.membership.changes):
+            if process.participant.membership.has_left and process.is_settled:
                 self._end(subject, "has left")
                 self._end_happening("left")
             else:
@@ -244,14 +244,14 @@ class World:
 
     def _let_join(self, subject: int, asked_at: float = float("-inf")) -> None:
         process = self.processes[subject]
-        if process is not None and (process.participant.round or process.participant.changes):
+        if process is not None and (process.participant.round or process.participant.membership.changes):
             self._end_happening("joined")
             return
         lost = self.scenario.lost_subject(self.scenario.happenings)
         members = [
             each
             for each in self._present()
-            if each.participant.is_member
+            if each.participant.membership.is_member
             and each.is_free
             and self.streams.is_up(subject, each.me)
             # Without push-sum there is no joining where the sponsor is lost before it has given a model.
@@ -263,7 +263,7 @@ class World:
             return
         if members and self.now > asked_at + _ASK_AGAIN_S:
             sponsor = self.random.choice(members)
-            if all(each.subject != subject for each in sponsor.participant.changes):
+            if all(each.subject != subject for each in sponsor.participant.membership.changes):
                 self._announced(sponsor, ChangeKind.JOIN, subject)
                 asked_at = self.now
         self._ask(lambda: self._let_join(subject, asked_at), 0.1)
@@ -291,14 +291,14 @@ class World:
         self._ask(lambda: self._declare_lost(subject), 3.0)
 
     def _declare_lost(self, subject: int) -> None:
-        members = [each for each in self._present() if each.participant.is_member]
+        members = [each for each in self._present() if each.participant.membership.is_member]
         if members and all(self._goes_on_without(each, subject) for each in members):
             self._end(subject, "is out of the run")
             self._cut_off = None
             self._end_happening(None)
             return
         able = [each for each in members if each.is_free and each.participant.session.last_heard(subject) is not None]
-        lost = ((change.kind, change.subject) for each in members for change in each.participant.changes)
+        lost = ((change.kind, change.subject) for each in members for change in each.participant.membership.changes)
         if able and (ChangeKind.LOST, subject) not in lost:
             self._announced(self.random.choice(able), ChangeKind.LOST, subject)
         self._ask(lambda: self._declare_lost(subject))
@@ -306,7 +306,7 @@ class World:
     @staticmethod
     def _goes_on_without(process: VirtualProcess, peer: int) -> bool:
         participant = process.participant
-        return peer in participant.session.lost or peer not in (participant.members or ())
+        return peer in participant.session.lost or peer not in (participant.membership.members or ())
 
     def _end(self, me: int, how: str) -> None:
         """End a process that does not come back."""

@@ -1,0 +1,164 @@
+"""Neighbours whose messages come late: whom a round goes on without, and what is done with their messages afterwards.
+
+With `late = "skip"` a round does not wait for everybody. The message of a neighbour that was missed still counts: its
+sender has given weight away, or advanced the replica that its receivers keep. So a missed message is owed, and applied
+between two later rounds, in the order of its sender's rounds. Where everybody is waited for, nothing here ever fills.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from peer.errors import LocalProtocolError
+from peer.gossip.deadlines import Deadlines
+from peer.gossip.session_state import LateState
+from peer.wire.message import Message, MessageKind
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatePolicy:
+    """Going on without a late neighbour (`late = "skip"`)."""
+
+    after_s: float
+    """How long after the own message a neighbour counts as late; with `adaptive` the most."""
+    max_skipped: int
+    """How many rounds in a row a neighbour may be missed before it is waited for."""
+    adaptive: bool = False
+    """Whether each neighbour has a deadline of its own, from how late it was so far (`Deadlines`)."""
+    silent_after_s: float = math.inf
+    """With push-sum: how long a receiver may confirm nothing before it is left out (`Silence`)."""
+
+
+class LateNeighbors:
+    """Which messages are owed to one peer, which of them have come since, and how long to wait for the others."""
+
+    def __init__(self, policy: LatePolicy | None) -> None:
+        """`policy`: None where everybody is waited for."""
+        self._policy = policy
+        self.deadlines = None
+        """How long each neighbour is waited for; None where everybody is."""
+        if policy is not None:
+            self.deadlines = Deadlines(limit_s=policy.after_s, adaptive=policy.adaptive)
+        self._missed: set[tuple[int, int]] = set()
+        self._arrived: list[Message] = []
+        """Late messages that came, to be applied between rounds."""
+        self._skips_in_a_row: dict[int, int] = {}
+        self._began_at: dict[int, float] = {}
+        """Of the round under way and those that are still owed."""
+        self._opened_at = 0.0
+
+    # Messages.
+
+    @property
+    def is_owed(self) -> bool:
+        """Whether a message that a round went on without has not come yet."""
+        return bool(self._missed)
+
+    def owes(self, round_: int, sender: int) -> bool:
+        """Whether the message of a sender of this very round is owed."""
+        return (round_, sender) in self._missed
+
+    def settle(self, message: Message) -> None:
+        """Take a message that was owed."""
+        self._missed.discard((message.round, message.sender))
+        self.close(message.round)
+        # A sender that left this peer out gave it nothing: the debt is settled without anything to apply.
+        if message.kind is not MessageKind.NOTHING:
+            self._arrived.append(message)
+
+    def is_behind(self, sender: int) -> bool:
+        """Whether a message of a sender may not be applied in its own round, since an earlier one was not applied
+        yet: a replica takes its differences in order."""
+        owing = any(missed == sender for _, missed in self._missed)
+        return owing or any(message.sender == sender for message in self._arrived)
+
+    def postpone(self, message: Message) -> None:
+        """Keep a message that came in time, of a sender that is behind, until those before it are applied."""
+        self._arrived.append(message)
+
+    def has_postponed(self, round_: int, sender: int) -> bool:
+        """Whether a sender's message of this round is here and waits for those before it."""
+        return any((message.round, message.sender) == (round_, sender) for message in self._arrived)
+
+    def take_arrived(self) -> list[Message]:
+        """Return the late messages to apply now, in the order of their rounds, then of their senders."""
+        arrived = [message for message in self._arrived if message.kind is not MessageKind.NOTHING]
+        self._arrived.clear()
+        return sorted(arrived, key=lambda message: (message.round, message.sender))
+
+    def heard(self, sender: int) -> None:
+        """Take note that a round had its sender's message in time."""
+        self._skips_in_a_row.pop(sender, None)
+
+    def skip(self, round_: int, sender: int) -> None:
+        """Take note that a round goes on without a sender's message; it is owed unless it is here already."""
+        if not self.has_postponed(round_, sender):
+            self._missed.add((round_, sender))
+        self._skips_in_a_row[sender] = self._skips_in_a_row.get(sender, 0) + 1
+
+    # Time.
+
+    def open(self, round_: int, phase: int, awaits: Collection[int], now: float) -> float | None:
+        """Take note that an exchange begins; return when to look for messages that have not come."""
+        self._opened_at = now
+        if self.deadlines is None:
+            return None
+        if phase == 0:
+            self._began_at[round_] = now
+        return max((self._deadline(neighbor) for neighbor in awaits), default=None)
+
+    def close(self, round_: int) -> None:
+        """Forget when a round began that is over, unless somebody owes it a message, whose lateness is yet to be
+        known."""
+        if all(owed != round_ for owed, _ in self._missed):
+            self._began_at.pop(round_, None)
+
+    def note_lateness(self, message: Message, now: float) -> None:
+        """Let the deadlines know when a new message came. Later phases and repairs answer somebody else's message:
+        how late they are says nothing of their own sender."""
+        if self.deadlines is None or message.phase or message.kind is MessageKind.REPAIR:
+            return
+        self.deadlines.heard(message.sender, now - self._began_at.get(message.round, now))
+
+    def go_on_at(self, absent: Collection[int], now: float) -> float | None:
+        """Return when a round may go on without these senders; None if it has to wait for one of them."""
+        if self._policy is None or any(
+            self._skips_in_a_row.get(sender, 0) >= self._policy.max_skipped for sender in absent
+        ):
+            return None
+        # Who owes an earlier round will not make it in time for this one: waiting would only slow everybody.
+        owing = {sender for _, sender in self._missed}
+        return max((self._deadline(sender) for sender in absent if sender not in owing), default=now)
+
+    def _deadline(self, neighbor: int) -> float:
+        assert self.deadlines is not None
+        return self._opened_at + self.deadlines.after_s(neighbor)
+
+    # State.
+
+    def state(self) -> LateState:
+        """Return what must survive a crash. Raises LocalProtocolError while late messages wait to be applied."""
+        if self._arrived:
+            raise LocalProtocolError("late messages are applied before the state is taken")
+        lateness = {} if self.deadlines is None else self.deadlines.state()
+        return LateState(
+            missed=frozenset(self._missed),
+            skips_in_a_row=dict(self._skips_in_a_row),
+            lateness=lateness,
+            began_at=dict(self._began_at),
+        )
+
+    def restore(self, state: LateState) -> None:
+        """Take back what `state` returned."""
+        self._missed = set(state.missed)
+        self._skips_in_a_row = dict(state.skips_in_a_row)
+        self.restore_lateness(state)
+
+    def restore_lateness(self, state: LateState) -> None:
+        """Take back what `state` returned of the times alone. Messages that were waiting when it was taken are received
+        once more after a restart, and the time of that says nothing of how late they were."""
+        if self.deadlines is not None:
+            self.deadlines.restore(state.lateness)
+        self._began_at = dict(state.began_at)

@@ -1,0 +1,48 @@
+"""How states go into the arrays of a checkpoint and come back: groups of arrays, lists of frames."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from peer.errors import RemoteProtocolError, StateError
+
+Arrays: TypeAlias = Mapping[str, npt.NDArray[Any]]
+
+
+def grouped(**groups: Arrays) -> dict[str, npt.NDArray[Any]]:
+    """Return the arrays of all groups, each under "group/name"."""
+    return {f"{group}/{name}": value for group, arrays in groups.items() for name, value in arrays.items()}
+
+
+def group(arrays: Arrays, name: str) -> dict[str, npt.NDArray[Any]]:
+    """Return the arrays of one group under their own names."""
+    prefix = f"{name}/"
+    return {key.removeprefix(prefix): value for key, value in arrays.items() if key.startswith(prefix)}
+
+
+def joined(frames: Sequence[bytes]) -> npt.NDArray[np.uint8]:
+    """Return frames one after the other: uint8[bytes]. Their lengths have to be kept beside."""
+    return np.frombuffer(b"".join(frames), dtype=np.uint8)
+
+
+def cut(blob: npt.NDArray[Any], lengths: Sequence[int]) -> list[bytes]:
+    """Return the frames that `joined` was given."""
+    data, frames, start = blob.tobytes(), [], 0
+    for length in lengths:
+        frames.append(data[start : start + length])
+        start += length
+    return frames
+
+
+@contextmanager
+def refusing_what_does_not_fit() -> Iterator[None]:
+    """Raise StateError for whatever goes wrong with a checkpoint's values inside: they are another configuration's."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, RemoteProtocolError) as error:
+        raise StateError(f"the checkpoint does not fit this configuration: {error}") from None

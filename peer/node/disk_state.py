@@ -1,0 +1,131 @@
+"""What a durable peer has on disk: its newest checkpoint, and the journal of what happened since.
+
+Runs with and without rounds share this file. What the records of a journal mean, and what a checkpoint holds, is theirs
+to know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from peer.compress.payload import FloatArray
+from peer.gossip.effects import Effects
+from peer.state.checkpoints import Checkpoint
+from peer.state.disk import Disk
+from peer.state.journal import Journal, JournalContent, Record
+from peer.state.recovery import Recovery, StateFiles, journal_name
+
+Durability: TypeAlias = Literal["process", "power"]
+"""What a peer's frames have to survive before they leave: the end of its process, or a power cut."""
+
+OnRound: TypeAlias = Callable[[Effects], None]
+"""Is told of a round that is replayed, right after its end: its record, and the frames that were made in it."""
+
+
+@dataclass(kw_only=True)
+class PeerRecovery(Recovery):
+    """What `open` found."""
+
+    effects: Effects = field(default_factory=Effects)
+    """Where the peer is now: when to wake up, its open request, and the frames of the round under way. These are in
+    the journal and need not be sent: `connected` returns what a neighbour needs."""
+
+
+class DiskState:
+    """The state folder of one peer that runs. Its methods raise StateError if the disk refuses."""
+
+    def __init__(
+        self, disk: Disk, identity: Mapping[str, str], *, durability: Durability, keep_checkpoints: int, regular: int
+    ) -> None:
+        """`identity`: what a state has to agree with to belong to this peer (run, name, model, …). `regular`: see
+        `Checkpoints`."""
+        self.files = StateFiles(disk, identity, keep=keep_checkpoints, regular=regular)
+        self.syncs_before_sending = durability == "power"
+        self.base_round = 0
+        """The round of the checkpoint that the journal follows."""
+        self.checkpoint_bytes = 0
+        """Size of that checkpoint; 0 where there is none yet."""
+        self._journal: Journal
+
+    @property
+    def journal_bytes(self) -> int:
+        """Size of the journal since the last checkpoint."""
+        return self._journal.size
+
+    # Going back to where the peer was.
+
+    def load_newest(self, recovery: Recovery) -> Checkpoint | None:
+        """Return the newest checkpoint that is whole; None to begin at the start."""
+        checkpoint = self.files.load_newest(recovery.notices)
+        if checkpoint is not None:
+            recovery.start_from(checkpoint)
+            self.base_round = checkpoint.round
+        return checkpoint
+
+    def journals(
+        self, recovery: Recovery, facts: Mapping[str, Any] | None = None
+    ) -> Iterator[tuple[int, str, JournalContent]]:
+        """Yield (round, file name, content) of each journal since the checkpoint, to be repeated one after the other.
+        There is more than one where a newer checkpoint was damaged. The last one is then gone on with; `facts` are for
+        its header if it is new."""
+        for round_ in self.files.chain(self.base_round, facts):
+            content = self.files.read_journal(round_, recovery.notices)
+            yield round_, journal_name(round_), content
+            self.base_round = round_
+        self._journal = self.files.go_on(self.base_round, content)
+        self.checkpoint_bytes = self.files.checkpoint_bytes(self.base_round)
+
+    def go_back(self, round_: int) -> int:
+        """Delete what is newer than the last checkpoint at or before `round_`; return its round (0: the start). The
+        peer is of no use after that: open another one."""
+        self._journal.close()
+        return self.files.go_back(round_)
+
+    # Going on.
+
+    def append(self, *records: Record) -> None:
+        """Write records to the journal: they survive the end of the process."""
+        self._journal.append(*records)
+
+    def sync(self) -> None:
+        """Make everything journaled so far survive a power cut. May be called from any thread."""
+        self._journal.sync()
+
+    def save(
+        self,
+        round_: int,
+        values: Mapping[str, Any],
+        arrays: Mapping[str, npt.NDArray[Any]],
+        *,
+        journal_goes_on: bool = False,
+        facts: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Write a checkpoint and begin the journal that follows it, with `facts` in its header. `journal_goes_on`: keep
+        the one that there is."""
+        # Should the new checkpoint be damaged one day, the one before and this journal lead to the same state.
+        self._journal.sync()
+        self.files.checkpoints.save(Checkpoint(round_, {**values, **self.files.identity}, dict(arrays)))
+        self.checkpoint_bytes = self.files.checkpoint_bytes(round_)
+        if not journal_goes_on:
+            self._journal.close()
+            self._journal = self.files.new_journal(round_, facts)
+            self.base_round = round_
+        self.files.prune()
+
+    def close(self) -> None:
+        """Close the journal."""
+        self._journal.close()
+
+
+def model_digest(x: FloatArray, *scalars: float) -> int:
+    """Return XXH3-64 of a model and of float64 numbers that belong to it: what a replay is checked by."""
+    digest = xxhash.xxh3_64(np.ascontiguousarray(x).view(np.uint8).data)
+    for scalar in scalars:
+        digest.update(np.float64(scalar).tobytes())
+    return digest.intdigest()

@@ -1,0 +1,183 @@
+"""From messages to frames and back, and what they and the rest of a round cost: the figures of its record.
+
+Whatever leaves a peer is encoded here, so that nothing leaves uncounted. Bytes are lengths of frames, never estimates.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import numpy.typing as npt
+
+from peer import wire
+from peer.compress.layout import Layout
+from peer.errors import RemoteProtocolError
+from peer.gossip.effects import OutgoingFrame, Send
+from peer.round_record import RoundRecord
+from peer.wire.message import Message, MessageKind
+
+ENTROPY_EVERY = 50
+"""The entropy bound is taken of every so many rounds: it costs more than the encoding."""
+
+_NUMBERED_KINDS = frozenset({MessageKind.GOSSIP, MessageKind.NOTHING})
+"""A round cannot end without these, and applying one twice would mint mass."""
+
+
+@dataclass
+class _Figures:
+    """What was added up since the last record."""
+
+    messages: int = 0
+    values: int = 0
+    payload_bytes: int = 0
+    frame_bytes: int = 0
+    entropy_bits: float = 0.0
+    train_s: float = 0.0
+    gossip_s: float = 0.0
+    wait_s: float = 0.0
+    exchanges: int = 0
+
+
+class FrameAccount:
+    """Encodes the messages of one peer and adds up its figures until they go into a record."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        *,
+        cpu_clock: Callable[[], float] = time.process_time,
+        stopwatch: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """The two clocks only fill the record of times; nothing that is computed depends on them."""
+        self._layout = layout
+        self._cpu_clock, self._stopwatch = cpu_clock, stopwatch
+        self._cpu_mark = cpu_clock()
+        self._figures = _Figures()
+
+    def encode(
+        self,
+        sends: Iterable[Send],
+        *,
+        previous: Callable[[Message, int], Message | None] | None = None,
+        entropy_round: int | None = None,
+    ) -> list[OutgoingFrame]:
+        """Return the messages of one call as frames, in their order.
+
+        `previous(message, receiver)`: the own message whose codes the receiver can read this one's against, if any.
+        `entropy_round`: the round that decides whether the entropy bound is taken; by default that of each message.
+        """
+        # Receivers that get the same payload with the same weight get the same bytes: encoded once. The messages live
+        # until the end of this call, so that the identity of a payload stands for it.
+        encoded: dict[tuple[object, ...], OutgoingFrame] = {}
+        frames = []
+        for receiver, message in sends:
+            before = None if previous is None else previous(message, receiver)
+            key = (
+                id(message.layers),
+                message.kind,
+                message.round,
+                message.phase,
+                message.mixing_weight,
+                before is None,
+            )
+            outgoing = encoded.get(key) if message.layers else None
+            if outgoing is None:
+                takes_entropy = (message.round if entropy_round is None else entropy_round) % ENTROPY_EVERY == 0
+                outgoing = encoded[key] = self._encode(receiver, message, before, takes_entropy=takes_entropy)
+            frames.append(self._counted(replace(outgoing, receiver=receiver)))
+        return frames
+
+    def notice(self, receiver: int, notice: bytes) -> OutgoingFrame:
+        """Return a membership notice as a frame: numbered, since it has to come before what follows it."""
+        return self._counted(OutgoingFrame(receiver=receiver, frame=notice, is_numbered=True))
+
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        """Count what happens inside as time of the local step."""
+        started = self._stopwatch()
+        try:
+            yield
+        finally:
+            self._figures.train_s += self._stopwatch() - started
+
+    @contextmanager
+    def gossiping(self) -> Iterator[None]:
+        """Count what happens inside as time of algorithm, compression, encoding and decoding."""
+        started = self._stopwatch()
+        try:
+            yield
+        finally:
+            self._figures.gossip_s += self._stopwatch() - started
+
+    def waited(self, seconds: float) -> None:
+        """Count time in which nothing could begin."""
+        self._figures.wait_s += seconds
+
+    def exchanged(self) -> None:
+        """Count a completed exchange of a pair."""
+        self._figures.exchanges += 1
+
+    def cpu_s(self) -> float:
+        """Return the CPU seconds of the process since the last call."""
+        before, self._cpu_mark = self._cpu_mark, self._cpu_clock()
+        return self._cpu_mark - before
+
+    def added_to(self, record: RoundRecord) -> RoundRecord:
+        """Return the record with the figures since the last call added, which begin anew."""
+        figures, self._figures = self._figures, _Figures()
+        return replace(
+            record,
+            messages=record.messages + figures.messages,
+            values=record.values + figures.values,
+            payload_bytes=record.payload_bytes + figures.payload_bytes,
+            frame_bytes=record.frame_bytes + figures.frame_bytes,
+            entropy_bits=record.entropy_bits + figures.entropy_bits,
+            train_s=record.train_s + figures.train_s,
+            gossip_s=record.gossip_s + figures.gossip_s,
+            wait_s=record.wait_s + figures.wait_s,
+            exchanges=record.exchanges + figures.exchanges,
+        )
+
+    def _encode(self, receiver: int, message: Message, before: Message | None, *, takes_entropy: bool) -> OutgoingFrame:
+        frame = wire.encode(message, self._layout, previous=before)
+        return OutgoingFrame(
+            receiver=receiver,
+            frame=frame,
+            payload_bytes=wire.payload_bytes(frame, self._layout),
+            is_numbered=message.kind in _NUMBERED_KINDS,
+            values=_num_values(message, self._layout),
+            entropy_bits=wire.entropy_bound_bits(message, previous=before) if takes_entropy else 0.0,
+        )
+
+    def _counted(self, outgoing: OutgoingFrame) -> OutgoingFrame:
+        figures = self._figures
+        figures.messages += 1
+        figures.values += outgoing.values
+        figures.payload_bytes += outgoing.payload_bytes
+        figures.frame_bytes += len(outgoing.frame)
+        figures.entropy_bits += outgoing.entropy_bits
+        return outgoing
+
+
+def _num_values(message: Message, layout: Layout) -> int:
+    if message.layer_ids is None:
+        return layout.size if message.layers else 0
+    return sum(layout.sizes[layer] for layer in message.layer_ids)
+
+
+def decode_from(
+    sender: int, frame: bytes, layout: Layout, dtype: npt.DTypeLike, *, previous: Message | None = None
+) -> Message:
+    """Return the message in a frame from a neighbour; `previous` is what its codes may be coded against. Raises
+    RemoteProtocolError, which names the neighbour."""
+    try:
+        message = wire.decode(frame, layout, dtype=dtype, previous=previous)
+    except RemoteProtocolError as error:
+        # The wire format knows no connections; only here is it known who is to blame.
+        raise type(error)(error.problem, peer=sender) from None
+    if message.sender != sender:
+        raise RemoteProtocolError(f"sent a frame in the name of peer {message.sender}", peer=sender)
+    return message

@@ -1,0 +1,129 @@
+"""Frames that came and are not used yet: those that wait for their round, and those that come too early to be taken.
+
+Both are kept as the bytes that came: a checkpoint holds the waiting ones, and whoever restores it takes them again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy.typing as npt
+
+from peer.node.checkpoint_arrays import Arrays, cut, joined
+from peer.wire.message import Message
+
+EARLY_BYTES_MAX = 32 << 20
+"""So much is kept of what a neighbour sends of rounds that are still far ahead after a power cut."""
+
+
+@dataclass(frozen=True)
+class WaitingFrame:
+    """A numbered frame that was taken, and whose message waits for a later round."""
+
+    peer: int
+    seq: int
+    frame: bytes
+
+
+class WaitingFrames:
+    """The newest frames of each neighbour; those whose messages wait in the session are among them."""
+
+    def __init__(self) -> None:
+        self._frames: dict[int, deque[WaitingFrame]] = {}
+
+    def add(self, peer: int, seq: int, frame: bytes) -> None:
+        """Take note of a frame that was taken."""
+        self._frames.setdefault(peer, deque()).append(WaitingFrame(peer, seq, frame))
+
+    def keep_newest(self, counts: Mapping[int, int]) -> None:
+        """Keep so many of each neighbour: messages are used in the order of their rounds, which is that of a stream."""
+        for peer, frames in list(self._frames.items()):
+            while len(frames) > counts.get(peer, 0):
+                frames.popleft()
+
+    def forget(self, peer: int) -> None:
+        """Keep nothing of a neighbour."""
+        self._frames.pop(peer, None)
+
+    def all(self) -> list[WaitingFrame]:
+        """Return what is kept, each neighbour's in order."""
+        return [waiting for frames in list(self._frames.values()) for waiting in frames]
+
+
+def inbox_to_checkpoint(waiting: list[WaitingFrame]) -> tuple[dict[str, object], dict[str, npt.NDArray[Any]]]:
+    """Return waiting frames as (JSON values, arrays)."""
+    values: dict[str, object] = {"inbox": [[each.peer, each.seq, len(each.frame)] for each in waiting]}
+    return values, {"inbox": joined([each.frame for each in waiting])} if waiting else {}
+
+
+def inbox_from_checkpoint(values: Mapping[str, Any], arrays: Arrays) -> list[WaitingFrame]:
+    """Return what `inbox_to_checkpoint` was given; nothing for a checkpoint of the first release."""
+    described = values.get("inbox", [])
+    if not described:
+        return []
+    frames = cut(arrays["inbox"], [length for _, _, length in described])
+    return [WaitingFrame(int(peer), int(seq), frame) for (peer, seq, _), frame in zip(described, frames, strict=True)]
+
+
+@dataclass(frozen=True)
+class EarlyFrame:
+    """A frame that follows those that were taken of its stream, and has to wait with all that follow it."""
+
+    seq: int
+    round: int
+    """Of its message; of a membership notice, that of the message before it."""
+    frame: bytes
+
+
+class EarlyFrames:
+    """What neighbours send of rounds that this peer is far behind, since a power cut has set it back.
+
+    It is in no journal and is not confirmed, so that its sender keeps it too: losing it costs nothing but time.
+    """
+
+    def __init__(self) -> None:
+        self._frames: dict[int, deque[EarlyFrame]] = {}
+        self._newest: dict[int, Message] = {}
+
+    def count(self, peer: int) -> int:
+        """Return how many frames of a neighbour are kept."""
+        return len(self._frames.get(peer, ()))
+
+    def newest(self, peer: int) -> Message | None:
+        """Return the message of the newest frame of a neighbour: what the codes of the next one refer to."""
+        return self._newest.get(peer) if self.count(peer) else None
+
+    def add(self, peer: int, seq: int, frame: bytes, message: Message) -> bool:
+        """Keep a frame if there is room; return whether there was."""
+        frames = self._frames.setdefault(peer, deque())
+        if sum(len(kept.frame) for kept in frames) + len(frame) > EARLY_BYTES_MAX:
+            return False
+        frames.append(EarlyFrame(seq, message.round, frame))
+        self._newest[peer] = message
+        return True
+
+    def add_notice(self, peer: int, seq: int, frame: bytes) -> None:
+        """Keep a membership notice behind what is kept of its stream."""
+        frames = self._frames[peer]
+        frames.append(EarlyFrame(seq, frames[-1].round, frame))
+
+    def peers(self) -> list[int]:
+        """Return of whom something is kept."""
+        return [peer for peer, frames in self._frames.items() if frames]
+
+    def first(self, peer: int) -> EarlyFrame | None:
+        """Return the oldest frame that is kept of a neighbour."""
+        frames = self._frames.get(peer)
+        return frames[0] if frames else None
+
+    def take(self, peer: int) -> EarlyFrame:
+        """Return the oldest frame that is kept of a neighbour, and forget it."""
+        return self._frames[peer].popleft()
+
+    def forget(self, peer: int) -> None:
+        """Keep nothing of a neighbour."""
+        self._frames.pop(peer, None)
+        self._newest.pop(peer, None)

@@ -1,0 +1,211 @@
+"""The numbered streams between one peer and all others: what each of them has, and what it still needs.
+
+`delivery` knows one stream in one direction. This file knows all of them, and what the rest of the run may do with them
+at the same time: rounds number and publish frames on one thread, while connections come up and receipts arrive on
+another. One lock guards all of it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy.typing as npt
+
+from peer.errors import RemoteProtocolError
+from peer.gossip.effects import OutgoingFrame
+from peer.node.checkpoint_arrays import Arrays, cut, joined
+from peer.node.delivery import InLink, InLinkState, OutLink, OutLinkState
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinksState:
+    """The streams as a checkpoint holds them."""
+
+    received: Mapping[int, int] = field(default_factory=dict)
+    """Neighbour → the last of its frames that was taken."""
+    out: Mapping[int, OutLinkState] = field(default_factory=dict)
+    """Neighbour → the frames for it that it has not for good."""
+
+    def to_checkpoint(self) -> tuple[dict[str, object], dict[str, npt.NDArray[Any]]]:
+        """Return (JSON values, arrays)."""
+        values: dict[str, object] = {
+            "received": {str(peer): upto for peer, upto in self.received.items()},
+            "out": {
+                str(peer): {"next_seq": link.next_seq, "lengths": [*map(len, link.frames)]}
+                for peer, link in self.out.items()
+            },
+        }
+        return values, {f"out/{peer}": joined(link.frames) for peer, link in self.out.items() if link.frames}
+
+    @classmethod
+    def from_checkpoint(cls, values: Mapping[str, Any], arrays: Arrays) -> LinksState:
+        """Return what `to_checkpoint` made. Raises KeyError, TypeError or ValueError if it cannot be that."""
+        # Before members could change, frames that waited in the inbox were left out of the count.
+        received = values["received"] if "received" in values else values["incoming"]
+        out = {}
+        for peer, link in values["out"].items():
+            frames = cut(arrays[f"out/{peer}"], link["lengths"]) if link["lengths"] else []
+            out[int(peer)] = OutLinkState(next_seq=link["next_seq"], frames=tuple(frames))
+        return cls(received={int(peer): upto for peer, upto in received.items()}, out=out)
+
+
+class Links:
+    """The streams of one peer. All methods may be called from any thread."""
+
+    def __init__(self, me: int, neighbors: Collection[int]) -> None:
+        self._me = me
+        self.out: dict[int, OutLink] = {}
+        self.incoming: dict[int, InLink] = {}
+        self._remote_has: dict[int, int] = {}
+        """What the neighbour had, for good or not, when it connected last: not sent again on this connection."""
+        self._remote_durable: dict[int, int] = {}
+        """What the neighbour said that it has for good. After a power cut here that can be more than was sent since."""
+        self._next_seq: dict[int, int] = {}
+        """The next number to give away. Frames of one call are numbered while those of the call before it, which it
+        followed from, are not published yet."""
+        self._new_receipts: dict[int, int] = {}
+        self._lock = threading.Lock()
+        for peer in sorted(neighbors):
+            self._restart(peer)
+
+    def meet(self, peer: int) -> None:
+        """Take up the streams with a peer that was not known when this one began, if they are not there yet."""
+        with self._lock:
+            if peer not in self.out and peer != self._me:
+                self._restart(peer)
+
+    def restart(self, peer: int) -> None:
+        """Count from 1 again in both directions, and forget what was kept for the peer."""
+        with self._lock:
+            self._restart(peer)
+
+    def give_up(self, peer: int, upto: int | None = None) -> tuple[int, list[bytes]]:
+        """Return (up to which number a lost peer has our frames for good, the frames after it), and forget its streams.
+        `upto`: what was journaled of that; by default what it has confirmed by now.
+
+        Both in one step: a receipt that came in between would be in the frames and not in the number.
+        """
+        with self._lock:
+            upto = self.out[peer].acknowledged if upto is None else upto
+            unreceived = [frame for _, frame in self.out[peer].unacknowledged(upto)]
+            self._restart(peer)
+        return upto, unreceived
+
+    # What is sent.
+
+    def numbered(self, frames: Iterable[OutgoingFrame]) -> list[OutgoingFrame]:
+        """Return the frames with their numbers. All that get one have to be published, or pushed, in this order."""
+        numbered = []
+        with self._lock:
+            for outgoing in frames:
+                if outgoing.is_numbered:
+                    seq = max(self._next_seq[outgoing.receiver], self.out[outgoing.receiver].next_seq)
+                    self._next_seq[outgoing.receiver] = seq + 1
+                    outgoing = replace(outgoing, seq=seq)
+                numbered.append(outgoing)
+        return numbered
+
+    def push(self, receiver: int, frame: bytes) -> int:
+        """Keep a frame until its receiver has it for good; return its number."""
+        with self._lock:
+            return self.out[receiver].push(frame)
+
+    def publish(self, frames: Iterable[OutgoingFrame]) -> list[OutgoingFrame]:
+        """Keep the numbered frames of one call; return those that have to be sent now to receivers with a connection.
+        Without one, `connected` will return them."""
+        sends = []
+        with self._lock:
+            for outgoing in frames:
+                peer, seq = outgoing.receiver, outgoing.seq
+                if not seq:
+                    sends.append(outgoing)
+                    continue
+                self.out[peer].push(outgoing.frame)
+                # After a power cut, rounds are repeated that a neighbour has already, or even has for good.
+                if seq <= self._remote_durable[peer]:
+                    self.out[peer].acknowledge(seq)
+                if seq > self._remote_has[peer]:
+                    sends.append(outgoing)
+        return sends
+
+    def connected(self, peer: int, remote_has: int) -> list[tuple[int, bytes]]:
+        """Return (number, frame) of what a neighbour needs that is connected and has our frames up to `remote_has` for
+        good. Raises RemoteProtocolError if it has lost what it had."""
+        with self._lock:
+            link = self.out[peer]
+            if remote_has < link.acknowledged:
+                raise RemoteProtocolError(
+                    f"it has our frames up to {remote_has}, but had those up to {link.acknowledged} for good before: "
+                    "it lost its state, and they are gone; restore its state folder or start the run anew"
+                )
+            self._remote_has[peer] = remote_has
+            self._acknowledge(peer, remote_has)
+            return link.unacknowledged(remote_has)
+
+    def acknowledge(self, peer: int, upto: int) -> None:
+        """Take note that a neighbour has our frames up to `upto` for good."""
+        with self._lock:
+            self._acknowledge(peer, upto)
+
+    def take_new_receipts(self) -> dict[int, int]:
+        """Return neighbour → number of the receipts since the last call, for the journal."""
+        with self._lock:
+            receipts, self._new_receipts = self._new_receipts, {}
+        return receipts
+
+    def receipts_of(self, peer: int) -> tuple[int, int]:
+        """Return (how many of our frames a neighbour has confirmed, how many there are for it)."""
+        with self._lock:
+            return self.out[peer].acknowledged, self.out[peer].next_seq - 1
+
+    # What is received.
+
+    def received(self) -> dict[int, int]:
+        """Return neighbour → the last of its frames that was taken."""
+        with self._lock:
+            return {peer: link.last_seq for peer, link in self.incoming.items()}
+
+    def mark_durable(self, received: Mapping[int, int]) -> dict[int, int]:
+        """Take note that what `received` returned would survive a power cut now; return the new receipts."""
+        receipts = {}
+        with self._lock:
+            for peer, upto in received.items():
+                if upto > self.incoming[peer].durable_seq:
+                    self.incoming[peer].mark_durable(upto)
+                    receipts[peer] = upto
+        return receipts
+
+    # State.
+
+    def state(self) -> LinksState:
+        """Return everything that is kept, as of one moment."""
+        with self._lock:
+            return LinksState(
+                received={peer: link.last_seq for peer, link in self.incoming.items()},
+                out={peer: link.state() for peer, link in self.out.items()},
+            )
+
+    def restore(self, state: LinksState) -> None:
+        """Take back what `state` returned. Raises LocalProtocolError if it cannot be that."""
+        with self._lock:
+            for peer in self.out:
+                self.incoming[peer].restore(InLinkState(last_seq=state.received.get(peer, 0)))
+                self.out[peer].restore(state.out.get(peer, OutLinkState()))
+
+    def _restart(self, peer: int) -> None:
+        self.out[peer], self.incoming[peer] = OutLink(), InLink()
+        self._remote_has[peer] = self._remote_durable[peer] = 0
+        self._next_seq[peer] = 1
+        self._new_receipts.pop(peer, None)
+
+    def _acknowledge(self, peer: int, upto: int) -> None:
+        self._remote_durable[peer] = max(upto, self._remote_durable[peer])
+        # After a power cut a neighbour can know more of us than we do; that is acknowledged as it is repeated.
+        known = min(upto, self.out[peer].next_seq - 1)
+        if known > self.out[peer].acknowledged:
+            self.out[peer].acknowledge(known)
+            # Not needed to be right, but to keep no more after a restart than before.
+            self._new_receipts[peer] = known

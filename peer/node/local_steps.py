@@ -1,0 +1,33 @@
+"""The training side of a peer, as the participants see it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy.typing as npt
+
+from peer.compress.payload import FloatArray
+
+
+class StepResult(Protocol):
+    """What the local step of one round returns."""
+
+    @property
+    def gradient(self) -> FloatArray: ...
+    @property
+    def loss(self) -> float: ...
+    @property
+    def samples(self) -> int: ...
+
+
+class LocalSteps(Protocol):
+    """The training side of a peer (`train.local_step.Trainer`, or rows of a stacked one)."""
+
+    def rate(self, t: int) -> float: ...
+    def gradient(self, z: FloatArray, t: int, rate: float, z_step: float) -> StepResult: ...
+    def after_round(self, z_before: FloatArray, z_after: FloatArray, rate: float) -> None: ...
+    @property
+    def needs_displacement(self) -> bool: ...
+    def state(self) -> Mapping[str, npt.NDArray[Any]]: ...
+    def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None: ...

@@ -1,0 +1,328 @@
+"""One peer's part in membership changes: which it may announce, which it believes, and whom it tells of them.
+
+Nobody coordinates. A change counts from a round before which every member will have heard of it, because frames come in
+order and nobody is further ahead than the graph lets it. So this file is about who has to be told, and when it is too
+late. What a change does to mass and replicas is in `gossip.boundary`, what a loss does to a round in
+`gossip.lost_peers`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from peer.errors import ConfigError, RemoteProtocolError, SecurityError, StateError
+from peer.gossip import boundary
+from peer.gossip.membership import Change, ChangeKind, Membership, Newcomer, members_after
+from peer.gossip.replicas import ReplicaAlgorithm
+from peer.gossip.session import Session
+from peer.gossip.views import ViewSchedule
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learned:
+    """What learning of a change asks of the participant."""
+
+    notices: tuple[tuple[int, Change], ...] = ()
+    """(receiver, change to tell it), in the order in which they have to be sent."""
+    is_news: bool = False
+    """Whether there may be other neighbours now."""
+    joins: bool = False
+    """Whether this peer becomes a member with the change."""
+
+
+class PeerMembership:
+    """What one peer knows, announces and passes on of the members of its run."""
+
+    def __init__(
+        self,
+        session: Session,
+        *,
+        max_lead: int,
+        why_no_changes: str | None = None,
+        check_members: Callable[[tuple[int, ...]], None] = lambda members: None,
+        num_listed: int | None = None,
+        check_newcomer: Callable[[int, Newcomer], None] = lambda peer, newcomer: None,
+    ) -> None:
+        """See `Participant`, whose arguments these are."""
+        node = session.algorithm.node
+        self.peer = node.peer
+        self._session, self._algorithm = session, session.algorithm
+        self._schedule = node.schedule
+        self._views = changing_views(session.algorithm.node.schedule, why_no_changes)
+        self._max_lead = max_lead
+        self._why_no_changes, self._check_members = why_no_changes, check_members
+        self._num_listed = node.schedule.num_peers if num_listed is None else num_listed
+        self._check_newcomer = check_newcomer
+
+    # What is known.
+
+    @property
+    def can_change(self) -> bool:
+        """Whether members can come and go in this run."""
+        return self._views is not None
+
+    @property
+    def is_member(self) -> bool:
+        """Whether this peer takes part in the coming round, or the one under way."""
+        if self._views is None or self._session.in_round:
+            return True
+        return self.peer in self._views.membership.members(self._session.round)
+
+    @property
+    def is_outsider(self) -> bool:
+        """Whether it never was a member, and has not heard yet that it becomes one."""
+        return self._views is not None and not self._views.membership.was_ever(self.peer)
+
+    @property
+    def has_left(self) -> bool:
+        """Whether this peer was a member and has handed over what it had."""
+        return not self.is_member and self._session.round > 0
+
+    def is_gone(self, peer: int) -> bool:
+        """Whether another peer was a member and left, or is lost."""
+        t = self._session.round
+        if self._views is None or peer in self._views.membership.members(t):
+            return False
+        ended = (change for change in self.changes if change.kind is not ChangeKind.JOIN)
+        return any(change.subject == peer and change.effective <= t for change in ended)
+
+    @property
+    def members(self) -> tuple[int, ...] | None:
+        """Who takes part in the coming round, or the one under way; None where members cannot change."""
+        return None if self._views is None else self._views.membership.members(self._session.round)
+
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """All changes of the members that are known, past ones too."""
+        return () if self._views is None else self._views.membership.changes
+
+    @property
+    def coming_changes(self) -> tuple[Change, ...]:
+        """What is known to change after the coming round, or the one under way."""
+        return () if self._views is None else self._views.membership.applied_after(self._session.round)
+
+    @property
+    def newcomers(self) -> Mapping[int, Newcomer]:
+        """Who joined, or is about to, without being in everybody's list."""
+        return {} if self._views is None else self._views.membership.newcomers
+
+    @property
+    def to_lose(self) -> tuple[int, ...]:
+        """Lost peers that the session still counts on, ascending: `Participant.lose` has to be called for them."""
+        lost = {change.subject for change in self.changes if change.kind is ChangeKind.LOST}
+        return tuple(sorted(lost - self._session.lost))
+
+    def partners(self) -> tuple[set[int], set[int]]:
+        """Return (whom this peer hears, who hears it), now and with the members to come as far as they are known."""
+        me = self.peer
+        if self._views is None:
+            return set(self._schedule.all_senders(me)), set(self._schedule.all_receivers(me))
+        views, senders, receivers = self._views, set[int](), set[int]()
+        now = self._session.round
+        for t in (now, *(change.effective for change in self.coming_changes)):
+            senders |= set(views.senders_from(t, me))
+            receivers |= set(views.receivers_from(t, me))
+            # With a sponsor or an heir there is something to exchange even where the graph has no edge.
+            others = boundary.partners(views, t - 1, me, self._algorithm.spec) if t > now else set()
+            senders, receivers = senders | others, receivers | others
+        return senders - self._session.lost, receivers - self._session.lost
+
+    # Announcing.
+
+    def plan(self, kind: ChangeKind, subject: int, newcomer: Newcomer | None = None) -> Change:
+        """Return a change that this peer can announce (`learn`): it counts from a round before which every member will
+        have heard of it. Raises ConfigError, with the reason, if the members cannot change like that. `newcomer` tells
+        who joins, where not everybody lists it.
+
+        Whoever is at distance d of this peer can complete its round r + d only with a message that follows the
+        announcement, since frames come in order; and nobody is further ahead or behind than `max_lead` rounds. Three
+        times that leaves room for the graph with a lost peer missing, and for neighbours that are new to each other;
+        with a change under way, `max_lead` is that of the sparser graph.
+        """
+        if self._views is None:
+            key = "algorithm.name" if self._why_no_changes else None
+            raise ConfigError(self._why_no_changes or "the members of this run cannot change", key=key)
+        t = self._session.round
+        # Without a lost peer nothing may hold the others together until the graph without it counts.
+        until = max((each.effective for each in self.coming_changes if each.kind is ChangeKind.LOST), default=0)
+        effective = max(t, until) + 3 * self._longest_lead(self._views) + 3
+        rounds = self._algorithm.node.rounds
+        if effective >= rounds:
+            raise ConfigError(
+                f"the run ends after round {rounds - 1}, before everybody could know (round {effective}); "
+                "let it end, or stop this peer"
+            )
+        self._check_members(self._planned_members(self._views.membership, kind, subject))
+        heard = self._session.last_heard(subject) if kind is ChangeKind.LOST else 0
+        if heard is None:
+            raise ConfigError(
+                f"this peer hears nothing of peer {subject} and cannot tell where it was lost; ask one of those that do"
+            )
+        return Change(kind, subject, self.peer, effective, heard, newcomer)
+
+    def _planned_members(self, membership: Membership, kind: ChangeKind, subject: int) -> tuple[int, ...]:
+        """Return the members after a change. Raises ConfigError where it makes no sense."""
+        now, later = membership.members(self._session.round), membership.coming(self._session.round)[-1]
+        planned = members_after(later, kind, subject)
+        if kind is ChangeKind.LOST and subject in now and subject not in later:
+            planned = later  # It was about to leave.
+        if planned is None or any(change.subject == subject for change in self.coming_changes if planned != later):
+            state = "about to change already" if subject in {*now, *later} else "no member"
+            raise ConfigError(f"peer {subject} is {'a member' if kind is ChangeKind.JOIN else state}")
+        if kind is ChangeKind.JOIN and any(change.subject == subject for change in self.changes):
+            # Its frames are numbered from 1 again, and old ones may still be on their way.
+            raise ConfigError(f"peer {subject} was a member before; whoever left or was lost cannot come back")
+        if kind is ChangeKind.LEAVE and any(
+            change.kind is ChangeKind.JOIN and change.issuer == subject for change in self.coming_changes
+        ):
+            raise ConfigError(f"peer {subject} sponsors a peer that joins; let it leave after that")
+        if kind is ChangeKind.JOIN and self.peer not in later:
+            raise ConfigError("this peer is about to leave and sponsors nobody; ask another one")
+        return planned
+
+    # Hearing.
+
+    def check_notice(self, change: Change, sender: int) -> None:
+        """Raise RemoteProtocolError unless `sender` may tell of a change, and the newcomer in it is who it is said to
+        be."""
+        if self._views is None:
+            return
+        membership, is_join = self._views.membership, change.kind is ChangeKind.JOIN
+        # Whoever joins hears of its sponsor's own joining among the rest.
+        takes_part = membership.was_ever(self.peer)
+        if takes_part and not membership.was_ever(sender) and not (is_join and change.subject == sender):
+            raise RemoteProtocolError("is no member yet and told of a change of others", peer=sender)
+        if is_join and (change.newcomer is None) != (change.subject < self._num_listed):
+            who = "nobody knows" if change.newcomer is None else "everybody lists"
+            raise RemoteProtocolError(f"told that peer {change.subject} joins, whom {who}", peer=sender)
+        if change.newcomer is not None:
+            try:
+                self._check_newcomer(change.subject, change.newcomer)
+            except (ConfigError, SecurityError) as error:
+                raise RemoteProtocolError(f"told that peer {change.subject} joins: {error}", peer=sender) from None
+
+    def learn(self, change: Change, source: int | None = None) -> Learned | None:
+        """Take note of a change of the members, and say whom to tell; `source` told it, None stands for this peer's own
+        announcement. Returns None for one that was known.
+
+        Raises RemoteProtocolError if members cannot change, and StateError if the change comes too late to be heeded.
+        """
+        if self._views is None:
+            raise RemoteProtocolError(f"announced a change of members: {self._why_no_changes}", peer=source)
+        membership, t = self._views.membership, self._session.round
+        if change in membership.changes:
+            return None
+        if change.kind is ChangeKind.LOST and change.subject == self.peer:
+            raise StateError(
+                f"peer {change.issuer} declared this peer lost: what it has is no part of the run any more; delete its "
+                "state folder"
+            )
+        takes_part = self.peer in membership.members(t)
+        joins = change.kind is ChangeKind.JOIN and change.subject == self.peer and not takes_part
+        members, (senders, receivers) = membership.members(t + 1), self.partners()
+        told_before = senders | receivers
+        membership.add(change)
+        if takes_part and membership.members(t + 1) != members and change.effective <= t + 1:
+            raise StateError(
+                f"heard in round {t} of a change of members that counts from round {change.effective}: the others do "
+                "not count on what it did since; delete its state folder"
+            )
+        # A second sponsor that knew nothing of the first counts only where it is earlier.
+        joins = joins and change in membership.changes_at(change.effective)
+        self._allow_for_changes(self._views)
+        return Learned(
+            notices=tuple(self._notices(membership, change, source, told_before, joins=joins, takes_part=takes_part)),
+            # What others say of a loss that is known changes no links.
+            is_news=change.subject not in self._session.lost,
+            joins=joins,
+        )
+
+    def _notices(
+        self,
+        membership: Membership,
+        change: Change,
+        source: int | None,
+        told_before: set[int],
+        *,
+        joins: bool,
+        takes_part: bool,
+    ) -> Iterable[tuple[int, Change]]:
+        """Yield whom to tell what because of a change that is new here, in order."""
+        t = self._session.round
+        senders, receivers = self.partners()
+        hears_it = (senders | receivers) - {change.subject}
+        yield from ((other, change) for other in sorted(hears_it - {source}))
+        # Who has only now become a neighbour to be was told nothing so far.
+        for other in sorted(hears_it - told_before - {source}):
+            earlier = [each for each in membership.changes if each.effective > t and each != change]
+            yield from ((other, each) for each in earlier if each.subject != other)
+        for own in self._own_reports(change.effective if joins else t) if membership.was_ever(self.peer) else ():
+            membership.add(own)
+            yield from ((other, own) for other in sorted(hears_it - {own.subject}))
+        if change.kind is ChangeKind.JOIN and change.issuer == self.peer:
+            yield from self._introduction(change)
+        if change.kind is ChangeKind.LOST and takes_part:
+            # Its sponsor may be lost before the new peer has heard a word of it.
+            for join in membership.applied_after(t):
+                if join.kind is ChangeKind.JOIN and join.issuer == change.subject and join.subject != self.peer:
+                    yield from self._introduction(join)
+
+    def _introduction(self, join: Change) -> Iterable[tuple[int, Change]]:
+        """Yield what a peer that joins is told, which knows of nothing: of itself last, since with that it begins."""
+        history = [each for each in self.changes if each != join]
+        return ((join.subject, each) for each in (*history, join))
+
+    def _own_reports(self, t: int) -> list[Change]:
+        """Return what this peer has to say itself of peers that are lost, and in the graph of round t still, for all to
+        know what those had: nothing where it has said so."""
+        assert self._views is not None
+        members = self._views.membership.members(t)
+        losses = {change.subject: change for change in reversed(self.changes) if change.kind is ChangeKind.LOST}
+        said = {
+            change.subject for change in self.changes if (change.kind, change.issuer) == (ChangeKind.LOST, self.peer)
+        }
+        return [
+            replace(loss, issuer=self.peer, heard_round=self._session.last_heard(subject) or 0)
+            for subject, loss in sorted(losses.items())
+            if subject in members and subject not in said
+        ]
+
+    def _longest_lead(self, views: ViewSchedule) -> int:
+        """Return how many rounds a peer can be ahead of another, with the members of now and of later."""
+        coming = views.membership.coming(self._session.round)
+        return max(self._max_lead, *(views.lead(members) for members in coming))
+
+    def _allow_for_changes(self, views: ViewSchedule) -> None:
+        """Hear neighbours as far ahead as they can be while members change: notices travel with the frames."""
+        self._session.max_lead = 4 * self._longest_lead(views) + 4
+
+    # State.
+
+    def state(self) -> list[list[Any]]:
+        """Return all changes as JSON values."""
+        return [] if self._views is None else self._views.membership.state()
+
+    def restore(self, changes: Sequence[Sequence[Any]]) -> None:
+        """Take back what `state` returned; the session is to be restored between this and `restore_edges`. Raises
+        StateError where members cannot change any more, ValueError or TypeError if it cannot be such a state."""
+        if self._views is not None:
+            self._views.membership.restore(changes)
+        elif changes:
+            raise StateError(f"the members changed in the run of this checkpoint: {self._why_no_changes}")
+
+    def restore_edges(self) -> None:
+        """Go back to the edges of the round that the session is in."""
+        if self._views is None or self._views.membership.is_settled:
+            return
+        self._allow_for_changes(self._views)
+        self._views.enter(self._session.round)
+        if isinstance(self._algorithm, ReplicaAlgorithm):
+            senders, receivers = self._views.all_senders(self.peer), self._views.all_receivers(self.peer)
+            self._algorithm.replicas.change_edges(senders, receivers, self._session.round)
+
+
+def changing_views(schedule: object, why_no_changes: str | None) -> ViewSchedule | None:
+    """Return a schedule as the one that follows the members, where these can change."""
+    return schedule if isinstance(schedule, ViewSchedule) and why_no_changes is None else None

@@ -1,0 +1,98 @@
+"""A participant and its links, changed by journal records and by nothing else.
+
+A peer that runs writes a record and then lets it happen here; a peer that recovers reads the record and lets it happen
+here again. That both go the same way is what makes a recovered peer equal to the one that ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from peer.gossip.effects import Effects
+from peer.gossip.membership import Change, ChangeKind
+from peer.node import membership_codec
+from peer.node.disk_state import model_digest
+from peer.node.held_frames import EarlyFrames, WaitingFrames
+from peer.node.links import Links
+from peer.node.participant import Participant
+from peer.state.journal import Announced, Begun, Lost, Received, TimedOut
+from peer.wire.message import Message
+
+
+class RecordedPeer:
+    """One peer between its journal and its algorithm."""
+
+    def __init__(self, participant: Participant, neighbors: Collection[int]) -> None:
+        self.participant = participant
+        self.links = Links(participant.peer, neighbors)
+        self.waiting = WaitingFrames()
+        self.early = EarlyFrames()
+
+    def begin(self, record: Begun) -> Effects:
+        """Do the exchange of a round whose local step is done."""
+        return self.participant.begin(record.now, frozenset(record.left_out))
+
+    def time_out(self, record: TimedOut) -> Effects:
+        """Go on without late neighbours, if it is time to."""
+        return self.participant.timer(record.now)
+
+    def take(self, record: Received, message: Message | None = None, *, is_counted: bool = False) -> Effects:
+        """Apply a frame and count it, unless it is counted already. `message` is what it holds, if it was decoded.
+        Raises RemoteProtocolError, which names the sender."""
+        if message is None:
+            effects = self.participant.receive(record.peer, record.frame, record.now)
+        else:
+            effects = self.participant.take(message, record.now)
+        # Before the count: with the news that it joins, a newcomer's stream begins with this very frame.
+        self._restart_links_with(effects.news)
+        if record.seq:
+            if not is_counted:
+                self.links.incoming[record.peer].accept(record.seq)
+            if not membership_codec.is_notice(record.frame):
+                self.waiting.add(record.peer, record.seq, record.frame)
+        return effects
+
+    def announce(self, record: Announced) -> Effects:
+        """Take note of an own announcement."""
+        num_peers = self.participant.algorithm.node.schedule.num_peers
+        change = membership_codec.decode(record.frame, num_peers, sender=self.participant.peer)
+        effects = self.participant.learn(change, record.now)
+        self._restart_links_with(effects.news)
+        return effects
+
+    def lose(self, record: Lost, unreceived: Sequence[bytes] | None = None) -> Effects:
+        """Go on without a lost peer. What it has not for good, as the record says, was never given: `unreceived`, where
+        it was taken from the links already."""
+        if unreceived is None:
+            _, unreceived = self.links.give_up(record.peer, record.upto)
+        self._forget_held(record.peer)
+        return self.participant.lose(record.peer, unreceived, record.now)
+
+    def forget_used(self) -> None:
+        """Keep of what was received only what waits for a later round."""
+        self.waiting.keep_newest(self.participant.session.unconsumed_counts())
+
+    def digest(self) -> int:
+        """Return a digest of x and u."""
+        return model_digest(self.participant.algorithm.x, self.participant.algorithm.u)
+
+    def _restart_links_with(self, news: Collection[Change]) -> None:
+        """Count from 1 with a peer that joins, whatever it was sent while it was none of the members."""
+        for change in news:
+            if change.kind is not ChangeKind.JOIN or change.subject == self.participant.peer:
+                continue
+            joins = [
+                each
+                for each in self.participant.membership.changes
+                if (each.kind, each.subject) == (change.kind, change.subject)
+            ]
+            # Where two sponsors say so at the same time, the peer may have been heard since the first; and a newcomer
+            # may hear from a member, or from that member itself, that it once joined.
+            known = self.links.incoming.get(change.subject)
+            if len(joins) == 1 and (known is None or known.last_seq == 0):
+                self.links.restart(change.subject)
+                self._forget_held(change.subject)
+
+    def _forget_held(self, peer: int) -> None:
+        self.waiting.forget(peer)
+        self.early.forget(peer)

@@ -1,0 +1,122 @@
+"""The replay of a journal: a peer does once more what it did, and has to come to the same bits.
+
+The journal holds what the peer was given (a frame, a time, a decision taken by the clock) and, after it, the frames
+that it made of that, with a digest of its state. Everything in between is computed again. Where that gives other frames
+than the neighbours have been sent, going on would be silent corruption: the replay stops with a StateError instead.
+Where arithmetic is not repeatable (a GPU), the frames of the journal are imposed on the algorithm, and what differs by
+rounding stays inside this peer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+from peer.errors import RemoteProtocolError, StateError
+from peer.gossip.effects import Effects, OutgoingFrame
+from peer.node.disk_state import OnRound, PeerRecovery
+from peer.node.recorded_peer import RecordedPeer
+from peer.state.journal import Announced, Begun, Lost, Receipt, Received, Record, Sent, TimedOut
+from peer.state.recovery import gives_other_bits
+
+
+class Replay:
+    """Takes a `RecordedPeer` through its journals."""
+
+    def __init__(self, peer: RecordedPeer, recovery: PeerRecovery, on_round: OnRound, *, repeatable: bool) -> None:
+        """`repeatable`: whether a local step that is computed again gives the same bits."""
+        self._peer, self._participant = peer, peer.participant
+        self._recovery, self._on_round = recovery, on_round
+        self._repeatable = repeatable
+        self.unsent: Sequence[OutgoingFrame] | None = None
+        """Own numbered frames that were just made, while the journal has yet to say that they were sent. At the end of
+        the last journal: what the crash kept from being journaled, so that nobody has it; None if there is nothing."""
+
+    def run(self, name: str, round_: int, records: Sequence[Record]) -> None:
+        """Repeat the journal of a file that follows the checkpoint of a round. Raises StateError."""
+        if self._participant.round != round_ or self._participant.session.in_round:
+            raise StateError(
+                f"{name}: follows round {round_}, but what is left before it leads to round "
+                f"{self._participant.round} only; restore the state folder from a copy, or start the run anew"
+            )
+        # A checkpoint was taken here; taking it applies what had come late.
+        self._participant.absorb_late()
+        self.unsent = None
+        for position, record in enumerate(records):
+            if self.unsent is not None and not isinstance(record, Sent | Receipt):
+                raise gives_other_bits(name, "frames that the journal does not hold")
+            match record:
+                case Receipt(peer, upto):
+                    self._peer.links.acknowledge(peer, upto)
+                    self._peer.links.take_new_receipts()  # They are in the journal.
+                case Sent():
+                    self._check_sent(name, record)
+                case Begun():
+                    if not self._repeatable:
+                        self._impose(records[position + 1 : position + 2])
+                    self._performed(record, self._begin(name, record))
+                case _:
+                    self._performed(record, self._repeat(record))
+
+    def _begin(self, name: str, record: Begun) -> Effects:
+        if record.round != self._participant.round:
+            raise gives_other_bits(name, f"round {self._participant.round}, not {record.round}")
+        if record.variant is not None:
+            self._participant.ready(record.now)
+            self._participant.use_variant(record.variant)
+        self._participant.step()
+        return self._peer.begin(record)
+
+    def _repeat(self, record: Record) -> Effects:
+        match record:
+            case Received(_, sender, seq):
+                self._peer.links.meet(sender)
+                # Those that a checkpoint of this very round holds too are dropped.
+                if seq == 0 or seq > self._peer.links.incoming[sender].last_seq:
+                    # What was refused then is refused again.
+                    with contextlib.suppress(RemoteProtocolError):
+                        return self._peer.take(record)
+                return self._participant.unchanged()
+            case TimedOut():
+                return self._peer.time_out(record)
+            case Announced():
+                return self._peer.announce(record)
+            case Lost():
+                return self._peer.lose(record)
+        raise StateError(f"a journal of a run with rounds holds {type(record).__name__}; use another state.directory")
+
+    def _performed(self, record: Record, effects: Effects) -> None:
+        """Take note of what a call came to."""
+        recovery = self._recovery
+        recovery.now = max(recovery.now, getattr(record, "now", 0.0))
+        effects.frames = self._peer.links.numbered(effects.frames)
+        made = [outgoing for outgoing in effects.frames if outgoing.seq]
+        # A round that begins is followed by a record of what was sent in any case, for its digest.
+        if made or isinstance(record, Begun):
+            self.unsent = made
+        recovery.effects.extend(effects)
+        if effects.finished is not None:
+            recovery.replayed_rounds += 1
+            self._peer.forget_used()
+            ended, recovery.effects = recovery.effects, self._participant.unchanged()
+            self._on_round(ended)
+
+    def _check_sent(self, name: str, record: Sent) -> None:
+        """Take the own frames of a record for what was just made; they have to be the same."""
+        if self._repeatable:
+            if record.digest != self._peer.digest():
+                raise gives_other_bits(name, f"another model in round {record.round}")
+            if list(record.frames) != [(made.receiver, made.seq, made.frame) for made in self.unsent or ()]:
+                raise gives_other_bits(name, f"other messages in round {record.round}")
+        for receiver, seq, frame in record.frames:
+            if self._peer.links.push(receiver, frame) != seq:
+                raise StateError(f"{name}: holds frame {seq} for peer {receiver}, where another one is next")
+        self.unsent = None
+
+    def _impose(self, following: Sequence[Record]) -> None:
+        """Let the coming step send what it sent before."""
+        if following and isinstance(following[0], Sent):
+            # Whoever was left out got another frame than the rest, with nothing in it.
+            longest = max((frame for _, _, frame in following[0].frames), key=len, default=None)
+            if longest is not None:
+                self._participant.impose(longest)

@@ -1,0 +1,90 @@
+"""Whether the replicas that peers keep of each other are still the same, and how one that is not is mended.
+
+Algorithms with replicas send differences only, so that a replica that was ever changed by anything else (a bit of
+memory, a defect) would stay wrong for the rest of the run. Now and then a peer tells those who keep a replica of it the
+digests of its layers; who finds others asks for the layers that differ, whole.
+"""
+
+from __future__ import annotations
+
+from peer.errors import RemoteProtocolError
+from peer.gossip.base import Algorithm, Digests
+from peer.gossip.effects import Send
+from peer.gossip.replicas import ReplicaAlgorithm
+from peer.wire.message import Message, MessageKind, RepairWish
+
+
+class ReplicaAgreement:
+    """One peer's part in comparing replicas. Peers whose algorithm keeps none have nothing to say or to compare."""
+
+    def __init__(self, algorithm: Algorithm, *, members_change: bool) -> None:
+        self._algorithm, self._members_change = algorithm, members_change
+        self.repairs = 0
+        """Layers that differed so far."""
+        self._claims: dict[int, tuple[int, Digests]] = {}
+        """Neighbour → (round, digests) of what it says that the replica of it here should be."""
+        self._asked: set[int] = set()
+
+    def own_digests(self) -> tuple[int, Digests] | None:
+        """Return (round, digest of each layer) of the last check of what the others keep of this peer: to be told to
+        them after the round, for `hear`. None where nobody keeps anything."""
+        return self._algorithm.own_digests()
+
+    def keepers(self) -> tuple[int, ...]:
+        """Return who keeps a replica of this peer now, ascending."""
+        return self._algorithm.replicas.receivers if isinstance(self._algorithm, ReplicaAlgorithm) else ()
+
+    def hear(self, sender: int, round_: int, digests: Digests) -> None:
+        """Take note of what a neighbour's replica should be after its message of a round."""
+        self._claims[sender] = (round_, digests)
+
+    @property
+    def has_heard(self) -> bool:
+        """Whether `compare` has anything to do."""
+        return bool(self._claims)
+
+    def compare(self) -> tuple[list[Send], list[str]]:
+        """Compare the replicas with what was heard of them, between rounds; return requests for the layers that differ,
+        and a sentence on each neighbour concerned. A request that is lost is made again after the next check."""
+        sends, sentences = [], []
+        for sender, (round_, digests) in list(self._claims.items()):
+            try:
+                layers = self._differing_layers(sender, round_, digests)
+            except RemoteProtocolError as error:
+                del self._claims[sender]
+                sentences.append(str(error))
+                continue
+            if layers is None:
+                continue  # Its message of that round is still to come: compared when it has.
+            del self._claims[sender]
+            if layers:
+                self.repairs += len(layers)
+                self._asked.add(sender)
+                wishes = tuple(RepairWish(layer, 0, 0) for layer in layers)
+                me = self._algorithm.node.peer
+                sends.append(Send(sender, Message(MessageKind.REPAIR_REQUEST, me, round_, wanted=wishes)))
+                sentences.append(self._sentence(sender, round_, layers))
+        return sends, sentences
+
+    def has_asked(self, sender: int) -> bool:
+        """Whether layers of a neighbour were asked for and have not come yet."""
+        return sender in self._asked
+
+    def answered(self, sender: int) -> None:
+        """Take note that a repair of a neighbour came."""
+        self._asked.discard(sender)
+
+    def _differing_layers(self, sender: int, round_: int, digests: Digests) -> tuple[int, ...] | None:
+        algorithm = self._algorithm
+        senders = algorithm.replicas.senders if isinstance(algorithm, ReplicaAlgorithm) else ()
+        if self._members_change and sender not in senders:
+            return ()  # The edge between us is gone, or not there yet.
+        return algorithm.compare_replica(sender, round_, digests)
+
+    def _sentence(self, sender: int, round_: int, layers: tuple[int, ...]) -> str:
+        layout = self._algorithm.node.layout
+        names = ", ".join(layout.names[layer] for layer in layers[:3]) + (", …" if len(layers) > 3 else "")
+        return (
+            f"the copy of peer {sender} differed from its own after round {round_} in {len(layers)} of "
+            f"{layout.num_layers} layers ({names}); they are asked for"
+        )
