@@ -158,7 +158,7 @@ class SynchronousDaemon(Daemon):
                 if self.transport.is_up(peer):
                     self.transport.bulletin(peer, _REPLICA, note)
         if agreement.has_heard:
-            effects, sentences = await self._work(self.durable.check_replicas)
+            effects, sentences = await self._work(self.participant.check_replicas)
             for sentence in sentences:
                 log.warning("%s", sentence)
             self._perform(effects)
@@ -497,7 +497,7 @@ class SynchronousDaemon(Daemon):
     # -- what the transport calls -------------------------------------------------------------------------------------
 
     def _frames_to_send(self, peer: int, remote_has: int) -> list[tuple[int, bytes]]:
-        self.durable.meet(peer)
+        self.durable.links.meet(peer)
         if peer in self.participant.session.lost:
             raise RemoteProtocolError("was declared lost and is out of the run", peer=peer)
         return self.durable.connected(peer, remote_has)
@@ -550,8 +550,8 @@ class SynchronousDaemon(Daemon):
 
     def last_received(self, peer: int) -> int:
         """Return the last frame of a neighbour that need not be sent again."""
-        self.durable.meet(peer)
-        return self.durable.last_received(peer)
+        self.durable.links.meet(peer)
+        return self.durable.links.durable_from(peer)
 
     def _figures(self) -> dict[str, Any]:
         compressor = self.participant.algorithm.node.compressor

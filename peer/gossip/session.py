@@ -23,6 +23,7 @@ from peer.errors import LocalProtocolError, RemoteProtocolError
 from peer.gossip.base import Algorithm, Exchange, Memory
 from peer.gossip.boundary import COPY_PHASE, READ_PHASE, TRANSFER_PHASE, Boundary
 from peer.gossip.effects import Effects, Send
+from peer.gossip.inbox import Inbox
 from peer.gossip.late_neighbors import LateNeighbors, LatePolicy
 from peer.gossip.lost_peers import LostPeers
 from peer.gossip.session_state import SessionState
@@ -74,8 +75,7 @@ class Session:
         """While the round under way is in the exchanges before a change of members."""
         self._settled_model: FloatArray | None = None
         self._wake_at: float | None = None
-        self._inbox: dict[tuple[int, int, int], Message] = {}
-        """(round, phase, sender) → message of this or a later round."""
+        self.inbox = Inbox()
         self._applied: list[tuple[int, int]] = []
         """(round, sender) of what the algorithm was given since the last round ended."""
         self._givers: list[int] = []
@@ -95,7 +95,7 @@ class Session:
             return tuple(sorted(self.lost_peers.unheard_reports(self.round)))
         return tuple(
             sorted(
-                j for j in exchange.awaits - self.lost_peers.peers if (self.round, exchange.phase, j) not in self._inbox
+                j for j in exchange.awaits - self.lost_peers.peers if not self.inbox.has(self.round, exchange.phase, j)
             )
         )
 
@@ -173,16 +173,14 @@ class Session:
             raise RemoteProtocolError(
                 f"is in round {message.round}, more than {self.max_lead} ahead of our {self.round}", peer=sender
             )
-        key = (message.round, message.phase, sender)
         if late.owes(message.round, sender):
             late.note_lateness(message, now)
             late.settle(message)
-        elif self._is_over(message) or key in self._inbox:
+        elif not self._is_over(message) and self.inbox.put(message):
+            late.note_lateness(message, now)
+        else:
             effects.duplicates = 1
             return effects
-        else:
-            late.note_lateness(message, now)
-            self._inbox[key] = message
         return self._advance(now, effects)
 
     def timer(self, now: float) -> Effects:
@@ -220,7 +218,7 @@ class Session:
         # In the round under way its weight was already counted on, here and by its other neighbours.
         without_it = self.round + self.in_round
         self.lost_peers.add(peer, unreceived, without_it)
-        self._inbox = {key: each for key, each in self._inbox.items() if key[2] != peer or key[0] < without_it}
+        self.inbox.drop(peer, without_it)
         return self._advance(now, self.unchanged())
 
     def go_on(self, now: float) -> Effects:
@@ -232,10 +230,9 @@ class Session:
 
     def last_heard(self, peer: int) -> int | None:
         """Return the last round of which there is a message of `peer`; None if it sends nothing to this peer."""
-        waiting = [round_ for round_, _, sender in self._inbox if sender == peer]
         # A replica is advanced in every round, so that each edge carries a message in each.
         ordered = self.algorithm.spec.memory is Memory.REPLICAS
-        return self.lost_peers.last_heard(peer, self.round, waiting, ordered=ordered)
+        return self.lost_peers.last_heard(peer, self.round, self.inbox.rounds_of(peer), ordered=ordered)
 
     # What others ask.
 
@@ -272,17 +269,6 @@ class Session:
 
     # State.
 
-    def unconsumed_counts(self) -> dict[int, int]:
-        """Return, for each sender, how many of its round messages wait here for a later round.
-
-        They are its newest ones; a checkpoint between rounds leaves them to the sender to send again.
-        """
-        counts: dict[int, int] = {}
-        for (_, _, sender), message in self._inbox.items():
-            if message.kind is not MessageKind.REPAIR:
-                counts[sender] = counts.get(sender, 0) + 1
-        return counts
-
     def state(self) -> SessionState:
         """Return what must survive a crash between two rounds beside the algorithm's own state."""
         if self._exchange is not None:
@@ -301,7 +287,7 @@ class Session:
         self.late_neighbors.restore(state.late)
         self._usual_weight.value = state.usual_weight
         self._applied = list(state.applied)
-        self._inbox.clear()
+        self.inbox.clear()
         self.lost_peers.restore(state.lost.items())
 
     # Inside.
@@ -345,7 +331,7 @@ class Session:
         append to `skipped` who is missing."""
         inbox: dict[int, Message] = {}
         for sender in sorted(exchange.awaits):
-            message = self._inbox.pop((self.round, exchange.phase, sender), None)
+            message = self.inbox.take(self.round, exchange.phase, sender)
             if message is not None:
                 self.late_neighbors.heard(sender)
                 if message.kind is not MessageKind.NOTHING:
@@ -398,12 +384,10 @@ class Session:
         """
         absent, late = [], self.late_neighbors
         for sender in exchange.awaits - self.lost_peers.peers:
-            key = (self.round, exchange.phase, sender)
-            if key not in self._inbox:
-                if not late.has_postponed(self.round, sender):
-                    absent.append(sender)
-            elif late.is_behind(sender):
-                late.postpone(self._inbox.pop(key))
+            if late.is_behind(sender) and (message := self.inbox.take(self.round, exchange.phase, sender)) is not None:
+                late.postpone(message)
+            elif not (self.inbox.has(self.round, exchange.phase, sender) or late.has_postponed(self.round, sender)):
+                absent.append(sender)
         return absent
 
 

@@ -111,7 +111,7 @@ class DurablePeer:
         state = ParticipantState.from_checkpoint(values, arrays)
         self.participant.restore(state)
         for peer in self.participant.membership.newcomers:
-            self.meet(peer)
+            self.links.meet(peer)
         with refusing_what_does_not_fit():
             self.links.restore(LinksState.from_checkpoint(values, arrays))
             waiting = inbox_from_checkpoint(values, arrays)
@@ -200,11 +200,6 @@ class DurablePeer:
         # A timer that came to nothing is nothing to repeat.
         return self._journaled(effects, record) if effects.frames or effects.finished is not None else effects
 
-    def check_replicas(self) -> tuple[Effects, list[str]]:
-        """Compare what neighbours said of their replicas here with the replicas; ask for the layers that differ, and
-        return a sentence on each neighbour concerned. Between rounds."""
-        return self.participant.check_replicas()
-
     def announce(self, change: Change, now: float) -> Effects:
         """Announce a change of the members that `PeerMembership.plan` returned. Raises StateError if the disk
         refuses."""
@@ -282,10 +277,6 @@ class DurablePeer:
 
     # -- neighbours ----------------------------------------------------------------------------------------------------
 
-    def meet(self, peer: int) -> None:
-        """Take up the links to a peer that was not known when this one began, if it is not met yet."""
-        self.links.meet(peer)
-
     def connected(self, peer: int, remote_has: int) -> list[tuple[int, bytes]]:
         """Return (number, frame) of what a neighbour needs that is connected and has our frames up to `remote_has` for
         good. Raises RemoteProtocolError if it has lost what it had."""
@@ -295,10 +286,6 @@ class DurablePeer:
     def receipt(self, peer: int, upto: int) -> None:
         """Take note that a neighbour has our frames up to `upto` for good."""
         self.links.acknowledge(peer, upto)
-
-    def last_received(self, peer: int) -> int:
-        """Return up to which number the frames of a neighbour would survive a power cut."""
-        return self.links.incoming[peer].durable_seq
 
     # -- durability ----------------------------------------------------------------------------------------------------
 

@@ -168,6 +168,11 @@ class Links:
         with self._lock:
             return {peer: link.last_seq for peer, link in self.incoming.items()}
 
+    def durable_from(self, peer: int) -> int:
+        """Return up to which number the frames of a neighbour would survive a power cut: what need not be sent
+        again."""
+        return self.incoming[peer].durable_seq
+
     def mark_durable(self, received: Mapping[int, int]) -> dict[int, int]:
         """Take note that what `received` returned would survive a power cut now; return the new receipts."""
         receipts = {}

@@ -180,7 +180,7 @@ class Participant:
         if self.budget is None:
             return now
         begin_at = self.budget.ready(self.session.round, now)
-        self._use_compressor(self._variants[self.budget.variant])
+        self.use_variant(self.budget.variant)
         return begin_at
 
     def use_variant(self, variant: int) -> None:
@@ -189,11 +189,8 @@ class Participant:
         if self.budget is None or not 0 <= variant < len(self._variants):
             raise StateError(f"the journal names variant {variant} of the compressor, which there is not")
         self.budget.variant = variant
-        self._use_compressor(self._variants[variant])
-
-    def _use_compressor(self, compressor: Compressor) -> None:
-        if self.algorithm.node.compressor is not compressor:
-            self.algorithm.use_compressor(compressor)
+        if self.algorithm.node.compressor is not self._variants[variant]:
+            self.algorithm.use_compressor(self._variants[variant])
 
     def impose(self, frame: bytes) -> None:
         """Let the coming round send what it sent before a crash, of which `frame` is one: for a device whose arithmetic
@@ -367,19 +364,15 @@ class Participant:
         for (receiver, message), outgoing in zip(sends, frames, strict=True):
             if self.budget is not None:
                 self.budget.sent(receiver, len(outgoing.frame))
-            if message.kind is MessageKind.GOSSIP and message.phase <= TRANSFER_PHASE:
+            if self._observe is not None and message.kind is MessageKind.GOSSIP and message.phase <= TRANSFER_PHASE:
                 what = "gave" if message.phase == TRANSFER_PHASE else "sent"
-                self._tell(what, message.round, receiver, outgoing.frame)
+                self._observe(what, message.round, receiver, outgoing.frame)
         return frames
 
     def _observe_returned(self, effects: Effects) -> None:
         if self._observe is not None:
             for peer, message in effects.returned:
                 self._observe("returned", message.round, peer, wire.encode(message, self.layout))
-
-    def _tell(self, what: str, round_: int, other: int, frame: bytes = b"") -> None:
-        if self._observe is not None:
-            self._observe(what, round_, other, frame)
 
     def _close_round(self, t: int, effects: Effects, now: float) -> RoundRecord:
         """Let momentum and reference codes know that round t is over; return its record."""
@@ -388,10 +381,11 @@ class Participant:
             z = self.algorithm.model() if effects.settled_model is None else effects.settled_model
             self.local_steps.after_round(self._z_before, z, self._rate)
             self._z_before = None
-        for round_, sender in effects.applied:
-            self._tell("applied", round_, sender)
-        for giver in effects.given:
-            self._tell("took", t, giver)
+        if self._observe is not None:
+            for round_, sender in effects.applied:
+                self._observe("applied", round_, sender, b"")
+            for giver in effects.given:
+                self._observe("took", t, giver, b"")
         if self.last_codes is not None:
             self.last_codes.forget_before(self.round)
             if self._views is not None and self._views.membership.changes_at(self.round):

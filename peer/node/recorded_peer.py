@@ -70,7 +70,7 @@ class RecordedPeer:
 
     def forget_used(self) -> None:
         """Keep of what was received only what waits for a later round."""
-        self.waiting.keep_newest(self.participant.session.unconsumed_counts())
+        self.waiting.keep_newest(self.participant.session.inbox.unconsumed_counts())
 
     def digest(self) -> int:
         """Return a digest of x and u."""

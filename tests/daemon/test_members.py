@@ -121,7 +121,7 @@ async def _join_leave_and_lose(devices: Devices) -> None:
         await devices.ask(3, "remove", name="peer-3")
     # Whoever sponsors the newcomer may not leave before it is a member there, too.
     leaver = devices.daemons[1].participant
-    await devices.until(lambda: not leaver.coming_changes and 3 in (leaver.members or ()))
+    await devices.until(lambda: not leaver.membership.coming_changes and 3 in (leaver.membership.members or ()))
     answer = await devices.ask(1, "leave")
     assert answer["from"] > answer["round"]
     assert await devices.tasks[1] == 0

@@ -91,9 +91,9 @@ def test_messages_that_come_early_wait_for_their_round() -> None:
         for round_ in (0, 1):
             s.receive(message(sender, round_), 0.0)
     assert s.begin(G, 0.1, 1.0).finished == 0
-    assert s.unconsumed_counts() == {0: 1, 1: 1}
+    assert s.inbox.unconsumed_counts() == {0: 1, 1: 1}
     assert s.begin(G, 0.1, 2.0).finished == 1
-    assert s.unconsumed_counts() == {}
+    assert s.inbox.unconsumed_counts() == {}
 
 
 def test_a_message_counts_once_however_often_it_comes() -> None:

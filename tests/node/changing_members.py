@@ -137,9 +137,9 @@ class Cluster:
         for other in range(self.num_peers):
             if other != one and not {one, other} & self.dead:
                 for a, b in ((one, other), (other, one)):
-                    self.peers[a].meet(b)
-                    self.peers[b].meet(a)
-                    has = self.peers[b].last_received(a)
+                    self.peers[a].links.meet(b)
+                    self.peers[b].links.meet(a)
+                    has = self.peers[b].links.durable_from(a)
                     self.queues[a, b] = deque(self.peers[a].connected(b, has))
 
     def perform(self, peer: int, effects: Effects) -> None:

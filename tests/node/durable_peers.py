@@ -135,7 +135,7 @@ class World:
             if other != one:
                 for a, b in ((one, other), (other, one)):
                     self.links[a, b] = deque()
-                    for seq, frame in self.peers[a].connected(b, self.peers[b].last_received(a)):
+                    for seq, frame in self.peers[a].connected(b, self.peers[b].links.durable_from(a)):
                         self.links[a, b].append((0.0, seq, frame))
 
     def run(self) -> None:
@@ -190,7 +190,7 @@ class World:
         for other in range(self.n):
             if other != i and digests is not None:
                 self.peers[other].participant.agreement.hear(i, *digests)
-        effects, sentences = peer.check_replicas()
+        effects, sentences = peer.participant.check_replicas()
         self.sentences += sentences
         self.perform(i, effects)
 

@@ -303,4 +303,4 @@ class VirtualProcess:
         self.peer.receipt(peer, upto)
 
     def last_received(self, peer: int) -> int:
-        return self.peer.last_received(peer)
+        return self.peer.links.durable_from(peer)
