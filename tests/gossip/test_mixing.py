@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from peer.gossip.mixing import BLOCK, add_scaled_, distance
+from peer.gossip.mixing import BLOCK, add_scaled_, debiased_step_rate, distance
 
 SIZES = (1, BLOCK - 1, BLOCK, 2 * BLOCK + 5)
 
@@ -47,3 +47,10 @@ def test_a_vector_of_another_length_is_not_added() -> None:
     out, values = np.zeros(4, np.float32), np.ones(3, np.float32)
     with pytest.raises(ValueError, match="cannot be added"):
         add_scaled_(out, 0.5, values)
+
+
+def test_the_step_in_z_is_that_of_x_divided_by_the_push_weight_above_the_guard():
+    assert debiased_step_rate(0.1, 0.8, 0.5) == 0.1 / 0.8
+    # Below it the step in z stays at that of the guard, however little weight is left.
+    assert debiased_step_rate(0.1, 0.001, 0.5) == pytest.approx(0.1 / 0.5)
+    assert debiased_step_rate(0.1, 0.001, 0.0) == 0.1 / 0.001
