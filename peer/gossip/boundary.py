@@ -1,23 +1,25 @@
-"""The exchanges with which a round ends where the next one has other members: mass is handed over, copies are shipped.
+"""The exchanges that end a round whose successor has other members: mass changes hands, new edges get replicas.
 
-They follow the algorithm's own exchanges of that round, as further phases of it, so that numbers, journal and replay
-know nothing special of them. What follows is the same at every peer, from the membership and the graphs alone.
+They are further phases of the round, after those of the algorithm, so that sequence numbers, journal and replay treat
+them like any other exchange. Which transfers there are follows from the membership and the graphs alone, so that every
+peer expects the same ones.
 
 What is carried over, and why the mass stays right:
 
-- push-sum (sgp, sparse-push, scsp, quant-sgp): a joining peer gets the half of its sponsor's (x, u), a leaving one
-  gives all of its (x, u) to its heir. Σx and Σu do not change, and no z but the heir's does. The error memory of a
-  sponsor shrinks with its x, of which it is what is yet to be told; that of a leaving peer was no mass and goes.
+- push-sum (sgp, sparse-push, scsp, quant-sgp): a joining peer gets half of its sponsor's (x, u), a leaving peer gives
+  all of its (x, u) to its heir. Σx and Σu do not change, and the heir's is the only z that does. The error memory of a
+  sponsor shrinks with its x: it is the part of x that has not been sent yet. The error memory of a leaving peer is no
+  mass, and is dropped.
 - doubly stochastic (d-psgd, naive-quantized, deep-squeeze, choco-sgd, dcd-psgd, ecd-psgd, moniqua, d2, moniqua-d2): a
   joining peer starts at its sponsor's x, a leaving one gives nothing: the mean is that of the models that are there.
-- copies x̂ (choco-sgd, quant-sgp, dcd-psgd, ecd-psgd): an edge that is new begins with the whole copy, bit for bit.
-  Where x jumps (a sponsor, an heir, a joining peer) the copy restarts at the new x at all its receivers: what they know
-  of it would otherwise be wrong by that jump for many rounds, though no mass would be lost. What DCD and ECD keep of
-  those who stay goes on: their copies hold what the payloads said, whoever else hears those.
+- replicas x̂ (choco-sgd, quant-sgp, dcd-psgd, ecd-psgd): a new edge begins with the whole replica, bit for bit. Where x
+  jumps (a sponsor, an heir, a joining peer) its replica restarts at the new x at all receivers. Otherwise they would be
+  wrong by that jump for many rounds, though no mass would be lost. What DCD and ECD keep of those who stay is
+  untouched: it follows from the payloads, whoever else hears them.
 - the memory of D² (d2, moniqua-d2) starts anew at all peers (`Algorithm.start_anew`).
-- modulo codes with hashes: nobody leaves the round, or the neighbours that it had in it, before those have read its
-  codes, since they may ask for more bits of them. What codes are told against begins whole on an edge that is new.
-- allreduce: everybody has the same x, and who joins gets it; after a loss all take that of the first of them.
+- modulo codes with hashes: no peer leaves the round, or a neighbour of this round, before its neighbours have read its
+  codes, since they may ask for more bits of them. Reference codes begin whole on a new edge.
+- allreduce: everybody has the same x, and a joining peer gets it; after a loss all take the x of the first member.
 """
 
 from __future__ import annotations
@@ -34,13 +36,14 @@ from peer.gossip.views import ViewSchedule
 from peer.wire.message import Message, MessageKind
 
 TRANSFER_PHASE = 1 << 16
-"""Far from the phases of any algorithm."""
+"""Mass or a model changes hands. Far from the phases of any algorithm."""
 COPY_PHASE = TRANSFER_PHASE + 1
+"""New edges get replicas: of the model after all transfers."""
 READ_PHASE = TRANSFER_PHASE - 1
-"""A message of this phase says that all codes of the round were read."""
+"""A message of this phase says that its sender has read all codes of the round."""
 UNSPONSORED_WEIGHT = 2.0**-20
-"""The push-sum weight with which a peer joins whose sponsor was lost before it gave it anything: next to nothing, so
-that its model is that of its neighbours after the first round."""
+"""The push-sum weight of a joining peer whose sponsor was lost before it gave anything: so small that the peer has the
+model of its neighbours after the first round, and not 0, by which z = x / u could not be computed until then."""
 
 
 @dataclass(frozen=True)
@@ -73,13 +76,13 @@ def transfers(views: ViewSchedule, t: int, spec: AlgorithmSpec) -> tuple[Transfe
 
 
 def heir_of(views: ViewSchedule, t: int, leaver: int) -> int | None:
-    """Return who takes over what a peer has that leaves after round t: the next of its receivers that stays, else of
-    its senders, else of all; None if nobody stays."""
+    """Return who takes over (x, u) of a peer that leaves after round t: the next of its receivers that stays, else of
+    its senders, else of all members; None if nobody stays."""
     before, after = views.membership.members(t), views.membership.members(t + 1)
     stay = [peer for peer in before if peer in after]
     receivers = views.receivers_from(t, leaver, with_absent=True)
     senders = views.senders_from(t, leaver, with_absent=True)
-    # Who is treated as absent is for each peer to know; what is decided here has to be the same everywhere.
+    # With those that this peer treats as absent: each peer knows of other losses, and all have to name the same heir.
     for group in (receivers, senders, stay):
         candidates = [peer for peer in group if peer in stay]
         if candidates:
@@ -88,20 +91,20 @@ def heir_of(views: ViewSchedule, t: int, leaver: int) -> int | None:
 
 
 def partners(views: ViewSchedule, t: int, peer: int, spec: AlgorithmSpec) -> set[int]:
-    """Return with whom a peer exchanges anything between round t and the next one beyond its neighbours."""
+    """Return the peers beyond its neighbours with which a peer exchanges anything between round t and the next one."""
     moved = transfers(views, t, spec)
     return {each.taker for each in moved if each.giver == peer} | {each.giver for each in moved if each.taker == peer}
 
 
 def take_back_gifts_(algorithm: Algorithm, gifts: Sequence[Message]) -> None:
-    """Add what was given to a peer that is lost and never got it to a push-sum peer that gave it."""
+    """Return gifts that a lost peer never received to the push-sum peer that gave them."""
     for gift in gifts if algorithm.spec.push_sum else ():
         add_decompressed_(algorithm.x, gift.layers, algorithm.node.layout, 1.0)
         algorithm.u += gift.push_weight
 
 
 class Boundary:
-    """One peer's part in the end of round t. `begin`, then `advance` with what came, until there is no exchange."""
+    """One peer's part in the end of round t: `begin`, then `advance` with what came, until there is no exchange."""
 
     def __init__(self, algorithm: Algorithm, views: ViewSchedule, t: int) -> None:
         self._algorithm, self._views, self._t = algorithm, views, t
@@ -110,10 +113,10 @@ class Boundary:
         self._phase = READ_PHASE
 
     def begin(self) -> Exchange | None:
-        """Say what this peer is done with; return the exchange of it, or the next one where there is nothing to say."""
+        """Return the first exchange; None where this peer has no part in the change."""
         algorithm, t = self._algorithm, self._t
         if algorithm.spec.modulo and algorithm.node.modulo.verified:
-            # The graph of a code with hashes is undirected.
+            # Whoever reads this peer's codes is read by it too: the graph of a verified algorithm is undirected.
             heard = self._views.receivers_from(t, self._me, with_absent=True)
             neighbors = frozenset(heard) - self._views.absent.keys()
             if neighbors:
@@ -122,12 +125,13 @@ class Boundary:
         return self._shares()
 
     def _shares(self) -> Exchange | None:
-        """Give away what others get; return the exchange of it, or the next one where nothing moves here."""
+        """Give away this peer's part of the transfers; return their exchange, or the next one where it has none."""
         self._phase = TRANSFER_PHASE
         gifts = [each for each in self._moved if each.giver == self._me]
         shares = sum(not each.is_all for each in gifts)
         sends = {}
         for number, gift in enumerate(gifts):
+            # Of what is left each time, so that k joining peers and their sponsor end with the same 1 / (k + 1).
             share = 1.0 if gift.is_all else 1.0 / (shares - number + 1)
             sends[gift.taker] = self._part(share)
         awaits = frozenset(each.giver for each in self._moved if each.taker == self._me)
@@ -136,8 +140,8 @@ class Boundary:
         return self._copies()
 
     def advance(self, inbox: Mapping[int, Message]) -> Exchange | None:
-        """Take what came. Raises RemoteProtocolError for what cannot be used, and StateError where the sponsor of this
-        peer was lost before it gave it a model, which nothing but push-sum can do without."""
+        """Take what came; return the next exchange. Raises RemoteProtocolError for what cannot be used, and StateError
+        where the sponsor was lost before it gave this peer a model: only push-sum can do without one."""
         if self._phase == READ_PHASE:
             return self._shares()
         for message in inbox.values():
@@ -158,6 +162,8 @@ class Boundary:
             algorithm.x *= algorithm.x.dtype.type(UNSPONSORED_WEIGHT)
             algorithm.u = UNSPONSORED_WEIGHT
         for _, message in sorted(inbox.items()):
+            # A new peer has (x₀, 1) of its own making, which must not become part of Σx and Σu. Without push-sum a
+            # gift is a whole model, not a part of one.
             if is_new or not algorithm.spec.push_sum:
                 algorithm.x.fill(0)
                 algorithm.u = 0.0
@@ -171,7 +177,7 @@ class Boundary:
         x, u = algorithm.x, algorithm.u
         if algorithm.spec.push_sum:
             x, u = x * x.dtype.type(share), u * share
-            # A leaving peer keeps the model that it ends with.
+            # A leaving peer keeps the model that it ends with: nobody counts it any more.
             if share < 1.0:
                 algorithm.x -= x
                 algorithm.u -= u
@@ -180,7 +186,7 @@ class Boundary:
         return Message(MessageKind.GOSSIP, self._me, self._t, TRANSFER_PHASE, 1.0, u, layers)
 
     def _copies(self) -> Exchange | None:
-        """Switch to the edges of the next round; return the exchange of copies, if any begins."""
+        """Switch to the edges of the next round; return the exchange of replicas, if any begins here."""
         self._phase = COPY_PHASE
         views, me, t = self._views, self._me, self._t
         views.enter(t + 1)
@@ -188,15 +194,16 @@ class Boundary:
         replicas = self._algorithm.replicas
         if replicas is None:
             return None
+        # Whose x has jumped. Without push-sum a sponsor keeps all of its x.
         restart = {each.taker for each in self._moved}
         if self._algorithm.spec.push_sum:
             restart |= {each.giver for each in self._moved}
-        known, told = set(views.senders_from(t, me)), set(views.receivers_from(t, me))
+        old_senders, old_receivers = set(views.senders_from(t, me)), set(views.receivers_from(t, me))
         senders, receivers = views.senders_from(t + 1, me), views.receivers_from(t + 1, me)
         replicas.change_edges(senders, receivers, t + 1)
         if me in restart:
             replicas.restart_own(self._algorithm.x, t + 1)
         copy = replace(replicas.own_copy(t), phase=COPY_PHASE)
-        sends = {peer: copy for peer in receivers if me in restart or peer not in told}
-        awaits = frozenset(peer for peer in senders if peer in restart or peer not in known)
+        sends = {peer: copy for peer in receivers if me in restart or peer not in old_receivers}
+        awaits = frozenset(peer for peer in senders if peer in restart or peer not in old_senders)
         return Exchange(sends, awaits, COPY_PHASE) if sends or awaits else None

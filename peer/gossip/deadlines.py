@@ -1,12 +1,13 @@
 """How long to wait for each neighbour before it counts as late, from how late it was so far.
 
-A neighbour's lateness in a round is how long after our own message its own came, 0 where it came before. Links and
-devices differ: one limit for all is too long for most of them and too short for some. The deadline of a neighbour is
-`median + 6 × 1.4826 × MAD` of its last 32 latenesses and a little more (MAD is the median absolute deviation; times
-1.4826 it estimates σ, of which six are rare even with heavy tails), never more than the limit of the configuration.
+The lateness of a neighbour in a round is the time from our own message to its message, 0 where its message came first.
+Links and devices differ: one limit for all is too long for most of them and too short for some. The deadline of a
+neighbour is `median + 6 × 1.4826 × MAD` of its last 32 latenesses plus a small slack, and never more than the limit of
+the configuration. (MAD is the median absolute deviation; times 1.4826 it estimates σ, and six of these are rare even
+with heavy tails.)
 
-Messages that came after their round had gone on count as well, with how late they were: so the deadline of a link that
-became slower grows until it is met again, or the limit is reached.
+Messages that came after their round had gone on count with their lateness, too. So the deadline of a link that became
+slower grows until it is met again, or the limit is reached.
 """
 
 from __future__ import annotations
@@ -17,22 +18,22 @@ from collections.abc import Mapping, Sequence
 
 WINDOW = 32
 ENOUGH = 8
-"""Before so many rounds were heard the limit holds: a median of fewer says little."""
+"""The limit holds until so many rounds were heard: a median of fewer says little."""
 SLACK_S = 0.05
-"""What a scheduler or a garbage collector takes is no lateness."""
+"""A pause of the scheduler or the garbage collector is no lateness."""
 
 
 class Deadlines:
     """What is known of the lateness of each in-neighbour. The time is always an argument or a difference."""
 
     def __init__(self, *, limit_s: float, adaptive: bool) -> None:
-        """`limit_s` is the deadline of a neighbour of which little is known, and the most for any."""
+        """`limit_s` is the deadline of a neighbour of which little is known, and the longest deadline of any."""
         self.limit_s, self.adaptive = limit_s, adaptive
         self._lateness: dict[int, deque[float]] = {}
         self._after_s: dict[int, float] = {}
 
     def heard(self, neighbor: int, lateness_s: float) -> None:
-        """Take note of a round's message that came so long after our own."""
+        """Take note that a round's message came so long after our own."""
         window = self._lateness.setdefault(neighbor, deque(maxlen=WINDOW))
         window.append(max(0.0, lateness_s))
         self._after_s.pop(neighbor, None)

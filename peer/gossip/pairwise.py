@@ -7,14 +7,14 @@
 A `PairNode` is one peer's side, without sockets or clock. How a pair stays atomic without locks:
 
 - A peer is in one exchange at a time, as initiator or responder. The responder averages in the moment in which it
-  answers; a peer that is busy says so at once, and the initiator tries again later, somewhere else. Nobody waits
-  while holding something that another one waits for, so that no graph can deadlock.
+  answers. A busy peer says so at once, and the initiator tries again later, with another neighbour if there is one. No
+  peer waits while it holds something that another one waits for, so that no graph can deadlock.
 - Both add ½ (x̂_other − x̂_own **as sent**), so that a gradient step between request and reply commutes with the mix.
-  Only reading after such a step has to wait (`can_read`): what it saw would fit no serial order.
-- Requests that cross each other are won by the lower peer: the higher one answers, while its own is refused by the
-  lower one, which is waiting itself.
-- Every exchange number has one outcome for ever. A request that is repeated (after a broken connection, after a crash)
-  gets the same reply, applied once; what was refused stays refused, and the initiator tries again under a new number.
+  Only a read after such a step has to wait (`can_read`): the model that it saw would fit no serial order.
+- When two requests cross, the lower peer's wins: the higher peer answers it, while the lower peer, which is waiting
+  itself, refuses the other.
+- Every exchange number has one result for ever. A repeated request (after a disconnect or a crash) gets the same reply,
+  applied once. What was refused stays refused, and the initiator tries again under a new number.
 
 `events` is the serial log of one peer in the form of scenario files; `merge_events` makes one log of all of them, and
 replaying that log gives the same models.

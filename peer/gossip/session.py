@@ -139,6 +139,7 @@ class Session:
         if starves and self._usual_weight.is_starved(self.algorithm.u):
             left_out = frozenset(node.schedule.all_receivers(node.peer))
         self.algorithm.left_out = left_out
+        # After the decision: a weight that has just collapsed is not to be compared with itself.
         self._usual_weight.note(self.algorithm.u)
         self._open(self.algorithm.begin(self.round, gradient, rate), now, effects)
         return self._advance(now, effects)
@@ -163,6 +164,8 @@ class Session:
         self.check(message)
         effects, sender, late = self.unchanged(), message.sender, self.late_neighbors
         if message.kind is MessageKind.REPAIR_REQUEST:
+            # Answered at any time, and without going on: a request changes nothing here, so that it is not journaled,
+            # and a round that ended because of it could not be repeated.
             effects.sends.append(Send(sender, self.algorithm.answer(message)))
             return effects
         if message.kind is MessageKind.REPAIR and self.algorithm.spec.memory is Memory.REPLICAS:
@@ -170,6 +173,7 @@ class Session:
             self.algorithm.take_replica(message)
             return effects
         if self.is_early(message.round):
+            # The bound is what keeps a neighbour from filling this peer's memory with rounds to come.
             raise RemoteProtocolError(
                 f"is in round {message.round}, more than {self.max_lead} ahead of our {self.round}", peer=sender
             )
@@ -179,6 +183,7 @@ class Session:
         elif not self._is_over(message) and self.inbox.put(message):
             late.note_lateness(message, now)
         else:
+            # A numbered stream delivers once; a repair comes outside of it, and may be answered twice.
             effects.duplicates = 1
             return effects
         return self._advance(now, effects)
@@ -186,6 +191,7 @@ class Session:
     def timer(self, now: float) -> Effects:
         """Go on without late neighbours if the time has come."""
         effects = self.unchanged()
+        # A timer may come too early: the driver set it by an older `wake_at`, or its clock is coarse.
         if self._wake_at is not None and now >= self._wake_at:
             return self._advance(now, effects)
         return effects
@@ -198,6 +204,7 @@ class Session:
             raise LocalProtocolError(f"a peer cannot join in the midst of round {self.round}")
         # Nothing comes any more of a later sponsor, for which it may be waiting: all go by the earlier one.
         self._exchange, self._is_joining = None, True
+        # The sponsor hands over at the end of the round before the first of the new member.
         self.round = t - 1
         self._views.enter(t - 1)
         self._boundary = Boundary(self.algorithm, self._views, self.round)
@@ -215,7 +222,7 @@ class Session:
         """
         if self._views is None or peer in self.lost_peers.peers:
             raise LocalProtocolError(f"peer {peer} cannot be lost (again)")
-        # In the round under way its weight was already counted on, here and by its other neighbours.
+        # The round under way is still one of the graph with the lost peer: its other neighbours may have heard it.
         without_it = self.round + self.in_round
         self.lost_peers.add(peer, unreceived, without_it)
         self.inbox.drop(peer, without_it)
@@ -246,6 +253,7 @@ class Session:
         if message.kind not in _ROUND_KINDS:
             raise RemoteProtocolError(f"sent {message.kind.name} in a synchronous run", peer=sender)
         spec = self.algorithm.spec
+        # An algorithm with replicas would lose its place in the sequence of differences by a round without a message.
         may_send_nothing = spec.may_send_nothing or (spec.modulo and message.phase == READ_PHASE)
         if message.kind is MessageKind.NOTHING and not may_send_nothing:
             raise RemoteProtocolError(f"left us out of a round, which {self.algorithm.spec.name} forbids", peer=sender)
@@ -307,6 +315,7 @@ class Session:
         """Go through the exchanges of the round under way for as long as one is complete; return the effects."""
         skipped: list[int] = []
         while self._exchange is not None:
+            # Several may be complete at once: messages of later phases, and of later rounds, come early.
             exchange = self._exchange
             if exchange.phase == _HOLD_PHASE and self.lost_peers.unheard_reports(self.round):
                 break
@@ -317,6 +326,7 @@ class Session:
                     break
             inbox = self._take_inbox(exchange, skipped)
             if self._boundary is None:
+                # What a boundary hands over is no message of the algorithm; `given` lists it.
                 self._applied += [(self.round, sender) for sender in inbox]
             following = self._following(exchange, inbox)
             if following is not None:

@@ -1,8 +1,9 @@
-"""Which receivers have confirmed nothing for so long that they are left out until they do.
+"""Which receivers have confirmed nothing for so long that they get no weight until they do.
 
-What a push-sum peer sends is a part of its mass, which is nobody's until the receiver has it. Where a receiver cannot
-be reached, a peer that went on giving would lose all of it to messages that wait for a link. So it keeps the weight of
-such a receiver, whose messages say that there is nothing for it (or bring, where it keeps a copy, what that needs).
+A message of push-sum carries a part of its sender's mass, which is in nobody's model until the receiver has it. A peer
+that kept giving to a receiver that cannot be reached would end with all its mass in messages that wait for a link. So
+it keeps the weight of such a receiver for itself. The receiver still gets messages: they say that there is nothing for
+it, or advance the replica that it keeps.
 """
 
 from __future__ import annotations
@@ -11,7 +12,11 @@ from collections.abc import Mapping
 
 
 class Silence:
-    """What is known of the receipts of each receiver. The time is always an argument."""
+    """What is known of the receipts of each receiver. The time is always an argument.
+
+    The time since the last *new* receipt decides, not the number of unconfirmed frames: a fast sender on a slow link
+    has many of these, and one that waits for its neighbours has few, whether or not anybody is there.
+    """
 
     def __init__(self, after_s: float) -> None:
         """`after_s`: how long nothing may be confirmed. Receivers confirm about once a second."""

@@ -110,9 +110,11 @@ class DiskState:
         the one that there is."""
         # Should the new checkpoint be damaged one day, the one before and this journal lead to the same state.
         self._journal.sync()
+        # Identity last: it is what decides whose state this is, whatever the caller describes it with.
         self.files.checkpoints.save(Checkpoint(round_, {**values, **self.files.identity}, dict(arrays)))
         self.checkpoint_bytes = self.files.checkpoint_bytes(round_)
         if not journal_goes_on:
+            # Only now, with the checkpoint whole on disk: a crash before leaves the old journal to go by.
             self._journal.close()
             self._journal = self.files.new_journal(round_, facts)
             self.base_round = round_

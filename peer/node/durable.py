@@ -85,6 +85,7 @@ class DurablePeer:
         checkpoint = self.disk_state.load_newest(recovery)
         if checkpoint is not None:
             self._restore(checkpoint)
+        # More than one journal only where a newer checkpoint was damaged: each leads to the next one's beginning.
         replay = Replay(self._peer, recovery, on_round, repeatable=self._repeatable)
         for round_, name, content in self.disk_state.journals(recovery):
             replay.run(name, round_, content.records)
@@ -117,6 +118,7 @@ class DurablePeer:
             waiting = inbox_from_checkpoint(values, arrays)
         # Before members could change, what waits in the inbox was left out of the count.
         is_counted = "received" in values
+        # They are no part of the session's state: taken again, they are decoded against the restored reference codes.
         for each in waiting:
             self._peer.take(Received(0.0, each.peer, each.seq, each.frame), is_counted=is_counted)
         self.participant.session.late_neighbors.restore_lateness(state.session.late)
@@ -144,6 +146,8 @@ class DurablePeer:
         variant = None if budget is None else budget.variant
         self.left_out = self.participant.session.silent_receivers(self.links.receipts_of, now)
         record = Begun(now, self.participant.round, variant, tuple(sorted(self.left_out)))
+        # Journaled after it is done, in one write with the frames: nothing that depends on it has left by then, and a
+        # crash in between only means that the local step is done again.
         return self._journaled(self._peer.begin(record), record, always=True)
 
     def receive(self, peer: int, seq: int, frame: bytes, now: float) -> Effects:
@@ -155,6 +159,7 @@ class DurablePeer:
         link, early = self.links.incoming[peer], self._peer.early
         following = link.last_seq + early.count(peer) + 1
         if seq and seq < following:
+            # A neighbour repeats what it has no receipt for, after every reconnection.
             link.duplicates += 1
             return self.participant.unchanged()
         if seq > following:
@@ -170,6 +175,8 @@ class DurablePeer:
         if message.kind is MessageKind.REPAIR and not self.participant.expects(message):
             return self.participant.unchanged()
         if seq and self._is_early(message.round) and message.round <= self._furthest_round:
+            # Refused now rather than later, while the connection that it came by is there to be blamed. An outsider
+            # cannot judge: it does not know its neighbours yet.
             if not self.participant.membership.is_outsider:
                 self.participant.session.check(message)
             if early.add(peer, seq, frame, message):
@@ -225,6 +232,7 @@ class DurablePeer:
         if records:
             self._append(*records)
         if made and self.disk_state.syncs_before_sending:
+            # Only where frames leave: what nobody has seen may be forgotten and done again.
             effects.receipts = self.sync()
         if effects.finished is not None:
             self._peer.forget_used()

@@ -68,6 +68,7 @@ class Links:
         followed from, are not published yet."""
         self._new_receipts: dict[int, int] = {}
         self._lock = threading.Lock()
+        # Ascending, so that whoever goes through the streams does so in the same order after a restart.
         for peer in sorted(neighbors):
             self._restart(peer)
 

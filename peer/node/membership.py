@@ -190,7 +190,7 @@ class PeerMembership:
         if self._views is None:
             return
         membership, is_join = self._views.membership, change.kind is ChangeKind.JOIN
-        # Whoever joins hears of its sponsor's own joining among the rest.
+        # Whoever joins has nothing yet to judge by, and hears of its sponsor's own joining among the rest.
         takes_part = membership.was_ever(self.peer)
         if takes_part and not membership.was_ever(sender) and not (is_join and change.subject == sender):
             raise RemoteProtocolError("is no member yet and told of a change of others", peer=sender)
@@ -221,6 +221,7 @@ class PeerMembership:
             )
         takes_part = self.peer in membership.members(t)
         joins = change.kind is ChangeKind.JOIN and change.subject == self.peer and not takes_part
+        # Both before the change is known: the difference it makes decides whom to tell, and whether it comes too late.
         members, (senders, receivers) = membership.members(t + 1), self.partners()
         told_before = senders | receivers
         membership.add(change)
@@ -231,6 +232,7 @@ class PeerMembership:
             )
         # A second sponsor that knew nothing of the first counts only where it is earlier.
         joins = joins and change in membership.changes_at(change.effective)
+        # Before anything is heard of the new neighbours: they may be further ahead than the old graph lets anybody be.
         self._allow_for_changes(self._views)
         return Learned(
             notices=tuple(self._notices(membership, change, source, told_before, joins=joins, takes_part=takes_part)),

@@ -186,6 +186,7 @@ class PairParticipant:
     def timer(self, now: float) -> Effects:
         """Ask again, if the last `wake_at` has passed."""
         if self._wake_at is not None and now >= self._wake_at:
+            # What kept `_next_request` from asking.
             self._wake_at = None
         return self._perform(Effects())
 
@@ -239,6 +240,7 @@ class PairParticipant:
         """Take note of what a message brought about."""
         if effects.mixed_with is not None:
             self._account.exchanged()
+            # A mix as responder is not the exchange that this iteration asks for.
             if message.kind is MessageKind.PAIR_REPLY:
                 self._wants_exchange = False
         if effects.retry_after_s is not None:
@@ -267,6 +269,7 @@ class PairParticipant:
         if not (self._wants_exchange and is_free and partners):
             return None
         if len(partners) > 1 and self._refused_by in partners:
+            # It is in an exchange of its own; another neighbour may be free.
             partners.remove(self._refused_by)
         partner = self.algorithm.choose_partner(partners)
         return Send(partner, self.algorithm.request(partner))

@@ -195,6 +195,7 @@ class Participant:
     def impose(self, frame: bytes) -> None:
         """Let the coming round send what it sent before a crash, of which `frame` is one: for a device whose arithmetic
         is not repeatable. What is kept of the message then is what the others received."""
+        # The frame may have been coded against the message of the round before.
         before = None if self.last_codes is None else self.last_codes.own
         message = wire.decode(frame, self.layout, dtype=self.algorithm.x.dtype, previous=before)
         if message.kind is MessageKind.GOSSIP:
@@ -210,6 +211,7 @@ class Participant:
             t, algorithm = self.session.round, self.algorithm
             z = algorithm.model()
             if self.local_steps.needs_displacement:
+                # x itself is changed in place by the round; a z = x / u is a new array.
                 self._z_before = z.copy() if z is algorithm.x else z
             if algorithm.wants_gradient(t):
                 self._rate = self.local_steps.rate(t)
@@ -290,6 +292,8 @@ class Participant:
         if learned is None:
             return effects
         effects.news = [change] if learned.is_news else []
+        # The notices before anything that follows from the change: who gets the last message of a round has to know by
+        # then that the next one has other members.
         effects.frames = [
             self._account.notice(receiver, membership_codec.encode(each)) for receiver, each in learned.notices
         ]
@@ -301,6 +305,7 @@ class Participant:
         """Go on without a peer of whose loss `learn` took note; `unreceived` are the own frames that it has not for
         good. Of those, what it has used in a round that others have heard of is gone all the same."""
         frames = [frame for frame in unreceived if not membership_codec.is_notice(frame)]
+        # From the journaled bytes rather than from messages that were kept: after a restart there are no others.
         if not self.algorithm.spec.push_sum:
             frames = []  # Nothing is given, and nothing comes back.
         messages = [wire.decode(frame, self.layout, dtype=self.algorithm.x.dtype) for frame in frames]
@@ -352,7 +357,7 @@ class Participant:
         if self.last_codes is not None:
             codes = {receiver: message for receiver, message in effects.sends if message.kind is MessageKind.GOSSIP}
             if codes:
-                # After encoding: these were coded against those of the round before.
+                # After encoding: these were coded against the reference codes, whose place they take.
                 self.last_codes.tell(next(iter(codes.values())), codes)
         effects.sends = []
         if effects.finished is not None:

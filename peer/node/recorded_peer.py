@@ -73,7 +73,7 @@ class RecordedPeer:
         self.waiting.keep_newest(self.participant.session.inbox.unconsumed_counts())
 
     def digest(self) -> int:
-        """Return a digest of x and u."""
+        """Return a digest of x and u: what every message is made of. The rest of the state shows in later messages."""
         return model_digest(self.participant.algorithm.x, self.participant.algorithm.u)
 
     def _restart_links_with(self, news: Collection[Change]) -> None:
