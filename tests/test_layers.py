@@ -20,6 +20,7 @@ ROOMS: dict[str, set[str]] = {
     "errors": set(),
     "native": set(),
     "proto": set(),
+    "round_record": set(),
     "config_schema": set(),
     "run_progress": set(),
     "links": {"errors"},
@@ -28,29 +29,29 @@ ROOMS: dict[str, set[str]] = {
     "config_writer": {"config", "config_schema", "errors"},
     "compress": {"errors", "native", "random"},
     "wire": {"compress", "errors", "native"},
-    "gossip": {"compress", "errors", "random", "wire"},
-    "state": {"errors"},
+    "gossip": {"round_record", "compress", "errors", "random", "wire"},
+    "state": {"round_record", "errors"},
     "net": {"config", "errors", "proto"},
     "train": {"compress", "config", "errors", "native", "random"},
-    "node": {"compress", "config", "errors", "gossip", "proto", "state", "wire"},
+    "node": {"round_record", "compress", "config", "errors", "gossip", "proto", "state", "wire"},
     "run_plan": {"compress", "config", "errors", "gossip"},
     "run_setup": {"compress", "config", "errors", "gossip", "node", "random", "run_plan", "train", "wire"},
     "run_summary": {"compress", "config", "gossip", "run_plan", "run_setup", "state", "train"},
     "simulate": {
-        "compress", "config", "config_writer", "errors", "gossip", "node", "random", "run_plan", "run_progress",
-        "run_setup", "run_summary", "state", "train", "wire",
+        "round_record", "compress", "config", "config_writer", "errors", "gossip", "node", "random", "run_plan",
+        "run_progress", "run_setup", "run_summary", "state", "train", "wire",
     },
     "daemon": {
-        "compress", "config", "errors", "gossip", "net", "node", "run_plan", "run_setup", "run_summary", "state",
+        "round_record", "compress", "config", "errors", "gossip", "net", "node", "run_plan", "run_setup", "run_summary", "state",
         "train", "wire",
     },
     "ops": {
         "compress", "config", "config_writer", "errors", "gossip", "net", "random", "run_plan", "run_progress",
         "run_setup", "run_summary", "simulate", "state", "train", "wire",
     },
-    "report": {"errors", "gossip", "ops", "run_progress", "state"},
+    "report": {"round_record", "errors", "gossip", "ops", "run_progress", "state"},
     "study": {
-        "config", "errors", "links", "ops", "report", "run_progress", "run_setup", "simulate", "state", "train",
+        "round_record", "config", "errors", "links", "ops", "report", "run_progress", "run_setup", "simulate", "state", "train",
     },
     "cli": {
         "compress", "config", "config_writer", "daemon", "errors", "gossip", "links", "net", "ops", "report",
@@ -61,7 +62,7 @@ ROOMS: dict[str, set[str]] = {
 }  # fmt: skip
 
 PURE = (
-    "errors", "random", "compress", "wire", "gossip", "run_progress", "node.delivery", "node.membership_codec",
+    "errors", "random", "compress", "wire", "gossip", "round_record", "run_progress", "node.delivery", "node.membership_codec",
     "net.chunks", "net.envelope", "net.hello", "net.rate_limits",
 )  # fmt: skip
 FORBIDDEN_IN_PURE = {

@@ -15,7 +15,6 @@ from typing import Any
 from peer.errors import ConfigError, RemoteProtocolError, SecurityError, StateError
 from peer.gossip import boundary
 from peer.gossip.membership import Change, ChangeKind, Membership, Newcomer, members_after
-from peer.gossip.replicas import ReplicaAlgorithm
 from peer.gossip.session import Session
 from peer.gossip.views import ViewSchedule
 
@@ -320,9 +319,10 @@ class PeerMembership:
             return
         self._allow_for_changes(self._views)
         self._views.enter(self._session.round)
-        if isinstance(self._algorithm, ReplicaAlgorithm):
+        replicas = self._algorithm.replicas
+        if replicas is not None:
             senders, receivers = self._views.all_senders(self.peer), self._views.all_receivers(self.peer)
-            self._algorithm.replicas.change_edges(senders, receivers, self._session.round)
+            replicas.change_edges(senders, receivers, self._session.round)
 
 
 def changing_views(schedule: object, why_no_changes: str | None) -> ViewSchedule | None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from peer.errors import RemoteProtocolError
 from peer.gossip.base import Algorithm, Digests
 from peer.gossip.effects import Send
-from peer.gossip.replicas import ReplicaAlgorithm
 from peer.wire.message import Message, MessageKind, RepairWish
 
 
@@ -32,7 +31,8 @@ class ReplicaAgreement:
 
     def keepers(self) -> tuple[int, ...]:
         """Return who keeps a replica of this peer now, ascending."""
-        return self._algorithm.replicas.receivers if isinstance(self._algorithm, ReplicaAlgorithm) else ()
+        replicas = self._algorithm.replicas
+        return () if replicas is None else replicas.receivers
 
     def hear(self, sender: int, round_: int, digests: Digests) -> None:
         """Take note of what a neighbour's replica should be after its message of a round."""
@@ -76,8 +76,8 @@ class ReplicaAgreement:
 
     def _differing_layers(self, sender: int, round_: int, digests: Digests) -> tuple[int, ...] | None:
         algorithm = self._algorithm
-        senders = algorithm.replicas.senders if isinstance(algorithm, ReplicaAlgorithm) else ()
-        if self._members_change and sender not in senders:
+        replicas = algorithm.replicas
+        if self._members_change and (replicas is None or sender not in replicas.senders):
             return ()  # The edge between us is gone, or not there yet.
         return algorithm.compare_replica(sender, round_, digests)
 
