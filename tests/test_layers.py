@@ -42,8 +42,8 @@ ROOMS: dict[str, set[str]] = {
         "run_progress", "run_setup", "run_summary", "state", "train", "wire",
     },
     "daemon": {
-        "round_record", "compress", "config", "errors", "gossip", "net", "node", "run_plan", "run_setup", "run_summary", "state",
-        "train", "wire",
+        "round_record", "compress", "config", "errors", "gossip", "net", "node", "run_plan", "run_setup",
+        "run_summary", "state", "train", "wire",
     },
     "ops": {
         "compress", "config", "config_writer", "errors", "gossip", "net", "random", "run_plan", "run_progress",
@@ -51,7 +51,8 @@ ROOMS: dict[str, set[str]] = {
     },
     "report": {"round_record", "errors", "gossip", "ops", "run_progress", "state"},
     "study": {
-        "round_record", "config", "errors", "links", "ops", "report", "run_progress", "run_setup", "simulate", "state", "train",
+        "round_record", "config", "errors", "links", "ops", "report", "run_progress", "run_setup", "simulate",
+        "state", "train",
     },
     "cli": {
         "compress", "config", "config_writer", "daemon", "errors", "gossip", "links", "net", "ops", "report",
@@ -62,8 +63,10 @@ ROOMS: dict[str, set[str]] = {
 }  # fmt: skip
 
 PURE = (
-    "errors", "random", "compress", "wire", "gossip", "round_record", "run_progress", "node.delivery", "node.membership_codec",
-    "net.chunks", "net.envelope", "net.hello", "net.rate_limits",
+    "errors", "random", "compress", "wire", "gossip", "round_record", "run_progress", "node.delivery",
+    "node.membership_codec",
+    "net.chunks", "net.envelope", "net.handler", "net.hello",
+    "net.inbox", "net.liveness", "net.neighbor", "net.rate_limits", "net.receipts",
 )  # fmt: skip
 FORBIDDEN_IN_PURE = {
     "asyncio", "socket", "time", "datetime", "logging", "os", "pathlib", "random", "secrets", "torch", "threading",
@@ -194,6 +197,9 @@ def test_pure_layers_touch_nothing_outside(room: str) -> None:
     for module in in_room(room):
         roots = {each.module.partition(".")[0] for each in imports_of(modules()[module])}
         assert not roots & FORBIDDEN_IN_PURE, f"peer.{module} imports {roots & FORBIDDEN_IN_PURE}"
+        for target, each in own_imports(module):
+            pure = any(target == one or target.startswith(f"{one}.") for one in (*PURE, "native", "proto"))
+            assert pure, f"peer.{module}, line {each.line}, imports peer.{target}, which is not pure"
 
 
 def test_nothing_is_ever_pickled() -> None:
