@@ -58,11 +58,6 @@ class PeerMembership:
     # What is known.
 
     @property
-    def can_change(self) -> bool:
-        """Whether members can come and go in this run."""
-        return self._views is not None
-
-    @property
     def is_member(self) -> bool:
         """Whether this peer takes part in the coming round, or the one under way."""
         if self._views is None or self._session.in_round:
