@@ -19,7 +19,7 @@ from typing import Any, cast
 
 from peer.ops.local_cluster import Cluster, peer_environment
 
-_LIBRARIES = ["__main__", "peer.cli", "peer.daemon.process", "sklearn.datasets"]
+_LIBRARIES = ["__main__", "peer.cli", "peer.daemon.process"]
 
 
 class ForkedProcess:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from pathlib import Path
 
@@ -66,6 +67,19 @@ def test_digits_are_always_dealt_alike():
     assert torch.equal(train.batch(everything)[0], second.train_data().batch(everything)[0])
     assert train.batch(everything)[0].max() == 1.0
     assert np.bincount(test.labels).min() > 20
+
+
+def test_digits_are_those_that_scikit_learn_distributes():
+    """The digests were taken of tensors that this task made from `sklearn.datasets.load_digits` of scikit-learn 1.9."""
+    task = resolve_task("digits")
+    digests = []
+    for data in (task.train_data(), task.test_data()):
+        images, labels = data.batch(torch.arange(len(data)))
+        digests.append(hashlib.sha256(images.numpy().tobytes() + labels.numpy().tobytes()).hexdigest())
+    assert digests == [
+        "dab5938bd2c0c161300df4adb4c19a14ab67b08dd86a62090338d11b271c2265",
+        "8501698e4f99266b160c0351c1eb368074448763e4e43e387acd2275768f1507",
+    ]
 
 
 def test_digits_takes_the_width_of_its_hidden_layer():
