@@ -188,10 +188,11 @@ _COLORS = {"error": "red", "warning": "yellow"}
 @peers_option
 @job_options
 @click.option(
-    "--svg", "svg_file", type=click.Path(path_type=Path), metavar="FILE", help="Also draw the graph into an SVG file."
-)
-@click.option(
-    "--png", "png_file", type=click.Path(path_type=Path), metavar="FILE", help="Also draw the graph into a PNG file."
+    "--svg",
+    "svg_file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Also draw the graph into an SVG file; `rsvg-convert` makes a PNG file of it.",
 )
 @json_option
 def graph(
@@ -199,7 +200,6 @@ def graph(
     settings: tuple[str, ...],
     num_peers: int | None,
     svg_file: Path | None,
-    png_file: Path | None,
     as_json: bool,
 ) -> None:
     """Show who sends to whom with which weight, and how fast the graph mixes.
@@ -219,11 +219,9 @@ def graph(
     config, base, count = load_job(config_file, settings, num_peers)
     schedule = run_plan.build_schedule(config, base, count)
     names = [peer.name for peer in config.peers]
-    for file, draw in ((svg_file, graph_view.svg), (png_file, graph_view.png)):
-        if file is not None:
-            drawing = draw(schedule, names=names or None)
-            write_bytes(file, drawing.encode() if isinstance(drawing, str) else drawing)
-            click.echo(f"wrote {file}", err=True)
+    if svg_file is not None:
+        write_bytes(svg_file, graph_view.svg(schedule, names=names or None).encode())
+        click.echo(f"wrote {svg_file}", err=True)
     if as_json:
         print_json(graph_facts(schedule))
     else:

@@ -1,4 +1,4 @@
-"""A mixing schedule for people: as text, as SVG and as PNG.
+"""A graph schedule for people: as text and as SVG, whose colours follow light and dark.
 
 Peers sit on a circle, arrows run from sender to receiver; an edge in both directions is one line without arrowheads. A
 schedule whose graphs take turns is drawn as panels side by side.
@@ -6,7 +6,6 @@ schedule whose graphs take turns is drawn as panels side by side.
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,7 +28,20 @@ MAX_PANELS = 12
 MAX_DRAWN_EDGES = 4096
 """A drawing with more edges than this shows nothing; it keeps the peers and says so."""
 
-INK, FAINT, FILL, ACCENT, PAPER = "#1f2933", "#7b8794", "#e6f0f3", "#1f6f8b", "#ffffff"
+
+@dataclass(frozen=True)
+class _Colours:
+    """Of text, of edges and notes, of a peer's disc and its rim, and behind it all."""
+
+    ink: str
+    faint: str
+    fill: str
+    rim: str
+    paper: str
+
+
+_LIGHT = _Colours("#1f2933", "#66717b", "#e6f0f3", "#1f6f8b", "#ffffff")
+_DARK = _Colours("#e6eaec", "#98a3ab", "#233a44", "#56b4e9", "#1b2125")
 
 
 def text(schedule: Schedule, *, names: Sequence[str] | None = None) -> str:
@@ -78,16 +90,18 @@ def svg(schedule: Schedule, *, names: Sequence[str] | None = None) -> str:
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height:g}"'
             f' viewBox="0 0 {width:g} {height:g}" role="img" aria-label={quoteattr(title(schedule))}>',
             "<style>",
-            "text { font-family: 'Helvetica Neue', Helvetica, Arial, 'DejaVu Sans', sans-serif; text-anchor: middle;"
-            f" fill: {INK}; }}",
+            "text { font-family: 'Helvetica Neue', Helvetica, Arial, 'DejaVu Sans', sans-serif; text-anchor: middle; }",
             ".title { font-size: 16px; font-weight: 600; }",
-            f".note {{ font-size: 12px; fill: {FAINT}; }}",
-            f".weight {{ font-size: 10px; fill: {FAINT}; paint-order: stroke; stroke: {PAPER}; stroke-width: 3px; }}",
-            f".edge {{ fill: none; stroke: {FAINT}; }}",
-            f".head {{ fill: {FAINT}; }}",
-            f".peer {{ fill: {FILL}; stroke: {ACCENT}; stroke-width: 1.5; }}",
+            ".note { font-size: 12px; }",
+            ".weight { font-size: 10px; paint-order: stroke; stroke-width: 3px; }",
+            ".edge { fill: none; }",
+            ".peer { stroke-width: 1.5; }",
+            *_rules(_LIGHT),
+            "@media (prefers-color-scheme: dark) {",
+            *_rules(_DARK),
+            "}",
             "</style>",
-            f'<rect width="100%" height="100%" fill="{PAPER}"/>',
+            '<rect class="paper" width="100%" height="100%"/>',
             *body,
             "</svg>",
             "",
@@ -95,64 +109,17 @@ def svg(schedule: Schedule, *, names: Sequence[str] | None = None) -> str:
     )
 
 
-def png(schedule: Schedule, *, names: Sequence[str] | None = None) -> bytes:
-    """Return the drawing as a PNG file."""
-    # Imported here: `sotto graph` without --png should not wait for it.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.patches import Circle, PathPatch, Polygon
-    from matplotlib.path import Path as Outline
-    from matplotlib.patheffects import AbstractPathEffect, withStroke
-
-    panels = _panels(schedule, names)
-    columns = min(len(panels), 4)
-    rows = -(-len(panels) // columns)
-    side = panels[0].side
-    top, bottom, gap = 58.0, 34.0, 26.0
-    width, height = columns * side, top + rows * (side + gap) + bottom
-    figure = Figure(figsize=(width / 72, height / 72), dpi=144, facecolor=PAPER)
-    FigureCanvasAgg(figure)
-    axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
-    axes.set_xlim(0, width)
-    axes.set_ylim(height, 0)
-    axes.axis("off")
-    axes.text(width / 2, 26, title(schedule), size=13, weight="bold", color=INK, ha="center")
-    axes.text(width / 2, 46, _caption(schedule), size=9.5, color=FAINT, ha="center")
-    halo: list[AbstractPathEffect] = [withStroke(linewidth=3, foreground=PAPER)]
-    for number, panel in enumerate(panels):
-        row, column = divmod(number, columns)
-        dx, dy = column * side, top + row * (side + gap)
-        for edge in panel.edges:
-            vertices = [(x + dx, y + dy) for x, y in (edge.start, edge.bend, edge.end)]
-            outline = Outline(vertices, [Outline.MOVETO, Outline.CURVE3, Outline.CURVE3])
-            axes.add_patch(PathPatch(outline, fill=False, edgecolor=FAINT, linewidth=edge.width, zorder=1))
-            if edge.head:
-                axes.add_patch(Polygon([(x + dx, y + dy) for x, y in edge.head], color=FAINT, linewidth=0, zorder=2))
-        for edge in panel.edges:
-            if edge.label:
-                x, y = edge.label_at
-                label = axes.text(x + dx, y + dy, edge.label, size=7.5, color=FAINT, ha="center", va="center", zorder=3)
-                label.set_path_effects(halo)
-        for peer in panel.peers:
-            circle = Circle((peer.x + dx, peer.y + dy), panel.radius, facecolor=FILL, edgecolor=ACCENT, linewidth=1.2)
-            circle.set_zorder(4)
-            axes.add_patch(circle)
-            if panel.radius >= 7:
-                size = 9.5 if panel.radius >= 12 else 7
-                axes.text(
-                    peer.x + dx, peer.y + dy, peer.label, size=size, color=INK, ha="center", va="center", zorder=5
-                )
-            if peer.name:
-                axes.text(
-                    peer.name_x + dx, peer.name_y + dy, peer.name, size=7.5, color=FAINT, ha="center", va="center"
-                )
-        axes.text(side / 2 + dx, side + 14 + dy, panel.caption, size=9.5, color=FAINT, ha="center")
-    more = len(schedule.matrices) - len(panels)
-    if more:
-        axes.text(width / 2, height - 12, f"and {more} more graphs", size=9.5, color=FAINT, ha="center")
-    file = io.BytesIO()
-    figure.savefig(file, format="png", metadata={"Software": None})
-    return file.getvalue()
+def _rules(colours: _Colours) -> list[str]:
+    # Written out for each scheme: converters such as librsvg know no custom properties.
+    return [
+        f"text {{ fill: {colours.ink}; }}",
+        f".note {{ fill: {colours.faint}; }}",
+        f".weight {{ fill: {colours.faint}; stroke: {colours.paper}; }}",
+        f".edge {{ stroke: {colours.faint}; }}",
+        f".head {{ fill: {colours.faint}; }}",
+        f".peer {{ fill: {colours.fill}; stroke: {colours.rim}; }}",
+        f".paper {{ fill: {colours.paper}; }}",
+    ]
 
 
 def title(schedule: Schedule) -> str:

@@ -1,7 +1,7 @@
 """The style sheet of the report. Colours are from the Okabe–Ito palette, which colour-blind readers can tell apart."""
 
 STYLE = """
-:root{--paper:#fbfbf9;--panel:#fff;--ink:#1c2329;--dim:#66717b;--rule:#e3e5e2;--faint:#eef0ed;
+:root{color-scheme:light dark;--paper:#fbfbf9;--panel:#fff;--ink:#1c2329;--dim:#66717b;--rule:#e3e5e2;--faint:#eef0ed;
 --worst:#c8500a;--mean:#0068a8;--baseline:#00825f;--bound:#9a5b86;--peer:#8b98a5;--warn:#fff3e2;--warn-ink:#7a3d00}
 @media (prefers-color-scheme:dark){:root{--paper:#14181b;--panel:#1b2125;--ink:#e6eaec;--dim:#98a3ab;--rule:#2c343a;
 --faint:#242b30;--worst:#f08a3c;--mean:#56b4e9;--baseline:#2fc295;--bound:#cf93bd;--peer:#8391a0;--warn:#3a2a12;
@@ -64,7 +64,7 @@ td,th{white-space:nowrap}
 .bar i+i{border-radius:0}
 .bar .train,.legend .train{background:var(--mean)}.bar .gossip,.legend .gossip{background:var(--worst)}
 .bar .wait,.legend .wait{background:var(--peer)}
-.paper{background:#fff;border:1px solid var(--rule);border-radius:10px;padding:14px;overflow-x:auto}
+.paper{background:var(--panel);border:1px solid var(--rule);border-radius:10px;padding:14px;overflow-x:auto}
 .paper img{display:block;max-width:100%;max-height:640px;margin:0 auto}
 pre{font:12.5px/1.5 ui-monospace,SFMono-Regular,Menlo,"DejaVu Sans Mono",monospace;background:var(--panel);
 border:1px solid var(--rule);border-radius:10px;padding:14px 16px;overflow-x:auto}

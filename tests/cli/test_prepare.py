@@ -82,11 +82,10 @@ def test_graph_as_json_gives_columns_that_sum_to_one() -> None:
             assert sum(e["weight"] for e in edges if e["sender"] == sender) == pytest.approx(1)
 
 
-def test_graph_draws_files_and_keeps_stdout_for_json() -> None:
-    result = sotto("graph", "-n", "4", "--svg", "g.svg", "--png", "new/g.png", "--json")
+def test_graph_draws_a_file_and_keeps_stdout_for_json() -> None:
+    result = sotto("graph", "-n", "4", "--svg", "new/g.svg", "--json")
     assert json.loads(result.stdout)["num_peers"] == 4
-    assert Path("g.svg").read_text().lstrip().startswith("<")
-    assert Path("new/g.png").read_bytes().startswith(b"\x89PNG")
+    assert Path("new/g.svg").read_text().lstrip().startswith("<")
 
 
 @pytest.mark.parametrize("what", ["models", "tasks", "algorithms", "compressors", "graphs"])
