@@ -1,4 +1,4 @@
-"""Reading MNIST (IDX files) and CIFAR (binary and Python batches), byte by byte as their authors published them.
+"""Reading MNIST (IDX files) and CIFAR (binary batches), byte by byte as their authors published them.
 
 The files come from outside: sizes are checked before anything is allocated, no archive is unpacked to disk, and a
 compressed file is read no further than its header says it goes.
@@ -20,7 +20,6 @@ import numpy.typing as npt
 import torch
 
 from peer.errors import DataError
-from peer.train.datasets.pickled import read_values
 
 _MAX_ITEMS = 2**20
 """Images of one IDX file: far above any data set in that format, and 822 MB of pixels."""
@@ -62,35 +61,35 @@ def find_idx(directory: str | Path, stem: str) -> Path:
 class CifarLayout:
     """In which files one of the two CIFAR sets lies."""
 
+    task: str
     folder: str
-    """Of the binary batches."""
-    python_folder: str
+    """Of the unpacked batches."""
+    archive: str
+    """Without .tar.gz or .tar.xz."""
     train: tuple[str, ...]
-    """Without the ending .bin, which Python batches do not have."""
+    """Without the ending .bin."""
     test: tuple[str, ...]
     label_bytes: int
-    """Labels at the head of a binary record, of which the last counts."""
-    label_key: str
-    """Of the labels of a Python batch."""
+    """Labels at the head of a record, of which the last counts."""
     num_classes: int
 
 
 CIFAR10 = CifarLayout(
+    task="cifar10",
     folder="cifar-10-batches-bin",
-    python_folder="cifar-10-batches-py",
+    archive="cifar-10-binary",
     train=tuple(f"data_batch_{i}" for i in range(1, 6)),
     test=("test_batch",),
     label_bytes=1,
-    label_key="labels",
     num_classes=10,
 )
 CIFAR100 = CifarLayout(
+    task="cifar100",
     folder="cifar-100-binary",
-    python_folder="cifar-100-python",
+    archive="cifar-100-binary",
     train=("train",),
     test=("test",),
     label_bytes=2,
-    label_key="fine_labels",
     num_classes=100,
 )
 
@@ -99,17 +98,13 @@ def read_cifar(directory: str | Path, layout: CifarLayout) -> dict[str, tuple[to
     """Return images uint8[m, 3, 32, 32] and labels int64[m] of each batch by its name, without .bin.
 
     `directory` is the folder of the batches or of their folder, the official archive (.tar.gz or .tar.xz), or a folder
-    with that archive; binary batches are taken before Python batches. A binary record is the labels and 3,072 pixels,
-    channel by channel. Raises DataError for anything else.
+    with that archive. A record is the labels and 3,072 pixels, channel by channel. Raises DataError for anything else.
     """
     result = {}
     for name, data in _find_batches(_folder(directory), layout).items():
-        if name.endswith(".bin"):
-            records = _records(data, name, layout.label_bytes, layout.num_classes)
-            pixels = np.ascontiguousarray(records[:, layout.label_bytes :])
-            labels = records[:, layout.label_bytes - 1].astype(np.int64)
-        else:
-            pixels, labels = _python_batch(data, name, layout)
+        records = _records(data, name, layout.label_bytes, layout.num_classes)
+        pixels = np.ascontiguousarray(records[:, layout.label_bytes :])
+        labels = records[:, layout.label_bytes - 1].astype(np.int64)
         result[name.removesuffix(".bin")] = torch.from_numpy(pixels).view(-1, 3, 32, 32), torch.from_numpy(labels)
     return result
 
@@ -147,29 +142,31 @@ def _read_idx(path: Path, *, magic: int, shape: tuple[int, ...]) -> npt.NDArray[
 
 def _find_batches(path: Path, layout: CifarLayout) -> dict[str, bytes]:
     """Return the batches by the names of their files."""
-    python = (*layout.train, *layout.test)
-    binary = tuple(f"{name}.bin" for name in python)
+    names = tuple(f"{name}.bin" for name in (*layout.train, *layout.test))
+    archives = tuple(f"{layout.archive}{suffix}" for suffix in (".tar.gz", ".tar.xz"))
     if path.is_file():
-        return _read_archive(path, (binary, python))
-    for names, folder in ((binary, layout.folder), (python, layout.python_folder)):
-        for place in (path, path / folder):
-            found = [name for name in names if (place / name).is_file()]
-            if found:
-                lacking = [name for name in names if name not in found]
-                if lacking:
-                    raise DataError(f"data.directory: {place} holds {found[0]} but not {', '.join(lacking)}")
-                return {name: _read_bounded(place / name) for name in names}
-    stem, python_stem = (
-        folder.replace("-batches-bin", "-binary").replace("-batches-py", "-python")
-        for folder in (layout.folder, layout.python_folder)
-    )
-    for archive in (stem, python_stem):
-        for suffix in (".tar.gz", ".tar.xz"):
-            if (path / f"{archive}{suffix}").is_file():
-                return _read_archive(path / f"{archive}{suffix}", (binary, python))
-    raise DataError(
-        f"data.directory: {path} holds neither {layout.folder}/{binary[0]} nor {stem}.tar.gz, nor the Python batches "
-        f"({layout.python_folder}/{python[0]} or {python_stem}.tar.gz)"
+        return _read_archive(path, names, layout)
+    for place in (path, path / layout.folder):
+        found = [name for name in names if (place / name).is_file()]
+        if found:
+            lacking = [name for name in names if name not in found]
+            if lacking:
+                raise DataError(f"data.directory: {place} holds {found[0]} but not {', '.join(lacking)}")
+            return {name: _read_bounded(place / name) for name in names}
+    for archive in archives:
+        if (path / archive).is_file():
+            return _read_archive(path / archive, names, layout)
+    # cifar-10-batches-py, cifar-100-python and their archives.
+    pickled = path.glob(f"{layout.archive.removesuffix('binary')}*py*")
+    if any(pickled) or (path / layout.train[0]).is_file():
+        raise _python_version(path, layout)
+    raise DataError(f"data.directory: {path} holds neither {layout.folder}/{names[0]} nor {archives[0]}")
+
+
+def _python_version(path: Path, layout: CifarLayout) -> DataError:
+    return DataError(
+        f"data.directory: {path} holds the Python version of {layout.task}. Its files are pickles, which can run code "
+        f"and are never read; fetch the binary version, {layout.archive}.tar.gz: `sotto data fetch {layout.task}`"
     )
 
 
@@ -182,15 +179,17 @@ def _read_bounded(path: Path) -> bytes:
         raise _unreadable(path, error) from None
 
 
-def _read_archive(path: Path, choices: tuple[tuple[str, ...], ...]) -> dict[str, bytes]:
-    """Return the files of an archive that one of `choices` names, all of them, found by their last path component;
-    nothing is written to disk."""
+def _read_archive(path: Path, names: tuple[str, ...], layout: CifarLayout) -> dict[str, bytes]:
+    """Return the files of an archive that `names` lists, all of them, found by their last path component; nothing is
+    written to disk."""
     found: dict[str, bytes] = {}
+    is_python = False
     try:
         with tarfile.open(path, "r:*") as archive:
             for member in archive:
                 name = member.name.rpartition("/")[2]
-                if not any(name in names for names in choices) or not member.isreg():
+                is_python = is_python or name in layout.train
+                if name not in names or not member.isreg():
                     continue
                 if name in found:
                     raise DataError(f"{path} holds {name} twice")
@@ -199,13 +198,13 @@ def _read_archive(path: Path, choices: tuple[tuple[str, ...], ...]) -> dict[str,
                 file = archive.extractfile(member)
                 assert file is not None
                 found[name] = file.read()
-                for names in choices:
-                    if all(name in found for name in names):
-                        return {name: found[name] for name in names}
+                if len(found) == len(names):
+                    return {name: found[name] for name in names}
     except _DAMAGED as error:
         raise _unreadable(path, error) from None
-    begun = next((names for names in choices if any(name in found for name in names)), choices[0])
-    raise DataError(f"{path} lacks {', '.join(name for name in begun if name not in found)}")
+    if is_python and not found:
+        raise _python_version(path, layout)
+    raise DataError(f"{path} lacks {', '.join(name for name in names if name not in found)}")
 
 
 def _records(data: bytes, name: str, label_bytes: int, num_classes: int) -> npt.NDArray[np.uint8]:
@@ -217,21 +216,6 @@ def _records(data: bytes, name: str, label_bytes: int, num_classes: int) -> npt.
     if highest >= num_classes:
         raise DataError(f"{name} holds the label {highest}; they go from 0 to {num_classes - 1}")
     return records
-
-
-def _python_batch(data: bytes, name: str, layout: CifarLayout) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """Return pixels uint8[m, 3072] and labels int64[m] of a Python batch."""
-    values = read_values(data, name)
-    pixels, labels = values.get("data"), values.get(layout.label_key)
-    if not isinstance(pixels, np.ndarray) or pixels.ndim != 2 or pixels.shape[1] != PIXELS or not len(pixels):
-        raise DataError(f"{name} holds no array [images, {PIXELS}] under the key data")
-    if not isinstance(labels, list) or len(labels) != len(pixels) or not all(type(label) is int for label in labels):
-        raise DataError(f"{name} holds no list of {len(pixels)} labels under the key {layout.label_key}")
-    low, high = min(labels), max(labels)
-    if low < 0 or high >= layout.num_classes:
-        wrong = low if low < 0 else high
-        raise DataError(f"{name} holds the label {wrong}; they go from 0 to {layout.num_classes - 1}")
-    return pixels, np.array(labels, np.int64)
 
 
 def _unreadable(path: Path, error: BaseException) -> DataError:

@@ -15,6 +15,7 @@ import pytest
 from peer.errors import ConfigError, DataError
 from peer.train.datasets import catalogue
 from peer.train.datasets.catalogue import DATA_SETS, DataSet, RemoteFile, fetch, read_record, unpack
+from peer.train.datasets.image_files import CIFAR10, CIFAR100, CifarLayout
 from peer.train.tasks import TASKS
 from tests.cli.runner import sotto
 from tests.train.datasets.file_server import Shelf, serving
@@ -47,6 +48,11 @@ def shelf(monkeypatch: pytest.MonkeyPatch) -> Iterator[Shelf]:
         }
         monkeypatch.setattr(catalogue, "DATA_SETS", sets)
         yield shelf
+
+
+@pytest.mark.parametrize("layout", [CIFAR10, CIFAR100])
+def test_the_archive_of_cifar_that_is_fetched_is_the_one_that_is_read(layout: CifarLayout):
+    assert [file.name for file in DATA_SETS[layout.task].files] == [f"{layout.archive}.tar.gz"]
 
 
 def test_every_data_set_is_for_a_task_and_comes_over_an_authenticated_connection():

@@ -14,7 +14,7 @@ import torch
 
 from peer.config import TrainingOptions
 from peer.errors import ConfigError, DataError
-from peer.train.datasets.image_files import CIFAR10, read_cifar, read_idx_images, read_idx_labels
+from peer.train.datasets.image_files import CIFAR10, CIFAR100, read_cifar, read_idx_images, read_idx_labels
 from peer.train.local_step import Trainer
 from peer.train.tasks import resolve_task
 
@@ -270,6 +270,26 @@ def test_a_missing_cifar_batch_is_named(tmp_path: Path):
     empty.mkdir()
     with pytest.raises(DataError, match=r"neither cifar-10-batches-bin/data_batch_1\.bin nor cifar-10-binary\.tar\.gz"):
         read10(empty)
+
+
+@pytest.mark.parametrize("name", ["cifar-10-batches-py/data_batch_1", "data_batch_1", "cifar-10-python.tar.gz"])
+def test_whoever_has_the_pickled_version_of_cifar_reads_what_to_fetch(tmp_path: Path, name: str):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_bytes(b"\x80\x02}q\x00.")
+    with pytest.raises(
+        DataError, match=r"Python version of cifar10.*cifar-10-binary\.tar\.gz: `sotto data fetch cifar10`"
+    ):
+        read10(tmp_path)
+    write_cifar10(tmp_path)
+    assert len(read10(tmp_path)) == 6
+
+
+def test_an_archive_of_the_pickled_version_is_named_as_such(tmp_path: Path):
+    write_archive(tmp_path / "a.tar.gz", {"meta": b"x", "train": b"x"}, kind="gz", folder="cifar-100-python/")
+    with pytest.raises(
+        DataError, match=r"a\.tar\.gz holds the Python version of cifar100.* `sotto data fetch cifar100`"
+    ):
+        read_cifar(tmp_path / "a.tar.gz", CIFAR100)
 
 
 def test_an_archive_that_lacks_a_batch_is_refused(tmp_path: Path):
