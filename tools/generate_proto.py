@@ -1,7 +1,9 @@
 """Generates `peer/proto/` from `proto/`; with --check, only proves that it is up to date.
 
-The generated modules are checked in, so that installing needs no protoc. `--check` compares them with freshly
-generated ones, leaving aside the version of the compiler that each was made with.
+The generated modules are checked in, so that installing needs no protoc. They run with
+the protobuf of their compiler and newer ones, up to the end of the next major version; so pyproject.toml pins the
+compiler that belongs to the oldest protobuf it allows. `--check` compares the modules with freshly generated ones,
+leaving aside the version, since newer compilers write the same code.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
+import tomllib
 from pathlib import Path
 from types import ModuleType
 
@@ -55,6 +57,16 @@ def test_another_version_of_the_compiler_is_no_difference(generator: ModuleType,
         version = text[begin : text.index("''", begin)]
         module.write_text(text.replace(version, "ValidateProtobufRuntimeVersion(\n    Domain.PUBLIC, 6, 31, 0,"))
     assert generator.differences(fresh, old) == []
+
+
+def test_the_generated_code_runs_with_every_protobuf_that_may_be_installed() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (wanted,) = [text for text in project["dependencies"] if text.startswith("protobuf")]
+    for module in (ROOT / "peer" / "proto").rglob("*_pb2.py"):
+        found = re.search(r"^# Protobuf Python Version: (\d+)\.(\d+)\.0$", module.read_text(), re.MULTILINE)
+        assert found is not None, module
+        major, minor = map(int, found.groups())
+        assert wanted == f"protobuf>={major}.{minor},<{major + 2}", module
 
 
 def test_the_services_are_what_the_transport_serves() -> None:
