@@ -46,6 +46,7 @@ from peer.run_plan import (
     why_no_changes,
 )
 from peer.train import tasks
+from peer.train.learning_rate import learning_rates, step_size_decay
 from peer.train.local_step import Trainer
 from peer.train.partition import Manifest, partition
 from peer.train.task import Data, Task
@@ -217,11 +218,19 @@ class RunSetup:
                 theta=(options.theta_value,),
                 theta_mode=options.theta,
                 verified=options.theta == "verified",
+                step_size_decay=self._step_size_decay if options.theta == "theorem" else (1.0,),
                 bits_between=self._bits_between,
             ),
             final=FinalRounds(count=final_rounds(self.config, self.schedule)),
             server=ServerOptions(peer=options.server, model_bits=options.model_bits, model_range=options.model_range),
         )
+
+    @cached_property
+    def _step_size_decay(self) -> tuple[float, ...]:
+        """C_α of Theorem 2, round by round."""
+        rounds = self.config.run.rounds
+        rates = learning_rates(self.config.training, rounds)
+        return step_size_decay(rates.rate(t) for t in range(rounds))
 
     @property
     def _bits_between(self) -> tuple[int, int] | None:

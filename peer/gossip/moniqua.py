@@ -105,17 +105,18 @@ class Moniqua(Algorithm):
         unit = 0.0
         if self._theta.mode == "theorem":
             self._theta.see_gradient(max_magnitude(gradient))
-            unit = self._theorem(rate)
+            unit = self._theorem(t, rate)
         self.x = self._gossip.copy_of(reference)
         add_scaled_(self.x, -rate, gradient)
         return self._gossip.begin(t, reference, self._theta, unit)
 
-    def _theorem(self, rate: float) -> float:
-        """Return θ for G∞ = 1."""
+    def _theorem(self, t: int, rate: float) -> float:
+        """Return θ of round t for G∞ = 1."""
         node, n = self.node, self.node.schedule.num_peers
         if node.averaging_rate < 1.0:
             return theorem_3(rate, 1.0, n, self._rho, node.averaging_rate)
-        return theorem_2(rate, 1.0, n, self._rho, decay=node.modulo.step_size_decay)
+        decays = node.modulo.step_size_decay
+        return theorem_2(rate, 1.0, n, self._rho, decay=decays[min(t, len(decays) - 1)])
 
     def advance(self, inbox: Mapping[int, Message]) -> Exchange | None:
         return self._gossip.advance(self.x, inbox, self._theta)

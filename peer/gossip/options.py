@@ -21,8 +21,9 @@ class ModuloOptions:
     theta_mode: ThetaMode = "constant"
     verified: bool = False
     """Carry hashes and repair exactly. The mode "verified" needs it; a constant θ can have it."""
-    step_size_decay: float = 1.0
-    """C_α of Theorem 2: how fast γ falls; 1 where it is constant."""
+    step_size_decay: tuple[float, ...] = (1.0,)
+    """C_α of Theorem 2, one for each round, the last of them for all that follow: how far γ fell; 1 where it is
+    constant."""
     bits_between: tuple[int, int] | None = None
     """The fewest and the most bits that a neighbour's codes may have; None: those of the own compressor."""
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from peer.config import TrainingOptions
 from peer.errors import ConfigError
 
 KINDS = ("constant", "step", "cosine")
@@ -91,15 +92,31 @@ def build(
     return WarmUp(warmup_rounds, schedule) if warmup_rounds > 0 else schedule
 
 
-def step_size_decay(rates: Sequence[float]) -> float:
-    """Return the smallest C_α for which γ_k / γ_{k+t} ≤ C_α holds all along (Moniqua, Theorem 2, with η_α = 1).
+def learning_rates(options: TrainingOptions, rounds: int) -> LearningRate:
+    """Return the configured γ of every round."""
+    return build(
+        options.schedule,
+        peak=options.learning_rate,
+        rounds=rounds,
+        warmup_rounds=options.warmup_rounds,
+        milestones=options.step_milestones,
+        factor=options.step_factor,
+    )
 
-    `rates` are the γ of a run in order, all above 0.
+
+def step_size_decay(rates: Iterable[float]) -> tuple[float, ...]:
+    """Return C_α of each round k: the smallest for which γ_i / γ_j ≤ C_α wherever i ≤ j ≤ k (Moniqua, Theorem 2, with
+    η_α = 1).
+
+    θ_k bounds distances that the steps up to round k led to, and a run may end with any round. So later rounds do not
+    count; with them, a cosine over 1,000 rounds would make the first bounds 4·10⁵ times larger. `rates` are the γ of a
+    run in order, all above 0.
     """
-    largest, decay = 0.0, 1.0
+    decays, largest, decay = [], 0.0, 1.0
     for rate in rates:
         if rate <= 0.0:
             raise ValueError("the bound needs every γ to be above 0")
         largest = max(largest, rate)
         decay = max(decay, largest / rate)
-    return decay
+        decays.append(decay)
+    return tuple(decays)

@@ -26,8 +26,8 @@ from peer.compress.layout import Layout
 from peer.config import TrainingOptions
 from peer.errors import ConfigError, DataError, LocalProtocolError
 from peer.random import SHARED, Purpose, Stream, stream
-from peer.train import learning_rate
 from peer.train.data import Classification
+from peer.train.learning_rate import learning_rates
 from peer.train.memory import aligned, open_device, own_memory_
 from peer.train.model_file import load_model_, model_digest, save_model
 from peer.train.momentum import Momentum
@@ -299,18 +299,6 @@ def class_labels(task: Task, data: Data, indices: torch.Tensor) -> npt.NDArray[n
         return np.zeros(len(indices), np.int64)
     labels: npt.NDArray[np.int64] = data.labels[indices].numpy()
     return labels
-
-
-def learning_rates(options: TrainingOptions, rounds: int) -> learning_rate.LearningRate:
-    """Return the configured γ of every round."""
-    return learning_rate.build(
-        options.schedule,
-        peak=options.learning_rate,
-        rounds=rounds,
-        warmup_rounds=options.warmup_rounds,
-        milestones=options.step_milestones,
-        factor=options.step_factor,
-    )
 
 
 def make_momentum(options: TrainingOptions) -> Momentum:

@@ -23,6 +23,7 @@ from peer.config import TrainingOptions
 from peer.errors import DataError, LocalProtocolError
 from peer.train.data import Batch, Classification, ImageData, TensorData, crop_and_flip
 from peer.train.eight_bit import Network
+from peer.train.learning_rate import learning_rates
 from peer.train.local_step import (
     EVALUATION_BATCH,
     Evaluation,
@@ -34,7 +35,6 @@ from peer.train.local_step import (
     class_labels,
     evaluate_model,
     judge,
-    learning_rates,
     make_momentum,
     make_start_model,
     seed_operators,

@@ -28,7 +28,17 @@ def ring(n):
 
 
 def contexts(
-    schedule, layout, *, compressor="none", seed=7, theta=(), theta_mode=None, verified=False, final_rounds=0, **more
+    schedule,
+    layout,
+    *,
+    compressor="none",
+    seed=7,
+    theta=(),
+    theta_mode=None,
+    verified=False,
+    step_size_decay=(1.0,),
+    final_rounds=0,
+    **more,
 ):
     """Return one NodeContext for each peer; `compressor` is a kind or (kind, settings). θ is adapted where codes are
     verified, and constant otherwise, unless `theta_mode` says something else."""
@@ -43,7 +53,7 @@ def contexts(
             draw_source=PhiloxSource(seed, i),
             compressor=built,
             seed=seed,
-            modulo=ModuloOptions(theta=theta, theta_mode=mode, verified=verified),
+            modulo=ModuloOptions(theta=theta, theta_mode=mode, verified=verified, step_size_decay=step_size_decay),
             final=FinalRounds(count=final_rounds),
             **more,
         )

@@ -14,6 +14,7 @@ from peer.compress.payload import MoreBits, Residues, Rounding
 from peer.errors import ConfigError, DivergenceError, RemoteProtocolError
 from peer.gossip import theta
 from peer.gossip.session import Session
+from peer.train.learning_rate import step_size_decay
 from peer.wire.message import MessageKind, RepairWish
 from tests.gossip.drive import carry_for, gossip, peers, ring, schedule_of, spread, total, train
 from tests.gossip.scenarios import doubly_stochastic
@@ -366,6 +367,24 @@ def test_theta_of_the_theorems_is_never_violated(name, eta):
         max(np.abs(a.x - b.x).max() for a, b in zip(algorithms, exact, strict=True))
         < 0.2 * algorithms[0].metrics().theta
     )
+
+
+@pytest.mark.parametrize("bounds_decay", [True, False])
+def test_theta_of_theorem_2_bounds_distances_that_larger_steps_left(bounds_decay):
+    """γ falls from 0.1 to 1e-5 at once, and so does γ G∞; the distances do not. With C_α = 1 codes are misread."""
+    rng = np.random.default_rng(9)
+    n, d = 5, 30
+    w = 0.2 * ring(n) + 0.8 * np.eye(n)
+    targets = rng.normal(size=(n, d))
+    rates = [0.1] * 20 + [1e-5] * 5
+    decay = step_size_decay(rates) if bounds_decay else (1.0,)
+    algorithms = _moniqua("moniqua", np.zeros(d), w, theta_mode="theorem", step_size_decay=decay, bits=12)
+    exact = peers("d-psgd", schedule_of(w), np.zeros(d))
+    for t, rate in enumerate(rates):
+        for group in (algorithms, exact):
+            gossip(group, t, [a.model() - targets[i] for i, a in enumerate(group)], rate)
+    apart = max(np.abs(a.x - b.x).max() for a, b in zip(algorithms, exact, strict=True))
+    assert (apart < 0.05) == bounds_decay
 
 
 @pytest.mark.parametrize(("rounding", "bits"), [("dither", 1), ("stochastic", 2), ("dither", 2), ("dither", 3)])

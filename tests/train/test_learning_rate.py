@@ -60,8 +60,9 @@ def test_unknown_schedules_are_named():
 
 def test_decay_of_the_step_size_bounds_every_ratio():
     rates = [0.1, 0.3, 0.2, 0.05, 0.1]
-    c = step_size_decay(rates)
-    assert c == pytest.approx(6.0)
-    assert all(rates[k] <= c * later for k in range(5) for later in rates[k:])
+    decays = step_size_decay(rates)
+    assert decays == pytest.approx([1.0, 1.0, 1.5, 6.0, 6.0])
+    for k, c in enumerate(decays):
+        assert all(rates[i] <= c * later for i in range(k + 1) for later in rates[i : k + 1])
     with pytest.raises(ValueError, match="above 0"):
         step_size_decay([0.1, 0.0])
