@@ -226,7 +226,15 @@ def _graph_mixes_in_time(plan: Plan) -> Iterator[Finding]:
     if not plan.averages or plan.num_peers == 1 or not plan.schedule.is_strongly_connected:
         return
     gap = plan.schedule.spectral_gap * plan.averaging_rate
-    if gap * plan.rounds < 1.0:
+    if 0.0 < plan.averaging_rate < 1.0 / plan.rounds:
+        # Not even a complete graph, whose spectral gap is 1, would do.
+        yield _warning(
+            "algorithm.averaging_rate",
+            f"at averaging rate {plan.averaging_rate:g} peers need at least {1.0 / plan.averaging_rate:,.0f} rounds to"
+            f" come closer by a factor e, whatever the graph, and the run has {plan.rounds}; use more rounds, or a"
+            " compressor that keeps more of a message, which allows a higher averaging rate",
+        )
+    elif gap * plan.rounds < 1.0:
         needed = f"about {1.0 / gap:,.0f} rounds" if gap > 1e-12 else "for ever"
         yield _warning(
             "graph.kind",

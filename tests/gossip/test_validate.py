@@ -241,6 +241,26 @@ def test_modulo_codes_belong_to_the_modulo_algorithms():
     assert "cannot read modulo codes" in found("error", "compressor.kind", findings)
 
 
+@pytest.mark.parametrize("kind", ["complete", "ring", "exponential", "star"])
+def test_no_graph_of_two_is_said_to_mix_slowly(kind):
+    """Their spectral gap is 1; only the averaging rate can be too low for a short run."""
+    assert graph(kind, 2).spectral_gap == pytest.approx(1.0)
+    quant_sgp, sparse = SPECS["quant-sgp"], TOP_2
+    for rounds, key in ((1000, None), (10, "algorithm.averaging_rate")):
+        findings = check(quant_sgp, graph(kind, 2), sparse, averaging_rate=0.05, rounds=rounds)
+        slow = [finding for finding in findings if "factor e" in finding.sentence]
+        assert [finding.key for finding in slow] == ([] if key is None else [key])
+        assert all(
+            "at least 20 rounds" in finding.sentence and "use exponential" not in finding.sentence for finding in slow
+        )
+
+
+def test_a_graph_that_mixes_slowly_for_the_length_of_the_run_is_named():
+    findings = check(SPECS["sgp"], graph("directed-ring", 64), NONE, rounds=100)
+    assert "use exponential" in found("warning", "graph.kind", findings)
+    assert check(SPECS["sgp"], graph("directed-ring", 64), NONE, rounds=10_000) == []
+
+
 class OneBitStochastic:
     """The code that `compress.build` refuses to make, as a description."""
 
