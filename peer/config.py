@@ -1,8 +1,8 @@
 """Every option of a run, with its unit in its name and one sentence that says what it does.
 
-One TOML file configures one peer; the sections that describe the job are the same on every device of a run, and the
-hello of the protocol compares them. `load` reads and checks a file; `SECTIONS` is the schema that `sotto init` prints.
-This module knows nothing of what the options set in motion.
+One TOML file configures one peer. The shared sections are the same on every device of a run; peers compare their
+digest in the hello. `load` reads and checks a file; `SECTIONS` is the schema that `sotto init` prints. This module
+does not know what the options control.
 
 Precedence: command-line overrides, then environment (`SOTTO_TRAINING__LEARNING_RATE=0.05`), then the file, then the
 defaults here.
@@ -40,44 +40,45 @@ class RunOptions(Section):
     """The run as a whole; the same on every peer."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] = "digits"
-    """Name of the run: peers of different runs refuse each other."""
+    """Name of the run. Peers of runs with different names refuse each other."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    """Seed of every random number of the run."""
+    """Seed of all random numbers in the run."""
     rounds: Count = 1000
     """Number of gossip rounds."""
 
 
 class PeerOptions(Section):
-    """This device; the only section that differs from peer to peer (with `security` and `state`)."""
+    """Settings of this device; they may differ from peer to peer."""
 
     index: Whole = 0
-    """Position of this peer in `peers`, counted from 0."""
+    """Position of this peer in `[[peers]]`, counted from 0."""
     listen: str | None = "0.0.0.0:7700"
-    """Address and port to accept connections on; leave empty ("") to dial out only."""
+    """Address and port on which to accept connections; empty ("") to accept none and only dial out."""
     min_step_s: NonNegative = 0.0
-    """Make each local step last at least this long: stands for a device of known speed in a study."""
+    """Minimum duration of a local step. Studies use it to imitate a device of known speed."""
     slow_down: NonNegative = 0.0
-    """Wait this many times the duration of each local step after it: makes a fast machine a slow peer for a study."""
+    """After each local step, wait this many times its duration. Studies use it to imitate a slow device."""
     device: str = "cpu"
-    """torch device of the local step: cpu or cuda."""
+    """PyTorch device that computes the local step: cpu or cuda."""
     metrics_listen: str | None = None
-    """Address and port to serve metrics for Prometheus on, to whoever asks (127.0.0.1:9470); nowhere by default."""
+    """Address and port on which to serve Prometheus metrics, without authentication (for example 127.0.0.1:9470). By
+    default they are not served."""
 
 
 class PeerAddress(Section):
     """One entry of `[[peers]]`: a peer as the others see it."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.-]{0,62}$")]
-    """Name of the peer; its certificate is made out to it."""
+    """Name of the peer. Its certificate is issued to this name."""
     advertise: str | None = None
-    """Address and port under which the others reach it; without one it dials all its neighbours itself."""
+    """Address and port at which other peers reach it. Without one, it dials all its neighbours itself."""
     relay: str | None = None
-    """Name of a reachable peer that connects it with neighbours that cannot be dialled either."""
+    """Name of a reachable peer that relays between it and neighbours that cannot be dialled either."""
     joins_later: bool = False
-    """The run begins without it; it becomes a member when it is started. Such peers stand at the end of the list."""
+    """The run begins without this peer; it becomes a member when it is started. Such peers come last in the list."""
     admitted: bool = False
-    """It was signed in when the others had their lists (`sotto sign`), and joins like those above. Only its own list
-    has to name it; such peers stand last of all."""
+    """This peer was admitted with `sotto sign` after the other peers had their lists. It becomes a member when it is
+    started. Only its own list has to name it; such peers come after all others."""
 
     @property
     def is_first(self) -> bool:
@@ -89,60 +90,62 @@ class SecurityOptions(Section):
     """Who may connect."""
 
     mode: Literal["mtls", "tls+token", "insecure"] = "mtls"
-    """mtls: both ends show a certificate of the run's CA. tls+token: listeners show one and callers a shared token, for
-    load balancers that end TLS. insecure: no encryption and no identity, for trials only."""
+    """mtls: both ends present a certificate signed by the run's CA. tls+token: listeners present a certificate and
+    callers a shared token, for load balancers that terminate TLS. insecure: no encryption and no authentication, for
+    experiments only."""
     ca: str = "ca.pem"
-    """Certificate of the run's CA (path relative to this file). tls+token: what listeners are checked against, "system"
-    for the authorities that this machine trusts."""
+    """Certificate of the run's CA (path relative to this file). tls+token: the CA that must have signed the listener's
+    certificate; "system" accepts the authorities that this machine trusts."""
     certificate: str = "peer.pem"
-    """Certificate of this peer."""
+    """Certificate of this peer (path relative to this file)."""
     key: str = "peer.key"
-    """Private key of this peer."""
+    """Private key of this peer (path relative to this file)."""
     revoked: str = "revoked.pem"
-    """The CA's list of revoked certificates, as far as this peer has heard of one; it need not exist."""
+    """The CA's list of revoked certificates, as this peer last received it. The file need not exist."""
     token: str = "token"
-    """tls+token: file with the token, the same on every device."""
+    """tls+token: file that holds the shared token."""
     plain_listener: bool = False
-    """tls+token: listen without TLS, where only the load balancer that ends it can connect."""
+    """tls+token: listen without TLS. Only for a port that nothing but the load balancer can reach."""
 
 
 class StateOptions(Section):
-    """What this peer keeps on disk."""
+    """What this peer stores on disk."""
 
     directory: str = "state"
-    """Folder of checkpoints and metrics (path relative to this file)."""
+    """Folder for checkpoints, journals and metrics (path relative to this file)."""
     durability: Literal["process", "power"] = "process"
-    """process: what happens is written to the journal before anything leaves, and survives kill -9. power: also synced
-    in every round, and survives a power cut."""
+    """process: the journal is written before any message leaves, so the state survives kill -9. power: the journal is
+    also synced to disk in every round, so the state survives a power failure."""
     checkpoint_every_rounds: Whole = 100
-    """Save a checkpoint every this many rounds; 0: only at the end, on SIGTERM and when the journal is long."""
+    """Rounds between checkpoints. 0: save only at the end, on SIGTERM and when the journal reaches a limit below."""
     keep_checkpoints: Count = 2
-    """How many checkpoints to keep, each with the journal after it."""
+    """Number of checkpoints to keep, each with the journal that follows it."""
     journal_mbytes: Count = 512
-    """Save a checkpoint early when the journal is larger than this, in units of 1024² bytes."""
+    """Save a checkpoint early when the journal exceeds this size."""
     recover_within_s: Positive = 2.0
-    """Save a checkpoint early when repeating the rounds in the journal would take longer than this."""
+    """Save a checkpoint early when replaying the journal would take longer than this."""
     ledger: bool = False
-    """Also write every model, weight and frame of every round: what an audit of the conservation of mass needs."""
+    """Also write an audit log with every model, weight and frame of each round, to check that mass is conserved."""
 
 
 class GraphOptions(Section):
-    """Who sends to whom, with which weight, in which round."""
+    """Which peer sends to which others in each round, and with what weights."""
 
     kind: str | tuple[str, ...] = "directed-ring"
-    """A graph family (`sotto list graphs`), or several that take turns."""
+    """A graph (`sotto list graphs`), or a list of graphs that take turns."""
     weights: Literal["auto", "uniform", "metropolis", "explicit"] = "auto"
-    """uniform: every sender splits evenly (column stochastic). metropolis: doubly stochastic on undirected graphs."""
+    """uniform: each sender splits its weight evenly (column stochastic). metropolis: doubly stochastic, for undirected
+    graphs. explicit: those that the graph or its file defines. auto: what suits graph and algorithm."""
     period: Count = 1
-    """Where graphs take turns: how long each one stays, in `period_unit`."""
+    """How long each graph stays where several take turns, in units of `period_unit`."""
     period_unit: Literal["rounds", "epochs"] = "rounds"
-    """Unit of `period`; an epoch is one pass of the largest shard."""
+    """Unit of `period`. An epoch is one pass over the largest share of the training data."""
     degree: Count = 3
-    """Degree of random-regular."""
+    """random-regular: number of neighbours of each peer."""
     probability: Fraction = 0.4
-    """Edge probability of erdos-renyi."""
+    """erdos-renyi, directed-erdos-renyi: probability of each edge."""
     seed: Whole = 0
-    """Seed of the random graphs."""
+    """Seed of random graphs."""
     file: str | None = None
     """JSON or TOML file with explicit matrices or edges, for kind = "file" (path relative to this file)."""
 
@@ -153,50 +156,54 @@ class AlgorithmOptions(Section):
     name: str = "quant-sgp"
     """An algorithm (`sotto list algorithms`)."""
     averaging_rate: Annotated[float, Field(gt=0, le=1)] | None = None
-    """η, how far each round moves toward the neighbours; by default a good value for the algorithm."""
+    """η, how far each round moves a model towards those of its neighbours. The default depends on the algorithm and on
+    the strength of the compression."""
     whole_below: Whole = 0
-    """Layers with fewer numbers than this are sent whole, uncompressed (counted like all the rest)."""
+    """Send layers with fewer numbers than this uncompressed."""
     push_weight_guard: Annotated[float, Field(ge=0, le=1)] = 0.5
-    """Scale the local step by min(1, u / this): keeps a peer that hears nobody from exploding. 0 turns it off."""
+    """Push-sum: scale the local step by min(1, u / this), so that a peer that receives nothing does not diverge. 0: do
+    not scale."""
     final_rounds: Whole | Literal["auto"] = 40
-    """scsp: how many of the last rounds are full-precision gossip; "auto": enough to shrink the distance 1000-fold."""
+    """scsp: number of final rounds of full-precision averaging. "auto": enough to reduce the consensus distance by a
+    factor of 1,000."""
     server: Whole = 0
-    """parameter-server: index of the peer that is the server."""
+    """parameter-server: index of the peer that acts as the server."""
     model_bits: Annotated[int, Field(ge=1, le=16)] | None = None
-    """parameter-server: also quantize the model, to this many bits (the empirical study's variant)."""
+    """parameter-server: also quantize the model to this many bits, as in the empirical study."""
     model_range: Positive = 1.0
-    """parameter-server with model_bits: the grid spans ± this."""
+    """parameter-server with model_bits: the quantization grid covers ± this value."""
     theta: Literal["verified", "constant", "theorem"] = "verified"
-    """Moniqua's θ. verified: adapted, checked by hash, repaired exactly. constant: `theta_value`. theorem: bounds."""
+    """How Moniqua chooses θ. verified: θ adapts, a hash checks each decoded message, and a failed one is repaired
+    exactly. constant: `theta_value`. theorem: the bound of the paper's theorem."""
     theta_value: Positive = 2.0
-    """θ itself (constant), or the first θ (verified)."""
+    """Moniqua: the value of θ (constant), or its first value (verified)."""
 
 
 class CompressorOptions(Section):
-    """What is left out of a message."""
+    """How messages are compressed."""
 
     kind: str = "top_k"
     """A compressor (`sotto list compressors`)."""
     fraction: Annotated[float, Field(gt=0, le=1)] = 0.02
     """top_k, random_k: fraction of each layer that is sent."""
     value_bits: Annotated[int, Field(ge=1, le=16)] | None = 4
-    """top_k, random_k: quantize the values that are sent to this many bits, sign included; none sends them exactly."""
+    """top_k, random_k: bits for each value that is sent, sign included. "none": send values exactly."""
     value_type: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Type of values that travel unquantized (none, top_k and random_k without value_bits)."""
+    """Number type of values that are not quantized (none; top_k and random_k without value_bits)."""
     bits: Annotated[int, Field(ge=1, le=16)] = 8
-    """qsgd, modulo: bits of each number."""
+    """qsgd, modulo: bits per number."""
     unbiased: bool | None = None
-    """qsgd, random_k: the unbiased or the biased variant; by default what the algorithm's theory asks for."""
+    """qsgd, random_k: whether to use the unbiased variant. The default is what the algorithm's theory requires."""
     step: Positive = 0.01
-    """grid: distance of two levels."""
+    """grid: distance between two levels."""
     rounding: Literal["nearest", "stochastic", "dither"] | None = None
-    """modulo: nearest, stochastic or dither; grid: nearest or stochastic. By default dither, and stochastic."""
+    """modulo: nearest, stochastic or dither (the default). grid: nearest or stochastic (the default)."""
     against_last: bool = True
-    """modulo: tell codes as differences to those of the round before, layer by layer, where that takes fewer bytes. For
-    verified θ on the CPU and without a budget; both ends of a link keep a copy of the codes. All peers alike."""
+    """modulo: code a layer against its codes of the round before (the reference codes) where that takes fewer bytes.
+    Needs verified θ, the CPU and no bandwidth budget. Both ends of a link keep a copy of the codes."""
     budget_kbytes_per_s: Positive | None = None
-    """What this peer may send over each of its links, headers included, in units of 1000 bytes/s: it lowers fraction or
-    bits to fit, and waits where that is not enough. Peers may set different numbers, but all of them or none."""
+    """Limit on what this peer sends over each link, headers included. A controller lowers fraction or bits to fit, and
+    the peer waits where that is not enough. Peers may set different limits, but either all set one or none does."""
 
 
 class TrainingOptions(Section):
@@ -205,123 +212,123 @@ class TrainingOptions(Section):
     task: str = "digits"
     """A task (`sotto list tasks`), or your own as "package.module:make_task"."""
     task_options: dict[str, str | int | float | bool] = Field(default_factory=dict)
-    """Passed to the task as keyword arguments."""
+    """Keyword arguments for the task."""
     precision: Literal["auto", "float32", "int8"] = "auto"
-    """int8: compute in 8 bits, where the model is built of layers that can. auto: what the task was tuned for, int8 for
-    digits; float32 for your own."""
+    """int8: train in 8-bit arithmetic, with a model built of layers that support it. auto: int8 for the task digits,
+    float32 for all others."""
     batch_size: Count = 8
-    """Samples of a batch on each peer."""
+    """Samples per batch on each peer."""
     local_steps: Count = 1
-    """τ, gradient steps for each gossip round."""
+    """τ, the number of gradient steps in each round."""
     learning_rate: Positive = 0.1
-    """γ at its highest."""
+    """γ, the learning rate at the peak of its schedule."""
     schedule: Literal["constant", "step", "cosine"] = "cosine"
-    """How γ falls."""
+    """Learning-rate schedule: how γ falls during the run."""
     warmup_rounds: Whole = 50
-    """Rounds of linear warm-up of γ."""
+    """Number of rounds over which γ first rises linearly."""
     step_milestones: tuple[Fraction, ...] = (0.5, 0.75)
-    """step: at which fractions of the run γ is multiplied by step_factor."""
+    """step: fractions of the run at which γ is multiplied by step_factor."""
     step_factor: Positive = 0.1
-    """step: the factor."""
+    """step: factor applied to γ at each milestone."""
     momentum: Literal["none", "heavy-ball", "nesterov", "qg", "qg-nesterov", "adam"] = "nesterov"
-    """qg and qg-nesterov are quasi-global momentum."""
+    """Kind of momentum. qg and qg-nesterov are quasi-global momentum."""
     beta: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """Momentum coefficient (Adam's β₁)."""
+    """Momentum coefficient β (β₁ of Adam)."""
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
-    """Adam's β₂."""
+    """β₂ of Adam."""
     mu: Annotated[float, Field(ge=0, lt=1)] | None = None
-    """Quasi-global momentum: μ; by default beta."""
+    """μ of quasi-global momentum; by default equal to beta."""
     weight_decay: NonNegative = 0.0
-    """λ of the weight decay."""
+    """λ, the weight-decay coefficient."""
     only: tuple[str, ...] = ()
-    """Train, and send, only parameters whose name matches one of these patterns ("head.*"); all when empty."""
+    """Train and send only parameters whose names match one of these patterns ("head.*"). Empty: all parameters."""
     warm_start: str | None = None
-    """safetensors file to start from (path relative to this file)."""
+    """safetensors file with the initial weights (path relative to this file)."""
 
 
 class DataOptions(Section):
-    """The data and how it is split among the peers."""
+    """The training data, and how it is split among the peers."""
 
     directory: str | None = None
-    """Folder of the data set, for tasks that read one."""
+    """Folder that holds the data set, for tasks that read files."""
     partition: Literal["skew", "dirichlet", "shards", "iid"] = "skew"
-    """How the training data is dealt to the peers (every device computes the same split alone)."""
+    """How the training data is split among the peers. Each device computes the same split on its own."""
     skew: Fraction = 0.8
-    """skew: the fraction that is sorted by label and dealt in blocks; the rest is dealt at random."""
+    """skew: fraction of the data that is sorted by label and dealt in blocks. The rest is dealt at random."""
     alpha: Positive = 0.5
-    """dirichlet: concentration; smaller is more skewed."""
+    """dirichlet: concentration parameter. Smaller values give more skewed data."""
     labels_per_peer: Count = 2
-    """shards: different labels of a peer."""
+    """shards: number of different labels on each peer."""
     holdout_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Fraction of each peer's own data that it keeps as a private test split."""
+    """Fraction of its own data that each peer holds out as a private test set."""
 
 
 class RoundOptions(Section):
     """What a round waits for."""
 
     late: Literal["wait", "skip"] = "wait"
-    """wait for every neighbour; or skip a late one: go on without it and apply its message when it comes."""
+    """wait: wait for every neighbour. skip: continue without a late neighbour and apply its message when it arrives."""
     late_after_s: Positive = 2.0
-    """skip: how long after the own message a neighbour counts as late; with adaptive deadlines the most."""
+    """skip: how long a peer waits for a neighbour after sending its own message. The maximum of adaptive deadlines."""
     deadlines: Literal["adaptive", "fixed"] = "adaptive"
-    """skip: adaptive gives each link a deadline of its own, from how late its last 32 messages came. fixed:
-    `late_after_s` for all."""
+    """skip: adaptive derives a deadline for each link from the delays of its last 32 messages. fixed: `late_after_s`
+    for all links."""
     max_skipped_rounds: Count = 20
-    """skip: how many rounds in a row a neighbour may be missed before the peer waits for it after all. Asynchronous
-    algorithms: how many steps a peer takes while it has no neighbour at all."""
+    """skip: number of consecutive rounds that a peer may do without a neighbour before it waits for it. Asynchronous
+    algorithms: number of steps that a peer may take while no neighbour is reachable."""
     leave_out_after_s: Positive = 10.0
-    """skip, with push-sum algorithms: give no weight to a neighbour that has confirmed nothing for this long, until it
-    does; neighbours confirm once a second."""
+    """skip, with push-sum algorithms: give no weight to a neighbour that has confirmed no message for this long, until
+    it confirms one. Neighbours confirm once a second."""
     abandon_after_s: Positive = 30.0
-    """Asynchronous algorithms: give up an exchange whose partner has been away this long; if it had answered, half of
-    the exchange is lost."""
+    """Asynchronous algorithms: abandon an exchange whose partner has been unreachable for this long. If the partner had
+    already answered, half of the exchange is lost."""
 
 
 class EvaluationOptions(Section):
     """When accuracy is measured."""
 
     every_rounds: Whole = 50
-    """Evaluate every this many rounds (and after the last); 0 only after the last."""
+    """Rounds between evaluations. The last round is always evaluated; 0: only the last."""
     share_every: Count = 5
-    """Spread every this many-th evaluation to all peers by gossip (and the last one)."""
+    """Send one in this many evaluations to all peers by gossip. The last one is always sent."""
     keep_models: bool = False
-    """Leave the model of every evaluation in the state folder: `sotto up` measures the consensus distance from them."""
+    """Keep the model of each evaluation in the state folder. `sotto up` computes the consensus distance from them."""
 
 
 class GuardOptions(Section):
-    """When to give up."""
+    """When to stop a run that diverges."""
 
     action: Literal["stop", "rollback"] = "stop"
-    """stop: end the run and say why. rollback: also put the state back to the last checkpoint all peers have."""
+    """stop: end the run and report the reason. rollback: also restore the last checkpoint that all peers have."""
     max_loss: Positive = 1e4
-    """Stop when the training loss exceeds this or is not finite."""
+    """Stop when the training loss exceeds this value or is not finite."""
     max_neighbor_distance: Positive = 1e4
-    """Stop when the local consensus distance exceeds this many times the norm of the model."""
+    """Stop when the distance to the neighbours' models exceeds this many times the norm of the model."""
     min_push_weight: Positive = 1e-6
-    """Stop when the push-sum weight falls below this."""
+    """Stop when the push-sum weight falls below this value."""
 
 
 class TransportOptions(Section):
-    """Sockets. The defaults suit links from 1 Mbit/s to a LAN."""
+    """Connections. The defaults suit links from 1 Mbit/s to a LAN."""
 
     chunk_kbytes: Annotated[int, Field(ge=1, le=4096)] = 1024
-    """Largest piece of a message on the stream, in units of 1024 bytes."""
+    """Size of the largest chunk of a message on a stream."""
     window_kbytes: Annotated[int, Field(ge=64)] = 8192
-    """Credit: bytes on their way to one neighbour that it has not taken yet, in units of 1024 bytes."""
+    """Flow-control credit: how much may be in flight to one neighbour before it has taken any of it."""
     max_message_mbytes: Annotated[int, Field(ge=1)] = 2048
-    """Largest message that is accepted, in units of 1024² bytes."""
+    """Size of the largest message that is accepted."""
     heartbeat_s: Positive = 10.0
-    """An idle link says that it lives this often; after three silent intervals it is closed and dialled anew."""
+    """Interval of heartbeats on an idle link. After three silent intervals the link is closed and dialled again."""
     dial_timeout_s: Positive = 10.0
-    """How long one attempt to connect may take."""
+    """Time limit of one connection attempt."""
     backoff_max_s: Positive = 30.0
-    """Longest pause between two attempts to reconnect (they start at 0.1 s and double, with jitter)."""
+    """Longest pause between two connection attempts. Pauses start at 0.1 s and double, with jitter."""
     give_up_after_s: Positive = 600.0
-    """End the run with an error when a neighbour that is waited for stays away this long."""
+    """Stop with an error when a neighbour that the peer waits for has been unreachable for this long."""
     relay_kbytes_per_s: NonNegative = 1250.0
-    """What this peer carries between others that cannot dial each other, in units of 1000 bytes/s; 0: nothing."""
+    """Limit on the traffic that this peer relays between peers that cannot dial each other. 0: relay nothing."""
     linger_s: Positive = 20.0
-    """After the last round: how long to stay for neighbours that have not finished."""
+    """How long to stay reachable after the last round for neighbours that have not finished."""
 
 
 class Config(Section):
@@ -350,15 +357,17 @@ class Config(Section):
         reachable = {peer.name for peer in self.peers if peer.advertise is not None}
         for peer in self.peers:
             if peer.relay is not None and peer.relay not in reachable:
-                raise ValueError(f"the relay of {peer.name}, {peer.relay!r}, is no peer with an advertise address")
+                raise ValueError(
+                    f"the relay of {peer.name} is {peer.relay!r}, which is not a peer with an advertise address"
+                )
         later = [2 if peer.admitted else int(peer.joins_later) for peer in self.peers]
         if later != sorted(later) or (later and all(later)):
             raise ValueError(
-                "peers with joins_later stand at the end of the list, after at least one that begins, and those that "
-                "were admitted after them"
+                "at least one peer has to begin the run; list the peers in this order: those that begin, those with "
+                "joins_later, those with admitted"
             )
         if self.peers and self.peer.index >= len(self.peers):
-            raise ValueError(f"peer.index is {self.peer.index}, but there are {len(self.peers)} peers (counted from 0)")
+            raise ValueError(f"peer.index is {self.peer.index}, but the {len(self.peers)} peers are counted from 0")
         return self
 
     @property
@@ -391,7 +400,7 @@ class Config(Section):
 
 
 SHARED_SECTIONS = ("run", "graph", "algorithm", "compressor", "training", "data", "rounds", "evaluation", "peers")
-"""The sections that describe the job, and the names of the peers."""
+"""The sections that all peers of a run must share, and the names of the peers."""
 
 SECTIONS: Mapping[str, type[Section]] = {
     "run": RunOptions,
@@ -490,12 +499,12 @@ def _put(tree: dict[str, Any], key: str, value: object, *, source: str) -> None:
     if section not in SECTIONS:
         raise ConfigError("there is no such section", key=section, valid=", ".join(SECTIONS), file=source)
     if section == "peers":
-        raise ConfigError("is a list that only the file can hold, as [[peers]] tables", key=section, file=source)
+        raise ConfigError("can only be set in the file, as [[peers]] tables", key=section, file=source)
     table = tree
     for name in (section, *names[:-1]):
         table = table.setdefault(name, {})
         if not isinstance(table, dict):
-            raise ConfigError("should be a table", key=name, value=table, file=source)
+            raise ConfigError("must be a table", key=name, value=table, file=source)
     table[names[-1]] = value
 
 

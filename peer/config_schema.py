@@ -1,7 +1,7 @@
-"""Says in words what an option accepts, read from the types of `config.py` and nowhere else.
+"""Describes in words what an option accepts, from the types in `config.py` alone.
 
-Error messages, the file that `sotto init` writes and docs/configuration.md all speak through this module, so that
-they cannot disagree with what is checked.
+Error messages, the file that `sotto init` writes and docs/configuration.md take their words from this module, so they
+cannot disagree with what is checked.
 """
 
 from __future__ import annotations

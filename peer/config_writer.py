@@ -24,22 +24,23 @@ Sottovoce: the configuration of one peer.
   sotto validate --config FILE    check it, and the graph and algorithm it describes
   sotto run --config FILE         start the peer
 
-Every key is here, with a sentence that says what it does, what it accepts and its default.
-run, graph, algorithm, compressor, training, data, rounds and evaluation describe the job: they must be
-the same on every device of a run. The other sections are this device's own business.
-A key may be overridden by the environment (SOTTO_TRAINING__LEARNING_RATE=0.05). "none" leaves a key unset.
+Every key is listed with what it does, the values it accepts and its default.
+The sections run, graph, algorithm, compressor, training, data, rounds and evaluation must be the same on every
+device of a run. The other sections may differ from device to device.
+Environment variables override keys (SOTTO_TRAINING__LEARNING_RATE=0.05). The value "none" leaves a key unset.
 """
 
 _RESOLVED_HEADER = """\
-Sottovoce: the configuration of this run as it was resolved from file, environment and command line.
+Sottovoce: the configuration of this run, resolved from file, environment and command line.
 """
 
 _PEERS_EXAMPLE = """\
-All peers of the run, in the same order on every device. name: what the peer's certificate is made out to.
-advertise: address and port under which the others reach it; without one it dials all its neighbours itself.
-relay: without an address, the peer that connects it with neighbours that have none either.
-joins_later: the run begins without it, and it becomes a member when it is started; such peers come last.
-admitted: `sotto sign` writes this for a device that is added later; the others need not list it.
+All peers of the run, in the same order on every device.
+name: name of the peer; its certificate is issued to this name.
+advertise: address and port at which other peers reach it. Without one, it dials all its neighbours itself.
+relay: for a peer without an address, the peer that relays between it and others without an address.
+joins_later: the run begins without this peer; it becomes a member when it is started. Such peers come last.
+admitted: written by `sotto sign` for a device that is added later. Other devices need not list it.
 
 [[peers]]
 name = "kitchen"
@@ -95,7 +96,7 @@ def write_bytes(path: Path, data: bytes, *, force: bool = True) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
     except (FileExistsError, NotADirectoryError):
-        raise ConfigError("cannot be written: a file stands where a folder should be", file=str(path)) from None
+        raise ConfigError("cannot be written: one of its parent folders is a file", file=str(path)) from None
     except OSError as error:
         raise ConfigError(f"cannot be written: {error.strerror}", file=str(path)) from None
 
@@ -103,7 +104,7 @@ def write_bytes(path: Path, data: bytes, *, force: bool = True) -> None:
 def refuse_existing(path: Path) -> None:
     """Raise ConfigError if there is such a file."""
     if path.exists():
-        raise ConfigError("exists already; --force overwrites it", file=str(path))
+        raise ConfigError("already exists; --force overwrites it", file=str(path))
 
 
 def _table(section: Section) -> tomlkit.items.Table:

@@ -28,7 +28,7 @@ def test_the_written_file_documents_every_key_and_means_the_defaults(tmp_path: P
 def test_an_existing_file_is_kept_unless_forced(tmp_path: Path) -> None:
     file = tmp_path / "peer.toml"
     file.write_text("mine")
-    with pytest.raises(ConfigError, match=r"peer\.toml: exists already"):
+    with pytest.raises(ConfigError, match=r"peer\.toml: already exists"):
         write_peer_file(file)
     assert file.read_text() == "mine"
     write_peer_file(file, force=True)

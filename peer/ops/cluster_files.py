@@ -14,7 +14,7 @@ from peer.net.security.authority import CertificateAuthority
 from peer.net.security.certificates import Role
 
 _SHARED_PATHS = (("graph", "file"), ("training", "warm_start"), ("data", "directory"))
-"""Keys of the job whose value is a path relative to the file."""
+"""Keys of shared sections whose value is a path relative to the file."""
 
 
 @dataclass(frozen=True)
@@ -48,12 +48,17 @@ def write_cluster(
     names = [peer.name for peer in config.peers] or [f"peer-{index}" for index in range(len(hosts))]
     if len(names) != len(hosts):
         raise ConfigError(
-            f"the configuration lists {len(names)} [[peers]], but {len(hosts)} are to be made", key="--peers"
+            f"the configuration lists {len(names)} [[peers]], but --peers and --host ask for {len(hosts)}",
+            key="--peers",
         )
     if relay is not None and (relay >= len(hosts) or hosts[relay].address is None):
-        raise ConfigError("is no peer that others can dial", key="--relay", value=relay)
+        raise ConfigError(
+            "is not the number of a peer that others can dial; give that peer a --host", key="--relay", value=relay
+        )
     if join_later >= len(hosts):
-        raise ConfigError("leaves nobody to begin", key="--join-later", value=join_later)
+        raise ConfigError(
+            "leaves no peer to begin the run", key="--join-later", value=join_later, valid=f"0 to {len(hosts) - 1}"
+        )
     folders = [directory / f"peer-{index}" for index in range(len(hosts))]
     authority_files = (directory / "ca.pem", directory / "ca.key")
     operator_files = (directory / "operator.pem", directory / "operator.key")
@@ -88,16 +93,18 @@ def place_peers(num_peers: int | None, hosts: Sequence[str], port: int) -> list[
     """
     count = num_peers or len(hosts)
     if not count:
-        raise ConfigError("is missing", key="--peers", valid="a number, or --host once for each peer")
+        raise ConfigError("is missing", key="--peers", valid="a number of peers, or --host once for each peer")
     if len(hosts) not in {0, 1, count}:
-        problem = f"is given {len(hosts)} times for {count} peers"
+        problem = f"is given {len(hosts)} times, but there are {count} peers"
         raise ConfigError(problem, key="--host", valid="once for each peer, once for all, or not at all")
     if count > 1 and len(hosts) < 2:
         address, first = _split_address(hosts[0] if hosts else "127.0.0.1", port)
         if address is None:
-            raise ConfigError("no peer could be reached by another", key="--host", value="-")
+            raise ConfigError("at least one peer needs an address that others can dial", key="--host", value="-")
         if first + count > 65536:
-            raise ConfigError(f"leaves no room for {count} ports", key="--port", value=first)
+            raise ConfigError(
+                f"leaves no room for {count} ports", key="--port", value=first, valid=f"at most {65536 - count}"
+            )
         return [Host(address, first + index) for index in range(count)]
     placed: list[Host] = []
     for text in hosts or ("127.0.0.1",):
@@ -116,7 +123,7 @@ def _split_address(text: str, default_port: int) -> tuple[str | None, int]:
     if not colon or (":" in host and not host.startswith("[")):
         host, port = text, str(default_port)
     if not host.strip("[]") or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise ConfigError("is no address", key="--host", value=text, valid="HOST, HOST:PORT or -")
+        raise ConfigError("is not an address", key="--host", value=text, valid="HOST, HOST:PORT or -")
     return host.strip("[]"), int(port)
 
 

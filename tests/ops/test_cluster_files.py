@@ -79,11 +79,11 @@ def test_relative_paths_lead_to_the_same_places(tmp_path: Path) -> None:
 def test_a_cluster_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     write_cluster(tmp_path, Config(), place_peers(2, [], 7700))
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    with pytest.raises(ConfigError, match="exists already"):
+    with pytest.raises(ConfigError, match="already exists"):
         write_cluster(tmp_path, Config(), place_peers(2, [], 7700))
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
     (tmp_path / "ca.pem").rename(tmp_path / "moved.pem")
-    with pytest.raises(ConfigError, match="exists already"):
+    with pytest.raises(ConfigError, match="already exists"):
         write_cluster(tmp_path, Config(), place_peers(2, [], 7700))
     assert not (tmp_path / "ca.pem").exists()
     files = write_cluster(tmp_path, Config(), place_peers(2, [], 7700), force=True)
@@ -110,11 +110,11 @@ def test_hosts_are_placed(num_peers: int | None, hosts: list[str], placed: list[
     ("num_peers", "hosts", "fragment"),
     [
         (None, [], "--peers: is missing"),
-        (3, ["a", "b"], "2 times for 3 peers"),
+        (3, ["a", "b"], "2 times, but there are 3 peers"),
         (None, ["a", "b:port"], "'b:port'"),
         (None, ["a", ":5"], "':5'"),
         (None, ["a", "b:70000"], "'b:70000'"),
-        (2, ["-"], "no peer could be reached"),
+        (2, ["-"], "needs an address that others can dial"),
         (9, ["a:65530"], "no room"),
     ],
 )
