@@ -31,12 +31,12 @@ def cli() -> None:
       (copy one folder kits/peer-K to each device)
       sotto run --config peer-0/peer.toml
     \b
-    Look before you start:
+    Check before you start:
       sotto validate --config peer.toml
       sotto graph --peers 8 --graph torus
 
-    Every command has its own --help. Every command also takes -v (log to stderr; -vv logs more) and --debug (show the
-    traceback of an error).
+    Every command has its own --help. Every command also accepts -v (log to stderr; -vv logs more) and --debug (show
+    the traceback of an error).
     """
 
 
@@ -64,8 +64,8 @@ cli.add_section(
 )
 cli.add_section("Devices", (devices.doctor, devices.sign, devices.revoke))
 cli.add_section("Train", (train.up, train.run, train.simulate))
-cli.add_section("While it runs", (control.status, control.stop, control.reload, control.leave, control.remove))
-cli.add_section("Afterwards", (results.export, results.report, results.replay, version))
+cli.add_section("During a run", (control.status, control.stop, control.reload, control.leave, control.remove))
+cli.add_section("After a run", (results.export, results.report, results.replay, version))
 cli.add_section("Links and studies", (shape.shape, study.study))
 
 

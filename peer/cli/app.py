@@ -24,13 +24,13 @@ BROKEN_PIPE = 141
 """What a shell reports for a process that died of SIGPIPE."""
 
 EXIT_CODES: dict[int, str] = {
-    0: "all went well",
-    1: "an error that none of the others describes",
-    2: "wrong usage or configuration; wrong data or task",
-    3: "certificates and keys",
+    0: "success",
+    1: "an error not covered by the other codes",
+    2: "invalid usage, configuration, data or task",
+    3: "invalid or missing certificates or keys",
     4: "training diverged and was stopped",
-    5: "a state or run folder is damaged, locked, or belongs to another run",
-    6: "another peer could not be reached or refused",
+    5: "a state or run folder is damaged, in use, or belongs to another run",
+    6: "another peer could not be reached, or refused",
     70: "a bug in sotto",
     INTERRUPTED: "interrupted (Ctrl-C or SIGTERM)",
 }
@@ -142,7 +142,7 @@ def common_options() -> list[click.Option]:
             expose_value=False,
             hidden=True,
             callback=_set_verbosity,
-            help="Log what happens to stderr; -vv logs more.",
+            help="Write a log to stderr; -vv logs more.",
         ),
         click.Option(
             ["--debug"],
@@ -188,7 +188,7 @@ class StopOnSignal:
         if self.event.is_set():
             raise KeyboardInterrupt
         self.event.set()
-        click.echo("\nsotto: stopping after this round; once more stops at once", err=True)
+        click.echo("\nsotto: stopping after this round; a second signal stops at once", err=True)
 
 
 def raise_log_level() -> None:

@@ -22,9 +22,11 @@ run_option = click.option(
     "directory",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="All peers of a run folder (`sotto up`) or of a cluster folder (`sotto init cluster`).",
+    help="Address all peers of a run folder (`sotto up`) or cluster folder (`sotto init cluster`).",
 )
-all_option = click.option("-a", "--all", "everybody", is_flag=True, help="All peers that the configuration lists.")
+all_option = click.option(
+    "-a", "--all", "everybody", is_flag=True, help="Address all peers listed in the configuration."
+)
 
 
 @click.command(cls=SottoCommand)
@@ -33,10 +35,10 @@ all_option = click.option("-a", "--all", "everybody", is_flag=True, help="All pe
 @all_option
 @json_option
 def status(config_file: Path | None, directory: Path | None, everybody: bool, as_json: bool) -> int:
-    """Show round, loss, accuracy, traffic and neighbours of one peer or of all.
+    """Show the round, loss, accuracy, traffic and neighbours of one peer or of all peers.
 
-    Without options it asks the peer of ./peer.toml. Peers that do not answer are listed as such, and the exit code is
-    then 6.
+    Without options, it asks the peer configured in ./peer.toml. Peers that do not answer are listed as unreachable, and
+    the exit code is then 6.
 
     \b
     Examples:
@@ -62,7 +64,7 @@ def status(config_file: Path | None, directory: Path | None, everybody: bool, as
 @all_option
 @json_option
 def stop(config_file: Path | None, directory: Path | None, everybody: bool, as_json: bool) -> int:
-    """Ask one peer or all to finish the round, save and stop.
+    """Ask one peer or all peers to finish the current round, save their state and stop.
 
     \b
     Examples:
@@ -77,11 +79,11 @@ def stop(config_file: Path | None, directory: Path | None, everybody: bool, as_j
 @config_option
 @json_option
 def reload(config_file: Path | None, as_json: bool) -> int:
-    """Have a running peer read the list of peers in its file again.
+    """Make a running peer read [[peers]] from its configuration file again.
 
-    A peer that is added to [[peers]] is known from then on, and joins when it is started; one that is taken out is left
-    out of the run for good, as by `sotto remove`. Anything else that changed in the file is refused, and all goes on as
-    before. SIGHUP does the same, with the answer in the log.
+    A peer added to the list can join once it is started. A peer removed from the list is excluded from the run for
+    good, as with `sotto remove`. If anything else in the file changed, the reload is refused and nothing changes.
+    SIGHUP does the same and writes the answer to the log.
 
     \b
     Examples:
@@ -96,10 +98,10 @@ def reload(config_file: Path | None, as_json: bool) -> int:
 @config_option
 @json_option
 def leave(config_file: Path | None, as_json: bool) -> int:
-    """Ask a peer to leave the run for good, while the others go on.
+    """Ask a peer to leave the run for good, while the others continue.
 
-    A few rounds later, when all have heard of it, it hands over what it has, saves its model and ends. To stop it for a
-    while instead, `sotto stop` it: the others wait for it then.
+    The change takes effect a few rounds later, once every member knows of it. The peer then hands over its share of the
+    model, saves its own and ends. To stop a peer temporarily, use `sotto stop`: the others then wait for it.
 
     \b
     Examples:
@@ -115,10 +117,10 @@ def leave(config_file: Path | None, as_json: bool) -> int:
 @config_option
 @json_option
 def remove(name: str, config_file: Path | None, as_json: bool) -> int:
-    """Go on without a peer that is lost for good: its device broke, or its state is gone.
+    """Exclude a peer that is lost for good, because its device broke or its state is gone.
 
-    A neighbour of it announces that, and all go on without it. Nobody can take it back: what the peer has is no part of
-    the run any more.
+    One of its neighbours announces the loss, and all members continue without it. This cannot be undone: the state of
+    that peer no longer belongs to the run.
 
     \b
     Examples:
@@ -149,7 +151,7 @@ def remove(name: str, config_file: Path | None, as_json: bool) -> int:
     if as_json:
         print_json(answer)
     else:
-        click.echo(f"{name}: left out from round {answer['from']} on; its neighbours wait for it no longer")
+        click.echo(f"{name}: excluded from round {answer['from']} on; its neighbours no longer wait for it")
     return 0
 
 
@@ -167,21 +169,23 @@ def _tell(
 
 
 def _leaves(answer: dict[str, Any]) -> list[str]:
-    return [f"leaves before round {answer['from']}; round {answer['round']} is under way"]
+    return [f"leaves before round {answer['from']}; it is now in round {answer['round']}"]
 
 
 def _changes(answer: dict[str, Any]) -> list[str]:
     lines = [f"knows {name}, which joins when it is started" for name in answer["added"]]
-    lines += [f"goes on without {name} from round {from_} on" for name, from_ in answer.get("removed", {}).items()]
-    lines += [f"leaves it to others to remove {name}: {why}" for name, why in answer.get("left_to_others", {}).items()]
-    return lines or ["nothing changed in its list of peers"]
+    lines += [f"continues without {name} from round {from_} on" for name, from_ in answer.get("removed", {}).items()]
+    lines += [
+        f"cannot announce the loss of {name} itself: {why}" for name, why in answer.get("left_to_others", {}).items()
+    ]
+    return lines or ["its list of peers is unchanged"]
 
 
 def find_peer_files(directory: Path) -> list[Path]:
     """Return the peer.toml of every peer below a run folder or cluster folder. Raises ConfigError if there is none."""
     files = [*directory.glob("peers/peer-*/peer.toml"), *directory.glob("peer-*/peer.toml")]
     if not files:
-        problem = "holds no peers (peer-*/peer.toml)" if directory.is_dir() else "no such folder"
+        problem = "contains no peers (peer-*/peer.toml)" if directory.is_dir() else "no such folder"
         raise ConfigError(problem, file=str(directory))
     return sorted(files, key=lambda file: (len(file.parent.name), file.parent.name))
 
@@ -189,7 +193,7 @@ def find_peer_files(directory: Path) -> list[Path]:
 def _call(config_file: Path | None, directory: Path | None, everybody: bool, verb: str) -> list[dict[str, Any]]:
     """Return each peer's answer; one that gave none has `error` and `exit_code` instead."""
     if directory is not None and (config_file is not None or everybody):
-        raise ConfigError("names all peers by itself; leave out --config and --all", key="--run")
+        raise ConfigError("already addresses all peers; omit --config and --all", key="--run")
     targets: list[tuple[Config, Path, int | PeerAddress | None]]
     if directory is not None:
         # By their advertised addresses, with their own certificates: the folder may be a copy on another machine.

@@ -12,23 +12,27 @@ from peer.cli.options import json_option
 
 @click.command(cls=SottoCommand)
 @click.argument("model", metavar="MODEL")
-@click.option("-b", "--batch", type=click.IntRange(min=1), default=32, show_default=True, help="Samples of a batch.")
+@click.option("-b", "--batch", type=click.IntRange(min=1), default=32, show_default=True, help="Samples per batch.")
 @click.option(
-    "--norm", default="range-evonorm", show_default=True, metavar="NAME", help="Norm, where the model has one."
+    "--norm",
+    default="range-evonorm",
+    show_default=True,
+    metavar="NAME",
+    help="Normalization layer, for models that have one.",
 )
 @click.option(
     "--size",
     type=click.IntRange(min=8),
     metavar="N",
-    help="Pixels of a side of the images, or pieces of a sentence; by default 32 or 128.",
+    help="Image width and height in pixels (default 32), or sentence length in tokens (default 128).",
 )
 @json_option
 def profile(model: str, batch: int, norm: str, size: int | None, as_json: bool) -> None:
     """Measure what training a model costs one peer, in float32 and in 8 bits.
 
-    Memory that is kept for the backward pass, the peak of a step, CPU time, multiplications by the type of their
-    operands, and the size of a message to one neighbour. Takes half a minute and more: each precision is measured in
-    processes of its own.
+    Reports the memory kept for the backward pass, the peak memory and CPU time of a step, the number of multiplications
+    by operand type, and the size of a message to one neighbour. Takes half a minute or more, because each precision is
+    measured in separate processes.
 
     \b
     Examples:

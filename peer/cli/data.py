@@ -50,19 +50,19 @@ def list_data(as_json: bool) -> None:
     "--output",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Folder to put the files in; by default data/NAME.",
+    help="Folder for the files; by default data/NAME.",
 )
 @click.option(
     "--mirror",
     metavar="URL",
-    help="Fetch the files from this address, with their names added, instead of the official one.",
+    help="Fetch URL/FILENAME for each file instead of using the official address.",
 )
 @json_option
 def fetch(name: str, output: Path | None, mirror: str | None, as_json: bool) -> None:
-    """Fetch the files of a data set, each whole and checked, or not at all.
+    """Download the files of a data set and verify their checksums.
 
-    What is there already is checked and left. An interrupted fetch goes on where it was when the same command is run
-    again. Files whose checksum nobody publishes are recorded in SHA256SUMS beside them by the first fetch.
+    Files that already exist are verified and kept. To resume an interrupted download, run the same command again. Where
+    no checksum is published, the first download records one in SHA256SUMS, and later downloads are checked against it.
 
     \b
     Examples:
@@ -83,7 +83,7 @@ def fetch(name: str, output: Path | None, mirror: str | None, as_json: bool) -> 
         print_json({"name": name, "directory": str(directory), "files": files, "recorded": list(found.recorded)})
         return
     for file in found.files:
-        how = "fetched" if file.fetched else "was there"
+        how = "fetched" if file.fetched else "verified"
         click.echo(f"{how:<10} {file.path} ({file.size:,} bytes, SHA-256 {file.sha256[:16]}…)")
     if found.recorded:
         click.echo(f"recorded   checksums of {', '.join(found.recorded)} in {directory / catalogue.RECORD}")

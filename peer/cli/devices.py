@@ -1,4 +1,4 @@
-"""Commands for the devices of a cluster: sign a new one's request, take a lost one's certificate back."""
+"""Commands for the devices of a cluster: sign the request of a new one, revoke the certificate of a lost one."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 @click.command(cls=SottoCommand)
 @click.argument("directory", type=click.Path(path_type=Path))
 @click.argument("request", type=click.Path(path_type=Path, exists=True, dir_okay=False))
-@click.option("--relay", metavar="NAME", help="A peer that all can dial: it connects the new one, which nobody can.")
+@click.option("--relay", metavar="NAME", help="Peer that relays for the new one, which others cannot dial.")
 @json_option
 def sign(directory: Path, request: Path, relay: str | None, as_json: bool) -> None:
-    """Sign the request of a new device, made there by `sotto init --join`.
+    """Sign the certificate request that a new device made with `sotto init --join`.
 
-    DIRECTORY is the cluster's folder, with ca.key. The device gets a folder peer-K in it, with everything but the key,
-    which never left the device: copy its files beside that. Started there, it joins the run, also one under way;
-    nothing changes for the others. A device that is in the list of peers already gets a new certificate. Compare the
-    thumbprint with the one that the device printed.
+    DIRECTORY is the cluster folder that holds ca.key. Before you sign, compare the key's thumbprint with the one that
+    the device printed. The command writes a folder peer-K with everything but the private key, which never leaves the
+    device: copy these files beside peer.key. Once started, the new peer joins the run, even one in progress; the other
+    devices need no change. A device that is already listed gets a renewed certificate.
 
     \b
     Examples:
@@ -47,9 +47,9 @@ def sign(directory: Path, request: Path, relay: str | None, as_json: bool) -> No
         return
     click.echo(f"key        {print_}")
     click.echo(f"signed     {done.identity.name}, until {done.identity.not_after:%Y-%m-%d}")
-    click.echo(f"copy       {done.folder}/* into the device's folder, beside its peer.key")
+    click.echo(f"copy       {done.folder}/* to the device, into the folder that holds its peer.key")
     if not done.known:
-        click.echo(f"new peer   number {done.index}; it joins when it is started: sotto run --config peer.toml")
+        click.echo(f"new peer   index {done.index}; it joins when it is started: sotto run --config peer.toml")
 
 
 def _described(done: Admitted, thumbprint: str) -> dict[str, Any]:
@@ -71,15 +71,15 @@ def _described(done: Admitted, thumbprint: str) -> dict[str, Any]:
 @click.option(
     "--keep-newest",
     is_flag=True,
-    help="Spare the certificate issued last: for a device that has a new one after its key was lost.",
+    help="Keep the newest certificate: for a device that has a new one because its old key was lost.",
 )
 @json_option
 def revoke(directory: Path, name: str, keep_newest: bool, as_json: bool) -> int:
-    """Take the certificates of a peer or operator back, and tell the running peers.
+    """Revoke the certificates of a peer or operator, and inform the running peers.
 
-    DIRECTORY is the cluster's folder, with ca.key. Peers end the links to a revoked peer at once, pass the list on to
-    their neighbours, and keep it. One that was told is enough. If none can be reached, the list lies in
-    DIRECTORY/revoked.pem: put it beside the ca.pem of any peer.
+    DIRECTORY is the cluster folder that holds ca.key. Peers close their links to a revoked peer at once, store the list
+    and pass it on, so it is enough to reach one of them. If none can be reached, copy DIRECTORY/revoked.pem beside the
+    ca.pem of any peer.
 
     \b
     Examples:
@@ -103,11 +103,11 @@ def revoke(directory: Path, name: str, keep_newest: bool, as_json: bool) -> int:
         for each in revoked:
             click.echo(f"revoked  {each.name}, certificate {each.thumbprint}")
         for peer in told:
-            click.echo(f"told     {peer}")
+            click.echo(f"informed {peer}")
         for peer, why in failed.items():
-            click.echo(f"not told {peer}: {why}")
+            click.echo(f"failed   {peer}: {why}")
         if not told:
-            click.echo(f"nobody was told; put {directory / enrollment.LIST_FILE} beside the ca.pem of any peer")
+            click.echo(f"no peer was informed; copy {directory / enrollment.LIST_FILE} beside the ca.pem of any peer")
     return 0 if told else PeerUnreachable.exit_code
 
 
@@ -115,11 +115,11 @@ def revoke(directory: Path, name: str, keep_newest: bool, as_json: bool) -> int:
 @config_option
 @json_option
 def doctor(config_file: Path | None, as_json: bool) -> int:
-    """Check what stands between this peer and its neighbours, and say what to do about it.
+    """Diagnose the connections between this peer and its neighbours, and suggest remedies.
 
-    Looks at the configuration, certificates and keys, the port, and at each neighbour in both directions: whether it
-    can be dialled and can dial back, its release, job and clock. It helps while the peer runs and before; the
-    neighbours have to run. The exit code is 0 if nothing is wrong, else that of the first error.
+    Checks the configuration, certificates, keys and port. For each neighbour, checks whether it can be dialled and can
+    dial back, and compares release, shared configuration and clock. It works whether or not this peer is running, but
+    its neighbours must be. The exit code is 0 if no fault is found, otherwise that of the first error.
 
     \b
     Examples:

@@ -35,7 +35,7 @@ set_option = click.option(
     "settings",
     metavar="SECTION.KEY=VALUE",
     multiple=True,
-    help="Override one key of the configuration; may be repeated. VALUE is written as in TOML; quotes may be left out.",
+    help="Override one key of the configuration; may be repeated. VALUE uses TOML syntax; quotes are optional.",
 )
 
 peers_option = click.option(
@@ -44,7 +44,7 @@ peers_option = click.option(
     "num_peers",
     metavar="N",
     type=click.IntRange(min=1),
-    help=f"Number of peers; by default those of the configuration, or {DEFAULT_PEERS}.",
+    help=f"Number of peers; by default the number in the configuration, or {DEFAULT_PEERS}.",
 )
 
 _SHORTHANDS: Mapping[str, tuple[str, type, str, str]] = {
@@ -52,10 +52,10 @@ _SHORTHANDS: Mapping[str, tuple[str, type, str, str]] = {
         "data.skew",
         float,
         "FRACTION",
-        "How far data is sorted by label before it is dealt: 0 not at all, 1 all.",
+        "Fraction of the data that is sorted by label before it is split: 0 is none, 1 is all.",
     ),
     "rounds": ("run.rounds", int, "N", "Number of gossip rounds."),
-    "seed": ("run.seed", int, "N", "Seed of every random number of the run."),
+    "seed": ("run.seed", int, "N", "Seed of all random numbers in the run."),
     "algorithm": ("algorithm.name", str, "NAME", "Algorithm, see `sotto list algorithms`."),
     "compressor": ("compressor.kind", str, "NAME", "Compressor, see `sotto list compressors`."),
     "graph": ("graph.kind", str, "NAME", "Graph, see `sotto list graphs`."),

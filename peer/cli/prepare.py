@@ -16,7 +16,7 @@ from peer.errors import ConfigError
 if TYPE_CHECKING:
     from peer.gossip.topology import Schedule
 
-force_option = click.option("--force", is_flag=True, help="Overwrite files that exist.")
+force_option = click.option("--force", is_flag=True, help="Overwrite existing files.")
 
 
 @click.group(cls=SottoGroup, invoke_without_command=True)
@@ -35,13 +35,13 @@ force_option = click.option("--force", is_flag=True, help="Overwrite files that 
     "join",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
-    help="On a new device: write its private key and a request for a certificate into DIR.",
+    help="On a new device: write its private key and a certificate request into DIR.",
 )
-@click.option("--name", metavar="NAME", help="--join: name of the new peer.")
+@click.option("--name", metavar="NAME", help="With --join: name of the new peer.")
 @click.option(
     "--host",
     metavar="HOST[:PORT]",
-    help='--join: where the others reach it; leave it out (or give "-") where nobody can: it dials out.',
+    help='With --join: address at which others reach the new peer; omit it (or give "-") if it can only dial out.',
 )
 @force_option
 @click.pass_context
@@ -56,14 +56,14 @@ def init(
 ) -> None:
     """Write a configuration file with a comment above every key.
 
-    With --join: prepare a device that is to join a cluster. Its key stays where it is made; carry DIR/request.pem to
-    the machine that holds the cluster's folder, and sign it there with `sotto sign`.
+    With --join: prepare a new device for an existing cluster. Its private key stays on the device. Take DIR/request.pem
+    to the machine that holds the cluster folder, and sign it there with `sotto sign`.
 
     \b
     Examples:
-      sotto init                                write ./peer.toml with the defaults
-      sotto init -o job.toml -s graph.kind=torus
-      sotto init cluster kits --peers 8         certificates and one folder for each peer
+      sotto init                                write ./peer.toml with default values
+      sotto init -o run.toml -s graph.kind=torus
+      sotto init cluster kits --peers 8         write certificates and one folder for each peer
       sotto init --join garage --name garage --host 10.0.0.9
     """
     if context.invoked_subcommand is not None:
@@ -75,10 +75,10 @@ def init(
             raise ConfigError("is missing", key="--name", valid="the name of the new peer")
         thumbprint = enrollment.request(join, name, host, 7700)
         click.echo(f"wrote {join / 'peer.key'} and {join / enrollment.REQUEST_FILE}; key {thumbprint}")
-        click.echo(f"where the cluster was made: sotto sign KITS {enrollment.REQUEST_FILE}")
+        click.echo(f"next, where the cluster was created: sotto sign KITS {enrollment.REQUEST_FILE}")
         return
     if name or host:
-        raise ConfigError("goes with --join", key="--name" if name else "--host")
+        raise ConfigError("can only be used with --join", key="--name" if name else "--host")
     from peer.config_writer import write_peer_file
 
     config, _ = load_config(None, settings)
@@ -94,24 +94,29 @@ def init(
     "hosts",
     multiple=True,
     metavar="HOST[:PORT]",
-    help="Where peer 0, 1, 2, … is reached; give it once for each peer, or once for all of them on one machine (ports "
-    'then count up). "-" is a peer that nobody can reach: it dials out. Without --host all run on this machine.',
+    help="Address at which peer 0, 1, 2, … is reached. Give it once for each peer, or once for all on one machine "
+    '(ports then count up). "-" is a peer that others cannot reach: it dials out. Default: all on this machine.',
 )
 @click.option(
-    "--port", type=click.IntRange(1, 65535), metavar="PORT", default=7700, show_default=True, help="First or only port."
+    "--port",
+    type=click.IntRange(1, 65535),
+    metavar="PORT",
+    default=7700,
+    show_default=True,
+    help="Port, or the first of several.",
 )
 @click.option(
     "--relay",
     type=click.IntRange(min=0),
     metavar="K",
-    help='Peer K connects those given as "-" with each other; without it two of them cannot be neighbours.',
+    help='Peer K relays between peers given as "-"; without a relay, two of them cannot be neighbours.',
 )
 @click.option(
     "--join-later",
     type=click.IntRange(min=0),
     metavar="N",
     default=0,
-    help="The run begins without the last N peers; each becomes a member when it is started.",
+    help="Begin the run without the last N peers; each becomes a member when it is started.",
 )
 @job_options
 @force_option
@@ -128,16 +133,16 @@ def cluster(
 ) -> None:
     """Write everything that the devices of a run need into DIRECTORY.
 
-    That is a certificate authority (ca.pem, ca.key), an operator's certificate for `status` and `stop`, and for each
-    peer a folder peer-K with peer.toml, peer.pem, peer.key and a copy of ca.pem. Copy one of these folders to each
-    device, and keep ca.key to yourself: whoever has it can issue certificates.
+    DIRECTORY then holds a certificate authority (ca.pem, ca.key), an operator certificate for `sotto status` and
+    `sotto stop`, and for each peer a folder peer-K with peer.toml, peer.pem, peer.key and a copy of ca.pem. Copy one of
+    these folders to each device. Keep ca.key private: whoever has it can issue certificates.
 
     \b
     Examples:
       sotto init cluster kits --peers 8
       sotto init cluster kits --host 10.0.0.1 --host 10.0.0.2 --host -
       sotto init cluster kits --host 10.0.0.1 --host - --host - --relay 0
-      sotto init cluster kits --peers 4 --config job.toml --set run.rounds=5000
+      sotto init cluster kits --peers 4 --config run.toml --set run.rounds=5000
       sotto init cluster kits --peers 6 --join-later 2
     """
     from peer.ops.cluster_files import place_peers, write_cluster
@@ -156,8 +161,9 @@ def cluster(
 def validate(config_file: Path | None, settings: tuple[str, ...], num_peers: int | None, as_json: bool) -> int:
     """Check a configuration, its graph and its algorithm before anything runs.
 
-    Says what the theory has against it: errors are what cannot converge, warnings what may not. The exit code is 2 if
-    there is an error. Without --config it looks at ./peer.toml; with --peers alone, at the defaults.
+    Reports errors for configurations that cannot run or converge, and warnings for those that may not converge or cost
+    more than expected. The exit code is 2 if there is an error. Without --config it checks ./peer.toml; with --peers
+    and no --config, the default configuration.
 
     \b
     Examples:
@@ -202,9 +208,9 @@ def graph(
     svg_file: Path | None,
     as_json: bool,
 ) -> None:
-    """Show who sends to whom with which weight, and how fast the graph mixes.
+    """Show which peer sends to which others and with what weights, and how fast the graph mixes.
 
-    Without --config it looks at ./peer.toml; with --peers alone, at the defaults.
+    Without --config it reads ./peer.toml; with --peers and no --config, the default configuration.
 
     \b
     Examples:
@@ -256,7 +262,7 @@ def graph_facts(schedule: Schedule) -> dict[str, Any]:
 @click.argument("what", type=click.Choice(["models", "tasks", "algorithms", "compressors", "graphs"]))
 @json_option
 def show(what: str, as_json: bool) -> None:
-    """List the models, tasks, algorithms, compressors or graphs that there are.
+    """List the available models, tasks, algorithms, compressors or graphs.
 
     \b
     Examples:

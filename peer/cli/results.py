@@ -22,7 +22,7 @@ TOLERANCE = 1e-9
     "peer_index",
     type=click.IntRange(min=0),
     metavar="K",
-    help="Only the model of peer K of a run folder.",
+    help="Export the model of peer K of a run folder instead of the average.",
 )
 @click.option(
     "-o",
@@ -33,19 +33,19 @@ TOLERANCE = 1e-9
     metavar="FILE",
     help="File to write.",
 )
-@click.option("--int8", is_flag=True, help="Write the weights in 8 bits, for inference in 8 bits.")
+@click.option("--int8", is_flag=True, help="Write 8-bit weights, for inference in 8-bit arithmetic.")
 @click.option("--force", is_flag=True, help="Overwrite the file if it exists.")
 @json_option
 def export(source: Path, peer_index: int | None, output: Path, int8: bool, force: bool, as_json: bool) -> None:
-    """Write a trained model as safetensors.
+    """Write a trained model to a safetensors file.
 
-    SOURCE is a run folder (the average of all peers, or one of them with --peer), or the folder of one peer (its newest
-    checkpoint). The model is de-biased: what push-sum algorithms keep is divided by its weight. Names of tensors are
-    those of the model's state_dict.
+    SOURCE is a run folder (exports the average of all peers, or one peer with --peer) or the folder of one peer
+    (exports its newest checkpoint). The model is de-biased: push-sum values are divided by their weight. Tensor names
+    are those of the model's state_dict.
 
-    With --int8 the file holds codes of 8 bits and a scale for every matrix, and the ranges of activations, taken from
-    2,048 training samples; `peer.train.int8_file.load_int8` reads it. The accuracy of what was written is printed
-    beside that of the same weights in float32.
+    With --int8 the file holds 8-bit codes and one scale for each matrix, and the ranges of activations measured on
+    2,048 training samples. `peer.train.int8_file.load_int8` reads such a file. The command also prints the accuracy of
+    the exported model and of the same weights in float32.
 
     \b
     Examples:
@@ -69,13 +69,19 @@ def export(source: Path, peer_index: int | None, output: Path, int8: bool, force
 
 @click.command(cls=SottoCommand)
 @click.argument("directory", metavar="RUN_DIR", type=click.Path(path_type=Path))
-@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="By default RUN_DIR/report.html.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="File to write; by default RUN_DIR/report.html.",
+)
 @json_option
 def report(directory: Path, output: Path | None, as_json: bool) -> None:
-    """Render the report of a run folder anew.
+    """Render the report of a run folder again.
 
-    The report is one HTML file that needs nothing else: curves, bytes of every link, graph, configuration. A run that
-    is still going on, or was cut off, is shown as far as it got.
+    The report is one self-contained HTML file with learning curves, bytes of each link, the graph and the
+    configuration. A run that is still in progress or was interrupted is shown up to its last record.
 
     \b
     Examples:
@@ -95,11 +101,11 @@ def report(directory: Path, output: Path | None, as_json: bool) -> None:
 @click.argument("scenario", metavar="FILE", type=click.Path(path_type=Path))
 @json_option
 def replay(scenario: Path, as_json: bool) -> None:
-    """Run a scenario file through algorithm, compressor and encoded bytes, in float64.
+    """Run a scenario file through an algorithm, its compressor and the encoded bytes, in float64.
 
-    --json prints the trajectory {"x": …, "z": …, "u": …} of every node, before round 0 and after each round; without it
-    only the last models are shown. A file that says what to expect is compared with it; the exit code is 1 if they
-    differ by more than 1e-9.
+    --json prints the trajectory {"x": …, "z": …, "u": …} of every node, before round 0 and after each round; without
+    --json only the last models are shown. If the file contains an expected trajectory, the result is compared with it,
+    and the exit code is 1 if they differ by more than 1e-9.
 
     \b
     Examples:
@@ -120,6 +126,8 @@ def replay(scenario: Path, as_json: bool) -> None:
             shown = "  ".join(f"{value:.6g}" for value in values[:6])
             click.echo(f"  node {node}  {shown}{'  …' if len(values) > 6 else ''}")
         if difference is not None:
-            click.echo(f"largest difference from what the file expects: {difference:.3g}")
+            click.echo(f"largest difference from the expected trajectory: {difference:.3g}")
     if difference is not None and difference > TOLERANCE:
-        raise SottoError(f"{scenario}: differs by {difference:.3g} from what the file expects, more than {TOLERANCE:g}")
+        raise SottoError(
+            f"{scenario}: the result differs from the expected trajectory by {difference:.3g}, more than {TOLERANCE:g}"
+        )

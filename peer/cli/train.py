@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from peer.state.metrics import Summary
 
 name_option = click.option(
-    "--name", metavar="NAME", help="Name of the run folder; by default that of the run, numbered."
+    "--name",
+    metavar="NAME",
+    help="Name of the run folder; by default the name of the run, with a number if it is taken.",
 )
 runs_option = click.option(
     "--runs-dir",
@@ -38,12 +40,12 @@ runs_option = click.option(
     default=Path("runs"),
     show_default=True,
     metavar="DIR",
-    help="Where run folders lie.",
+    help="Folder that contains the run folders.",
 )
 baseline_option = click.option(
-    "--no-baseline", is_flag=True, help="Leave out the comparison with one process that trains on all data."
+    "--no-baseline", is_flag=True, help="Skip the comparison with one process that trains on all data."
 )
-live_option = click.option("--no-live", is_flag=True, help="Print a line now and then instead of the live view.")
+live_option = click.option("--no-live", is_flag=True, help="Print progress lines instead of the live view.")
 
 
 @click.command(cls=SottoCommand)
@@ -54,8 +56,8 @@ live_option = click.option("--no-live", is_flag=True, help="Print a line now and
 @click.option(
     "--resume",
     metavar="NAME",
-    help="Go on with a run that was stopped or broke off, as it was configured: its folder. With --peers, new ones "
-    "join it, or the newest leave it, until there are so many.",
+    help="Resume a run that was stopped or interrupted, from its folder and with its configuration. With --peers N, "
+    "peers join or the newest ones leave until there are N.",
 )
 @runs_option
 @live_option
@@ -73,15 +75,15 @@ def up(
 ) -> int:
     """Train with N real peers on this machine.
 
-    Each peer is a process with its own port, key, data and state folder; they talk over mutual TLS on loopback. The run
-    folder then holds the resolved configuration, metrics, the model (safetensors) and report.html. Ctrl-C finishes the
-    round and saves; once more stops at once; --resume goes on from there.
+    Each peer is a process with its own port, key, data and state folder; peers communicate over mutual TLS on loopback.
+    The run folder then holds the resolved configuration, the metrics, the model (safetensors) and report.html. Ctrl-C
+    finishes the round and saves; a second Ctrl-C stops at once. --resume continues the run.
 
     \b
     Examples:
       sotto up
       sotto up --peers 4 --skew 0 --rounds 500
-      sotto up --config job.toml --set training.learning_rate=0.05 --name slower
+      sotto up --config run.toml --set training.learning_rate=0.05 --name slower
       sotto up --resume slower
       sotto up --resume slower --peers 10
       sotto up --no-live --json > summary.json
@@ -90,7 +92,9 @@ def up(
         directory = find_run_to_resume(runs_dir, resume)
         if config_file is not None or settings or name is not None:
             raise ConfigError(
-                "goes on with the run as it was configured", key="--resume", valid="alone, or with --peers"
+                "keeps the configuration of the run; omit --config, --set and --name",
+                key="--resume",
+                valid="alone, or with --peers",
             )
         config, base = load_config(directory / "peers" / "peer-0" / "peer.toml", ())
         count = config.num_listed
@@ -129,7 +133,7 @@ def up(
     "--rate-kbit",
     type=click.FloatRange(min=0, min_open=True),
     metavar="KBIT/S",
-    help="Rate of each link; by default unlimited.",
+    help="Rate of each link; unlimited by default.",
 )
 @click.option(
     "--latency-ms",
@@ -137,7 +141,7 @@ def up(
     default=0.0,
     show_default=True,
     metavar="MS",
-    help="Latency of each link, one way.",
+    help="One-way latency of each link.",
 )
 @click.option(
     "--step-ms",
@@ -145,19 +149,21 @@ def up(
     default=10.0,
     show_default=True,
     metavar="MS",
-    help="How long a local step takes on the virtual clock.",
+    help="Duration of a local step on the virtual clock.",
 )
 @click.option(
     "--slow",
     multiple=True,
     metavar="PEER=FACTOR",
-    help="This peer's steps take so many times as long; may be repeated.",
+    help="Make the local steps of one peer FACTOR times as long; may be repeated.",
 )
-@click.option("--stacked", is_flag=True, help="Train all peers as one batch: many times faster, equal within rounding.")
+@click.option(
+    "--stacked", is_flag=True, help="Train all peers as one batch: much faster, with results equal within rounding."
+)
 @baseline_option
 @name_option
 @runs_option
-@click.option("--no-save", is_flag=True, help="Write no run folder; only print the figures.")
+@click.option("--no-save", is_flag=True, help="Write no run folder; only print the results.")
 @live_option
 @json_option
 def simulate(
@@ -176,10 +182,10 @@ def simulate(
     no_live: bool,
     as_json: bool,
 ) -> int:
-    """Train with N peers inside this process, on a virtual clock.
+    """Simulate training with N peers in one process, on a virtual clock.
 
-    Algorithm, compressor and encoded bytes are those of real peers, and so are the models, bit for bit; only processes,
-    sockets and time are simulated. Links have a rate and a latency.
+    Algorithm, compressor and encoded bytes are those of real peers, and the models are identical to the last bit. Only
+    processes, sockets and time are simulated. Links have a rate and a latency.
 
     \b
     Examples:
@@ -225,11 +231,11 @@ def simulate(
 @config_option
 @set_option
 def run(config_file: Path | None, settings: tuple[str, ...]) -> int:
-    """Run one peer in the foreground: the daemon.
+    """Run the daemon of one peer in the foreground.
 
-    Without --config it reads ./peer.toml. SIGTERM or Ctrl-C finishes the round, saves and says goodbye; a second one
-    stops at once. Started again, it goes on where it saved. SIGHUP, or `sotto reload`, has it read its list of peers
-    again. Under systemd it reports readiness (Type=notify).
+    Without --config it reads ./peer.toml. SIGTERM or Ctrl-C finishes the round, saves the state and closes the
+    connections; a second signal stops at once. When started again, the peer resumes exactly where it stopped. SIGHUP or
+    `sotto reload` makes it read its list of peers again. Under systemd it reports readiness (Type=notify).
 
     \b
     Examples:
@@ -258,9 +264,9 @@ def find_run_to_resume(runs_dir: Path, name: str) -> Path:
     """Return the folder of a run of `sotto up` that has not come to its end. Raises ConfigError if it is none."""
     directory = runs_dir / name
     if not (directory / "peers" / "peer-0" / "peer.toml").is_file():
-        raise ConfigError("holds no run of `sotto up`", key="--resume", file=str(directory))
+        raise ConfigError("is not the folder of a run of `sotto up`", key="--resume", file=str(directory))
     if (directory / "model.safetensors").exists():
-        raise ConfigError("holds a run that is complete", key="--resume", file=str(directory))
+        raise ConfigError("the run in this folder is already complete", key="--resume", file=str(directory))
     return directory
 
 
@@ -276,10 +282,10 @@ def choose_directory(runs_dir: Path, name: str | None, default: str) -> Path:
             directory = runs_dir / f"{default}-{number}"
         return directory
     if Path(name).name != name or name in {".", ".."}:
-        raise ConfigError("is not a plain folder name", key="--name", value=name)
+        raise ConfigError("must be a folder name without a path", key="--name", value=name)
     directory = runs_dir / name
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise ConfigError("holds a run already; choose another --name, or remove it", file=str(directory))
+        raise ConfigError("already contains a run; choose another --name, or delete the folder", file=str(directory))
     return directory
 
 
@@ -331,7 +337,7 @@ def _parse_slow(text: str, num_peers: int) -> tuple[int, float]:
     except ValueError:
         slow = -1, 0.0
     if not (0 <= slow[0] < num_peers and 0 < slow[1] < 1e6):
-        valid = f"PEER=FACTOR, with a peer from 0 to {num_peers - 1} and a factor above 0"
+        valid = f"PEER=FACTOR with a peer from 0 to {num_peers - 1} and a factor above 0"
         raise ConfigError("is not valid", key="--slow", value=text, valid=valid)
     return slow
 

@@ -1,4 +1,4 @@
-"""The command that finds η and γ of a job, and shows where the cliff is."""
+"""The command that finds η and γ for a configuration, and shows where training collapses."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     default=40,
     show_default=True,
     metavar="N",
-    help="Simulate at most this many runs; most of them are much shorter than the job.",
+    help="Simulate at most this many runs, most of them much shorter than the configured one.",
 )
 @click.option(
     "--budget-seconds",
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     default=600.0,
     show_default=True,
     metavar="S",
-    help="Spend at most this long; where the plan would take longer, all runs become shorter.",
+    help="Time limit; if the plan would exceed it, all runs are shortened.",
 )
-@click.option("--write", is_flag=True, help="Write both rates into the --config file; its comments stay.")
+@click.option("--write", is_flag=True, help="Write both rates into the --config file; its comments are kept.")
 @json_option
 def tune(
     config_file: Path | None,
@@ -48,23 +48,23 @@ def tune(
     write: bool,
     as_json: bool,
 ) -> int:
-    """Find the averaging rate η and the learning rate γ of a job.
+    """Find a good averaging rate η and learning rate γ for a configuration.
 
-    Simulates the job with rates around the configured ones: many short runs, then fewer and longer ones, the last of
-    them in full. What counts is the accuracy of the worst peer, then the consensus distance. With strong compression
-    accuracy rises with both rates up to a cliff, beyond which models collapse or diverge: the table shows it, and the
-    rates that are chosen stay one step away from it. The same job, seed and number of trials give the same result if
-    the time suffices.
+    Simulates the run with rates around the configured ones: many short runs, then fewer and longer ones, the last of
+    them in full length. Results are ranked by the accuracy of the worst peer, then by consensus distance. With strong
+    compression, accuracy rises with both rates up to a cliff, beyond which models collapse or diverge. The table shows
+    the cliff, and the chosen rates stay one step away from it. The result is repeatable for the same configuration,
+    seed and number of trials unless the time runs out.
 
     \b
     Examples:
-      sotto tune --config job.toml --write
+      sotto tune --config run.toml --write
       sotto tune --algorithm choco-sgd --graph ring --skew 0.8
       sotto tune --rounds 300 --trials 20 --budget-seconds 60 --json
     """
     config, base, count = load_job(config_file, settings, num_peers)
     if write and config_file is None:
-        raise ConfigError("needs a file to write to", key="--write", valid="together with --config FILE")
+        raise ConfigError("needs a file to write to; add --config FILE", key="--write")
     from peer.ops import tune as tuner
 
     def report(trial: Trial, number: int) -> None:
@@ -122,17 +122,19 @@ def _print(found: Tuning, written: str | None) -> None:
     click.echo()
     click.echo(f"{_sentence(best)}; {len(found.trials)} trials in {found.seconds:.0f} s")
     if not found.safe:
-        click.echo(f"not confirmed: {_REASONS[found.ended]}, so the next steps to the cliff were not all run in full")
+        click.echo(
+            f"not confirmed: {_REASONS[found.ended]}, so not all rates next to the chosen ones were run in full length"
+        )
     if found.shortened:
-        click.echo(f"the longest runs had {found.rounds} rounds: give --budget-seconds more for the whole length")
+        click.echo(f"the longest runs had {found.rounds} rounds; raise --budget-seconds to run the full length")
     if written is not None:
-        click.echo(f"wrote {written}; the file must be the same in these two keys on every peer of the run")
+        click.echo(f"wrote {written}; both keys must be the same on every peer of the run")
 
 
 _REASONS = {
-    "done": "no point is a step away from the cliff",
-    "trials used up": "all trials were used up",
-    "time used up": "the time was used up",
+    "done": "every point is next to the cliff",
+    "trials used up": "the number of trials was reached",
+    "time used up": "the time limit was reached",
     "stopped": "the search was stopped",
 }
 
@@ -157,7 +159,7 @@ def _table(found: Tuning) -> Table:
         table.add_row(f"{eta:g}" if found.averages else "", *cells)
     shorter = sorted({trial.rounds for trial in newest.values()})
     if len(shorter) > 1:
-        table.caption = "dim: shorter runs, of " + " or ".join(f"{rounds}" for rounds in shorter[:-1]) + " rounds"
+        table.caption = "dim: shorter runs of " + " or ".join(f"{rounds}" for rounds in shorter[:-1]) + " rounds"
     return table
 
 

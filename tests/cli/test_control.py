@@ -146,7 +146,7 @@ def test_a_newcomer_may_be_the_only_one_that_can_tell_where_a_peer_was_lost(aske
     result = sotto("remove", "peer-1", "-c", "kits/peer-0/peer.toml")
     assert result.exit_code == 0
     assert asked == [("peer-0", "status"), ("peer-0", "remove"), ("garage", "remove")]
-    assert "left out from round 20 on" in result.stdout
+    assert "excluded from round 20 on" in result.stdout
 
 
 def test_a_list_that_was_read_again_is_summed_up(asked: list[tuple[str, str]]) -> None:
@@ -154,6 +154,6 @@ def test_a_list_that_was_read_again_is_summed_up(asked: list[tuple[str, str]]) -
     assert asked == [("peer-1", "reload")]
     assert result.stdout.splitlines() == [
         "peer-1: knows shed, which joins when it is started",
-        "peer-1: goes on without peer-1 from round 12 on",
-        "peer-1: leaves it to others to remove peer-9: not heard",
+        "peer-1: continues without peer-1 from round 12 on",
+        "peer-1: cannot announce the loss of peer-9 itself: not heard",
     ]

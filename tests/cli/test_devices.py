@@ -86,7 +86,7 @@ def test_a_key_that_is_there_is_not_overwritten() -> None:
     ("arguments", "words"),
     [
         (("init", "--join", "x"), "--name: is missing"),
-        (("init", "--name", "x"), "--name: goes with --join"),
+        (("init", "--name", "x"), "--name: can only be used with --join"),
         (("sign", "kits", "kits/ca.pem"), "not a request for a certificate"),
         (("sign", "kits/peer-0", "request.pem"), "this is done where the cluster was made"),
         (("revoke", "kits", "nobody"), "no certificate made out to 'nobody' was issued from kits"),
@@ -102,8 +102,8 @@ def test_what_cannot_be_done_is_a_sentence(arguments: tuple[str, ...], words: st
 def test_revoking_reaches_every_folder_and_says_when_nobody_could_be_told() -> None:
     result = sotto("revoke", "kits", "peer-1")
     assert result.exit_code == 6
-    assert "not told peer-0: peer 0: nobody listens at 127.0.0.1:7700" in result.stdout
-    assert "put kits/revoked.pem beside the ca.pem of any peer" in result.stdout
+    assert "failed   peer-0: peer 0: nobody listens at 127.0.0.1:7700" in result.stdout
+    assert "copy kits/revoked.pem beside the ca.pem of any peer" in result.stdout
     with pytest.raises(SecurityError, match="the certificate of 'peer-1' was revoked"):
         load_credentials(SecurityOptions(), Path("kits/peer-1"), "peer-1")
     assert load_credentials(SecurityOptions(), Path("kits/peer-0"), "peer-0") is not None

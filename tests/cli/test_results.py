@@ -47,7 +47,7 @@ def test_replay_compares_with_what_the_file_expects() -> None:
     result = sotto("replay", "s.json")
     assert result.exit_code == 0
     assert "sgp: 2 nodes, 1 rounds" in result.stdout
-    assert "largest difference from what the file expects: " in result.stdout
+    assert "largest difference from the expected trajectory: " in result.stdout
 
 
 def test_a_trajectory_that_differs_is_printed_and_fails() -> None:
@@ -55,4 +55,4 @@ def test_a_trajectory_that_differs_is_printed_and_fails() -> None:
     result = sotto("replay", "s.json", "--json")
     assert result.exit_code == 1
     assert json.loads(result.stdout)["x"][1] == [[0.05], [0.05]]
-    assert "differs by 0.01" in result.stderr
+    assert "differs from the expected trajectory by 0.01" in result.stderr

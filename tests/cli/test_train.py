@@ -101,5 +101,5 @@ def test_run_folders_are_numbered_unless_named(tmp_path: Path) -> None:
     assert choose_directory(tmp_path, None, "digits") == tmp_path / "digits-3"
     assert choose_directory(tmp_path, "digits", "x") == tmp_path / "digits"
     (tmp_path / "digits" / "summary.json").write_text("")
-    with pytest.raises(ConfigError, match="holds a run already"):
+    with pytest.raises(ConfigError, match="already contains a run"):
         choose_directory(tmp_path, "digits", "x")
