@@ -35,7 +35,7 @@ def algorithm_spec(config: Config) -> AlgorithmSpec:
     name = config.algorithm.name
     if name not in gossip.ALGORITHMS:
         raise ConfigError(
-            "is no algorithm", key="algorithm.name", value=name, valid=", ".join(sorted(gossip.ALGORITHMS))
+            "unknown algorithm", key="algorithm.name", value=name, valid=", ".join(sorted(gossip.ALGORITHMS))
         )
     return gossip.ALGORITHMS[name].spec
 
@@ -100,13 +100,13 @@ def why_no_changes(config: Config) -> str | None:
     spec = algorithm_spec(config)
     if not spec.changes_members:
         able = ", ".join(each.name for each in gossip.specs() if each.changes_members)
-        return f"{spec.name} needs the same peers throughout; algorithms with which members may change: {able}"
+        return f"with {spec.name} members cannot change during a run; use one of {able}"
     if spec.modulo and config.algorithm.theta == "theorem":
-        return 'the bound of algorithm.theta = "theorem" is that of one graph: members may change with "verified"'
+        return 'with algorithm.theta = "theorem" members cannot change (its bound holds for one graph); use "verified"'
     if config.rounds.late != "wait":
-        return 'members may change with rounds.late = "wait" only'
+        return 'members can change only with rounds.late = "wait"'
     if config.compressor.budget_kbytes_per_s is not None:
-        return "members cannot change in a run with compressor.budget_kbytes_per_s"
+        return "with compressor.budget_kbytes_per_s members cannot change; leave that key unset"
     return None
 
 
@@ -200,8 +200,8 @@ def validate_config(config: Config, base: Path, num_peers: int | None = None) ->
     if config.guard.action == "rollback" and algorithm_spec(config).modulo and config.algorithm.theta == "verified":
         # Repairs and messages share one sequence of numbers, and may come in another order the second time.
         sentence = (
-            "the repairs of verified codes are numbered with the messages, so that peers whose state was put back may"
-            ' wait for each other; set guard.action = "stop", or algorithm.theta = "constant"'
+            "repairs of verified codes share the numbering of messages, so peers whose state was rolled back may wait"
+            ' for each other; set guard.action = "stop", or algorithm.theta = "constant"'
         )
         findings.append(validate.Finding("error", "guard.action", sentence))
     # A job that names its peers without any address is for `sotto up` and the simulator.
@@ -214,15 +214,15 @@ def _later_peers(config: Config) -> Iterator[validate.Finding]:
     """Say where peers are listed that could never join."""
     sentence = why_no_changes(config)
     if sentence is not None and any(not peer.is_first for peer in config.peers):
-        yield validate.Finding("error", "peers", f"not all begin, and {sentence}")
+        yield validate.Finding("error", "peers", f"some peers are listed to join later, but {sentence}")
 
 
 def unreachable_pairs(config: Config, schedule: Schedule, only: int | None = None) -> list[str]:
     """Return a sentence for each two neighbours of whom neither can be dialled; `only` asks for one peer's own."""
     return [
-        f"{config.peers[one].name} and {config.peers[other].name} are neighbours in this graph, and neither has an "
-        "advertise address at which the other could dial it; give one of them an address or a relay, or choose a graph "
-        "in which they are not neighbours"
+        f"{config.peers[one].name} and {config.peers[other].name} are neighbours in this graph, but neither has an "
+        "advertise address that the other could dial; give one of them an address or a relay, or choose a graph in "
+        "which they are not neighbours"
         for one, peer in enumerate(config.peers[: schedule.num_peers])
         for other in sorted({*schedule.all_receivers(one), *schedule.all_senders(one)})
         if one < other and only in (None, one, other)
@@ -236,23 +236,23 @@ def _budget_findings(config: Config, schedule: Schedule) -> Iterator[validate.Fi
         return
     key, spec = "compressor.budget_kbytes_per_s", algorithm_spec(config)
     if spec.asynchronous:
-        sentence = f"{spec.name} has no rounds that a budget could be shared out to; leave this key unset"
+        sentence = f"{spec.name} has no rounds, so a budget per round cannot be computed; leave this key unset"
         yield validate.Finding("error", key, sentence)
         return
-    sentence = "a budget follows the clock: two runs of this configuration no longer end in the same bits"
+    sentence = "a budget depends on the clock, so two runs of this configuration do not end with identical models"
     yield validate.Finding("warning", key, sentence)
     compressor = build_compressor(config)
     if len(variants_of(compressor)) == 1:
         kind = compressor.kind if spec.compresses else f"{spec.name}, which sends in full precision,"
         sentence = (
-            f"{kind} has nothing to turn down, so that peers can only slow down to keep to the budget; use top_k,"
-            " random_k, qsgd or modulo for messages that become smaller"
+            f"{kind} cannot reduce its messages, so peers can only slow down to stay within the budget; use top_k,"
+            " random_k, qsgd or modulo to get smaller messages instead"
         )
         yield validate.Finding("warning", key, sentence)
     elif len(budget_variants(config, schedule)) == 1:
         sentence = (
-            "this algorithm, averaging rate and graph leave no room for smaller messages, so that peers can only slow"
-            " down to keep to the budget; leave algorithm.averaging_rate unset, or lower it"
+            "with this algorithm, averaging rate and graph, messages cannot become smaller, so peers can only slow down"
+            " to stay within the budget; leave algorithm.averaging_rate unset, or lower it"
         )
         yield validate.Finding("warning", key, sentence)
 

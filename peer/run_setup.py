@@ -175,12 +175,12 @@ class RunSetup:
         """Raise ConfigError if the run cannot go on between these members."""
         if self.config.graph.file is not None:
             if not set(members) <= set(self.first_members):
-                raise ConfigError("a graph from a file has no place for a peer that joins", key="graph.file")
+                raise ConfigError("a graph from a file cannot take in a peer that joins", key="graph.file")
             union = restricted(np.sum([matrix.dense() for matrix in self.schedule.matrices], axis=0), members)
             kept = Schedule.from_matrices([union / union.sum(axis=0)])
             if len(members) > 1 and not kept.is_strongly_connected:
                 raise ConfigError(
-                    "without that peer not every peer hears of every other; let the run end, or give it another graph",
+                    "without that peer the graph is no longer connected; let the run end, or use another graph",
                     key="graph.file",
                 )
         if len(members) > 1:
@@ -296,7 +296,7 @@ class RunSetup:
         follows rounds."""
         if local_steps.needs_displacement:
             raise ConfigError(
-                f"follows the rounds of all peers, and {self.config.algorithm.name} has none",
+                f"quasi-global momentum needs rounds, but {self.config.algorithm.name} has none",
                 key="training.momentum",
                 value=self.config.training.momentum,
                 valid="none, heavy-ball, nesterov, adam",

@@ -70,5 +70,5 @@ def build_pair_node(name: str, node: NodeContext, x0: FloatArray) -> PairNode:
 
 def _class_of(name: str) -> type[Algorithm] | type[PairNode]:
     if name not in ALGORITHMS:
-        raise ConfigError("is no algorithm", key="algorithm.name", value=name, valid=", ".join(ALGORITHMS))
+        raise ConfigError("unknown algorithm", key="algorithm.name", value=name, valid=", ".join(ALGORITHMS))
     return ALGORITHMS[name]

@@ -156,7 +156,7 @@ class Boundary:
         if is_new and not inbox:
             if not algorithm.spec.push_sum:
                 raise StateError(
-                    "the sponsor of this peer was lost before it handed over its model; let one of the others remove "
+                    "the sponsor of this peer was lost before it handed over its model; have another peer remove "
                     "this peer, and join under another entry"
                 )
             algorithm.x *= algorithm.x.dtype.type(UNSPONSORED_WEIGHT)

@@ -97,7 +97,7 @@ class ParameterServer(Algorithm):
         self.server = node.server.peer
         if self.server not in peers:
             raise ConfigError(
-                "is no peer of the run", key="algorithm.server", value=self.server, valid=f"0 to {len(peers) - 1}"
+                "is not a peer of this run", key="algorithm.server", value=self.server, valid=f"0 to {len(peers) - 1}"
             )
         self._workers = tuple(j for j in peers if j != self.server)
         self._model_grid: Compressor | None

@@ -96,7 +96,7 @@ def build_graphs(kind: str, request: GraphRequest) -> tuple[Graph, ...]:
         raise ConfigError("a run needs at least one peer", key="peers", value=request.num_peers, valid="1 or more")
     family = FAMILIES.get(kind)
     if family is None:
-        raise ConfigError("there is no such graph", key="graph.kind", value=kind, valid=", ".join(FAMILIES))
+        raise ConfigError("unknown graph", key="graph.kind", value=kind, valid=", ".join(FAMILIES))
     if not 0 <= request.seed < 1 << 63:
         raise ConfigError("is out of range", key="graph.seed", value=request.seed, valid="0 to 2^63 − 1")
     return family.build(request)
@@ -119,9 +119,9 @@ def _torus(request: GraphRequest) -> tuple[Graph, ...]:
     n = request.num_peers
     rows = next((r for r in range(math.isqrt(n), 1, -1) if n % r == 0), 0)
     if rows == 0:
-        why = f"{n} is prime" if n > 3 else f"{n} peers are too few"
+        why = f"{n} is prime" if n > 3 else f"{n} is too small"
         raise ConfigError(
-            f"a torus needs a number of peers that is a product of two numbers of at least 2, and {why}",
+            f"a torus needs a number of peers that is the product of two factors of at least 2, but {why}",
             key="graph.kind",
             value="torus",
             valid="4, 6, 8, 9, 10, 12, … peers, or kind = ring",
@@ -148,7 +148,7 @@ def _hypercube(request: GraphRequest) -> tuple[Graph, ...]:
     if n & (n - 1):
         below = 1 << (n.bit_length() - 1)
         raise ConfigError(
-            f"a hypercube needs a power of two as the number of peers, not {n}",
+            f"a hypercube needs a number of peers that is a power of two, but there are {n}",
             key="graph.kind",
             value="hypercube",
             valid=f"{below} or {2 * below} peers, or kind = exponential",
@@ -172,20 +172,23 @@ def _star(request: GraphRequest) -> tuple[Graph, ...]:
 def _random_regular(request: GraphRequest) -> tuple[Graph, ...]:
     n, degree = request.num_peers, request.degree
     if not 0 < degree < n:
-        valid = f"1 to {n - 1} for {n} peers" if n > 1 else "any other graph: one peer has no neighbours"
+        valid = f"1 to {n - 1} for {n} peers" if n > 1 else "another graph: a single peer has no neighbours"
         raise ConfigError(
-            "every peer has at most all the others as neighbours", key="graph.degree", value=degree, valid=valid
+            "a peer cannot have more neighbours than there are other peers",
+            key="graph.degree",
+            value=degree,
+            valid=valid,
         )
     if degree * n % 2:
         raise ConfigError(
-            f"a graph of {n} peers with {degree} neighbours each would have half an edge",
+            f"no graph of {n} peers has {degree} neighbours for each, since both numbers are odd",
             key="graph.degree",
             value=degree,
             valid=f"an even number, such as {degree + 1 if degree + 1 < n else degree - 1}, or an even number of peers",
         )
     if degree == 1 and n > 2:
         raise ConfigError(
-            "pairs of peers are not connected to one another", key="graph.degree", value=1, valid="2 or more"
+            "with degree 1 the graph is a set of separate pairs", key="graph.degree", value=1, valid="2 or more"
         )
     _refuse_too_many(n * degree, "random-regular")
     return (
@@ -205,7 +208,7 @@ def _four_node(which: str) -> Callable[[GraphRequest], tuple[Graph, ...]]:
     def build(request: GraphRequest) -> tuple[Graph, ...]:
         if request.num_peers != 4:
             raise ConfigError(
-                f"the graphs of Sparse-Push's figure 4 have four nodes, and this run has {request.num_peers} peers",
+                f"the graphs of Sparse-Push's figure 4 have four nodes, but this run has {request.num_peers} peers",
                 key="graph.kind",
                 value="sparse-push-four" if len(which) > 1 else f"four-node-{which}",
                 valid="4 peers, or another graph",
@@ -217,7 +220,7 @@ def _four_node(which: str) -> Callable[[GraphRequest], tuple[Graph, ...]]:
 
 def _from_file(request: GraphRequest) -> tuple[Graph, ...]:
     if request.file is None:
-        raise ConfigError("kind = file needs the name of a file with matrices or edges", key="graph.file")
+        raise ConfigError("is missing: with kind = file, name a file with matrices or edges", key="graph.file")
     return parse_graph_file(request.file, request.num_peers)
 
 
@@ -232,35 +235,39 @@ FAMILIES: Mapping[str, GraphFamily] = {
     family.name: family
     for family in (
         GraphFamily("directed-ring", "Each peer sends to the next one.", _directed_ring),
-        GraphFamily("ring", "Each peer exchanges with the one before and the one after it.", _ring),
-        GraphFamily("line", "A ring that is cut open: the two ends have one neighbour.", _line),
+        GraphFamily("ring", "Each peer exchanges with the previous and the next one.", _ring),
+        GraphFamily("line", "A ring with one edge removed: the two ends have one neighbour.", _line),
         GraphFamily(
             "torus",
             "Peers on a grid, as square as their number allows, exchange with four neighbours; the edges wrap.",
             _torus,
         ),
-        GraphFamily("exponential", "Each peer sends to those 1, 2, 4, 8, … places ahead.", _exponential),
+        GraphFamily("exponential", "Each peer sends to the peers 1, 2, 4, 8, … positions ahead.", _exponential),
         GraphFamily(
             "exponential-one-peer",
             "Each peer sends to one other: 1 place ahead in the first round, then 2, 4, …, and again from 1.",
             _exponential_one_peer,
         ),
-        GraphFamily("hypercube", "Peers whose numbers differ in one bit exchange; needs a power of two.", _hypercube),
-        GraphFamily("complete", "Everybody exchanges with everybody.", _complete),
-        GraphFamily("star", "Peer 0 exchanges with all the others.", _star),
-        GraphFamily("random-regular", "Each peer exchanges with `degree` others drawn at random.", _random_regular),
+        GraphFamily(
+            "hypercube",
+            "Peers whose numbers differ in one bit exchange; the number of peers must be a power of two.",
+            _hypercube,
+        ),
+        GraphFamily("complete", "Each peer exchanges with every other.", _complete),
+        GraphFamily("star", "Peer 0 exchanges with all others.", _star),
+        GraphFamily("random-regular", "Each peer exchanges with `degree` peers drawn at random.", _random_regular),
         GraphFamily(
             "erdos-renyi",
-            "Each pair exchanges with probability `probability`; drawn anew until connected.",
+            "Each pair exchanges with probability `probability`; redrawn until connected.",
             _erdos_renyi,
         ),
         GraphFamily(
             "directed-erdos-renyi",
-            "Each peer sends to each other with probability `probability`; drawn anew until strongly connected.",
+            "Each peer sends to each other peer with probability `probability`; redrawn until strongly connected.",
             _directed_erdos_renyi,
         ),
         GraphFamily("four-node-a", "Sparse-Push's directed ring of four, with its weights.", _four_node("a")),
-        GraphFamily("four-node-b", "The same ring the other way round.", _four_node("b")),
+        GraphFamily("four-node-b", "The same ring in the opposite direction.", _four_node("b")),
         GraphFamily("four-node-c", "Sparse-Push's third graph: the ring 0 → 2 → 1 → 3 → 0.", _four_node("c")),
         GraphFamily("sparse-push-four", "Sparse-Push's graphs (a), (b) and (c) in turn.", _four_node("abc")),
         GraphFamily("file", "Matrices or edges with weights from a JSON or TOML file.", _from_file),
@@ -288,11 +295,11 @@ def parse_graph_file(file: GraphFile, num_peers: int) -> tuple[Graph, ...]:
     matrices = tree.get("matrices", tree.get("mixing"))
     if matrices is not None:
         if not isinstance(matrices, list) or not matrices:
-            raise _file_error(file, "`matrices` should be a list of at least one matrix")
+            raise _file_error(file, "`matrices` must be a list of at least one matrix")
         return tuple(_from_matrix(file, number, rows, num_peers) for number, rows in enumerate(matrices))
     graphs = tree.get("graphs", [tree] if "edges" in tree else None)
     if not isinstance(graphs, list) or not graphs:
-        raise _file_error(file, "holds neither `matrices` nor `edges` nor `graphs`")
+        raise _file_error(file, "contains none of `matrices`, `edges` and `graphs`")
     return tuple(_from_edges(file, number, graph, num_peers) for number, graph in enumerate(graphs))
 
 
@@ -313,7 +320,7 @@ def _from_matrix(file: GraphFile, number: int, rows: Any, num_peers: int) -> Gra
     except (TypeError, ValueError):
         raise _file_error(file, f"matrix {number} is not a square table of numbers") from None
     if w.shape != (num_peers, num_peers):
-        raise _file_error(file, f"matrix {number} has shape {w.shape}, and the run has {num_peers} peers")
+        raise _file_error(file, f"matrix {number} has shape {w.shape}, but the run has {num_peers} peers")
     return graph_of_matrix(w)
 
 
@@ -331,10 +338,12 @@ def _from_edges(file: GraphFile, number: int, graph: Any, num_peers: int) -> Gra
         raise _file_error(file, f"graph {number} has no list `edges`")
     rows = [_edge(file, number, edge, num_peers) for edge in edges]
     if len({row[:2] for row in rows}) != len(rows):
-        raise _file_error(file, f"graph {number} names an edge twice")
+        raise _file_error(file, f"graph {number} lists an edge twice")
     weighted = [row for row in rows if row[2] is not None]
     if weighted and len(weighted) != len(rows):
-        raise _file_error(file, f"graph {number} gives weights to some edges only")
+        raise _file_error(
+            file, f"graph {number} gives weights to only some of its edges; give all edges a weight, or none"
+        )
     if not weighted:
         others = [row for row in rows if row[0] != row[1]]
         return _graph(num_peers, np.array([r[0] for r in others], np.int64), np.array([r[1] for r in others], np.int64))
@@ -350,7 +359,9 @@ def _edge(file: GraphFile, number: int, edge: Any, num_peers: int) -> tuple[int,
             file, f"an edge of graph {number} is {edge!r}, not [sender, receiver] or [sender, receiver, weight]"
         )
     if not all(0 <= end < num_peers for end in edge[:2]):
-        raise _file_error(file, f"the edge {edge!r} names a peer outside 0 to {num_peers - 1}")
+        raise _file_error(
+            file, f"the edge {edge!r} names a peer that does not exist; peers are numbered from 0 to {num_peers - 1}"
+        )
     weight = edge[2] if len(edge) == 3 else None
     if weight is not None and (isinstance(weight, bool) or not isinstance(weight, int | float)):
         raise _file_error(file, f"the weight of the edge {edge!r} is not a number")
@@ -400,7 +411,7 @@ def _powers_of_two(below: int) -> list[int]:
 def _refuse_too_many(edges: int, kind: str) -> None:
     if edges > MAX_EDGES:
         raise ConfigError(
-            f"the graph would have {edges:,} edges, more than the {MAX_EDGES:,} that are allowed",
+            f"the graph would have {edges:,} edges; at most {MAX_EDGES:,} are allowed",
             key="graph.kind",
             value=kind,
             valid="a sparser graph, such as exponential",
@@ -410,7 +421,9 @@ def _refuse_too_many(edges: int, kind: str) -> None:
 def _binomial(request: GraphRequest, *, directed: bool) -> Graph:
     n, probability = request.num_peers, request.probability
     if not 0 < probability <= 1:
-        raise ConfigError("is not a probability above 0", key="graph.probability", value=probability, valid="0 < p ≤ 1")
+        raise ConfigError(
+            "must be a probability above 0", key="graph.probability", value=probability, valid="0 < p ≤ 1"
+        )
     _refuse_too_many(int(probability * n * (n - 1)), "erdos-renyi")
 
     def draw(attempt: int) -> Graph:

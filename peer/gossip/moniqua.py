@@ -83,7 +83,7 @@ class Moniqua(Algorithm):
 
     spec: ClassVar[AlgorithmSpec] = AlgorithmSpec(
         name="moniqua",
-        summary="D-PSGD in a few bits a number and without additional memory.",
+        summary="D-PSGD with a few bits per number and without additional memory.",
         source="Lu and De Sa 2020, Moniqua, Algorithm 1 and Theorems 2 and 3",
         graph=GraphNeed.DOUBLY,
         compresses=True,
@@ -240,7 +240,7 @@ def theta_control(node: NodeContext, *, hold_rounds: int = 1) -> ThetaControl:
     """Return the node's way to choose θ; an adapted one may fall every `hold_rounds` rounds where codes are fine."""
     mode = node.modulo.theta_mode
     if mode == "verified" and not node.modulo.verified:
-        raise ConfigError("adapting θ needs the hashes of verified mode", key="algorithm.theta", value=mode)
+        raise ConfigError("an adaptive θ needs the hashes of verified mode", key="algorithm.theta", value=mode)
     code = modulo_compressor(node)
     # With so few bits that their own error drives the distances, θ has to follow those closely.
     fine = mode == "verified" and largest_stable_rate(code.bits, code.rounding) >= 1.0
@@ -269,7 +269,7 @@ class ModuloGossip:
         senders, receivers = node.schedule.all_senders(node.peer), node.schedule.all_receivers(node.peer)
         if node.modulo.verified and senders != receivers:
             raise ConfigError(
-                "verified θ needs a graph whose edges go both ways, since receivers ask for repairs",
+                "verified θ needs a graph with edges in both directions, because receivers request repairs",
                 key="algorithm.theta",
                 value="verified",
                 valid="constant or theorem, or an undirected graph",

@@ -109,7 +109,7 @@ def pairwise_mixing_time(w: npt.NDArray[np.float64]) -> float:
         return 1.0
     second = float(np.linalg.eigvalsh(expected)[-2])
     if second >= 1.0 - 1e-12:
-        raise ConfigError("the graph is not connected, so that no number of exchanges mixes it", key="graph.kind")
+        raise ConfigError("the graph is not connected, so its models can never mix; add edges", key="graph.kind")
     return 1.0 if second <= 0.0 else max(1.0, 2.0 * math.log(2.0 * math.sqrt(n)) / math.log(1.0 / second))
 
 
@@ -134,7 +134,7 @@ def refuse_unstable(code: Modulo, averaging_rate: float, *, halfway: bool = Fals
     if averaging_rate > limit:
         few = f"{code.bits} bits with {code.rounding.name.lower()} rounding"
         raise ConfigError(
-            f"with {few} the error of the code drives an adapted θ up without bound",
+            f"with {few}, the error of the code makes an adaptive θ grow without bound",
             key="compressor.bits",
             value=code.bits,
             valid="3 or more" if halfway else f"3 or more, or an averaging_rate of at most {limit:.2f}",
@@ -153,11 +153,11 @@ class ThetaControl:
     def __init__(self, mode: ThetaMode, given: tuple[float, ...], num_layers: int, hold_rounds: int = 1) -> None:
         """`given` is a constant or schedule; in verified mode its first entry is the first θ."""
         if mode not in MODES:
-            raise ConfigError("is no way to choose θ", key="algorithm.theta", value=mode, valid=", ".join(MODES))
+            raise ConfigError("unknown way to choose θ", key="algorithm.theta", value=mode, valid=", ".join(MODES))
         if mode != "theorem" and not given:
             raise ConfigError("needs a value", key="algorithm.theta_value", valid="a number above 0")
         if any(not (math.isfinite(theta) and theta > 0.0) for theta in given):
-            raise ConfigError("has to be above 0", key="algorithm.theta_value", value=given)
+            raise ConfigError("must be above 0", key="algorithm.theta_value", value=given)
         self.mode = mode
         self._given = given
         self._hold_rounds = hold_rounds

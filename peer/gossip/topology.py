@@ -440,7 +440,9 @@ def build_schedule(
     """
     names = (kinds,) if isinstance(kinds, str) else tuple(kinds)
     if not names:
-        raise ConfigError("names no graph", key="graph.kind", valid=", ".join(graphs.FAMILIES))
+        raise ConfigError(
+            "is an empty list; name at least one graph", key="graph.kind", valid=", ".join(graphs.FAMILIES)
+        )
     if weights not in WEIGHT_RULES:
         raise ConfigError(
             "is not one of the choices", key="graph.weights", value=weights, valid=", ".join(WEIGHT_RULES)
@@ -466,7 +468,7 @@ def weigh(graph: Graph, weights: str, name: str = "explicit") -> MixingMatrix:
     if weights == "explicit":
         if graph.weights is None or graph.self_weights is None:
             raise ConfigError(
-                f"the graph {name} brings no weights of its own",
+                f"the graph {name} does not define weights",
                 key="graph.weights",
                 value="explicit",
                 valid="auto, uniform, metropolis, or kind = file with weights",
@@ -516,14 +518,14 @@ def _check_matrix(matrix: MixingMatrix, label: str) -> None:
     worst = int(np.argmax(np.abs(sums - 1.0)))
     if abs(sums[worst] - 1.0) > SUM_TOLERANCE:
         raise ConfigError(
-            f"column {worst} of {label}, what peer {worst} sends and keeps, sums to {sums[worst]:.12g}",
+            f"column {worst} of {label}, which holds what peer {worst} sends and keeps, sums to {sums[worst]:.12g}",
             key="graph.weights",
-            valid="columns that sum to 1 (to nine digits): mass is lost or minted otherwise",
+            valid="columns that sum to 1 (to nine digits), so that mass is conserved",
         )
     kept = matrix.diagonal()
     if (kept <= 0).any():
         raise ConfigError(
-            f"peer {int(np.argmax(kept <= 0))} keeps nothing of its own model in {label}",
+            f"peer {int(np.argmax(kept <= 0))} keeps no part of its own model in {label}",
             key="graph.weights",
             value=float(kept.min()),
             valid="a positive weight on the diagonal",

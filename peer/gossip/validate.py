@@ -67,8 +67,8 @@ FEW = 0.1
 """A message that carries less of a model than this is small."""
 
 MAX_SKIPPED_ROUNDS = 20
-"""After so many rounds without each other peers wait. A cluster of quant-sgp with 2 % that was divided for ten times
-that, each part without half of the classes, never came together again (docs/results.md)."""
+"""After this many rounds without each other, peers wait. Measured with quant-sgp and top 2 %: a cluster divided for ten
+times as many rounds, each part without half of the classes, never agreed again (docs/studies/durability.md)."""
 
 MAX_ADAM_RATE = 0.02
 """Adam moves each weight by γ a step, whatever the gradient: its usual rate is 0.001."""
@@ -216,8 +216,8 @@ def _graph_connects(plan: Plan) -> Iterator[Finding]:
     if plan.averages and not plan.schedule.is_strongly_connected:
         yield _error(
             "graph.kind",
-            "some peers can never hear from some others, so they cannot agree on one model; add edges until there is a"
-            " directed path from every peer to every other",
+            "information from some peers never reaches some others, so they cannot agree on one model; add edges until"
+            " there is a directed path from every peer to every other",
         )
 
 
@@ -235,12 +235,12 @@ def _graph_mixes_in_time(plan: Plan) -> Iterator[Finding]:
             " compressor that keeps more of a message, which allows a higher averaging rate",
         )
     elif gap * plan.rounds < 1.0:
-        needed = f"about {1.0 / gap:,.0f} rounds" if gap > 1e-12 else "for ever"
+        needed = f"about {1.0 / gap:,.0f} rounds" if gap > 1e-12 else "unlimited time"
         yield _warning(
             "graph.kind",
             f"this graph mixes so slowly (spectral gap {plan.schedule.spectral_gap:.2g} at averaging rate"
-            f" {plan.averaging_rate:g}) that peers need {needed} to come closer by a factor e, and the run has"
-            f" {plan.rounds}; use exponential or random-regular, a higher averaging rate or more rounds",
+            f" {plan.averaging_rate:g}) that peers need {needed} to reduce their distance by a factor e, but the run"
+            f" has {plan.rounds} rounds; use exponential or random-regular, a higher averaging rate or more rounds",
         )
 
 
@@ -253,19 +253,19 @@ def _graph_suits_algorithm(plan: Plan) -> Iterator[Finding]:
         repair = 'set graph.weights = "metropolis"' if _is_undirected(schedule) else "use an undirected graph"
         yield _error(
             "algorithm.name",
-            f"{spec.name} needs a doubly stochastic graph, and here a row sums to 1 only within {worst:.2g}, so peers"
-            f" would agree on a weighted average at best; {repair}, or use {alternative}, which is made for it",
+            f"{spec.name} needs a doubly stochastic graph, but here a row sum differs from 1 by {worst:.2g}, so peers"
+            f" would at best agree on a weighted average; {repair}, or use {alternative}, which works on such graphs",
         )
     if spec.graph is GraphNeed.SYMMETRIC and not (schedule.is_symmetric and schedule.is_doubly_stochastic):
         yield _error(
             "algorithm.name",
-            f"{spec.name} needs a symmetric graph, where each edge has the same weight both ways; use an undirected one"
-            f' with graph.weights = "metropolis", or use {alternative}, which works on directed graphs',
+            f"{spec.name} needs a symmetric graph, where each edge has the same weight in both directions; use an"
+            f' undirected graph with graph.weights = "metropolis", or {alternative}, which works on directed graphs',
         )
     if spec.graph is GraphNeed.COMPLETE and not schedule.is_complete:
         yield _error(
             "graph.kind",
-            f'{spec.name} sends from everybody to everybody; set graph.kind = "complete"',
+            f'in {spec.name} every peer sends to every other; set graph.kind = "complete"',
         )
 
 
@@ -294,16 +294,16 @@ def _schedule_may_change(plan: Plan) -> Iterator[Finding]:
     if not spec.time_varying and spec.graph is not GraphNeed.NONE:
         yield _error(
             "graph.kind",
-            f"{spec.name} works on one fixed graph only; choose a single graph that does not change, or use"
-            f" {'sparse-push' if spec.compresses else 'sgp'}, which is made for graphs that change",
+            f"{spec.name} works only on a fixed graph; choose a single graph that does not change, or use"
+            f" {'sparse-push' if spec.compresses else 'sgp'}, which works on graphs that change",
         )
     elif spec.memory is Memory.REPLICAS:
         needed, sent = schedule.messages_per_round, schedule.replica_messages_per_round
         if sent > needed:
             yield _warning(
                 "algorithm.name",
-                f"{spec.name} keeps replicas, so its messages must also reach those who hear the sender in other rounds"
-                f" only: {sent:g} messages a round instead of {needed:g}; sparse-push keeps none and sends {needed:g}",
+                f"{spec.name} keeps replicas, so each message must also reach peers that are neighbours in other"
+                f" rounds: {sent:g} messages per round, not {needed:g}; sparse-push keeps none and sends {needed:g}",
             )
 
 
@@ -319,9 +319,9 @@ def _slack_eigenvalue_of_d2(plan: Plan) -> Iterator[Finding]:
     limit = (4.0 / 3.0) / (1.0 - smallest)
     yield _error(
         "algorithm.averaging_rate",
-        f"{spec.name} diverges unless every eigenvalue of ηW + (1 − η)I lies above −1/3, and here the smallest is"
+        f"{spec.name} diverges unless every eigenvalue of ηW + (1 − η)I is above −1/3, but here the smallest is"
         f" {schedule.smallest_slack_eigenvalue(plan.averaging_rate):.4g}; set algorithm.averaging_rate = 0.5"
-        f" (anything below {limit:.3g} will do)",
+        f" (any value below {limit:.3g} works)",
     )
 
 
@@ -341,7 +341,7 @@ def _push_weights_stay_up(plan: Plan) -> Iterator[Finding]:
         yield _warning(
             "algorithm.push_weight_guard",
             f"the push-sum weight of peer {peer} settles at {settled:.2g} on this graph, so its local steps are scaled"
-            f" by {settled / plan.push_weight_guard:.2g} for ever; lower algorithm.push_weight_guard to"
+            f" by {settled / plan.push_weight_guard:.2g} throughout; lower algorithm.push_weight_guard to"
             f" {0.9 * settled:.1g}, or give that peer more incoming weight",
         )
 
@@ -367,7 +367,7 @@ def _compressor_is_used(plan: Plan) -> Iterator[Finding]:
     if not plan.spec.compresses and not plan.spec.modulo and plan.compressor.kind != "none":
         yield _warning(
             "compressor.kind",
-            f"{plan.spec.name} sends in full precision, so the compressor {plan.compressor.kind} does nothing; set"
+            f"{plan.spec.name} sends in full precision, so the compressor {plan.compressor.kind} has no effect; set"
             ' compressor.kind = "none", or choose an algorithm that compresses, such as sparse-push or quant-sgp',
         )
 
@@ -383,8 +383,8 @@ def _modulo_with_modulo_only(plan: Plan) -> Iterator[Finding]:
     if compressor.needs_reference and not spec.modulo:
         yield _error(
             "compressor.kind",
-            f"{spec.name} cannot read modulo codes, which need a receiver near the sender; choose another compressor,"
-            " or the algorithm moniqua",
+            f"{spec.name} cannot decode modulo codes, which need a receiver whose model is close to the sender's;"
+            " choose another compressor, or the algorithm moniqua",
         )
 
 
@@ -413,8 +413,8 @@ def _modulo_noise(plan: Plan) -> Iterator[Finding]:
                 change += f", or algorithm.averaging_rate to {limit:g} or less"
             yield _error(
                 "compressor.bits",
-                f"with {code[0]}-bit {code[1].name.lower()} codes the error of the code drives an adapted θ up without"
-                f" bound at averaging rate {plan.averaging_rate:g}; {change}",
+                f"with {code[0]}-bit {code[1].name.lower()} codes, the error of the code makes an adaptive θ grow"
+                f" without bound at averaging rate {plan.averaging_rate:g}; {change}",
             )
         return
     if spec.asynchronous:
@@ -424,8 +424,8 @@ def _modulo_noise(plan: Plan) -> Iterator[Finding]:
     if plan.averaging_rate > limit:
         yield _warning(
             "algorithm.averaging_rate",
-            f"{code[0]}-bit modulo codes are so coarse that at averaging rate {plan.averaging_rate:g} rounding drives"
-            f" the peers apart as fast as averaging brings them together; set algorithm.averaging_rate to {limit:g} or"
+            f"{code[0]}-bit modulo codes are so coarse that, at averaging rate {plan.averaging_rate:g}, rounding drives"
+            f" the models apart as fast as averaging brings them together; set algorithm.averaging_rate to {limit:g} or"
             " less (Moniqua's slack matrix; its paper uses 0.005), or use more bits",
         )
 
@@ -439,8 +439,8 @@ def _one_bit_is_unbiased(plan: Plan) -> Iterator[Finding]:
     if plan.spec.modulo and code == (1, Rounding.NEAREST):
         yield _warning(
             "compressor.rounding",
-            "1-bit codes rounded to the nearest level are biased, so that the peers stay far apart and some end without"
-            ' a useful model; set compressor.rounding = "dither", which is as tight and unbiased, or use more bits',
+            "1-bit codes rounded to the nearest level are biased, so the models stay far apart and some peers end"
+            ' without a useful one; set compressor.rounding = "dither", which is unbiased, or use more bits',
         )
 
 
@@ -458,7 +458,7 @@ def _theta_is_useful(plan: Plan) -> Iterator[Finding]:
         key = "algorithm.theta_value" if plan.theta_mode == "constant" else "algorithm.theta"
         yield _warning(
             key,
-            f"{source} lets {code[0]}-bit codes be wrong by up to {worst:.2g}, more than the weights themselves"
+            f"{source} allows an error of up to {worst:.2g} in {code[0]}-bit codes, more than the weights themselves"
             f' (about {plan.typical_weight:g}); set algorithm.theta = "verified", which finds the smallest θ, or use'
             " more bits",
         )
@@ -492,7 +492,7 @@ def _bias_needs_feedback(plan: Plan) -> Iterator[Finding]:
         yield _error(
             "compressor.kind",
             f"{spec.name} has no error feedback, so the bias of {compressor.kind} adds up in every round; use an"
-            f" unbiased compressor (qsgd with compressor.unbiased = true), or {alternative}, which feed errors back",
+            f" unbiased compressor (qsgd with compressor.unbiased = true), or {alternative}, which have error feedback",
         )
 
 
@@ -508,7 +508,7 @@ def _feedback_needs_contraction(plan: Plan) -> Iterator[Finding]:
         else ("compressor.kind", "use top_k, sign, or qsgd with compressor.unbiased = false")
     )
     sentence = (
-        f"{plan.spec.name} keeps what {plan.compressor.kind} leaves out, and in layers of {plan.layer_size:,} numbers"
+        f"{plan.spec.name} accumulates what {plan.compressor.kind} leaves out. In layers of {plan.layer_size:,} numbers"
         f" that error can be {variance:.2g} times what is sent, so it grows from round to round; {repair}"
     )
     yield _error(key, sentence) if variance >= BOUND_SLACK else _warning(key, sentence)
@@ -531,7 +531,7 @@ def _replica_noise_of_dcd(plan: Plan) -> Iterator[Finding]:
         return
     sentence = (
         f"{spec.name} diverges when its compressor is too coarse: in layers of {plan.layer_size:,} numbers the noise of"
-        f" {_describe(plan.compressor)} is up to {variance:.2g} of what is sent, and this graph bears"
+        f" {_describe(plan.compressor)} is up to {variance:.2g} times what is sent, and this graph tolerates"
         f" {limit:.2g}; use more bits, a graph that mixes faster, or choco-sgd"
     )
     yield (
@@ -549,7 +549,7 @@ def _extrapolation_of_ecd(plan: Plan) -> Iterator[Finding]:
     yield _warning(
         "compressor.kind",
         f"ecd-psgd sends a vector that grows with the number of rounds, and the error of {_describe(compressor)} grows"
-        ' with it until the run is lost; set compressor.kind = "grid", whose error does not grow, or use dcd-psgd or'
+        ' with it until training diverges; set compressor.kind = "grid", whose error does not grow, or use dcd-psgd or'
         " choco-sgd",
     )
 
@@ -566,8 +566,8 @@ def _naive_floor(plan: Plan) -> Iterator[Finding]:
         floor = f" (the squared gradient never falls below {phi**2 * spacing**2 / (8 * (1 + phi**2)):.2g})"
     yield _warning(
         "algorithm.name",
-        f"naive-quantized stalls at a floor that no learning rate removes{floor}; it is here to show that: use moniqua"
-        " or choco-sgd to train",
+        f"naive-quantized stalls at a floor that no learning rate removes{floor}; it is provided for comparison, so use"
+        " moniqua or choco-sgd to train",
     )
 
 
@@ -575,13 +575,13 @@ def _averaging_rate_known(plan: Plan) -> Iterator[Finding]:
     """η falls with what the compressor keeps; far from the known rates the models collapse, or never meet."""
     spec, rate = plan.spec, plan.averaging_rate
     if not 0 < rate <= 1:
-        yield _error("algorithm.averaging_rate", f"the averaging rate lies above 0 and at most at 1, not at {rate:g}")
+        yield _error("algorithm.averaging_rate", f"the averaging rate must be above 0 and at most 1, not {rate:g}")
         return
     if not spec.uses_averaging_rate:
         if rate != 1.0:
             yield _warning(
                 "algorithm.averaging_rate",
-                f"{spec.name} has no averaging rate, so {rate:g} does nothing; leave algorithm.averaging_rate out",
+                f"{spec.name} has no averaging rate, so {rate:g} has no effect; leave algorithm.averaging_rate unset",
             )
         return
     kept = plan.kept if plan.feeds_errors_back else 1.0
@@ -593,21 +593,21 @@ def _averaging_rate_known(plan: Plan) -> Iterator[Finding]:
         yield _warning(
             "algorithm.averaging_rate",
             f"an averaging rate of {rate:g} lets the noise of {_describe(plan.compressor)} grow from round to round in"
-            f" layers of {plan.layer_size:,} numbers: the models drift apart or overflow; set algorithm.averaging_rate"
+            f" layers of {plan.layer_size:,} numbers, and models drift apart or overflow; set algorithm.averaging_rate"
             f" to {NOISY_RATE * kept:.1g} or less, or use more bits",
         )
     elif rate > highest:
         yield _warning(
             "algorithm.averaging_rate",
-            f"an averaging rate of {rate:g} is far above what is known to converge when {kept:.2g} of each model is"
-            f" sent (short runs: up to {short_run_rate(kept):.2g}, long runs: {known:.2g}), and models collapse beyond"
-            " a cliff; lower algorithm.averaging_rate or send more",
+            f"an averaging rate of {rate:g} is far above the rates known to converge when {kept:.2g} of each model is"
+            f" sent (short runs: up to {short_run_rate(kept):.2g}, long runs: {known:.2g}), and models may collapse;"
+            " lower algorithm.averaging_rate or send more",
         )
     elif rate < known / RATE_FACTOR:
         yield _warning(
             "algorithm.averaging_rate",
-            f"an averaging rate of {rate:g} is far below what is known to work when {kept:.2g} of each model is sent"
-            f" ({known:.2g}), and the peers hardly learn from each other; raise algorithm.averaging_rate",
+            f"an averaging rate of {rate:g} is far below the rate known to work when {kept:.2g} of each model is sent"
+            f" ({known:.2g}), so peers learn little from each other; raise algorithm.averaging_rate",
         )
 
 
@@ -630,8 +630,8 @@ def _learning_rate_with_momentum(plan: Plan) -> Iterator[Finding]:
         if rate > MAX_ADAM_RATE:
             yield _warning(
                 "training.learning_rate",
-                f"Adam moves every weight by the learning rate in each step, and {rate:g} is far above its usual 0.001;"
-                f" set training.learning_rate below {MAX_ADAM_RATE:g}",
+                f"Adam moves each weight by about the learning rate in each step, and {rate:g} is far above the usual"
+                f" 0.001; set training.learning_rate below {MAX_ADAM_RATE:g}",
             )
         return
     effective = rate if plan.momentum == "none" else rate / (1.0 - beta)
@@ -639,7 +639,7 @@ def _learning_rate_with_momentum(plan: Plan) -> Iterator[Finding]:
         yield _warning(
             "training.learning_rate",
             f"a learning rate of {rate:g} with momentum {beta if plan.momentum != 'none' else 0:g} acts like"
-            f" {effective:.3g} (the papers: 1), which diverges on most tasks; lower training.learning_rate",
+            f" {effective:.3g} (the papers use 1), which diverges on most tasks; lower training.learning_rate",
         )
     kept = plan.kept
     if (
@@ -651,8 +651,8 @@ def _learning_rate_with_momentum(plan: Plan) -> Iterator[Finding]:
     ):
         yield _warning(
             "training.momentum",
-            f"quasi-global momentum collapsed at learning rates of {COLLAPSING_QG_RATE:g} and above when so little of"
-            f" each model ({kept:.2g}) is sent; lower training.learning_rate, send more, or set"
+            f"quasi-global momentum collapsed in tests at learning rates of {COLLAPSING_QG_RATE:g} and above when as"
+            f" little of each model ({kept:.2g}) was sent; lower training.learning_rate, send more, or set"
             ' training.momentum = "nesterov"',
         )
 
@@ -661,8 +661,8 @@ def _local_steps_allowed(plan: Plan) -> Iterator[Finding]:
     if plan.local_steps > 1 and not plan.spec.local_steps:
         yield _error(
             "training.local_steps",
-            f"{plan.spec.name} exchanges after every single gradient; set training.local_steps = 1, or use d-psgd or"
-            " sgp, which allow more",
+            f"{plan.spec.name} exchanges after every gradient step; set training.local_steps = 1, or use d-psgd or sgp,"
+            " which allow more",
         )
 
 
@@ -672,19 +672,19 @@ def _late_neighbours(plan: Plan) -> Iterator[Finding]:
         return
     if spec.asynchronous:
         yield _warning(
-            "rounds.late", f'{spec.name} never waits for a round, so "skip" does nothing; set rounds.late = "wait"'
+            "rounds.late", f'{spec.name} has no rounds to wait for, so "skip" has no effect; set rounds.late = "wait"'
         )
     elif not spec.tolerates_late:
         yield _error(
             "rounds.late",
-            f'{spec.name} cannot go on without a neighbour; set rounds.late = "wait", or use an algorithm of the'
+            f'{spec.name} cannot continue without a neighbour; set rounds.late = "wait", or use an algorithm of the'
             " push-sum family (sgp, sparse-push, scsp, quant-sgp)",
         )
     elif spec.push_sum and plan.push_weight_guard == 0.0:
         yield _warning(
             "algorithm.push_weight_guard",
-            "a peer that goes on without its neighbours gives its push-sum weight away while its step grows like 1/u"
-            " (20 rounds ended in NaN); set algorithm.push_weight_guard = 0.5",
+            "a peer that continues without its neighbours gives away its push-sum weight u while its step grows like"
+            " 1/u (in a test, 20 such rounds ended in NaN); set algorithm.push_weight_guard = 0.5",
         )
 
 
@@ -694,15 +694,15 @@ def _going_on_alone(plan: Plan) -> Iterator[Finding]:
     if not plan.spec.push_sum:
         yield _warning(
             "rounds.max_skipped_rounds",
-            f"{plan.spec.name} adds the differences of all the rounds that it missed when they come, and those of more"
-            f" than {MAX_SKIPPED_ROUNDS} throw a model far off; set rounds.max_skipped_rounds ="
+            f"{plan.spec.name} adds the differences of all missed rounds when they arrive, and those of more than"
+            f" {MAX_SKIPPED_ROUNDS} rounds move a model too far; set rounds.max_skipped_rounds ="
             f" {MAX_SKIPPED_ROUNDS}, or use sgp",
         )
     elif plan.feeds_errors_back and (plan.kept or 1.0) < FEW:
         yield _warning(
             "rounds.max_skipped_rounds",
-            f"peers that go on without each other for more than {MAX_SKIPPED_ROUNDS} rounds grow further apart than"
-            " small messages bring them together again; set rounds.max_skipped_rounds ="
+            f"peers that continue without each other for more than {MAX_SKIPPED_ROUNDS} rounds drift further apart than"
+            " small messages can bring them together; set rounds.max_skipped_rounds ="
             f" {MAX_SKIPPED_ROUNDS}, or use sgp",
         )
 
@@ -713,13 +713,13 @@ def _final_rounds_fit(plan: Plan) -> Iterator[Finding]:
     if plan.final_rounds >= plan.rounds:
         yield _error(
             "algorithm.final_rounds",
-            f"all {plan.rounds} rounds of the run would be final ones, which do not train; set algorithm.final_rounds"
-            " well below run.rounds (the paper: 40 of some 78,000)",
+            f"all {plan.rounds} rounds of the run would be final rounds, which do not train; set algorithm.final_rounds"
+            " well below run.rounds (the paper uses 40 of about 78,000)",
         )
     elif plan.final_rounds < 1:
         yield _warning(
             "algorithm.final_rounds",
-            "without final rounds scsp is sparse-push; set algorithm.final_rounds = 40, as in the paper",
+            "without final rounds, scsp is the same as sparse-push; set algorithm.final_rounds = 40, as in the paper",
         )
 
 

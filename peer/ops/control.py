@@ -27,7 +27,9 @@ def call(
     """
     index = config.peer.index if peer is None else peer
     if isinstance(index, int) and not 0 <= index < config.num_peers:
-        raise ConfigError("is no peer", key="peer.index", value=index, valid=f"0 to {config.num_peers - 1}")
+        raise ConfigError(
+            "is not a peer of this run", key="peer.index", value=index, valid=f"0 to {config.num_peers - 1}"
+        )
     entry = config.peers[index] if isinstance(index, int) else index
     listen = config.peer.listen if index == config.peer.index else None
     security = _credentials(config, base)
@@ -56,7 +58,7 @@ def _address(entry: PeerAddress, listen: str | None) -> str:
     if listen:
         host, _, port = listen.rpartition(":")
         return f"127.0.0.1:{port}" if host in ("0.0.0.0", "[::]", "") else f"{host}:{port}"
-    raise PeerUnreachable("cannot be asked: it listens nowhere; look at its log on its own device")
+    raise PeerUnreachable("cannot be queried because it accepts no connections; see the log on its device")
 
 
 def _credentials(config: Config, base: Path) -> Access | None:

@@ -1,8 +1,8 @@
-"""What stands between a peer and its neighbours, and what to do about it.
+"""Diagnoses the connections between a peer and its neighbours, and suggests remedies.
 
-Looks at the configuration, the certificates, the port, and at each neighbour in both directions: it is dialled, and
-asked to dial back (the control call `Probe`). Where this peer is not running, its port answers for as long as that
-takes. Nothing is changed anywhere.
+Checks the configuration, the certificates, the port, and each neighbour in both directions: the neighbour is dialled,
+and asked to dial back (the control call `Probe`). If this peer is not running, its port answers during the check.
+Nothing is changed on any device.
 """
 
 from __future__ import annotations
@@ -111,21 +111,23 @@ def _certificate(config: Config, security: Access | None) -> Iterator[Finding]:
         yield Finding(
             "certificate",
             "warning",
-            'security.mode is "insecure": nothing is encrypted, and anybody may claim to be any peer',
-            "for more than a trial on one machine, make certificates with `sotto init cluster`",
+            'security.mode is "insecure": connections are neither encrypted nor authenticated',
+            "create certificates with `sotto init cluster`, unless this is an experiment on one machine",
         )
         return
     if isinstance(security, TokenAccess):
-        yield Finding("certificate", "ok", "a token is shown to listeners; it does not tell peers from each other")
+        yield Finding(
+            "certificate", "ok", "this peer presents a shared token, which does not distinguish peers from each other"
+        )
         return
     left = security.identity.not_after - datetime.datetime.now(datetime.UTC)
-    sentence = f"made out to {security.identity.name}, until {security.identity.not_after:%Y-%m-%d}"
+    sentence = f"issued to {security.identity.name}, valid until {security.identity.not_after:%Y-%m-%d}"
     if left < datetime.timedelta(days=SOON_DAYS):
-        advice = "get a new one: `sotto init --join` here, `sotto sign` where the cluster was made"
-        yield Finding("certificate", "warning", f"{sentence}: {left.days} days from now", advice)
+        advice = "renew it: `sotto init --join` here, then `sotto sign` where the cluster was created"
+        yield Finding("certificate", "warning", f"{sentence}, {left.days} days from now", advice)
     else:
         revoked = 0 if security.revoked is None else len(security.revoked)
-        yield Finding("certificate", "ok", f"{sentence}; {revoked} certificates of the run are revoked")
+        yield Finding("certificate", "ok", f"{sentence}; {revoked} certificates of this run are revoked")
 
 
 async def _own_status(config: Config, security: Access | None) -> dict[str, Any] | None:
@@ -144,10 +146,10 @@ async def _own_status(config: Config, security: Access | None) -> dict[str, Any]
 
 def _port(config: Config, status: dict[str, Any] | None) -> Iterator[Finding]:
     if not config.peer.listen:
-        yield Finding("port", "ok", "listens nowhere: this peer dials all its neighbours")
+        yield Finding("port", "ok", "this peer accepts no connections; it dials all its neighbours")
         return
     if status is not None:
-        yield Finding("port", "ok", f"this peer runs and listens on {config.peer.listen}")
+        yield Finding("port", "ok", f"this peer is running and listens on {config.peer.listen}")
         return
     host, _, port = config.peer.listen.rpartition(":")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -159,31 +161,31 @@ def _port(config: Config, status: dict[str, Any] | None) -> Iterator[Finding]:
     except (OSError, ValueError) as error:
         number = error.errno if isinstance(error, OSError) else None
         if number == errno.EADDRINUSE:
-            sentence, advice = f"port {port} is in use by another program", "end it, or change peer.listen"
+            sentence, advice = f"port {port} is in use by another program", "stop that program, or change peer.listen"
         elif number == errno.EADDRNOTAVAIL:
             sentence, advice = f"this machine has no address {host}", "set peer.listen to 0.0.0.0:" + port
         else:
-            sentence, advice = f"{config.peer.listen} cannot be listened on: {error}", "correct peer.listen"
+            sentence, advice = f"cannot listen on {config.peer.listen}: {error}", "correct peer.listen"
         yield Finding("port", "error", sentence, advice, exit_code=ConfigError.exit_code)
         return
-    yield Finding("port", "ok", f"{config.peer.listen} is free; this peer does not run")
+    yield Finding("port", "ok", f"{config.peer.listen} is free; this peer is not running")
 
 
 def _addresses(config: Config) -> Iterator[Finding]:
     own = config.peers[config.peer.index]
     if own.advertise is None:
-        where = f"it waits at relay {own.relay}" if own.relay else "it has no relay"
-        yield Finding("address", "ok", f"nobody can dial this peer (no advertise address); {where}")
+        where = f"it is reached through relay {own.relay}" if own.relay else "it has no relay"
+        yield Finding("address", "ok", f"other peers cannot dial this one (no advertise address); {where}")
     elif not config.peer.listen:
         yield Finding(
             "address",
             "error",
-            f"the others are told to dial {own.advertise}, but this peer listens nowhere",
+            f"other peers are told to dial {own.advertise}, but this peer accepts no connections",
             "set peer.listen, or remove its advertise address on every device",
             exit_code=ConfigError.exit_code,
         )
     else:
-        yield Finding("address", "ok", f"listens on {config.peer.listen}; the others dial {own.advertise}")
+        yield Finding("address", "ok", f"listens on {config.peer.listen}; other peers dial {own.advertise}")
 
 
 async def _neighbor(config: Config, security: Access | None, entry: PeerAddress) -> list[Finding]:
@@ -199,7 +201,7 @@ async def _neighbor(config: Config, security: Access | None, entry: PeerAddress)
             entry.advertise, "probe", {"index": me}, name=entry.name, security=security, timeout_s=TIMEOUT_S
         )
     except SecurityError as error:
-        advice = "this device needs a certificate that holds: `sotto init --join`, then `sotto sign`"
+        advice = "get a valid certificate for this device: `sotto init --join`, then `sotto sign`"
         return [Finding(entry.name, "error", str(error), advice, exit_code=error.exit_code)]
     except RemoteError as error:
         return [Finding(entry.name, "error", str(error), _advice(str(error)), exit_code=error.exit_code)]
@@ -216,18 +218,20 @@ def _unreachable_neighbor(config: Config, entry: PeerAddress) -> Finding:
     own = config.peers[config.peer.index]
     if own.advertise is not None:
         return Finding(
-            entry.name, "ok", "cannot be dialled, and dials this peer; `sotto doctor` there says whether it can"
+            entry.name,
+            "ok",
+            "cannot be dialled; it dials this peer, and `sotto doctor` on that device checks whether it can",
         )
     relay = entry.relay or own.relay
     if relay is not None:
-        return Finding(entry.name, "ok", f"cannot be dialled, nor can this peer; relay {relay} connects the two")
+        return Finding(entry.name, "ok", f"neither it nor this peer can be dialled; relay {relay} connects the two")
     if not own.is_first:
-        return Finding(entry.name, "ok", "cannot be dialled, nor can this peer, which joins through another one")
+        return Finding(entry.name, "ok", "neither it nor this peer can be dialled; this peer joins through another one")
     return Finding(
         entry.name,
         "error",
         "neither it nor this peer can be dialled",
-        "give one of the two an advertise address, or a relay, on every device",
+        "on every device, give one of the two an advertise address or a relay",
         exit_code=ConfigError.exit_code,
     )
 
@@ -240,15 +244,15 @@ async def _tcp_trouble(name: str, address: str) -> Finding | None:
         writer.close()
     except socket.gaierror:
         sentence, advice = (
-            f"the host name in {address} is not known here",
-            "correct its advertise, or the DNS of this device",
+            f"the host name in {address} cannot be resolved",
+            "correct its advertise address, or the DNS settings of this device",
         )
     except TimeoutError:
         sentence = f"{address} does not answer"
-        advice = f"a firewall drops what comes to TCP port {port} there, or the address leads elsewhere"
+        advice = f"open TCP port {port} in the firewall there, or correct its advertise address"
     except ConnectionRefusedError:
         sentence = f"nobody listens at {address}"
-        advice = "start that peer, or correct its advertise; the rest can be checked once it runs"
+        advice = "start that peer, or correct its advertise address; further checks need it running"
     except OSError as error:
         sentence, advice = f"{address} cannot be reached: {error.strerror}", "check the network of this device"
     else:
@@ -258,37 +262,39 @@ async def _tcp_trouble(name: str, address: str) -> Finding | None:
 
 def _advice(sentence: str) -> str:
     if "CA did not sign" in sentence:
-        return "one of the two folders is from another `sotto init cluster`; or a clock is far off"
+        return "use folders that the same `sotto init cluster` wrote, and check the clocks"
     if "made out to another name" in sentence:
-        return "two folders were swapped, or the address is another peer's"
+        return "check whether two folders were swapped, or the address belongs to another peer"
     if "not accept our certificate" in sentence:
-        return "its security.mode must be ours, and its ca.pem the one beside our certificate; look into its log"
+        return "use the same security.mode and the same ca.pem on both, and see the log of that peer"
     if "speak TLS" in sentence or "want TLS" in sentence:
-        return "make security.mode the same on both"
+        return "set the same security.mode on both"
     if "not a peer of this program" in sentence:
-        return "install the same release on both; another program may have that port"
-    return "look into the log of that peer"
+        return "install the same release on both, and check that no other program uses that port"
+    return "see the log of that peer"
 
 
 def _compare(config: Config, name: str, answer: dict[str, Any]) -> Iterator[Finding]:
     lowest, highest = answer.get("protocol") or (0, 0)
     if highest < PROTOCOL_MIN or lowest > PROTOCOL_MAX:
-        sentence = f"speaks versions {lowest} to {highest} of the protocol, this peer {PROTOCOL_MIN} to {PROTOCOL_MAX}"
+        sentence = f"speaks protocol versions {lowest} to {highest}, but this peer {PROTOCOL_MIN} to {PROTOCOL_MAX}"
         yield Finding(name, "error", sentence, "install the same release on both", exit_code=RemoteError.exit_code)
     elif answer.get("software") != f"sottovoce {__version__}":
-        yield Finding(name, "warning", f"runs {answer.get('software')}, this is sottovoce {__version__}")
+        yield Finding(name, "warning", f"runs {answer.get('software')}, but this peer runs sottovoce {__version__}")
     ours, theirs = config.run_digest().split("."), str(answer.get("job")).split(".")
     if len(ours) == len(theirs) and ours != theirs:
         parts = " and ".join(
             f"[{part}]" for part, one, two in zip(SHARED_SECTIONS, ours, theirs, strict=True) if one != two
         )
-        advice = f"make {parts} equal on both; peers of different jobs refuse each other"
-        yield Finding(name, "error", f"its job differs from ours in {parts}", advice, exit_code=RemoteError.exit_code)
+        advice = f"make {parts} equal on both; a peer refuses neighbours whose shared sections differ"
+        yield Finding(
+            name, "error", f"its configuration differs from ours in {parts}", advice, exit_code=RemoteError.exit_code
+        )
     elif answer.get("neighbor") is None and config.peers[config.peer.index].admitted:
-        yield Finding(name, "ok", "does not know this peer yet; it will when this peer is started and joins")
+        yield Finding(name, "ok", "does not know this peer yet; it will once this peer is started and joins")
     elif answer.get("neighbor") is None:
-        sentence = "does not know this peer as its neighbour"
-        yield Finding(name, "error", sentence, "compare [graph] and [[peers]]", exit_code=RemoteError.exit_code)
+        sentence = "does not list this peer as a neighbour"
+        yield Finding(name, "error", sentence, "compare [graph] and [[peers]] on both", exit_code=RemoteError.exit_code)
 
 
 def _clock(name: str, difference_s: float, uncertainty_s: float) -> Iterator[Finding]:
@@ -297,7 +303,7 @@ def _clock(name: str, difference_s: float, uncertainty_s: float) -> Iterator[Fin
         return
     sentence = f"its clock is {abs(difference_s):.0f} s {'ahead of' if difference_s > 0 else 'behind'} ours"
     level: Level = "error" if off > CLOCK_ERROR_S else "warning"
-    advice = "set the clocks (timedatectl set-ntp true); certificates are checked against them"
+    advice = "synchronize the clocks (timedatectl set-ntp true); certificates depend on them"
     yield Finding(name, level, sentence, advice, exit_code=RemoteError.exit_code if level == "error" else 0)
 
 
@@ -307,29 +313,27 @@ def _way_back(config: Config, name: str, answer: dict[str, Any]) -> Iterator[Fin
         return
     known = answer.get("address")
     if known != own.advertise:
-        sentence = (
-            f"would dial this peer at {known or 'no address'}, where our list says {own.advertise or 'no address'}"
-        )
-        yield Finding(name, "warning", sentence, "make the [[peers]] of both equal")
+        sentence = f"has {known or 'no address'} for this peer, but our own list has {own.advertise or 'no address'}"
+        yield Finding(name, "warning", sentence, "make [[peers]] equal on both")
     if answer.get("reached"):
         yield Finding(name, "ok", f"reaches this peer at {known}")
     elif answer.get("reached") is False:
         port = str(known).rpartition(":")[2]
         advice = (
-            f"open TCP port {port} in the firewall of this device, or forward it there where it is behind address "
-            "translation; or remove its advertise address on every device: then it dials out only"
+            f"open TCP port {port} in the firewall of this device, or forward it if the device is behind NAT; or "
+            "remove its advertise address on every device, so that it only dials out"
         )
         sentence = f"cannot reach this peer: {answer.get('reason')}"
         yield Finding(name, "error", sentence, advice, exit_code=RemoteError.exit_code)
     else:
         seen = str(answer.get("seen_as"))
-        yield Finding(name, "ok", f"does not dial this peer, and sees it come from {seen.partition(':')[2] or seen}")
+        yield Finding(name, "ok", f"does not dial this peer; it sees connections from {seen.partition(':')[2] or seen}")
 
 
 def _links(status: dict[str, Any] | None) -> Iterator[Finding]:
     for name, link in (status or {}).get("links", {}).items():
         if not link.get("up"):
-            yield Finding(name, "warning", f"no link now: {link.get('problem') or 'it has not connected yet'}")
+            yield Finding(name, "warning", f"not connected: {link.get('problem') or 'no connection has been made yet'}")
 
 
 class _Silent:

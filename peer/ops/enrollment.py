@@ -113,8 +113,8 @@ def revoke(directory: Path, name: str, *, keep_newest: bool = False) -> tuple[li
     if not found:
         names = sorted({each.name for each in _certificates(directory, authority)})
         raise SecurityError(
-            f"no {'older ' if keep_newest else ''}certificate made out to {name!r} was issued from {directory}; "
-            f"there are some for {', '.join(names) or 'nobody'}"
+            f"{directory} has not issued {'an older' if keep_newest else 'a'} certificate to {name!r}; "
+            f"certificates were issued to {', '.join(names) or 'nobody'}"
         )
     pem = authority.revoke(older, [each.serial for each in found])
     write_bytes(directory / LIST_FILE, pem)
@@ -147,8 +147,8 @@ def _authority(directory: Path) -> CertificateAuthority:
     key = directory / "ca.key"
     if not key.exists():
         raise SecurityError(
-            f"{key} does not exist; this is done where the cluster was made, in the folder that `sotto init cluster` "
-            "wrote"
+            f"{key} does not exist; run this command where the cluster was created, with the folder that "
+            "`sotto init cluster` wrote"
         )
     return CertificateAuthority.load(directory / "ca.pem", key)
 
@@ -157,7 +157,7 @@ def _any_peer_file(directory: Path) -> tuple[Config, Path]:
     """Return the configuration with the longest list of peers in the cluster's folder, and its file."""
     files = sorted(directory.glob("peer-*/peer.toml"))
     if not files:
-        raise ConfigError("holds no peers (peer-*/peer.toml)", file=str(directory))
+        raise ConfigError("contains no peers (peer-*/peer.toml)", file=str(directory))
     return max(((load(file, environment={}), file) for file in files), key=lambda pair: pair[0].num_peers)
 
 
@@ -165,14 +165,14 @@ def _new_entry(model: Config, name: str, advertise: str | None, relay: str | Non
     """Return how a new peer is listed. Raises ConfigError if it could never join or be reached."""
     why = why_no_changes(model)
     if why is not None:
-        raise ConfigError(f"{name} could not join: {why}", key="peers")
+        raise ConfigError(f"{name} cannot join: {why}", key="peers")
     if advertise is not None:
         split_address(advertise, key="advertise")
     dialled = {peer.name for peer in model.peers if peer.advertise is not None}
     if relay is not None and advertise is not None:
-        raise ConfigError(f"is of no use: {name} can be dialled, at {advertise}", key="--relay", value=relay)
+        raise ConfigError(f"is not needed: {name} can be dialled at {advertise}", key="--relay", value=relay)
     if relay is not None and relay not in dialled:
-        problem = "is no peer that can be dialled"
+        problem = "is not a peer that others can dial"
         raise ConfigError(problem, key="--relay", value=relay, valid=", ".join(sorted(dialled)))
     return PeerAddress(name=name, advertise=advertise, relay=relay, admitted=True)
 
@@ -182,14 +182,14 @@ def _refuse_taken_number(directory: Path, authority: CertificateAuthority, index
     for other in _certificates(directory, authority):
         if other.index == index:
             raise ConfigError(
-                f"number {index} was given to {other.name!r}, whose folder peer-{index} is gone; put it back first",
+                f"index {index} belongs to {other.name!r}, whose folder peer-{index} is missing; restore it first",
                 file=str(directory),
             )
 
 
 def _refuse_taken(folder: Path) -> None:
     if (folder / "peer.toml").exists():
-        raise ConfigError("exists already, and belongs to another peer; move it away", file=str(folder))
+        raise ConfigError("already exists and belongs to another peer; move it away", file=str(folder))
 
 
 def _of_new_peer(model: Config, index: int, entry: PeerAddress) -> Config:

@@ -60,15 +60,15 @@ def export_model(
     task cannot compute in 8 bits.
     """
     if output.exists() and not force:
-        raise ConfigError("exists already; --force overwrites it", file=str(output))
+        raise ConfigError("already exists; --force overwrites it", file=str(output))
     if not source.exists():
         raise StateError(f"{source}: no such folder")
     folders = _find_peers(source)
     if peer_index is None and not find_checkpoints(source) and (source / "model.safetensors").exists():
         return _quantize(source, output) if int8 else _copy(source / "model.safetensors", output)
     if not folders:
-        hint = "a simulation keeps the averaged model only; leave out --peer" if peer_index is not None else ""
-        raise StateError(f"{source}: holds no peer.toml and no model.safetensors" + (f" ({hint})" if hint else ""))
+        hint = "a simulation keeps only the averaged model; omit --peer" if peer_index is not None else ""
+        raise StateError(f"{source}: contains neither peer.toml nor model.safetensors" + (f" ({hint})" if hint else ""))
     if peer_index is not None and len(folders) > 1:
         if peer_index >= len(folders):
             raise ConfigError("no such peer", key="--peer", value=peer_index, valid=f"0 to {len(folders) - 1}")
@@ -105,12 +105,12 @@ def _newest_common_round(source: Path, folders: Sequence[_PeerFolder]) -> int:
     for folder in folders:
         if not folder.checkpoints:
             where = folder.base / folder.config.state.directory
-            raise StateError(f"{where}: holds no checkpoint yet; checkpoints are written now and then, and at the end")
+            raise StateError(f"{where}: contains no checkpoint yet; peers write one at intervals and at the end")
     common = set.intersection(*(set(folder.checkpoints) for folder in folders))
     if not common:
         rounds = ", ".join(str(max(folder.checkpoints)) for folder in folders)
         raise StateError(
-            f"{source}: the peers have no checkpoint of the same round (newest: {rounds}); export one with --peer"
+            f"{source}: the peers have no checkpoint of a common round (newest: {rounds}); export one peer with --peer"
         )
     return max(common)
 
@@ -122,7 +122,9 @@ def _save(folder: _PeerFolder, checkpoints: Sequence[Checkpoint], output: Path, 
     total, weight = np.zeros(trainer.layout.size), 0.0
     for checkpoint in checkpoints:
         if checkpoint.state.get("layout") != trainer.layout.digest:
-            raise StateError(f"{folder.base}: the checkpoint holds a model of another shape than training.task makes")
+            raise StateError(
+                f"{folder.base}: the checkpoint holds a model that differs in shape from that of training.task"
+            )
         total += _array(folder, checkpoint, "algorithm/x")
         weight += float(_array(folder, checkpoint, "algorithm/u")[0])
     # The statistics of norms are local to a peer; an average gets its own.
@@ -143,7 +145,7 @@ def _save(folder: _PeerFolder, checkpoints: Sequence[Checkpoint], output: Path, 
 def _quantize(source: Path, output: Path) -> Exported:
     """Write the averaged model of a run folder in 8 bits."""
     if not (source / "config.toml").exists():
-        raise StateError(f"{source}: holds no config.toml, which says what the model is for")
+        raise StateError(f"{source}: contains no config.toml, which is needed to build the model")
     config = configuration.load(source / "config.toml", environment={})
     trainer = RunSetup.open(config, source, config.num_peers or 1).trainer(0)
     load_model_(trainer.model, source / "model.safetensors")
@@ -171,7 +173,7 @@ def _written(output: Path) -> Iterator[None]:
 
 def _array(folder: _PeerFolder, checkpoint: Checkpoint, name: str) -> npt.NDArray[Any]:
     if name not in checkpoint.arrays:
-        raise StateError(f"{folder.base}: the checkpoint holds no {name}")
+        raise StateError(f"{folder.base}: the checkpoint contains no {name}")
     return checkpoint.arrays[name]
 
 

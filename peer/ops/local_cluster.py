@@ -233,7 +233,7 @@ class Cluster:
         if code == DivergenceError.exit_code:
             return DivergenceError(words)
         if code < 0:
-            how = f"was killed by {signal.Signals(-code).name}; the last it said was"
+            how = f"was killed by {signal.Signals(-code).name}; its last log line was"
         else:
             how = f"ended with code {code}"
         text = f"{self.names[index]} {how}: {words} (see {self.peer_files[index].parent / 'log.txt'})"

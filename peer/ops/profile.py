@@ -147,11 +147,11 @@ def profile(workload: Workload) -> Profile:
 def check(workload: Workload) -> None:
     """Raise ConfigError unless the workload can be run."""
     if workload.model not in MODELS:
-        raise ConfigError("is no model of these", key="MODEL", value=workload.model, valid=", ".join(MODELS))
+        raise ConfigError("unknown model", key="MODEL", value=workload.model, valid=", ".join(MODELS))
     if workload.model in _IMAGE_MODELS and workload.model not in _SIZED and workload.size != 32:
-        raise ConfigError("takes images of 32 pixels a side", key=workload.model, value=workload.size)
+        raise ConfigError("needs images of 32 × 32 pixels", key=workload.model, value=workload.size)
     if workload.norm not in NORMS:
-        raise ConfigError("is no norm", key="--norm", value=workload.norm, valid=", ".join(NORMS))
+        raise ConfigError("unknown norm", key="--norm", value=workload.norm, valid=", ".join(NORMS))
     if workload.batch < 1 or not 8 <= workload.size <= 512:
         raise ConfigError("is out of range", key="--batch, --size", value=(workload.batch, workload.size))
 

@@ -43,7 +43,7 @@ def line_up(peers: Path, config: Config, wanted: int | None) -> Lineup:
     there = [number for number in numbers if number not in ended]
     wanted = len(there) if wanted is None else wanted
     if wanted != len(there) and (why := why_no_changes(config)) is not None:
-        raise ConfigError(f"is not the number of peers of this run, and {why}", key="--peers", value=wanted)
+        raise ConfigError(f"differs from the number of peers of this run, but {why}", key="--peers", value=wanted)
     # Whoever nobody has let in yet need not be started to leave; whoever is about to leave has to.
     known = {*range(config.num_listed), *(change.subject for change in changes)}
     leaving = {number for number in there[wanted:] if number in known}

@@ -175,7 +175,7 @@ def search(
 ) -> Tuning:
     """Return the best safe point around the given rates; `run` tries one. Without `averaging_rate` only γ varies."""
     if trials < 3:
-        raise ConfigError("are too few to choose from", key="--trials", value=trials, valid="3 or more")
+        raise ConfigError("is too small", key="--trials", value=trials, valid="3 or more")
     state = _Search(run, _Grid(averaging_rate, learning_rate), rounds, trials, budget_s, on_trial, stop, clock)
     try:
         state.screen()

@@ -77,7 +77,7 @@ def load_run(directory: Path) -> RunData:
         data.graph_svg = svg.read_bytes()
     found = _read_metrics(data)
     if data.summary is None and not found:
-        raise StateError(f"{directory}: is not a run folder: it holds neither summary.json nor metrics")
+        raise StateError(f"{directory}: is not a run folder: it contains neither summary.json nor metrics")
     data.index_()
     return data
 

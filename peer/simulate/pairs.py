@@ -41,7 +41,7 @@ class AsynchronousSimulator(VirtualRun[PairParticipant]):
         """See `VirtualRun`. Raises ConfigError for `stacked`: peers that go together have rounds."""
         if stacked:
             raise ConfigError(
-                f"{config.algorithm.name} has no rounds, so that its peers cannot be trained as one batch",
+                f"{config.algorithm.name} has no rounds, so its peers cannot be trained as one batch",
                 key="--stacked",
             )
         super().__init__(

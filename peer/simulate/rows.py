@@ -30,7 +30,9 @@ class StackedRows:
         """Raises ConfigError where peers cannot be stacked."""
         config = setup.config
         if config.rounds.late == "skip":
-            raise ConfigError("is impossible for stacked peers, which go together", key="rounds.late", valid="wait")
+            raise ConfigError(
+                "cannot be used with --stacked, where all peers advance together", key="rounds.late", valid="wait"
+            )
         self.setup = setup
         self.trainer = StackedTrainer(
             setup.task,

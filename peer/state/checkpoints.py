@@ -135,12 +135,12 @@ class StateFolder:
             directory.mkdir(parents=True, exist_ok=True)
             self._lock = open(directory / "lock", "w")  # noqa: SIM115 - held open for as long as the lock
         except OSError as error:
-            raise StateError(f"{directory}: cannot be used as state folder: {error.strerror}") from None
+            raise StateError(f"{directory}: cannot be used as a state folder: {error.strerror}") from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             self._lock.close()
-            raise StateError(f"{directory}: in use by another peer process; stop that one first") from None
+            raise StateError(f"{directory}: is in use by another peer process; stop that process first") from None
         self.disk = RealDisk(directory)
         self.checkpoints = Checkpoints(self.disk, keep=keep, regular=regular)
 
@@ -177,7 +177,7 @@ def parse_checkpoint(data: bytes, name: str) -> Checkpoint:
         metadata = header.pop("__metadata__", {})
         format_ = int(metadata.get("format", 0))
         if not _OLDEST <= format_ <= FORMAT:
-            raise StateError(f"{name}: has format {format_}, this version reads {_OLDEST} to {FORMAT}")
+            raise StateError(f"{name}: has format {format_}, but this release reads {_OLDEST} to {FORMAT}")
         body, arrays, end = memoryview(data)[start:], {}, 0
         if format_ >= 2 and metadata.pop("checksum") != _checksum({"__metadata__": metadata, **header}, [body]):
             raise ValueError("its checksum does not match")

@@ -261,8 +261,8 @@ class Journal:
 def cannot_be_written(name: str, error: OSError) -> StateError:
     """Return the error for a disk that refuses."""
     return StateError(
-        f"{name}: cannot be written: {error.strerror}; what was saved is whole: make room or mend the disk, "
-        "and start the peer again"
+        f"{name}: cannot be written: {error.strerror}; the saved state is intact: free some space or repair the disk, "
+        "then start the peer again"
     )
 
 
@@ -296,9 +296,9 @@ def _read_header(name: str, data: memoryview) -> tuple[Mapping[str, Any], int, i
         if magic != _MAGIC or _SUM.unpack_from(data, end)[0] != xxhash.xxh3_64_intdigest(data[:end]):
             raise ValueError
     except (struct.error, ValueError):
-        raise StateError(f"{name}: is damaged from its beginning on, or no journal") from None
+        raise StateError(f"{name}: is not a journal, or is damaged at its beginning") from None
     if not 1 <= version <= VERSION:
-        raise StateError(f"{name}: has version {version}, this program reads 1 to {VERSION}")
+        raise StateError(f"{name}: has version {version}, but this release reads 1 to {VERSION}")
     header = json.loads(bytes(data[_FILE.size : end]))
     return header, end + _SUM.size, _SUM.unpack_from(data, end)[0]
 

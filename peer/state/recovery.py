@@ -121,8 +121,8 @@ class StateFiles:
         for key, value in self.identity.items():
             if found.get(key) != value:
                 raise StateError(
-                    f"the {what} belongs to {key} {str(found.get(key))[:40]!r}, this is {value[:40]!r}; "
-                    "use another state.directory or delete the old one"
+                    f"the {what} belongs to {key} {str(found.get(key))[:40]!r}, but this peer has {value[:40]!r}; "
+                    "use another state.directory, or delete the old one"
                 )
 
     def _journal_rounds(self) -> list[int]:
@@ -138,7 +138,7 @@ def gives_other_bits(name: str, what: str) -> StateError:
     """Return what is wrong where the journal `name`, repeated, gives something else than before."""
     return StateError(
         f"{name}: replaying it gives {what}; the machine, the version of torch or numpy, the training data or the "
-        "configuration is not what it was: put that back, or restore the state folder from a copy"
+        "configuration has changed: undo the change, or restore the state folder from a backup"
     )
 
 

@@ -25,15 +25,15 @@ class TensorData:
         Raises DataError if lengths differ, the set is empty, or there are no integer labels.
         """
         if not tensors or any(tensor.ndim == 0 for tensor in tensors):
-            raise DataError("a data set needs at least one tensor with a sample in each row")
+            raise DataError("a data set needs at least one tensor with one sample in each row")
         lengths = [len(tensor) for tensor in tensors]
         if len(set(lengths)) != 1 or lengths[0] == 0:
-            raise DataError(f"the tensors of a data set need the same number of samples, at least one: {lengths}")
+            raise DataError(f"the tensors of a data set need the same number of samples, and at least one: {lengths}")
         chosen = tensors[-1] if labels is None else labels
         if chosen.shape != (lengths[0],) or chosen.is_floating_point() or chosen.is_complex():
             raise DataError(
-                f"a data set needs one integer label a sample, by which it is dealt to the peers; these have shape "
-                f"{list(chosen.shape)} and type {chosen.dtype}: pass labels= where the targets are no classes"
+                f"a data set needs one integer label per sample, by which it is split among the peers; these have "
+                f"shape {list(chosen.shape)} and type {chosen.dtype}: pass labels= if the targets are not classes"
             )
         self._tensors = tensors
         self._labels = chosen.to("cpu", torch.int64)

@@ -59,7 +59,7 @@ def load_int8(task: Task, path: Path) -> torch.nn.Module:
             value = file.get_tensor(name)
             if value.shape != tensor.shape:
                 raise DataError(
-                    f"model file {path}: {name} has shape {list(value.shape)}, the model has {list(tensor.shape)}"
+                    f"model file {path}: {name} has shape {list(value.shape)}, but the model needs {list(tensor.shape)}"
                 )
             read[name] = _dequantized(path, name, value, file.get_tensor(parts[1])) if len(parts) == 2 else value
     refuse_not_finite(read, path)
@@ -82,5 +82,7 @@ def _has_codes(tensor: torch.Tensor) -> bool:
 
 def _dequantized(path: Path, name: str, codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     if codes.dtype != torch.int8 or scale.dtype != torch.float32 or scale.numel() != 1 or not 0 <= scale.item() < 1e30:
-        raise DataError(f"model file {path}: {name} is {codes.dtype} with the scale {scale.tolist()}, not int8 codes")
+        raise DataError(
+            f"model file {path}: {name} has type {codes.dtype} and scale {scale.tolist()}; expected int8 codes"
+        )
     return codes.to(torch.float32) * scale

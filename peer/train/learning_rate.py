@@ -88,7 +88,7 @@ def build(
     elif kind == "cosine":
         schedule = Cosine(peak, rounds)
     else:
-        raise ConfigError("is no schedule", key="training.schedule", value=kind, valid=", ".join(KINDS))
+        raise ConfigError("unknown learning-rate schedule", key="training.schedule", value=kind, valid=", ".join(KINDS))
     return WarmUp(warmup_rounds, schedule) if warmup_rounds > 0 else schedule
 
 

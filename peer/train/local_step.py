@@ -244,7 +244,7 @@ class Trainer:
             seed_operators(self.seed, self.peer, t, local, self.device)
             loss = self.task.loss(self._model, batch)
         if loss.ndim:
-            raise DataError(f"the loss of task {self.task.name} has shape {list(loss.shape)}; it should be a scalar")
+            raise DataError(f"the loss of task {self.task.name} has shape {list(loss.shape)}; it must be a scalar")
         parts = torch.autograd.grad(loss, self._parameters, materialize_grads=True)
         torch.cat([part.reshape(-1) for part in parts], out=self._flat_gradient)
         return self._flat_gradient.cpu().numpy(), float(loss.detach())
@@ -319,7 +319,9 @@ def make_start_model(task: Task, options: TrainingOptions, seed: int, base: Path
         torch.default_generator.manual_seed(_torch_seed(stream(seed, SHARED, Purpose.INIT)))
         model = make_model(task, precision_of(task, options))
     if not isinstance(model, torch.nn.Module):
-        raise DataError(f"make_model() of task {task.name} returned a {type(model).__name__}, no torch.nn.Module")
+        raise DataError(
+            f"make_model() of task {task.name} returned a {type(model).__name__}; it must return a torch.nn.Module"
+        )
     if options.warm_start is not None:
         load_model_(model, base / options.warm_start)
     return model
@@ -332,7 +334,7 @@ def trained_parameters(model: torch.nn.Module, only: tuple[str, ...]) -> dict[st
     """
     names = [name for name, parameter in model.named_parameters() if parameter.requires_grad and parameter.numel()]
     if not names:
-        raise DataError("the model has no parameters to train")
+        raise DataError("the model has no trainable parameters")
     for pattern in only:
         if not fnmatch.filter(names, pattern):
             raise ConfigError("matches no parameter", key="training.only", value=pattern, valid=", ".join(names))
@@ -340,7 +342,7 @@ def trained_parameters(model: torch.nn.Module, only: tuple[str, ...]) -> dict[st
     for name, parameter in model.named_parameters():
         if name in names and (not only or any(fnmatch.fnmatchcase(name, pattern) for pattern in only)):
             if parameter.dtype != torch.float32:
-                raise DataError(f"parameter {name} is {parameter.dtype}; parameters to train have to be float32")
+                raise DataError(f"parameter {name} has type {parameter.dtype}; trained parameters must be float32")
             trained[name] = parameter
         else:
             parameter.requires_grad_(False)
@@ -352,7 +354,7 @@ def check_data(task: Task, data: Data, name: str) -> None:
     labels = data.labels
     if not len(data) or labels.shape != (len(data),) or labels.dtype != torch.int64:
         raise DataError(
-            f"the {name} set of task {task.name} needs one int64 label for each of its samples, at least one: it has "
+            f"the {name} set of task {task.name} needs at least one sample and one int64 label per sample: it has "
             f"{len(data)} samples and labels {labels.dtype}{list(labels.shape)}"
         )
     low, high = int(labels.min()), int(labels.max())

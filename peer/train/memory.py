@@ -16,19 +16,21 @@ def open_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise ConfigError("is no torch device", key="peer.device", value=name, valid="cpu, cuda, cuda:1, …") from None
+        raise ConfigError(
+            "is not a PyTorch device", key="peer.device", value=name, valid="cpu, cuda, cuda:1, …"
+        ) from None
     if device.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (device.index or 0) >= count:
             raise ConfigError(
-                f"torch sees {count} CUDA devices here",
+                f"PyTorch finds {count} CUDA devices on this machine",
                 key="peer.device",
                 value=name,
                 valid="cpu" if not count else None,
             )
         return torch.device("cuda", device.index or 0)
     if device.type != "cpu":
-        raise ConfigError("the local step runs on cpu or cuda", key="peer.device", value=name)
+        raise ConfigError("is not supported; the local step runs on cpu or cuda", key="peer.device", value=name)
     return device
 
 

@@ -58,18 +58,18 @@ def open_tensors(path: Path) -> Iterator[TensorFile]:
         with safe_open(path, framework="pt", device="cpu") as file:
             yield file
     except FileNotFoundError:
-        raise DataError(f"there is no model file {path}") from None
+        raise DataError(f"model file {path} does not exist") from None
     except OSError as error:
         raise DataError(f"model file {path} cannot be read: {error.strerror or error}") from None
     except SafetensorError as error:
-        raise DataError(f"{path} is no valid safetensors file: {error}") from None
+        raise DataError(f"{path} is not a valid safetensors file: {error}") from None
 
 
 def refuse_not_finite(read: Mapping[str, torch.Tensor], path: Path) -> None:
     """Raise DataError if a tensor of a file holds NaN or infinity."""
     for name, value in read.items():
         if value.is_floating_point() and not torch.isfinite(value).all():
-            raise DataError(f"model file {path}: {name} holds values that are not finite")
+            raise DataError(f"model file {path}: {name} contains values that are not finite")
 
 
 def load_model_(model: torch.nn.Module, path: Path) -> None:
@@ -88,16 +88,20 @@ def load_model_(model: torch.nn.Module, path: Path) -> None:
             raise DataError(f"model file {path} lacks {_listed(lacking)}")
         excess = sorted(names - wanted.keys())
         if excess:
-            raise DataError(f"model file {path} holds {_listed(excess)}, which the model does not have")
+            raise DataError(f"model file {path} contains {_listed(excess)}, which the model does not have")
         for name, tensor in wanted.items():
             shape = file.get_slice(name).get_shape()
             if list(shape) != list(tensor.shape):
-                raise DataError(f"model file {path}: {name} has shape {shape}, the model has {list(tensor.shape)}")
+                raise DataError(
+                    f"model file {path}: {name} has shape {shape}, but the model needs {list(tensor.shape)}"
+                )
         read = {name: file.get_tensor(name) for name in wanted}
     refuse_not_finite(read, path)
     for name, tensor in read.items():
         if tensor.is_floating_point() != wanted[name].is_floating_point():
-            raise DataError(f"model file {path}: {name} is {tensor.dtype}, the model has {wanted[name].dtype}")
+            raise DataError(
+                f"model file {path}: {name} has type {tensor.dtype}, but the model needs {wanted[name].dtype}"
+            )
     with torch.no_grad():
         for name, tensor in read.items():
             wanted[name].copy_(tensor)

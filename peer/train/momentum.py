@@ -37,7 +37,7 @@ class Momentum:
     ) -> None:
         """`mu` is `beta` unless set. Raises ConfigError for what is out of range."""
         if kind not in KINDS:
-            raise ConfigError("is no kind of momentum", key="momentum.kind", value=kind, valid=", ".join(KINDS))
+            raise ConfigError("unknown kind of momentum", key="momentum.kind", value=kind, valid=", ".join(KINDS))
         for key, value in (("beta", beta), ("mu", mu), ("beta2", beta2)):
             if value is not None and not 0.0 <= value < 1.0:
                 raise ConfigError("is out of range", key=f"momentum.{key}", value=value, valid="0 to below 1")

@@ -88,13 +88,11 @@ class Manifest:
         checked = _checked_labels(labels)
         if checked.size != self.num_samples:
             raise DataError(
-                f"the manifest splits {self.num_samples} samples and the data set has {checked.size}; make the manifest"
-                " anew or use the data set it was made for"
+                f"the manifest splits {self.num_samples} samples, but the data set has {checked.size}; create the"
+                " manifest again, or use the data set that it was created for"
             )
         if labels_digest(checked) != self.labels_digest:
-            raise DataError(
-                "the manifest was made for other labels, or for these in another order; make it anew for this data set"
-            )
+            raise DataError("the manifest was created for other labels or another order of samples; create it again")
         _check_complete(self)
 
     def save(self, path: Path) -> None:
@@ -128,7 +126,7 @@ class Manifest:
         except (ValueError, RecursionError) as error:
             raise DataError(f"{path}: the manifest is not valid JSON: {error}") from None
         if not isinstance(tree, dict) or tree.get("format") != FORMAT:
-            raise DataError(f"{path}: is not a partition manifest of format {FORMAT}; make it anew")
+            raise DataError(f"{path}: is not a partition manifest of format {FORMAT}; create it again")
         try:
             manifest = cls(
                 kind=str(tree["kind"]),
@@ -140,10 +138,12 @@ class Manifest:
                 holdout=tuple(_indices(part) for part in tree["holdout"]),
             )
         except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise DataError(f"{path}: the manifest lacks or garbles a field: {error!r}") from None
+            raise DataError(f"{path}: a field of the manifest is missing or malformed: {error!r}") from None
         _check_complete(manifest)
         if manifest.digest != tree.get("digest"):
-            raise DataError(f"{path}: the manifest was changed after it was written (its digest differs); make it anew")
+            raise DataError(
+                f"{path}: the manifest was changed after it was written (its digest differs); create it again"
+            )
         return manifest
 
 
@@ -274,7 +274,7 @@ def _deal_by_shards(labels: IntArray, num_peers: int, labels_per_peer: int, seed
     places = num_peers * labels_per_peer
     if places < classes.size:
         raise ConfigError(
-            f"{num_peers} peers with {labels_per_peer} labels each cannot hold all {classes.size} labels, and every"
+            f"{num_peers} peers with {labels_per_peer} labels each cannot cover all {classes.size} labels, but every"
             " sample must belong to a peer",
             key="data.labels_per_peer",
             value=labels_per_peer,
@@ -294,7 +294,7 @@ def _deal_by_shards(labels: IntArray, num_peers: int, labels_per_peer: int, seed
     for number, peers in enumerate(holders):
         if class_sizes[number] < len(peers):
             raise ConfigError(
-                f"label {classes[number]} has {class_sizes[number]} samples for {len(peers)} peers that should hold it",
+                f"label {classes[number]} has {class_sizes[number]} samples, too few for {len(peers)} peers to share",
                 key="data.labels_per_peer",
                 value=labels_per_peer,
                 valid="fewer labels for each peer, fewer peers, or dirichlet",
@@ -317,7 +317,7 @@ def _hold_out(
     smallest = min(range(len(parts)), key=lambda peer: parts[peer].size)
     if parts[smallest].size < 2:
         raise ConfigError(
-            f"peer {smallest} has one sample only, which cannot be both trained on and held out",
+            f"peer {smallest} has only one sample, which cannot be both trained on and held out",
             key="data.holdout_fraction",
             value=fraction,
             valid="0, or more data for each peer",
@@ -391,8 +391,8 @@ def _checked_labels(labels: npt.ArrayLike) -> IntArray:
     array = np.asarray(labels)
     if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iu":
         raise DataError(
-            f"labels should be a list of at least one integer, not {array.dtype} of shape {array.shape}; give the task"
-            " `labels` that say of what kind each sample is"
+            f"labels must be a list of at least one integer, not {array.dtype} of shape {array.shape}; give the data"
+            " set one integer label per sample"
         )
     return array.astype(np.int64)
 
@@ -408,9 +408,9 @@ def _indices(part: Any) -> IntArray:
 
 def _check_complete(manifest: Manifest) -> None:
     if not manifest.train or len(manifest.holdout) != len(manifest.train):
-        raise DataError("the manifest does not list training and hold-out samples of each peer; make it anew")
+        raise DataError("the manifest does not list training and hold-out samples for each peer; create it again")
     used = np.sort(np.concatenate([*manifest.train, *manifest.holdout]))
     if used.size != manifest.num_samples or not np.array_equal(used, np.arange(manifest.num_samples)):
-        raise DataError("the manifest does not use every sample exactly once; make it anew")
+        raise DataError("the manifest does not use each sample exactly once; create it again")
     if any(part.size == 0 for part in manifest.train):
-        raise DataError("the manifest leaves a peer without training samples; make it anew")
+        raise DataError("the manifest leaves a peer without training samples; create it again")

@@ -51,7 +51,7 @@ def takes_layers(function: Callable[..., object]) -> bool:
 def no_eight_bits(name: str) -> ConfigError:
     """Return the error of a task whose model knows float32 only."""
     return ConfigError(
-        f"the model of task {name} is made of float32 layers only; build it of the layers that its function is given "
+        f"the model of task {name} consists of float32 layers; build it from the layers passed to its function "
         "(docs/eight-bit.md), or train it in float32",
         key="training.precision",
         value="int8",

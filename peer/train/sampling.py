@@ -29,7 +29,7 @@ class BatchSchedule:
     def __init__(self, indices: npt.NDArray[np.int64], batch_size: int, *, seed: int, peer: int) -> None:
         """Deal `indices: int64[m]` in batches of `batch_size`. Raises DataError if there are none."""
         if not len(indices):
-            raise DataError(f"peer {peer} has no training samples; give it some or run fewer peers")
+            raise DataError(f"peer {peer} has no training samples; use more data or fewer peers")
         self.indices, self.batch_size, self._seed, self._peer = indices, batch_size, seed, peer
         self._epoch, self._order = -1, indices
 

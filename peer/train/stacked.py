@@ -321,8 +321,8 @@ class _Stacked:
             if "vmap" not in str(error):
                 raise
             raise DataError(
-                f"the model or loss of task {self._task.name} cannot be computed for all peers at once; dropout, "
-                f".item() and decisions on values cannot ({str(error).splitlines()[0]})"
+                f"the model or loss of task {self._task.name} cannot be computed for all peers as one batch; dropout, "
+                f".item() and branches on values prevent that ({str(error).splitlines()[0]})"
             ) from error
 
     def _evaluate_some(self, z: Matrix, peers: slice, data: Data) -> list[Evaluation]:

@@ -98,7 +98,7 @@ def mnist(*, model: str = "logistic", hidden: int = 256, directory: str | None =
         images = read_idx_images(find_idx(folder, f"{split}-images-idx3-ubyte"))
         labels = read_idx_labels(find_idx(folder, f"{split}-labels-idx1-ubyte"))
         if len(images) != len(labels):
-            raise DataError(f"{folder}: {len(images)} images but {len(labels)} labels in the files {split}-…")
+            raise DataError(f"{folder}: the files {split}-… contain {len(images)} images but {len(labels)} labels")
         return ImageData(images, labels, mean=(0.1307,), std=(0.3081,))
 
     return Classification(
@@ -385,7 +385,7 @@ def resolve_task(
 def _built_in(name: str) -> Callable[..., Task]:
     if name not in TASKS:
         raise ConfigError(
-            "there is no such task",
+            "unknown task",
             key="training.task",
             value=name,
             valid=f'{", ".join(TASKS)}, or your own as "package.module:make_task"',
@@ -396,7 +396,7 @@ def _built_in(name: str) -> Callable[..., Task]:
 def _import(name: str) -> Callable[..., Any]:
     module_name, _, attribute = name.partition(":")
     if not module_name or not attribute:
-        raise ConfigError('your own task is named "package.module:make_task"', key="training.task", value=name)
+        raise ConfigError('name your own task as "package.module:make_task"', key="training.task", value=name)
     # Last, so that a file beside the configuration never hides an installed package.
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
@@ -408,7 +408,7 @@ def _import(name: str) -> Callable[..., Any]:
                 f"training.task: module {module_name} needs {error.name}, which is not installed"
             ) from error
         raise ConfigError(
-            f"there is no module {error.name}; start in the folder that holds it, or install it",
+            f"module {error.name} was not found; start in the folder that contains it, or install it",
             key="training.task",
             value=name,
         ) from None
@@ -426,7 +426,7 @@ def _import(name: str) -> Callable[..., Any]:
             valid=", ".join(f"{module_name}:{function}" for function in functions) or "a function of that module",
         )
     if not callable(make):
-        raise ConfigError(f"{attribute} is no function that makes a task", key="training.task", value=name)
+        raise ConfigError(f"{attribute} is not a function that makes a task", key="training.task", value=name)
     return make  # type: ignore[no-any-return]
 
 
@@ -452,7 +452,7 @@ def _check_task(task: object, name: str) -> None:
         raise DataError(f"training.task: {name} returned a {type(task).__name__} that lacks {', '.join(lacking)}")
     num_classes = task.num_classes  # type: ignore[attr-defined]
     if not isinstance(num_classes, int) or isinstance(num_classes, bool) or num_classes < 0:
-        raise DataError(f"training.task: num_classes of {name} should be a whole number, 0 where there are no classes")
+        raise DataError(f"training.task: num_classes of {name} must be a whole number, or 0 if there are no classes")
 
 
 def _whole(option: str, value: object, low: int, high: int) -> None:
@@ -479,7 +479,7 @@ def _choice(option: str, value: object, valid: Sequence[str]) -> None:
 
 def _required(directory: str | None, content: str) -> str:
     if directory is None:
-        raise ConfigError(f"is missing: name the folder with {content}", key="data.directory")
+        raise ConfigError(f"is missing; name the folder that contains {content}", key="data.directory")
     return directory
 
 

@@ -106,7 +106,7 @@ def test_a_peer_that_listens_nowhere_is_listed_as_unreachable(verb: str, behind_
     assert result.exit_code == 6
     answers = json.loads(result.stdout)
     assert [answer["state"] for answer in answers] == ["unreachable", "unreachable"]
-    assert "listens nowhere" in answers[1]["error"]
+    assert "accepts no connections" in answers[1]["error"]
 
 
 def test_removing_a_peer_with_nobody_there_says_so(behind_nat: None) -> None:

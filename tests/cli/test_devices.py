@@ -88,8 +88,8 @@ def test_a_key_that_is_there_is_not_overwritten() -> None:
         (("init", "--join", "x"), "--name: is missing"),
         (("init", "--name", "x"), "--name: can only be used with --join"),
         (("sign", "kits", "kits/ca.pem"), "not a request for a certificate"),
-        (("sign", "kits/peer-0", "request.pem"), "this is done where the cluster was made"),
-        (("revoke", "kits", "nobody"), "no certificate made out to 'nobody' was issued from kits"),
+        (("sign", "kits/peer-0", "request.pem"), "run this command where the cluster was created"),
+        (("revoke", "kits", "nobody"), "kits has not issued a certificate to 'nobody'"),
     ],
 )
 def test_what_cannot_be_done_is_a_sentence(arguments: tuple[str, ...], words: str) -> None:

@@ -122,7 +122,7 @@ CASES = [
     Case("unknown-graph", "graph -n 8 --graph moebius", ("graph.kind", "'moebius'", "directed-ring")),
     Case("torus-of-a-prime", "graph -n 7 --graph torus", ("graph.kind", "torus", "7 is prime")),
     Case("hypercube-of-six", "graph -n 6 --graph hypercube", ("graph.kind", "power of two", "6")),
-    Case("half-an-edge", "graph -n 5 --graph random-regular", ("graph.degree", "3", "half an edge")),
+    Case("half-an-edge", "graph -n 5 --graph random-regular", ("graph.degree", "3", "both numbers are odd")),
     Case("degree-too-large", "graph -n 4 --graph random-regular -s graph.degree=4", ("graph.degree", "4")),
     Case("probability-of-nothing", "graph -n 4 --graph erdos-renyi -s graph.probability=0", ("graph.probability", "0")),
     Case("metropolis-on-arrows", "graph -n 4 -s graph.weights=metropolis", ("graph.weights", "both directions")),

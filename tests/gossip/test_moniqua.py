@@ -322,7 +322,7 @@ def test_codes_of_other_settings_and_full_vectors_in_their_place_are_refused():
 
 def test_configurations_that_cannot_work_are_refused():
     directed = 0.5 * np.eye(4) + 0.5 * np.roll(np.eye(4), 1, axis=0)
-    with pytest.raises(ConfigError, match="both ways"):
+    with pytest.raises(ConfigError, match="both directions"):
         _moniqua("moniqua", np.ones(5), directed, verified=True)
     _moniqua("moniqua", np.ones(5), directed)
     with pytest.raises(ConfigError, match="modulo compressor"):

@@ -312,7 +312,7 @@ def test_ten_thousand_peers_fit(kind):
         ([[0.5, 0.0], [0.4, 1.0]], "graph.weights", r"column 0 .*sums to 0\.9"),
         ([[0.5, 0.0], [0.333, 1.0]], "graph.weights", "column 0"),
         ([[1.5, 0.0], [-0.5, 1.0]], "graph.weights", "negative weight from peer 0 to peer 1"),
-        ([[0.0, 0.5], [1.0, 0.5]], "graph.weights", "peer 0 keeps nothing"),
+        ([[0.0, 0.5], [1.0, 0.5]], "graph.weights", "peer 0 keeps no part"),
         ([[float("nan"), 0.0], [0.5, 1.0]], "graph.weights", "not a finite number"),
         ([[float("inf"), 0.0], [0.5, 1.0]], "graph.weights", "not a finite number"),
         ([[1.0, 0.0]], "graph.file", "not square"),
@@ -326,7 +326,7 @@ def test_matrices_that_lose_or_mint_mass_are_refused(w, key, says):
 
 def test_the_faulty_one_of_several_matrices_is_named():
     good, bad = np.eye(3), np.diag([1.0, 0.5, 1.0])
-    with pytest.raises(ConfigError, match="column 1 of matrix 1, what peer 1 sends and keeps, sums to 0"):
+    with pytest.raises(ConfigError, match="column 1 of matrix 1, which holds what peer 1 sends and keeps, sums to 0"):
         Schedule.from_matrices([good, bad])
     with pytest.raises(ConfigError, match="differ in size"):
         Schedule.from_matrices([good, np.eye(2)])
@@ -338,11 +338,11 @@ def test_the_faulty_one_of_several_matrices_is_named():
     ("options", "key", "says"),
     [
         ({"weights": "even"}, "graph.weights", "not one of the choices"),
-        ({"weights": "explicit"}, "graph.weights", "ring brings no weights of its own"),
+        ({"weights": "explicit"}, "graph.weights", "ring does not define weights"),
         ({"kinds": "directed-ring", "weights": "metropolis"}, "graph.weights", "directed-ring is directed"),
         ({"period_rounds": 0}, "graph.period", "1 or more rounds"),
-        ({"kinds": []}, "graph.kind", "names no graph"),
-        ({"kinds": ["ring", "rings"]}, "graph.kind", "no such graph"),
+        ({"kinds": []}, "graph.kind", "name at least one graph"),
+        ({"kinds": ["ring", "rings"]}, "graph.kind", "unknown graph"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused_with_their_key(options, key, says):

@@ -107,17 +107,17 @@ def test_a_healthy_peer_is_reached_both_ways_before_it_runs(kits: Path) -> None:
         code, findings = examine(kits, 0)
     assert code == 0
     assert {each["level"] for each in findings} == {"ok"}
-    assert "is free; this peer does not run" in of(findings, "port", "ok")
+    assert "is free; this peer is not running" in of(findings, "port", "ok")
     assert "reaches this peer at 127.0.0.1:" in of(findings, "peer-1", "ok")
-    assert "cannot be dialled, and dials this peer" in of(findings, "peer-2", "ok")
+    assert "cannot be dialled; it dials this peer" in of(findings, "peer-2", "ok")
 
 
 def test_a_peer_that_only_dials_out_is_told_how_it_is_seen(kits: Path) -> None:
     with running(kits, 0), running(kits, 1):
         code, findings = examine(kits, 2)
     assert code == 0
-    assert "listens nowhere" in of(findings, "port", "ok")
-    assert "does not dial this peer, and sees it come from 127.0.0.1" in of(findings, "peer-0", "ok")
+    assert "accepts no connections" in of(findings, "port", "ok")
+    assert "does not dial this peer; it sees connections from 127.0.0.1" in of(findings, "peer-0", "ok")
 
 
 def test_a_neighbour_that_does_not_run_and_one_that_cannot_dial_back(kits: Path) -> None:
@@ -144,9 +144,9 @@ def test_lists_jobs_and_releases_that_differ_are_named(kits: Path) -> None:
     with running(kits, 1, other_rate, software="sottovoce 9.9"):
         code, findings = examine(kits, 0)
     assert code == 6
-    assert "its job differs from ours in [training]" in of(findings, "peer-1", "error")
-    assert f"runs sottovoce 9.9, this is sottovoce {__version__}" in of(findings, "peer-1", "warning")
-    assert "would dial this peer at 10.9.9.9:1, where our list says 127.0.0.1:" in of(findings, "peer-1", "warning")
+    assert "its configuration differs from ours in [training]" in of(findings, "peer-1", "error")
+    assert f"runs sottovoce 9.9, but this peer runs sottovoce {__version__}" in of(findings, "peer-1", "warning")
+    assert "has 10.9.9.9:1 for this peer, but our own list has 127.0.0.1:" in of(findings, "peer-1", "warning")
 
 
 def test_a_clock_that_is_off_is_told_with_both_directions(kits: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,7 +178,7 @@ def test_certificates_that_end_soon_are_revoked_readable_or_of_others(kits: Path
 
     use(days=10)
     _, findings = examine(kits, 0)
-    assert "9 days from now → get a new one: `sotto init --join` here" in of(findings, "certificate", "warning")
+    assert "9 days from now → renew it: `sotto init --join` here" in of(findings, "certificate", "warning")
     use(days=10, name="peer-1")
     code, findings = examine(kits, 0)
     assert (code, "is made out to 'peer-1', but this peer is 'peer-0'" in of(findings, "certificate", "error")) == (
@@ -200,7 +200,7 @@ def test_a_port_of_another_program_is_named(kits: Path) -> None:
     with socket.create_server(("127.0.0.1", int(listen.rpartition(":")[2]))):
         code, findings = examine(kits, 0)
     assert code == 2
-    assert "is in use by another program → end it, or change peer.listen" in of(findings, "port", "error")
+    assert "is in use by another program → stop that program, or change peer.listen" in of(findings, "port", "error")
 
 
 def test_two_that_cannot_be_dialled_need_a_relay(kits: Path) -> None:
@@ -208,7 +208,7 @@ def test_two_that_cannot_be_dialled_need_a_relay(kits: Path) -> None:
     rewrite(kits, 0, advertise(0, None))
     code, findings = examine(kits, 0)
     assert code == 2
-    assert "neither it nor this peer can be dialled → give one of the two" in of(findings, "peer-1", "error")
+    assert "can be dialled → on every device, give one of the two an advertise" in of(findings, "peer-1", "error")
 
 
 def test_a_device_that_was_signed_later_need_not_be_known_yet(kits: Path) -> None:
@@ -217,5 +217,5 @@ def test_a_device_that_was_signed_later_need_not_be_known_yet(kits: Path) -> Non
     with running(kits, 0), running(kits, 1):
         code, findings = examine(kits, 3)
     assert (code, {each["level"] for each in findings}) == (0, {"ok"})
-    assert "does not know this peer yet; it will when this peer is started" in of(findings, "peer-0", "ok")
-    assert "which joins through another one" in of(findings, "peer-2", "ok")
+    assert "does not know this peer yet; it will once this peer is started" in of(findings, "peer-0", "ok")
+    assert "this peer joins through another one" in of(findings, "peer-2", "ok")

@@ -96,7 +96,7 @@ def test_a_model_of_another_shape_is_refused(run: Path, tmp_path: Path) -> None:
     save(run, 0, 10, np.ones(size(), dtype=np.float32), 1.0)
     file = run / "peers" / "peer-0" / "peer.toml"
     file.write_text(file.read_text().replace("task_options = {}", "task_options = {hidden = 3}"))
-    with pytest.raises(StateError, match="another shape"):
+    with pytest.raises(StateError, match="differs in shape"):
         export_model(run / "peers" / "peer-0", tmp_path / "m.safetensors")
 
 

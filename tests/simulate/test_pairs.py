@@ -170,7 +170,7 @@ def test_on_links_that_are_too_thin_peers_wait_for_their_own_exchange_only(tmp_p
 def test_what_needs_rounds_is_refused() -> None:
     with pytest.raises(ConfigError, match="one batch"):
         simulate(small("algorithm.name=ad-psgd"), stacked=True)
-    with pytest.raises(ConfigError, match="follows the rounds"):
+    with pytest.raises(ConfigError, match="needs rounds"):
         simulate(small("algorithm.name=ad-psgd", "training.momentum=qg"))
 
 

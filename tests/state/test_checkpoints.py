@@ -114,7 +114,7 @@ def test_the_library_reads_what_is_written(tmp_path: Path) -> None:
 def test_a_checkpoint_of_a_newer_format_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint-00000012.safetensors"
     safetensors.numpy.save_file({}, path, {"state": "{}", "round": "12", "format": "3"})
-    with pytest.raises(StateError, match="has format 3, this version reads 1 to 2"):
+    with pytest.raises(StateError, match="has format 3, but this release reads 1 to 2"):
         load_checkpoint(path)
 
 

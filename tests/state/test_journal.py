@@ -99,7 +99,7 @@ def test_a_journal_without_its_beginning_is_refused(at: int) -> None:
     disk = FailingDisk()
     write(disk)
     disk.change("j", at, 0x01)
-    with pytest.raises(StateError, match="j: is damaged from its beginning on"):
+    with pytest.raises(StateError, match="j: is not a journal, or is damaged at its beginning"):
         read_journal(disk, "j")
 
 

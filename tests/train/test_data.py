@@ -30,11 +30,11 @@ def test_labels_can_differ_from_the_targets():
     [
         ((), None, "at least one tensor"),
         ((torch.zeros(()),), None, "at least one tensor"),
-        ((torch.zeros(3, 2), torch.zeros(2).long()), None, r"same number of samples, at least one: \[3, 2\]"),
+        ((torch.zeros(3, 2), torch.zeros(2).long()), None, r"same number of samples, and at least one: \[3, 2\]"),
         ((torch.zeros(0, 2), torch.zeros(0).long()), None, r"at least one: \[0, 0\]"),
-        ((torch.zeros(3, 2), torch.zeros(3)), None, "one integer label a sample"),
-        ((torch.zeros(3, 2), torch.zeros(3)), torch.zeros(2).long(), "one integer label a sample"),
-        ((torch.zeros(3, 2), torch.zeros(3, 1).long()), None, "one integer label a sample"),
+        ((torch.zeros(3, 2), torch.zeros(3)), None, "one integer label per sample"),
+        ((torch.zeros(3, 2), torch.zeros(3)), torch.zeros(2).long(), "one integer label per sample"),
+        ((torch.zeros(3, 2), torch.zeros(3, 1).long()), None, "one integer label per sample"),
     ],
 )
 def test_tensors_that_make_no_data_set_are_refused(tensors, labels, sentence):

@@ -423,12 +423,12 @@ def test_parameters_that_the_model_froze_are_not_trained():
 
 
 def test_a_model_without_parameters_is_refused():
-    with pytest.raises(DataError, match="no parameters to train"):
+    with pytest.raises(DataError, match="no trainable parameters"):
         make_trainer(points(model=nn.Identity))
 
 
 def test_a_half_precision_parameter_is_refused_by_name():
-    with pytest.raises(DataError, match=r"parameter 0\.weight is torch\.float16"):
+    with pytest.raises(DataError, match=r"parameter 0\.weight has type torch\.float16"):
         make_trainer(points(model=lambda: nn.Sequential(nn.Linear(2, 3).half())))
 
 
@@ -453,7 +453,7 @@ def test_relative_warm_start_begins_at_the_base_folder(tmp_path: Path):
     start = {"rounds": 5, "seed": 3, "peer": 0, "train_indices": all_indices(task)}
     warm = Trainer(task, options, base=tmp_path, **start)
     assert np.array_equal(warm.initial_vector(), make_trainer(task).initial_vector())
-    with pytest.raises(DataError, match=r"there is no model file .*nowhere"):
+    with pytest.raises(DataError, match=r"model file .*nowhere.* does not exist"):
         Trainer(task, options, base=tmp_path / "nowhere", **start)
 
 
@@ -483,12 +483,12 @@ def test_a_loss_that_is_no_scalar_is_refused():
     plain = points()
     task = Vectorial(name="points", num_classes=3, model=plain.model, train=plain.train, test=plain.test)
     trainer = make_trainer(task)
-    with pytest.raises(DataError, match=r"shape \[8\]; it should be a scalar"):
+    with pytest.raises(DataError, match=r"shape \[8\]; it must be a scalar"):
         trainer.gradient(trainer.initial_vector(), 0, 0.1, 0.1)
 
 
 def test_make_model_has_to_return_a_module():
-    with pytest.raises(DataError, match=r"returned a dict, no torch\.nn\.Module"):
+    with pytest.raises(DataError, match=r"returned a dict; it must return a torch\.nn\.Module"):
         make_trainer(points(model=dict))
 
 
@@ -502,7 +502,7 @@ def test_indices_outside_the_training_set_are_a_broken_contract():
         Trainer(points(), TrainingOptions(), rounds=1, seed=0, peer=0, train_indices=np.array([NUM_TRAIN]))
 
 
-@pytest.mark.parametrize(("device", "sentence"), [("gpu", "is no torch device"), ("meta", "runs on cpu or cuda")])
+@pytest.mark.parametrize(("device", "sentence"), [("gpu", "is not a PyTorch device"), ("meta", "runs on cpu or cuda")])
 def test_a_device_that_does_not_exist_is_refused(device: str, sentence: str):
     with pytest.raises(ConfigError, match=rf"peer\.device: .*{sentence}"):
         Trainer(
@@ -512,7 +512,7 @@ def test_a_device_that_does_not_exist_is_refused(device: str, sentence: str):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
 def test_cuda_without_a_cuda_device_is_refused():
-    with pytest.raises(ConfigError, match="torch sees 0 CUDA devices"):
+    with pytest.raises(ConfigError, match="PyTorch finds 0 CUDA devices"):
         Trainer(
             points(), TrainingOptions(), rounds=1, seed=0, peer=0, train_indices=all_indices(points()), device="cuda"
         )

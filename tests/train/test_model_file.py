@@ -65,13 +65,16 @@ def tensors() -> dict[str, torch.Tensor]:
     ("change", "sentence"),
     [
         (lambda t: t.pop("3.bias"), r"lacks 3\.bias"),
-        (lambda t: t.update({"4.weight": torch.zeros(2)}), r"holds 4\.weight, which the model does not have"),
-        (lambda t: t.update({"3.weight": torch.zeros(2, 3)}), r"3\.weight has shape \[2, 3\], the model has \[2, 2\]"),
+        (lambda t: t.update({"4.weight": torch.zeros(2)}), r"contains 4\.weight, which the model does not have"),
+        (
+            lambda t: t.update({"3.weight": torch.zeros(2, 3)}),
+            r"3\.weight has shape \[2, 3\], but the model needs \[2, 2\]",
+        ),
         (
             lambda t: t.update({"3.weight": torch.full((2, 2), torch.nan)}),
-            r"3\.weight holds values that are not finite",
+            r"3\.weight contains values that are not finite",
         ),
-        (lambda t: t.update({"3.weight": torch.zeros(2, 2, dtype=torch.int32)}), r"3\.weight is torch\.int32"),
+        (lambda t: t.update({"3.weight": torch.zeros(2, 2, dtype=torch.int32)}), r"3\.weight has type torch\.int32"),
     ],
 )
 def test_a_file_that_does_not_fit_is_refused_and_changes_nothing(tmp_path: Path, change, sentence: str):
@@ -90,7 +93,7 @@ def test_a_file_that_does_not_fit_is_refused_and_changes_nothing(tmp_path: Path,
 )
 def test_bytes_that_are_no_safetensors_file_are_refused(tmp_path: Path, content: bytes):
     (tmp_path / "m.safetensors").write_bytes(content)
-    with pytest.raises(DataError, match=r"is no valid safetensors file"):
+    with pytest.raises(DataError, match=r"is not a valid safetensors file"):
         load_model_(small(), tmp_path / "m.safetensors")
 
 
@@ -98,7 +101,7 @@ def test_a_cut_off_file_is_refused(tmp_path: Path):
     path = tmp_path / "m.safetensors"
     save_model(small(), path)
     path.write_bytes(path.read_bytes()[:-8])
-    with pytest.raises(DataError, match=r"is no valid safetensors file"):
+    with pytest.raises(DataError, match=r"is not a valid safetensors file"):
         load_model_(small(), path)
 
 

@@ -162,12 +162,12 @@ def test_a_hold_out_takes_the_asked_fraction_from_each_peer():
         (
             {"num_peers": 4, "kind": "shards", "labels_per_peer": 2},
             "data.labels_per_peer",
-            "cannot hold all 10 labels",
+            "cannot cover all 10 labels",
         ),
         ({"num_peers": 8, "kind": "shards", "labels_per_peer": 11}, "data.labels_per_peer", "10 different labels"),
         ({"num_peers": 1500, "kind": "shards", "labels_per_peer": 9}, "data.labels_per_peer", "has 200 samples"),
         ({"num_peers": 8, "kind": "iid", "holdout_fraction": 1.0}, "data.holdout_fraction", "out of range"),
-        ({"num_peers": 2000, "kind": "iid", "holdout_fraction": 0.1}, "data.holdout_fraction", "one sample only"),
+        ({"num_peers": 2000, "kind": "iid", "holdout_fraction": 0.1}, "data.holdout_fraction", "only one sample"),
     ],
 )
 def test_settings_without_a_split_are_refused_with_their_key(arguments, key, says):
@@ -201,15 +201,15 @@ def _swap_two_samples(tree):
     ("damage", "says"),
     [
         (_swap_two_samples, "changed after it was written"),
-        (lambda tree: tree.update(seed="x"), "garbles a field"),
-        (lambda tree: tree.pop("train"), "lacks or garbles"),
-        (lambda tree: tree.update(train=[[0.5]]), "lacks or garbles"),
-        (lambda tree: tree.update(train=7), "lacks or garbles"),
-        (lambda tree: tree["train"][0].append(10**30), "lacks or garbles"),
-        (lambda tree: tree["train"][0].append(0), "every sample exactly once"),
-        (lambda tree: tree["train"][0].clear(), "every sample exactly once"),
-        (lambda tree: tree["holdout"].pop(), "training and hold-out samples of each peer"),
-        (lambda tree: tree.update(labels_digest="zz"), "lacks or garbles"),
+        (lambda tree: tree.update(seed="x"), "missing or malformed"),
+        (lambda tree: tree.pop("train"), "missing or malformed"),
+        (lambda tree: tree.update(train=[[0.5]]), "missing or malformed"),
+        (lambda tree: tree.update(train=7), "missing or malformed"),
+        (lambda tree: tree["train"][0].append(10**30), "missing or malformed"),
+        (lambda tree: tree["train"][0].append(0), "each sample exactly once"),
+        (lambda tree: tree["train"][0].clear(), "each sample exactly once"),
+        (lambda tree: tree["holdout"].pop(), "training and hold-out samples for each peer"),
+        (lambda tree: tree.update(labels_digest="zz"), "missing or malformed"),
         (lambda tree: tree.update(format=2), "not a partition manifest of format 1"),
     ],
 )
@@ -237,6 +237,6 @@ def test_a_manifest_of_other_data_is_noticed():
     manifest = partition(DIGITS, 4, "iid", seed=0)
     with pytest.raises(DataError, match="other labels"):
         manifest.verify(DIGITS[::-1])
-    with pytest.raises(DataError, match="splits 2000 samples and the data set has 1999"):
+    with pytest.raises(DataError, match="splits 2000 samples, but the data set has 1999"):
         manifest.verify(DIGITS[1:])
     assert labels_digest(DIGITS) == manifest.labels_digest

@@ -222,7 +222,7 @@ def test_what_cannot_be_stacked_is_refused_with_the_reason(layer):
     )
     stacked, single = both(task, options(), 2)
     z = np.tile(stacked.initial_vector(), (2, 1))
-    with pytest.raises(DataError, match="task odd cannot be computed for all peers at once"):
+    with pytest.raises(DataError, match="task odd cannot be computed for all peers as one batch"):
         stacked.gradients(z, 0, 0.1)
     alone, _ = both(task, options(), 2, how="one by one")
     gradients = alone.gradients(z, 0, 0.1).gradients

@@ -90,7 +90,7 @@ def test_digits_takes_the_width_of_its_hidden_layer():
 @pytest.mark.parametrize(
     ("name", "options", "sentence"),
     [
-        ("mnits", {}, r"training\.task: there is no such task \(got 'mnits'\); valid: digits, mnist, .*make_task"),
+        ("mnits", {}, r"training\.task: unknown task \(got 'mnits'\); valid: digits, mnist, .*make_task"),
         ("digits", {"width": 3}, r"training\.task_options\.width: task digits has no such option; valid: hidden"),
         ("digits", {"directory": "x"}, r"task_options\.directory: task digits has no such option; valid: hidden"),
         ("digits", {"hidden": 0}, r"task_options\.hidden: .*\(got 0\); valid: 1 to 65536"),
@@ -104,8 +104,8 @@ def test_digits_takes_the_width_of_its_hidden_layer():
         ),
         ("cifar10", {"augmentation": 1}, r"task_options\.augmentation: is neither true nor false \(got 1\)"),
         ("synthetic", {"parameters": 0}, r"task_options\.parameters: .*valid: 1 to 2147483648"),
-        (":make_task", {}, r'training\.task: your own task is named "package\.module:make_task"'),
-        ("module:", {}, r'training\.task: your own task is named "package\.module:make_task"'),
+        (":make_task", {}, r'training\.task: name your own task as "package\.module:make_task"'),
+        ("module:", {}, r'training\.task: name your own task as "package\.module:make_task"'),
     ],
 )
 def test_wrong_names_and_options_are_refused(tmp_path: Path, name: str, options: dict, sentence: str):
@@ -142,7 +142,7 @@ def test_a_task_may_take_any_options(module):
     ("source", "attribute", "error", "sentence"),
     [
         (GOOD, "make_taks", ConfigError, r"has no make_taks .*valid: own_module_\w+:make_task"),
-        ("x = 3", "x", ConfigError, "x is no function that makes a task"),
+        ("x = 3", "x", ConfigError, "x is not a function that makes a task"),
         ("import nowhere_to_be_found", "make", DataError, "needs nowhere_to_be_found, which is not installed"),
         ("1 / 0", "make", DataError, r"importing own_module_\w+ failed with ZeroDivisionError: division by zero"),
         ("def make(:", "make", DataError, r"importing own_module_\w+ failed with SyntaxError"),
@@ -168,7 +168,9 @@ def test_own_tasks_that_do_not_work_are_refused_with_the_reason(module, source, 
 
 @pytest.mark.parametrize("name", ["no_such_module_anywhere:make", "peer.no_such_part:make", "no.such.package:make"])
 def test_a_module_that_does_not_exist_is_named(name: str):
-    with pytest.raises(ConfigError, match=r"training\.task: there is no module .*; start in the folder that holds it"):
+    with pytest.raises(
+        ConfigError, match=r"training\.task: module .* was not found; start in the folder that contains it"
+    ):
         resolve_task(name)
 
 

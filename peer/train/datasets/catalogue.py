@@ -181,7 +181,7 @@ def fetch(
     and bytes in all where known. Raises ConfigError for an unknown name, DataError for what `download` raises.
     """
     if name not in DATA_SETS:
-        raise ConfigError("there is no such data set", key="NAME", value=name, valid=", ".join(DATA_SETS))
+        raise ConfigError("unknown data set", key="NAME", value=name, valid=", ".join(DATA_SETS))
     data_set, record = DATA_SETS[name], read_record(directory)
     files, recorded = [], []
     for file in data_set.files:
@@ -222,7 +222,7 @@ def unpack(archive: Path) -> Path:
             members.extractall(aside, filter="data")
         unpacked = list(aside.iterdir())
         if len(unpacked) != 1 or not unpacked[0].is_dir():
-            raise DataError(f"{archive} does not hold one folder")
+            raise DataError(f"{archive} does not contain exactly one folder")
         (aside / folder.name).replace(folder)
     except (tarfile.TarError, EOFError, OSError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error

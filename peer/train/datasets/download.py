@@ -72,13 +72,13 @@ def download(
             if sha256 is not None and found != sha256:
                 part.unlink()
                 transfer.tag.forget()
-                raise DataError(f"{url}: what came has the SHA-256 {found}, expected {sha256}; try again later")
+                raise DataError(f"{url}: the file received has the SHA-256 {found}, expected {sha256}; try again later")
             part.replace(target)
             transfer.tag.forget()
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise DataError(
-                f"{part}: no room left on this disk; make some and run the same command, which goes on from here"
+                f"{part}: the disk is full; free some space and run the same command again to resume"
             ) from None
         raise DataError(f"{target}: cannot be written: {error.strerror or error}") from None
     return Downloaded(target, found, target.stat().st_size, transfer.fetched)
@@ -103,11 +103,11 @@ class _Transfer:
             try:
                 if self._connect():
                     return
-                reason = "the connection was cut"
+                reason = "the connection was closed"
             except urllib.error.HTTPError as error:
                 if error.code < 500 and error.code not in (408, 429):
-                    raise DataError(f"{self._url}: the server answers {error.code} {error.reason}") from None
-                reason = f"the server answers {error.code} {error.reason}"
+                    raise DataError(f"{self._url}: the server answered {error.code} {error.reason}") from None
+                reason = f"the server answered {error.code} {error.reason}"
             except urllib.error.URLError as error:
                 reason = str(error.reason)
             except (http.client.HTTPException, TimeoutError, ConnectionError) as error:
@@ -115,8 +115,8 @@ class _Transfer:
             failures = 1 if self._done > before else failures + 1
             if failures >= ATTEMPTS:
                 raise DataError(
-                    f"{self._url}: {reason}, {ATTEMPTS} times in a row; run the same command later, which "
-                    f"goes on after {self._done} bytes"
+                    f"{self._url}: {reason}, {ATTEMPTS} times in a row; run the same command again later to "
+                    f"resume after {self._done} bytes"
                 )
             pause(min(2.0 ** (failures - 1), 15.0))
 
@@ -154,7 +154,7 @@ class _Transfer:
                 self._done += len(piece)
                 self.fetched += len(piece)
                 if self._done > (total or LARGEST):
-                    raise DataError(f"{self._url}: the server sends more than the {total or LARGEST} bytes expected")
+                    raise DataError(f"{self._url}: the server sent more than the expected {total or LARGEST} bytes")
                 self._on_progress(self._done, total)
         self._file.flush()
         return total is None or self._done == total
@@ -173,7 +173,9 @@ class _Transfer:
         self.tag.keep(response.headers.get("ETag") or response.headers.get("Last-Modified"))
         total = self._size if rest is None else self._done + rest
         if self._size is not None and total != self._size:
-            raise DataError(f"{self._url}: the server has {total} bytes, expected {self._size}: it is another file")
+            raise DataError(
+                f"{self._url}: the file on the server has {total} bytes, expected {self._size}; it is a different file"
+            )
         return total
 
     def _start_anew(self) -> None:
@@ -207,7 +209,7 @@ class _Tag:
 def _present(target: Path, sha256: str | None) -> Downloaded:
     found = _digest(target)
     if sha256 is not None and found != sha256:
-        raise DataError(f"{target} is there with the SHA-256 {found}, expected {sha256}; move it away to fetch it anew")
+        raise DataError(f"{target} exists with the SHA-256 {found}, expected {sha256}; delete it to download it again")
     return Downloaded(target, found, target.stat().st_size, 0)
 
 
@@ -220,4 +222,4 @@ def _lock(file: BinaryIO, target: Path) -> None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise DataError(f"{target}: another process is fetching this file") from None
+        raise DataError(f"{target}: another process is downloading this file") from None

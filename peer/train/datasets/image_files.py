@@ -43,7 +43,7 @@ def read_idx_labels(path: Path, *, num_classes: int = 10) -> torch.Tensor:
     """Return the labels of an IDX file, plain or .gz, as int64[m]. Raises DataError as `read_idx_images` does."""
     labels = _read_idx(path, magic=0x00000801, shape=())
     if labels.max() >= num_classes:
-        raise DataError(f"{path} holds the label {labels.max()}; they go from 0 to {num_classes - 1}")
+        raise DataError(f"{path} contains the label {labels.max()}; labels range from 0 to {num_classes - 1}")
     return torch.from_numpy(labels).to(torch.int64)
 
 
@@ -54,7 +54,7 @@ def find_idx(directory: str | Path, stem: str) -> Path:
         for name in (f"{stem}.gz", stem):
             if (place / name).is_file():
                 return place / name
-    raise DataError(f"data.directory: {folder} does not hold {stem}.gz")
+    raise DataError(f"data.directory: {folder} does not contain {stem} or {stem}.gz")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +112,7 @@ def read_cifar(directory: str | Path, layout: CifarLayout) -> dict[str, tuple[to
 def _folder(directory: str | Path) -> Path:
     path = Path(directory).expanduser()
     if not path.exists():
-        raise DataError(f"data.directory: there is no {path}")
+        raise DataError(f"data.directory: {path} does not exist")
     return path
 
 
@@ -128,15 +128,15 @@ def _read_idx(path: Path, *, magic: int, shape: tuple[int, ...]) -> npt.NDArray[
             if found != magic:
                 raise DataError(f"{path} starts with {found:#010x}, not with {magic:#010x}")
             if tuple(dimensions) != shape:
-                raise DataError(f"{path} holds items of {dimensions}, expected {list(shape)}")
+                raise DataError(f"{path} contains items of shape {dimensions}, expected {list(shape)}")
             if not 1 <= items <= _MAX_ITEMS:
-                raise DataError(f"{path} claims {items} items; at least 1 and at most {_MAX_ITEMS} can be")
+                raise DataError(f"{path} declares {items} items; 1 to {_MAX_ITEMS} are allowed")
             size = items * int(np.prod(shape, dtype=np.int64))
             data = file.read(size + 1)
     except _DAMAGED as error:
         raise _unreadable(path, error) from None
     if len(data) != size:
-        raise DataError(f"{path} should hold {size} bytes after its header and holds {_or_more(len(data), size)}")
+        raise DataError(f"{path} should contain {size} bytes after its header but contains {_or_more(len(data), size)}")
     return np.frombuffer(bytearray(data), np.uint8).reshape(items, *shape)
 
 
@@ -210,11 +210,11 @@ def _read_archive(path: Path, names: tuple[str, ...], layout: CifarLayout) -> di
 def _records(data: bytes, name: str, label_bytes: int, num_classes: int) -> npt.NDArray[np.uint8]:
     record = label_bytes + PIXELS
     if not data or len(data) % record:
-        raise DataError(f"{name} has {len(data)} bytes, no multiple of the {record} of a record")
+        raise DataError(f"{name} has {len(data)} bytes, which is not a multiple of the record size, {record}")
     records = np.frombuffer(data, np.uint8).reshape(-1, record)
     highest = int(records[:, label_bytes - 1].max())
     if highest >= num_classes:
-        raise DataError(f"{name} holds the label {highest}; they go from 0 to {num_classes - 1}")
+        raise DataError(f"{name} contains the label {highest}; labels range from 0 to {num_classes - 1}")
     return records
 
 

@@ -50,7 +50,7 @@ def list_splits(directory: str | Path) -> tuple[tuple[str, ...], ImageList, Imag
     test = next(root / name for name in ("val", "test") if (root / name).is_dir())
     classes = tuple(sorted(entry.name for entry in (root / "train").iterdir() if entry.is_dir()))
     if len(classes) < 2:
-        raise DataError(f"data.directory: {root / 'train'} needs a folder for each class, at least two")
+        raise DataError(f"data.directory: {root / 'train'} needs one folder for each class, and at least two classes")
     unknown = sorted({entry.name for entry in test.iterdir() if entry.is_dir()} - set(classes))
     if unknown:
         raise DataError(f"data.directory: {test} has the classes {', '.join(unknown[:5])}, which are not in train")
@@ -92,13 +92,15 @@ def read_image(path: Path, size: int) -> torch.Tensor:
     try:
         with images.open(path, formats=FORMATS) as image:
             if image.width * image.height > MAX_PIXELS:
-                raise DataError(f"{path} has {image.width}×{image.height} pixels; {MAX_PIXELS} are the most")
+                raise DataError(
+                    f"{path} has {image.width}×{image.height} pixels; at most {MAX_PIXELS} pixels are allowed"
+                )
             # JPEGs are decoded at the smallest scale that is still large enough.
             image.draft("RGB", (size, size))
             square = _middle(image.convert("RGB"), size)
     # Pillow lets the errors of its many decoders through.
     except (OSError, SyntaxError, ValueError, EOFError, images.DecompressionBombError) as error:
-        raise DataError(f"{path} is no image that can be read: {error}") from None
+        raise DataError(f"{path} cannot be read as an image: {error}") from None
     pixels = np.asarray(square)
     return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
 
@@ -108,16 +110,18 @@ def require_pillow() -> None:
     try:
         import PIL  # noqa: F401 - only to see whether it is there
     except ImportError:
-        raise DataError("images are decoded by Pillow, which is missing: pip install 'sottovoce[images]'") from None
+        raise DataError(
+            "decoding images needs Pillow, which is not installed: pip install 'sottovoce[images]'"
+        ) from None
 
 
 def _find_root(directory: Path) -> Path:
     if not directory.is_dir():
-        raise DataError(f"data.directory: there is no folder {directory}")
+        raise DataError(f"data.directory: the folder {directory} does not exist")
     for root in (directory, *sorted(entry for entry in directory.iterdir() if entry.is_dir())):
         if (root / "train").is_dir() and any((root / name).is_dir() for name in ("val", "test")):
             return root
-    raise DataError(f"data.directory: {directory} holds no folders train and val (or test)")
+    raise DataError(f"data.directory: {directory} does not contain the folders train and val (or test)")
 
 
 def _list(split: Path, classes: Sequence[str]) -> ImageList:
@@ -129,7 +133,7 @@ def _list(split: Path, classes: Sequence[str]) -> ImageList:
         paths += sorted(found)
         labels += [label] * len(found)
     if not paths:
-        raise DataError(f"data.directory: {split} holds no images ({', '.join(SUFFIXES)}) in folders of classes")
+        raise DataError(f"data.directory: {split} contains no images ({', '.join(SUFFIXES)}) in class folders")
     return ImageList(tuple(paths), torch.tensor(labels, dtype=torch.int64))
 
 

@@ -44,7 +44,7 @@ def read_ag_news(directory: str | Path, split: str) -> Sentences:
     with _open(path) as file:
         for number, row in enumerate(csv.reader(_bounded(path, file)), start=1):
             if len(row) != 3:
-                raise DataError(f"{path}, line {number}: {len(row)} fields where class, title and description belong")
+                raise DataError(f"{path}, line {number}: {len(row)} fields instead of class, title and description")
             labels.append(_label(path, number, row[0], 1, 4) - 1)
             texts.append(f"{row[1]} {row[2]}".replace("\\n", " ").replace("\\", " "))
     return _sentences(path, texts, labels)
@@ -61,7 +61,7 @@ def read_sst2(directory: str | Path, split: str) -> Sentences:
             if number == 1 and label == "label":
                 continue
             if not tab:
-                raise DataError(f"{path}, line {number}: no tab between sentence and label")
+                raise DataError(f"{path}, line {number}: missing tab between sentence and label")
             labels.append(_label(path, number, label, 0, 1))
             texts.append(text.strip())
     return _sentences(path, texts, labels)
@@ -77,7 +77,7 @@ def read_sentence_lengths(directory: str | Path) -> dict[str, Sentences]:
         for number, line in enumerate(_bounded(path, file), start=1):
             fields = line.rstrip("\r\n").split("\t")
             if len(fields) != 3 or fields[0] not in texts:
-                raise DataError(f"{path}, line {number}: not tr, va or te, a class and a sentence")
+                raise DataError(f"{path}, line {number}: expected tr, va or te, then a class and a sentence")
             labels[fields[0]].append(_label(path, number, fields[1], 0, 5))
             texts[fields[0]].append(fields[2])
     return {split: _sentences(path, texts[split], labels[split]) for split in texts}
@@ -90,7 +90,7 @@ def find_text(directory: str | Path, *names: str) -> Path:
         for suffix in ("", ".gz", ".xz"):
             if (folder / f"{name}{suffix}").is_file():
                 return folder / f"{name}{suffix}"
-    raise DataError(f"data.directory: {folder} holds no {' or '.join(names)}")
+    raise DataError(f"data.directory: {folder} does not contain {' or '.join(names)}")
 
 
 @contextmanager
@@ -117,11 +117,11 @@ def _bounded(path: Path, file: TextIO) -> Iterator[str]:
 
 def _label(path: Path, number: int, text: str, low: int, high: int) -> int:
     if not text.isascii() or not text.isdigit() or not low <= int(text[:9]) <= high:
-        raise DataError(f"{path}, line {number}: the class is {text[:20]!r}; classes go from {low} to {high}")
+        raise DataError(f"{path}, line {number}: the class is {text[:20]!r}; classes range from {low} to {high}")
     return int(text)
 
 
 def _sentences(path: Path, texts: list[str], labels: list[int]) -> Sentences:
     if not texts:
-        raise DataError(f"{path} holds no sentences")
+        raise DataError(f"{path} contains no sentences")
     return Sentences(tuple(texts), torch.tensor(labels, dtype=torch.int64))

@@ -33,10 +33,10 @@ def read_vocabulary(path: Path) -> dict[str, int]:
         raise DataError(f"vocabulary {path} cannot be read: {error}") from None
     vocabulary = {piece: number for number, piece in enumerate(pieces)}
     if len(vocabulary) != len(pieces):
-        raise DataError(f"vocabulary {path} holds a piece twice")
+        raise DataError(f"vocabulary {path} contains a token twice")
     lacking = [piece for piece in SPECIAL if piece not in vocabulary]
     if lacking:
-        raise DataError(f"vocabulary {path} lacks {', '.join(lacking)}: it is not one of BERT's")
+        raise DataError(f"vocabulary {path} lacks {', '.join(lacking)}, so it is not a BERT vocabulary")
     return vocabulary
 
 
@@ -47,7 +47,9 @@ def make_tokenizer(vocabulary: dict[str, int], *, length: int) -> Tokenizer:
     try:
         from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
     except ImportError:
-        raise DataError("text is cut by tokenizers, which is missing: pip install 'sottovoce[text]'") from None
+        raise DataError(
+            "tokenizing text needs the tokenizers library, which is not installed: pip install 'sottovoce[text]'"
+        ) from None
 
     tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)

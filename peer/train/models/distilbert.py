@@ -89,13 +89,17 @@ def load_published_(model: nn.Module, path: Path) -> None:
             if shape is None:
                 raise DataError(f"model file {path} lacks {key}")
             if shape != list(parameter.shape):
-                raise DataError(f"model file {path}: {key} has shape {shape}, the model has {list(parameter.shape)}")
+                raise DataError(
+                    f"model file {path}: {key} has shape {shape}, but the model needs {list(parameter.shape)}"
+                )
             read[name] = file.get_tensor(key)
     refuse_not_finite(read, path)
     with torch.no_grad():
         for name, tensor in read.items():
             if not tensor.is_floating_point():
-                raise DataError(f"model file {path}: {name} is {tensor.dtype}, the model has {parameters[name].dtype}")
+                raise DataError(
+                    f"model file {path}: {name} has type {tensor.dtype}, but the model needs {parameters[name].dtype}"
+                )
             parameters[name].copy_(tensor)
 
 

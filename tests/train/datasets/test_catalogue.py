@@ -79,12 +79,12 @@ def test_a_recorded_checksum_holds_from_then_on(shelf: Shelf, tmp_path: Path):
     fetch("two", tmp_path)
     (tmp_path / "b.txt").unlink()
     shelf.files["b.txt"] = SECOND[::-1]
-    with pytest.raises(DataError, match=r"b\.txt: what came has the SHA-256"):
+    with pytest.raises(DataError, match=r"b\.txt: the file received has the SHA-256"):
         fetch("two", tmp_path)
 
 
 def test_an_unknown_name_is_told_the_others(shelf: Shelf, tmp_path: Path):
-    with pytest.raises(ConfigError, match=r"NAME: there is no such data set \(got 'tow'\); valid: two, packed"):
+    with pytest.raises(ConfigError, match=r"NAME: unknown data set \(got 'tow'\); valid: two, packed"):
         fetch("tow", tmp_path)
 
 

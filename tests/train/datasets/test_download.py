@@ -57,7 +57,7 @@ def test_a_file_that_is_there_is_checked_and_not_fetched(shelf: Shelf, tmp_path:
     assert get(shelf, tmp_path).fetched == 0
     assert len(shelf.asked) == 1
     (tmp_path / "new/file").write_bytes(b"other")
-    with pytest.raises(DataError, match=r"is there with the SHA-256 .*; move it away"):
+    with pytest.raises(DataError, match=r"exists with the SHA-256 .*; delete it"):
         get(shelf, tmp_path)
     assert (tmp_path / "new/file").read_bytes() == b"other"
 
@@ -77,7 +77,7 @@ def test_a_server_in_trouble_is_asked_again(shelf: Shelf, tmp_path: Path):
 
 def test_a_later_call_goes_on(shelf: Shelf, tmp_path: Path):
     shelf.cut_after = [100_000] + ATTEMPTS * [0]
-    with pytest.raises(DataError, match=r"cut, 6 times in a row; .* goes on after 100000 bytes"):
+    with pytest.raises(DataError, match=r"closed, 6 times in a row; .* resume after 100000 bytes"):
         get(shelf, tmp_path)
     assert left(tmp_path) == ["file.part", "file.part.tag"]
     assert get(shelf, tmp_path).fetched == len(CONTENT) - 100_000
@@ -135,15 +135,15 @@ def test_wrong_bytes_are_thrown_away(shelf: Shelf, tmp_path: Path):
 
 def test_a_file_of_another_length_is_refused_before_it_comes(shelf: Shelf, tmp_path: Path):
     shelf.files["file"] = CONTENT + b"x"
-    with pytest.raises(DataError, match="has 700001 bytes, expected 700000: it is another file"):
+    with pytest.raises(DataError, match="has 700001 bytes, expected 700000; it is a different file"):
         get(shelf, tmp_path)
     shelf.length = False
-    with pytest.raises(DataError, match="sends more than the 700000 bytes expected"):
+    with pytest.raises(DataError, match="sent more than the expected 700000 bytes"):
         get(shelf, tmp_path)
 
 
 def test_what_is_not_there_is_not_asked_for_again(shelf: Shelf, tmp_path: Path):
-    with pytest.raises(DataError, match="the server answers 404 Not Found"):
+    with pytest.raises(DataError, match="the server answered 404 Not Found"):
         download(f"{shelf.url}/nothing", tmp_path / "file", pause=lambda seconds: None)
     assert len(shelf.asked) == 1
 
@@ -157,7 +157,7 @@ def test_a_server_that_is_not_there_is_an_error(tmp_path: Path):
 
 def test_a_disk_without_room_is_noticed_before_the_transfer(shelf: Shelf, tmp_path: Path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=699_999))
-    with pytest.raises(DataError, match="no room left on this disk; make some and run the same command"):
+    with pytest.raises(DataError, match="the disk is full; free some space and run the same command"):
         get(shelf, tmp_path)
     assert (tmp_path / "new/file.part").stat().st_size == 0
 
@@ -167,7 +167,7 @@ def test_a_disk_that_fills_up_keeps_what_came(shelf: Shelf, tmp_path: Path, monk
         if done >= 300_000:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    with pytest.raises(DataError, match="no room left"):
+    with pytest.raises(DataError, match="the disk is full"):
         get(shelf, tmp_path, on_progress=full)
     kept = (tmp_path / "new/file.part").stat().st_size
     assert kept >= 300_000
@@ -178,5 +178,5 @@ def test_two_processes_do_not_write_one_file(shelf: Shelf, tmp_path: Path):
     (tmp_path / "new").mkdir()
     with open(tmp_path / "new/file.part", "ab") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        with pytest.raises(DataError, match="another process is fetching this file"):
+        with pytest.raises(DataError, match="another process is downloading this file"):
             get(shelf, tmp_path)

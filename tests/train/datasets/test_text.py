@@ -67,17 +67,17 @@ def test_sentence_lengths_come_in_three_splits(tmp_path: Path):
 
 
 LIES = [
-    ("ag", "train.csv", b'"5","a","b"\n', "line 1: the class is '5'; classes go from 1 to 4"),
-    ("ag", "train.csv", b'"1","a","b"\n"2","a"\n', "line 2: 2 fields where class, title and description belong"),
-    ("ag", "train.csv", b"", "holds no sentences"),
+    ("ag", "train.csv", b'"5","a","b"\n', "line 1: the class is '5'; classes range from 1 to 4"),
+    ("ag", "train.csv", b'"1","a","b"\n"2","a"\n', "line 2: 2 fields instead of class, title and description"),
+    ("ag", "train.csv", b"", "contains no sentences"),
     ("ag", "train.csv", b'"1","a","\xff"\n', "cannot be read"),
-    ("sst", "sentiment-train", b"no label here\n", "line 1: no tab"),
-    ("sst", "sentiment-train", b"good\t2\n", "classes go from 0 to 1"),
+    ("sst", "sentiment-train", b"no label here\n", "line 1: missing tab"),
+    ("sst", "sentiment-train", b"good\t2\n", "classes range from 0 to 1"),
     ("sst", "sentiment-train", "good\t²\n".encode(), "line 1: the class is"),
     ("sst", "sentiment-train.gz", gzip.compress(b"good\t1\n" * 999, mtime=0)[:-9], "cannot be read"),
-    ("length", "sentence_length.txt", b"tr\t6\tx\n", "classes go from 0 to 5"),
-    ("length", "sentence_length.txt", b"xx\t1\tx\n", "line 1: not tr, va or te"),
-    ("length", "sentence_length.txt", b"tr\t1\tx\n", "holds no sentences"),
+    ("length", "sentence_length.txt", b"tr\t6\tx\n", "classes range from 0 to 5"),
+    ("length", "sentence_length.txt", b"xx\t1\tx\n", "line 1: expected tr, va or te"),
+    ("length", "sentence_length.txt", b"tr\t1\tx\n", "contains no sentences"),
 ]
 
 
@@ -104,7 +104,7 @@ def test_lines_without_an_end_are_refused_before_they_fill_the_memory(tmp_path: 
 
 
 def test_a_missing_file_is_named(tmp_path: Path):
-    with pytest.raises(DataError, match=r"holds no sentiment-dev or dev\.tsv"):
+    with pytest.raises(DataError, match=r"does not contain sentiment-dev or dev\.tsv"):
         read_sst2(tmp_path, "dev")
 
 
@@ -140,7 +140,7 @@ def test_a_vocabulary_that_is_not_berts_is_refused(tmp_path: Path):
     with pytest.raises(DataError, match=r"lacks \[CLS\], \[SEP\]"):
         read_vocabulary(tmp_path / "v.txt")
     (tmp_path / "v.txt").write_text("\n".join([*PIECES, "the"]))
-    with pytest.raises(DataError, match="holds a piece twice"):
+    with pytest.raises(DataError, match="contains a token twice"):
         read_vocabulary(tmp_path / "v.txt")
     with pytest.raises(DataError, match="cannot be read"):
         read_vocabulary(tmp_path / "nowhere.txt")

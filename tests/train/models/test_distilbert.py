@@ -120,15 +120,15 @@ def test_a_classifier_of_as_many_classes_is_taken_too(tmp_path: Path):
 
 def test_weights_that_do_not_fit_are_refused(tmp_path: Path):
     path = tmp_path / "w.safetensors"
-    with pytest.raises(DataError, match="there is no model file"):
+    with pytest.raises(DataError, match=r"model file .* does not exist"):
         load_published_(model(), path)
     path.write_bytes(b"\x08" + bytes(20))
-    with pytest.raises(DataError, match="no valid safetensors file"):
+    with pytest.raises(DataError, match="not a valid safetensors file"):
         load_published_(model(), path)
     tensors = {name: parameter.detach().clone() for name, parameter in model().named_parameters()}
     word = "distilbert.embeddings.word_embeddings.weight"
     save_file({**tensors, word: torch.zeros(51, 16)}, path)
-    with pytest.raises(DataError, match=r"word_embeddings\.weight has shape \[51, 16\], the model has \[50, 16\]"):
+    with pytest.raises(DataError, match=r"word_embeddings\.weight has shape \[51, 16\], but .* needs \[50, 16\]"):
         load_published_(model(), path)
     save_file({**tensors, word: torch.full((50, 16), torch.nan)}, path)
     with pytest.raises(DataError, match="not finite"):
