@@ -20,7 +20,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = [
     ROOT / "README.md",
     ROOT / "CHANGELOG.md",
-    *sorted((ROOT / "docs").glob("*.md")),
+    ROOT / "SECURITY.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
     ROOT / "deploy" / "README.md",
 ]
 
@@ -71,9 +72,11 @@ def test_the_values_that_it_shows_exist(line: str) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_to_files(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8")):
+    for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)", page.read_text(encoding="utf-8")):
         if "://" not in target:
-            assert (page.parent / target).exists(), target
+            file = page.parent / target if target else page
+            assert file.exists(), target
+            assert not anchor or anchor in anchors(file), f"{target}#{anchor}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -92,9 +95,7 @@ def test_the_readme_lists_every_exit_code_algorithm_and_compressor() -> None:
         assert f"`{name}`" in text
 
 
-@pytest.mark.parametrize(
-    "page", [*(page for page in PAGES if page.name != "CHANGELOG.md"), ROOT / "SECURITY.md"], ids=lambda page: page.name
-)
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=lambda page: page.name)
 def test_tools_and_tests_that_are_named_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     for path in re.findall(r"\b(?:tools|tests)/[\w/]+(?:\.py|\.toml)?", text):
@@ -102,6 +103,12 @@ def test_tools_and_tests_that_are_named_exist(page: Path) -> None:
     for module in re.findall(r"python -m ((?:tools|tests)[\w.]+)", text):
         path = ROOT / module.replace(".", "/")
         assert path.is_dir() or path.with_suffix(".py").is_file(), module
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of the headings of a page, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def is_module(name: str) -> bool:
