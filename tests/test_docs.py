@@ -15,6 +15,7 @@ from peer.cli import cli
 from peer.cli.app import EXIT_CODES
 from peer.compress import COMPRESSORS
 from peer.gossip.graphs import FAMILIES
+from tests.test_layers import ROOMS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [
@@ -93,6 +94,15 @@ def test_the_readme_lists_every_exit_code_algorithm_and_compressor() -> None:
     assert set(re.findall(r"^\| (\d+) \|", text, re.MULTILINE)) == {str(code) for code in EXIT_CODES}
     for name in (*gossip.ALGORITHMS, *COMPRESSORS):
         assert f"`{name}`" in text
+
+
+def test_the_architecture_lists_each_room_below_those_that_it_imports() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    table = text.partition("\n| room |")[2].partition("\n\n")[0]
+    listed = [room for row in table.splitlines()[2:] for room in re.findall(r"`(\w+)`", row.split("|")[1])]
+    assert set(listed) == set(ROOMS) - {"__main__"}
+    for room in listed:
+        assert ROOMS[room] <= set(listed[: listed.index(room)]), room
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=lambda page: page.name)
