@@ -1,23 +1,23 @@
-"""Frames: what one peer tells another, in close to the fewest bytes that can carry it.
+"""Frames: the messages between peers as bytes, close to the fewest possible.
 
-This docstring is the format, version 1. It is complete: a peer in another language can be written from it.
+This docstring specifies the format, version 1, completely: a peer can be implemented in another language from it.
 
 # Conventions
 
 - Integers of a fixed number of bytes are little-endian and unsigned. `float32` and `float64` are IEEE 754,
   little-endian.
-- A **varint** is unsigned LEB128: seven bits a byte, lowest first, the top bit set in all bytes but the last; at most
-  10 bytes and below 2^64; the last byte of several is not zero.
+- A **varint** is unsigned LEB128: seven bits per byte, lowest first, with the top bit set in all bytes but the last. It
+  has at most 10 bytes and is below 2^64. If there are several bytes, the last one is not zero.
 - **zigzag** maps 0, −1, 1, −2, 2, … to 0, 1, 2, 3, 4, …
 - A **bit string** fills bytes from their lowest bit: bit i of the string is bit i mod 8 of byte ⌊i/8⌋. An integer of
-  w bits lies in it lowest bit first. It ends in a whole byte, whose unused bits are zero.
-- n is the number of values of the layer, known to both sides from the layout (the names and sizes of the model's
-  layers, whose digest both compared before). Sizes therefore do not travel.
+  w bits is stored lowest bit first. Unused bits of the last byte are zero.
+- n is the number of values of the layer. Both sides know it from the layout, the names and sizes of the model's layers,
+  whose digest they compared in the hello. Sizes are therefore not sent.
 - `a mod b` is never negative.
 
-Whatever breaks a rule below is refused, each kind of lie with an error of its own (`peer.wire.errors`). A reader
-checks every length before it uses it; it need not allocate more than a fixed number of bytes for each number of the
-layout.
+A frame that breaks a rule below is refused; each kind of violation has its own error (`peer.wire.errors`). A reader
+checks every length before it uses it, and never has to allocate more than a fixed number of bytes for each number of
+the layout.
 
 # Frame
 
@@ -36,7 +36,7 @@ layout.
 | varints | only in kinds *repair request* and *repair*: layer numbers |
 | 2 bytes each | only in kind *repair request*: wishes |
 | | one section for each layer, in order |
-| | what the sections have pooled (see *Pools*) |
+| | the pools of the sections (see *Pools*) |
 | 4 | CRC-32 (polynomial 04C11DB7 reflected, as in zlib, gzip and PNG) of all bytes before it |
 
 Kind and flags: bits 0–3 are the kind; bit 4, *wide*: scales and θ are float64, otherwise float32; bit 5, *predicted*:
@@ -55,10 +55,10 @@ at least one section is coded against an earlier message of the same sender; bit
 A **weight** is a varint: 0 stands for 0.0; 1 is followed by a float64, which is finite; m + 1 with m ≥ 1 stands for
 the float64 nearest to 1/m.
 
-**Layer numbers** ascend. Each travels as a varint: how many layers were skipped since the one before.
+**Layer numbers** ascend. Each is a varint: how many layers were skipped since the previous one.
 
-A **wish** is two bytes: how many low bits of the integers the receiver holds (0 to 64) and how many more it asks for
-(0 to 16; 0 asks for all).
+A **wish** is two bytes: how many low bits of the integers the receiver has (0 to 64), and how many further bits it
+requests (0 to 16; 0 requests all).
 
 # Sections
 
@@ -103,8 +103,8 @@ section. Otherwise two bytes: low and bits − 1 (0 to 15), low + bits being at 
 
 # Streams
 
-A stream is one or several spans of integers of w bits, one span behind the other. In a section it has one span; where
-sections pool theirs (see *Pools*), each of them gives one. Its codec is one of four.
+A stream is one or more consecutive spans of integers of w bits. In a section it has one span. Where sections pool their
+streams (see *Pools*), each section contributes one span. A stream has one of four codecs.
 
 **0, packed.** A bit string of w bits for each integer.
 
@@ -127,15 +127,15 @@ sections pool theirs (see *Pools*), each of them gives one. Its codec is one of 
 *From integer to token.* d = (v − centre) mod 2^w. z = d or, if the map folds, z = zigzag of d read as a signed number
 of w bits. h = ⌊z/2^r⌋. If h < 2^e the token is h, and the lowest r bits of z are raw. Otherwise, with L = ⌊log₂ h⌋,
 the token is 2^e + 4 (L − e) + (⌊h/2^(L−2)⌋ mod 4), and the lowest r + L − 2 bits of z are raw. So tokens beyond the
-direct ones cut every octave into four. m is at most 256 and at most the number of tokens that z < 2^w can have. The
+direct ones divide each octave into four. m is at most 256 and at most the number of tokens that z < 2^w can have. The
 raw bits of all integers follow one another in the last bit string.
 
-*Tables of frequencies.* Each shares out 2^14 slots among its tokens. Where m = 1, token 0 owns all of them. Otherwise
-token i has a weight (4 + q mod 4) · 2^⌊q/4⌋ with q = qᵢ of 0 to 63. With W the sum of the weights and Cᵢ of those
-before i, token i owns the slots from ⌊Cᵢ (2^14 − m)/W⌋ + i up to the next token's first slot; every token has one at
-least. What travels is the numbers zigzag(qᵢ − qᵢ₋₁), with q₋₁ = 60, of all tables with m > 1, one table behind the
-other, in one Rice code (see below). In coarse tables all q are multiples of 4; what travels are the numbers
-zigzag(qᵢ/4 − qᵢ₋₁/4), with q₋₁/4 = 15.
+*Tables of frequencies.* Each table divides 2^14 slots among its tokens. If m = 1, token 0 owns all slots. Otherwise
+token i has a weight (4 + q mod 4) · 2^⌊q/4⌋ with q = qᵢ of 0 to 63. With W the sum of the weights and Cᵢ the sum of
+those before i, token i owns the slots from ⌊Cᵢ (2^14 − m)/W⌋ + i up to the next token's first slot, and at least one.
+The frame contains the numbers zigzag(qᵢ − qᵢ₋₁), with q₋₁ = 60, of all tables with m > 1, one table after another, in
+one Rice code (see below). In coarse tables all q are multiples of 4, and the frame contains the numbers zigzag(qᵢ/4 −
+qᵢ₋₁/4), with q₋₁/4 = 15.
 
 *Entropy code* (interleaved rANS). With N lanes, token number i of the stream belongs to lane i mod N. To decode it with
 the lane's state x and the table of its span: slot = x mod 2^14; the token is the slot's owner, with first slot f and F
@@ -144,9 +144,9 @@ every state is 2^16. (An encoder runs backwards from there, through the tokens a
 x mod 2^16 and let x become ⌊x/2^16⌋; then x becomes 2^14 ⌊x/F⌋ + (x mod F) + f. A token of a table with m = 1 leaves x
 as it is.)
 
-**2, zstd.** A varint, the length; one Zstandard frame (RFC 8878) that tells its content size, needs no window above 8
-MiB and no dictionary. The content is the integers, each in as many whole bytes as its kind takes: 1 for codes and
-residues of up to 8 bits and 2 above, those of the value type for dense values, 8 for whole integers.
+**2, zstd.** A varint, the length; one Zstandard frame (RFC 8878) that declares its content size and needs a window of
+at most 8 MiB and no dictionary. The content is the integers, each in as many whole bytes as its kind takes: 1 for codes
+and residues of up to 8 bits and 2 above, those of the value type for dense values, 8 for whole integers.
 
 **3, pooled.** Nothing here; the integers are a span of one of the streams at the end of the frame. Not for whole
 integers.
@@ -157,12 +157,12 @@ that the integers may have: n − k for gaps, 128 times their number for tables.
 
 # Indices
 
-k strictly ascending numbers below n. The gap of an index is how many numbers were skipped since the one before, so
-unsorted and repeated indices cannot be written.
+k strictly ascending numbers below n. The gap of an index is how many numbers were skipped since the previous
+one, so unsorted and repeated indices cannot be written.
 
 | code | indices |
 |---|---|
-| 0–28 | Rice code of the gaps, the code being the parameter (with 0, a bitmap cut behind its last one) |
+| 0–28 | Rice code of the gaps, the code being the parameter (with 0, a bitmap truncated after its last one) |
 | 29 | nothing here; the gaps are in the bit string of gaps |
 | 30 | nothing here; the gaps are a span of the stream of gaps |
 | 31 | nothing, as k = n |
@@ -177,15 +177,16 @@ After the last section come, in this order and each only if a section has referr
 - the **pools of dense values**, one for each value type, in the order of their numbers;
 - the **pools of codes**, one for each w, ascending, for levels, residues and more bits.
 
-A pool is one byte, its codec from 0 to 2, and a stream of as many spans as sections have pooled there, in the order of
-the sections.
+A pool is one byte, its codec from 0 to 2, and a stream with one span for each section that refers to it, in the order
+of the sections.
 
 # The writer's choices
 
-Codecs, codes, maps, tables, lanes, what to pool, and whether to predict: a reader takes any. This writer pools the
-layers of a frame up to 2^16 numbers, so that what every stream costs is paid once, and lets layers share a table where
-another table would cost more than it saves. It decides from histograms, of a sample where a stream is long (and for
-zstd from compressing a small piece of it), and from the exact length of the Rice codes.
+A writer is free to choose codecs, codes, maps, tables, lanes, what to pool, and whether to predict; a reader must
+accept any choice. This writer pools the layers of a frame up to 2^16 numbers, so that the fixed cost of a stream is
+paid once. It lets layers share a table where another table would cost more than it saves. It decides from histograms
+(of a sample, if a stream is long), from compressing a small part of the stream (for zstd), and from the exact length of
+Rice codes.
 """
 
 from peer.wire.describe import FrameReport, LayerReport, describe, entropy_bound_bits
