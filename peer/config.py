@@ -497,7 +497,7 @@ def _put(tree: dict[str, Any], key: str, value: object, *, source: str) -> None:
     """Set a dotted key in the tree."""
     section, *names = key.split(".")
     if section not in SECTIONS:
-        raise ConfigError("there is no such section", key=section, valid=", ".join(SECTIONS), file=source)
+        raise ConfigError("unknown section", key=section, valid=", ".join(SECTIONS), file=source)
     if section == "peers":
         raise ConfigError("can only be set in the file, as [[peers]] tables", key=section, file=source)
     table = tree
@@ -527,7 +527,7 @@ def _as_config_error(error: ValidationError, file: str | None, sources: Mapping[
         return ConfigError(str(first["ctx"]["error"]), key=key or None, file=file)
     if first["type"] == "extra_forbidden":
         valid = ", ".join(section.model_fields if section is not None else SECTIONS)
-        return ConfigError(f"there is no such {'key' if section else 'section'}", key=key, valid=valid, file=file)
+        return ConfigError(f"unknown {'key' if section else 'section'}", key=key, valid=valid, file=file)
     if first["type"] == "missing":
         return ConfigError("is missing", key=key, file=file)
     if section is None or len(names) == 1:

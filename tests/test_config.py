@@ -149,8 +149,8 @@ def test_what_is_written_is_read_back_equal(overrides: list[str], tmp_path: Path
 @pytest.mark.parametrize(
     ("tree", "fragments"),
     [
-        ({"rnu": {}}, ["rnu", "no such section", "run, peer"]),
-        ({"run": {"round": 3}}, ["run.round", "no such key", "rounds"]),
+        ({"rnu": {}}, ["rnu", "unknown section", "run, peer"]),
+        ({"run": {"round": 3}}, ["run.round", "unknown key", "rounds"]),
         ({"run": 3}, ["run", "not a table", "[run]"]),
         ({"run": {"rounds": 0}}, ["run.rounds", "got 0", "at least 1"]),
         ({"run": {"rounds": True}}, ["run.rounds", "got True", "whole number"]),

@@ -1,4 +1,4 @@
-"""Shaped links: named profiles, what they turn out to be, devices joined by them, and limits for containers."""
+"""Shaped links: named profiles, their measurement, devices connected by them, and limits for containers."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ interface_option = click.option(
 
 @click.group(cls=SottoGroup)
 def shape() -> None:
-    """Make links thin, slow and lossy, as those of devices in the field are.
+    """Limit the rate of links, and add latency and loss, to imitate those of devices in the field.
 
-    Links are shaped between network namespaces, or for containers that run already. Nothing of the machine's own
-    network changes. All but the list of profiles needs Linux, root, and the commands ip and tc (iproute2).
+    Shapes links between network namespaces or for running containers. The machine's own network does not change. Every
+    command except `list` needs Linux, root, and the programs ip and tc (iproute2).
 
     \b
     Examples:
@@ -44,7 +44,7 @@ def shape() -> None:
 @shape.command(name="list", cls=SottoCommand)
 @json_option
 def list_profiles(as_json: bool) -> None:
-    """List the link profiles: rates, latency and loss of one device.
+    """List the link profiles with rate, latency and loss of one device.
 
     \b
     Examples:
@@ -67,15 +67,15 @@ def list_profiles(as_json: bool) -> None:
     type=click.FloatRange(min=0, min_open=True),
     default=4.0,
     show_default=True,
-    help="Length of each transfer.",
+    help="Duration of each transfer.",
 )
 @json_option
 def measure(profiles: tuple[str, ...], seconds: float, as_json: bool) -> None:
-    """Measure what profiles turn out to be between two namespaces.
+    """Measure profiles between two namespaces.
 
-    Without arguments, every profile that has a limit or a latency. Shows goodput of TCP, whose headers take up to 4.4 %
-    of the rate, and the median and the shortest round trip of small datagrams. Exit code 1 if a link is not what was
-    asked for.
+    Without arguments, measures every profile that has a limit or a latency. Shows the goodput of TCP, whose headers
+    take up to 4.4 % of the rate, and the median and shortest round trip of small datagrams. The exit code is 1 if a
+    link deviates from its profile.
 
     \b
     Examples:
@@ -90,7 +90,8 @@ def measure(profiles: tuple[str, ...], seconds: float, as_json: bool) -> None:
     _require_links()
     if not as_json:
         click.echo(
-            f"{'profile':26}{'':6}{'asked':>12}{'goodput':>12}{'':8}{'asked':>10}{'round trip':>12}{'least':>10}"
+            f"{'profile':26}{'':6}{'requested':>12}{'goodput':>12}{'':8}"
+            f"{'requested':>10}{'round trip':>12}{'shortest':>10}"
         )
     rows, right = [], True
     for name, profile in chosen.items():
@@ -104,23 +105,28 @@ def measure(profiles: tuple[str, ...], seconds: float, as_json: bool) -> None:
     if as_json:
         print_json(rows)
     if not right:
-        raise LinkError("a link is not what was asked for; measure again while nothing else keeps this machine busy")
+        raise LinkError("a link deviates from its profile; measure again while this machine is otherwise idle")
 
 
 @shape.command(cls=SottoCommand)
 @click.argument("profile")
 @click.argument("containers", metavar="[CONTAINER]...", nargs=-1)
-@click.option("--devices", type=click.IntRange(min=2), metavar="N", help="Make N devices: namespaces with an address.")
+@click.option(
+    "--devices",
+    type=click.IntRange(min=2),
+    metavar="N",
+    help="Create N devices, each a namespace with an address.",
+)
 @interface_option
 @json_option
 def up(profile: str, containers: tuple[str, ...], devices: int | None, interface: str, as_json: bool) -> None:
-    """Bring up shaped links: between new devices, or for running containers.
+    """Create shaped links between new devices or for running containers.
 
-    With --devices, N network namespaces that reach each other over links of the profile. They are there until this
-    command is interrupted (Ctrl-C or SIGTERM). Run something on a device with the command that is shown for it.
+    With --devices, creates N network namespaces that reach each other over links of the profile, and keeps them until
+    the command is interrupted (Ctrl-C or SIGTERM). For each device it prints the prefix with which commands run there.
 
-    With CONTAINER (ids or names of Docker), what leaves these containers is limited until `sotto shape down`. Latency
-    and loss need a kernel that has netem; where it has not, the rate is limited and a remark says so.
+    With CONTAINER (Docker names or ids), limits what these containers send until `sotto shape down`. Latency and loss
+    need a kernel with netem; without it, only the rate is limited, and a remark says so.
 
     \b
     Examples:
@@ -132,7 +138,7 @@ def up(profile: str, containers: tuple[str, ...], devices: int | None, interface
 
     found = find(profile)
     if bool(containers) == (devices is not None):
-        raise click.UsageError("Name containers, or give --devices N.")
+        raise click.UsageError("Give either containers or --devices N.")
     if devices is not None:
         _require_links()
         _lend_devices(found, devices, as_json)
@@ -153,10 +159,10 @@ def up(profile: str, containers: tuple[str, ...], devices: int | None, interface
 @interface_option
 @json_option
 def down(containers: tuple[str, ...], interface: str, as_json: bool) -> None:
-    """Take shaped links down.
+    """Remove shaped links.
 
-    Containers that are named lose their limits. Without any, namespaces go whose command was killed before it could
-    remove them; those of a command that still runs stay.
+    With CONTAINER, removes the limits of these containers. Without arguments, removes namespaces whose command was
+    killed before it could remove them; namespaces of a running command stay.
 
     \b
     Examples:
@@ -175,7 +181,7 @@ def down(containers: tuple[str, ...], interface: str, as_json: bool) -> None:
     elif containers:
         click.echo(f"released {len(containers)} containers")
     else:
-        click.echo(f"removed {len(removed)} namespaces" if removed else "nothing was left behind")
+        click.echo(f"removed {len(removed)} namespaces" if removed else "nothing to remove")
 
 
 def _require_tc() -> None:
@@ -228,5 +234,5 @@ def _line(name: str, found: Measured) -> str:
     return (
         f"{name:26}{found.sender} → {found.receiver} {found.asked_kbit:9g} kb {found.goodput_kbit:9.0f} kb {share:>7}"
         f"{found.asked_round_trip_ms:8.2f} ms{found.round_trip_ms:9.2f} ms{found.least_round_trip_ms:7.2f} ms"
-        f"{'' if found.is_right else '  not what was asked for'}"
+        f"{'' if found.is_right else '  deviates from its profile'}"
     )

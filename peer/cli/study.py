@@ -1,4 +1,4 @@
-"""Bandwidth studies: the same job under named links, algorithm by algorithm."""
+"""Bandwidth studies: the same configuration on named links, algorithm by algorithm."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ out_option = click.option(
     "folder",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Folder of the results; by default runs/NAME.",
+    help="Folder for the results; by default runs/NAME.",
 )
 
 sizes_option = click.option(
@@ -30,16 +30,16 @@ sizes_option = click.option(
     type=click.IntRange(min=2),
     multiple=True,
     metavar="N",
-    help="Also predict for this many peers; may be repeated. By default what the study says.",
+    help="Also predict for this many peers; may be repeated. By default, the numbers given in the study.",
 )
 
 
 @click.group(cls=SottoGroup)
 def study() -> None:
-    """Compare algorithms over shaped links, measured with real peers.
+    """Compare algorithms on shaped links, with real peers.
 
-    A study is a TOML file: a job, contenders (algorithms with their compressors, or programs of others), link profiles
-    (`sotto shape list`). Some come with sotto; docs/links.md explains the keys.
+    A TOML file describes a study: a configuration, contenders (algorithms with their compressors, or other systems) and
+    link profiles (`sotto shape list`). Some studies are included; docs/links.md explains the keys.
 
     \b
     Examples:
@@ -52,7 +52,7 @@ def study() -> None:
 @study.command(name="list", cls=SottoCommand)
 @json_option
 def list_studies(as_json: bool) -> None:
-    """List the studies that come with sotto.
+    """List the included studies.
 
     \b
     Examples:
@@ -72,7 +72,7 @@ def list_studies(as_json: bool) -> None:
 @study.command(cls=SottoCommand)
 @click.argument("name", metavar="STUDY")
 def show(name: str) -> None:
-    """Print the file of a study, to start one of your own from.
+    """Print the file of a study, as a starting point for your own.
 
     \b
     Examples:
@@ -86,24 +86,24 @@ def show(name: str) -> None:
 @study.command(cls=SottoCommand)
 @click.argument("name", metavar="STUDY")
 @out_option
-@click.option("--only", multiple=True, metavar="NAME", help="These contenders and profiles only; may be repeated.")
+@click.option("--only", multiple=True, metavar="NAME", help="Measure only this contender or profile; may be repeated.")
 @click.option(
     "--packages",
     type=click.Path(path_type=Path, file_okay=False, exists=True),
     metavar="DIR",
-    help="Folder of Python packages for programs of others (pip install --target).",
+    help="Folder of Python packages for other systems (pip install --target).",
 )
 @sizes_option
 @json_option
 def run(
     name: str, folder: Path | None, only: tuple[str, ...], packages: Path | None, sizes: tuple[int, ...], as_json: bool
 ) -> None:
-    """Run the cells of a study that are missing, then write the report.
+    """Run the missing cells of a study, then write its report.
 
-    STUDY is the name of a study that comes with sotto, or the path of a file. Each cell is a run of real peers in
-    network namespaces, one contender on one link profile. A cell that is there is not run again, so that the command
-    can be interrupted and started again; remove its file in DIR/cells to measure it anew. Needs Linux and root (see
-    `sotto shape`). Exit code 1 if a cell failed.
+    STUDY is the name of an included study or the path of a file. A cell is a run of real peers in network namespaces,
+    with one contender on one link profile. Cells that exist are not run again, so an interrupted command can be started
+    again. To measure a cell again, delete its file in DIR/cells. Needs Linux and root (see `sotto shape`). The exit
+    code is 1 if a cell failed.
 
     \b
     Examples:
@@ -124,7 +124,7 @@ def run(
     failed = found.run(only, lambda line: click.echo(line, err=True))
     _write_report(found, sizes, as_json)
     if failed:
-        raise SottoError(f"{failed} cells failed; run the same command again for those that are missing")
+        raise SottoError(f"{failed} cells failed; run the same command again to repeat them")
 
 
 @study.command(cls=SottoCommand)
@@ -133,9 +133,9 @@ def run(
 @sizes_option
 @json_option
 def report(name: str, folder: Path | None, sizes: tuple[int, ...], as_json: bool) -> None:
-    """Write the report of a study from the cells that are there.
+    """Write the report of a study from its existing cells.
 
-    DIR then holds results.json, results.csv and report.html, a single file with tables and curves.
+    DIR then contains results.json, results.csv and report.html, a single file with tables and curves.
 
     \b
     Examples:
@@ -148,7 +148,7 @@ def report(name: str, folder: Path | None, sizes: tuple[int, ...], as_json: bool
     plan = read_plan(find_study(name))
     folder = folder or Path("runs") / plan.name
     if not (folder / "cells").is_dir():
-        raise SottoError(f"{folder} holds no cells of a study; `sotto study run {name}` measures them")
+        raise SottoError(f"{folder} contains no cells of a study; `sotto study run {name}` measures them")
     _write_report(StudyFolder(plan, folder), sizes, as_json)
 
 

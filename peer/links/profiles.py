@@ -60,5 +60,5 @@ PROFILES: Mapping[str, Profile] = {
 def find(name: str) -> Profile:
     """Return a profile by its name. Raises ConfigError that lists the names."""
     if name not in PROFILES:
-        raise ConfigError("there is no such link profile", value=name, valid=", ".join(PROFILES))
+        raise ConfigError("unknown link profile", value=name, valid=", ".join(PROFILES))
     return PROFILES[name]

@@ -90,7 +90,7 @@ def _run_to_the_end(cluster: Cluster, limit_s: float) -> None:
         if (failure := cluster.failure()) is not None:
             raise failure
         if time.monotonic() > until:
-            raise SottoError(f"the cell takes longer than {limit_s:.0f} s")
+            raise SottoError(f"the cell took longer than {limit_s:.0f} s")
         time.sleep(_POLL_S)
     if (failure := cluster.failure()) is not None:
         raise failure

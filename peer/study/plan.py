@@ -143,7 +143,7 @@ def find_study(name: str) -> Path:
         return path
     if not Path(name).is_file():
         valid = f"{', '.join(sorted(file.stem for file in FILES.glob('*.toml')))}, or the path of a file"
-        raise ConfigError("there is no such study", value=name, valid=valid)
+        raise ConfigError("unknown study", value=name, valid=valid)
     return Path(name)
 
 
@@ -158,15 +158,15 @@ def read_plan(path: Path) -> Study:
         raise _config_error(error, file) from None
     names = [each.name for each in study.contenders]
     if len({*names}) != len(names):
-        raise ConfigError("two have the same name", key="contenders", file=file)
+        raise ConfigError("two contenders have the same name", key="contenders", file=file)
     for profile in study.profiles:
         if profile not in PROFILES:
-            problem = "there is no such link profile"
+            problem = "unknown link profile"
             raise ConfigError(problem, key="profiles", value=profile, valid=", ".join(PROFILES), file=file)
     known = {*RIVALS, *study.rivals}
     for contender in study.contenders:
         if contender.rival is not None and contender.rival not in known:
-            problem = "there is no such rival"
+            problem = "unknown rival"
             raise ConfigError(
                 problem, key=contender.name, value=contender.rival, valid=", ".join(sorted(known)), file=file
             )
@@ -181,5 +181,5 @@ def _config_error(error: ValidationError, file: str) -> ConfigError:
     if first["type"] == "missing":
         return ConfigError("is missing", key=key, file=file)
     if first["type"] == "extra_forbidden":
-        return ConfigError("there is no such key", key=key, file=file)
+        return ConfigError("unknown key", key=key, file=file)
     return ConfigError(f"is not valid: {first['msg']}", key=key, value=first["input"], file=file)

@@ -105,7 +105,7 @@ def ready_model(name: str) -> torch.nn.Module:
         if all(each.default is not each.empty for each in inspect.signature(info.make).parameters.values())
     }
     if name not in ready:
-        raise ConfigError("is no model of known size", key="model", value=name, valid=", ".join(ready))
+        raise ConfigError("is not a model of known size", key="model", value=name, valid=", ".join(ready))
     return ready[name]()
 
 

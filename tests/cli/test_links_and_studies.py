@@ -33,12 +33,12 @@ def test_profiles_are_listed_with_their_figures() -> None:
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (("shape", "measure", "carrier-pigeon"), "there is no such link profile (got 'carrier-pigeon')"),
-        (("shape", "up", "carrier-pigeon", "--devices", "2"), "there is no such link profile"),
-        (("shape", "up", "dsl"), "Name containers, or give --devices N"),
-        (("shape", "up", "dsl", "--devices", "2", "web"), "Name containers, or give --devices N"),
-        (("study", "run", "moniqa"), "there is no such study (got 'moniqa'); valid: moniqua, quick, or the path"),
-        (("study", "show", "moniqa"), "there is no such study"),
+        (("shape", "measure", "carrier-pigeon"), "unknown link profile (got 'carrier-pigeon')"),
+        (("shape", "up", "carrier-pigeon", "--devices", "2"), "unknown link profile"),
+        (("shape", "up", "dsl"), "Give either containers or --devices N"),
+        (("shape", "up", "dsl", "--devices", "2", "web"), "Give either containers or --devices N"),
+        (("study", "run", "moniqa"), "unknown study (got 'moniqa'); valid: moniqua, quick, or the path"),
+        (("study", "show", "moniqa"), "unknown study"),
     ],
 )
 def test_wrong_words_are_one_sentence_and_exit_code_2(words: tuple[str, ...], complaint: str) -> None:
@@ -120,7 +120,7 @@ def test_the_report_of_a_study_is_written_from_its_cells(tmp_path: Path, monkeyp
     Path("mine.toml").write_text(SMALL)
     done = sotto("study", "report", "mine.toml")
     assert done.exit_code == 1
-    assert "runs/small holds no cells of a study; `sotto study run mine.toml` measures them" in done.stderr
+    assert "runs/small contains no cells of a study; `sotto study run mine.toml` measures them" in done.stderr
     Path("runs/small/cells").mkdir(parents=True)
     cell = Cell(
         contender="full", profile="10mbit", seed=0, step_s=0.5, peers=4, commit="c", load=1.0, others_cpus=0.01,

@@ -61,8 +61,8 @@ CASES = [
     Case("no-such-file", "validate -c peer.toml", ("peer.toml", "no such file", "sotto init")),
     Case("folder-for-file", "validate -c peer.toml", ("peer.toml", "directory"), {"peer.toml": None}),
     Case("no-file-at-all", "run", ("peer.toml", "no such file")),
-    Case("unknown-section", "validate -c peer.toml", ("peer.toml", "rnu", "no such section", "run"), toml("[rnu]\n")),
-    Case("unknown-key", "validate -c peer.toml", ("run.round", "no such key", "rounds"), toml("[run]\nround = 3\n")),
+    Case("unknown-section", "validate -c peer.toml", ("peer.toml", "rnu", "unknown section", "run"), toml("[rnu]\n")),
+    Case("unknown-key", "validate -c peer.toml", ("run.round", "unknown key", "rounds"), toml("[run]\nround = 3\n")),
     Case(
         "text-for-number",
         "validate -c peer.toml",
@@ -96,7 +96,7 @@ CASES = [
     # -- command line and environment ---------------------------------------------------------------------------------
     Case("override-without-value", "validate -s run.rounds", ("'run.rounds'", "section.key=value")),
     Case("override-without-section", "validate -s rounds=3", ("'rounds=3'", "section.key=value")),
-    Case("override-of-unknown-section", "validate -s foo.bar=1", ("command line", "foo", "no such section")),
+    Case("override-of-unknown-section", "validate -s foo.bar=1", ("command line", "foo", "unknown section")),
     Case("override-of-unknown-key", "validate -s run.bar=1", ("command line", "run.bar", "rounds")),
     Case("override-of-peers", "validate -s peers.name=a", ("command line", "peers", "[[peers]]")),
     Case("shorthand-out-of-range", "validate --skew 2", ("command line", "data.skew", "2.0", "from 0 to 1")),

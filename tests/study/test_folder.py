@@ -120,7 +120,7 @@ def test_rivals_send_the_model_of_the_job_or_the_one_that_is_named(tmp_path: Pat
     # As many rounds as last 5 s at 10 Mbit/s, three at least: 20,000 parameters of DDP take 0.6 s, 273,258 take 2 s.
     assert rounds(SMALL.replace('model = "resnet20"\n', "")) == 8
     assert rounds(SMALL) == 3
-    with pytest.raises(ConfigError, match=r"model: is no model of known size \(got 'mlp'\); valid: .*resnet20"):
+    with pytest.raises(ConfigError, match=r"model: is not a model of known size \(got 'mlp'\); valid: .*resnet20"):
         rounds(SMALL.replace("resnet20", "mlp"))
 
 

@@ -34,14 +34,14 @@ def test_there_are_studies() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
-        ('"10mbit"', '"11mbit"', r"profiles: there is no such link profile \(got '11mbit'\); valid: moniqua-200mbit"),
+        ('"10mbit"', '"11mbit"', r"profiles: unknown link profile \(got '11mbit'\); valid: moniqua-200mbit"),
         ("peers = 4", "peers = true_", "TOML"),
         ("peers = 4", "peers = 1", "peers: is not valid.*greater than or equal to 2"),
         ("cell_s = 5", "", "cell_s: is missing"),
-        ("cell_s = 5", "cells = 5", "cells: there is no such key|cell_s: is missing"),
-        ('paper = "last"', 'papers = "last"', r"contenders\.0\.papers: there is no such key"),
+        ("cell_s = 5", "cells = 5", "cells: unknown key|cell_s: is missing"),
+        ('paper = "last"', 'papers = "last"', r"contenders\.0\.papers: unknown key"),
         ('name = "ddp"', 'name = "full"', "same name"),
-        ('rival = "ddp"', 'rival = "dpp"', r"ddp: there is no such rival \(got 'dpp'\); valid: .*d-psgd-gloo"),
+        ('rival = "ddp"', 'rival = "dpp"', r"ddp: unknown rival \(got 'dpp'\); valid: .*d-psgd-gloo"),
         ('rival = "ddp"', 'rival = "ddp"\n[rivals.own]\nsent_models = 1', r"rivals\.own\.program: is missing"),
     ],
 )
@@ -77,7 +77,7 @@ def test_a_study_is_found_by_its_name_and_by_its_path(tmp_path: Path) -> None:
     assert find_study("moniqua") == FILES / "moniqua.toml"
     (tmp_path / "mine.toml").write_text(SMALL)
     assert find_study(str(tmp_path / "mine.toml")) == tmp_path / "mine.toml"
-    with pytest.raises(ConfigError, match=r"there is no such study \(got 'moniqa'\); valid: moniqua, "):
+    with pytest.raises(ConfigError, match=r"unknown study \(got 'moniqa'\); valid: moniqua, "):
         find_study("moniqa")
 
 
