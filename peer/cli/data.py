@@ -14,7 +14,7 @@ from peer.cli.options import json_option
 
 @click.group(cls=SottoGroup)
 def data() -> None:
-    """Fetch the data sets that the built-in tasks read.
+    """Download the data sets that the built-in tasks read.
 
     \b
     Examples:
@@ -26,7 +26,7 @@ def data() -> None:
 @data.command(name="list", cls=SottoCommand)
 @json_option
 def list_data(as_json: bool) -> None:
-    """List the data sets that can be fetched.
+    """List the data sets that can be downloaded.
 
     \b
     Examples:

@@ -101,7 +101,7 @@ def report(directory: Path, output: Path | None, as_json: bool) -> None:
 @click.argument("scenario", metavar="FILE", type=click.Path(path_type=Path))
 @json_option
 def replay(scenario: Path, as_json: bool) -> None:
-    """Run a scenario file through an algorithm, its compressor and the encoded bytes, in float64.
+    """Replay a scenario file through algorithm, compressor and encoded bytes, in float64.
 
     --json prints the trajectory {"x": …, "z": …, "u": …} of every node, before round 0 and after each round; without
     --json only the last models are shown. If the file contains an expected trajectory, the result is compared with it,

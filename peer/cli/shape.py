@@ -27,7 +27,7 @@ interface_option = click.option(
 
 @click.group(cls=SottoGroup)
 def shape() -> None:
-    """Limit the rate of links, and add latency and loss, to imitate those of devices in the field.
+    """Give links the rate, latency and loss of links in the field.
 
     Shapes links between network namespaces or for running containers. The machine's own network does not change. Every
     command except `list` needs Linux, root, and the programs ip and tc (iproute2).

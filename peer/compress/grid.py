@@ -27,7 +27,7 @@ class Grid:
     """
 
     kind: ClassVar[str] = "grid"
-    summary: ClassVar[str] = "multiples of a step, stochastic or nearest; endless, or 2^bits of them over a range"
+    summary: ClassVar[str] = "multiples of a step, stochastic or nearest; unbounded, or 2^bits of them over a range"
     needs_reference: ClassVar[bool] = False
 
     step: float | None = None

@@ -157,7 +157,7 @@ class MoniquaD2(Algorithm):
 
     spec: ClassVar[AlgorithmSpec] = AlgorithmSpec(
         name="moniqua-d2",
-        summary="D² in a few bits a number.",
+        summary="D² with a few bits per number.",
         source="Lu and De Sa 2020, Moniqua, section 5 and Theorem 4",
         graph=GraphNeed.SYMMETRIC,
         compresses=True,

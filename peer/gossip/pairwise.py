@@ -484,7 +484,7 @@ class AdPsgd(PairNode):
 
     spec: ClassVar[AlgorithmSpec] = AlgorithmSpec(
         name="ad-psgd",
-        summary="No rounds: pairs of peers average while gradients are computed; slow peers slow nobody.",
+        summary="No rounds: pairs of peers average while gradients are computed; no peer waits for slower ones.",
         source="Lian et al. 2017, AD-PSGD, Algorithm 1",
         graph=GraphNeed.SYMMETRIC,
         uses_averaging_rate=False,
@@ -526,7 +526,7 @@ class MoniquaAdPsgd(PairNode):
 
     spec: ClassVar[AlgorithmSpec] = AlgorithmSpec(
         name="moniqua-ad-psgd",
-        summary="AD-PSGD in a few bits a number.",
+        summary="AD-PSGD with a few bits per number.",
         source="Lu and De Sa 2020, Moniqua, section 5 and Theorem 5",
         graph=GraphNeed.SYMMETRIC,
         compresses=True,

@@ -344,9 +344,11 @@ TASKS: Mapping[str, TaskInfo] = {
     "imagenette": TaskInfo(imagenette, "Imagenette: photographs in 10 classes, from its folder."),
     "image-folder": TaskInfo(image_folder, "Any folder of images, a folder for each class in train/ and val/."),
     "ag-news": TaskInfo(ag_news, "AG News: titles and first sentences in 4 classes, from its CSV files."),
-    "sst2": TaskInfo(sst2, "SST-2: good and bad sentences of film reviews, as SentEval or GLUE has them."),
+    "sst2": TaskInfo(sst2, "SST-2: positive and negative sentences of film reviews, as SentEval or GLUE has them."),
     "senteval-length": TaskInfo(senteval_length, "SentEval: how long a sentence is, in 6 classes."),
-    "synthetic": TaskInfo(synthetic, "Any number of parameters and a cheap gradient: measures all but training."),
+    "synthetic": TaskInfo(
+        synthetic, "Any number of parameters and a cheap gradient: to measure everything but training."
+    ),
 }
 
 

@@ -53,6 +53,11 @@ def test_examples_parse(path: str) -> None:
         assert {word for word in words if word.startswith("-") and word != "-"} <= known, line
 
 
+@pytest.mark.parametrize("path", COMMANDS)
+def test_the_first_sentence_of_a_help_text_fits_into_the_list_of_commands(path: str) -> None:
+    assert not COMMANDS[path].get_short_help_str(limit=90).endswith("..."), path
+
+
 def test_every_command_is_in_the_reference() -> None:
     page = (ROOT / "docs" / "commands.md").read_text()
     for path in COMMANDS:

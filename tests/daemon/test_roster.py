@@ -145,7 +145,7 @@ def test_a_certificate_and_a_file_that_do_not_belong_together(kits: Kits) -> Non
 def test_a_number_is_given_away_once(kits: Kits) -> None:
     garage = kits.sign("garage")
     garage.folder.rename(kits.folder / "elsewhere")
-    with pytest.raises(ConfigError, match="number 2 was given to 'garage', whose folder peer-2 is gone"):
+    with pytest.raises(ConfigError, match="index 2 belongs to 'garage', whose folder peer-2 is missing"):
         kits.sign("attic")
 
 
@@ -153,14 +153,14 @@ def test_a_device_that_could_never_join_is_not_signed(tmp_path: Path) -> None:
     kits = tmp_path / "kits"
     write_cluster(kits, load(environment={}, overrides=["algorithm.name=ad-psgd"]), place_peers(2, [], 7700))
     request(tmp_path / "garage", "garage", None, 7700)
-    with pytest.raises(ConfigError, match="garage could not join: ad-psgd needs the same peers throughout"):
+    with pytest.raises(ConfigError, match="garage cannot join: with ad-psgd members cannot change"):
         admit(kits, (tmp_path / "garage" / "request.pem").read_bytes())
     assert not (kits / "peer-2").exists()
 
 
 @pytest.mark.parametrize(
     ("host", "relay", "words"),
-    [("10.0.0.9", "peer-0", "is of no use"), (None, "peer-7", "no peer that can be")],
+    [("10.0.0.9", "peer-0", "is not needed"), (None, "peer-7", "not a peer that others can")],
 )
 def test_a_relay_that_is_of_no_use_is_refused(kits: Kits, host: str | None, relay: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):

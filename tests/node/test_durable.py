@@ -355,7 +355,7 @@ def test_a_full_disk_stops_the_round_and_leaves_the_data() -> None:
     undisturbed.run()
     world = turns(World("quant-sgp"), 20)
     world.disks[1].full = True
-    with pytest.raises(StateError, match="cannot be written: No space left on device; what was saved is whole"):
+    with pytest.raises(StateError, match="cannot be written: No space left on device; the saved state is intact"):
         world.run()
     # Not even by chance does anything follow the half record.
     with pytest.raises(StateError):
@@ -377,8 +377,8 @@ def test_the_state_of_another_peer_is_refused() -> None:
     world = World("quant-sgp")
     world.start()
     world.disks[0] = world.disks[1]
-    with pytest.raises(StateError, match="the journal belongs to peer '1', this is '0'"):
+    with pytest.raises(StateError, match="the journal belongs to peer '1', but this peer has '0'"):
         world.make(0).open()
     world.run()
-    with pytest.raises(StateError, match="the checkpoint belongs to peer '1', this is '0'"):
+    with pytest.raises(StateError, match="the checkpoint belongs to peer '1', but this peer has '0'"):
         world.make(0).open()

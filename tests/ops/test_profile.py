@@ -86,9 +86,9 @@ def test_inputs_fit_their_models(model: str):
 @pytest.mark.parametrize(
     ("workload", "sentence"),
     [
-        (Workload("quadratic"), "MODEL: is no model of these .*valid: logistic, mlp"),
-        (Workload("resnet20", size=64), "takes images of 32 pixels"),
-        (Workload("resnet20", norm="layer"), "--norm: is no norm"),  # type: ignore[arg-type]
+        (Workload("quadratic"), "MODEL: unknown model .*valid: logistic, mlp"),
+        (Workload("resnet20", size=64), "needs images of 32 × 32 pixels"),
+        (Workload("resnet20", norm="layer"), "--norm: unknown norm"),  # type: ignore[arg-type]
         (Workload("vgg11", size=4), "is out of range"),
     ],
 )

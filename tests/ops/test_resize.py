@@ -92,5 +92,5 @@ def test_a_run_whose_members_cannot_change_keeps_its_number(tmp_path: Path) -> N
         (tmp_path / f"peer-{peer}").mkdir()
         (tmp_path / f"peer-{peer}" / "peer.toml").write_text("")
     assert line_up(tmp_path, config, None) == line_up(tmp_path, config, 2) == Lineup((0, 1), (), ())
-    with pytest.raises(ConfigError, match=r"--peers: is not the number of peers of this run, and ad-psgd needs"):
+    with pytest.raises(ConfigError, match=r"--peers: differs from the number of peers of this run, but with ad-psgd"):
         line_up(tmp_path, config, 3)

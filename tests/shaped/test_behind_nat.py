@@ -136,4 +136,4 @@ def test_the_doctor_names_what_address_translation_hides(tmp_path: Path) -> None
                     dialling.with_name(name).chmod(0o600)
             code, answer = ask(network, network.homes[0], "doctor", "--config", str(dialling))
             found = of(answer["findings"], "peer-0")
-            assert f"would dial this peer at {router}:{PORT}, where our list says no address" in found
+            assert f"has {router}:{PORT} for this peer, but our own list has no address" in found

@@ -116,7 +116,7 @@ DATA_SETS: Mapping[str, DataSet] = {
         unpacks=True,
     ),
     "ag-news": DataSet(
-        "120,000 and 7,600 news in 4 classes, title and description; 31 MB. For research, not for commerce.",
+        "120,000 and 7,600 news items in 4 classes; 31 MB. For research, not for commercial use.",
         "ag-news",
         (
             RemoteFile("train.csv", _AG_NEWS, "76a0a2d2f92b286371fe4d4044640910a04a803fdd2538e0f3f29a5c6f6b672e"),
@@ -129,12 +129,12 @@ DATA_SETS: Mapping[str, DataSet] = {
         ),
     ),
     "sst2": DataSet(
-        "Film reviews, sentence by sentence, good or bad, as SentEval has them; 4 MB.",
+        "Sentences of film reviews, positive or negative, as SentEval has them; 4 MB.",
         "sst2",
         tuple(RemoteFile(f"sentiment-{split}", _SST) for split in ("train", "dev", "test")),
     ),
     "senteval-length": DataSet(
-        "100,000 and 10,000 sentences in 6 classes of length, a probing task of SentEval; 10 MB.",
+        "100,000 and 10,000 sentences in 6 classes by length, a probing task of SentEval; 10 MB.",
         "senteval-length",
         (
             RemoteFile(
@@ -143,7 +143,7 @@ DATA_SETS: Mapping[str, DataSet] = {
         ),
     ),
     "bert-vocabulary": DataSet(
-        "The 30,522 pieces of BERT for uncased English, which all text tasks need.",
+        "The 30,522 tokens of BERT for uncased English, which all text tasks need.",
         "ag-news",
         (
             RemoteFile(
