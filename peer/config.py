@@ -314,7 +314,7 @@ class TransportOptions(Section):
     chunk_kbytes: Annotated[int, Field(ge=1, le=4096)] = 1024
     """Size of the largest chunk of a message on a stream."""
     window_kbytes: Annotated[int, Field(ge=64)] = 8192
-    """Flow-control credit: how much may be in flight to one neighbour before it has taken any of it."""
+    """Flow-control credit: how much may be in flight to one neighbour that it has not taken yet."""
     max_message_mbytes: Annotated[int, Field(ge=1)] = 2048
     """Size of the largest message that is accepted."""
     heartbeat_s: Positive = 10.0
