@@ -78,7 +78,7 @@ def _values(levels: Levels, codes: npt.NDArray[np.integer[Any]], dtype: np.dtype
 
 
 def checked_scale(scale: float, steps: int, dtype: np.dtype[Any], layer: int) -> float:
-    """Return `scale` as the type holds it. Raises ValueError, naming the layer, where `steps` times it could overflow.
+    """Return `scale` as the type holds it. Raises NotFiniteError, naming the layer, if `steps` times it could overflow.
 
     That includes everything that is not finite.
     """

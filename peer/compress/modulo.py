@@ -34,7 +34,7 @@ import xxhash
 from peer.compress.base import Draws
 from peer.compress.bound import ErrorBound
 from peer.compress.levels import CodeArray, code_type
-from peer.compress.norms import max_magnitude, not_finite
+from peer.compress.norms import NotFiniteError, max_magnitude, not_finite
 from peer.compress.payload import FloatArray, MoreBits, Residues, Rounding, WholeIntegers
 from peer.compress.settings import require_flag, require_positive, require_whole
 from peer.compress.sources import shared_uniforms
@@ -200,7 +200,7 @@ class ModuloCode:
         if self._encode_native(x, b, self._needed(omega), start, integers, residues, values):
             return
         if not math.isfinite(max_magnitude(x)):
-            raise ValueError("a modulo code needs finite values")
+            raise NotFiniteError("the model holds values that are not finite; lower training.learning_rate")
         floor = theta_floor(max_magnitude(x), self.bits, self.rounding, x.dtype)
         raise CodeRangeError(
             f"θ is too small for {self.bits}-bit modulo codes of weights up to {max_magnitude(x):.3g}: "
@@ -442,7 +442,7 @@ def _recover(
     b = code._modulus(payload.theta, y.dtype, RemoteProtocolError)
     if not _recover_native(code, b, payload.residues, y, code._needed(omega), start, integers, values):
         if not math.isfinite(max_magnitude(y)):
-            raise ValueError("the receiver's own vector holds a value that is not finite")
+            raise NotFiniteError("the model holds values that are not finite; lower training.learning_rate")
         raise RemoteProtocolError(f"θ = {payload.theta:g} is too small for the receiver's weights")
 
 

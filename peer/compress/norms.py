@@ -14,20 +14,27 @@ import numpy as np
 import numpy.typing as npt
 
 from peer.compress.payload import FloatArray
+from peer.errors import DivergenceError
 from peer.native import lib, pointer
 
 _LANES = 1024
 
 
+class NotFiniteError(DivergenceError, ValueError):
+    """What is to be sent cannot be: it grew beyond all bounds."""
+
+
 def require_finite(v: FloatArray, layer: int) -> None:
-    """Raise ValueError, naming the layer, if `v` holds an infinity or a NaN."""
+    """Raise NotFiniteError, naming the layer, if `v` holds an infinity or a NaN."""
     if not np.isfinite(max_magnitude(v)):
         raise not_finite(layer)
 
 
-def not_finite(layer: int) -> ValueError:
+def not_finite(layer: int) -> NotFiniteError:
     """Return the error for a layer that cannot be compressed."""
-    return ValueError(f"layer {layer} holds values that are not finite, or too large to compress")
+    return NotFiniteError(
+        f"layer {layer} holds values that are not finite, or too large to compress; lower training.learning_rate"
+    )
 
 
 def max_magnitude(v: FloatArray) -> float:

@@ -6,15 +6,33 @@ import math
 
 import numpy as np
 
+from peer.compress.norms import max_magnitude
 from peer.compress.payload import FloatArray
 from peer.config import GuardOptions
+from peer.errors import DivergenceError
 from peer.round_record import RoundRecord
+
+
+def require_finite_loss(t: int, loss: float) -> None:
+    """Raise DivergenceError unless the loss of the local step of round t is a number.
+
+    To be called, like the next one, before anything of the step is sent. Neighbours refuse what is not finite and close
+    the link, so that they would never hear why this peer ends.
+    """
+    if not math.isfinite(loss):
+        raise DivergenceError(_loss_not_finite(t))
+
+
+def require_finite_model(t: int, x: FloatArray) -> None:
+    """Raise DivergenceError unless x: float[n] after the local step of round t holds numbers."""
+    if not math.isfinite(max_magnitude(x)):
+        raise DivergenceError(_model_not_finite(t))
 
 
 def reason_to_stop(options: GuardOptions, record: RoundRecord, model: FloatArray) -> str | None:
     """Return why the run should stop after this round, as a sentence; None if all is well. `model: float[n]`, z."""
     if record.loss is not None and not math.isfinite(record.loss):
-        return f"the training loss of round {record.round} is not finite; lower training.learning_rate"
+        return _loss_not_finite(record.round)
     if record.loss is not None and record.loss > options.max_loss:
         return (
             f"the training loss of round {record.round} is {record.loss:.3g}, above guard.max_loss "
@@ -25,10 +43,12 @@ def reason_to_stop(options: GuardOptions, record: RoundRecord, model: FloatArray
             f"the push-sum weight fell to {record.push_weight:.3g}, below guard.min_push_weight "
             f"{options.min_push_weight:g}: this peer hears too little; check the graph and its links"
         )
-    # One reduction answers for every coordinate: a sum is finite only if all its terms are (or it overflowed).
-    square = float(np.dot(model, model))
+    # One reduction answers for every coordinate. The square may overflow before they do, but no such model is worth
+    # going on with.
+    with np.errstate(over="ignore", invalid="ignore"):
+        square = float(np.dot(model, model))
     if not math.isfinite(square):
-        return f"the model holds numbers that are not finite after round {record.round}; lower training.learning_rate"
+        return _model_not_finite(record.round)
     distance = record.neighbor_distance
     if distance is not None and distance > options.max_neighbor_distance * max(1.0, math.sqrt(square)):
         return (
@@ -36,3 +56,11 @@ def reason_to_stop(options: GuardOptions, record: RoundRecord, model: FloatArray
             "lower algorithm.averaging_rate or training.learning_rate"
         )
     return None
+
+
+def _loss_not_finite(t: int) -> str:
+    return f"the training loss of round {t} is not finite; lower training.learning_rate"
+
+
+def _model_not_finite(t: int) -> str:
+    return f"the model holds numbers that are not finite after round {t}; lower training.learning_rate"

@@ -22,6 +22,7 @@ from peer.errors import LocalProtocolError, StateError
 from peer.gossip.effects import Effects, OutgoingFrame, Send
 from peer.gossip.pairwise import Event, PairNode
 from peer.node.checkpoint_arrays import Arrays, group, grouped, refusing_what_does_not_fit
+from peer.node.divergence_guard import require_finite_loss, require_finite_model
 from peer.node.frame_account import FrameAccount, decode_from
 from peer.node.local_steps import LocalSteps, StepResult
 from peer.round_record import RoundRecord
@@ -143,7 +144,9 @@ class PairParticipant:
         (rate, local), node = self._step, self.algorithm
         before = node.staleness.exchanges_between
         with self._account.gossiping():
+            require_finite_loss(self.round, local.loss)
             node.step(local.gradient, rate)
+            require_finite_model(self.round - 1, node.x)
             # A refused request is not repeated in the next iteration, which makes its own choice.
             self._wants_exchange, self._wake_at = False, None
             self._read = None

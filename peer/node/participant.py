@@ -31,6 +31,7 @@ from peer.gossip.session import Session
 from peer.gossip.session_state import SessionState
 from peer.node import membership_codec
 from peer.node.checkpoint_arrays import Arrays, group, grouped, refusing_what_does_not_fit
+from peer.node.divergence_guard import require_finite_loss, require_finite_model
 from peer.node.frame_account import FrameAccount, decode_from
 from peer.node.local_steps import LocalSteps, StepResult
 from peer.node.membership import PeerMembership, changing_views
@@ -224,7 +225,13 @@ class Participant:
         """Start the exchange of the round with the result of `step`. `left_out`: receivers that get no weight."""
         with self._account.gossiping():
             gradient = np.zeros_like(self.algorithm.x) if self._step is None else self._step.gradient
-            effects = self._perform(self.session.begin(gradient, self._rate, now, left_out), now)
+            t = self.session.round
+            # Before anything is sent: of a peer whose frames are refused nobody hears why it ends.
+            if self._step is not None:
+                require_finite_loss(t, self._step.loss)
+            effects = self.session.begin(gradient, self._rate, now, left_out)
+            require_finite_model(t, self.algorithm.x)
+            effects = self._perform(effects, now)
         self._sent_at = now
         return effects
 

@@ -139,7 +139,11 @@ class VirtualRun(ABC, Generic[AnyParticipant]):
         events = 0
         while self._agenda:
             self.now, event = self._agenda.pop()
-            self._handle(event)
+            try:
+                self._handle(event)
+            except DivergenceError as error:
+                peer = event.receiver if isinstance(event, Arrival) else event.peer
+                raise DivergenceError(f"peer {peer}: {error}") from None
             events += 1
             if events % 64 == 0 or self.num_peers >= 64:
                 if stop is not None and stop.is_set():
@@ -207,9 +211,9 @@ class VirtualRun(ABC, Generic[AnyParticipant]):
         totals.add(record)
         if self._metrics is not None:
             self._metrics.put(record)
-        reason = reason_to_stop(self.config.guard, record, participant.algorithm.x)
+        reason = reason_to_stop(self.config.guard, record, participant.model())
         if reason is not None:
-            raise DivergenceError(f"peer {participant.peer}: {reason}")
+            raise DivergenceError(reason)
         if self._after_round is not None:
             self._after_round(participant, record)
         done = participant.round

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from peer.compress.norms import NotFiniteError
 from peer.compress.payload import (
     Dense,
     LayerPayload,
@@ -281,9 +282,14 @@ def _encode_reals(
     return integers.encode(patterns, width, plan)
 
 
+def _grew_too_large(problem: str) -> NotFiniteError:
+    return NotFiniteError(f"{problem}; lower training.learning_rate")
+
+
 def _patterns_of(values: np.ndarray, value_type: ValueType) -> UnsignedArray:
-    """Return the bit patterns of finite values. Raises `LocalProtocolError` where the value type would lose any."""
-    check_finite(values, LocalProtocolError)
+    """Return the bit patterns of values. Raises NotFiniteError if one is infinite or not a number, and
+    LocalProtocolError where the value type would lose any."""
+    check_finite(values, _grew_too_large)
     patterns: UnsignedArray
     if value_type is ValueType.FLOAT64:
         return values.view(np.uint64)

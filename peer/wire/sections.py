@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,7 +105,7 @@ def rotated(patterns: UnsignedArray, by: int) -> UnsignedArray:
     return result
 
 
-def check_finite(values: np.ndarray[tuple[int, ...], np.dtype[Any]], error: type[Exception]) -> None:
+def check_finite(values: np.ndarray[tuple[int, ...], np.dtype[Any]], error: Callable[[str], Exception]) -> None:
     """Raise `error` unless all values are finite."""
     for start in range(0, values.size, 4 * CHUNK):
         if not np.isfinite(values[start : start + 4 * CHUNK]).all():
