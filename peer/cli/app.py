@@ -6,6 +6,7 @@ only under --debug.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -17,7 +18,7 @@ from typing import Any, NoReturn
 
 import click
 
-from peer.errors import LocalProtocolError, SottoError
+from peer.errors import LocalProtocolError, SottoError, StateError
 
 INTERRUPTED = 130
 BROKEN_PIPE = 141
@@ -34,6 +35,8 @@ EXIT_CODES: dict[int, str] = {
     70: "a bug in sotto",
     INTERRUPTED: "interrupted (Ctrl-C or SIGTERM)",
 }
+
+_DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
@@ -120,6 +123,11 @@ class SottoGroup(click.Group):
         except Exception as error:  # The end of the process: whatever nobody caught is a bug, and told as one.
             if debug:
                 raise
+            if isinstance(error, OSError) and error.errno in _DISK_IS_FULL:
+                # Wherever it is noticed, it is nobody's bug.
+                where = f"{error.filename}: " if error.filename is not None else ""
+                _complain(f"{where}cannot be written: {error.strerror}; make room, and start again")
+                sys.exit(StateError.exit_code)
             _complain(f"this is a bug: {type(error).__name__}: {error}{_HOW_TO_REPORT}")
             sys.exit(LocalProtocolError.exit_code)
         sys.exit(result if isinstance(result, int) else 0)
@@ -210,7 +218,9 @@ def _set_verbosity(context: click.Context, option: click.Parameter, count: int) 
 
 
 def _complain(text: str) -> None:
-    click.echo(f"sotto: error: {' '.join(text.split())}", err=True)
+    # Where nothing can be written, not even this, the exit code still says what went wrong.
+    with suppress(OSError):
+        click.echo(f"sotto: error: {' '.join(text.split())}", err=True)
 
 
 def _usage_sentence(error: click.ClickException) -> str:

@@ -315,17 +315,17 @@ def _draw_graph(config: Config, base: Path, num_peers: int, directory: Path) -> 
 @contextlib.contextmanager
 def _report_in_any_case(directory: Path) -> Iterator[None]:
     """Write the report of a run that ends with an error too, since it shows what led there; remove the folder of one
-    that never began."""
+    that never began. Where peers were started, their states stay, whatever is missing beside them."""
     from peer.report.html import write_report
 
     try:
         yield
     except (SottoError, KeyboardInterrupt):
-        if not (directory / "summary.json").exists():
-            shutil.rmtree(directory, ignore_errors=True)
-        else:
+        if (directory / "summary.json").exists():
             with contextlib.suppress(SottoError):  # The run's own error is the one to tell.
                 click.echo(f"report: {write_report(directory)}", err=True)
+        elif not any(directory.glob("peers/*/log.txt")):
+            shutil.rmtree(directory, ignore_errors=True)
         raise
 
 

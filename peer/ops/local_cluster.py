@@ -33,6 +33,7 @@ from peer.run_progress import PeerProgress, Progress
 from peer.run_setup import RunSetup
 from peer.run_summary import consensus, describe_run, evaluation_record, finish_summary, train_single_process
 from peer.state.checkpoints import find_checkpoints, load_checkpoint
+from peer.state.disk import writing
 from peer.state.metrics import EvaluationRecord, LinkRecord, MetricsStore, Summary
 from peer.train.local_step import Trainer
 from peer.train.threads import use_one_thread
@@ -433,13 +434,19 @@ def up(
         if ended == "completed":
             cluster.evaluate(config.run.rounds, cluster.final_states())
             averaged = average(cluster.final_states())
-            cluster.trainer.save_model(averaged, directory / "model.safetensors", averaged=True)
+            with writing("model.safetensors"):
+                cluster.trainer.save_model(averaged, directory / "model.safetensors", averaged=True)
         summary.ended, summary.seconds = ended, time.monotonic() - started
         finish_summary(summary, cluster.stores(), config, cluster.setup, baseline=False)
         if ended == "completed" and baseline:
             show("one process on all data", cluster.poll())
             summary.single_process_accuracy = train_single_process(config, cluster.setup)
-        summary.save(directory / "summary.json")
+        with writing("summary.json"):
+            summary.save(directory / "summary.json")
+    except StateError:
+        # Where a peer met the full disk first, it has said so.
+        if failure is None:
+            raise
     finally:
         cluster.close()
     if failure is not None:

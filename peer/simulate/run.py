@@ -18,6 +18,7 @@ from peer.run_summary import describe_run, finish_summary
 from peer.simulate.network import LinkModel
 from peer.simulate.pairs import AsynchronousSimulator
 from peer.simulate.rounds import Simulator
+from peer.state.disk import writing
 from peer.state.metrics import MetricsStore, Summary
 from peer.train.local_step import Trainer
 
@@ -75,10 +76,12 @@ def run(
             baseline_wanted = baseline and ended == "completed"
             finish_summary(summary, [metrics], config, simulator.setup, baseline=baseline_wanted)
             if directory is not None:
-                summary.save(directory / "summary.json")
+                with writing("summary.json"):
+                    summary.save(directory / "summary.json")
         averaged = simulator.averaged_model()
         if directory is not None:
-            simulator.trainer.save_model(averaged, directory / "model.safetensors", averaged=True)
+            with writing("model.safetensors"):
+                simulator.trainer.save_model(averaged, directory / "model.safetensors", averaged=True)
             write_resolved(config, directory / "config.toml")
         models = [participant.model().copy() for participant in simulator.participants]
         return Simulation(summary, models, averaged, simulator.trainer)

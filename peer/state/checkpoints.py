@@ -21,8 +21,7 @@ import xxhash
 
 from peer.errors import StateError
 from peer.state import disk as disks
-from peer.state.disk import Buffer, Disk, RealDisk
-from peer.state.journal import cannot_be_written
+from peer.state.disk import Buffer, Disk, RealDisk, cannot_be_written
 
 FORMAT = 2
 """Raised when an old file would be misunderstood; the changelog says what an old file means."""

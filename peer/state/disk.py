@@ -13,13 +13,16 @@ All of them raise OSError.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import mmap
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol, TypeAlias
+
+from peer.errors import StateError
 
 Buffer: TypeAlias = bytes | memoryview
 
@@ -75,6 +78,23 @@ class Disk(Protocol):
     def rename(self, old: str, new: str) -> None: ...
     def unlink(self, name: str) -> None: ...
     def sync_folder(self) -> None: ...
+
+
+def cannot_be_written(name: str, error: Exception) -> StateError:
+    """Return the error for a disk that refuses."""
+    problem = error.strerror if isinstance(error, OSError) and error.strerror else error
+    return StateError(
+        f"{name}: cannot be written: {problem}; what was saved is whole: make room or mend the disk, and start again"
+    )
+
+
+@contextlib.contextmanager
+def writing(name: str) -> Iterator[None]:
+    """Raise StateError, naming the file, if the disk refuses what is written inside."""
+    try:
+        yield
+    except OSError as error:
+        raise cannot_be_written(name, error) from None
 
 
 def replace(disk: Disk, name: str, parts: Iterable[Buffer]) -> None:

@@ -32,7 +32,7 @@ from typing import Any, TypeAlias
 import xxhash
 
 from peer.errors import StateError
-from peer.state.disk import Buffer, Disk, Handle, replace
+from peer.state.disk import Buffer, Disk, Handle, cannot_be_written, replace
 
 VERSION = 3
 """Version 2 has records of kinds 6 and 7, version 3 those of kind 8, and names in those of kind 2 who was left out;
@@ -256,14 +256,6 @@ class Journal:
         with self._closing, contextlib.suppress(OSError):
             self._closed = True
             self._handle.close()
-
-
-def cannot_be_written(name: str, error: OSError) -> StateError:
-    """Return the error for a disk that refuses."""
-    return StateError(
-        f"{name}: cannot be written: {error.strerror}; the saved state is intact: free some space or repair the disk, "
-        "then start the peer again"
-    )
 
 
 def read_journal(disk: Disk, name: str) -> JournalContent:

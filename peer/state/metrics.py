@@ -10,12 +10,14 @@ from __future__ import annotations
 import contextlib
 import json
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from peer.errors import StateError
 from peer.round_record import RoundRecord
+from peer.state.disk import cannot_be_written
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,23 +173,26 @@ _TABLES: dict[str, tuple[type, tuple[str, ...]]] = {
 
 
 class MetricsStore:
-    """The metrics file of one peer or one simulation. Writing is buffered; `flush` commits."""
+    """The metrics file of one peer or one simulation. Writing is buffered; `flush` commits. Every method that writes
+    raises StateError if the disk refuses, which may show only in a later call."""
 
     def __init__(self, path: Path | None, *, read_only: bool = False) -> None:
         """Open or create a file; None keeps everything in memory."""
+        self._name = "metrics in memory" if path is None else path.name
         if path is None:
             self._connection = _create(":memory:")
             return
         if read_only:
             self._connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True, check_same_thread=False)
             return
-        if not path.exists():
-            # Others read the file as soon as it is there: it gets its name once its tables are in it.
-            beside = path.with_name(f".{path.name}.new")
-            beside.unlink(missing_ok=True)
-            _create(beside).close()
-            beside.rename(path)
-        self._connection = _create(path)
+        with _writing(self._name):
+            if not path.exists():
+                # Others read the file as soon as it is there: it gets its name once its tables are in it.
+                beside = path.with_name(f".{path.name}.new")
+                beside.unlink(missing_ok=True)
+                _create(beside).close()
+                beside.rename(path)
+            self._connection = _create(path)
 
     def put(self, *records: RoundRecord | EvaluationRecord | LinkRecord | LinkRoundRecord | ConsensusRecord) -> None:
         """Insert or replace rows."""
@@ -196,17 +201,20 @@ class MetricsStore:
             values = [json.dumps(v) if isinstance(v, tuple) else v for v in _values(record)]
             columns = ", ".join(f'"{item.name}"' for item in fields(record))
             marks = ", ".join("?" * len(values))
-            self._connection.execute(f"INSERT OR REPLACE INTO {table} ({columns}) VALUES ({marks})", values)
+            with _writing(self._name):
+                self._connection.execute(f"INSERT OR REPLACE INTO {table} ({columns}) VALUES ({marks})", values)
 
     def flush(self) -> None:
         """Make the rows visible to readers."""
-        self._connection.commit()
+        with _writing(self._name):
+            self._connection.commit()
 
     def drop_after(self, round_: int) -> None:
         """Delete the rows of rounds above `round_`, and of what was evaluated after them."""
         # A round is counted from 0, what was evaluated after it by how many there were.
-        for table, last in (("rounds", 0), ("link_rounds", 0), ("evaluations", 1), ("consensus", 1)):
-            self._connection.execute(f"DELETE FROM {table} WHERE round > ?", (round_ + last,))
+        with _writing(self._name):
+            for table, last in (("rounds", 0), ("link_rounds", 0), ("evaluations", 1), ("consensus", 1)):
+                self._connection.execute(f"DELETE FROM {table} WHERE round > ?", (round_ + last,))
         self.flush()
 
     def rounds(self, *, after: int = -1) -> list[RoundRecord]:
@@ -229,11 +237,13 @@ class MetricsStore:
 
     def close(self) -> None:
         """Commit and close."""
-        self._connection.commit()
-        with contextlib.suppress(sqlite3.OperationalError):
-            # Leave one plain file behind; impossible while others read, and for readers.
-            self._connection.execute("PRAGMA journal_mode = DELETE")
-        self._connection.close()
+        try:
+            self.flush()
+            with contextlib.suppress(sqlite3.OperationalError):
+                # Leave one plain file behind; impossible while others read, and for readers.
+                self._connection.execute("PRAGMA journal_mode = DELETE")
+        finally:
+            self._connection.close()
 
     def _read(self, record: type[Any], table: str, rest: str, arguments: Iterable[object]) -> list[Any]:
         names = [item.name for item in fields(record)]
@@ -247,6 +257,17 @@ class MetricsStore:
                     values[name] = tuple(json.loads(values[name]))
             result.append(record(**values))
         return result
+
+
+@contextlib.contextmanager
+def _writing(name: str) -> Iterator[None]:
+    """Raise StateError, naming the file, if the disk refuses, or it is not a metrics file."""
+    try:
+        yield
+    except (OSError, sqlite3.OperationalError) as error:
+        raise cannot_be_written(name, error) from None
+    except sqlite3.DatabaseError as error:
+        raise StateError(f"{name}: {error}; move it away and start again: it holds figures only, no state") from None
 
 
 def _create(path: Path | str) -> sqlite3.Connection:

@@ -12,8 +12,8 @@ from typing import Any
 
 from peer.errors import StateError
 from peer.state.checkpoints import Checkpoint, Checkpoints, checkpoint_name
-from peer.state.disk import Disk
-from peer.state.journal import Journal, JournalContent, cannot_be_written, read_journal
+from peer.state.disk import Disk, cannot_be_written
+from peer.state.journal import Journal, JournalContent, read_journal
 
 _PREFIX, _SUFFIX = "journal-", ".log"
 

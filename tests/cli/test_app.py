@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -50,6 +51,17 @@ def test_a_bug_is_one_line_that_says_how_to_see_more(monkeypatch: pytest.MonkeyP
     assert result.stderr.startswith("sotto: error: this is a bug: ZeroDivisionError: division by zero (")
     assert "--debug" in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+def test_a_full_disk_is_no_bug(monkeypatch: pytest.MonkeyPatch) -> None:
+    fail_with(monkeypatch, OSError(errno.ENOSPC, "No space left on device", "runs/graph.svg"))
+    result = sotto("list", "graphs")
+    assert result.exit_code == 5
+    assert result.stderr == (
+        "sotto: error: runs/graph.svg: cannot be written: No space left on device; make room, and start again\n"
+    )
+    fail_with(monkeypatch, OSError(errno.EBADF, "Bad file descriptor"))
+    assert sotto("list", "graphs").exit_code == 70
 
 
 @pytest.mark.parametrize("arguments", [("--debug", "list", "graphs"), ("list", "graphs", "--debug")])

@@ -5,6 +5,9 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
+import pytest
+
+from peer.errors import StateError
 from peer.round_record import RoundRecord
 from peer.state.metrics import ConsensusRecord, EvaluationRecord, LinkRecord, MetricsStore, Summary
 
@@ -63,3 +66,20 @@ def test_a_summary_comes_back_from_its_file(tmp_path: Path) -> None:
     summary.save(tmp_path / "summary.json")
     assert Summary.load(tmp_path / "summary.json") == summary
     assert summary.worst_accuracy == 0.25
+
+
+def test_a_disk_that_refuses_is_an_error_of_the_disk(tmp_path: Path) -> None:
+    store = MetricsStore(tmp_path / "metrics.sqlite")
+    # A file that may not grow is what a full disk is to SQLite.
+    connection = store._connection
+    connection.execute(f"PRAGMA max_page_count = {connection.execute('PRAGMA page_count').fetchone()[0]}")
+    rows = [RoundRecord(peer=0, round=round_, time_s=0.0) for round_ in range(1000)]
+    with pytest.raises(StateError, match=r"metrics\.sqlite: cannot be written: database or disk is full"):
+        store.put(*rows)
+
+
+def test_a_file_of_something_else_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.sqlite"
+    path.write_bytes(b"no database" * 100)
+    with pytest.raises(StateError, match=r"metrics\.sqlite: .*move it away"):
+        MetricsStore(path)
