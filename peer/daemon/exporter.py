@@ -1,8 +1,8 @@
-"""What one peer tells Prometheus: the health of the learning and of its links, over HTTP at /metrics.
+"""Metrics for Prometheus: the state of training and of the links, over HTTP at /metrics.
 
-prometheus-client, of the extra "metrics", serves in a thread of its own; each scrape asks the event loop for the
-figures that `sotto status` shows too. Counters of rounds begin anew with every process, as Prometheus expects; those of
-links go on, since the peer keeps them on disk.
+prometheus-client, from the extra "metrics", serves in a thread of its own. Each scrape asks the event loop for the
+figures that `sotto status` shows. Counters of rounds start at zero in every process, as Prometheus expects; those of
+links continue, since the peer keeps them on disk.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _ROUND_COUNTERS = {
 }
 
 _PARTS = {"train_s": "train", "gossip_s": "gossip", "wait_s": "wait"}
-"""Field of RoundRecord → the part of a round whose seconds it counts."""
+"""Field of RoundRecord → the part of a round that its seconds belong to."""
 
 _LINK_GAUGES = {
     "unacknowledged_bytes": ("link_unacknowledged_bytes", "Frames that the neighbour does not have for good yet."),
@@ -62,7 +62,7 @@ _LINK_COUNTERS = {
 
 
 class _Server(Protocol):
-    """What `prometheus_client.start_http_server` returns, as far as it is used."""
+    """The part of what `prometheus_client.start_http_server` returns that is used."""
 
     server_port: int
 
@@ -118,7 +118,7 @@ class Exporter:
         self._server.server_close()
 
     def describe(self) -> Iterable[Any]:
-        """Return nothing: registering is not to collect."""
+        """Return nothing, so that registering does not collect."""
         return ()
 
     def collect(self) -> Iterator[Any]:
@@ -150,7 +150,7 @@ class Exporter:
             yield _metric("counter", name, help_, own, [({"neighbor": n}, v[field]) for n, v in links.items()])
 
     async def _read(self) -> tuple[Mapping[str, Any], RoundRecord | None, dict[str, float], float]:
-        """Return what belongs together, read in the loop that changes it."""
+        """Return figures that belong together, read in the event loop, which changes them."""
         return self._status(), self._last, dict(self._counted), self._last_round_at
 
 

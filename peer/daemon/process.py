@@ -1,18 +1,41 @@
-"""Where the process of a peer begins: it chooses the loop that the algorithm needs, and runs it to its end."""
+"""Where the process of a peer begins, and what happens in it from the first round to the last.
+
+| part | module |
+| --- | --- |
+| what this peer is: configuration, certificate, state folder, data | `local_peer` |
+| clock, threads, signals, the request to stop | `runtime` |
+| neighbours and what goes over their links | `neighbors`, `traffic` |
+| training, in rounds or in pairs | `loop` says what is asked of it; `rounds`, `pairs` |
+| its state on disk | `saving`, `checkpoint_cadence`, `recovery` |
+| accuracies; the end of a run that makes no sense | `evaluations`, `divergence` |
+| members that come and go | `member_links`, `change_requests`, `joining`, `peer_list` |
+| what others say | `incoming` |
+| what an operator asks | `operator_api` |
+
+`assembly` puts them together.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from pathlib import Path
 
+from peer import __version__
 from peer.config import Config
-from peer.daemon.base import Daemon
+from peer.daemon.assembly import Parts, assemble
+from peer.daemon.divergence import Finding
+from peer.daemon.exporter import Exporter
 from peer.daemon.frozen_roster import settle
-from peer.daemon.pairs import AsynchronousDaemon
-from peer.daemon.rounds import SynchronousDaemon
-from peer.run_plan import algorithm_spec, refuse_errors, validate_config
+from peer.daemon.saving import sync_now_and_then
+from peer.daemon.service_manager import notify
+from peer.errors import DivergenceError, StateError
+from peer.node.divergence_guard import reason_to_stop
+from peer.round_record import RoundRecord
+from peer.run_plan import refuse_errors, validate_config
+from peer.state.disk import writing
 from peer.train.threads import use_one_thread
 
 log = logging.getLogger("sotto")
@@ -26,15 +49,175 @@ def run(config: Config, base: Path, reread: Callable[[], Config] | None = None) 
     """
     for finding in refuse_errors(validate_config(settle(config, base).config, base)):
         log.warning("%s: %s", finding.key, finding.sentence)
-    daemon = open_peer(config, base, reread)
-    try:
+    with contextlib.closing(open_peer(config, base, reread)) as daemon:
         return asyncio.run(daemon.main())
-    finally:
-        daemon.close()
 
 
 def open_peer(config: Config, base: Path, reread: Callable[[], Config] | None = None) -> Daemon:
     """Return the peer of a configuration, with data and checkpoint read. Raises SottoError."""
     # Whoever opens it: a journal is replayed to the same bits only with as many threads.
     use_one_thread()
-    return (AsynchronousDaemon if algorithm_spec(config).asynchronous else SynchronousDaemon)(config, base, reread)
+    return Daemon(assemble(config, base, reread))
+
+
+class Daemon:
+    """One peer, from the first round to the last."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
+        common, training = parts.common, parts.training
+        self.local, self.runtime, self.neighbors = common.local, common.runtime, common.neighbors
+        self.loop, self.saver, self.operator = training.loop, training.saver, parts.operator
+        self._config = common.local.config
+        self._evaluations, self._own, self._metrics = common.evaluations, common.own, common.metrics
+        self._divergence, self._cadence, self._peer_list = common.divergence, common.cadence, parts.peer_list
+        self._exporter: Exporter | None = None
+
+    async def main(self) -> int:
+        """Run to the end; return the exit code. Raises SottoError."""
+        self.runtime.install_signals()
+        transport = self.parts.make_transport()
+        self.neighbors.connect(transport)
+        self._open_exporter()
+        await transport.start()
+        log.info(
+            "%s listens on port %s, others dial %s, %d neighbours, round %d of %d",
+            self.local.name,
+            transport.port if self._config.peer.listen else "none (dials out)",
+            self.local.roster[self.local.index].advertise or "nothing",
+            len(self.neighbors.all),
+            self.loop.round,
+            self._config.run.rounds,
+        )
+        notify("READY=1")
+        failure: str | None = None
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                helpers = [
+                    tasks.create_task(helper)
+                    for helper in (
+                        self.runtime.watch_parent(),
+                        self._peer_list.reload_when_asked(),
+                        sync_now_and_then(self.saver),
+                        transport.wait_closed(),
+                        *self.loop.helpers(),
+                    )
+                ]
+                await self._train()
+                await self._finish()
+                for helper in helpers:
+                    helper.cancel()
+        except BaseExceptionGroup as group:
+            # One error is enough to end with, and says more than a group of one.
+            error = group.exceptions[0]
+            failure = f"it ends with an error: {error}"
+            raise error from None
+        finally:
+            notify("STOPPING=1")
+            if self._exporter is not None:
+                await asyncio.to_thread(self._exporter.close)
+            await transport.close(failure or self.runtime.stop_reason or self.operator.state)
+            try:
+                self._metrics.put_links()
+            except StateError as error:
+                # What the links carried last is worth less than whatever this peer ends with.
+                log.error("%s", error)
+        if self._divergence.finding is not None:
+            raise DivergenceError(self._divergence.finding.reason)
+        return 0
+
+    def close(self) -> None:
+        """Release threads and files."""
+        # The threads first: nothing may write to what is being closed.
+        self.runtime.close()
+        self.loop.close()
+        self.saver.close()
+        self.local.close()
+
+    # -- training ------------------------------------------------------------------------------------------------------
+
+    async def _train(self) -> None:
+        """Train until the last round, a stop, or a divergence."""
+        try:
+            while (record := await self.loop.next_round()) is not None:
+                await self._after_round(record)
+            own = self._evaluations.own()
+            if self._is_trained and (own is None or own.round < self._config.run.rounds):
+                # This peer was killed between its last round and what it says of it, which the others wait for.
+                await self._evaluate(self._config.run.rounds)
+        except DivergenceError as error:
+            self._diverge(str(error))
+
+    @property
+    def _is_trained(self) -> bool:
+        """Whether the last round is done, and all is well."""
+        return self._divergence.finding is None and self.loop.round >= self._config.run.rounds
+
+    async def _after_round(self, record: RoundRecord) -> None:
+        # Only now: until a round was completed, a list that nobody agrees with can be mended in the file.
+        await self._peer_list.keep()
+        self._metrics.put_round(record)
+        if self._exporter is not None:
+            self._exporter.observe(record)
+        reason = await self.runtime.work(self._reason_to_stop, record)
+        if reason is not None:
+            raise DivergenceError(reason)
+        done = self.loop.round
+        if self._evaluations.is_due(done):
+            await self._evaluate(done)
+        if self._cadence.is_due(done, self.saver.journal_bytes):
+            await self.saver.checkpoint()
+        self._metrics.put_links_if_due(self.runtime.now())
+
+    def _reason_to_stop(self, record: RoundRecord) -> str | None:
+        return reason_to_stop(self._config.guard, record, self.loop.model())
+
+    async def _evaluate(self, done: int) -> None:
+        """Measure the own model, write down what it came to, and tell the others."""
+        models = await self.loop.models()
+        records = await self.runtime.work(self._own.measure, done, models)
+        self._metrics.put_evaluations(records)
+        self._evaluations.share(records)
+
+    def _diverge(self, reason: str) -> None:
+        round_ = self._cadence.last_common_round(self.loop.round)
+        self._divergence.declare(Finding(round_, f"{self.local.name}: {reason}"))
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    async def _finish(self) -> None:
+        """Save, stay until the neighbours have all they need of this peer, and write the model."""
+        if self._divergence.finding is not None:
+            self._end_diverged(self._divergence.finding)
+            return
+        completed = self._is_trained or self.loop.has_left
+        await self.loop.save_at_end()
+        self.operator.state = "left" if self.loop.has_left else "completed" if completed else "stopped"
+        self._metrics.flush()
+        if not completed:
+            return
+        await self.loop.linger()
+        models = await self.loop.models()
+        path = self.local.folder.directory / "model.safetensors"
+        with writing(path.name):
+            await self.runtime.work(self.local.trainer.save_model, models.z, path)
+        self._metrics.put_evaluations(self._evaluations.newest.values())
+        self._metrics.flush()
+
+    def _end_diverged(self, finding: Finding) -> None:
+        self.operator.state = f"diverged: {finding.reason}"
+        if self._config.guard.action == "rollback":
+            round_ = self.saver.go_back(finding.round)
+            self.local.metrics.drop_after(round_ - 1)
+            put_back = f"{finding.reason}; the state was put back to round {round_}"
+            self._divergence.finding = Finding(round_, put_back)
+            log.error("state put back to round %d", round_)
+        self._metrics.flush()
+
+    def _open_exporter(self) -> None:
+        """Serve metrics, if the configuration says so."""
+        listen = self._config.peer.metrics_listen
+        if listen:
+            labels = {"algorithm": self._config.algorithm.name, "version": __version__}
+            self._exporter = Exporter(listen, self.operator.status, labels)
+            log.info("metrics at port %d", self._exporter.port)

@@ -1,8 +1,8 @@
 """Who is who in a run: names and addresses of the peers that everybody lists, and of newcomers.
 
-Rounds know numbers; people, certificates and sockets know names and addresses. Nobody is believed what they say of a
-newcomer: its certificate says it too, and is signed by the run's CA. Only in a run without certificates the word of its
-sponsor has to do.
+Rounds know numbers; people, certificates and sockets know names and addresses. What others say about a newcomer must
+agree with its certificate, which the CA of the run has signed. In a run without certificates, the word of its sponsor
+is all there is.
 """
 
 from __future__ import annotations
@@ -23,19 +23,20 @@ from peer.node.membership_codec import MAX_NEWCOMERS
 
 
 class Roster:
-    """All peers that one peer knows of, by number."""
+    """All peers that this one knows, by number."""
 
     def __init__(self, config: Config, access: Access | None) -> None:
-        """`access`: what this peer shows. Raises SecurityError if its certificate is for another place in the list."""
+        """`access`: what this peer proves its identity with. Raises SecurityError if its certificate is for another
+        place in the list."""
         self.me = config.peer.index
         self._listens = config.peer.listen is not None
         self._num_listed = config.num_listed
         self._entries = dict(enumerate(config.peers))
         self._expected = {peer for peer, entry in self._entries.items() if entry.admitted and peer != self.me}
-        """Those that nobody but this device lists, and that did not join yet. Their numbers are guesses: what counts is
-        in their certificates."""
+        """Peers that only this device lists and that have not joined yet. Their numbers are guesses: the certificate of
+        each has the right one."""
         self._callers: dict[int, str] = {}
-        """Names of callers that nobody introduced yet."""
+        """Names of callers that have not been introduced yet."""
         self._credentials = access if isinstance(access, Credentials) else None
         if self._credentials is not None and config.peers[self.me].admitted:
             index = self._credentials.identity.index
@@ -53,46 +54,46 @@ class Roster:
         return peer in self._entries
 
     def name(self, peer: int) -> str:
-        """Return what people call a peer, whether or not anything else is known of it."""
+        """Return the name of a peer; "peer N" if it is not known."""
         if peer in self._callers and (peer not in self._entries or peer in self._expected):
             return self._callers[peer]
         return self._entries[peer].name if peer in self._entries else f"peer {peer}"
 
     def index_of(self, name: str) -> int | None:
-        """Return the number of the peer of that name."""
+        """Return the number of the peer of that name; None if there is none."""
         return next((peer for peer, entry in self._entries.items() if entry.name == name), None)
 
     @property
     def names(self) -> list[str]:
-        """The names of all peers that are known, by number."""
+        """The names of all known peers, in the order of their numbers."""
         return [entry.name for _, entry in sorted(self._entries.items())]
 
     @property
     def newcomers(self) -> dict[int, PeerAddress]:
-        """Those that not everybody lists."""
+        """The peers that are not in everybody's list."""
         return {peer: entry for peer, entry in sorted(self._entries.items()) if entry.admitted}
 
     @property
     def expected(self) -> frozenset[int]:
-        """Those that the file of this peer names beyond everybody's list, and of which no other peer was heard."""
+        """The peers that the file of this one lists beyond everybody's list, and that have not been introduced."""
         return frozenset(self._expected)
 
     def expect(self, entry: PeerAddress) -> None:
-        """Know a peer that was added to the file and may join."""
+        """Add a peer that was added to the file and may join."""
         if self.index_of(entry.name) is None:
             number = max(self._entries) + 1
             self._entries[number] = entry.model_copy(update={"admitted": True})
             self._expected.add(number)
 
     def forget(self, name: str) -> None:
-        """Expect a peer no longer that was taken out of the file before it joined."""
+        """Remove a peer that was taken out of the file before it joined."""
         number = self.index_of(name)
         if number in self._expected:
             self._expected.discard(number)
             del self._entries[number]
 
     def introduction(self) -> Newcomer | None:
-        """Return what this peer says of itself when it asks to be let in; None if everybody lists it."""
+        """Return what this peer says about itself when it asks to join; None if everybody lists it."""
         own = self._entries[self.me]
         if not own.admitted:
             return None
@@ -100,7 +101,8 @@ class Roster:
         return Newcomer(own.name, own.advertise, own.relay, certificate)
 
     def check(self, peer: int, newcomer: Newcomer) -> None:
-        """Raise ConfigError or SecurityError unless a newcomer is who it is said to be: at any time, the same."""
+        """Raise ConfigError or SecurityError unless a newcomer is who it is said to be. The answer never changes: a
+        replay of the journal asks again."""
         try:
             entry = _entry(newcomer)
         except ValidationError:
@@ -117,13 +119,13 @@ class Roster:
             raise SecurityError(f"its certificate is that of peer {identity.index}, {identity.name!r}, or elsewhere")
 
     def check_today(self, newcomer: Newcomer) -> None:
-        """Raise SecurityError if the certificate of a newcomer is not valid now, or was revoked."""
+        """Raise SecurityError if the certificate of a newcomer is not valid now or was revoked."""
         if self._credentials is not None:
             identity = vouched_identity(newcomer.certificate, self._credentials.ca)
             check_current(identity, self._credentials.revoked)
 
     def introduce(self, newcomers: Mapping[int, Newcomer]) -> list[int]:
-        """Take note of newcomers that were checked; return those of whom this is news."""
+        """Add newcomers that were checked; return the numbers of those that were not known."""
         fresh = []
         for peer, newcomer in newcomers.items():
             entry = _entry(newcomer)
@@ -135,8 +137,8 @@ class Roster:
         return fresh
 
     def hear(self, peer: int, name: str) -> Neighbor | None:
-        """Return how a caller is seen that not everybody lists and that may ask to be let in; None for any other.
-        Raises HandshakeRefused if the number is another peer's."""
+        """Return the entry for a caller that is not in everybody's list and may ask to join; None for any other caller.
+        Raises HandshakeRefused if the number belongs to another peer."""
         if peer < self._num_listed:
             return None
         if peer in self._entries and peer not in self._expected and self._entries[peer].name != name:
@@ -150,14 +152,15 @@ class Roster:
         return Neighbor(peer, name, address=None, dial=False)
 
     def neighbor(self, peer: int) -> Neighbor:
-        """Return how this peer sees a neighbour. One connection serves a pair; who dials follows from the addresses.
+        """Return the address of a neighbour, and whether this peer dials it. Each pair has one connection.
 
-        The lower number dials, unless only one of the two can be dialled; where neither can, the lower dials through
-        the other's relay, unless only its own has one. A peer that joins later dials those that were there before.
+        The lower number dials, unless only one of the two can be dialled. If neither can, the lower number dials
+        through the relay of the other, unless only the lower one has a relay. A peer that joins later dials those that
+        were there before it.
         """
         own, other = self._entries[self.me], self._entries[peer]
         if own.is_first != other.is_first and own.advertise is not None and other.advertise is not None:
-            # Nobody should dial a peer in vain until it joins.
+            # Otherwise the others would dial it in vain until it joins.
             return Neighbor(index=peer, name=other.name, address=other.advertise, dial=other.is_first)
         if own.advertise is None and other.advertise is None:
             relay = self.relay_of(peer)
@@ -168,13 +171,13 @@ class Roster:
         return Neighbor(index=peer, name=other.name, address=other.advertise, dial=dial)
 
     def relay_of(self, peer: int) -> RelayAddress | None:
-        """Return where a peer that nobody can dial waits for callers; None if it does so nowhere."""
+        """Return the relay at which a peer without an address waits for callers; None if there is none."""
         entry = self._entries[peer]
         if entry.advertise is not None or entry.relay is None:
             return None
         relay = self.index_of(entry.relay)
         address = None if relay is None else self._entries[relay].advertise
-        # The lists of this device were checked; what a newcomer says of its relay may be of use to nobody.
+        # A newcomer may name a relay that has no address itself. The lists of this device were checked for that.
         return None if address is None else RelayAddress(entry.relay, address)
 
 

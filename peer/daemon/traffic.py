@@ -1,9 +1,9 @@
-"""What went over each link of one peer: round by round, and in all since the run began.
+"""What went over each link of one peer, in each round and since the run began.
 
-The driver tells what it hands to a link, the transport what it and the kernel counted; here the two are put together.
-Counters of the transport start anew with every process, the totals go on: what earlier processes counted is read from
-the metrics. Rounds that are repeated after a crash replace their rows, but what was sent twice counts twice in the
-totals, because it was.
+The daemon reports each frame that it hands to a link; the transport reports what it and the kernel counted. The
+counters of the transport start at zero in every process; the totals here continue from what earlier processes left in
+the metrics. Rounds that are repeated after a crash replace their rows, but whatever was sent twice counts twice in the
+totals.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from peer.state.metrics import LinkRecord, LinkRoundRecord
 
 
 class Counters(Protocol):
-    """What the transport counted on one link since this process began (`transport.LinkCounters`)."""
+    """What the transport counted on one link since this process began (`net.counters.LinkCounters`)."""
 
     frames_sent: int
     frames_resent: int
@@ -32,27 +32,27 @@ class Counters(Protocol):
 
 @dataclass
 class _Handed:
-    """What was handed to a link, in the round under way or since this process began."""
+    """Frames handed to a link, in the round under way or since this process began."""
 
     values: int = 0
     payload_bytes: int = 0
     entropy_bits: float = 0.0
     frame_bytes: int = 0
     sampled_values: int = 0
-    """Those of the messages of which `entropy_bits` was taken."""
+    """Values of the messages for which `entropy_bits` was computed."""
 
 
 class Traffic:
-    """The accounts of one peer's links."""
+    """The traffic of all links of one peer."""
 
     def __init__(self, me: int, neighbors: Iterable[int], before: Iterable[LinkRecord] = ()) -> None:
-        """`before`: the totals that an earlier process of the same run left."""
+        """`before`: the totals that earlier processes of the same run left."""
         self._me = me
         self._before: dict[int, LinkRecord] = {}
         self._round: dict[int, _Handed] = {}
         self._all: dict[int, _Handed] = {}
         self._last: dict[int, tuple[int, int]] = {}
-        """Protobuf and socket bytes at the end of the last round."""
+        """Neighbour → protobuf and socket bytes at the end of the last round."""
         for peer in neighbors:
             self._meet(peer)
         for record in before:
@@ -65,7 +65,7 @@ class Traffic:
         return sum(self._before[peer].payload_bytes + own.payload_bytes for peer, own in self._all.items())
 
     def described(self, peer: int) -> dict[str, float | None]:
-        """Return parameters, payload bits a parameter and its entropy bound, of what this process handed to a link."""
+        """Return how many parameters this process sent over a link, their payload bits each, and the entropy bound."""
         self._meet(peer)
         total = self._all[peer]
         return {
@@ -86,7 +86,7 @@ class Traffic:
                 account.sampled_values += values
 
     def close_round(self, round_: int, counters: Mapping[int, Counters]) -> list[LinkRoundRecord]:
-        """Return the row of every link for a round that ends now."""
+        """Return the rows of all links for a round that ends now."""
         rows = []
         for peer, counted in counters.items():
             self._meet(peer)
@@ -128,12 +128,12 @@ class Traffic:
         )
 
     def _meet(self, peer: int) -> None:
-        """Open the accounts of a link: a peer may join that nobody knew when this one began."""
+        """Begin to count for a link. It may be to a peer that joined after this one was started."""
         if peer not in self._before:
             self._before[peer] = LinkRecord(peer=self._me, neighbor=peer, socket_bytes=0, packet_bytes=0)
             self._round[peer], self._all[peer], self._last[peer] = _Handed(), _Handed(), (0, 0)
 
 
 def _sum(before: int | None, now: int | None) -> int | None:
-    """Return the sum, None where either was not counted: half of a total is none."""
+    """Return the sum; None if either part was not counted."""
     return None if before is None or now is None else before + now

@@ -7,6 +7,7 @@ All in one process, so that the libraries are loaded once; each has its own roun
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import re
 import time
@@ -17,10 +18,11 @@ from typing import Any
 import pytest
 
 from peer.config import load
-from peer.daemon import rounds
-from peer.daemon.process import open_peer
-from peer.daemon.rounds import SynchronousDaemon
-from peer.errors import ConfigError, HandshakeRefused, SecurityError, SottoError
+from peer.daemon import joining
+from peer.daemon.process import Daemon, open_peer
+from peer.daemon.rounds import RoundLoop
+from peer.errors import ConfigError, HandshakeRefused, LocalProtocolError, SecurityError, SottoError
+from peer.node.participant import Participant
 from peer.ops.cluster_files import Host, write_cluster
 from peer.ops.enrollment import add_unsigned, admit, request, revoke
 from peer.ops.local_cluster import free_ports
@@ -48,7 +50,7 @@ class Devices:
         hosts = [Host("127.0.0.1", port) for port in self.ports[:num_peers]]
         self.kits = kits
         self.files = write_cluster(kits, config, hosts, join_later=join_later)
-        self.daemons: dict[int, SynchronousDaemon] = {}
+        self.daemons: dict[int, Daemon] = {}
         self.tasks: dict[int, asyncio.Task[int]] = {}
 
     def sign(self, name: str) -> int:
@@ -63,16 +65,13 @@ class Devices:
     def start(self, peer: int) -> None:
         file = self.files[peer]
         daemon = open_peer(load(file, environment={}), file.parent, lambda: load(file, environment={}))
-        assert isinstance(daemon, SynchronousDaemon)
         self.daemons[peer], self.tasks[peer] = daemon, asyncio.create_task(daemon.main())
 
     async def kill(self, peer: int) -> None:
         self.tasks[peer].cancel()
         await asyncio.wait([self.tasks[peer]])
-        # A thread cannot be killed: it must not write when the next process does.
-        daemon = self.daemons.pop(peer)
-        daemon._worker.shutdown(wait=True)
-        daemon.close()
+        # A thread cannot be killed: closing waits for what it is doing, so that it writes nothing afterwards.
+        self.daemons.pop(peer).close()
 
     async def stop(self, *peers: int) -> None:
         for peer in peers:
@@ -83,7 +82,7 @@ class Devices:
             daemon.close()
 
     async def ask(self, peer: int, verb: str, **arguments: Any) -> dict[str, Any]:
-        return await self.daemons[peer].control(verb, arguments)
+        return await self.daemons[peer].operator.control(verb, arguments)
 
     async def until(self, condition: Callable[[], bool], within_s: float = 60) -> None:
         deadline = time.monotonic() + within_s
@@ -92,17 +91,30 @@ class Devices:
                 if task.done() and not task.cancelled():
                     assert task.result() == 0
             if time.monotonic() > deadline:
-                states = "\n".join(f"{peer}: {daemon.status()}" for peer, daemon in self.daemons.items())
+                states = "\n".join(f"{peer}: {each.operator.status()}" for peer, each in self.daemons.items())
                 pytest.fail(f"not within {within_s:g} s: {inspect.getsource(condition).strip()}\n{states}")
             await asyncio.sleep(0.02)
 
     def sees(self, peer: int, name: str) -> bool:
         """Whether a peer has a link to a neighbour of that name."""
-        daemon = self.daemons[peer]
-        return hasattr(daemon, "transport") and bool(daemon.status()["links"].get(name, {}).get("up"))
+        return self.is_there(peer) and bool(self.status(peer)["links"].get(name, {}).get("up"))
+
+    def is_there(self, peer: int) -> bool:
+        """Whether a peer has begun to talk to others."""
+        with contextlib.suppress(LocalProtocolError):
+            return self.daemons[peer].neighbors.transport is not None
+        return False
+
+    def status(self, peer: int) -> dict[str, Any]:
+        return self.daemons[peer].operator.status()
+
+    def participant(self, peer: int) -> Participant:
+        loop = self.daemons[peer].loop
+        assert isinstance(loop, RoundLoop)
+        return loop.participant
 
     def members(self, peer: int) -> list[str]:
-        found: list[str] = self.daemons[peer].status()["members"]
+        found: list[str] = self.status(peer)["members"]
         return found
 
 
@@ -115,30 +127,30 @@ def test_a_device_joins_one_leaves_and_one_is_lost(tmp_path: Path) -> None:
 async def _join_leave_and_lose(devices: Devices) -> None:
     for peer in range(4):
         devices.start(peer)
-    zero, joiner = devices.daemons[0], devices.daemons[3]
-    await devices.until(lambda: joiner.participant.round > 0 and joiner.participant.membership.is_member)
-    with pytest.raises(SottoError, match="peer-3 lives"):
+    zero, joiner = devices.participant(0), devices.participant(3)
+    await devices.until(lambda: joiner.round > 0 and joiner.membership.is_member)
+    with pytest.raises(SottoError, match="peer-3 is running"):
         await devices.ask(3, "remove", name="peer-3")
     # Whoever sponsors the newcomer may not leave before it is a member there, too.
-    leaver = devices.daemons[1].participant
+    leaver = devices.participant(1)
     await devices.until(lambda: not leaver.membership.coming_changes and 3 in (leaver.membership.members or ()))
     answer = await devices.ask(1, "leave")
     assert answer["from"] > answer["round"]
     assert await devices.tasks[1] == 0
     assert (devices.files[1].parent / "state" / "model.safetensors").exists()
     await devices.until(lambda: devices.members(0) == ["peer-0", "peer-2", "peer-3"])
-    weight = sum(devices.daemons[peer].participant.algorithm.u for peer in (0, 2, 3))
+    weight = sum(devices.participant(peer).algorithm.u for peer in (0, 2, 3))
     assert weight == pytest.approx(3.0, abs=1.0)  # They are not in the same round.
     await devices.kill(2)
-    await devices.until(lambda: 2 in zero.participant.session.waiting_for)
+    await devices.until(lambda: 2 in zero.session.waiting_for)
     answer = await devices.ask(0, "remove", name="peer-2")
-    await devices.until(lambda: zero.participant.round > answer["from"] + 3)
+    await devices.until(lambda: zero.round > answer["from"] + 3)
     assert devices.members(0) == ["peer-0", "peer-3"]
     # What is in the journal leads the newcomer back to where it was.
     await devices.kill(3)
     devices.start(3)
     assert await devices.tasks[0] == await devices.tasks[3] == 0
-    assert zero.participant.round == devices.daemons[3].participant.round == 150
+    assert zero.round == devices.participant(3).round == 150
     for peer in (0, 1, 3):
         devices.daemons[peer].close()
 
@@ -160,26 +172,26 @@ async def _join_unlisted(devices: Devices) -> None:
         devices.start(peer)
     # A sponsor ends right after it announced, before anybody may have heard of it.
     devices.start(garage)
-    await devices.until(lambda: any(devices.daemons[peer].participant.membership.coming_changes for peer in range(3)))
-    sponsor = next(peer for peer in range(3) if devices.daemons[peer].participant.membership.coming_changes)
+    await devices.until(lambda: any(devices.participant(peer).membership.coming_changes for peer in range(3)))
+    sponsor = next(peer for peer in range(3) if devices.participant(peer).membership.coming_changes)
     await devices.kill(sponsor)
     devices.start(sponsor)
-    newcomer = devices.daemons[garage]
-    await devices.until(lambda: newcomer.participant.round > 0 and not newcomer.participant.session.in_round)
+    newcomer = devices.participant(garage)
+    await devices.until(lambda: newcomer.round > 0 and not newcomer.session.in_round)
     # Nothing changed in the folders of the others but what a running peer writes, and still they know it.
     assert all(file.read_bytes() == data for file, data in before.items() if file.exists())
     other = (sponsor + 1) % 3
     await devices.kill(other)
     devices.start(other)
-    assert "garage" in devices.daemons[other].roster.names
+    assert "garage" in devices.daemons[other].local.roster.names
     await devices.until(lambda: devices.sees(other, "garage"))
     everybody = ["peer-0", "peer-1", "peer-2", "garage"]
     await devices.until(lambda: all(devices.members(peer) == everybody for peer in range(4)))
-    with pytest.raises(SottoError, match="garage lives"):
+    with pytest.raises(SottoError, match="garage is running"):
         await devices.ask(garage, "remove", name="garage")
     devices.start(attic)
-    await devices.until(lambda: hasattr(devices.daemons[attic], "transport"))
-    refusals = devices.daemons[attic].transport.refusals
+    await devices.until(lambda: devices.is_there(attic))
+    refusals = devices.daemons[attic].neighbors.transport.refusals
     await devices.until(lambda: len(refusals) == 3)
     assert all("the certificate of 'attic' was revoked" in refusal for refusal in refusals.values())
     await devices.kill(attic)
@@ -199,8 +211,8 @@ def test_a_changed_list_is_followed_and_outlasts_a_restart(tmp_path: Path) -> No
 async def _edit_the_lists(devices: Devices) -> None:
     for peer in range(3):
         devices.start(peer)
-    zero = devices.daemons[0]
-    await devices.until(lambda: zero.participant.round > 0)
+    zero = devices.participant(0)
+    await devices.until(lambda: zero.round > 0)
     text = devices.files[0].read_text()
     devices.files[0].write_text(text.replace("rounds = 10000", "rounds = 90"))
     with pytest.raises(ConfigError, match=r"run\.rounds: was 10000 when this peer was started"):
@@ -208,7 +220,7 @@ async def _edit_the_lists(devices: Devices) -> None:
     added = '[[peers]]\nname = "shed"\nadvertise = "127.0.0.1:9"\n'
     devices.files[0].write_text(text + added)
     assert (await devices.ask(0, "reload"))["added"] == ["shed"]
-    assert [each["name"] for each in zero.status()["newcomers"]] == ["shed"]
+    assert [each["name"] for each in devices.status(0)["newcomers"]] == ["shed"]
     # The device of peer-1 broke: its entry is taken out everywhere, and those after it move up in the file alone.
     await devices.kill(1)
     removed: dict[str, int] = {}
@@ -222,11 +234,11 @@ async def _edit_the_lists(devices: Devices) -> None:
         removed |= answer["removed"]
         assert {*answer["removed"], *answer["left_to_others"]} <= {"peer-1"}
     assert removed.keys() == {"peer-1"}
-    await devices.until(lambda: zero.participant.round > removed["peer-1"])
+    await devices.until(lambda: zero.round > removed["peer-1"])
     assert devices.members(0) == ["peer-0", "peer-2"]
     await devices.kill(2)
     devices.start(2)
-    assert devices.daemons[2].me == 2
+    assert devices.daemons[2].local.index == 2
     await devices.until(lambda: devices.sees(0, "peer-2") and devices.sees(2, "peer-0"))
     assert devices.members(2) == ["peer-0", "peer-2"]
     await devices.stop(0, 2)
@@ -240,8 +252,8 @@ def test_a_peer_is_cancelled_also_while_it_wakes(tmp_path: Path, ticks: int) -> 
 
 async def _cancel_while_it_wakes(devices: Devices, ticks: int) -> None:
     devices.start(0)
-    await devices.until(lambda: devices.daemons[0].participant.session.in_round)
-    devices.daemons[0]._wake.set()
+    await devices.until(lambda: devices.participant(0).session.in_round)
+    devices.daemons[0].runtime.wake()
     for _ in range(ticks):
         await asyncio.sleep(0)
     async with asyncio.timeout(20):
@@ -257,11 +269,11 @@ def test_a_peer_ends_with_an_error_also_while_it_wakes(tmp_path: Path, ticks: in
 async def _fail_while_it_wakes(devices: Devices, ticks: int) -> None:
     devices.start(0)
     daemon = devices.daemons[0]
-    await devices.until(lambda: daemon.participant.session.in_round)
-    daemon.transport._tasks.fail(SecurityError("this peer may no longer take part"))
+    await devices.until(lambda: devices.participant(0).session.in_round)
+    daemon.neighbors.transport._tasks.fail(SecurityError("this peer may no longer take part"))
     for _ in range(ticks):
         await asyncio.sleep(0)
-    daemon._wake.set()
+    daemon.runtime.wake()
     with pytest.raises(SecurityError, match="no longer take part"):
         async with asyncio.timeout(20):
             await devices.tasks[0]
@@ -284,8 +296,8 @@ async def _join_unsigned(devices: Devices) -> None:
 
 def test_a_device_that_comes_too_late_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use_one_thread()
-    monkeypatch.setattr(rounds, "_ASK_AGAIN_S", 0.1)
-    monkeypatch.setattr(rounds, "_DECLINED_S", 0.3)
+    monkeypatch.setattr(joining, "ASK_AGAIN_S", 0.1)
+    monkeypatch.setattr(joining, "DECLINED_S", 0.3)
     asyncio.run(_come_too_late(Devices(tmp_path / "kits", rounds=5, num_peers=2)))
 
 

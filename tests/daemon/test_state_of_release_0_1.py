@@ -34,7 +34,7 @@ def unpacked(name: str, folder: Path) -> list[Path]:
 
 
 def digest(peer: Any) -> str:
-    algorithm = peer.participant.algorithm
+    algorithm = peer.loop.participant.algorithm
     return hashlib.sha256(algorithm.x.tobytes() + struct.pack("<d", getattr(algorithm, "u", 1.0))).hexdigest()
 
 
@@ -43,15 +43,15 @@ def test_killed_peers_of_release_0_1_resume_and_finish(name: str, tmp_path: Path
     expected = EXPECTED[name]
     peers = [open_peer(load(file, environment={}), file.parent) for file in unpacked(name, tmp_path)]
     try:
-        assert {peer.config.run_digest() for peer in peers} == {expected["run_digest"]}
-        assert [peer.participant.round for peer in peers] == expected["rounds"]
+        assert {peer.local.config.run_digest() for peer in peers} == {expected["run_digest"]}
+        assert [peer.loop.round for peer in peers] == expected["rounds"]
         assert [digest(peer) for peer in peers] == expected["restored"]
 
         async def finish() -> list[int]:
             return await asyncio.gather(*(peer.main() for peer in peers))
 
         assert asyncio.run(finish()) == [0, 0, 0]
-        assert [peer.participant.round for peer in peers] == [60, 60, 60]
+        assert [peer.loop.round for peer in peers] == [60, 60, 60]
         # Which pairs meet without rounds is a matter of time.
         assert [digest(peer) for peer in peers] == expected.get("final", [digest(peer) for peer in peers])
     finally:

@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 
 from peer.config import Config, load
 from peer.config_writer import write_resolved
-from peer.daemon import base
+from peer.daemon import neighbors
 from peer.daemon.process import open_peer
 from peer.errors import HandshakeRefused, PeerUnreachable, RemoteError
 from peer.net.security.authority import CertificateAuthority
@@ -339,7 +339,7 @@ def test_a_finished_run_is_not_repeated(finished_kits: Path, tmp_path: Path) -> 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Peers that wait only a moment for neighbours that refuse them."""
-    monkeypatch.setattr(base, "_REFUSED_S", 0.3)
+    monkeypatch.setattr(neighbors, "_REFUSED_S", 0.3)
     return
 
 

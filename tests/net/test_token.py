@@ -159,6 +159,6 @@ def test_a_daemon_shows_its_token_and_listens_as_it_is_told(tmp_path: Path) -> N
     file.write_text('[security]\nmode = "tls+token"\nplain_listener = true\n[[peers]]\nname = "ada"\n')
     daemon = open_peer(load(file, environment={}), tmp_path)
     try:
-        assert daemon.access == TokenAccess(TOKEN, AUTHORITY.certificate)
+        assert daemon.local.access == TokenAccess(TOKEN, AUTHORITY.certificate)
     finally:
         daemon.close()

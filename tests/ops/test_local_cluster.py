@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -22,9 +22,9 @@ from peer.state.checkpoints import find_checkpoints, load_checkpoint
 SHORT = ("--set", "run.rounds=40", "--set", "evaluation.every_rounds=20", "--set", "training.warmup_rounds=5")
 
 
-def sotto_up(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+def sotto_up(folder: Path, *arguments: str, launcher: Sequence[str] = ()) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "peer", "up", "--no-live", "--runs-dir", str(folder), *arguments],
+        [*launcher, sys.executable, "-m", "peer", "up", "--no-live", "--runs-dir", str(folder), *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -124,3 +124,35 @@ def test_a_peer_that_dies_ends_the_run_with_its_last_words(tmp_path: Path) -> No
     assert "training.learning_rate" in err
     assert "Traceback" not in err
     assert not peers_below(tmp_path)
+
+
+def test_a_numerical_overflow_is_no_bug(tmp_path: Path) -> None:
+    """The compressor meets it before any loss is judged."""
+    process = sotto_up(tmp_path, "--peers", "3", "--set", "training.learning_rate=1e38", *SHORT)
+    _, err = process.communicate(timeout=200)
+    assert process.returncode == 4, err
+    assert "not finite" in err
+    assert "lower training.learning_rate" in err
+    assert "bug" not in err
+    assert not peers_below(tmp_path)
+
+
+def test_a_full_disk_ends_the_run_with_a_sentence_and_it_can_be_resumed(tmp_path: Path) -> None:
+    # No file of these processes may grow beyond that: what a full disk is for whoever writes, without one.
+    process = sotto_up(
+        tmp_path,
+        *("--peers", "2", "--name", "full", *SHORT, "--set", "state.checkpoint_every_rounds=5"),
+        launcher=("prlimit", "--fsize=90000"),
+    )
+    _, err = process.communicate(timeout=200)
+    assert process.returncode == 5, err
+    assert "cannot be written: " in err
+    assert "make room" in err
+    assert "bug" not in err
+    assert not peers_below(tmp_path)
+    # What the peers had is still there.
+    assert list(tmp_path.glob("full/peers/peer-0/state/journal-*"))
+    process = sotto_up(tmp_path, "--resume", "full", "--json")
+    out, err = process.communicate(timeout=200)
+    assert process.returncode == 0, err
+    assert json.loads(out)["ended"] == "completed"

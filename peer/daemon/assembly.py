@@ -1,0 +1,277 @@
+"""Which part of a peer gets which others: the only place that knows both loops."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from peer import __version__, wire
+from peer.config import SHARED_SECTIONS, Config
+from peer.daemon import divergence, evaluations, replica_check
+from peer.daemon.audit_log import AuditLog, EventLog
+from peer.daemon.change_requests import JOIN_TOPIC, REFUSAL_TOPIC, ChangeRequests, FixedMembers
+from peer.daemon.checkpoint_cadence import CheckpointCadence
+from peer.daemon.divergence import Divergence
+from peer.daemon.evaluations import Evaluations, OwnEvaluation
+from peer.daemon.incoming import Incoming, Judge
+from peer.daemon.joining import Joining
+from peer.daemon.local_peer import LocalPeer
+from peer.daemon.loop import Frames, Loop, Members
+from peer.daemon.member_links import MemberLinks
+from peer.daemon.metrics_writer import MetricsWriter
+from peer.daemon.neighbors import Neighbors
+from peer.daemon.operator_api import OperatorApi
+from peer.daemon.pair_exchanges import PairExchanges
+from peer.daemon.pairs import PairLoop
+from peer.daemon.peer_list import PeerList
+from peer.daemon.recovery import MissingRows, recover_pairs, recover_rounds
+from peer.daemon.replica_check import ReplicaCheck
+from peer.daemon.round_frames import RoundFrames
+from peer.daemon.rounds import RoundLoop
+from peer.daemon.runtime import Runtime
+from peer.daemon.saving import PairSaver, RoundSaver, Saver
+from peer.daemon.traffic import Traffic
+from peer.errors import ConfigError
+from peer.net.hello import HelloInfo
+from peer.net.transport import Transport
+from peer.node.durable import DurablePeer
+from peer.node.durable_pair import DurablePair
+from peer.run_plan import unreachable_pairs
+from peer.train.local_step import Split
+
+log = logging.getLogger("sotto")
+
+
+@dataclass(kw_only=True)
+class CommonParts:
+    """The parts that do not depend on how a peer trains."""
+
+    local: LocalPeer
+    runtime: Runtime
+    neighbors: Neighbors
+    evaluations: Evaluations
+    own: OwnEvaluation
+    divergence: Divergence
+    cadence: CheckpointCadence
+    metrics: MetricsWriter
+
+
+@dataclass(kw_only=True)
+class TrainingParts:
+    """The parts that do."""
+
+    loop: Loop
+    saver: Saver
+    frames: Frames
+    members: Members
+    linked: Callable[[], Sequence[int]]
+    """Returns whom there should be a link to."""
+    notes: dict[str, Judge]
+    """Topic → who judges notes about it, of those that only this way to train has."""
+
+
+@dataclass(kw_only=True)
+class Parts:
+    """One peer, before it talks to anybody."""
+
+    common: CommonParts
+    training: TrainingParts
+    operator: OperatorApi
+    peer_list: PeerList
+    incoming: Incoming
+
+    def make_transport(self) -> Transport:
+        """Return the transport that calls these parts. Raises ConfigError."""
+        return _transport(self.common.local, self.incoming, self.training.linked())
+
+
+def assemble(config: Config, base: Path, reread: Callable[[], Config] | None) -> Parts:
+    """Read data, checkpoint and journal of one peer. Raises SottoError."""
+    local = LocalPeer(config, base)
+    common = _common_parts(local)
+    build = _pair_parts if local.setup.spec.asynchronous else _round_parts
+    training = build(common)
+    peer_list = PeerList(local, config, reread, common.runtime, training.members)
+    operator = OperatorApi(
+        local=local,
+        runtime=common.runtime,
+        neighbors=common.neighbors,
+        loop=training.loop,
+        saver=training.saver,
+        members=training.members,
+        evaluations=common.evaluations,
+        metrics=common.metrics,
+        peer_list=peer_list,
+    )
+    incoming = Incoming(
+        runtime=common.runtime,
+        neighbors=common.neighbors,
+        roster=local.roster,
+        frames=training.frames,
+        evaluations=common.evaluations,
+        members=training.members,
+        operator=operator,
+        notes={
+            evaluations.TOPIC: common.evaluations.heard,
+            divergence.TOPIC: common.divergence.heard,
+            **training.notes,
+        },
+        why_no_changes=local.setup.why_no_changes,
+        num_peers=local.setup.num_peers,
+    )
+    return Parts(common=common, training=training, operator=operator, peer_list=peer_list, incoming=incoming)
+
+
+def _common_parts(local: LocalPeer) -> CommonParts:
+    config, runtime = local.config, Runtime()
+    neighbors = Neighbors(Traffic(local.index, local.others, local.metrics.links()))
+    if local.begins:
+        # Of a run that begins without it, a peer learns its neighbours when it joins.
+        schedule = local.setup.schedule
+        neighbors.set_partners(schedule.all_senders(local.index), schedule.all_receivers(local.index))
+    splits: list[Split] = ["test"]
+    if len(local.setup.manifest.holdout[local.index]):
+        splits.append("holdout")
+    keep_in = local.folder.directory / "models" if config.evaluation.keep_models else None
+    return CommonParts(
+        local=local,
+        runtime=runtime,
+        neighbors=neighbors,
+        evaluations=Evaluations(
+            local.index,
+            config.evaluation,
+            config.run.rounds,
+            peers=local.roster,
+            broadcast=neighbors.broadcast,
+            on_news=runtime.wake,
+        ),
+        own=OwnEvaluation(local.index, local.trainer, splits, keep_in),
+        divergence=Divergence(
+            config.run.rounds,
+            broadcast=neighbors.broadcast,
+            stop=lambda reason: runtime.request_stop(reason, at_once=True),
+        ),
+        cadence=CheckpointCadence(config.state, config.run.rounds),
+        metrics=MetricsWriter(local.metrics, neighbors),
+    )
+
+
+def _round_parts(common: CommonParts) -> TrainingParts:
+    local, runtime, neighbors, metrics = common.local, common.runtime, common.neighbors, common.metrics
+    audit_log = AuditLog(local.folder.directory / "ledger") if local.config.state.ledger else None
+    participant = local.setup.participant(
+        local.index,
+        local.trainer,
+        local.trainer.layout,
+        local.trainer.initial_vector(),
+        check_newcomer=local.roster.check,
+        observe=None if audit_log is None else audit_log.observe,
+    )
+    durable = DurablePeer(participant, local.folder.disk, neighbors=local.others, **local.durability)
+    missing = MissingRows(local, common.evaluations, common.own, metrics)
+    recovered = recover_rounds(durable, local, runtime, neighbors, common.evaluations, missing, audit_log)
+    common.cadence.add_round(recovered.seconds)
+    member_links = MemberLinks(local, neighbors, durable)
+    member_links.know_partners()
+    frames = RoundFrames(runtime, neighbors, durable, recovered.effects, on_change=member_links.meet)
+    requests = ChangeRequests(local, runtime, neighbors, member_links, durable, frames)
+    requests.remove_members(local.taken_out)
+    joining = Joining(runtime, neighbors, member_links, local.roster)
+    check = ReplicaCheck(runtime, neighbors, participant, frames)
+    saver = RoundSaver(local, runtime, durable, frames, common.cadence, metrics)
+    loop = RoundLoop(
+        local=local,
+        runtime=runtime,
+        neighbors=neighbors,
+        durable=durable,
+        frames=frames,
+        member_links=member_links,
+        requests=requests,
+        joining=joining,
+        replica_check=check,
+        saver=saver,
+        cadence=common.cadence,
+        evaluations=common.evaluations,
+        audit_log=audit_log,
+    )
+    notes: dict[str, Judge] = {
+        replica_check.TOPIC: check.heard,
+        JOIN_TOPIC: requests.asked_to_sponsor,
+        REFUSAL_TOPIC: joining.declined,
+    }
+    return TrainingParts(
+        loop=loop, saver=saver, frames=frames, members=requests, linked=member_links.linked, notes=notes
+    )
+
+
+def _pair_parts(common: CommonParts) -> TrainingParts:
+    local, runtime, neighbors, metrics = common.local, common.runtime, common.neighbors, common.metrics
+    audit_log = EventLog(local.folder.directory / "ledger") if local.config.state.ledger else None
+    participant = local.setup.pair_participant(
+        local.index, local.trainer, local.trainer.layout, local.trainer.initial_vector()
+    )
+    durable = DurablePair(participant, local.folder.disk, **local.durability)
+    missing = MissingRows(local, common.evaluations, common.own, metrics)
+    recovered = recover_pairs(durable, local, runtime, common.evaluations, missing, audit_log)
+    common.cadence.add_round(recovered.seconds)
+    abandon_after_s = local.config.rounds.abandon_after_s
+    exchanges = PairExchanges(runtime, neighbors, local.roster, durable, recovered.effects, abandon_after_s)
+    saver = PairSaver(local, runtime, durable, exchanges, common.cadence, metrics, common.evaluations, audit_log)
+    loop = PairLoop(
+        local=local,
+        runtime=runtime,
+        neighbors=neighbors,
+        durable=durable,
+        exchanges=exchanges,
+        saver=saver,
+        cadence=common.cadence,
+        evaluations=common.evaluations,
+        own=common.own,
+        metrics=metrics,
+        audit_log=audit_log,
+    )
+    members = FixedMembers(local.setup.why_no_changes or "the members of this run cannot change")
+    return TrainingParts(
+        loop=loop, saver=saver, frames=exchanges, members=members, linked=lambda: neighbors.all, notes={}
+    )
+
+
+def _transport(local: LocalPeer, incoming: Incoming, linked: Sequence[int]) -> Transport:
+    """Return the transport of a peer, with links to `linked`. Raises ConfigError."""
+    config = local.config
+    if local.access is None:
+        log.warning("security.mode is insecure: no encryption, and anybody may claim to be any peer")
+    if local.begins:
+        for sentence in unreachable_pairs(config, local.setup.schedule, only=local.index):
+            raise ConfigError(sentence, key="peers")
+    return Transport(
+        me=local.index,
+        listen=config.peer.listen or None,
+        neighbors=[local.roster.neighbor(peer) for peer in linked],
+        hello=_hello(local),
+        security=local.access,
+        options=config.transport,
+        handler=incoming,
+        members=local.roster.names,
+        own_relay=local.roster.relay_of(local.index),
+        hear=incoming.hear,
+    )
+
+
+def _hello(local: LocalPeer) -> HelloInfo:
+    """Return what this peer says of itself and of the run when it meets another."""
+    config = local.config
+    return HelloInfo(
+        run=config.run.name,
+        algorithm=config.algorithm.name,
+        run_digest=config.run_digest(),
+        shared_sections=SHARED_SECTIONS,
+        model_digest=local.trainer.start_digest(),
+        graph_digest=local.setup.schedule.digest,
+        num_peers=local.setup.num_peers,
+        name=local.name,
+        software=f"sottovoce {__version__}",
+        max_frame_bytes=wire.max_frame_bytes(local.trainer.layout),
+    )

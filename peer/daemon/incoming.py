@@ -1,0 +1,131 @@
+"""Where everything that others say enters the daemon: each call of the transport finds the part that judges it.
+
+This is the boundary of trust. A neighbour is authenticated here, and no more than that: it may be broken or hostile.
+What it sends is judged by the part that knows what it is for:
+
+| what | judged by |
+| --- | --- |
+| frames, receipts, numbers of frames | `Frames`: `round_frames` or `pair_exchanges`, and the participant below |
+| evaluations | `evaluations.parse_evaluation` |
+| a divergence | `divergence.parse_divergence` |
+| digests of replicas | `rounds.RoundLoop.heard_digests` |
+| requests to join, and the answer to one | `change_requests`, `joining` |
+| calls of an operator | `operator_api` |
+
+Each raises RemoteProtocolError for what an honest peer would not send, and the transport closes the link with that
+sentence. Only a note that peers pass on is dropped and logged instead: the neighbour may have it from somebody else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+
+from peer.daemon import divergence, evaluations
+from peer.daemon.evaluations import Evaluations
+from peer.daemon.loop import Frames, Members
+from peer.daemon.neighbors import Neighbors
+from peer.daemon.operator_api import OperatorApi
+from peer.daemon.roster import Roster
+from peer.daemon.runtime import Runtime
+from peer.errors import HandshakeRefused, RemoteProtocolError
+from peer.net.hello import quote
+from peer.net.neighbor import Neighbor
+
+log = logging.getLogger("sotto")
+
+_PASSED_ON = frozenset({evaluations.TOPIC, divergence.TOPIC})
+"""Topics of the notes that go from peer to peer through the whole run."""
+
+Judge = Callable[[int, bytes], None]
+"""Takes a note: (neighbour, bytes). Raises RemoteProtocolError."""
+
+
+class Incoming:
+    """The handler of the transport."""
+
+    def __init__(
+        self,
+        *,
+        runtime: Runtime,
+        neighbors: Neighbors,
+        roster: Roster,
+        frames: Frames,
+        evaluations: Evaluations,
+        members: Members,
+        operator: OperatorApi,
+        notes: Mapping[str, Judge],
+        why_no_changes: str | None,
+        num_peers: int,
+    ) -> None:
+        """`notes`: topic → who judges notes about it. `num_peers`: how many everybody lists."""
+        self._runtime, self._neighbors, self._roster = runtime, neighbors, roster
+        self._frames, self._evaluations, self._members, self._operator = frames, evaluations, members, operator
+        self._notes = dict(notes)
+        self._why_no_changes, self._num_peers = why_no_changes, num_peers
+
+    def hear(self, peer: int, name: str) -> Neighbor | None:
+        """Return how a caller is seen that not everybody lists; None for any other. Raises HandshakeRefused."""
+        if self._members.is_gone(peer):
+            raise HandshakeRefused(f"{quote(name)} was declared lost or left, and is out of the run")
+        if peer >= self._num_peers and self._why_no_changes is not None:
+            raise HandshakeRefused(f"{quote(name)} is not in everybody's list, and {self._why_no_changes}")
+        return self._roster.hear(peer, name)
+
+    def link_up(self, peer: int, remote_has: int) -> list[tuple[int, bytes]]:
+        """A neighbour is connected and has our frames up to `remote_has`; return what to send (again)."""
+        self._neighbors.up(peer, self._runtime.now())
+        frames = self._frames.frames_for(peer, remote_has)
+        for note in self._evaluations.notes():
+            self._neighbors.transport.bulletin(peer, evaluations.TOPIC, note)
+        self._runtime.wake()
+        return frames
+
+    def link_down(self, peer: int, reason: str) -> None:
+        """A link ended; the transport dials again by itself."""
+        log.info("lost the link to %s: %s", self._roster.name(peer), reason)
+        self._frames.disconnected(peer)
+        self._runtime.wake()
+
+    def frame_received(self, peer: int, seq: int, frame: bytes) -> bool | None:
+        """A whole frame came."""
+        keeps_credit = self._frames.frame_received(peer, seq, frame)
+        self._neighbors.heard(peer, self._runtime.now())
+        self._runtime.wake()
+        return keeps_credit
+
+    def receipt(self, peer: int, upto: int) -> None:
+        """A neighbour has our frames up to `upto` for good."""
+        self._frames.receipt(peer, upto)
+        self._runtime.wake()
+
+    def last_received(self, peer: int) -> int:
+        """Return the number of the last frame of a neighbour that need not be sent again."""
+        return self._frames.last_received(peer)
+
+    def bulletin_received(self, peer: int, topic: str, data: bytes) -> None:
+        """A note came. One about anything that this version does not know is of no concern to it."""
+        self._neighbors.heard(peer, self._runtime.now())
+        judge = self._notes.get(topic)
+        if judge is None:
+            return
+        try:
+            judge(peer, data)
+        except RemoteProtocolError as error:
+            if topic not in _PASSED_ON:
+                raise
+            log.error("dropped a note of %s about %s: %s", self._roster.name(peer), topic, error.problem)
+
+    def goodbye(self, peer: int, reason: str) -> None:
+        """A neighbour leaves on purpose: for good, if it is no member any more."""
+        log.info("%s says goodbye: %s", self._roster.name(peer), quote(reason))
+        self._neighbors.left[peer] = reason
+        self._runtime.wake()
+        if self._members.is_gone(peer):
+            # Not from within a callback of the transport.
+            asyncio.get_running_loop().call_soon(self._neighbors.transport.remove_neighbor, peer, "it left the run")
+
+    async def control(self, verb: str, arguments: dict[str, object]) -> dict[str, object]:
+        """An operator asks."""
+        return await self._operator.control(verb, arguments)

@@ -1,0 +1,113 @@
+"""What one peer is before it talks to anybody: configuration, certificate, state folder, data and trainer.
+
+The parts of the daemon read it and never change it. It knows no clock and no socket.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TypedDict
+
+from peer import __version__
+from peer.config import Config
+from peer.daemon.frozen_roster import settle
+from peer.daemon.roster import Roster
+from peer.errors import ConfigError
+from peer.net.security.credentials import load_credentials
+from peer.node.disk_state import Durability
+from peer.run_plan import why_no_changes
+from peer.run_setup import RunSetup
+from peer.run_summary import machine_facts
+from peer.state.checkpoints import StateFolder
+from peer.state.metrics import MetricsStore
+
+
+class DurabilityOptions(TypedDict):
+    """How a participant is kept on disk: arguments of `DurablePeer` and of `DurablePair`."""
+
+    identity: dict[str, str]
+    durability: Durability
+    keep_checkpoints: int
+    regular: int
+    repeatable: bool
+
+
+class LocalPeer:
+    """The files of one peer, opened. Holds the lock on its state folder until `close`."""
+
+    def __init__(self, config: Config, base: Path) -> None:
+        """`config` as its file has it; `base` is where its relative paths start. Raises SottoError."""
+        settled = settle(config, base)
+        config = settled.config
+        self.config, self.base = config, base
+        self.taken_out = settled.taken_out
+        """Names in the list that the run began with which the file does not list any more."""
+        self.index = config.peer.index
+        self.name = config.peers[self.index].name
+        self.access = load_credentials(config.security, base, self.name)
+        self.roster = Roster(config, self.access)
+        # Before the data is read, which takes long, so that a second daemon on the same folder fails at once.
+        self.folder = StateFolder(
+            base / config.state.directory,
+            keep=config.state.keep_checkpoints,
+            regular=config.state.checkpoint_every_rounds,
+        )
+        if not config.peers[self.index].is_first and (why := why_no_changes(config)) is not None:
+            raise ConfigError(f"{self.name} cannot join: {why}", key="peers")
+        self.setup = RunSetup.open(config, base)
+        self.trainer = self.setup.trainer(self.index)
+        self.metrics = MetricsStore(self.folder.directory / "metrics.sqlite")
+        self._machine = machine_facts()
+
+    @property
+    def begins(self) -> bool:
+        """Whether the run begins with this peer; any other joins later."""
+        return self.index in self.setup.first_members
+
+    @property
+    def others(self) -> list[int]:
+        """The peers that everybody lists, without this one."""
+        return [peer for peer in range(self.setup.num_peers) if peer != self.index]
+
+    @property
+    def durability(self) -> DurabilityOptions:
+        """How the state of this peer is kept."""
+        options = self.config.state
+        return {
+            "identity": self.identity,
+            "durability": options.durability,
+            "keep_checkpoints": options.keep_checkpoints,
+            "regular": options.checkpoint_every_rounds,
+            # Nothing but the CPU promises the same bits when a step is computed again.
+            "repeatable": self.trainer.device.type == "cpu",
+        }
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """What a state folder has to agree with to belong to this peer. Rates are not part of it: they may change
+        while a run is stopped everywhere."""
+        return {
+            "run": self.config.run.name,
+            "peer": self.name,
+            "model": self.trainer.layout.digest,
+            "graph": self.setup.schedule.digest,
+            "algorithm": self.config.algorithm.name,
+            "momentum": self.config.training.momentum,
+        }
+
+    def describe(self, seconds: float) -> dict[str, object]:
+        """Return what every checkpoint says of where it belongs. `seconds`: the time on the clock of the run."""
+        return {
+            **self.identity,
+            "job": self.config.run_digest(),
+            "version": __version__,
+            "machine": self._machine,
+            "seconds": seconds,
+        }
+
+    def close(self) -> None:
+        """Close the metrics and release the lock."""
+        try:
+            self.metrics.close()
+        finally:
+            self.folder.close()

@@ -1,0 +1,118 @@
+"""What the daemon asks of the two ways to train: in rounds (`peer.daemon.rounds`), and in pairs (`peer.daemon.pairs`).
+
+The daemon decides when to evaluate, to save and to end; a loop knows how its kind of algorithm goes from one round to
+the next, and what its frames mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Coroutine, Mapping, Sequence
+from typing import Protocol
+
+from peer.compress.payload import FloatArray
+from peer.daemon.evaluations import Models
+from peer.gossip.membership import ChangeKind
+from peer.round_record import RoundRecord
+
+
+class Loop(Protocol):
+    """Takes one peer from round to round. A round of a peer in pairs is one gradient step."""
+
+    def helpers(self) -> Sequence[Coroutine[None, None, None]]:
+        """Return what has to run beside `next_round`, until the end."""
+        ...
+
+    async def next_round(self) -> RoundRecord | None:
+        """Return the record of the next round when it is complete; None if there is none, since this was the last, or
+        this peer stops. Raises DivergenceError where going on makes no sense, and what went wrong otherwise."""
+        ...
+
+    async def save_at_end(self) -> None:
+        """Save what a stop or the last round leaves, if it can be saved yet."""
+        ...
+
+    async def linger(self) -> None:
+        """Stay, after the last round, until the others have all they need of this peer; leave a checkpoint."""
+        ...
+
+    def close(self) -> None:
+        """End the threads of this loop."""
+        ...
+
+    # -- the state -----------------------------------------------------------------------------------------------------
+
+    @property
+    def round(self) -> int:
+        """Rounds completed."""
+        ...
+
+    @property
+    def has_left(self) -> bool:
+        """Whether this peer is done before the run is, because it left the run."""
+        ...
+
+    @property
+    def members(self) -> Collection[int]:
+        """Whose evaluation of the last round is waited for."""
+        ...
+
+    def model(self) -> FloatArray:
+        """Return z, for a look at it in the worker thread, between rounds."""
+        ...
+
+    async def models(self) -> Models:
+        """Return what can be evaluated and saved, good until the next round."""
+        ...
+
+    def figures(self) -> Mapping[str, object]:
+        """Return what `sotto status` shows of this kind of loop alone, as JSON values."""
+        ...
+
+    def link_figures(self, peer: int) -> Mapping[str, object]:
+        """Return the same for the link to one neighbour."""
+        ...
+
+
+class Frames(Protocol):
+    """Where the frames of neighbours enter a loop, and what a neighbour that is back needs. On the event loop.
+
+    What a neighbour must not do raises RemoteProtocolError: its link is closed with that sentence.
+    """
+
+    def frames_for(self, peer: int, remote_has: int) -> list[tuple[int, bytes]]:
+        """Return (number, frame) of what a neighbour needs, in order, that is connected and has our frames up to
+        `remote_has` for good."""
+        ...
+
+    def disconnected(self, peer: int) -> None:
+        """Take note that the link to a neighbour ended."""
+        ...
+
+    def frame_received(self, peer: int, seq: int, frame: bytes) -> bool | None:
+        """Take a whole frame; False keeps its credit back until it was looked at."""
+        ...
+
+    def receipt(self, peer: int, upto: int) -> None:
+        """Take note that a neighbour has our frames up to `upto` for good."""
+        ...
+
+    def last_received(self, peer: int) -> int:
+        """Return the number of the last frame of a neighbour that need not be sent again."""
+        ...
+
+
+class Members(Protocol):
+    """How the members of a run change at the request of an operator. Raises SottoError, with what is against it."""
+
+    async def announce(self, kind: ChangeKind, subject: int) -> dict[str, object]:
+        """Announce a change of the members; return from which round on it counts, as JSON values."""
+        ...
+
+    async def follow_list(self, taken_out: Sequence[str]) -> dict[str, object]:
+        """Link to whom the list of peers names now, and go on without those that were taken out; return what came of
+        that, as JSON values."""
+        ...
+
+    def is_gone(self, peer: int) -> bool:
+        """Return whether a peer was a member and is none any more."""
+        ...

@@ -1,0 +1,82 @@
+"""Whom a peer of a run in rounds has links to while members come and go."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable, Sequence
+
+from peer.daemon.local_peer import LocalPeer
+from peer.daemon.neighbors import Neighbors
+from peer.gossip.membership import ChangeKind
+from peer.node.durable import DurablePeer
+
+log = logging.getLogger("sotto")
+
+_WORDS = {ChangeKind.JOIN: "joins", ChangeKind.LEAVE: "leaves", ChangeKind.LOST: "is lost and left out"}
+
+
+class MemberLinks:
+    """Keeps the links of a peer in step with the members that it knows of."""
+
+    def __init__(self, local: LocalPeer, neighbors: Neighbors, durable: DurablePeer) -> None:
+        self._me, self._roster = local.index, local.roster
+        self._num_peers, self._first = local.setup.num_peers, frozenset(local.setup.first_members)
+        self._neighbors, self._links = neighbors, durable.links
+        self._session, self._membership = durable.participant.session, durable.participant.membership
+
+    @property
+    def members(self) -> Collection[int]:
+        """Who takes part in the coming round, or in the one under way."""
+        members = self._membership.members
+        return range(self._num_peers) if members is None else members
+
+    def linked(self) -> Sequence[int]:
+        """Return whom there should be a link to: neighbours, those that still need something of this peer, and those
+        that may join through it."""
+        members = self._membership.members
+        if members is None:
+            return self._neighbors.all
+        owed = {peer for peer, link in list(self._links.out.items()) if link.backlog}
+        if self._membership.is_member:
+            may_join = {peer for peer in self._roster.expected if self._roster.neighbor(peer).dial}
+            may_join |= set(range(self._num_peers)) - self._first
+            may_join -= {each.subject for each in self._membership.changes}
+        else:
+            # Any of those that can be dialled will do as a sponsor.
+            may_join = set() if self._membership.has_left else set(self._first)
+        return sorted({*self._neighbors.all, *owed, *may_join} - {self._me} - self._session.lost)
+
+    def know_partners(self) -> None:
+        """Take over from the participant who the neighbours are now."""
+        self._roster.introduce(self._membership.newcomers)
+        self._neighbors.set_partners(*self._membership.partners())
+
+    def meet(self) -> None:
+        """Take up the links that a change of the members asks for, and end those to peers that are lost."""
+        transport = self._neighbors.transport
+        introduced = self._roster.introduce(self._membership.newcomers)
+        for peer in introduced:
+            transport.know_member(self._roster.name(peer))
+        self.know_partners()
+        for change in self._membership.coming_changes:
+            name = self._roster.name(change.subject)
+            log.info("%s %s from round %d on", name, _WORDS[change.kind], change.effective)
+        # A newcomer that called by itself has a link already, but its address was not known then.
+        self.add_missing(but_anew=introduced)
+        # Only to those that are lost: over a link that is no edge any more, something may still have to go.
+        for peer in sorted(transport.neighbors & self._session.lost):
+            name = self._roster.name(peer)
+            transport.remove_neighbor(peer, f"{name} was declared lost and is out of the run")
+
+    def add_missing(self, *, but_anew: Iterable[int] = ()) -> None:
+        """Take up the links that there should be and are not, and those to `but_anew` in any case."""
+        there = self._neighbors.transport.neighbors - {*but_anew}
+        for peer in sorted({*self.linked()} - there):
+            self._neighbors.transport.add_neighbor(self._roster.neighbor(peer))
+
+    def still_members(self, names: Iterable[str]) -> list[int]:
+        """Return which of these peers are members, or are about to be, and are not about to go."""
+        members = {*self.members, *(each.subject for each in self._membership.coming_changes)}
+        going = {each.subject for each in self._membership.changes if each.kind is not ChangeKind.JOIN}
+        numbers = (self._roster.index_of(name) for name in names)
+        return [peer for peer in numbers if peer is not None and peer in members - going]

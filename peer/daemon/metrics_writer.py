@@ -1,0 +1,66 @@
+"""The rows that a peer writes to its metrics: of its rounds, and of what its links carried in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from peer.daemon.neighbors import Neighbors
+from peer.net.counters import LinkCounters
+from peer.round_record import RoundRecord
+from peer.state.metrics import EvaluationRecord, MetricsStore
+
+_FLUSH_EVERY_S = 0.5
+"""Readers see new rows this often; each flush is a transaction."""
+
+
+class MetricsWriter:
+    """Puts together what the round says of itself and what the links carried meanwhile."""
+
+    def __init__(self, metrics: MetricsStore, neighbors: Neighbors) -> None:
+        self.last_round: RoundRecord | None = None
+        """The row of the last round, as it was written."""
+        self.last_loss: float | None = None
+        """The loss of the last round that had a local step."""
+        self._metrics, self._neighbors = metrics, neighbors
+        self._protobuf_bytes = 0
+        """What was sent by the end of the last round, since this process began."""
+        self._flushed_at = 0.0
+
+    def put_round(self, record: RoundRecord, link_round: int | None = None) -> None:
+        """Write the row of a round, with what went over the sockets since the last one, and the rows of its links,
+        under the number `link_round` where the round has such rows already."""
+        counters = self._neighbors.counters()
+        protobuf_bytes = sum(each.protobuf_bytes_sent for each in counters.values())
+        # It falls where a neighbour is one no more.
+        since = max(0, protobuf_bytes - self._protobuf_bytes)
+        self._protobuf_bytes = protobuf_bytes
+        self.last_loss = record.loss if record.loss is not None else self.last_loss
+        self.last_round = replace(record, protobuf_bytes=record.protobuf_bytes + since)
+        rows = self._neighbors.traffic.close_round(record.round if link_round is None else link_round, counters)
+        self._metrics.put(self.last_round, *rows)
+
+    def put_repeated_round(self, record: RoundRecord, *, with_links: bool) -> None:
+        """Write the row of a round that a crash kept out of the metrics, and that was repeated from the journal, and
+        those of its links if their frames were counted."""
+        counters = dict.fromkeys(self._neighbors.all if with_links else (), LinkCounters())
+        self._metrics.put(record, *self._neighbors.traffic.close_round(record.round, counters))
+
+    def put_evaluations(self, records: Iterable[EvaluationRecord]) -> None:
+        """Write accuracies."""
+        self._metrics.put(*records)
+
+    def put_links(self) -> None:
+        """Write the totals of the links, and make everything that was written visible to readers."""
+        self._metrics.put(*self._neighbors.totals().values())
+        self._metrics.flush()
+
+    def put_links_if_due(self, now: float) -> None:
+        """Do the same, but only now and then. `now` in seconds, on any clock."""
+        if now - self._flushed_at > _FLUSH_EVERY_S:
+            self._flushed_at = now
+            self.put_links()
+
+    def flush(self) -> None:
+        """Make everything that was written visible to readers, and part of what survives the end of the process."""
+        self._metrics.flush()

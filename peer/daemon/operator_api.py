@@ -1,0 +1,131 @@
+"""What an operator can ask of a running peer (`sotto status`, `stop`, `snapshot`, `reload`, `leave`, `remove`).
+
+The transport has checked the certificate of whoever asks. Values are those of JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from peer import __version__
+from peer.daemon.evaluations import Evaluations
+from peer.daemon.local_peer import LocalPeer
+from peer.daemon.loop import Loop, Members
+from peer.daemon.metrics_writer import MetricsWriter
+from peer.daemon.neighbors import Neighbors
+from peer.daemon.peer_list import PeerList
+from peer.daemon.runtime import Runtime
+from peer.daemon.saving import Saver
+from peer.errors import SottoError
+from peer.gossip.membership import ChangeKind
+from peer.state.metrics import LinkRecord
+
+
+class OperatorApi:
+    """Answers an operator. Every method raises SottoError, with a sentence, where it cannot do what was asked."""
+
+    def __init__(
+        self,
+        *,
+        local: LocalPeer,
+        runtime: Runtime,
+        neighbors: Neighbors,
+        loop: Loop,
+        saver: Saver,
+        members: Members,
+        evaluations: Evaluations,
+        metrics: MetricsWriter,
+        peer_list: PeerList,
+    ) -> None:
+        self.state = "running"
+        """What this peer is doing, in a word, until it stops; then what became of it."""
+        self._local, self._runtime, self._neighbors = local, runtime, neighbors
+        self._loop, self._saver, self._members, self._evaluations = loop, saver, members, evaluations
+        self._metrics, self._peer_list = metrics, peer_list
+
+    async def control(self, verb: str, arguments: Mapping[str, object]) -> dict[str, object]:
+        """Do what `verb` names and return the answer."""
+        match verb:
+            case "status":
+                return self.status()
+            case "stop":
+                return self._stop()
+            case "snapshot":
+                await self._saver.take_snapshot()
+                return {"round": self._loop.round}
+            case "reload":
+                return await self._peer_list.reload()
+            case "leave":
+                return await self._members.announce(ChangeKind.LEAVE, self._local.index)
+            case "remove":
+                return await self._remove(str(arguments.get("name")))
+        raise SottoError(f"there is no control call {verb!r}; valid: status, stop, snapshot, reload, leave, remove")
+
+    def status(self) -> dict[str, object]:
+        """Return round, loss, accuracies, links and traffic."""
+        links = self._neighbors.totals()
+        sockets = [link.socket_bytes for link in links.values()]
+        own, worst = self._evaluations.own(), self._evaluations.worst()
+        roster = self._local.roster
+        return {
+            "name": self._local.name,
+            "run": self._local.config.run.name,
+            "version": __version__,
+            "state": "stopping" if self._runtime.stops else self.state,
+            "round": self._loop.round,
+            "rounds": self._local.config.run.rounds,
+            "loss": self._metrics.last_loss,
+            "accuracy": None if own is None else own.accuracy,
+            "worst": None if worst is None else {"peer": roster.name(worst.peer), "accuracy": worst.accuracy},
+            "neighbors": len(links),
+            "neighbors_up": sum(link.up for link in links.values()),
+            "payload_bytes": self._neighbors.traffic.payload_bytes,
+            "frame_bytes": sum(link.frame_bytes for link in links.values()),
+            "protobuf_bytes": sum(link.protobuf_bytes for link in links.values()),
+            "socket_bytes": None if None in sockets else sum(size or 0 for size in sockets),
+            "links": {roster.name(peer): self._link_status(peer, link) for peer, link in links.items()},
+            "newcomers": self._newcomers(),
+            "relayed": {f"{one} > {two}": size for (one, two), size in self._neighbors.transport.relay.carried.items()},
+            "seconds": self._runtime.now(),
+            **self._loop.figures(),
+        }
+
+    def _link_status(self, peer: int, link: LinkRecord) -> dict[str, object]:
+        """Return what `sotto status --json` says of the link to one neighbour; bytes are what was sent over it."""
+        return {
+            "up": link.up,
+            "problem": self._neighbors.problem(peer),
+            "sends": peer in self._neighbors.senders,
+            "receives": peer in self._neighbors.receivers,
+            **self._neighbors.traffic.described(peer),
+            "frames": link.frames,
+            "payload_bytes": link.payload_bytes,
+            "frame_bytes": link.frame_bytes,
+            "protobuf_bytes": link.protobuf_bytes,
+            "socket_bytes": link.socket_bytes,
+            "packet_bytes": link.packet_bytes,
+            "reconnects": link.reconnects,
+            "resent_frames": link.resent_frames,
+            "relayed_bytes": self._neighbors.transport.relayed(peer),
+            **self._loop.link_figures(peer),
+        }
+
+    def _newcomers(self) -> list[dict[str, object]]:
+        """Return whom this peer knows beyond everybody's list."""
+        return [
+            {"index": peer, "name": entry.name, "advertise": entry.advertise, "relay": entry.relay}
+            for peer, entry in self._local.roster.newcomers.items()
+        ]
+
+    def _stop(self) -> dict[str, object]:
+        self._runtime.request_stop("stopped by the operator")
+        return {"stopping": True, "round": self._loop.round, "newcomers": self._newcomers()}
+
+    async def _remove(self, name: str) -> dict[str, object]:
+        """Announce that a peer is lost."""
+        lost = self._local.roster.index_of(name)
+        if lost is None:
+            raise SottoError(f"there is no peer {name[:80]!r} in this run")
+        if lost == self._local.index:
+            raise SottoError(f"{name} is running and can leave by itself: sotto leave")
+        return await self._members.announce(ChangeKind.LOST, lost)

@@ -1,0 +1,186 @@
+"""The exchanges of a peer of a run without rounds: requests of neighbours are answered, the own one is completed.
+
+Everything that touches the pair node happens in one worker thread, one call after the other, while another computes the
+gradient. What a call returns to be sent is in the journal by then.
+
+Frames are not numbered: exchanges have numbers of their own, a request is repeated after a reconnect, and each has one
+outcome.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar, TypeVarTuple
+
+from peer.daemon.neighbors import Neighbors
+from peer.daemon.roster import Roster
+from peer.daemon.runtime import Runtime
+from peer.errors import DivergenceError, RemoteProtocolError
+from peer.gossip.effects import Effects
+from peer.node.durable_pair import DurablePair
+
+log = logging.getLogger("sotto")
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+_MAX_WAITING_FRAMES = 16
+"""Frames of one neighbour that wait to be looked at: an honest one has one request and one answer on its way."""
+
+
+class PairExchanges:
+    """Answers the neighbours of one peer until it leaves."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        neighbors: Neighbors,
+        roster: Roster,
+        durable: DurablePair,
+        recovered: Effects,
+        abandon_after_s: float,
+    ) -> None:
+        """`recovered`: what `durable` asked for last, before a restart. `abandon_after_s`: how long the partner of an
+        open exchange may be away before that is given up."""
+        self.failure: DivergenceError | None = None
+        """What an answer came to that makes no sense to go on from."""
+        self._runtime, self._neighbors, self._roster, self._abandon_after_s = (
+            runtime,
+            neighbors,
+            roster,
+            abandon_after_s,
+        )
+        self._durable, self._participant = durable, durable.participant
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="exchange")
+        self._waiting: deque[tuple[int, bytes | None]] = deque()
+        """(neighbour, frame), or (neighbour, None) where its connection broke."""
+        self._arrived = asyncio.Event()
+        self._request = recovered.open_request
+        """The own request without an answer; it is in the journal."""
+        self._wake_at = recovered.wake_at
+        """When the participant wants to ask again."""
+        self._away_since: dict[int, float] = {}
+        self._leaving = False
+        self._answered = asyncio.Event()
+
+    # -- what the transport calls --------------------------------------------------------------------------------------
+
+    def frames_for(self, peer: int, remote_has: int) -> list[tuple[int, bytes]]:
+        """Return the open request, if it is to the neighbour that is back."""
+        self._away_since.pop(peer, None)
+        return [(0, self._request.frame)] if self._request is not None and self._request.receiver == peer else []
+
+    def disconnected(self, peer: int) -> None:
+        """Take note that a connection broke: whatever came over it and waits will be asked for again."""
+        self._away_since[peer] = self._runtime.now()
+        self._forget_waiting(peer)
+        self._waiting.append((peer, None))
+        self._arrived.set()
+
+    def frame_received(self, peer: int, seq: int, frame: bytes) -> bool | None:
+        """Keep a frame until it is its turn. Raises RemoteProtocolError for more than an honest peer sends."""
+        if seq:
+            raise RemoteProtocolError("it numbers its frames, as nobody does in an asynchronous run")
+        if sum(sender == peer for sender, _ in self._waiting) >= _MAX_WAITING_FRAMES:
+            raise RemoteProtocolError("it sends more than it is asked for")
+        self._waiting.append((peer, frame))
+        self._arrived.set()
+        return None
+
+    def receipt(self, peer: int, upto: int) -> None:
+        """Raise RemoteProtocolError: there are no numbered frames to confirm."""
+        raise RemoteProtocolError("it confirms numbered frames, which nobody sends in an asynchronous run")
+
+    def last_received(self, peer: int) -> int:
+        """Return 0: frames are not numbered."""
+        return 0
+
+    # -- what the loop calls -------------------------------------------------------------------------------------------
+
+    async def call(self, function: Callable[[*Ts], T], *arguments: *Ts) -> T:
+        """Return what a call on the pair node returns. One runs at a time, in the order in which they were made."""
+        reachable = self._neighbors.reachable()
+
+        def call() -> T:
+            # Set in the worker, so that no call before this one sees it: it is journaled with the call.
+            self._participant.reachable = reachable
+            return function(*arguments)
+
+        return await asyncio.get_running_loop().run_in_executor(self._worker, call)
+
+    def perform(self, effects: Effects) -> None:
+        """Do what a call asks for."""
+        self._request, self._wake_at = effects.open_request, effects.wake_at
+        for outgoing in effects.frames:
+            self._neighbors.count(outgoing)
+            if self._neighbors.is_up(outgoing.receiver):
+                self._neighbors.transport.send(outgoing.receiver, 0, outgoing.frame)
+        self._runtime.wake()
+        self._arrived.set()
+
+    async def answer(self) -> None:
+        """Take what comes from the neighbours, and ask again when a pause is over, until `stop_answering`."""
+        try:
+            while not self._leaving:
+                wake_at = self._wake_at
+                if self._waiting:
+                    await self._take(*self._waiting.popleft())
+                elif wake_at is not None and self._runtime.now() >= wake_at:
+                    self.perform(await self.call(self._durable.timer, self._runtime.now()))
+                else:
+                    await self._wait(wake_at)
+        except DivergenceError as error:
+            # The loop ends with it, as with what the own steps come to; this task must not end the process on its own.
+            self.failure = error
+            self._runtime.wake()
+        self._answered.set()
+
+    async def _wait(self, until: float | None) -> None:
+        timeout = 1.0 if until is None else min(1.0, until - self._runtime.now())
+        try:
+            async with asyncio.timeout(timeout):
+                await self._arrived.wait()
+        except TimeoutError:
+            return
+        self._arrived.clear()
+
+    async def _take(self, peer: int, frame: bytes | None) -> None:
+        if frame is None:
+            self.perform(await self.call(self._durable.disconnected, peer))
+            return
+        try:
+            effects = await self.call(self._durable.receive, peer, frame, self._runtime.now())
+        except RemoteProtocolError as error:
+            log.error("dropped a message: %s", error)
+            self._forget_waiting(peer)
+            self._neighbors.transport.reset(peer, str(error))
+            return
+        self.perform(effects)
+
+    def _forget_waiting(self, peer: int) -> None:
+        self._waiting = deque(item for item in self._waiting if item[0] != peer)
+
+    async def abandon_the_lost(self) -> None:
+        """Give up the open exchange if its partner has been away for too long."""
+        partner = self._participant.open_partner
+        if partner is None or self._neighbors.is_up(partner):
+            return
+        now = self._runtime.now()
+        away = now - self._away_since.setdefault(partner, now)
+        if away > self._abandon_after_s:
+            log.warning("%s has been away for %.0f s: its exchange is given up", self._roster.name(partner), away)
+            self.perform(await self.call(self._durable.abandon, partner))
+
+    async def stop_answering(self) -> None:
+        """Return when the last answer is given: what comes later is for nobody."""
+        self._leaving = True
+        self._arrived.set()
+        await self._answered.wait()
+
+    def close(self) -> None:
+        """End the thread, after what it is doing."""
+        self._worker.shutdown(wait=True, cancel_futures=True)

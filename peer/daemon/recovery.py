@@ -1,0 +1,160 @@
+"""How a daemon goes back to where its peer was: the participant from checkpoint and journal, the metrics behind it.
+
+Rows of metrics are written with less care than the journal, so that a crash may have kept some out. The rounds that are
+repeated make them again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from peer.daemon.audit_log import AuditLog, EventLog
+from peer.daemon.evaluations import Evaluations, Models, OwnEvaluation, parse_evaluation
+from peer.daemon.local_peer import LocalPeer
+from peer.daemon.metrics_writer import MetricsWriter
+from peer.daemon.neighbors import Neighbors
+from peer.daemon.runtime import Runtime
+from peer.errors import RemoteProtocolError, StateError
+from peer.gossip.effects import Effects
+from peer.node.disk_state import PeerRecovery
+from peer.node.durable import DurablePeer
+from peer.node.durable_pair import DurablePair
+from peer.round_record import RoundRecord
+
+log = logging.getLogger("sotto")
+
+
+class Recovered(NamedTuple):
+    """Where a peer is again."""
+
+    seconds: float
+    """How long it took to repeat what is in the journal; 0 where there was nothing to go back to."""
+    effects: Effects
+    """What is open there: when to wake up, and a request without an answer. Nothing of it has to be sent."""
+
+
+class MissingRows:
+    """The rows that a crash kept out of the metrics."""
+
+    def __init__(self, local: LocalPeer, evaluations: Evaluations, own: OwnEvaluation, metrics: MetricsWriter) -> None:
+        self._store, self._evaluations, self._own, self._metrics = local.metrics, evaluations, own, metrics
+        self._evaluated = {record.round for record in self._store.evaluations() if record.peer == local.index}
+        self._rounds: set[int] | None = None
+
+    def lack(self, round_: int) -> bool:
+        """Return whether the row of a round is missing. Ask in ascending order."""
+        if self._rounds is None:
+            self._rounds = {known.round for known in self._store.rounds(after=round_ - 1)}
+        return round_ not in self._rounds
+
+    def add(self, record: RoundRecord, models: Callable[[], Models], *, with_links: bool) -> None:
+        """Write the row of a round that was repeated, those of its links if their frames were counted, and evaluate the
+        model after it, where these are missing."""
+        if self.lack(record.round):
+            self._metrics.put_repeated_round(record, with_links=with_links)
+        done = record.round + 1
+        if self._evaluations.is_due(done) and done not in self._evaluated:
+            self._metrics.put_evaluations(self._own.measure(done, models()))
+
+
+def recover_rounds(
+    durable: DurablePeer,
+    local: LocalPeer,
+    runtime: Runtime,
+    neighbors: Neighbors,
+    evaluations: Evaluations,
+    missing: MissingRows,
+    audit_log: AuditLog | None,
+) -> Recovered:
+    """Go back to where a peer of a run in rounds was. Raises StateError, with the folder."""
+    started, participant = time.perf_counter(), durable.participant
+
+    def on_round(effects: Effects) -> None:
+        record = effects.record
+        assert record is not None
+        if missing.lack(record.round):
+            for outgoing in effects.frames:
+                neighbors.count(outgoing)
+        algorithm = participant.algorithm
+        missing.add(record, lambda: Models(participant.model(), algorithm.x, algorithm.u), with_links=True)
+        if audit_log is not None:
+            audit_log.close_round(record.round, algorithm)
+
+    try:
+        recovery = durable.open(on_round)
+    except StateError as error:
+        raise StateError(f"{local.folder.directory}: {error}") from None
+    for outgoing in recovery.effects.frames:
+        neighbors.count(outgoing)
+    _continue(recovery, local, runtime, participant.round)
+    # Others may have left by the time that anybody asks them.
+    known = local.metrics.evaluations()
+    evaluations.restore(record for record in known if record.peer >= 0 and evaluations.is_shared(record.round))
+    is_new = not participant.round and not participant.session.in_round
+    seconds = 0.0 if is_new else _took(started, "round", recovery, local, participant.round)
+    return Recovered(seconds, recovery.effects)
+
+
+def recover_pairs(
+    durable: DurablePair,
+    local: LocalPeer,
+    runtime: Runtime,
+    evaluations: Evaluations,
+    missing: MissingRows,
+    audit_log: EventLog | None,
+) -> Recovered:
+    """Go back to where a peer of a run in pairs was. Raises StateError, with the folder."""
+    started, participant = time.perf_counter(), durable.participant
+
+    def on_load(state: Mapping[str, Any]) -> None:
+        # What was logged after the checkpoint is logged again as it is repeated.
+        if audit_log is not None:
+            audit_log.go_back(state.get("ledger", [0, 0]))
+
+    def on_step(effects: Effects) -> None:
+        assert effects.record is not None
+        events, algorithm = participant.take_events(), participant.algorithm
+        if audit_log is not None:
+            audit_log.write(events, participant.gradient)
+        missing.add(effects.record, lambda: Models(algorithm.x, algorithm.x, algorithm.u), with_links=False)
+
+    try:
+        recovery = durable.open(on_step, on_load)
+    except StateError as error:
+        raise StateError(f"{local.folder.directory}: {error}") from None
+    _continue(recovery, local, runtime, participant.round)
+    for note in recovery.state.get("evaluations", []):
+        # One of a round that the run does not have any more says nothing of it.
+        with contextlib.suppress(RemoteProtocolError):
+            evaluations.restore([parse_evaluation(note.encode(), local.roster, local.config.run.rounds)])
+    is_new = not participant.round and not participant.in_iteration
+    seconds = 0.0 if is_new else _took(started, "step", recovery, local, participant.round)
+    return Recovered(seconds, recovery.effects)
+
+
+def _continue(recovery: PeerRecovery, local: LocalPeer, runtime: Runtime, round_: int) -> None:
+    """Let clock, log and metrics follow."""
+    for sentence in recovery.notices:
+        log.warning("%s: %s", local.folder.directory, sentence)
+    runtime.continue_from(recovery.now)
+    local.metrics.drop_after(round_ - 1)
+
+
+def _took(started: float, noun: str, recovery: PeerRecovery, local: LocalPeer, round_: int) -> float:
+    seconds = time.perf_counter() - started
+    log.info(
+        "%s continues at %s %d: checkpoint of %s %d and %d %ss of its journal, read in %.1f s",
+        local.name,
+        noun,
+        round_,
+        noun,
+        recovery.checkpoint_round,
+        recovery.replayed_rounds,
+        noun,
+        seconds,
+    )
+    return seconds

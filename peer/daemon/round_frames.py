@@ -1,0 +1,121 @@
+"""The frames of a peer of a run in rounds: those that came wait here for the loop, those that a call made leave here.
+
+The order persist, send, apply is kept by `DurablePeer`: it has journaled whatever `perform` is given to send.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
+
+from peer.daemon.neighbors import Neighbors
+from peer.daemon.runtime import Runtime
+from peer.errors import RemoteProtocolError
+from peer.gossip.effects import Effects
+from peer.node.durable import DurablePeer
+from peer.round_record import RoundRecord
+
+log = logging.getLogger("sotto")
+
+
+class RoundFrames:
+    """Frames on their way between the transport and the participant."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        neighbors: Neighbors,
+        durable: DurablePeer,
+        recovered: Effects,
+        on_change: Callable[[], None],
+    ) -> None:
+        """`recovered`: what `durable` asked for last, before a restart. `on_change` is called when a change of the
+        members was heard of."""
+        self.wake_at = recovered.wake_at
+        """When a late neighbour is no longer waited for; None where there is none to wait for, or for ever."""
+        self._runtime, self._neighbors = runtime, neighbors
+        self._durable, self._participant = durable, durable.participant
+        self._on_change = on_change
+        self._waiting: deque[tuple[int, int, bytes]] = deque()
+        """(neighbour, number, frame). Bounded by the credit of each link, which is given back one by one."""
+
+    def __bool__(self) -> bool:
+        """Whether frames wait to be looked at."""
+        return bool(self._waiting)
+
+    # -- what the transport calls --------------------------------------------------------------------------------------
+
+    def frames_for(self, peer: int, remote_has: int) -> list[tuple[int, bytes]]:
+        """Return what a neighbour needs that is connected and has our frames up to `remote_has` for good."""
+        self._durable.links.meet(peer)
+        if peer in self._participant.session.lost:
+            raise RemoteProtocolError("was declared lost and is out of the run", peer=peer)
+        return self._durable.connected(peer, remote_has)
+
+    def disconnected(self, peer: int) -> None:
+        """Do nothing: what came whole still counts, and the rest will come again."""
+
+    def frame_received(self, peer: int, seq: int, frame: bytes) -> bool | None:
+        """Keep a frame for `take`; its credit goes back when it has been looked at."""
+        self._waiting.append((peer, seq, frame))
+        return False
+
+    def receipt(self, peer: int, upto: int) -> None:
+        """Take note that a neighbour has our frames up to `upto` for good."""
+        self._durable.receipt(peer, upto)
+
+    def last_received(self, peer: int) -> int:
+        """Return the number of the last frame of a neighbour that need not be sent again."""
+        self._durable.links.meet(peer)
+        return self._durable.links.durable_from(peer)
+
+    # -- what the loop calls -------------------------------------------------------------------------------------------
+
+    async def take(self) -> RoundRecord | None:
+        """Give the waiting frames to the participant, and the timer if it is due; return the record of a round that
+        this completed. What is behind it then waits for the next round."""
+        while self._waiting:
+            peer, seq, frame = self._waiting.popleft()
+            self._neighbors.transport.taken(peer, seq)
+            try:
+                effects = await self._runtime.work(self._durable.receive, peer, seq, frame, self._runtime.now())
+            except RemoteProtocolError as error:
+                log.error("dropped a message: %s", error)
+                # What follows it on this link makes no sense without it; after the reconnect all of it comes again.
+                self._waiting = deque(item for item in self._waiting if item[0] != peer)
+                self._neighbors.transport.reset(peer, str(error))
+                continue
+            if (record := self.perform(effects)) is not None:
+                return record
+        if self.wake_at is not None and self._runtime.now() >= self.wake_at:
+            return self.perform(await self._runtime.work(self._durable.timer, self._runtime.now()))
+        return None
+
+    def perform(self, effects: Effects) -> RoundRecord | None:
+        """Do what a call asks for, which is on disk by now; return the record of a round that it ended."""
+        self.wake_at = effects.wake_at
+        for outgoing in effects.frames:
+            self._neighbors.count(outgoing)
+        if effects.news:
+            # First, so that there are links to those that are told of it.
+            self._on_change()
+        for outgoing in self._durable.publish(effects):
+            # Without a connection, `frames_for` will send it.
+            if self._neighbors.is_up(outgoing.receiver):
+                self._neighbors.transport.send(outgoing.receiver, outgoing.seq, outgoing.frame)
+        self.confirm(effects.receipts)
+        return effects.record
+
+    def confirm(self, receipts: Mapping[int, int]) -> None:
+        """Tell the neighbours which of their frames they may forget."""
+        for peer, upto in receipts.items():
+            self._neighbors.transport.acknowledge(peer, upto)
+
+    def owes(self, peer: int) -> bool:
+        """Return whether a neighbour lacks frames of this peer, which is there to give them."""
+        return peer not in self._neighbors.left and self._durable.links.out[peer].backlog > 0
+
+    def backlog_bytes(self, peer: int) -> int:
+        """Return the size of what a neighbour has not confirmed yet."""
+        return self._durable.links.out[peer].backlog_bytes

@@ -1,0 +1,177 @@
+"""How the state of a peer gets to the disk while it runs, with rounds and without: checkpoints, and syncs between them.
+
+What is written is the knowledge of `peer.node.durable` and `peer.node.durable_pair`; here is when, and in which thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from peer.daemon.audit_log import EventLog
+from peer.daemon.checkpoint_cadence import CheckpointCadence
+from peer.daemon.evaluations import Evaluations
+from peer.daemon.local_peer import LocalPeer
+from peer.daemon.metrics_writer import MetricsWriter
+from peer.daemon.pair_exchanges import PairExchanges
+from peer.daemon.round_frames import RoundFrames
+from peer.daemon.runtime import Runtime
+from peer.node.durable import DurablePeer
+from peer.node.durable_pair import DurablePair
+
+_SYNC_EVERY_S = 1.0
+
+
+class Saver(Protocol):
+    """What the daemon asks of both. Every method raises StateError if the disk refuses."""
+
+    @property
+    def journal_bytes(self) -> int:
+        """Size of the journal since the last checkpoint."""
+        ...
+
+    async def checkpoint(self) -> None:
+        """Save the state, between rounds."""
+        ...
+
+    async def take_snapshot(self) -> None:
+        """Save the state for the operator, now or as soon as it can be saved."""
+        ...
+
+    async def sync(self) -> None:
+        """Make what was journaled survive a power cut, and tell the neighbours what they may forget."""
+        ...
+
+    def go_back(self, round_: int) -> int:
+        """Delete what is newer than the last checkpoint at or before a round; return its round. The last call."""
+        ...
+
+    def close(self) -> None:
+        """Close the files."""
+        ...
+
+
+async def sync_now_and_then(saver: Saver) -> None:
+    """Bound what a power cut costs, and let neighbours forget what is safe here. Without end."""
+    while True:
+        await asyncio.sleep(_SYNC_EVERY_S)
+        await saver.sync()
+
+
+class RoundSaver:
+    """Saves a peer of a run in rounds."""
+
+    def __init__(
+        self,
+        local: LocalPeer,
+        runtime: Runtime,
+        durable: DurablePeer,
+        frames: RoundFrames,
+        cadence: CheckpointCadence,
+        metrics: MetricsWriter,
+    ) -> None:
+        self.is_at_rest = False
+        """Whether no round is under way, and all is done that follows from the last one. The loop says so."""
+        self._local, self._runtime, self._durable, self._frames = local, runtime, durable, frames
+        self._cadence, self._metrics = cadence, metrics
+
+    @property
+    def journal_bytes(self) -> int:
+        """Size of the journal since the last checkpoint."""
+        return self._durable.disk_state.journal_bytes
+
+    async def checkpoint(self, *, anew: bool = False) -> None:
+        """Save the state, between rounds; `anew` even where there is a checkpoint of this round."""
+        # The rounds before a checkpoint are never repeated, so that their rows have to be there.
+        self._metrics.flush()
+        description = self._local.describe(self._runtime.now())
+
+        def save() -> dict[int, int] | None:
+            # Asked in the worker: a frame that was taken before it may have begun a round.
+            in_round = self._durable.participant.session.in_round
+            return None if in_round else self._durable.save(description, anew=anew)
+
+        receipts = await self._runtime.work(save)
+        if receipts is None:
+            self._cadence.snapshot_wanted = True
+            return
+        self._frames.confirm(receipts)
+        self._cadence.saved()
+
+    async def take_snapshot(self) -> None:
+        """Save the state now, or at the end of the round under way."""
+        if self.is_at_rest:
+            await self.checkpoint()
+        else:
+            self._cadence.snapshot_wanted = True
+
+    async def sync(self) -> None:
+        """Make what was journaled survive a power cut, and tell the neighbours what they may forget."""
+        self._frames.confirm(await self._runtime.sync(self._durable.sync))
+
+    def go_back(self, round_: int) -> int:
+        """Delete what is newer than the last checkpoint at or before a round; return its round."""
+        return self._durable.go_back(round_)
+
+    def close(self) -> None:
+        """Close the journal."""
+        self._durable.close()
+
+
+class PairSaver:
+    """Saves a peer of a run in pairs."""
+
+    def __init__(
+        self,
+        local: LocalPeer,
+        runtime: Runtime,
+        durable: DurablePair,
+        exchanges: PairExchanges,
+        cadence: CheckpointCadence,
+        metrics: MetricsWriter,
+        evaluations: Evaluations,
+        audit_log: EventLog | None,
+    ) -> None:
+        self._local, self._runtime, self._durable, self._exchanges = local, runtime, durable, exchanges
+        self._cadence, self._metrics, self._evaluations, self._audit_log = cadence, metrics, evaluations, audit_log
+
+    @property
+    def journal_bytes(self) -> int:
+        """Size of the journal since the last checkpoint."""
+        return self._durable.disk_state.journal_bytes
+
+    async def checkpoint(self) -> None:
+        """Save the state, between steps."""
+        # The steps before a checkpoint are never repeated, so that their rows have to be there.
+        self._metrics.flush()
+        description = self._local.describe(self._runtime.now())
+        # Those that have finished by then cannot be asked again.
+        description["evaluations"] = [note.decode() for note in self._evaluations.notes()]
+        await self._exchanges.call(self._save, description)
+        self._cadence.saved()
+
+    def _save(self, description: dict[str, object]) -> None:
+        # Before the state, which holds the events that were not taken.
+        events = self._durable.participant.take_events()
+        if self._audit_log is not None:
+            self._audit_log.write(events)
+            description["ledger"] = self._audit_log.position()
+        self._durable.save(description)
+
+    async def take_snapshot(self) -> None:
+        """Let the end of the step under way take it: until then the training state is in flux."""
+        self._cadence.snapshot_wanted = True
+
+    async def sync(self) -> None:
+        """Make what was journaled survive a power cut."""
+        await self._runtime.sync(self._durable.sync)
+
+    def go_back(self, round_: int) -> int:
+        """Delete what is newer than the last checkpoint at or before a step; return its number."""
+        return self._durable.go_back(round_)
+
+    def close(self) -> None:
+        """Close journal and audit log."""
+        self._durable.close()
+        if self._audit_log is not None:
+            self._audit_log.close()

@@ -1,0 +1,142 @@
+"""Where everything enters that others say: who judges it, and what becomes of a lie."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from peer.daemon.divergence import Divergence
+from peer.daemon.evaluations import Evaluations
+from peer.daemon.incoming import Incoming
+from peer.daemon.operator_api import OperatorApi
+from peer.daemon.roster import Roster
+from peer.daemon.runtime import Runtime
+from peer.errors import HandshakeRefused, RemoteProtocolError
+from tests.daemon.parts import FakeMembers, FakeTransport, neighbors_over
+
+
+class Frames:
+    """Takes note of frames; whoever sends an empty one breaks the protocol."""
+
+    def __init__(self) -> None:
+        self.frames: list[tuple[int, int, bytes]] = []
+        self.broken: list[int] = []
+
+    def frames_for(self, peer: int, remote_has: int) -> list[tuple[int, bytes]]:
+        return [(remote_has + 1, b"next")]
+
+    def disconnected(self, peer: int) -> None:
+        self.broken.append(peer)
+
+    def frame_received(self, peer: int, seq: int, frame: bytes) -> bool | None:
+        if not frame:
+            raise RemoteProtocolError("sent nothing")
+        self.frames.append((peer, seq, frame))
+        return False
+
+    def receipt(self, peer: int, upto: int) -> None: ...
+
+    def last_received(self, peer: int) -> int:
+        return 5
+
+
+class Peer:
+    """A handler over parts that only take note."""
+
+    def __init__(self) -> None:
+        self.transport = FakeTransport(up={1, 2})
+        self.neighbors = neighbors_over(self.transport, (1, 2))
+        self.runtime, self.frames, self.members = Runtime(), Frames(), FakeMembers()
+        self.judged: list[tuple[int, bytes]] = []
+        self.divergence = Divergence(50, broadcast=self.neighbors.broadcast, stop=self.stop)
+        self.stopped_for: list[str] = []
+        evaluations = SimpleNamespace(notes=lambda: [b"known"])
+        roster = SimpleNamespace(name=lambda peer: f"peer-{peer}", hear=lambda peer, name: None)
+        self.incoming = Incoming(
+            runtime=self.runtime,
+            neighbors=self.neighbors,
+            roster=cast(Roster, roster),
+            frames=self.frames,
+            evaluations=cast(Evaluations, evaluations),
+            members=self.members,
+            operator=cast(OperatorApi, None),
+            notes={"diverged": self.divergence.heard, "replica": self.judge},
+            why_no_changes="the members of this run cannot change",
+            num_peers=3,
+        )
+
+    def stop(self, reason: str) -> None:
+        self.stopped_for.append(reason)
+
+    def judge(self, peer: int, note: bytes) -> None:
+        if note == b"lie":
+            raise RemoteProtocolError("told a lie")
+        self.judged.append((peer, note))
+
+
+@pytest.fixture
+def peer() -> Peer:
+    return Peer()
+
+
+def test_a_neighbour_that_is_back_gets_its_frames_and_hears_the_news(peer: Peer) -> None:
+    peer.neighbors.left[1] = "stopped"
+    assert peer.incoming.link_up(1, 7) == [(8, b"next")]
+    assert peer.transport.notes == [(1, "evaluation", b"known")]
+    assert peer.neighbors.is_reachable(1)
+    peer.incoming.link_down(1, "the connection broke")
+    assert peer.frames.broken == [1]
+
+
+def test_a_note_goes_to_whoever_judges_its_topic(peer: Peer) -> None:
+    peer.incoming.bulletin_received(1, "replica", b"digests")
+    peer.incoming.bulletin_received(1, "a topic of a later version", b"whatever")
+    assert peer.judged == [(1, b"digests")]
+    peer.incoming.bulletin_received(1, "diverged", b'[20, "the loss is too high"]')
+    assert peer.stopped_for == ["the loss is too high"]
+    assert [(to, topic) for to, topic, _ in peer.transport.notes] == [(2, "diverged")]
+
+
+def test_a_lie_is_blamed_on_the_neighbour_unless_it_may_only_pass_it_on(
+    peer: Peer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(RemoteProtocolError, match="told a lie"):
+        peer.incoming.bulletin_received(1, "replica", b"lie")
+    with caplog.at_level(logging.ERROR):
+        peer.incoming.bulletin_received(1, "diverged", b"[1e999, null]")
+    assert "dropped a note of peer-1 about diverged" in caplog.text
+    assert peer.stopped_for == []
+
+
+def test_a_frame_that_is_refused_does_not_count_as_a_sign_of_life(peer: Peer) -> None:
+    with pytest.raises(RemoteProtocolError):
+        peer.incoming.frame_received(1, 1, b"")
+    assert peer.neighbors.last_heard_at == 0.0
+    assert peer.incoming.frame_received(1, 1, b"frame") is False
+    assert peer.neighbors.last_heard_at > 0.0
+
+
+def test_whoever_is_no_member_any_more_leaves_for_good(peer: Peer) -> None:
+    peer.members.gone.add(2)
+
+    async def story() -> None:
+        peer.incoming.goodbye(1, "stopped")
+        peer.incoming.goodbye(2, "left")
+        await asyncio.sleep(0)
+
+    asyncio.run(story())
+    assert peer.transport.removed == [(2, "it left the run")]
+    assert peer.neighbors.left == {1: "stopped", 2: "left"}
+
+
+def test_callers_that_cannot_belong_to_the_run_are_refused(peer: Peer) -> None:
+    peer.members.gone.add(2)
+    with pytest.raises(HandshakeRefused, match="'cleo' was declared lost or left"):
+        peer.incoming.hear(2, "cleo")
+    with pytest.raises(HandshakeRefused, match="is not in everybody's list, and the members of this run cannot change"):
+        peer.incoming.hear(3, "dora")
+    assert peer.incoming.hear(1, "ben") is None

@@ -1,0 +1,120 @@
+"""What an operator can ask, and what it is told, without a peer that trains."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from peer.config import PeerAddress
+from peer.daemon.evaluations import Evaluations
+from peer.daemon.local_peer import LocalPeer
+from peer.daemon.loop import Loop
+from peer.daemon.metrics_writer import MetricsWriter
+from peer.daemon.operator_api import OperatorApi
+from peer.daemon.peer_list import PeerList
+from peer.daemon.runtime import Runtime
+from peer.daemon.saving import Saver
+from peer.errors import SottoError
+from peer.gossip.membership import ChangeKind
+from tests.daemon.parts import FakeMembers, FakeTransport, neighbors_over
+
+NAMES = ["ada", "ben", "cleo"]
+
+
+class Roster:
+    def __init__(self) -> None:
+        self.newcomers: dict[int, PeerAddress] = {}
+
+    def name(self, peer: int) -> str:
+        return NAMES[peer]
+
+    def index_of(self, name: str) -> int | None:
+        return NAMES.index(name) if name in NAMES else None
+
+
+class Snapshots:
+    taken = 0
+
+    async def take_snapshot(self) -> None:
+        self.taken += 1
+
+
+class Asked:
+    """An operator's API over parts that only take note."""
+
+    def __init__(self) -> None:
+        self.runtime, self.members, self.saver = Runtime(), FakeMembers(), Snapshots()
+        transport = FakeTransport(up={1}, problems={2: "nobody listens at 10.0.0.3:7700"})
+        run = SimpleNamespace(name="digits", rounds=50)
+        local = SimpleNamespace(index=0, name="ada", roster=Roster(), config=SimpleNamespace(run=run))
+        neighbors = neighbors_over(transport, (1, 2))
+        transport_facts: Any = transport
+        transport_facts.relay, transport_facts.relayed = SimpleNamespace(carried={}), lambda peer: None
+        loop = SimpleNamespace(round=7, figures=lambda: {"push_weight": 1.0}, link_figures=lambda peer: {})
+        self.api = OperatorApi(
+            local=cast(LocalPeer, local),
+            runtime=self.runtime,
+            neighbors=neighbors,
+            loop=cast(Loop, loop),
+            saver=cast(Saver, self.saver),
+            members=self.members,
+            evaluations=cast(Evaluations, SimpleNamespace(own=lambda: None, worst=lambda: None)),
+            metrics=cast(MetricsWriter, SimpleNamespace(last_loss=0.5)),
+            peer_list=cast(PeerList, None),
+        )
+
+    def ask(self, verb: str, **arguments: object) -> dict[str, Any]:
+        return asyncio.run(self.api.control(verb, arguments))
+
+
+@pytest.fixture
+def asked() -> Asked:
+    return Asked()
+
+
+def test_the_status_says_what_stands_in_the_way_of_a_link(asked: Asked) -> None:
+    status = asked.ask("status")
+    assert (status["state"], status["round"], status["rounds"], status["loss"]) == ("running", 7, 50, 0.5)
+    assert (status["neighbors"], status["neighbors_up"], status["push_weight"]) == (2, 1, 1.0)
+    assert {name: link["problem"] for name, link in status["links"].items()} == {
+        "ben": None,
+        "cleo": "nobody listens at 10.0.0.3:7700",
+    }
+    assert status["frame_bytes"] == 300
+
+
+def test_a_stop_is_remembered(asked: Asked) -> None:
+    assert asked.ask("stop") == {"stopping": True, "round": 7, "newcomers": []}
+    assert asked.runtime.stop_reason == "stopped by the operator"
+    assert not asked.runtime.stops_at_once
+    assert asked.ask("status")["state"] == "stopping"
+
+
+def test_a_snapshot_is_left_to_whoever_saves(asked: Asked) -> None:
+    assert asked.ask("snapshot") == {"round": 7}
+    assert asked.saver.taken == 1
+
+
+def test_leaving_and_removing_are_announced(asked: Asked) -> None:
+    assert asked.ask("leave") == {"from": 12}
+    assert asked.ask("remove", name="cleo") == {"from": 12}
+    assert asked.members.announced == [(ChangeKind.LEAVE, 0), (ChangeKind.LOST, 2)]
+
+
+@pytest.mark.parametrize(
+    ("verb", "arguments", "says"),
+    [
+        ("remove", {"name": "dora"}, "there is no peer 'dora' in this run"),
+        ("remove", {}, "there is no peer 'None' in this run"),
+        ("remove", {"name": "x" * 1000}, "there is no peer 'x{80}' in this run"),
+        ("remove", {"name": "ada"}, "ada is running and can leave by itself: sotto leave"),
+        ("shout", {}, "there is no control call 'shout'; valid: status, stop,"),
+    ],
+)
+def test_what_cannot_be_done_is_said(asked: Asked, verb: str, arguments: dict[str, object], says: str) -> None:
+    with pytest.raises(SottoError, match=says):
+        asked.ask(verb, **arguments)
+    assert asked.members.announced == []

@@ -1,0 +1,95 @@
+"""When the state of a peer may be saved: never in the midst of a round, whatever the operator asks for."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from peer.config import StateOptions
+from peer.daemon.checkpoint_cadence import CheckpointCadence
+from peer.daemon.local_peer import LocalPeer
+from peer.daemon.metrics_writer import MetricsWriter
+from peer.daemon.round_frames import RoundFrames
+from peer.daemon.runtime import Runtime
+from peer.daemon.saving import RoundSaver
+from peer.node.durable import DurablePeer
+
+
+class Durable:
+    """A peer that takes note of when it is saved."""
+
+    def __init__(self) -> None:
+        self.session = SimpleNamespace(in_round=False)
+        self.participant = SimpleNamespace(session=self.session)
+        self.saved = 0
+
+    def save(self, description: object, *, anew: bool) -> dict[int, int]:
+        assert not self.session.in_round
+        self.saved += 1
+        return {1: 7}
+
+
+class Peer:
+    def __init__(self) -> None:
+        self.runtime, self.durable = Runtime(), Durable()
+        self.cadence = CheckpointCadence(StateOptions(checkpoint_every_rounds=0), rounds=50)
+        self.confirmed: list[Any] = []
+        self.flushed = 0
+        self.saver = RoundSaver(
+            cast(LocalPeer, SimpleNamespace(describe=lambda seconds: {})),
+            self.runtime,
+            cast(DurablePeer, self.durable),
+            cast(RoundFrames, SimpleNamespace(confirm=self.confirmed.append)),
+            self.cadence,
+            cast(MetricsWriter, SimpleNamespace(flush=self.flush)),
+        )
+
+    def flush(self) -> None:
+        self.flushed += 1
+
+
+@pytest.fixture
+def peer() -> Iterator[Peer]:
+    peer = Peer()
+    yield peer
+    peer.runtime.close()
+
+
+def test_between_rounds_a_snapshot_is_taken_at_once(peer: Peer) -> None:
+    peer.saver.is_at_rest = True
+    asyncio.run(peer.saver.take_snapshot())
+    assert (peer.durable.saved, peer.flushed, peer.confirmed) == (1, 1, [{1: 7}])
+    assert not peer.cadence.snapshot_wanted
+
+
+def test_within_a_round_it_waits_for_the_end(peer: Peer) -> None:
+    peer.saver.is_at_rest = False
+    asyncio.run(peer.saver.take_snapshot())
+    assert peer.durable.saved == 0
+    assert peer.cadence.is_due(7, journal_bytes=0)
+
+
+def test_a_round_that_begins_before_the_worker_gets_to_it_is_not_torn(peer: Peer) -> None:
+    gate = threading.Event()
+
+    def begin_round() -> None:
+        gate.wait(10)
+        peer.durable.session.in_round = True
+
+    async def story() -> None:
+        begun = asyncio.ensure_future(peer.runtime.work(begin_round))
+        await asyncio.sleep(0)
+        peer.saver.is_at_rest = True
+        saved = asyncio.ensure_future(peer.saver.take_snapshot())
+        await asyncio.sleep(0)
+        gate.set()
+        await asyncio.gather(begun, saved)
+
+    asyncio.run(story())
+    assert (peer.durable.saved, peer.confirmed) == (0, [])
+    assert peer.cadence.snapshot_wanted
