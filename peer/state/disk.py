@@ -84,7 +84,8 @@ def cannot_be_written(name: str, error: Exception) -> StateError:
     """Return the error for a disk that refuses."""
     problem = error.strerror if isinstance(error, OSError) and error.strerror else error
     return StateError(
-        f"{name}: cannot be written: {problem}; what was saved is whole: make room or mend the disk, and start again"
+        f"{name}: cannot be written: {problem}; the saved state is intact: free some space or repair the disk, "
+        "then start the peer again"
     )
 
 
