@@ -118,11 +118,6 @@ def vouched_identity(certificate: bytes, authority: bytes) -> Identity:
     return identity
 
 
-def thumbprint(certificate: bytes) -> str:
-    """Return SHA-256 of a PEM certificate in the form that people compare: "3F:A9:…"."""
-    return _thumbprint(parse_certificate(certificate, "the certificate"))
-
-
 def der(certificate: bytes) -> bytes:
     """Return a PEM certificate as DER, which is shorter."""
     return parse_certificate(certificate, "the certificate").public_bytes(serialization.Encoding.DER)
@@ -193,7 +188,7 @@ def read_identity(certificate: x509.Certificate, source: str = "the certificate"
         return Identity(
             str(common_name.value),
             Role(role),
-            _thumbprint(certificate),
+            certificate.fingerprint(hashes.SHA256()).hex(":").upper(),
             certificate.serial_number,
             certificate.not_valid_before_utc,
             certificate.not_valid_after_utc,
@@ -207,7 +202,3 @@ def read_identity(certificate: x509.Certificate, source: str = "the certificate"
 
 def _after(prefix: str, uris: Iterable[str]) -> Iterator[str]:
     return (uri.removeprefix(prefix) for uri in uris if uri.startswith(prefix))
-
-
-def _thumbprint(certificate: x509.Certificate) -> str:
-    return certificate.fingerprint(hashes.SHA256()).hex(":").upper()
