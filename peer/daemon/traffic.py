@@ -16,7 +16,7 @@ from peer.state.metrics import LinkRecord, LinkRoundRecord
 
 
 class Counters(Protocol):
-    """What the transport counted on one link since this process began (`net.counters.LinkCounters`)."""
+    """What the transport counted on one link since this process began (`peer.net.counters.LinkCounters`)."""
 
     frames_sent: int
     frames_resent: int

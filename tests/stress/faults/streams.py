@@ -35,7 +35,7 @@ class Schedule(Protocol):
 
 
 class Process(Protocol):
-    """One life of a peer: what `transport.Handler` has of calls that matter here."""
+    """One life of a peer: what `peer.net.handler.Handler` has of calls that matter here."""
 
     def link_up(self, peer: int, remote_has: int) -> list[tuple[int, bytes]]: ...
     def link_down(self, peer: int) -> None: ...
