@@ -65,8 +65,8 @@ ROOMS: dict[str, set[str]] = {
 PURE = (
     "errors", "random", "compress", "wire", "gossip", "round_record", "run_progress", "node.delivery",
     "node.membership_codec",
-    "net.chunks", "net.envelope", "net.handler", "net.hello",
-    "net.inbox", "net.liveness", "net.neighbor", "net.rate_limits", "net.receipts",
+    "net.chunks", "net.counters", "net.envelope", "net.handler", "net.hello", "net.inbox", "net.liveness",
+    "net.neighbor", "net.outbox", "net.rate_limits", "net.receipts",
 )  # fmt: skip
 FORBIDDEN_IN_PURE = {
     "asyncio", "socket", "time", "datetime", "logging", "os", "pathlib", "random", "secrets", "torch", "threading",

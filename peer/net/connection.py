@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from peer.errors import RemoteError
 from peer.net.chunks import Cutter
-from peer.net.counters import LinkCounters, SocketMeter
+from peer.net.counters import LinkCounters
 from peer.net.handler import Handler
 from peer.net.handshake import FAREWELL_S, OpenedStream, farewell
 from peer.net.inbox import Inbox, Limits, Received
@@ -24,6 +24,7 @@ from peer.net.liveness import Liveness
 from peer.net.outbox import REVOKED_TOPIC, Outbox
 from peer.net.receipts import Receipts
 from peer.net.rpc import StreamLost
+from peer.net.socket_meter import SocketMeter
 from peer.net.tasks import Tasks
 from peer.proto.sottovoce.v1 import exchange_pb2 as pb
 
