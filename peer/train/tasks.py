@@ -21,7 +21,9 @@ from peer.train.data import Batch, Classification, ImageData, TensorData, crop_a
 from peer.train.datasets.image_files import (
     CIFAR10,
     CIFAR100,
+    CIFAR_SIZES,
     CifarLayout,
+    averaged_down,
     find_idx,
     read_cifar,
     read_idx_images,
@@ -114,13 +116,15 @@ def cifar10(
     *,
     model: str = "resnet20",
     norm: str = "evonorm",
+    size: int = 32,
     augmentation: bool = True,
     directory: str | None = None,
 ) -> Task:
-    """Return CIFAR-10, 50,000 and 10,000 colour images of 32×32 pixels."""
+    """Return CIFAR-10, 50,000 and 10,000 colour images of 32×32 pixels, or averaged down to 16×16 or 8×8."""
     source = _Cifar(
         _required(directory, "cifar-10-batches-bin, cifar-10-batches-py or an archive of one"),
         layout=CIFAR10,
+        size=size,
         mean=(0.4914, 0.4822, 0.4465),
         std=(0.2470, 0.2435, 0.2616),
     )
@@ -131,13 +135,15 @@ def cifar100(
     *,
     model: str = "resnet20",
     norm: str = "evonorm",
+    size: int = 32,
     augmentation: bool = True,
     directory: str | None = None,
 ) -> Task:
-    """Return CIFAR-100 with its 100 fine labels, 50,000 and 10,000 images."""
+    """Return CIFAR-100 with its 100 fine labels, 50,000 and 10,000 images; `size` as for CIFAR-10."""
     source = _Cifar(
         _required(directory, "cifar-100-binary, cifar-100-python or an archive of one"),
         layout=CIFAR100,
+        size=size,
         mean=(0.5071, 0.4865, 0.4409),
         std=(0.2673, 0.2564, 0.2762),
     )
@@ -248,6 +254,8 @@ class _Cifar:
 
     directory: str = field(kw_only=False)
     layout: CifarLayout
+    size: int
+    """Height and width of an image: 32, or 16 or 8 where blocks of pixels become their mean."""
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
@@ -262,18 +270,20 @@ class _Cifar:
 
     def _joined(self, batches: list[tuple[torch.Tensor, torch.Tensor]]) -> ImageData:
         images, labels = zip(*batches, strict=True)
-        return ImageData(torch.cat(images), torch.cat(labels), mean=self.mean, std=self.std)
+        small = torch.cat([averaged_down(part, self.size) for part in images])
+        return ImageData(small, torch.cat(labels), mean=self.mean, std=self.std)
 
 
 def _cifar(name: str, source: _Cifar, model: str, norm: str, augmentation: bool) -> Task:
     _truth("augmentation", augmentation)
+    _choice("size", source.size, CIFAR_SIZES)
     return Classification(
         name=name,
         num_classes=source.layout.num_classes,
-        model=_image_model(model, norm, source.layout.num_classes, 32),
+        model=_image_model(model, norm, source.layout.num_classes, source.size),
         train=lambda: source.splits[0],
         test=lambda: source.splits[1],
-        augmentation=crop_and_flip if augmentation else None,
+        augmentation=_crop_and_flip(source.size) if augmentation else None,
     )
 
 
@@ -288,9 +298,13 @@ def _image_folder(name: str, model: str, norm: str, size: int, augmentation: boo
         model=_image_model(model, norm, len(classes), size),
         train=lambda: FolderData(train, size=size),
         test=lambda: FolderData(test, size=size),
-        # As far as CIFAR's four pixels of 32.
-        augmentation=partial(crop_and_flip, padding=size // 8) if augmentation else None,
+        augmentation=_crop_and_flip(size) if augmentation else None,
     )
+
+
+def _crop_and_flip(size: int) -> Callable[[Batch, torch.Tensor], Batch]:
+    """Return the augmentation of images of that size: shifted as far as CIFAR's four pixels of 32."""
+    return crop_and_flip if size == 32 else partial(crop_and_flip, padding=size // 8)
 
 
 class Synthetic:
@@ -472,11 +486,10 @@ def _truth(option: str, value: object) -> None:
         raise ConfigError("is neither true nor false", key=f"training.task_options.{option}", value=value)
 
 
-def _choice(option: str, value: object, valid: Sequence[str]) -> None:
+def _choice(option: str, value: object, valid: Sequence[OptionValue]) -> None:
     if value not in valid:
-        raise ConfigError(
-            "is not one of the choices", key=f"training.task_options.{option}", value=value, valid=", ".join(valid)
-        )
+        listed = ", ".join(map(str, valid))
+        raise ConfigError("is not one of the choices", key=f"training.task_options.{option}", value=value, valid=listed)
 
 
 def _required(directory: str | None, content: str) -> str:

@@ -55,7 +55,7 @@ def test_every_built_in_task_is_described():
     }
     assert all(info.summary.endswith(".") and "\n" not in info.summary for info in TASKS.values())
     assert TASKS["digits"].options == ("hidden",)
-    assert TASKS["cifar10"].options == ("model", "norm", "augmentation")
+    assert TASKS["cifar10"].options == ("model", "norm", "size", "augmentation")
 
 
 def test_digits_are_always_dealt_alike():
@@ -103,6 +103,7 @@ def test_digits_takes_the_width_of_its_hidden_layer():
             r"task_options\.norm: .*\(got 'layer'\); valid: evonorm, range-evonorm, group, batch, ",
         ),
         ("cifar10", {"augmentation": 1}, r"task_options\.augmentation: is neither true nor false \(got 1\)"),
+        ("cifar10", {"size": 24}, r"task_options\.size: is not one of the choices \(got 24\); valid: 32, 16, 8"),
         ("synthetic", {"parameters": 0}, r"task_options\.parameters: .*valid: 1 to 2147483648"),
         (":make_task", {}, r'training\.task: name your own task as "package\.module:make_task"'),
         ("module:", {}, r'training\.task: name your own task as "package\.module:make_task"'),

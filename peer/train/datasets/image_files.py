@@ -28,6 +28,8 @@ _MAX_BATCH_BYTES = 2**28
 _DAMAGED = (EOFError, OSError, zlib.error, lzma.LZMAError, tarfile.TarError)
 
 PIXELS = 3 * 32 * 32
+CIFAR_SIZES = (32, 16, 8)
+"""Heights and widths to which `averaged_down` brings images of 32×32 pixels."""
 
 
 def read_idx_images(path: Path, *, height: int = 28, width: int = 28) -> torch.Tensor:
@@ -107,6 +109,15 @@ def read_cifar(directory: str | Path, layout: CifarLayout) -> dict[str, tuple[to
         labels = records[:, layout.label_bytes - 1].astype(np.int64)
         result[name.removesuffix(".bin")] = torch.from_numpy(pixels).view(-1, 3, 32, 32), torch.from_numpy(labels)
     return result
+
+
+def averaged_down(images: torch.Tensor, size: int) -> torch.Tensor:
+    """Return `images: uint8[m, c, s, s]` as uint8[m, c, size, size]: means of square blocks, rounded, halves up."""
+    block = images.shape[-1] // size
+    if block == 1:
+        return images
+    sums = images.view(*images.shape[:2], size, block, size, block).sum((3, 5), dtype=torch.int32)
+    return sums.add_(block * block // 2).div_(block * block, rounding_mode="floor").to(torch.uint8)
 
 
 def _folder(directory: str | Path) -> Path:

@@ -14,7 +14,14 @@ import torch
 
 from peer.config import TrainingOptions
 from peer.errors import ConfigError, DataError
-from peer.train.datasets.image_files import CIFAR10, CIFAR100, read_cifar, read_idx_images, read_idx_labels
+from peer.train.datasets.image_files import (
+    CIFAR10,
+    CIFAR100,
+    averaged_down,
+    read_cifar,
+    read_idx_images,
+    read_idx_labels,
+)
 from peer.train.local_step import Trainer
 from peer.train.tasks import resolve_task
 
@@ -213,6 +220,31 @@ def test_cifar10_batches_follow_one_another_in_the_training_set(tmp_path: Path):
     pixels = np.frombuffer(files["test_batch.bin"], np.uint8).reshape(4, 3073)[2, 1:].reshape(3, 32, 32) / 255
     mean, std = np.array([0.4914, 0.4822, 0.4465]), np.array([0.2470, 0.2435, 0.2616])
     np.testing.assert_allclose(images[0], (pixels - mean[:, None, None]) / std[:, None, None], atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [32, 16, 8])
+def test_averaging_down_takes_the_mean_of_each_block(size: int):
+    images = torch.randint(256, (3, 3, 32, 32), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
+    small = averaged_down(images, size)
+    assert small.dtype == torch.uint8
+    block = 32 // size
+    for sample, channel, row, column in ((0, 0, 0, 0), (1, 2, 3, 7), (2, 1, size - 1, size - 2)):
+        pixels = images[sample, channel, block * row : block * (row + 1), block * column : block * (column + 1)]
+        assert small[sample, channel, row, column] == int(np.floor(pixels.numpy().mean() + 0.5))
+
+
+def test_cifar10_can_be_trained_on_small_images(tmp_path: Path):
+    write_cifar10(tmp_path)
+    whole, small = (resolve_task("cifar10", {"size": size}, directory=tmp_path) for size in (32, 16))
+    (image, label), (full, same) = (task.train_data().batch(torch.tensor([3])) for task in (small, whole))
+    assert image.shape == (1, 3, 16, 16)
+    assert torch.equal(label, same)
+    # A level of 255, rounded by at most half, over a standard deviation of 0.24.
+    assert (image - torch.nn.functional.avg_pool2d(full, 2)).abs().max() < 0.51 / (255 * 0.24)
+    options = TrainingOptions(batch_size=4, momentum="none")
+    trainer = Trainer(small, options, rounds=5, seed=0, peer=0, train_indices=np.arange(20, dtype=np.int64))
+    assert trainer.layout.size == 273_258
+    assert np.isfinite(trainer.gradient(trainer.initial_vector(), 0, 0.1, 0.1).gradient).all()
 
 
 def test_cifar10_trains_with_and_without_augmentation(tmp_path: Path):
