@@ -244,6 +244,14 @@ class TrainingOptions(Section):
     """Train and send only parameters whose names match one of these patterns ("head.*"). Empty: all parameters."""
     warm_start: str | None = None
     """safetensors file with the initial weights (path relative to this file)."""
+    label_adjustment: Literal["auto"] | bool = "auto"
+    """Logit adjustment: train on what the shares of the classes among this peer's samples leave to be learned, and
+    judge without them. auto: where those shares differ from those of all data by more than chance."""
+    class_balance: Fraction = 0.0
+    """α: this peer draws a class of which it has n samples in proportion to n^(1−α). 0: every sample equally often; 1:
+    every class equally often."""
+    class_balance_follows_rate: bool = False
+    """Let α fall with γ after the warm-up, from one pass over the peer's samples to the next."""
 
 
 class DataOptions(Section):
@@ -394,6 +402,10 @@ class Config(Section):
         job["graph"].pop("file")
         # So is how much its links carry; only whether there is a limit decides about the averaging rate.
         job["compressor"]["budget_kbytes_per_s"] = self.compressor.budget_kbytes_per_s is not None
+        for section, key in _LATER_OPTIONS:
+            options = getattr(self, section)
+            if getattr(options, key) == type(options).model_fields[key].default:
+                job[section].pop(key)
         job["peers"] = [peer.name for peer in self.peers[: self.num_listed]]
         texts = (json.dumps(job[name], sort_keys=True) for name in SHARED_SECTIONS)
         return ".".join(hashlib.sha256(text.encode()).hexdigest()[:16] for text in texts)
@@ -401,6 +413,14 @@ class Config(Section):
 
 SHARED_SECTIONS = ("run", "graph", "algorithm", "compressor", "training", "data", "rounds", "evaluation", "peers")
 """The sections that all peers of a run must share, and the names of the peers."""
+
+_LATER_OPTIONS = (
+    ("training", "label_adjustment"),
+    ("training", "class_balance"),
+    ("training", "class_balance_follows_rate"),
+)
+"""Shared options that the first release did not have: at their defaults they are no part of the run digest, so that
+a run of that release keeps its digest."""
 
 SECTIONS: Mapping[str, type[Section]] = {
     "run": RunOptions,

@@ -40,8 +40,11 @@ def single_process(
     `batch_size` is given, batch size; so it sees as many samples as one peer does. `batch_size` times the number of
     peers would give it as many as all of them, with steps of less noise.
     """
+    # Adjustment and balance are about what a peer does not have.
+    changes: dict[str, object] = {"label_adjustment": False, "class_balance": 0.0}
     if batch_size is not None:
-        options = options.model_copy(update={"batch_size": batch_size})
+        changes["batch_size"] = batch_size
+    options = options.model_copy(update=changes)
     everything = np.arange(len(task.train_data()), dtype=np.int64)
     trainer = Trainer(
         task, options, rounds=rounds, seed=seed, peer=0, train_indices=everything, device=device, base=base

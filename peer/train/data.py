@@ -132,6 +132,12 @@ class Classification:
     def loss(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
         return cross_entropy(model, batch)
 
+    def adjusted_loss(self, model: torch.nn.Module, batch: Batch, adjustment: torch.Tensor) -> torch.Tensor:
+        """Return the mean cross-entropy of the logits plus `adjustment: float32[b, num_classes]`; −∞ takes a class out
+        of the sum."""
+        *inputs, targets = batch
+        return torch.nn.functional.cross_entropy(model(*inputs) + adjustment, targets)
+
     def train_data(self) -> Data:
         return self._data("train", self.train)
 

@@ -27,12 +27,13 @@ from peer.config import TrainingOptions
 from peer.errors import ConfigError, DataError, LocalProtocolError
 from peer.random import SHARED, Purpose, Stream, stream
 from peer.train.data import Classification
+from peer.train.label_adjustment import deal_locally, training_loss
 from peer.train.learning_rate import learning_rates
 from peer.train.memory import aligned, open_device, own_memory_
 from peer.train.model_file import load_model_, model_digest, save_model
 from peer.train.momentum import Momentum
 from peer.train.precision import Precision, make_model, precision_of
-from peer.train.sampling import BatchSchedule, augmentation_uniforms
+from peer.train.sampling import augmentation_uniforms
 from peer.train.statistics import collect_statistics_, statistics_of_average
 from peer.train.task import Data, Task
 from peer.train.threads import GENERATOR
@@ -52,7 +53,7 @@ class LocalStep:
     """G: momentum and weight decay included, summed over the local steps; float32[n]. Read only, and good until the
     next local step: it may lie in the momentum's own memory."""
     loss: float
-    """Mean over the local steps of the mean loss of the batch, before each step."""
+    """Mean over the local steps of the mean loss of the batch, logit adjustment included, before each step."""
     samples: int
 
 
@@ -105,8 +106,11 @@ class Trainer:
             "holdout": checked_indices(holdout, len(self._train)),
             "test": np.arange(len(self._test), dtype=np.int64),
         }
-        self._schedule = BatchSchedule(self._indices["train"], options.batch_size, seed=seed, peer=peer)
         self._rates = learning_rates(options, rounds)
+        self._schedule, self._adjustment = deal_locally(
+            task, options, self._indices["train"], self._rates, seed=seed, peer=peer
+        )
+        self._loss = training_loss(task, adjusted=self._adjustment is not None)
         self._model = make_start_model(task, options, seed, self._base)
         self._model.train()
         self._trained = trained_parameters(self._model, options.only)
@@ -242,7 +246,7 @@ class Trainer:
         batch = self._batch(t, local)
         with GENERATOR:
             seed_operators(self.seed, self.peer, t, local, self.device)
-            loss = self.task.loss(self._model, batch)
+            loss = self._loss(self._model, batch)
         if loss.ndim:
             raise DataError(f"the loss of task {self.task.name} has shape {list(loss.shape)}; it must be a scalar")
         parts = torch.autograd.grad(loss, self._parameters, materialize_grads=True)
@@ -259,12 +263,15 @@ class Trainer:
                 parameter.copy_(part.view(parameter.shape))
 
     def _batch(self, t: int, local: int) -> tuple[torch.Tensor, ...]:
-        draw = self._schedule.batch(t * self.options.local_steps + local)
+        step = t * self.options.local_steps + local
+        draw = self._schedule.batch(step)
         batch = aligned(self._train.batch(torch.from_numpy(draw.indices)), self.device)
         if self._augments:
             uniforms = augmentation_uniforms(self.seed, draw, len(self._train))
             batch = aligned(self.task.augment(batch, torch.from_numpy(uniforms).to(self.device)), self.device)
-        return batch
+        if self._adjustment is None:
+            return batch
+        return *batch, *aligned((torch.from_numpy(self._adjustment.rows(step)),), self.device)
 
 
 def evaluate_model(

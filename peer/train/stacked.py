@@ -23,6 +23,7 @@ from peer.config import TrainingOptions
 from peer.errors import DataError, LocalProtocolError
 from peer.train.data import Batch, Classification, ImageData, TensorData, crop_and_flip
 from peer.train.eight_bit import Network
+from peer.train.label_adjustment import Loss, deal_locally, training_loss
 from peer.train.learning_rate import learning_rates
 from peer.train.local_step import (
     EVALUATION_BATCH,
@@ -41,7 +42,7 @@ from peer.train.local_step import (
     trained_parameters,
 )
 from peer.train.memory import aligned, open_device, own_memory_
-from peer.train.sampling import BatchDraw, BatchSchedule, augmentation_uniforms
+from peer.train.sampling import BatchDraw, augmentation_uniforms, joined
 from peer.train.task import Data, Task
 
 Matrix: TypeAlias = npt.NDArray[np.float32]
@@ -96,10 +97,14 @@ class StackedTrainer:
         self._shards = [checked_indices(shard, len(self._train)) for shard in shards]
         empty = [np.empty(0, np.int64)] * len(shards)
         self._holdouts = [checked_indices(holdout, len(self._train)) for holdout in holdouts or empty]
-        self._schedules = [
-            BatchSchedule(shard, options.batch_size, seed=seed, peer=peer) for peer, shard in enumerate(self._shards)
-        ]
         self._rates = learning_rates(options, rounds)
+        dealt = [
+            deal_locally(task, options, shard, self._rates, seed=seed, peer=peer)
+            for peer, shard in enumerate(self._shards)
+        ]
+        self._schedules = [schedule for schedule, _ in dealt]
+        self._adjustments = [adjustment for _, adjustment in dealt]
+        self._adjusts = any(adjustment is not None for adjustment in self._adjustments)
         self._momentum = make_momentum(options)
         self._augments = augments(task)
         # Shifting and mirroring treats every sample alone, so that all peers' samples can be one batch.
@@ -113,7 +118,8 @@ class StackedTrainer:
         stacks = how == "stacked" or (how == "auto" and (self.device.type == "cuda" or not _has_convolutions(model)))
         eight_bit = any(isinstance(module, Network) for module in model.modules())
         engine = _Stacked if stacks and not eight_bit else _OneByOne
-        self._engine: _Stacked | _OneByOne = engine(task, model, trained, self.num_peers, seed)
+        loss = training_loss(task, adjusted=self._adjusts)
+        self._engine: _Stacked | _OneByOne = engine(task, loss, model, trained, self.num_peers, seed)
 
     @property
     def num_peers(self) -> int:
@@ -200,11 +206,18 @@ class StackedTrainer:
     def _batch(self, t: int, local: int) -> Batch:
         """Return the batches of all peers, each tensor stacked to [peers, b, ...]."""
         step = t * self.options.local_steps + local
-        draws = [schedule.batch(step) for schedule in self._schedules]
-        draw = BatchDraw(
-            np.concatenate([draw.indices for draw in draws]), np.concatenate([draw.epochs for draw in draws])
+        draw = joined([schedule.batch(step) for schedule in self._schedules])
+        batch = self._augmented(
+            draw, tuple(part.to(self.device) for part in self._train.batch(torch.from_numpy(draw.indices)))
         )
-        batch = tuple(part.to(self.device) for part in self._train.batch(torch.from_numpy(draw.indices)))
+        if not self._adjusts:
+            return batch
+        nothing = np.zeros((self.options.batch_size, self.task.num_classes), np.float32)
+        rows = [nothing if adjustment is None else adjustment.rows(step) for adjustment in self._adjustments]
+        return *batch, torch.from_numpy(np.stack(rows)).to(self.device)
+
+    def _augmented(self, draw: BatchDraw, batch: Batch) -> Batch:
+        """Return the samples of all peers, augmented if they are to be, each tensor stacked to [peers, b, ...]."""
         if not self._augments:
             return self._by_peer(batch)
         uniforms = torch.from_numpy(augmentation_uniforms(self.seed, draw, len(self._train))).to(self.device)
@@ -224,6 +237,7 @@ class _Stacked:
     def __init__(
         self,
         task: Task,
+        loss: Loss,
         model: torch.nn.Module,
         trained: Mapping[str, torch.nn.Parameter],
         num_peers: int,
@@ -237,7 +251,7 @@ class _Stacked:
         self.buffers = {
             name: buffer.detach()[None].repeat(num_peers, *[1] * buffer.ndim) for name, buffer in model.named_buffers()
         }
-        self._loss, self._judge = _Loss(task, model), _Judge(task, model)
+        self._loss, self._judge = _Loss(loss, model), _Judge(task, model)
         self._gradients: Matrix | None = None
         self._graph: _Graph | None = None
         self._may_capture = self._device.type == "cuda"
@@ -370,12 +384,13 @@ class _OneByOne:
     def __init__(
         self,
         task: Task,
+        loss: Loss,
         model: torch.nn.Module,
         trained: Mapping[str, torch.nn.Parameter],
         num_peers: int,
         seed: int,
     ) -> None:
-        self._task, self._model, self._seed = task, model, seed
+        self._task, self._loss, self._model, self._seed = task, loss, model, seed
         self._parameters = list(trained.values())
         self._device = self._parameters[0].device
         self._sizes = [parameter.numel() for parameter in self._parameters]
@@ -389,7 +404,7 @@ class _OneByOne:
         for peer in range(len(z)):
             self._load(peer, z[peer])
             seed_operators(self._seed, peer, t, local, self._device)
-            loss = self._task.loss(self._model, aligned(tuple(part[peer] for part in batch), self._device))
+            loss = self._loss(self._model, aligned(tuple(part[peer] for part in batch), self._device))
             parts = torch.autograd.grad(loss, self._parameters, materialize_grads=True)
             torch.cat([part.reshape(-1) for part in parts], out=self._gradients[peer])
             losses[peer] = float(loss.detach())
@@ -443,14 +458,14 @@ class _Graph:
 
 
 class _Loss(torch.nn.Module):
-    """The task's loss as a module, so that its model's parameters can be replaced from outside."""
+    """The loss as a module, so that its model's parameters can be replaced from outside."""
 
-    def __init__(self, task: Task, model: torch.nn.Module) -> None:
+    def __init__(self, loss: Loss, model: torch.nn.Module) -> None:
         super().__init__()
-        self.task, self.model = task, model
+        self.loss, self.model = loss, model
 
     def forward(self, batch: Batch) -> torch.Tensor:
-        return self.task.loss(self.model, batch)
+        return self.loss(self.model, batch)
 
 
 class _Judge(torch.nn.Module):

@@ -1,0 +1,170 @@
+"""Logit adjustment: a local step that knows in which shares its peer draws the classes.
+
+A peer with skewed data learns first of all which classes it has, and carries that into the models of all. Here it
+trains on
+
+    −log( r_y e^{f_y} / Σ_c r_c e^{f_c} ),    r_c = q_c / p_c,
+
+where q_c is the share of class c in what the peer draws and p_c its share in the whole training set. What the peer's
+own shares say of a sample is given, and f learns the rest: it is judged and exported as it is, for data whose classes
+have the shares p. Classes that the peer does not have stay out of the sum and get no gradient. Every peer computes p
+from the labels that are dealt, so nothing is told to others.
+
+After Menon et al., "Long-tail learning via logit adjustment" (2021), and Zhang et al., "Federated learning with label
+distribution skew via logits calibration" (2022), which leave p out: the same where all classes are equally frequent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Protocol, TypeAlias, TypeGuard
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from peer.config import TrainingOptions
+from peer.errors import ConfigError
+from peer.train.data import Batch, Classification
+from peer.train.learning_rate import LearningRate
+from peer.train.sampling import BatchSchedule, ClassQuotas, IntArray, augmentation_uniforms
+from peer.train.task import Data, Task
+
+Loss: TypeAlias = Callable[[torch.nn.Module, Batch], torch.Tensor]
+
+_DOUBT = 10.0
+"""A shard that was dealt at random counts as uneven with a probability of at most e^−10."""
+
+
+class AdjustableTask(Task, Protocol):
+    """A classification whose loss takes numbers to add to the logits."""
+
+    def adjusted_loss(self, model: torch.nn.Module, batch: Batch, adjustment: torch.Tensor) -> torch.Tensor:
+        """Return the mean loss of a batch with `adjustment: float32[b, num_classes]` added to the logits."""
+        ...
+
+
+class LabelAdjustment:
+    """What is added to the logits of each sample that a peer draws: log r_c, −∞ for classes that it does not have."""
+
+    def __init__(self, schedule: BatchSchedule, quotas: ClassQuotas, totals: IntArray) -> None:
+        """`quotas` are those of the schedule, `totals: int64[classes]` counts the samples of the whole training set."""
+        self._schedule, self._quotas, self._totals = schedule, quotas, totals
+        self._number, self._log_ratios = -1, np.empty(0, np.float32)
+
+    def rows(self, step: int) -> npt.NDArray[np.float32]:
+        """Return float32[b, classes] for the batch of a step."""
+        return np.stack([self._of_pass(number) for number in self._schedule.passes(step).tolist()])
+
+    def _of_pass(self, number: int) -> npt.NDArray[np.float32]:
+        """Return log r_c of a pass, float32[classes]; the last one asked for is kept."""
+        if number != self._number:
+            drawn = self._quotas.of_pass(number)
+            log_ratios = np.full(len(drawn), -np.inf)
+            has = drawn > 0
+            log_ratios[has] = np.log(drawn[has] / drawn.sum()) - np.log(self._totals[has] / self._totals.sum())
+            self._number, self._log_ratios = number, log_ratios.astype(np.float32)
+        return self._log_ratios
+
+
+def deal_locally(
+    task: Task, options: TrainingOptions, indices: IntArray, rates: LearningRate, *, seed: int, peer: int
+) -> tuple[BatchSchedule, LabelAdjustment | None]:
+    """Return how a peer draws its samples at `indices` of the training set, and what it adds to logits, if anything.
+
+    Raises ConfigError (`training.class_balance`, `training.label_adjustment`) where the options ask for what the task
+    cannot do, DataError where there are no samples.
+    """
+    data, wanted, alpha = task.train_data(), options.label_adjustment, options.class_balance
+    if not task.num_classes:
+        if alpha > 0:
+            raise ConfigError(f"task {task.name} has no classes", key="training.class_balance", value=alpha, valid="0")
+        if wanted is True:
+            raise _not_adjustable(task)
+        return BatchSchedule(indices, options.batch_size, seed=seed, peer=peer), None
+    labels = data.labels.numpy()
+    quotas = ClassQuotas(labels[indices], task.num_classes, balance=_balance(options, len(indices), rates))
+    schedule = BatchSchedule(indices, options.batch_size, seed=seed, peer=peer, quotas=quotas if alpha > 0 else None)
+    totals = np.bincount(labels, minlength=task.num_classes).astype(np.int64)
+    if not wanted or (wanted == "auto" and alpha == 0 and not is_uneven(quotas.counts, totals)):
+        return schedule, None
+    if can_adjust(task) and _targets_are_labels(task, data, schedule, seed):
+        return schedule, LabelAdjustment(schedule, quotas, totals)
+    if wanted is True:
+        raise _not_adjustable(task)
+    return schedule, None
+
+
+def can_adjust(task: Task) -> TypeGuard[AdjustableTask]:
+    """Return whether a task has an `adjusted_loss`: that of `Classification` belongs to its `loss` and to no other."""
+    adjusted = getattr(task, "adjusted_loss", None)
+    if not task.num_classes or not callable(adjusted):
+        return False
+    inherited = getattr(adjusted, "__func__", None) is Classification.adjusted_loss
+    return not inherited or getattr(task.loss, "__func__", None) is Classification.loss
+
+
+def training_loss(task: Task, *, adjusted: bool) -> Loss:
+    """Return the loss that the local step differentiates; an adjusted one takes the rows of `LabelAdjustment` after
+    the targets of its batches."""
+    if not adjusted:
+        return task.loss
+    assert can_adjust(task)
+    adjustable = task
+
+    def loss(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+        *plain, rows = batch
+        return adjustable.adjusted_loss(model, tuple(plain), rows)
+
+    return loss
+
+
+def is_uneven(counts: IntArray, totals: IntArray) -> bool:
+    """Return whether a shard with `counts: int64[classes]` of samples can hardly have been dealt at random from a
+    training set with `totals`: Pearson's X² beyond k + 2√(kx) + 2x, with k degrees of freedom and x = 10.
+
+    A χ² variable lies there with a probability of at most e^−x (Laurent and Massart 2000, lemma 1).
+    """
+    m, all_samples = int(counts.sum()), int(totals.sum())
+    if m >= all_samples:
+        return False
+    present = totals > 0
+    expected = m * totals[present] / all_samples
+    # Samples are dealt without replacement, which leaves counts less room the more of them a shard has.
+    room = (all_samples - m) / (all_samples - 1)
+    statistic = float((np.square(counts[present] - expected) / expected).sum()) / room
+    freedom = int(present.sum()) - 1
+    return statistic > freedom + 2 * math.sqrt(freedom * _DOUBT) + 2 * _DOUBT
+
+
+def _balance(options: TrainingOptions, num_samples: int, rates: LearningRate) -> float | Callable[[int], float]:
+    """Return α, or where it falls with γ a function from the number of a pass to its α."""
+    alpha = options.class_balance
+    if not options.class_balance_follows_rate:
+        return alpha
+
+    def of_pass(number: int) -> float:
+        t = number * num_samples // (options.batch_size * options.local_steps)
+        # A low γ of the warm-up is no reason to balance less.
+        return alpha if t < options.warmup_rounds else alpha * rates.rate(t) / options.learning_rate
+
+    return of_pass
+
+
+def _targets_are_labels(task: Task, data: Data, schedule: BatchSchedule, seed: int) -> bool:
+    """Return whether the targets of the first batch, augmented as in training, are its labels; soft ones are not."""
+    draw = schedule.batch(0)
+    chosen = torch.from_numpy(draw.indices)
+    uniforms = torch.from_numpy(augmentation_uniforms(seed, draw, len(data)))
+    targets = task.augment(data.batch(chosen), uniforms)[-1]
+    return targets.dtype == torch.int64 and torch.equal(targets.cpu(), data.labels[chosen])
+
+
+def _not_adjustable(task: Task) -> ConfigError:
+    return ConfigError(
+        f"the loss of task {task.name} takes nothing to add to the logits of its classes (docs/own-task.md)",
+        key="training.label_adjustment",
+        value=True,
+        valid='"auto", false',
+    )
