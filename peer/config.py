@@ -419,8 +419,8 @@ _LATER_OPTIONS = (
     ("training", "class_balance"),
     ("training", "class_balance_follows_rate"),
 )
-"""Shared options that the first release did not have: at their defaults they are no part of the run digest, so that
-a run of that release keeps its digest."""
+"""Shared options that are part of the run digest only where they are set, so that configurations from before they came
+keep theirs."""
 
 SECTIONS: Mapping[str, type[Section]] = {
     "run": RunOptions,

@@ -89,6 +89,9 @@ def test_a_configuration_cannot_be_changed() -> None:
         "algorithm.averaging_rate=0.3",
         "compressor.fraction=0.5",
         "training.learning_rate=0.7",
+        "training.label_adjustment=false",
+        "training.class_balance=0.5",
+        "training.class_balance_follows_rate=true",
         "data.skew=0",
         "rounds.late=skip",
         "evaluation.every_rounds=1",
@@ -113,6 +116,14 @@ def test_a_different_job_has_a_different_digest(override: str) -> None:
 )
 def test_a_device_may_differ_without_changing_the_job(override: str) -> None:
     assert loaded(override).run_digest() == Config().run_digest()
+
+
+def test_options_that_came_later_leave_the_digest_of_older_configurations_as_it_was() -> None:
+    """Recorded before the options in `_LATER_OPTIONS` came."""
+    assert Config().run_digest() == (
+        "3f516b9ec55dc6a3.aeb4573a60957783.9bd75361edaa3a4c.8b5ac38f21a3b10b.87a1abf61eae3dfd.52f365b43159371e."
+        "c8c313980759e62d.34c48fab4cb9f5b3.4f53cda18c2baa0c"
+    )
 
 
 def test_the_list_of_peers_belongs_to_the_job_but_their_addresses_do_not() -> None:

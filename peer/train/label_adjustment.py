@@ -34,11 +34,11 @@ from peer.train.task import Data, Task
 Loss: TypeAlias = Callable[[torch.nn.Module, Batch], torch.Tensor]
 
 _DOUBT = 10.0
-"""A shard that was dealt at random counts as uneven with a probability of at most e^−10."""
+"""x in `is_uneven`: a shard that was dealt at random counts as uneven with a probability of at most e^−x."""
 
 
 class AdjustableTask(Task, Protocol):
-    """A classification whose loss takes numbers to add to the logits."""
+    """A task with classes whose loss takes numbers to add to the logits."""
 
     def adjusted_loss(self, model: torch.nn.Module, batch: Batch, adjustment: torch.Tensor) -> torch.Tensor:
         """Return the mean loss of a batch with `adjustment: float32[b, num_classes]` added to the logits."""
@@ -121,10 +121,10 @@ def training_loss(task: Task, *, adjusted: bool) -> Loss:
 
 
 def is_uneven(counts: IntArray, totals: IntArray) -> bool:
-    """Return whether a shard with `counts: int64[classes]` of samples can hardly have been dealt at random from a
-    training set with `totals`: Pearson's X² beyond k + 2√(kx) + 2x, with k degrees of freedom and x = 10.
+    """Return whether a shard with `counts: int64[classes]` was hardly dealt at random from a training set with
+    `totals: int64[classes]`: Pearson's X² is above k + 2√(kx) + 2x, where k is its degrees of freedom.
 
-    A χ² variable lies there with a probability of at most e^−x (Laurent and Massart 2000, lemma 1).
+    A χ² variable is above that with a probability of at most e^−x (Laurent and Massart 2000, lemma 1).
     """
     m, all_samples = int(counts.sum()), int(totals.sum())
     if m >= all_samples:

@@ -23,23 +23,17 @@ class BatchDraw:
     indices: IntArray
     """int64[b], positions in the training set."""
     epochs: IntArray
-    """int64[b], how often each sample was drawn before."""
+    """int64[b], how often the peer drew each sample before."""
 
 
 class ClassQuotas:
-    """How often each pass over a shard of m samples draws each class: m draws, n_c^(1−α) of class c to each other's.
+    """How often a pass over a shard of m samples draws each class: m draws in all, in proportion to n_c^(1−α).
 
-    α = 0 draws every sample once, α = 1 every class that the shard has equally often; with large classes left out in
-    part, and small ones repeated.
+    α = 0 draws every sample once. α = 1 draws every class of the shard equally often: it leaves some samples of large
+    classes to later passes and repeats those of small ones.
     """
 
-    def __init__(
-        self,
-        classes: IntArray,
-        num_classes: int,
-        *,
-        balance: float | Callable[[int], float] = 0.0,
-    ) -> None:
+    def __init__(self, classes: IntArray, num_classes: int, *, balance: float | Callable[[int], float] = 0.0) -> None:
         """`classes: int64[m]` is the class of each sample of the shard; `balance` is α, or a function from the number
         of a pass to its α."""
         self.classes, self._balance = classes, balance
@@ -48,9 +42,9 @@ class ClassQuotas:
         self._before = 0, np.zeros_like(self.counts)
 
     def of_pass(self, number: int) -> IntArray:
-        """Return int64[classes], which sum up to m; at least 1 for a class of which there are samples.
+        """Return int64[classes] with sum m, at least 1 for each class of the shard.
 
-        Shares are rounded down; those that lose most are rounded up instead, the first of equals first.
+        Shares are rounded down, and up where that loses most: the first of equals first.
         """
         alpha = self._balance(number) if callable(self._balance) else self._balance
         weights = np.where(self.counts > 0, np.power(np.maximum(self.counts, 1.0), 1.0 - alpha), 0.0)
@@ -151,7 +145,7 @@ def augmentation_uniforms(seed: int, draw: BatchDraw, num_samples: int) -> npt.N
     result = np.empty((len(draw.indices), 4), np.float32)
     epochs = np.unique(draw.epochs)
     if len(epochs) > _TABLES:
-        # Small classes that are drawn often are each at an epoch of their own.
+        # Balanced drawing: each class has its own number of epochs behind it, and few samples share a table.
         for row, (sample, epoch) in enumerate(zip(draw.indices.tolist(), draw.epochs.tolist(), strict=True)):
             result[row] = _epoch_stream(seed, epoch).uniforms(4, start=4 * sample)
         return result

@@ -16,6 +16,7 @@ from peer.train.baseline import single_process
 from peer.train.data import Classification, TensorData, cross_entropy
 from peer.train.label_adjustment import is_uneven
 from peer.train.local_step import Trainer
+from peer.train.sampling import ClassQuotas
 from peer.train.stacked import StackedTrainer
 from peer.train.tasks import resolve_task
 from tests.train.small_tasks import all_indices, descend, points
@@ -210,6 +211,20 @@ def test_one_process_with_all_the_data_is_trained_plainly():
         for changes in ({"label_adjustment": True, "class_balance": 0.5}, OFF)
     )
     assert np.array_equal(with_.z, without.z)
+
+
+def test_balance_follows_the_rate_after_the_warm_up():
+    task = points()
+    shard = of_classes(task, 20, 3, 1)
+    trainer = trainer_of(
+        task, shard, local_steps=2, warmup_rounds=6, class_balance=0.8, class_balance_follows_rate=True
+    )
+    quotas = trainer._adjustment._quotas
+    for number in range(20):
+        first_round = number * 24 // (8 * 2)
+        alpha = 0.8 if first_round < 6 else 0.8 * trainer.rate(first_round) / 0.1
+        assert np.array_equal(quotas.of_pass(number), ClassQuotas(quotas.classes, 3, balance=alpha).of_pass(0))
+    assert quotas.of_pass(0)[0] < quotas.of_pass(19)[0]
 
 
 # Which tasks can
