@@ -424,9 +424,10 @@ class _Search:
         return []
 
     def _best(self, rounds: int, *, but_safe: bool = True) -> Point | None:
-        """Return the best point among the trials of that length; with `but_safe`, none that is known to be unsafe."""
+        """Return the best point among the trials of that length; with `but_safe`, none that is known to be unsafe or
+        over the cliff."""
         for point in self._ranking(rounds):
-            if not but_safe or point not in self.unsafe:
+            if not but_safe or not (point in self.unsafe or self._is_over(point)):
                 return point
         return None
 

@@ -62,6 +62,14 @@ def test_the_chosen_point_is_one_step_away_from_the_cliff() -> None:
     assert found.over_the_cliff(edge)
 
 
+def test_a_point_over_the_cliff_is_not_chosen_where_trials_do_not_last_to_a_safe_one() -> None:
+    """Once the best point is known to be beside the cliff, the next best may be the one over it."""
+    run, _ = landscape(best=(0.2, 0.2), cliff_at=0.5)
+    for trials in range(10, 40):
+        found = search(run, averaging_rate=0.1, learning_rate=0.1, rounds=800, trials=trials)
+        assert not found.over_the_cliff(found.best), trials
+
+
 def test_a_point_beside_divergence_is_not_chosen() -> None:
     run, _ = landscape(best=(0.1, 0.2), cliff_at=1.1, diverges_at=0.5)
     found = search(run, averaging_rate=0.1, learning_rate=0.1, rounds=800, trials=60)
