@@ -27,8 +27,10 @@ COMMON = ("run.rounds=30", "evaluation.every_rounds=10", "training.warmup_rounds
                 "graph.period=6",
                 "training.momentum=qg",
                 "training.learning_rate=0.02",
+                "training.class_balance=0.5",
+                "training.class_balance_follows_rate=true",
             ),
-            id="sparse-push, changing graph, quasi-global momentum",
+            id="sparse-push, changing graph, quasi-global momentum, balanced drawing",
         ),
         pytest.param(
             (
