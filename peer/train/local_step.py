@@ -41,6 +41,8 @@ from peer.train.threads import GENERATOR
 Vector: TypeAlias = npt.NDArray[np.float32]
 Split: TypeAlias = Literal["test", "holdout", "train"]
 
+_ADJUSTED = "label_adjustment"
+"""Name of the entry of a state."""
 EVALUATION_BATCH = 256
 """Samples of a batch in evaluation: fixed, so that the sums do not depend on settings."""
 
@@ -190,17 +192,23 @@ class Trainer:
             return evaluate_model(self.task, self._model, data, self._indices[split], self.device)
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
-        """Return what the next round reads beside z: momentum, and the buffers of norm layers.
+        """Return what the next round reads beside z: momentum, the buffers of norm layers, and an entry that says that
+        labels are adjusted for, if they are.
 
         The vectors of the momentum are its own, not copies: write them out before the next local step.
         """
         state = {f"momentum.{name}": value for name, value in self._momentum.state().items()}
         for name, buffer in self._model.named_buffers():
             state[f"buffer.{name}"] = buffer.detach().cpu().numpy().copy()
+        if self._adjustment is not None:
+            state[_ADJUSTED] = np.ones(1, np.uint8)
         return state
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Take back what `state` returned. Raises KeyError or ValueError if it does not fit."""
+        """Take back what `state` returned. Raises KeyError or ValueError if it does not fit.
+
+        A run that began without logit adjustment goes on without, unless the options ask for it by more than "auto".
+        """
         prefix = "momentum."
         momentum = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
         for name in ("m", "v"):
@@ -212,6 +220,10 @@ class Trainer:
             if value.shape != buffer.shape or value.dtype != buffer.dtype:
                 raise ValueError(f"buffer {name} has shape {list(value.shape)}, expected {list(buffer.shape)}")
             buffer.copy_(value)
+        is_default = self.options.label_adjustment == "auto" and self.options.class_balance == 0
+        if is_default and _ADJUSTED not in state:
+            # States of earlier releases: their journals lead to the bits of the plain loss.
+            self._adjustment, self._loss = None, training_loss(self.task, adjusted=False)
 
     def save_model(self, z: Vector, path: Path, *, averaged: bool = False) -> None:
         """Write the whole model at z, frozen parameters and buffers included, as safetensors; `averaged` as in

@@ -360,3 +360,25 @@ def test_training_goes_on_from_its_state_bit_for_bit(precision: str):
     middle = descend(first, first.initial_vector(), range(23))
     second.restore(first.state())
     assert np.array_equal(descend(second, middle, range(23, 40)), expected)
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_adjusted"),
+    [({}, False), ({"label_adjustment": True}, True), ({"class_balance": 0.5}, True)],
+    ids=["auto", "asked for", "asked for with balance"],
+)
+def test_a_run_from_before_goes_on_without_it_unless_it_is_asked_for(changes: dict[str, object], is_adjusted: bool):
+    task = points()
+    shard = of_classes(task, 30, 2, 1)
+    off = {**changes, "label_adjustment": False}
+    before, after = trainer_of(task, shard, **off), trainer_of(task, shard, **off)
+    resumed, new = trainer_of(task, shard, **changes), trainer_of(task, shard, **changes)
+    z = descend(before, before.initial_vector(), range(5))
+    resumed.restore(before.state())
+    after.restore(before.state())
+    steps = [trainer.gradient(z, 5, 0.1, 0.1).gradient.copy() for trainer in (resumed, new, after)]
+    assert np.array_equal(steps[0], steps[1 if is_adjusted else 2])
+    assert not np.array_equal(steps[1], steps[2])
+    again = trainer_of(task, shard, **changes)
+    again.restore(resumed.state())
+    assert np.array_equal(again.gradient(z, 5, 0.1, 0.1).gradient, steps[0])
