@@ -8,13 +8,15 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from peer.config import TrainingOptions
 from peer.errors import DataError, LocalProtocolError
 from peer.train import stacked as stacked_module
 from peer.train.data import Classification, TensorData
+from peer.train.full_precision.norms import Norm
 from peer.train.local_step import Trainer
-from peer.train.models import logistic
+from peer.train.models import logistic, resnet20
 from peer.train.stacked import StackedTrainer
 from peer.train.task import Task
 from peer.train.tasks import resolve_task
@@ -95,19 +97,98 @@ def test_logistic_regression_equals_one_by_one():
     assert_equal_training(*both(task, options(), 5), rounds=6, tolerance=1e-5)
 
 
+def rounding_of_resnet(task: Task, z: np.ndarray) -> float:
+    """Return how far two float32 computations of ResNet-20's gradient may lie apart, as a part of its largest number.
+
+    A sum of m numbers is wrong by about √m u, u = 2⁻²⁴, where roundings are independent. The longest sums are those
+    over a channel of the batch, m = 2 · 32 · 32, in norms and in the gradients of their parameters; each of 20 layers
+    has them, forwards and backwards. So either computation is the exact one of a network whose numbers are off by
+    √(2 · 20 m) u.
+    What such a change does to the gradient is measured in float64.
+    """
+    model = task.make_model().double()
+    images, labels = task.train_data().batch(torch.arange(2))
+
+    def gradient(z: np.ndarray, images: torch.Tensor) -> np.ndarray:
+        vector_to_parameters(torch.from_numpy(z), model.parameters())
+        loss = task.loss(model, (images, labels))
+        return parameters_to_vector(torch.autograd.grad(loss, list(model.parameters()))).numpy()
+
+    def nearby(values: np.ndarray) -> np.ndarray:
+        return values * (1 + change * numbers.uniform(-1, 1, size=values.shape))
+
+    change, numbers = np.sqrt(2 * 20 * (2 * 32 * 32)) * 2.0**-24, np.random.default_rng(8)
+    exact = gradient(z.astype(np.float64), images.double())
+    moved = [
+        np.abs(gradient(nearby(z.astype(np.float64)), torch.from_numpy(nearby(images.numpy()))) - exact).max()
+        for _ in range(3)
+    ]
+    return float(2 * max(moved) / np.abs(exact).max())
+
+
+def assert_equal_statistics(stacked: StackedTrainer, single: Sequence[Trainer], tolerance: float) -> int:
+    """Compare the running statistics of the norms; return how many vectors of them there are."""
+    buffers = {name: value for name, value in stacked.state().items() if name.startswith("buffer.")}
+    for name, value in buffers.items():
+        for peer, trainer in enumerate(single):
+            expected = trainer.state()[name]
+            np.testing.assert_allclose(value[peer], expected, rtol=0, atol=tolerance * np.abs(expected).max())
+    return len(buffers)
+
+
+@pytest.fixture
+def smooth_resnet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ReLU's derivative jumps at 0. Of the 400,000 numbers that go into a ReLU in a batch, one in a few batches is so
+    near to 0 that the last bits choose its side, and hundreds of numbers of the gradient jump by up to 0.5 % of its
+    largest, on one processor and not on another. SiLU takes its place here; what is compared is all the rest."""
+    monkeypatch.setattr(torch, "relu", nn.functional.silu)
+    monkeypatch.setattr(stacked_module, "_NUMBERS_AT_ONCE", 600_000)  # two peers at once, then one
+
+
+RESNET_OPTIONS = {"batch_size": 2, "learning_rate": 0.01}
+
+
+@pytest.mark.usefixtures("smooth_resnet")
 @pytest.mark.parametrize("how", ["stacked", "one by one"])
 # Not Range batch norm: in batches of 2, which activation is the largest hangs on the last bits.
 @pytest.mark.parametrize("norm", ["evonorm", "range-evonorm", "group", "batch"])
-def test_resnet_equals_one_by_one(norm, how: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(stacked_module, "_NUMBERS_AT_ONCE", 600_000)  # two peers at once, then one
-    chosen = options(batch_size=2, learning_rate=0.01)
-    stacked, single = both(images(norm, augmented=True), chosen, 3, how=how)
-    assert_equal_training(stacked, single, rounds=2, tolerance=1e-3)
-    buffers = {name: value for name, value in stacked.state().items() if name.startswith("buffer.")}
-    assert bool(buffers) == (norm == "batch")
-    for name, value in buffers.items():
-        for peer, trainer in enumerate(single):
-            np.testing.assert_allclose(value[peer], trainer.state()[name], rtol=1e-3, atol=1e-5)
+def test_resnet_equals_one_by_one(norm: Norm, how: str):
+    task = images(norm, augmented=True)
+    stacked, single = both(task, options(**RESNET_OPTIONS), 3, how=how)
+    tolerance = rounding_of_resnet(task, stacked.initial_vector())
+    # Range EvoNorm jumps as well, where two activations are nearly the largest.
+    assert tolerance < (1e-2 if norm == "range-evonorm" else 1e-3)
+    assert_equal_training(stacked, single, rounds=2, tolerance=tolerance)
+    assert bool(assert_equal_statistics(stacked, single, tolerance)) == (norm == "batch")
+
+
+@pytest.mark.usefixtures("smooth_resnet")
+@pytest.mark.parametrize("defect", ["momentum", "weight decay", "exchanged peers", "statistics"])
+def test_the_comparison_of_resnets_finds_defects(defect: str):
+    task = images("batch", augmented=True)
+    tolerance = rounding_of_resnet(task, both(task, options(), 1)[0].initial_vector())
+    changes: dict[str, dict[str, object]] = {"momentum": {"beta": 0.89}, "weight decay": {"weight_decay": 2e-3}}
+    stacked, _ = both(task, options(**RESNET_OPTIONS), 3)
+
+    def slower() -> nn.Module:
+        model = resnet20(norm="batch")
+        for module in model.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.momentum = 0.099
+        return model
+
+    if defect == "statistics":
+        task.model = slower
+    _, single = both(task, options(**RESNET_OPTIONS | changes.get(defect, {})), 3)
+    if defect == "exchanged peers":
+        single = [single[1], single[0], single[2]]
+    if defect == "statistics":
+        assert_equal_training(stacked, single, rounds=2, tolerance=tolerance)
+        with pytest.raises(AssertionError, match="Not equal to tolerance"):
+            assert_equal_statistics(stacked, single, tolerance)
+    else:
+        with pytest.raises(AssertionError, match="Not equal to tolerance"):
+            assert_equal_training(stacked, single, rounds=2, tolerance=tolerance)
 
 
 def test_one_by_one_equals_the_trainer_bit_for_bit():
