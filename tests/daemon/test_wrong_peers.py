@@ -205,7 +205,7 @@ CASES = [
     ),
     Case("nobody-can-be-dialled", nobody_can_be_dialled, ("peer-0 and peer-1 are neighbours", "advertise", "graph"), 2),
     Case("state-in-use", take_state, ("state", "in use by another peer", "stop that process"), 5),
-    Case("state-is-a-file", state_is_a_file, ("state", "cannot be used as state folder"), 5),
+    Case("state-is-a-file", state_is_a_file, ("state", "cannot be used as a state folder"), 5),
     Case("certificate-of-another-run", certificate_of_another_run, ("peer.pem", "not signed by", "different runs"), 3),
     Case("certificate-of-another-peer", certificate_of_another_peer, ("made out to 'peer-1'", "peer.index"), 3),
     Case("certificate-of-an-operator", certificate_of_an_operator, ("peer.pem", "operator", "peer"), 3),

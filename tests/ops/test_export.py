@@ -35,7 +35,7 @@ def save(run: Path, peer: int, done: int, x: npt.NDArray[np.float32], u: float) 
     setup = RunSetup.open(load(file, environment={}), file.parent)
     trainer = setup.trainer(peer)
     participant = setup.participant(peer, trainer, trainer.layout, trainer.initial_vector())
-    state, arrays = participant.state()
+    state, arrays = participant.state().to_checkpoint()
     arrays |= {"algorithm/x": x, "algorithm/u": np.array([u])}
     folder = StateFolder(file.parent / "state")
     folder.checkpoints.save(Checkpoint(done, state, arrays))
