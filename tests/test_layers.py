@@ -55,7 +55,7 @@ ROOMS: dict[str, set[str]] = {
         "state", "train",
     },
     "cli": {
-        "compress", "config", "config_writer", "daemon", "errors", "gossip", "links", "net", "ops", "report",
+        "compress", "config", "config_writer", "daemon", "errors", "gossip", "links", "ops", "report",
         "run_plan", "simulate", "state", "study", "train",
     },
     "entry": {"cli"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,50 +10,109 @@ import click
 
 from peer.cli.app import SottoCommand, print_json
 from peer.cli.options import config_option, json_option, load_peer
-from peer.errors import ConfigError, PeerUnreachable, SottoError
+from peer.errors import ConfigError, PeerUnreachable, SecurityError, SottoError
 
 if TYPE_CHECKING:
-    from peer.ops.enrollment import Admitted
+    from peer.ops.enrollment import Admitted, Proposal
 
 
 @click.command(cls=SottoCommand)
 @click.argument("directory", type=click.Path(path_type=Path))
 @click.argument("request", type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @click.option("--relay", metavar="NAME", help="Peer that relays for the new one, which others cannot dial.")
+@click.option("--name", metavar="NAME", help="Refuse the request unless it is for this name.")
+@click.option("--address", metavar="HOST:PORT", help='Refuse it unless it is for this address; "-" for none.')
+@click.option("--key", metavar="THUMBPRINT", help="Refuse it unless its key has this thumbprint.")
+@click.option("--yes", is_flag=True, help="Sign without asking.")
 @json_option
-def sign(directory: Path, request: Path, relay: str | None, as_json: bool) -> None:
+def sign(
+    directory: Path,
+    request: Path,
+    relay: str | None,
+    name: str | None,
+    address: str | None,
+    key: str | None,
+    yes: bool,
+    as_json: bool,
+) -> None:
     """Sign the certificate request that a new device made with `sotto init --join`.
 
-    DIRECTORY is the cluster folder that holds ca.key. Before you sign, compare the key's thumbprint with the one that
-    the device printed. The command writes a folder peer-K with everything but the private key, which never leaves the
-    device: copy these files beside peer.key. Once started, the new peer joins the run, even one in progress; the other
-    devices need no change. A device that is already listed gets a renewed certificate.
+    DIRECTORY is the cluster folder that holds ca.key. The command writes a folder peer-K with everything but the private
+    key, which never leaves the device: copy these files beside peer.key. Once started, the new peer joins the run, even
+    one in progress; the other devices need no change. A device that is already listed gets a renewed certificate.
+
+    The command shows name, address and thumbprint of the key, and asks before it signs. Compare the thumbprint with the
+    one that the device printed. The certificate holds nothing else that the request may name. With --name, --address and
+    --key together nothing is asked.
 
     \b
     Examples:
       sotto sign kits request.pem
       sotto sign kits request.pem --relay peer-0
+      sotto sign kits request.pem --name garage --address 10.0.0.9:7700 --key 3F:A9:...
     """
-    from peer.net.security.requests import request_thumbprint
     from peer.ops import enrollment
 
     try:
         data = request.read_bytes()
     except OSError as error:
         raise ConfigError(f"cannot be read: {error.strerror}", file=str(request)) from None
-    print_ = request_thumbprint(data)
-    done = enrollment.admit(directory, data, relay=relay)
+    proposal = enrollment.propose(directory, data, relay=relay)
+    expected = {"name": name, "address": address, "key": key}
+    _refuse_others(proposal, expected)
+    _show(proposal)
+    if not yes and None in expected.values():
+        _ask()
+    done = enrollment.admit(directory, proposal)
     if as_json:
-        print_json(_described(done, print_))
+        print_json(_described(done, proposal))
         return
-    click.echo(f"key        {print_}")
     click.echo(f"signed     {done.identity.name}, until {done.identity.not_after:%Y-%m-%d}")
     click.echo(f"copy       {done.folder}/* to the device, into the folder that holds its peer.key")
     if not done.known:
         click.echo(f"new peer   index {done.index}; it joins when it is started: sotto run --config peer.toml")
 
 
-def _described(done: Admitted, thumbprint: str) -> dict[str, Any]:
+def _refuse_others(proposal: Proposal, expected: Mapping[str, str | None]) -> None:
+    """Raise SecurityError if a request is for anything but what the command line says."""
+    entry = proposal.entry
+    asked = {"name": entry.name, "address": entry.advertise or "-", "key": proposal.request.thumbprint}
+    for what, value in expected.items():
+        if value is not None and value != asked[what] and not (what == "key" and _is_print(value, asked[what])):
+            raise SecurityError(f"not signed: the request is for {what} {asked[what]}, not {value!r}")
+
+
+def _is_print(given: str, thumbprint: str) -> bool:
+    return given.replace(":", "").upper() == thumbprint.replace(":", "")
+
+
+def _show(proposal: Proposal) -> None:
+    """Show on standard error what is about to be signed."""
+    entry = proposal.entry
+    click.echo(f"name       {entry.name}", err=True)
+    click.echo(f"address    {entry.advertise or 'none: nobody can dial it'}", err=True)
+    if entry.relay is not None:
+        click.echo(f"relay      {entry.relay}", err=True)
+    click.echo(f"key        {proposal.request.thumbprint}", err=True)
+    if proposal.known:
+        click.echo(f"renewal    of the certificate of peer {proposal.index}, which is in the list", err=True)
+    if proposal.left_out:
+        click.echo(f"left out   {', '.join(proposal.left_out)}: the request names it, and it is not signed", err=True)
+
+
+def _ask() -> None:
+    """Raise SecurityError unless somebody says that name, address and key are right."""
+    try:
+        confirmed = click.confirm("Did the device print this thumbprint? Sign its request?", err=True)
+    except click.Abort:
+        confirmed = False
+    if not confirmed:
+        raise SecurityError(
+            "not signed: nobody confirmed it; a script gives --name, --address and --key, or --yes to confirm unseen"
+        )
+
+
+def _described(done: Admitted, proposal: Proposal) -> dict[str, Any]:
     return {
         "name": done.identity.name,
         "index": done.index,
@@ -60,7 +120,8 @@ def _described(done: Admitted, thumbprint: str) -> dict[str, Any]:
         "folder": str(done.folder),
         "renewed": done.known,
         "not_after": done.identity.not_after.isoformat(),
-        "key": thumbprint,
+        "key": proposal.request.thumbprint,
+        "left_out": list(proposal.left_out),
         "certificate": done.identity.thumbprint,
     }
 

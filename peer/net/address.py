@@ -11,7 +11,8 @@ from peer.errors import ConfigError
 def split_address(address: str, *, key: str) -> tuple[str, int]:
     """Return host and port of an address. Raises ConfigError that names the setting `key`."""
     host, colon, port = address.rpartition(":")
-    if not colon or not host or not port.isdecimal() or int(port) > 65535 or (":" in host and host[0] != "["):
+    is_port = port.isascii() and port.isdecimal() and len(port) <= 5 and int(port) <= 65535
+    if not colon or not host or not is_port or (":" in host and host[0] != "["):
         raise ConfigError("is not an address with a port", key=key, value=address, valid="host:port, [ipv6]:port")
     return host.strip("[]"), int(port)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import secrets
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -24,7 +25,8 @@ from peer.net.links import Links
 from peer.net.rate_limits import Allowance
 from peer.net.revocation_watch import RevocationWatch
 from peer.net.rpc import Caller, CallRefused, Channel, Server, Status, StreamLost
-from peer.net.security.credentials import Access
+from peer.net.security.credentials import Access, Credentials
+from peer.net.security.proofs import CHALLENGE_BYTES, check_proof, prove
 from peer.net.services import CONTROL_SERVICE
 from peer.net.tasks import Tasks
 from peer.net.unreachable import why_unreachable
@@ -64,9 +66,11 @@ class ControlService:
         """Return the response to a call. Raises CallRefused."""
         try:
             self._admission.check_control(verb, caller)
+            # Now: the list that a call brings may revoke its caller.
+            verifier = self._admission.account(caller)
         except SecurityError as error:
             raise CallRefused(Status.PERMISSION_DENIED, str(error)) from None
-        arguments = _parse_arguments(request)
+        arguments, challenge = _parse_request(request)
         try:
             if verb == "revoke":
                 result = self._take_revocations(arguments)
@@ -79,12 +83,19 @@ class ControlService:
         except Exception as error:
             self._tasks.fail(error)
             raise
-        return control_pb2.ControlResponse(result=json.dumps(result)).SerializeToString()
+        response = control_pb2.ControlResponse(result=json.dumps(result))
+        if isinstance(self._access, Credentials) and len(challenge) == CHALLENGE_BYTES:
+            answer = response.result.encode()
+            response.certificate, response.proof = prove(self._access, challenge, verifier=verifier, answer=answer)
+        return response.SerializeToString()
 
     def _take_revocations(self, arguments: dict[str, Any]) -> dict[str, Any]:
         if self._revocations is None:
             raise SecurityError('certificates are revoked with security.mode = "mtls" only')
-        return self._revocations.take(str(arguments.get("list", "")).encode())
+        pem = arguments.get("list")
+        if not isinstance(pem, str) or not pem.isascii():
+            raise SecurityError("the call holds no list of revoked certificates; `sotto revoke` sends one")
+        return self._revocations.take(pem.encode())
 
     async def _probe(self, index: object, caller: Caller) -> dict[str, Any]:
         """Return how this peer sees a neighbour, and whether it can connect to the address that it knows of it.
@@ -131,9 +142,11 @@ class ControlService:
         return answer
 
 
-def _parse_arguments(request: bytes) -> dict[str, Any]:
+def _parse_request(request: bytes) -> tuple[dict[str, Any], bytes]:
+    """Return the arguments and the challenge of a call. Raises CallRefused."""
     try:
-        text = control_pb2.ControlRequest.FromString(request).arguments
+        parsed = control_pb2.ControlRequest.FromString(request)
+        text = parsed.arguments
         if len(text) > _MAX_ARGUMENTS:
             raise ValueError("too long")
         arguments = json.loads(text or "{}")
@@ -141,7 +154,7 @@ def _parse_arguments(request: bytes) -> dict[str, Any]:
             raise ValueError("not an object")
     except (DecodeError, ValueError, RecursionError):
         raise CallRefused(Status.INVALID_ARGUMENT, "the arguments are not a JSON object") from None
-    return arguments
+    return arguments, parsed.challenge
 
 
 async def call_control(
@@ -155,16 +168,24 @@ async def call_control(
 ) -> dict[str, Any]:
     """Return what the peer `name` at `address` ("host:port") answers to one of CONTROL_VERBS.
 
-    Raises PeerUnreachable; SecurityError if our credentials do not allow the call; RemoteError if it cannot be done.
+    Raises PeerUnreachable; SecurityError if our credentials do not allow the call, or the peer does not prove with its
+    answer that it holds its certificate, or that was revoked; RemoteError if it cannot be done.
     """
     if verb not in CONTROL_VERBS:
         raise LocalProtocolError(f"there is no control call {verb!r}")
     split_address(address, key="address")
-    request = control_pb2.ControlRequest(arguments=json.dumps(dict(arguments or {}))).SerializeToString()
+    challenge = secrets.token_bytes(CHALLENGE_BYTES)
+    request = control_pb2.ControlRequest(
+        arguments=json.dumps(dict(arguments or {})), challenge=challenge
+    ).SerializeToString()
     channel = Channel(address, name, security)
     try:
-        response = await channel.call(CONTROL_SERVICE, verb.capitalize(), request, timeout_s=timeout_s)
-        result = json.loads(control_pb2.ControlResponse.FromString(response).result or "{}")
+        response = control_pb2.ControlResponse.FromString(
+            await channel.call(CONTROL_SERVICE, verb.capitalize(), request, timeout_s=timeout_s)
+        )
+        if isinstance(security, Credentials):
+            _check_answer(security, response, challenge, name=name, address=address)
+        result = json.loads(response.result or "{}")
     except StreamLost as error:
         if error.status is Status.PERMISSION_DENIED:
             raise SecurityError(f"{name} at {address} does not allow it: {error}") from None
@@ -182,3 +203,24 @@ async def call_control(
     if not isinstance(result, dict):
         raise RemoteProtocolError(f"{name} at {address} answered with something that is not a JSON object")
     return result
+
+
+def _check_answer(
+    security: Credentials, response: control_pb2.ControlResponse, challenge: bytes, *, name: str, address: str
+) -> None:
+    """Raise SecurityError unless it was the peer `name` that answered, and its certificate still counts."""
+    if not response.proof:
+        raise SecurityError(
+            f"{name} at {address} does not prove that it holds its certificate; is it of the same release?"
+        )
+    try:
+        check_proof(
+            security,
+            response.certificate,
+            response.proof,
+            challenge,
+            prover=name,
+            answer=response.result.encode(),
+        )
+    except SecurityError as error:
+        raise SecurityError(f"the answer from {address} is not to be believed: {error}") from None

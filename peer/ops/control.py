@@ -70,6 +70,7 @@ def _credentials(config: Config, base: Path) -> Access | None:
     for folder in (own_folder, own_folder.parent):
         operator = {"ca": "ca.pem", "certificate": "operator.pem", "key": "operator.key"}
         if all((folder / file).exists() for file in operator.values()):
+            operator["revoked"] = "revoked.pem"
             try:
                 return load_credentials(options.model_copy(update=operator), folder, None, role=Role.OPERATOR)
             except SecurityError:

@@ -1,9 +1,10 @@
 """Adding devices to a cluster, and taking certificates back.
 
-A new device makes its own key and a request (`request`); the machine that holds the authority signs it (`admit`), and
-nothing of the other devices changes: the certificate says where the new peer stands and how it is reached, so that
-running peers believe it when it joins. What was signed is kept in `issued/`, so that it can be revoked (`revoke`) when
-a device is lost. The folder is the one that `sotto init cluster` wrote.
+A new device makes its own key and a request (`request`). The machine that holds the authority says what it would sign
+(`propose`) and, once the operator has confirmed that, signs it (`admit`). Nothing of the other devices changes: the
+certificate says where the new peer stands and how it is reached, so that running peers believe it when it joins. What
+was signed is kept in `issued/`, so that it can be revoked (`revoke`) when a device is lost. The folder is the one that
+`sotto init cluster` wrote.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from peer.net.address import split_address
 from peer.net.security.authority import CertificateAuthority
 from peer.net.security.certificates import Identity, Place, identify, is_signed_by
 from peer.net.security.keys import write_secret
-from peer.net.security.requests import read_request, request_certificate, request_thumbprint
+from peer.net.security.requests import Request, read_request, request_certificate
 from peer.ops.cluster_files import join_address, place_peers
 from peer.run_plan import why_no_changes
 
@@ -26,6 +27,21 @@ REQUEST_FILE = "request.pem"
 LIST_FILE = "revoked.pem"
 ISSUED = "issued"
 _LOOPBACK = ("127.0.0.1:", "localhost:", "[::1]:")
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What a request asks for, as far as it can be granted."""
+
+    request: Request
+    index: int
+    """Position of the peer in its own `[[peers]]`."""
+    entry: PeerAddress
+    """With the name and the address that are signed."""
+    known: bool
+    """Whether the list of peers has it already: then its certificate is renewed."""
+    left_out: tuple[str, ...]
+    """What else the request names, as it can be shown; it is not signed."""
 
 
 @dataclass(frozen=True)
@@ -53,28 +69,43 @@ def request(directory: Path, name: str, host: str | None, port: int) -> str:
     pem, key = request_certificate(name, [place.address] if place.address else [], address=address)
     write_secret(directory / "peer.key", key)
     write_bytes(directory / REQUEST_FILE, pem)
-    return request_thumbprint(pem)
+    return read_request(pem).thumbprint
 
 
-def admit(directory: Path, request_pem: bytes, *, relay: str | None = None) -> Admitted:
-    """Sign a request with the authority in the cluster's folder; write what the device needs into a folder there.
+def propose(directory: Path, request_pem: bytes, *, relay: str | None = None) -> Proposal:
+    """Return what `admit` would sign for a request, with the authority in the cluster's folder.
+
+    `relay`: the peer at which the device waits for callers, where nobody can dial it. Raises ConfigError,
+    SecurityError.
+    """
+    authority = _authority(directory)
+    model, _ = _any_peer_file(directory)
+    names = [peer.name for peer in model.peers]
+    asked = read_request(request_pem)
+    left_out = asked.beyond
+    if asked.name in names:
+        index = names.index(asked.name)
+        entry = model.peers[index]
+        # Where a listed peer is reached is for the lists to say.
+        if asked.address not in (None, entry.advertise):
+            left_out = (ascii(asked.address), *left_out)
+        return Proposal(asked, index, entry, True, left_out)
+    entry = _new_entry(model, asked.name, asked.address, relay)
+    _refuse_taken_number(directory, authority, len(names))
+    return Proposal(asked, len(names), entry, False, left_out)
+
+
+def admit(directory: Path, proposal: Proposal) -> Admitted:
+    """Sign what was proposed; write what the device needs into a folder in the cluster's folder.
 
     That is its certificate, the authority's, and a peer.toml in which it stands at the end of `[[peers]]`. For a peer
-    that the list has already, a new certificate alone. `relay`: the peer at which it waits for callers, where nobody
-    can dial it. Raises ConfigError, SecurityError.
+    that the list has already, a new certificate alone. Raises ConfigError, SecurityError.
     """
     authority = _authority(directory)
     model, base = _any_peer_file(directory)
-    names = [peer.name for peer in model.peers]
-    asked = read_request(request_pem)
-    name, advertise = asked.name, asked.address
-    known = name in names
-    index = names.index(name) if known else len(names)
-    entry = model.peers[index] if known else _new_entry(model, name, advertise, relay)
-    if not known:
-        _refuse_taken_number(directory, authority, index)
+    index, entry, known = proposal.index, proposal.entry, proposal.known
     place = Place(index, entry.advertise, entry.relay) if entry.admitted else None
-    identity, certificate = authority.grant(request_pem, place=place)
+    identity, certificate = authority.grant(proposal.request, address=entry.advertise, place=place)
     folder = base.parent if known and model.peer.index == index else directory / f"peer-{index}"
     if not known:
         _refuse_taken(folder)

@@ -14,7 +14,7 @@ from pathlib import Path
 from peer.config import Config
 from peer.errors import ConfigError
 from peer.gossip.membership import Change, ChangeKind, Membership
-from peer.ops.enrollment import REQUEST_FILE, add_unsigned, admit, request
+from peer.ops.enrollment import REQUEST_FILE, add_unsigned, admit, propose, request
 from peer.run_plan import why_no_changes
 from peer.state.checkpoints import find_checkpoints, load_checkpoint
 
@@ -63,7 +63,7 @@ def add_peers(peers: Path, numbers: Sequence[int], ports: Sequence[int], *, sign
             add_unsigned(peers, name, address)
             continue
         request(folder, name, address, port)
-        admit(peers, (folder / REQUEST_FILE).read_bytes())
+        admit(peers, propose(peers, (folder / REQUEST_FILE).read_bytes()))
         (folder / REQUEST_FILE).unlink()
 
 

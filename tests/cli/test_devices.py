@@ -7,10 +7,12 @@ import stat
 from pathlib import Path
 
 import pytest
+from cryptography.x509 import SubjectAlternativeName, load_pem_x509_certificate
 
 from peer.config import SecurityOptions, load
 from peer.errors import SecurityError
 from peer.net.security.credentials import Credentials, load_credentials
+from peer.net.security.requests import request_certificate
 from tests.cli.runner import sotto
 
 
@@ -32,7 +34,7 @@ def test_a_device_joins_with_a_key_that_never_leaves_it_and_nothing_of_the_other
     assert stat.S_IMODE(key.stat().st_mode) == 0o600
     assert sorted(file.name for file in Path("garage").iterdir()) == ["peer.key", "request.pem"]
 
-    signed = sotto("sign", "kits", "garage/request.pem", "--json")
+    signed = sotto("sign", "kits", "garage/request.pem", "--json", "--yes")
     assert signed.exit_code == 0
     answer = json.loads(signed.stdout)
     assert (answer["name"], answer["index"], answer["renewed"]) == ("garage", 2, False)
@@ -53,7 +55,7 @@ def test_a_device_joins_with_a_key_that_never_leaves_it_and_nothing_of_the_other
 
 def test_a_device_that_nobody_can_reach_asks_without_a_host() -> None:
     assert sotto("init", "--join", "van", "--name", "van").exit_code == 0
-    assert sotto("sign", "kits", "van/request.pem").exit_code == 0
+    assert sotto("sign", "kits", "van/request.pem", "--yes").exit_code == 0
     config = load(Path("kits/peer-2/peer.toml"), environment={})
     assert config.peers[2].advertise is None
     assert not config.peer.listen
@@ -62,7 +64,7 @@ def test_a_device_that_nobody_can_reach_asks_without_a_host() -> None:
 def test_a_peer_of_the_list_gets_a_new_certificate_and_nothing_else() -> None:
     before = contents(Path("kits/peer-1"))
     assert sotto("init", "--join", "again", "--name", "peer-1").exit_code == 0
-    answer = json.loads(sotto("sign", "kits", "again/request.pem", "--json").stdout)
+    answer = json.loads(sotto("sign", "kits", "again/request.pem", "--json", "--yes").stdout)
     assert (answer["renewed"], answer["index"], answer["folder"]) == (True, 1, "kits/peer-1")
     after = contents(Path("kits/peer-1"))
     assert {file for file in after if after[file] != before[file]} == {"kits/peer-1/peer.pem"}
@@ -71,8 +73,53 @@ def test_a_peer_of_the_list_gets_a_new_certificate_and_nothing_else() -> None:
 def test_two_devices_in_a_row_get_positions_in_a_row() -> None:
     for index, name in ((2, "garage"), (3, "attic")):
         sotto("init", "--join", name, "--name", name)
-        assert json.loads(sotto("sign", "kits", f"{name}/request.pem", "--json").stdout)["index"] == index
+        assert json.loads(sotto("sign", "kits", f"{name}/request.pem", "--json", "--yes").stdout)["index"] == index
     assert [peer.name for peer in load(Path("kits/peer-3/peer.toml"), environment={}).peers][2:] == ["garage", "attic"]
+
+
+def garage() -> str:
+    """Make a device's request; return the thumbprint of its key, as the device printed it."""
+    made = sotto("init", "--join", "garage", "--name", "garage", "--host", "10.0.0.9:7800")
+    return made.stdout.splitlines()[0].rpartition(" ")[2]
+
+
+def test_the_operator_sees_name_address_and_key_and_nothing_is_signed_unless_he_agrees() -> None:
+    key = garage()
+    for answer in ("n\n", ""):
+        refused = sotto("sign", "kits", "garage/request.pem", typed=answer)
+        assert refused.exit_code == SecurityError.exit_code
+        assert "not signed: nobody confirmed it" in refused.stderr
+        assert not Path("kits/peer-2").exists()
+        assert not Path("kits/issued").exists()
+    agreed = sotto("sign", "kits", "garage/request.pem", typed="y\n")
+    assert agreed.exit_code == 0
+    for line in ("name       garage", "address    10.0.0.9:7800", f"key        {key}"):
+        assert line in agreed.stderr
+    assert "left out" not in agreed.stderr
+
+
+@pytest.mark.parametrize("wrong", [None, "name", "address", "key"])
+def test_with_name_address_and_key_nothing_is_asked_and_nothing_else_is_signed(wrong: str | None) -> None:
+    given = {"name": "garage", "address": "10.0.0.9:7800", "key": garage().replace(":", "").lower()}
+    if wrong is not None:
+        given[wrong] = {"name": "attic", "address": "-", "key": "3F:A9"}[wrong]
+    options = [word for name, value in given.items() for word in (f"--{name}", value)]
+    result = sotto("sign", "kits", "garage/request.pem", *options, typed="y\n")
+    assert Path("kits/peer-2/peer.pem").exists() == (wrong is None)
+    if wrong is not None:
+        assert result.exit_code == SecurityError.exit_code
+        assert f"not signed: the request is for {wrong}" in result.stderr
+
+
+def test_names_and_addresses_that_a_request_brings_along_are_shown_and_not_signed() -> None:
+    pem, _ = request_certificate("peer-1", ["peer-0", "10.6.6.6"], address="10.6.6.6:7700")
+    Path("request.pem").write_bytes(pem)
+    result = sotto("sign", "kits", "request.pem", "--json", "--yes")
+    assert json.loads(result.stdout)["left_out"] == ["'10.6.6.6:7700'", "'peer-0'"]
+    assert "renewal    of the certificate of peer 1" in result.stderr
+    names = load_pem_x509_certificate(Path("kits/peer-1/peer.pem").read_bytes()).extensions
+    signed = [str(each.value) for each in names.get_extension_for_class(SubjectAlternativeName).value]
+    assert signed == ["peer-1", "127.0.0.1", "urn:sottovoce:role:peer"]
 
 
 def test_a_key_that_is_there_is_not_overwritten() -> None:
@@ -111,7 +158,7 @@ def test_revoking_reaches_every_folder_and_says_when_nobody_could_be_told() -> N
 
 def test_a_device_whose_key_was_lost_goes_on_with_a_new_one() -> None:
     sotto("init", "--join", "again", "--name", "peer-1")
-    sotto("sign", "kits", "again/request.pem")
+    sotto("sign", "kits", "again/request.pem", "--yes")
     answer = json.loads(sotto("revoke", "kits", "peer-1", "--keep-newest", "--json").stdout)
     assert len(answer["revoked"]) == 1
     Path("kits/peer-1/peer.key").write_bytes(Path("again/peer.key").read_bytes())

@@ -24,7 +24,7 @@ from peer.daemon.rounds import RoundLoop
 from peer.errors import ConfigError, HandshakeRefused, LocalProtocolError, SecurityError, SottoError
 from peer.node.participant import Participant
 from peer.ops.cluster_files import Host, write_cluster
-from peer.ops.enrollment import add_unsigned, admit, request, revoke
+from peer.ops.enrollment import add_unsigned, admit, propose, request, revoke
 from peer.ops.local_cluster import free_ports
 from peer.train.threads import use_one_thread
 
@@ -57,7 +57,7 @@ class Devices:
         """Make the kit of one more peer, as a device and whoever holds the CA do; return its number."""
         device = self.kits.parent / name
         request(device, name, f"127.0.0.1:{self.ports[len(self.files)]}", 7700)
-        admitted = admit(self.kits, (device / "request.pem").read_bytes())
+        admitted = admit(self.kits, propose(self.kits, (device / "request.pem").read_bytes()))
         (device / "peer.key").rename(admitted.folder / "peer.key")
         self.files.append(admitted.folder / "peer.toml")
         return admitted.index

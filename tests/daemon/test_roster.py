@@ -15,7 +15,7 @@ from peer.net.neighbor import Neighbor
 from peer.net.security.credentials import load_credentials
 from peer.node.membership_codec import MAX_NEWCOMERS
 from peer.ops.cluster_files import place_peers, write_cluster
-from peer.ops.enrollment import Admitted, admit, request, revoke
+from peer.ops.enrollment import Admitted, admit, propose, request, revoke
 
 
 class Kits:
@@ -28,7 +28,7 @@ class Kits:
     def sign(self, name: str, host: str | None = "10.0.0.9", relay: str | None = None) -> Admitted:
         device = self.folder.parent / name
         request(device, name, host, 7700)
-        admitted = admit(self.folder, (device / "request.pem").read_bytes(), relay=relay)
+        admitted = admit(self.folder, propose(self.folder, (device / "request.pem").read_bytes(), relay=relay))
         (device / "peer.key").rename(admitted.folder / "peer.key")
         return admitted
 
@@ -154,7 +154,7 @@ def test_a_device_that_could_never_join_is_not_signed(tmp_path: Path) -> None:
     write_cluster(kits, load(environment={}, overrides=["algorithm.name=ad-psgd"]), place_peers(2, [], 7700))
     request(tmp_path / "garage", "garage", None, 7700)
     with pytest.raises(ConfigError, match="garage cannot join: with ad-psgd members cannot change"):
-        admit(kits, (tmp_path / "garage" / "request.pem").read_bytes())
+        admit(kits, propose(kits, (tmp_path / "garage" / "request.pem").read_bytes()))
     assert not (kits / "peer-2").exists()
 
 

@@ -13,7 +13,7 @@ from peer.errors import HandshakeRefused
 from peer.net.neighbor import Neighbor, RelayAddress
 from peer.net.security.certificates import Place
 from peer.net.security.credentials import Credentials
-from peer.net.security.requests import request_certificate
+from peer.net.security.requests import read_request, request_certificate
 from peer.net.security.revocation_list import RevocationList
 from tests.net.transport_peers import NAMES, Mind, authority, build, dialled, hello_of, passive, running, until
 
@@ -24,7 +24,7 @@ GARAGE = 7
 def signed(index: int) -> Credentials:
     """Return what a device that was signed for a number connects with."""
     request, key = request_certificate("garage")
-    identity, certificate = authority().grant(request, place=Place(index, None))
+    identity, certificate = authority().grant(read_request(request), place=Place(index, None))
     ca = authority().certificate
     return Credentials(identity, ca, certificate, key, RevocationList(ca))
 

@@ -9,10 +9,14 @@ import pytest
 from peer.config import SecurityOptions, TransportOptions
 from peer.errors import SecurityError
 from peer.net.control import call_control
+from peer.net.rpc import Caller, Server
 from peer.net.security.authority import CertificateAuthority, Issued
 from peer.net.security.certificates import Role
 from peer.net.security.credentials import Credentials, load_credentials
+from peer.net.security.proofs import prove
 from peer.net.security.revocation_list import RevocationList
+from peer.net.services import CONTROL_SERVICE
+from peer.proto.sottovoce.v1 import control_pb2
 from tests.net.transport_peers import NAMES, Mind, build, dialled, passive, running, until
 
 OPTIONS = TransportOptions(backoff_max_s=0.3, dial_timeout_s=5)
@@ -199,5 +203,74 @@ def test_a_running_peer_that_is_revoked_ends_with_that_sentence(
                 await listener.wait_closed()
         finally:
             await listener.close("it must")
+
+    asyncio.run(story())
+
+
+def test_a_caller_does_not_believe_the_answer_of_a_peer_whose_certificate_is_revoked(
+    authority: CertificateAuthority, tmp_path: Path
+) -> None:
+    """TLS alone would: the thief of ada's key sits where ada was, and says that all is well."""
+    stolen = authority.issue("ada")
+    thief = authority.credentials(stolen)
+    operator = held(authority, authority.issue("operator", role=Role.OPERATOR), tmp_path / "operator")
+    assert operator.revoked is not None
+
+    async def story() -> None:
+        listener = build(0, Mind(), [passive(1)], security=thief)
+        async with running(listener):
+            address = f"127.0.0.1:{listener.port}"
+            assert (await call_control(address, "status", name="ada", security=operator))["verb"] == "status"
+            operator.revoked.take(authority.revoke(b"", [stolen.identity.serial]))
+            with pytest.raises(SecurityError, match="not to be believed: the certificate of 'ada' was revoked"):
+                await call_control(address, "status", name="ada", security=operator)
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("lie", ["no proof", "another's proof", "another answer"])
+def test_a_caller_does_not_believe_an_answer_without_the_proof_for_it(
+    authority: CertificateAuthority, lie: str
+) -> None:
+    ada, ben = (authority.credentials(authority.issue(name)) for name in ("ada", "ben"))
+    operator = authority.credentials(authority.issue("operator", role=Role.OPERATOR))
+
+    async def answer(caller: Caller, request: bytes) -> bytes:
+        challenge = control_pb2.ControlRequest.FromString(request).challenge
+        response = control_pb2.ControlResponse(result='{"stopped": true}')
+        if lie != "no proof":
+            said = response.result.encode() if lie == "another's proof" else b"{}"
+            prover = ben if lie == "another's proof" else ada
+            response.certificate, response.proof = prove(prover, challenge, verifier="operator", answer=said)
+        return response.SerializeToString()
+
+    async def story() -> None:
+        server = Server([], max_concurrent=4)
+        server.serve_calls(CONTROL_SERVICE, {"Stop": answer})
+        port = server.bind("127.0.0.1:0", ada)
+        await server.start()
+        try:
+            with pytest.raises(SecurityError, match=r"does not prove|proves the certificate of|does not hold the key"):
+                await call_control(f"127.0.0.1:{port}", "stop", name="ada", security=operator)
+        finally:
+            await server.stop(0)
+
+    asyncio.run(story())
+
+
+def test_the_list_that_revokes_its_bringer_is_taken_and_answered(
+    authority: CertificateAuthority, tmp_path: Path
+) -> None:
+    own = held(authority, authority.issue("ada"), tmp_path / "ada")
+    ben = authority.issue("ben")
+
+    async def story() -> None:
+        listener = build(0, Mind(), [passive(1)], security=own)
+        async with running(listener):
+            listed = authority.revoke(b"", [ben.identity.serial]).decode()
+            address, holder = f"127.0.0.1:{listener.port}", authority.credentials(ben)
+            assert (await call_control(address, "revoke", {"list": listed}, name="ada", security=holder))["news"]
+            with pytest.raises(SecurityError, match="the certificate of 'ben' was revoked"):
+                await call_control(address, "status", name="ada", security=holder)
 
     asyncio.run(story())

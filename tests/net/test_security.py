@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import ipaddress
 import os
 import stat
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.x509.oid import NameOID
 
 from peer.config import SecurityOptions
@@ -19,7 +20,7 @@ from peer.net.security.certificates import ROLE_URI, Role, der, identify
 from peer.net.security.credentials import Access, TokenAccess, load_credentials
 from peer.net.security.keys import write_secret
 from peer.net.security.proofs import check_proof, prove
-from peer.net.security.requests import request_certificate
+from peer.net.security.requests import read_request, request_certificate
 
 OPTIONS = SecurityOptions()
 NOW = datetime.datetime(2030, 5, 1, 12, tzinfo=datetime.UTC)
@@ -86,8 +87,10 @@ def test_the_key_of_the_authority_is_as_much_of_a_secret(folder: Path) -> None:
 
 def test_a_request_made_on_the_device_becomes_a_certificate_for_its_key(tmp_path: Path) -> None:
     authority = CertificateAuthority.create("digits", now=NOW)
-    request, key = request_certificate("gus", ["10.0.0.7", "gus.example.org"])
-    identity, certificate = authority.grant(request, now=NOW)
+    request, key = request_certificate("gus", ["10.0.0.7"], address="10.0.0.7:7700")
+    asked = read_request(request)
+    assert (asked.name, asked.address, asked.beyond) == ("gus", "10.0.0.7:7700", ())
+    identity, certificate = authority.grant(asked, address=asked.address, now=NOW)
     assert (identity.name, identity.role) == ("gus", Role.PEER)
     authority.write(tmp_path / "ca.pem", tmp_path / "ca.key")
     (tmp_path / "peer.pem").write_bytes(certificate)
@@ -96,7 +99,7 @@ def test_a_request_made_on_the_device_becomes_a_certificate_for_its_key(tmp_path
     assert loaded is not None
     names = x509.load_pem_x509_certificate(certificate).extensions
     addresses = names.get_extension_for_class(x509.SubjectAlternativeName).value
-    assert addresses.get_values_for_type(x509.DNSName) == ["gus", "gus.example.org"]
+    assert addresses.get_values_for_type(x509.DNSName) == ["gus"]
     assert [str(each) for each in addresses.get_values_for_type(x509.IPAddress)] == ["10.0.0.7"]
 
 
@@ -110,26 +113,35 @@ def test_a_request_that_is_none_is_not_signed(authority: CertificateAuthority, s
         lines[-2] = lines[-2][:-8] + b"AAAA" + lines[-2][-4:]
         request = b"\n".join(lines) + b"\n"
     with pytest.raises(SecurityError, match="request"):
-        authority.grant(request)
+        read_request(request)
 
 
-def test_a_request_cannot_ask_for_a_role(authority: CertificateAuthority) -> None:
+def test_a_request_cannot_bring_along_names_roles_or_powers(authority: CertificateAuthority) -> None:
     key = ec.generate_private_key(ec.SECP256R1())
     request = (
         x509.CertificateSigningRequestBuilder()
         .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "gus")]))
         .add_extension(
             x509.SubjectAlternativeName(
-                [x509.DNSName("gus"), x509.UniformResourceIdentifier(ROLE_URI + Role.OPERATOR.value)]
+                [
+                    x509.DNSName("gus"),
+                    x509.DNSName("ada"),
+                    x509.IPAddress(ipaddress.ip_address("10.0.0.1")),
+                    x509.UniformResourceIdentifier(ROLE_URI + Role.OPERATOR.value),
+                ]
             ),
             critical=False,
         )
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         .sign(key, hashes.SHA256())
     )
-    identity, certificate = authority.grant(request.public_bytes(serialization.Encoding.PEM))
+    asked = read_request(request.public_bytes(serialization.Encoding.PEM))
+    assert asked.beyond == ("'ada'", "'10.0.0.1'", "'urn:sottovoce:role:operator'")
+    identity, certificate = authority.grant(asked)
     assert identity.role is Role.PEER
     extensions = x509.load_pem_x509_certificate(certificate).extensions
+    names = extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert [str(each.value) for each in names] == ["gus", ROLE_URI + Role.PEER.value]
     assert not extensions.get_extension_for_class(x509.BasicConstraints).value.ca
 
 
@@ -315,3 +327,39 @@ def test_a_key_of_a_kind_that_gRPC_does_not_take(folder: Path) -> None:
 def test_a_certificate_that_somebody_else_made(authority: CertificateAuthority) -> None:
     with pytest.raises(SecurityError, match="names no peer and no role"):
         identify(authority.certificate)
+
+
+def test_an_authority_of_another_kind_of_key_is_refused_before_anything_is_checked_with_it(folder: Path) -> None:
+    key = rsa.generate_private_key(65537, 2048)
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "another CA")])
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(7)
+        .not_valid_before(NOW)
+        .not_valid_after(NOW + datetime.timedelta(days=9))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    (folder / "ca.pem").write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    with pytest.raises(SecurityError, match=r"the key of .*ca\.pem is not an ECDSA key on P-256"):
+        load(folder)
+
+
+def test_an_answer_to_a_call_is_proven_for_this_caller_this_challenge_and_these_words(
+    authority: CertificateAuthority,
+) -> None:
+    ada, ben, olga = (authority.credentials(authority.issue(name, now=NOW)) for name in ("ada", "ben", "olga"))
+    challenge, answer = bytes(range(16)), b'{"round": 7}'
+    certificate, proof = prove(ada, challenge, verifier="olga", answer=answer)
+    assert check_proof(olga, certificate, proof, challenge, prover="ada", answer=answer, now=NOW).name == "ada"
+    for reader, with_challenge, with_answer in (
+        (ben, challenge, answer),
+        (olga, bytes(16), answer),
+        (olga, challenge, b'{"round": 8}'),
+        (olga, challenge, None),
+    ):
+        with pytest.raises(SecurityError, match="ada does not hold the key"):
+            check_proof(reader, certificate, proof, with_challenge, prover="ada", answer=with_answer, now=NOW)

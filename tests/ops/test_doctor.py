@@ -22,7 +22,7 @@ from peer.net.security.authority import CertificateAuthority
 from peer.net.security.credentials import load_credentials
 from peer.net.transport import Transport
 from peer.ops.cluster_files import Host, write_cluster
-from peer.ops.enrollment import admit, request
+from peer.ops.enrollment import admit, propose, request
 from peer.ops.local_cluster import free_ports
 from tests.cli.runner import sotto
 from tests.net.transport_peers import Mind
@@ -213,7 +213,7 @@ def test_two_that_cannot_be_dialled_need_a_relay(kits: Path) -> None:
 
 def test_a_device_that_was_signed_later_need_not_be_known_yet(kits: Path) -> None:
     request(kits / "peer-3", "garage", None, 7700)
-    assert admit(kits, (kits / "peer-3" / "request.pem").read_bytes()).index == 3
+    assert admit(kits, propose(kits, (kits / "peer-3" / "request.pem").read_bytes())).index == 3
     with running(kits, 0), running(kits, 1):
         code, findings = examine(kits, 3)
     assert (code, {each["level"] for each in findings}) == (0, {"ok"})

@@ -20,12 +20,13 @@ from peer.net.security.certificates import (
     Role,
     is_authority,
     parse_certificate,
+    public_key,
     read_identity,
     utc_now,
 )
 from peer.net.security.credentials import Credentials
 from peer.net.security.keys import key_pem, new_key, parse_key, read_file, read_secret, write_new
-from peer.net.security.requests import general_name, read_request
+from peer.net.security.requests import Request, address_names, general_name
 from peer.net.security.revocation_list import RevocationList, sign_list
 
 CA_DAYS = 3653
@@ -74,7 +75,7 @@ class CertificateAuthority:
         """Return the authority that `write` saved. Raises SecurityError if the files do not hold one."""
         certificate = parse_certificate(read_file(certificate_file), certificate_file)
         key = parse_key(read_secret(key_file), key_file)
-        if certificate.public_key() != key.public_key():
+        if public_key(certificate, certificate_file) != key.public_key():
             raise SecurityError(f"{key_file} is not the key of {certificate_file}")
         if not is_authority(certificate):
             raise SecurityError(f"{certificate_file} is not the certificate of an authority")
@@ -109,19 +110,21 @@ class CertificateAuthority:
 
     def grant(
         self,
-        request: bytes,
+        request: Request,
         *,
+        address: str | None = None,
         place: Place | None = None,
         days: int = PEER_DAYS,
         now: datetime.datetime | None = None,
     ) -> tuple[Identity, bytes]:
-        """Return who made a request (PEM, see `request_certificate`), and the peer's certificate for it (PEM).
+        """Return whom a request is granted to, and the certificate (PEM).
 
-        `place` stands in the certificate of a newcomer, so that the others need to believe nobody else about it. Raises
-        SecurityError if it is not a request, or its key is not one that this version uses.
+        It is made out to the name of the request and the host of `address` ("host:port"), and to nothing else that the
+        request names. `place` stands in the certificate of a newcomer, so that the others need to believe nobody else
+        about it. Raises SecurityError for an address that nobody can have.
         """
-        asked = read_request(request)
-        certificate = self._sign(asked.key, asked.name, asked.alternatives, Role.PEER, days, now or utc_now(), place)
+        names = address_names(address)
+        certificate = self._sign(request.key, request.name, names, Role.PEER, days, now or utc_now(), place)
         return read_identity(certificate), certificate.public_bytes(serialization.Encoding.PEM)
 
     def revoke(self, older: bytes, serials: Iterable[int], *, now: datetime.datetime | None = None) -> bytes:

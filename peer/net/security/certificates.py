@@ -6,15 +6,17 @@ only error raised here is SecurityError.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import enum
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from peer.errors import SecurityError
@@ -26,16 +28,10 @@ _RELAY_URI = "urn:sottovoce:relay:"
 
 _MAX_CERTIFICATE_BYTES = 8 * 1024
 
-MALFORMED = (
-    ValueError,
-    TypeError,
-    UnsupportedAlgorithm,
-    x509.InvalidVersion,
-    x509.ExtensionNotFound,
-    x509.DuplicateExtension,
-    x509.UnsupportedGeneralNameType,
-)
-"""What the library raises for bytes that are no certificate, request or list of a run. They have no common base."""
+_MAX_SERIAL_BITS = 160
+_MAX_NAME = 64
+# With a leading zero or another script's digits, one number could be written in two ways.
+_INDEX = re.compile(r"0|[1-9][0-9]{0,5}")
 
 
 class Role(enum.Enum):
@@ -126,16 +122,17 @@ def der(certificate: bytes) -> bytes:
 def is_signed_by(certificate: bytes, authority: bytes) -> bool:
     """Return whether the authority (PEM) signed a certificate (PEM)."""
     try:
-        return was_signed_by(x509.load_pem_x509_certificate(certificate), x509.load_pem_x509_certificate(authority))
-    except MALFORMED:
+        return was_signed_by(parse_certificate(certificate, "it"), parse_certificate(authority, "the authority"))
+    except SecurityError:
         return False
 
 
 def was_signed_by(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
     """Return whether the authority signed a certificate."""
     try:
-        certificate.verify_directly_issued_by(authority)
-    except (InvalidSignature, *MALFORMED):
+        with refused_as("the signature is not the authority's"):
+            certificate.verify_directly_issued_by(authority)
+    except SecurityError:
         return False
     return True
 
@@ -144,7 +141,7 @@ def is_authority(certificate: x509.Certificate) -> bool:
     """Return whether a certificate may sign others."""
     try:
         return certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
-    except MALFORMED:
+    except x509.ExtensionNotFound:
         return False
 
 
@@ -157,48 +154,91 @@ def check_dates(certificate: x509.Certificate, source: Path | str, now: datetime
         raise SecurityError(f"{source} expired on {end:%Y-%m-%d}; issue a new one")
 
 
-def parse_certificate(pem: bytes, source: Path | str) -> x509.Certificate:
-    """Return a PEM certificate. Raises SecurityError if it is not one."""
+@contextlib.contextmanager
+def refused_as(problem: str) -> Iterator[None]:
+    """Raise a SecurityError that says `problem` in place of whatever the library raises for bytes from outside."""
     try:
-        return x509.load_pem_x509_certificate(pem)
-    except MALFORMED:
-        raise SecurityError(f"{source} does not hold a PEM certificate") from None
+        yield
+    except SecurityError:
+        raise
+    except Exception:  # Its errors have no common base, and which of them a property can raise is written nowhere.
+        raise SecurityError(problem) from None
+
+
+def parse_certificate(pem: bytes, source: Path | str) -> x509.Certificate:
+    """Return a PEM certificate. Raises SecurityError if it is not one of the kind that this version uses."""
+    with refused_as(f"{source} does not hold a PEM certificate"):
+        certificate = x509.load_pem_x509_certificate(pem)
+    _read_through(certificate, source)
+    return certificate
 
 
 def parse_shown(certificate: bytes, holder: str) -> x509.Certificate:
-    """Return a certificate (DER) that another peer shows, with a key that can be read. Raises SecurityError."""
-    try:
+    """Return a certificate (DER) that another peer shows. Raises SecurityError if it is not one of the kind that this
+    version uses."""
+    with refused_as(f"{holder} does not prove whose certificate it holds"):
         if not 0 < len(certificate) <= _MAX_CERTIFICATE_BYTES:
-            raise ValueError
+            raise ValueError("no certificate has such a length")
         shown = x509.load_der_x509_certificate(certificate)
-        shown.public_key()
-    except MALFORMED:
-        raise SecurityError(f"{holder} does not prove whose certificate it holds") from None
+    _read_through(shown, f"the certificate that {holder} shows")
     return shown
+
+
+def public_key(certificate: x509.Certificate, source: Path | str) -> ec.EllipticCurvePublicKey:
+    """Return the key of a certificate. Raises SecurityError if it is not of the kind that every key of a run has."""
+    with refused_as(f"{source} has a key that cannot be read"):
+        key = certificate.public_key()
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
+        raise SecurityError(f"the key of {source} is not an ECDSA key on P-256, the only kind that this version uses")
+    return key
+
+
+def _read_through(certificate: x509.Certificate, source: Path | str) -> None:
+    """Read once what is read later, which the library leaves undecoded until then. Raises SecurityError."""
+    public_key(certificate, source)
+    with refused_as(f"{source} is malformed, or of a version that no run uses"):
+        if (
+            certificate.version is not x509.Version.v3
+            or not 0 < certificate.serial_number < 1 << _MAX_SERIAL_BITS
+            or certificate.not_valid_before_utc > certificate.not_valid_after_utc
+        ):
+            raise ValueError
+        for part in (certificate.subject, certificate.issuer, certificate.extensions):
+            list(part)
 
 
 def read_identity(certificate: x509.Certificate, source: str = "the certificate") -> Identity:
     """Return whom a certificate is made out to. Raises SecurityError if it is not one of a run's certificates."""
-    try:
+    with refused_as(f"{source} was not issued by `sotto`: it names no peer and no role"):
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         uris = names.get_values_for_type(x509.UniformResourceIdentifier)
-        (role,) = _after(ROLE_URI, uris)
-        index = next(map(int, _after(_INDEX_URI, uris)), None)
+        index = _only(_INDEX_URI, uris)
+        if index is not None and not _INDEX.fullmatch(index):
+            raise ValueError
         (common_name,) = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+        name = common_name.value
+        if not isinstance(name, str) or not 0 < len(name) <= _MAX_NAME or not name.isprintable():
+            raise ValueError
         return Identity(
-            str(common_name.value),
-            Role(role),
-            certificate.fingerprint(hashes.SHA256()).hex(":").upper(),
+            name,
+            Role(_only(ROLE_URI, uris)),
+            _thumbprint(certificate),
             certificate.serial_number,
             certificate.not_valid_before_utc,
             certificate.not_valid_after_utc,
-            index,
-            next(_after(ADDRESS_URI, uris), None),
-            next(_after(_RELAY_URI, uris), None),
+            None if index is None else int(index),
+            _only(ADDRESS_URI, uris),
+            _only(_RELAY_URI, uris),
         )
-    except MALFORMED:
-        raise SecurityError(f"{source} was not issued by `sotto`: it names no peer and no role") from None
 
 
-def _after(prefix: str, uris: Iterable[str]) -> Iterator[str]:
-    return (uri.removeprefix(prefix) for uri in uris if uri.startswith(prefix))
+def _only(prefix: str, uris: Iterable[str]) -> str | None:
+    """Return what follows a prefix in the one entry that has it; None if none has. Raises ValueError for several."""
+    found = [uri.removeprefix(prefix) for uri in uris if uri.startswith(prefix)]
+    if len(found) > 1:
+        raise ValueError
+    return found[0] if found else None
+
+
+def _thumbprint(certificate: x509.Certificate) -> str:
+    return certificate.fingerprint(hashes.SHA256()).hex(":").upper()

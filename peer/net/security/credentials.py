@@ -21,6 +21,7 @@ from peer.net.security.certificates import (
     identify,
     is_authority,
     parse_certificate,
+    public_key,
     utc_now,
     was_signed_by,
 )
@@ -101,7 +102,7 @@ def load_credentials(
         raise SecurityError(f"{ca_file} is not the certificate of an authority; security.ca wants the run's ca.pem")
     check_dates(ca, ca_file, now)
     check_dates(certificate, certificate_file, now)
-    if certificate.public_key() != key.public_key():
+    if public_key(certificate, certificate_file) != key.public_key():
         raise SecurityError(f"{key_file} is not the key of {certificate_file}; take both from the same device's folder")
     if not was_signed_by(certificate, ca):
         raise SecurityError(
@@ -151,6 +152,7 @@ def _load_token(options: SecurityOptions, base_dir: Path) -> TokenAccess:
         return TokenAccess(token, ca)
     certificate_file, key_file = base_dir / options.certificate, base_dir / options.key
     certificate, key = read_file(certificate_file), read_secret(key_file)
-    if parse_certificate(certificate, certificate_file).public_key() != parse_key(key, key_file).public_key():
+    shown = parse_certificate(certificate, certificate_file)
+    if public_key(shown, certificate_file) != parse_key(key, key_file).public_key():
         raise SecurityError(f"{key_file} is not the key of {certificate_file}; take both from the same device's folder")
     return TokenAccess(token, ca, certificate, key)

@@ -16,10 +16,12 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from peer.errors import SecurityError
-from peer.net.security.certificates import ADDRESS_URI, MALFORMED
+from peer.errors import ConfigError, SecurityError
+from peer.net.address import split_address
+from peer.net.security.certificates import ADDRESS_URI, refused_as
 from peer.net.security.keys import key_pem, new_key
 
+_MAX_BYTES = 16 * 1024
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*")
 
 
@@ -28,10 +30,12 @@ class Request:
     """What a device asks for."""
 
     name: str
-    alternatives: tuple[str, ...]
-    """Host names and IP addresses that stand in the certificate beside the name."""
     address: str | None
     """Where the others shall dial the device, "host:port"; None if they cannot."""
+    beyond: tuple[str, ...]
+    """What else the request names, as it can be shown. No certificate is made out to that."""
+    thumbprint: str
+    """SHA-256 of its public key, for people to compare on both machines."""
     key: ec.EllipticCurvePublicKey
 
 
@@ -55,32 +59,44 @@ def request_certificate(name: str, addresses: Iterable[str] = (), *, address: st
 
 
 def read_request(pem: bytes) -> Request:
-    """Return what a request asks for. Raises SecurityError if it is not one, or not of a key that this version uses."""
-    try:
+    """Return what a request asks for. Raises SecurityError if it is not one, or not of a key that this version uses, or
+    asks for a name or address that nobody can have."""
+    with refused_as("this is not a request for a certificate; `sotto init --join` writes one"):
+        if len(pem) > _MAX_BYTES:
+            raise ValueError("no request is so long")
         request = x509.load_pem_x509_csr(pem)
         (common_name,) = request.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+        name = common_name.value
         names = request.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-        alternatives = (
-            *names.get_values_for_type(x509.DNSName),
-            *map(str, names.get_values_for_type(x509.IPAddress)),
-        )
-        uris = names.get_values_for_type(x509.UniformResourceIdentifier)
+        asked = [str(each.value) for each in names]
         genuine = request.is_signature_valid
         key = request.public_key()
-    except MALFORMED:
-        raise SecurityError("this is not a request for a certificate; `sotto init --join` writes one") from None
+        if not isinstance(name, str):
+            raise ValueError("a name is a text")
     if not genuine or not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
         raise SecurityError("the request is not signed by an ECDSA key on P-256, the only kind that this version uses")
-    address = next((uri.removeprefix(ADDRESS_URI) for uri in uris if uri.startswith(ADDRESS_URI)), None)
-    return Request(str(common_name.value), alternatives, address, key)
+    general_name(name)  # Also before it is shown to anybody.
+    addresses = [each.removeprefix(ADDRESS_URI) for each in asked if each.startswith(ADDRESS_URI)]
+    if len(addresses) > 1:
+        raise SecurityError(f"the request gives {len(addresses)} addresses, where a device has one")
+    address = addresses[0] if addresses else None
+    expected = {name, _written(name), *address_names(address), f"{ADDRESS_URI}{address}"}
+    beyond = tuple(ascii(each[:80]) for each in asked if each not in expected)
+    return Request(name, address, beyond, _thumbprint(key), key)
 
 
-def request_thumbprint(request: bytes) -> str:
-    """Return SHA-256 of the public key of a request, for people to compare on both machines."""
-    encoded = read_request(request).key.public_bytes(
-        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
-    )
-    return hashlib.sha256(encoded).digest().hex(":").upper()
+def address_names(address: str | None) -> list[str]:
+    """Return what stands in a certificate beside the name of a device that is dialled at `address`, if it is.
+
+    Raises SecurityError for an address that nobody can have.
+    """
+    if address is None:
+        return []
+    try:
+        host, _ = split_address(address, key="the address")
+    except ConfigError as error:
+        raise SecurityError(f"the request asks for an impossible address: {error}") from None
+    return [_written(host)]
 
 
 def general_name(name: str) -> x509.GeneralName:
@@ -91,6 +107,16 @@ def general_name(name: str) -> x509.GeneralName:
         pass
     if len(name) > 63 or not _NAME.fullmatch(name):
         raise SecurityError(
-            f"no certificate can be made out to {name!r}; a name has letters, digits, '-' and '.', at most 63"
+            f"no certificate can be made out to {name[:80]!r}; a name has letters, digits, '-' and '.', at most 63"
         )
     return x509.DNSName(name)
+
+
+def _written(host: str) -> str:
+    """Return a host as certificates write it: an IP address has one form of many."""
+    return str(general_name(host).value)
+
+
+def _thumbprint(key: ec.EllipticCurvePublicKey) -> str:
+    encoded = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return hashlib.sha256(encoded).digest().hex(":").upper()

@@ -20,10 +20,12 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from peer.errors import SecurityError
-from peer.net.security.certificates import MALFORMED, parse_certificate
+from peer.net.security.certificates import parse_certificate, public_key, refused_as
 
 MAX_BYTES = 60 * 1024
 """Small enough to travel as one note between peers; about 1,500 certificates."""
+# No number of this length is ever reached by counting, and RFC 5280 allows no longer one.
+_MAX_NUMBER_BITS = 160
 # A list holds until a newer one comes; that none comes must not stop a run.
 _VALID_DAYS = 3653
 
@@ -38,6 +40,7 @@ class RevocationList:
         self.pem = b""
         self.path = path
         self._authority = parse_certificate(authority, "the authority")
+        self._key = public_key(self._authority, "the authority")
         self._revoked: dict[int, datetime.datetime] = {}
         self._stamp: tuple[int, int] | None = None
         self.reload()
@@ -97,20 +100,25 @@ class RevocationList:
             raise SecurityError(
                 f"{source} has {len(pem)} bytes; a list of revoked certificates has {MAX_BYTES} at most"
             )
-        try:
+        malformed = f"{source} is not a list of revoked certificates; `sotto revoke` writes one"
+        with refused_as(malformed):
             listed = x509.load_pem_x509_crl(pem)
-            number = int(listed.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number)
-            public_key = self._authority.public_key()
-            assert isinstance(public_key, ec.EllipticCurvePublicKey), "every authority of a run has such a key"
-            genuine = listed.issuer == self._authority.subject and listed.is_signature_valid(public_key)
-            revoked = {each.serial_number: each.revocation_date_utc for each in listed}
-        except MALFORMED:
-            raise SecurityError(f"{source} is not a list of revoked certificates; `sotto revoke` writes one") from None
+            genuine = listed.issuer == self._authority.subject and listed.is_signature_valid(self._key)
         if not genuine:
             raise SecurityError(f"{source} is not signed by this run's CA; take the revoked.pem beside it")
+        with refused_as(malformed):
+            number = listed.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number
+            if not 0 < number < 1 << _MAX_NUMBER_BITS:
+                raise ValueError("no list has such a number")
+            revoked = {}
+            for each in listed:
+                list(each.extensions)  # Decoded no earlier than here.
+                revoked[each.serial_number] = each.revocation_date_utc
+            # What else the text held goes no further: neither to the disk nor to other peers.
+            plain = listed.public_bytes(serialization.Encoding.PEM)
         if number <= self.number:
             return False
-        self.number, self.pem, self._revoked = number, pem, revoked
+        self.number, self.pem, self._revoked = number, plain, revoked
         return True
 
     def _save(self) -> None:

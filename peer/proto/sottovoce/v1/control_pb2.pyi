@@ -5,13 +5,19 @@ from typing import ClassVar as _ClassVar, Optional as _Optional
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ControlRequest(_message.Message):
-    __slots__ = ("arguments",)
+    __slots__ = ("arguments", "challenge")
     ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
+    CHALLENGE_FIELD_NUMBER: _ClassVar[int]
     arguments: str
-    def __init__(self, arguments: _Optional[str] = ...) -> None: ...
+    challenge: bytes
+    def __init__(self, arguments: _Optional[str] = ..., challenge: _Optional[bytes] = ...) -> None: ...
 
 class ControlResponse(_message.Message):
-    __slots__ = ("result",)
+    __slots__ = ("result", "certificate", "proof")
     RESULT_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    PROOF_FIELD_NUMBER: _ClassVar[int]
     result: str
-    def __init__(self, result: _Optional[str] = ...) -> None: ...
+    certificate: bytes
+    proof: bytes
+    def __init__(self, result: _Optional[str] = ..., certificate: _Optional[bytes] = ..., proof: _Optional[bytes] = ...) -> None: ...
