@@ -2,8 +2,9 @@
 
 The relay carries the bytes of a connection between the two as they are: with mutual TLS they are encrypted from end to
 end, and both ends check each other's certificate as if they had dialled each other. It sees who talks to whom, and how
-much. What it carries is counted apart from its own traffic, and its rate is bounded. Either end of such a connection is
-in `peer.net.tunnels`, the protocol in `proto/sottovoce/v1/relay.proto`.
+much. What it carries is counted apart from its own traffic, and its rate is bounded. Connections are counted for each
+member, so that none can take the places of all others, and those over which nothing passes end. Either end of such a
+connection is in `peer.net.tunnels`, the protocol in `proto/sottovoce/v1/relay.proto`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -28,6 +29,11 @@ log = logging.getLogger(__name__)
 MAX_TUNNELS = 64
 """Connections that one peer carries for others, and that it has through one relay."""
 _MAX_WAITING_EACH = 4
+_MAX_TUNNELS_OF_PAIR = 2
+"""One, and one that takes its place before the loss of the first is noticed."""
+_MAX_UNNAMED_EACH = 32
+_CALLS = {"rate": 2.0, "burst": 60.0}
+"""Of one member, a second and at once."""
 _FIRST_PIECE_S = 10.0
 _BURST_S = 1.0
 _MAX_REFUSAL = 300
@@ -74,21 +80,34 @@ class _End:
 class RelayService:
     """Serves the two ends of relayed connections."""
 
-    def __init__(self, *, identify: Callable[[Caller, str], str], kbytes_per_s: float) -> None:
-        """`identify(caller, claimed)` returns the name of the member that opened a stream, or raises SottoError.
+    def __init__(
+        self,
+        *,
+        identify: Callable[[Caller, str], str],
+        account: Callable[[Caller], str],
+        kbytes_per_s: float,
+        idle_s: float,
+    ) -> None:
+        """`identify(caller, claimed)` returns the name of the member that opened a stream, `account(caller)` what it is
+        counted under before it has said so; both raise SottoError.
 
-        `kbytes_per_s` (units of 1000 bytes) bounds all that is carried, both ways together; 0 relays for nobody.
+        `kbytes_per_s` (units of 1000 bytes) bounds all that is carried, both ways together; 0 relays for nobody. An end
+        that neither sends nor takes anything for `idle_s` is gone.
         """
         self.carried: dict[tuple[str, str], int] = {}
         """(from, to) → bytes."""
-        self._identify = identify
-        self._kbytes_per_s = kbytes_per_s
+        self._identify, self._account = identify, account
+        self._kbytes_per_s, self._idle_s = kbytes_per_s, idle_s
         rate = max(1.0, 1000.0 * kbytes_per_s)
         self._allowance = Allowance(rate=rate, burst=rate * _BURST_S, now=0.0)
         self._waiting: dict[str, deque[_End]] = {}
         self._open: dict[asyncio.Task[None], tuple[Caller, str]] = {}
         """What serves a stream → who opened it, and under which name."""
-        self._tunnels = 0
+        self._tunnels: list[_End] = []
+        """The calling ends of the connections, oldest first."""
+        self._unnamed: dict[str, int] = {}
+        """Streams that wait for their first piece, by who opened them."""
+        self._calls: dict[str, Allowance] = {}
 
     def serve(self, server: Server) -> None:
         """Have a server relay."""
@@ -116,13 +135,13 @@ class RelayService:
                 queue.popleft().task.cancel()
             queue.append(own)
             try:
-                while (piece := await stream.read()) is not None:
+                while (piece := await self._next(own)) is not None:
                     if own.other is None:
-                        await stream.write(Piece())  # A sign of life for a sign of life.
+                        await self._write(own, Piece())  # A sign of life for a sign of life.
                     elif piece.data:
                         await own.other.connected.wait()
                         await self._pass_on(piece.data, own, own.other)
-            except (StreamLost, RemoteProtocolError):
+            except (StreamLost, RemoteProtocolError, TimeoutError):
                 pass
             finally:
                 with contextlib.suppress(ValueError):
@@ -138,38 +157,61 @@ class RelayService:
         if (first := await self._first(stream, served.caller)) is None:
             return
         queue = self._waiting.get(first.peer)
-        if not queue:
-            await _refuse(
-                stream, f"{first.peer[:80]!r} does not wait at this relay; is it running, and is this its relay?"
-            )
-            return
-        if self._tunnels >= MAX_TUNNELS:
-            await _refuse(stream, f"this relay carries {MAX_TUNNELS} connections, and no more")
+        reason = self._why_not_connected(first.sender, first.peer)
+        if reason is not None or not queue:
+            await _refuse(stream, reason or "")
             return
         with self._counted(served.caller, first.sender) as task:
             own, other = _End(first.sender, stream, task), queue.popleft()
             own.other, other.other = other, own
-            self._tunnels += 1
+            self._tunnels.append(own)
             log.info("relaying between %s and %s", own.name, other.name)
             try:
-                await other.stream.write(Piece(peer=own.name))
-                await stream.write(Piece(peer=other.name))
+                await self._write(other, Piece(peer=own.name))
+                await self._write(own, Piece(peer=other.name))
                 own.connected.set()
-                while (piece := await stream.read()) is not None:
+                while (piece := await self._next(own)) is not None:
                     if piece.data:
                         await self._pass_on(piece.data, own, other)
-            except (StreamLost, RemoteProtocolError):
+            except (StreamLost, RemoteProtocolError, TimeoutError):
                 pass
             finally:
-                self._tunnels -= 1
+                with contextlib.suppress(ValueError):  # It may have made room for another.
+                    self._tunnels.remove(own)
                 other.other = None
                 other.task.cancel()
+
+    def _why_not_connected(self, caller: str, peer: str) -> str | None:
+        """Return why two members are not connected; None if there is room, which may have been made."""
+        if caller == peer:
+            return "a peer reaches itself without a relay"
+        now = asyncio.get_running_loop().time()
+        if not self._calls.setdefault(caller, Allowance(**_CALLS, now=now)).spend(1, now):
+            return f"{caller[:80]!r} calls too often; try again later"
+        if not self._waiting.get(peer):
+            return f"{peer[:80]!r} does not wait at this relay; is it running, and is this its relay?"
+        of_pair = [end for end in self._tunnels if end.name == caller and end.other and end.other.name == peer]
+        if len(of_pair) >= _MAX_TUNNELS_OF_PAIR:
+            self._end(of_pair[0])
+        if len(self._tunnels) >= MAX_TUNNELS:
+            held = Counter(end.name for end in self._tunnels)
+            greediest, most = held.most_common(1)[0]
+            if held[caller] + 1 >= most:
+                return f"this relay carries {MAX_TUNNELS} connections, and no more"
+            # Whoever has many gives one up to whoever has few, so that no member keeps the others out.
+            self._end(next(end for end in self._tunnels if end.name == greediest))
+        return None
+
+    def _end(self, tunnel: _End) -> None:
+        self._tunnels.remove(tunnel)
+        tunnel.task.cancel()
 
     async def _first(self, stream: PieceStream, caller: Caller) -> Piece | None:
         """Return the first piece of a member's stream; None if it was sent away."""
         try:
-            async with asyncio.timeout(_FIRST_PIECE_S):
-                first = await stream.read()
+            with self._waiting_for_a_name(self._account(caller)):
+                async with asyncio.timeout(_FIRST_PIECE_S):
+                    first = await stream.read()
             if first is None:
                 return None
             if not self._kbytes_per_s:
@@ -181,6 +223,19 @@ class RelayService:
             await _refuse(stream, str(error))
             return None
         return first
+
+    @contextlib.contextmanager
+    def _waiting_for_a_name(self, account: str) -> Iterator[None]:
+        """Count a stream among those whose first piece has not come. Raises PeerUnreachable for too many of one."""
+        if self._unnamed.get(account, 0) >= _MAX_UNNAMED_EACH:
+            raise PeerUnreachable("too many streams wait for their first piece")
+        self._unnamed[account] = self._unnamed.get(account, 0) + 1
+        try:
+            yield
+        finally:
+            self._unnamed[account] -= 1
+            if not self._unnamed[account]:
+                del self._unnamed[account]
 
     @contextlib.contextmanager
     def _counted(self, caller: Caller, name: str) -> Iterator[asyncio.Task[None]]:
@@ -199,7 +254,17 @@ class RelayService:
             await asyncio.sleep(wait_s)
         pair = (sender.name, receiver.name)
         self.carried[pair] = self.carried.get(pair, 0) + len(data)
-        await receiver.stream.write(Piece(data=data))
+        await self._write(receiver, Piece(data=data))
+
+    async def _next(self, end: _End) -> Piece | None:
+        """Return what an end sends next. Raises TimeoutError if that takes too long: a live one has heartbeats."""
+        async with asyncio.timeout(self._idle_s):
+            return await end.stream.read()
+
+    async def _write(self, end: _End, piece: Piece) -> None:
+        """Send a piece to an end. Raises TimeoutError if it takes nothing."""
+        async with asyncio.timeout(self._idle_s):
+            await end.stream.write(piece)
 
 
 async def _refuse(stream: PieceStream, reason: str) -> None:

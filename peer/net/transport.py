@@ -44,6 +44,7 @@ from peer.net.tunnels import Tunnels
 from peer.proto.sottovoce.v1 import exchange_pb2 as pb
 
 _ENVELOPE_SLACK = MAX_BULLETIN_BYTES + 8 * 1024  # beside the chunks: a note or a hello, and the numbers
+_RELAY_IDLE_S = 300.0
 _BDP_PROBE_OFF = ("grpc.http2.bdp_probe", 0)
 
 
@@ -95,7 +96,13 @@ class Transport:
             security, me=me, name=hello.name, neighbors=self._links.neighbors, hears_newcomers=hear is not None
         )
         self._admission.members.update(members)
-        self.relay = RelayService(identify=self._admission.relay_user, kbytes_per_s=options.relay_kbytes_per_s)
+        self.relay = RelayService(
+            identify=self._admission.relay_user,
+            account=self._admission.account,
+            kbytes_per_s=options.relay_kbytes_per_s,
+            # The ends may have set another heartbeat than this peer.
+            idle_s=max(_RELAY_IDLE_S, 3 * options.heartbeat_s),
+        )
         """What this peer carries for others."""
         self._revocations: RevocationWatch | None = None
         if isinstance(security, Credentials) and revoked is not None:

@@ -218,37 +218,81 @@ def test_a_relay_that_names_caller_after_caller_does_not_fill_the_memory() -> No
     asyncio.run(story())
 
 
+class Methods:
+    """A server that keeps what it is to serve."""
+
+    def serve_streams(self, service: str, methods: dict[str, Callable[[Any], Coroutine[None, None, None]]]) -> None:
+        self.accept, self.connect = methods["Accept"], methods["Connect"]
+
+
+class Held:
+    """A stream whose writes wait until they are let through."""
+
+    def __init__(self, name: str, *first: Piece, flows: bool = False) -> None:
+        self.caller = Caller(f"unix:{name}", (), None)
+        self.incoming: asyncio.Queue[Piece] = asyncio.Queue()
+        self.written: list[Piece] = []
+        self.flowing = asyncio.Event()
+        if flows:
+            self.flowing.set()
+        for piece in first:
+            self.incoming.put_nowait(piece)
+
+    async def read(self) -> bytes:
+        return (await self.incoming.get()).SerializeToString()
+
+    async def write(self, data: bytes) -> None:
+        await self.flowing.wait()
+        self.written.append(Piece.FromString(data))
+        await asyncio.sleep(0.02)  # It is there before its sender hears of that.
+
+
+def relay_of_anybody(idle_s: float = 60.0) -> RelayService:
+    return RelayService(
+        identify=lambda _, claimed: claimed, account=lambda caller: caller.address, kbytes_per_s=1e6, idle_s=idle_s
+    )
+
+
+class Crowd:
+    """Peers at one relay, each stream of them a task."""
+
+    def __init__(self, tasks: asyncio.TaskGroup, *, idle_s: float = 60.0) -> None:
+        self._tasks, self._served = tasks, list[asyncio.Task[None]]()
+        self._methods = Methods()
+        relay_of_anybody(idle_s).serve(cast(Server, self._methods))
+
+    async def wait(self, name: str) -> tuple[Held, asyncio.Task[None]]:
+        """Have a peer wait for a caller."""
+        stream = Held(name, Piece(sender=name), flows=True)
+        task = self._tasks.create_task(self._methods.accept(stream))
+        self._served.append(task)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        return stream, task
+
+    async def call(self, name: str, peer: str) -> tuple[Held, asyncio.Task[None]]:
+        """Have a peer call one; return when it has its answer."""
+        stream = Held(name, Piece(sender=name, peer=peer), flows=True)
+        task = self._tasks.create_task(self._methods.connect(stream))
+        self._served.append(task)
+        await until(lambda: stream.written)
+        return stream, task
+
+    async def connect(self, name: str, peer: str) -> tuple[Held, asyncio.Task[None]]:
+        await self.wait(peer)
+        return await self.call(name, peer)
+
+    def leave(self) -> None:
+        for task in self._served:
+            task.cancel()
+
+
 def test_the_caller_hears_that_it_is_connected_before_any_data() -> None:
     """The end that waits may answer before the relay's words to the caller are through."""
 
-    class Methods:
-        """A server that keeps what it is to serve."""
-
-        def serve_streams(self, service: str, methods: dict[str, Callable[[Any], Coroutine[None, None, None]]]) -> None:
-            self.accept, self.connect = methods["Accept"], methods["Connect"]
-
-    class Held:
-        """A stream whose writes wait until they are let through."""
-
-        def __init__(self, name: str, *first: Piece) -> None:
-            self.caller = Caller(f"unix:{name}", (), None)
-            self.incoming: asyncio.Queue[Piece] = asyncio.Queue()
-            self.written: list[Piece] = []
-            self.flowing = asyncio.Event()
-            for piece in first:
-                self.incoming.put_nowait(piece)
-
-        async def read(self) -> bytes:
-            return (await self.incoming.get()).SerializeToString()
-
-        async def write(self, data: bytes) -> None:
-            await self.flowing.wait()
-            self.written.append(Piece.FromString(data))
-            await asyncio.sleep(0.05)  # It is there before its sender hears of that.
-
     async def story() -> None:
         methods = Methods()
-        RelayService(identify=lambda _, claimed: claimed, kbytes_per_s=1e6).serve(cast(Server, methods))
+        relay_of_anybody().serve(cast(Server, methods))
         waits, calls = Held("cleo", Piece(sender="cleo")), Held("ben", Piece(sender="ben", peer="cleo"))
         waits.flowing.set()
         async with asyncio.TaskGroup() as tasks:
@@ -320,5 +364,120 @@ def test_nobody_waits_or_calls_under_anothers_name(method: str) -> None:
             assert refusal == "'cleo' shows the certificate of peer 'ben'"
             refusal = await turned_away(ada, credentials("eve"), "eve", method)
             assert refusal == "'eve' is no peer of this run; compare the lists of peers"
+
+    asyncio.run(story())
+
+
+def test_a_peer_is_not_connected_with_itself() -> None:
+    async def story() -> None:
+        ada = build(0, Mind(), [], options=OPTIONS, members=NAMES)
+        async with running(ada):
+            relay = RelayAddress(NAMES[0], f"127.0.0.1:{ada.port}")
+            waits = build(2, Mind(), [passive(1)], listen=None, options=OPTIONS, own_relay=relay)
+            async with running(waits):
+                await until(lambda: "cleo" in ada.relay._waiting)
+                refusal = await turned_away(ada, credentials("cleo"), "cleo", "Connect")
+                assert refusal == "a peer reaches itself without a relay"
+                assert not ada.relay._tunnels
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("silent", ["cleo", "ben", "both"])
+def test_a_connection_over_which_nothing_passes_ends(silent: str) -> None:
+    async def story() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            crowd = Crowd(tasks, idle_s=0.2)
+            waits, waiting = await crowd.wait("cleo")
+            calls, calling = await crowd.call("ben", "cleo")
+            begin = asyncio.get_running_loop().time()
+            while not (waiting.done() and calling.done()):
+                assert asyncio.get_running_loop().time() < begin + 5
+                for name, stream in (("cleo", waits), ("ben", calls)):
+                    if silent not in (name, "both"):
+                        stream.incoming.put_nowait(Piece(data=b"heartbeat"))
+                await asyncio.sleep(0.05)
+            assert asyncio.get_running_loop().time() >= begin + 0.15
+            crowd.leave()
+
+    asyncio.run(story())
+
+
+def test_an_end_that_takes_nothing_is_given_up() -> None:
+    async def story() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            crowd = Crowd(tasks, idle_s=0.2)
+            waits, waiting = await crowd.wait("cleo")
+            calls, calling = await crowd.call("ben", "cleo")
+            waits.flowing.clear()
+            calls.incoming.put_nowait(Piece(data=b"model"))
+            waits.incoming.put_nowait(Piece())
+            await until(lambda: waiting.done() and calling.done())
+            crowd.leave()
+
+    asyncio.run(story())
+
+
+def test_a_pair_that_connects_again_and_again_keeps_two_connections() -> None:
+    async def story() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            crowd = Crowd(tasks)
+            made = [await crowd.connect("ben", "cleo") for _ in range(5)]
+            await until(lambda: [task.done() for _, task in made] == [True, True, True, False, False])
+            crowd.leave()
+
+    asyncio.run(story())
+
+
+def test_no_member_keeps_the_others_out_however_many_connections_it_makes() -> None:
+    async def story() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            crowd = Crowd(tasks)
+            # Two of them, since one calls 60 times at once and not more often.
+            names = ["eve"] * 40 + ["mal"] * (MAX_TUNNELS - 41)
+            greedy = [await crowd.connect(name, f"peer-{number}") for number, name in enumerate(names)]
+            other, task = await crowd.connect("ben", "cleo")
+            assert other.written == [Piece(peer="cleo")]
+            assert not any(task.done() for _, task in greedy)
+            # All places are taken: another member's connection costs the greediest its oldest, and its own none.
+            dan, _ = await crowd.connect("dan", "cleo")
+            assert dan.written == [Piece(peer="cleo")]
+            await until(lambda: greedy[0][1].done())
+            more, _ = await crowd.connect("eve", "peer-99")
+            assert more.written == [Piece(refusal=f"this relay carries {MAX_TUNNELS} connections, and no more")]
+            assert not task.done()
+            crowd.leave()
+
+    asyncio.run(story())
+
+
+def test_a_member_that_calls_without_end_is_told_to_wait() -> None:
+    async def story() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            crowd = Crowd(tasks)
+            said = [(await crowd.call("eve", "nobody"))[0].written[0].refusal for _ in range(70)]
+            assert "does not wait at this relay" in said[0]
+            assert said[-1] == "'eve' calls too often; try again later"
+            assert "does not wait" in (await crowd.call("ben", "nobody"))[0].written[0].refusal
+            crowd.leave()
+
+    asyncio.run(story())
+
+
+def test_streams_that_never_say_their_name_are_few() -> None:
+    async def story() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            methods = Methods()
+            relay_of_anybody().serve(cast(Server, methods))
+            silent = [tasks.create_task(methods.accept(Held("eve", flows=True))) for _ in range(32)]
+            await asyncio.sleep(0)
+            one_more, honest = Held("eve", flows=True), Held("cleo", Piece(sender="cleo"), flows=True)
+            await methods.accept(one_more)
+            assert one_more.written == [Piece(refusal="too many streams wait for their first piece")]
+            waiting = tasks.create_task(methods.accept(honest))
+            honest.incoming.put_nowait(Piece())
+            await until(lambda: honest.written == [Piece()])
+            for task in (*silent, waiting):
+                task.cancel()
 
     asyncio.run(story())
