@@ -1,9 +1,8 @@
 #!/usr/bin/env python3
 """What a container of the image does: init, peer, health, or else any command of sotto.
 
-A container learns which peer it is from SOTTO_PEER_INDEX, from the ordinal that a StatefulSet gives its host name
-(`digits-3` is peer 3), or, as a replica of a compose service, from the number that the engine's name server has for its
-address (`project_peer_4` is peer 3; compose counts from 1). The image knows no orchestrator beyond that.
+A container learns which peer it is from SOTTO_PEER_INDEX, or from the ordinal that a StatefulSet gives its host name
+(`digits-3` is peer 3). The image knows no orchestrator beyond that.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ import sys
 from pathlib import Path
 
 KITS = Path(os.environ.get("SOTTO_KITS", "/kits"))
-"""What `sotto init cluster` wrote: a folder for each peer, and the certificate of the operator."""
+"""Where the folders of peers are mounted: a peer's container has its own, that of `init` all of them."""
 AUTHORITY = Path("/authority")
-"""Where the key of the CA stays. Peers do not mount it."""
+"""Where the keys of the CA and of the operator stay. Peers do not mount it."""
 PORT = 7700
 METRICS_PORT = 9470
 SOTTO = [sys.executable, "-m", "peer"]
@@ -36,6 +35,7 @@ def main(arguments: list[str]) -> int:
         case ["init"]:
             return init(int(os.environ["SOTTO_PEERS"]), shlex.split(os.environ.get("SOTTO_OPTIONS", "")))
         case ["peer"]:
+            end_beyond_the_cluster()
             command = [*SOTTO, "run", "--config", str(my_file())]
         case ["health"]:
             command = [*SOTTO, "status", "--config", str(my_file()), "--json"]
@@ -46,54 +46,54 @@ def main(arguments: list[str]) -> int:
 
 
 def init(num_peers: int, options: list[str]) -> int:
-    """Write the kits of a compose cluster into the volumes, once; return the exit code."""
+    """Write the kits of a compose cluster into the volumes of its peers, once; return the exit code."""
     wanted = {"peers": num_peers, "options": options}
-    mark = KITS / "cluster.json"
+    mark = AUTHORITY / "cluster.json"
     if mark.exists():
         made = json.loads(mark.read_text())
         if made == wanted:
             return 0
         print(
-            f"the volume holds a cluster of {made['peers']} peers with options {shlex.join(made['options'])!r}, not of "
+            f"the volumes hold a cluster of {made['peers']} peers with options {shlex.join(made['options'])!r}, not of "
             f"{num_peers} with {shlex.join(options)!r}: remove it with its volumes (down --volumes), or start it as it "
             "was",
             file=sys.stderr,
         )
         return _USAGE
-    own = name_in_network()
-    found = re.fullmatch(r"(.+[-_])init([-_])\d+", own)
-    if found is None:
-        print(f"{own} is not the service `init` of a compose project", file=sys.stderr)
+    volumes = [KITS / f"peer-{index}" for index in range(num_peers)]
+    if not all(volume.is_dir() for volume in volumes):
+        mounted = len(list(KITS.glob("peer-*")))
+        print(f"docker-compose.yml has volumes for {mounted} peers, not for {num_peers}", file=sys.stderr)
         return _USAGE
     made_in = AUTHORITY / "kits"
-    # Compose 1 puts underscores into names, which a certificate cannot bear: it is made out to names of ours, and
-    # peers check those.
-    hosts = {f"replica-{k}:{PORT}": f"{found[1]}peer{found[2]}{k + 1}:{PORT}" for k in range(num_peers)}
     listen = f"peer.metrics_listen=0.0.0.0:{METRICS_PORT}"
     command = [*SOTTO, "init", "cluster", str(made_in), "--force", "--peers", str(num_peers), "--set", listen, *options]
-    code = subprocess.run([*command, *(word for host in hosts for word in ("--host", host))], check=False).returncode
+    # The services of compose have the names of the peers.
+    hosts = [word for volume in volumes for word in ("--host", f"{volume.name}:{PORT}")]
+    code = subprocess.run([*command, *hosts], check=False).returncode
     if code:
         return code
-    for file in made_in.glob("peer-*/peer.toml"):
-        text = file.read_text()
-        for ours, theirs in hosts.items():
-            text = text.replace(f'"{ours}"', f'"{theirs}"')
-        file.write_text(text)
-    for entry in (*(f"peer-{index}" for index in range(num_peers)), "ca.pem", "operator.pem", "operator.key"):
-        if (made_in / entry).is_dir():
-            shutil.copytree(made_in / entry, KITS / entry, dirs_exist_ok=True)
-            shutil.rmtree(made_in / entry)
-        elif (made_in / entry).exists():  # There are none in the mode without certificates.
-            shutil.copy2(made_in / entry, KITS / entry)
+    for volume in volumes:
+        shutil.copytree(made_in / volume.name, volume, dirs_exist_ok=True)
+        # A peer alone has its key. The rest stays, for the operator: addresses, and certificates to revoke.
+        (made_in / volume.name / "peer.key").unlink(missing_ok=True)
     mark.write_text(json.dumps(wanted))
     return 0
+
+
+def end_beyond_the_cluster() -> None:
+    """End this process if the cluster has fewer peers than compose has services for them."""
+    num_peers = os.environ.get("SOTTO_PEERS")
+    if num_peers is not None and my_index() >= int(num_peers):
+        print(f"this cluster has {num_peers} peers, and peer {my_index()} is none of them")
+        sys.exit(0)
 
 
 def my_file() -> Path:
     """Return the configuration of the peer that this container is."""
     file = KITS / f"peer-{my_index()}" / "peer.toml"
     if not file.exists():
-        sys.exit(f"{file} is not there: is the volume of the kits mounted, and does the run have as many peers?")
+        sys.exit(f"{file} is not there: is its volume mounted, and does the run have as many peers?")
     return file
 
 
@@ -103,20 +103,7 @@ def my_index() -> int:
         return int(given)
     if (ordinal := re.fullmatch(r".+-(\d+)", socket.gethostname())) is not None:
         return int(ordinal[1])
-    own = name_in_network()
-    if (number := re.fullmatch(r".+[-_](\d+)", own)) is not None:
-        return int(number[1]) - 1
-    sys.exit(f"{own} ends in no number: set SOTTO_PEER_INDEX to say which peer this container is")
-
-
-def name_in_network() -> str:
-    """Return the name that the engine's name server has for this container."""
-    address = socket.gethostbyname(socket.gethostname())
-    # /etc/hosts would answer with the host name.
-    found = subprocess.run(["getent", "-s", "dns", "hosts", address], capture_output=True, text=True, check=False)
-    if found.returncode:
-        sys.exit(f"the name server knows no name for {address}: set SOTTO_PEER_INDEX to say which peer this is")
-    return found.stdout.split()[1].partition(".")[0]
+    sys.exit("the host name ends in no number: set SOTTO_PEER_INDEX to say which peer this container is")
 
 
 if __name__ == "__main__":

@@ -60,10 +60,10 @@ class ComposeCluster:
     def containers(self) -> list[str]:
         """Return the peers' containers, by number."""
         label = f"label=com.docker.compose.project={self.name}"
-        service = "label=com.docker.compose.service=peer"
-        form = '{{.Label "com.docker.compose.container-number"}} {{.ID}}'
-        listing = self.engine.docker("ps", "--all", "--filter", label, "--filter", service, "--format", form)
-        return [line.split()[1] for line in sorted(listing.splitlines(), key=lambda line: int(line.split()[0]))]
+        form = '{{.Label "com.docker.compose.service"}} {{.ID}}'
+        listing = self.engine.docker("ps", "--all", "--filter", label, "--format", form)
+        found = dict(line.split() for line in listing.splitlines())
+        return [found[f"peer-{peer}"] for peer in range(NUM_PEERS)]
 
     def states(self) -> list[dict[str, Any]]:
         return [state["State"] for state in json.loads(self.engine.docker("inspect", *self.containers()))]
@@ -74,8 +74,10 @@ class ComposeCluster:
         return int(json.loads(said).get("round", -1)) if said.startswith("{") else -1
 
     def final_models(self, directory: Path) -> list[dict[str, bytes]]:
-        """Copy the volume to a folder; return the bytes of each tensor of each peer's final model."""
-        self.engine.docker("cp", f"{self.containers()[0]}:/kits/.", str(directory))
+        """Copy the volumes to a folder; return the bytes of each tensor of each peer's final model."""
+        directory.mkdir()
+        for peer, container in enumerate(self.containers()):
+            self.engine.docker("cp", f"{container}:/kits/peer-{peer}", str(directory))
         files = [directory / f"peer-{peer}" / "state" / "model.safetensors" for peer in range(NUM_PEERS)]
         # Not the files: the order of what their headers say of themselves is up to chance.
         return [{name: tensor.tobytes() for name, tensor in load_file(file).items()} for file in files]
@@ -117,6 +119,10 @@ def test_kill_of_two_containers_changes_nothing_in_the_final_models(
     disturbed, undisturbed = make_cluster("disturbed"), make_cluster("undisturbed")
     disturbed.compose("up", "--detach")
     wait_for(disturbed, lambda: disturbed.round(0) > 60)
+    seen = disturbed.engine.docker("exec", disturbed.containers()[3], "find", "/kits", "-name", "*.key")
+    assert seen.split() == ["/kits/peer-3/peer.key"], "a peer's container sees its own key alone"
+    status = json.loads(disturbed.compose("run", "--rm", "operator", "status", "--run", "/authority/kits", "--json"))
+    assert ["error" in each for each in status] == [False] * NUM_PEERS
     victims = [disturbed.containers()[k] for k in (2, 5)]
     disturbed.engine.docker("kill", *victims)
     killed = [state["ExitCode"] for state in disturbed.states() if state["Status"] == "exited"]

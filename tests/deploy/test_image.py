@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import stat
 import subprocess
 import sys
 import tomllib
@@ -14,6 +15,8 @@ from types import ModuleType
 import pytest
 import yaml
 from packaging.requirements import Requirement
+
+from peer.ops import enrollment
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = (ROOT / "deploy" / "Dockerfile").read_text()
@@ -53,9 +56,31 @@ def test_every_variable_of_the_compose_file_is_described() -> None:
         assert f"`{variable}`" in described
     services = yaml.safe_load(text)["services"]
     # Neither the engine's own defaults nor a peer's key are to be had from a container that was taken over.
-    assert services["peer"]["cap_drop"] == ["ALL"]
-    assert "authority:/authority" not in services["peer"]["volumes"]
+    assert services["peer-0"]["cap_drop"] == services["operator"]["cap_drop"] == ["ALL"]
+    assert services["operator"]["profiles"] == ["operator"]
     assert services["prometheus"]["profiles"] == services["grafana"]["profiles"] == ["monitoring"]
+
+
+def test_each_container_mounts_its_own_volume_and_only_the_operators_the_keys_of_the_cluster() -> None:
+    services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+    mounted = {name: set(service["volumes"]) for name, service in services.items()}
+    peers = [f"peer-{index}" for index in range(8)]
+    assert {name for name in services if name.startswith("peer")} == set(peers)
+    for index, peer in enumerate(peers):
+        assert mounted[peer] == {f"{peer}:/kits/{peer}"}
+        assert services[peer]["environment"]["SOTTO_PEER_INDEX"] == index
+    assert mounted["init"] == {"authority:/authority", *(f"{peer}:/kits/{peer}" for peer in peers)}
+    assert {name for name, volumes in mounted.items() if "authority:/authority" in volumes} == {"init", "operator"}
+    # A volume takes over the owner of the folder that it is mounted on.
+    assert "$(seq -f /kits/peer-%g 0 7)" in DOCKERFILE
+
+
+def test_grafana_has_no_account_with_a_password_that_everybody_knows() -> None:
+    settings = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]["grafana"]["environment"]
+    assert settings["GF_SECURITY_DISABLE_INITIAL_ADMIN_CREATION"] == "true"
+    assert settings["GF_AUTH_DISABLE_LOGIN_FORM"] == "true"
+    assert settings["GF_AUTH_BASIC_ENABLED"] == "false"
+    assert settings["GF_AUTH_ANONYMOUS_ORG_ROLE"] == "Viewer"
 
 
 def test_the_compose_file_is_one_to_the_specification() -> None:
@@ -79,19 +104,13 @@ def container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.mark.parametrize(
-    ("host_name", "in_network", "index"),
-    [
-        ("digits-3", None, 3),
-        ("digits-12", None, 12),
-        ("0af31c99d2e1", "sottovoce_peer_1", 0),
-        ("0af31c99d2e1", "my-project-peer-8", 7),
-    ],
+    ("host_name", "index"),
+    [("digits-3", 3), ("digits-12", 12)],
 )
 def test_a_container_knows_which_peer_it_is(
-    container: ModuleType, monkeypatch: pytest.MonkeyPatch, host_name: str, in_network: str | None, index: int
+    container: ModuleType, monkeypatch: pytest.MonkeyPatch, host_name: str, index: int
 ) -> None:
     monkeypatch.setattr(container.socket, "gethostname", lambda: host_name)
-    monkeypatch.setattr(container, "name_in_network", lambda: in_network)
     assert container.my_index() == index
     monkeypatch.setenv("SOTTO_PEER_INDEX", "5")
     assert container.my_index() == 5
@@ -100,19 +119,51 @@ def test_a_container_knows_which_peer_it_is(
 def test_a_cluster_is_made_once_and_another_one_refused(
     container: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(container, "AUTHORITY", tmp_path / "authority")
-    monkeypatch.setattr(container, "name_in_network", lambda: "run_init_1")
+    authority, kits = tmp_path / "authority", tmp_path / "kits"
+    for index in range(2):
+        (kits / f"peer-{index}").mkdir(parents=True)
+    monkeypatch.setattr(container, "AUTHORITY", authority)
+    monkeypatch.setattr(container, "KITS", kits)
+    assert container.init(3, []) == 2
+    assert "has volumes for 2 peers, not for 3" in capsys.readouterr().err
     assert container.init(2, ["--algorithm", "sgp"]) == 0
-    assert json.loads((tmp_path / "cluster.json").read_text())["peers"] == 2
-    config = tomllib.loads((tmp_path / "peer-1" / "peer.toml").read_text())
-    assert [peer["advertise"] for peer in config["peers"]] == ["run_peer_1:7700", "run_peer_2:7700"]
+    assert json.loads((authority / "cluster.json").read_text())["peers"] == 2
+    config = tomllib.loads((kits / "peer-1" / "peer.toml").read_text())
+    services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+    for peer in config["peers"]:
+        assert peer["advertise"] == f"{peer['name']}:7700"
+        assert peer["name"] in services
     assert config["peer"]["metrics_listen"] == "0.0.0.0:9470"
     assert config["algorithm"]["name"] == "sgp"
-    # The key of the CA stays where peers do not look.
-    assert not list(tmp_path.glob("ca.key"))
-    assert (tmp_path / "authority" / "kits" / "ca.key").exists()
-    before = (tmp_path / "peer-1" / "peer.pem").read_bytes()
+    # Every key is in one place: a peer's with the peer, the CA's and the operator's where no peer looks.
+    keys = {str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*.key")}
+    own = {"kits/peer-0/peer.key", "kits/peer-1/peer.key"}
+    assert keys == {"authority/kits/ca.key", "authority/kits/operator.key", *own}
+    assert all(stat.S_IMODE((tmp_path / key).stat().st_mode) == 0o600 for key in keys)
+    before = (kits / "peer-1" / "peer.pem").read_bytes()
     assert container.init(2, ["--algorithm", "sgp"]) == 0
-    assert (tmp_path / "peer-1" / "peer.pem").read_bytes() == before
+    assert (kits / "peer-1" / "peer.pem").read_bytes() == before
     assert container.init(3, []) == 2
     assert "a cluster of 2 peers" in capsys.readouterr().err
+
+
+def test_the_operators_container_can_revoke_what_init_made(
+    container: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(container, "AUTHORITY", tmp_path / "authority")
+    for index in range(2):
+        (tmp_path / f"peer-{index}").mkdir()
+    assert container.init(2, []) == 0
+    revoked, _ = enrollment.revoke(tmp_path / "authority" / "kits", "peer-1")
+    assert [each.name for each in revoked] == ["peer-1"]
+
+
+def test_a_container_beyond_the_clusters_peers_ends_well(
+    container: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SOTTO_PEER_INDEX", "4")
+    monkeypatch.setenv("SOTTO_PEERS", "4")
+    with pytest.raises(SystemExit) as ended:
+        container.main(["peer"])
+    assert ended.value.code == 0
+    assert "this cluster has 4 peers, and peer 4 is none of them" in capsys.readouterr().out

@@ -80,14 +80,18 @@ def test_the_kits_that_the_readme_makes_reach_each_its_own_pod(tmp_path: Path) -
 
     peers = manifest("statefulset")["spec"]
     (init,) = peers["template"]["spec"]["initContainers"]
-    mounts = {mount["name"]: mount["mountPath"] for mount in init["volumeMounts"]}
+    mounts = {mount["name"]: mount for mount in init["volumeMounts"]}
+    last = peers["replicas"] - 1
+    (variable,) = init["env"]
+    assert variable["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.name"
+    own = mounts["kits"]["subPathExpr"].replace(f"$({variable['name']})", f"digits-{last}")
     volume = tmp_path / "volume"
     volume.mkdir()
     *shell, line = init["command"]
     # Both are words of their own only after a blank.
-    line = line.replace(f" {mounts['state']}", f" {volume}").replace(f" {mounts['kits']}", f" {tmp_path}")
-    last = peers["replicas"] - 1
-    subprocess.run([*shell, line], env={**os.environ, "HOSTNAME": f"digits-{last}"}, check=True)
+    line = line.replace(f" {mounts['state']['mountPath']}", f" {volume}")
+    line = line.replace(f" {mounts['kits']['mountPath']}", f" {tmp_path / 'packed' / own}")
+    subprocess.run([*shell, line], check=True)
     assert [folder.name for folder in volume.iterdir()] == [f"peer-{last}"]
     assert (volume / f"peer-{last}" / "peer.key").stat().st_mode & 0o077 == 0
     config = tomllib.loads((volume / f"peer-{last}" / "peer.toml").read_text())
