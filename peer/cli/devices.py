@@ -37,9 +37,10 @@ def sign(
 ) -> None:
     """Sign the certificate request that a new device made with `sotto init --join`.
 
-    DIRECTORY is the cluster folder that holds ca.key. The command writes a folder peer-K with everything but the private
-    key, which never leaves the device: copy these files beside peer.key. Once started, the new peer joins the run, even
-    one in progress; the other devices need no change. A device that is already listed gets a renewed certificate.
+    DIRECTORY is the cluster folder that holds ca.key. The command writes a folder peer-K with everything but the
+    private key, which never leaves the device: copy these files beside peer.key. Once started, the new peer joins the
+    run, even one in progress; the other devices need no change. A device that is already listed gets a renewed
+    certificate.
 
     The command shows name, address and thumbprint of the key, and asks before it signs. Compare the thumbprint with the
     one that the device printed. The certificate holds nothing else that the request may name. With --name, --address and
