@@ -42,9 +42,9 @@ def sign(
     run, even one in progress; the other devices need no change. A device that is already listed gets a renewed
     certificate.
 
-    The command shows name, address and thumbprint of the key, and asks before it signs. Compare the thumbprint with the
-    one that the device printed. The certificate holds nothing else that the request may name. With --name, --address and
-    --key together nothing is asked.
+    The command shows name, address and thumbprint of the key, and asks before it signs. Compare the thumbprint with
+    the one that the device printed. The certificate holds nothing else that the request may name. With --name,
+    --address and --key together nothing is asked.
 
     \b
     Examples:
