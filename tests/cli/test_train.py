@@ -54,6 +54,18 @@ def test_ctrl_c_before_a_run_begins_leaves_no_folder(command: str, monkeypatch: 
     assert not Path("runs/early").exists()
 
 
+def test_a_second_ctrl_c_keeps_what_peers_have_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, directory: Path, **__: object) -> None:
+        log = directory / "peers" / "peer-0" / "log.txt"
+        log.parent.mkdir(parents=True)
+        log.write_text("peer-0 listens on port 7700")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("peer.ops.local_cluster.up", interrupted)
+    assert sotto("up", *SMALL, "--name", "broken").exit_code == 130
+    assert Path("runs/broken/peers/peer-0/log.txt").exists()
+
+
 def test_the_same_seed_gives_the_same_figures() -> None:
     figures = []
     for _ in range(2):
