@@ -243,9 +243,10 @@ def run(config_file: Path | None, settings: tuple[str, ...]) -> int:
       sotto run --config kits/peer-0/peer.toml
       SOTTO_PEER__LISTEN=0.0.0.0:7800 sotto run -v
     """
+    config, base = load_peer(config_file, settings)
+    # Imported once the configuration is known to be sound: torch takes most of the time of a start.
     from peer.daemon import process
 
-    config, base = load_peer(config_file, settings)
     raise_log_level()
     return process.run(config, base, lambda: load_peer(config_file, settings)[0])
 

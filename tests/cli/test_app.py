@@ -98,15 +98,29 @@ def test_a_reader_that_went_away_is_no_error() -> None:
     assert result.stderr == b""
 
 
-def test_help_loads_nothing_that_is_slow() -> None:
+def loaded_by(*arguments: str) -> set[str]:
+    """Return the slow packages that a command line has loaded by the time it ends."""
     code = (
         "import sys, peer.cli\n"
-        "try: peer.cli.cli.main(['--help'])\n"
+        f"sys.argv = ['sotto', *{arguments}]\n"
+        "try: peer.cli.main()\n"
         "except SystemExit: pass\n"
-        "print(sorted({'torch', 'numpy', 'pydantic', 'grpc', 'rich'} & set(sys.modules)))"
+        "print(*{'torch', 'numpy', 'pydantic', 'grpc', 'rich'} & set(sys.modules))"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert result.stdout.splitlines()[-1] == "[]"
+    return set(result.stdout.splitlines()[-1].split())
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("up", "--help"), ("up", "--round", "5"), ("trian",)])
+def test_help_and_wrong_options_load_nothing_that_is_slow(arguments: tuple[str, ...]) -> None:
+    assert loaded_by(*arguments) == set()
+
+
+@pytest.mark.parametrize("command", ["run", "up", "validate", "simulate"])
+def test_a_wrong_configuration_is_refused_before_torch_is_loaded(command: str) -> None:
+    found = loaded_by(command, "--config", "/nowhere/peer.toml")
+    assert "pydantic" in found
+    assert not found & {"torch", "grpc"}
 
 
 def test_without_arguments_the_help_is_shown() -> None:
