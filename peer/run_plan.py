@@ -7,22 +7,20 @@ that `sotto validate` answers at once.
 from __future__ import annotations
 
 import enum
-import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from peer import compress, gossip
 from peer.compress.bound import BoundedCompressor
-from peer.compress.modulo import Modulo
 from peer.config import Config
 from peer.errors import ConfigError
 from peer.gossip import topology, validate
-from peer.gossip.base import AlgorithmSpec, GraphNeed, Memory
+from peer.gossip.averaging_rate import default_averaging_rate
+from peer.gossip.base import AlgorithmSpec, GraphNeed
 from peer.gossip.budget import variants_of
 from peer.gossip.error_feedback import final_rounds_for
 from peer.gossip.graphs import GraphFile
-from peer.gossip.theta import largest_stable_rate
 from peer.gossip.topology import Schedule
 
 LEAST_OF_RATE = 0.2
@@ -108,37 +106,6 @@ def why_no_changes(config: Config) -> str | None:
     if config.compressor.budget_kbytes_per_s is not None:
         return "with compressor.budget_kbytes_per_s members cannot change; leave that key unset"
     return None
-
-
-def default_averaging_rate(spec: AlgorithmSpec, compressor: BoundedCompressor, layout_size: int = 10_000) -> float:
-    """Return a rate η that is known to be robust for the pair.
-
-    Exact averaging takes 1, D² ½ (its smallest eigenvalue). With replicas the rate is 2.5 times what the compressor
-    keeps. Measured with quant-sgp on an exponential graph of 8, models that nobody trains, 4 bits: at 1, 2 and 10 % of
-    the coordinates rates of 0.03, 0.05 and 0.2 bring them together by a factor e in 180, 80 and 10 rounds; with 0.06,
-    0.1 and 0.3 they stay apart, and runs end with that distance. With an error memory it is lower (the Sparse-Push
-    paper used smaller ones still, for runs of 200 epochs).
-    """
-    if spec.default_averaging_rate is not None:
-        return spec.default_averaging_rate
-    if isinstance(compressor, Modulo) and spec.modulo:
-        # Coarse codes need the slack matrix: see `largest_stable_rate`.
-        return math.floor(100 * largest_stable_rate(compressor.bits, compressor.rounding)) / 100
-    if not spec.compresses or compressor.kind == "none":
-        return 1.0
-    if not spec.uses_averaging_rate:
-        return 1.0
-    if compressor.kind == "sign":
-        # Its guarantee, 1/n, is that of a vector with one large coordinate; models and gradients are far from that.
-        return 0.3
-    # An unbiased compressor of variance ω contracts by 1 / (1 + ω) once it is scaled down (as error feedback does).
-    bound = compressor.error_bound(layout_size)
-    kept = bound.contraction if bound.contraction is not None else 1.0 / (1.0 + (bound.variance or 0.0))
-    if spec.memory is Memory.ERRORS:
-        # It sends what is left of whole models, a replica only differences (digits, skew 0.8, top 2 % at 4 bits: worst
-        # sparse-push peer 93 % at 0.02, 70 % at 0.1; MNIST alike).
-        return float(f"{min(1.0, max(0.005, 0.02 * (kept / 0.02) ** 0.7)):.1g}")
-    return float(f"{min(1.0, max(0.001, 2.5 * kept)):.2g}")
 
 
 def averaging_rate(config: Config, compressor: BoundedCompressor | None = None) -> float:

@@ -18,14 +18,14 @@ from peer.daemon.evaluations import Evaluations, OwnEvaluation
 from peer.daemon.incoming import Incoming, Judge
 from peer.daemon.joining import Joining
 from peer.daemon.local_peer import LocalPeer
-from peer.daemon.loop import Frames, Loop, Members
+from peer.daemon.loop_protocol import Frames, Loop, Members
 from peer.daemon.member_links import MemberLinks
 from peer.daemon.metrics_writer import MetricsWriter
 from peer.daemon.neighbors import Neighbors
 from peer.daemon.operator_api import OperatorApi
 from peer.daemon.pair_exchanges import PairExchanges
 from peer.daemon.pairs import PairLoop
-from peer.daemon.peer_list import PeerList
+from peer.daemon.peer_list_reload import PeerList
 from peer.daemon.recovery import MissingRows, recover_pairs, recover_rounds
 from peer.daemon.replica_check import ReplicaCheck
 from peer.daemon.round_frames import RoundFrames

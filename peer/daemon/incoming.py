@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping
 
 from peer.daemon import divergence, evaluations
 from peer.daemon.evaluations import Evaluations
-from peer.daemon.loop import Frames, Members
+from peer.daemon.loop_protocol import Frames, Members
 from peer.daemon.neighbors import Neighbors
 from peer.daemon.operator_api import OperatorApi
 from peer.daemon.roster import Roster

@@ -10,7 +10,7 @@ from typing import TypedDict
 
 from peer import __version__
 from peer.config import Config
-from peer.daemon.frozen_roster import settle
+from peer.daemon.first_peer_list import settle
 from peer.daemon.roster import Roster
 from peer.errors import ConfigError
 from peer.net.security.credentials import load_credentials

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from peer import __version__
 from peer.daemon.evaluations import Evaluations
 from peer.daemon.local_peer import LocalPeer
-from peer.daemon.loop import Loop, Members
+from peer.daemon.loop_protocol import Loop, Members
 from peer.daemon.metrics_writer import MetricsWriter
 from peer.daemon.neighbors import Neighbors
-from peer.daemon.peer_list import PeerList
+from peer.daemon.peer_list_reload import PeerList
 from peer.daemon.runtime import Runtime
 from peer.daemon.saving import Saver
 from peer.errors import SottoError

@@ -28,7 +28,7 @@ from peer.config import Config
 from peer.daemon.assembly import Parts, assemble
 from peer.daemon.divergence import Finding
 from peer.daemon.exporter import Exporter
-from peer.daemon.frozen_roster import settle
+from peer.daemon.first_peer_list import settle
 from peer.daemon.saving import sync_now_and_then
 from peer.daemon.service_manager import notify
 from peer.errors import DivergenceError, StateError

@@ -11,10 +11,10 @@ import pytest
 from peer.config import PeerAddress
 from peer.daemon.evaluations import Evaluations
 from peer.daemon.local_peer import LocalPeer
-from peer.daemon.loop import Loop
+from peer.daemon.loop_protocol import Loop
 from peer.daemon.metrics_writer import MetricsWriter
 from peer.daemon.operator_api import OperatorApi
-from peer.daemon.peer_list import PeerList
+from peer.daemon.peer_list_reload import PeerList
 from peer.daemon.runtime import Runtime
 from peer.daemon.saving import Saver
 from peer.errors import SottoError

@@ -7,9 +7,9 @@ import logging
 from collections.abc import Callable
 
 from peer.config import Config
-from peer.daemon.frozen_roster import keep, refuse_other_changes
+from peer.daemon.first_peer_list import keep, refuse_other_changes
 from peer.daemon.local_peer import LocalPeer
-from peer.daemon.loop import Members
+from peer.daemon.loop_protocol import Members
 from peer.daemon.runtime import Runtime
 from peer.errors import ConfigError, SottoError
 

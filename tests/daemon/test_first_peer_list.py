@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from peer.config import Config, PeerAddress, PeerOptions, load
-from peer.daemon import frozen_roster
+from peer.daemon import first_peer_list
 from peer.errors import ConfigError, StateError
 from peer.state.disk import RealDisk
 
@@ -19,7 +19,7 @@ def config_of(*names: str, own: str, **sections: object) -> Config:
     return Config(peers=peers, peer=PeerOptions(index=names.index(own)), **sections)  # type: ignore[arg-type]
 
 
-def added(settled: frozen_roster.Settled) -> tuple[str, ...]:
+def added(settled: first_peer_list.Settled) -> tuple[str, ...]:
     """Return the names that the file lists and the run did not begin with."""
     return tuple(peer.name for peer in settled.config.peers if peer.admitted)
 
@@ -28,46 +28,46 @@ def added(settled: frozen_roster.Settled) -> tuple[str, ...]:
 def begun(tmp_path: Path) -> Path:
     """The folder of ben, whose run began with the three."""
     (tmp_path / "state").mkdir()
-    frozen_roster.keep(RealDisk(tmp_path / "state"), config_of(*NAMES, own="ben").peers)
+    first_peer_list.keep(RealDisk(tmp_path / "state"), config_of(*NAMES, own="ben").peers)
     return tmp_path
 
 
 def test_without_a_state_the_file_says_it_all(tmp_path: Path) -> None:
     config = config_of(*NAMES, own="ben")
-    assert frozen_roster.settle(config, tmp_path) == frozen_roster.Settled(config, ())
+    assert first_peer_list.settle(config, tmp_path) == first_peer_list.Settled(config, ())
 
 
 def test_numbers_stay_when_an_entry_is_taken_out(begun: Path) -> None:
-    settled = frozen_roster.settle(config_of("ben", "cleo", own="ben"), begun)
+    settled = first_peer_list.settle(config_of("ben", "cleo", own="ben"), begun)
     assert [peer.name for peer in settled.config.peers] == [*NAMES]
     assert (settled.config.peer.index, added(settled), settled.taken_out) == (1, (), ("ada",))
     assert settled.config.run_digest() == config_of(*NAMES, own="ada").run_digest()
 
 
 def test_whoever_is_added_gets_a_number_after_all_others_and_changes_no_job(begun: Path) -> None:
-    settled = frozen_roster.settle(config_of("dan", *NAMES, own="ben"), begun)
+    settled = first_peer_list.settle(config_of("dan", *NAMES, own="ben"), begun)
     assert [peer.name for peer in settled.config.peers] == [*NAMES, "dan"]
     assert settled.config.peers[3].admitted
     assert (settled.config.num_listed, added(settled)) == (3, ("dan",))
     assert settled.config.run_digest() == config_of(*NAMES, own="ada").run_digest()
     # The list of the start is kept, whatever is in the file later.
-    frozen_roster.keep(RealDisk(begun / "state"), settled.config.peers)
-    assert frozen_roster.settle(config_of(*NAMES, own="ben"), begun).config.num_peers == 3
+    first_peer_list.keep(RealDisk(begun / "state"), settled.config.peers)
+    assert first_peer_list.settle(config_of(*NAMES, own="ben"), begun).config.num_peers == 3
 
 
 def test_addresses_are_those_of_the_file(begun: Path) -> None:
     config = config_of(*NAMES, own="ben")
     moved = config.peers[2].model_copy(update={"advertise": "elsewhere:7700"})
-    settled = frozen_roster.settle(config.model_copy(update={"peers": (*config.peers[:2], moved)}), begun)
+    settled = first_peer_list.settle(config.model_copy(update={"peers": (*config.peers[:2], moved)}), begun)
     assert settled.config.peers[2].advertise == "elsewhere:7700"
 
 
 def test_the_state_of_another_run_is_refused(begun: Path) -> None:
     with pytest.raises(StateError, match="its list of peers does not include 'eve'"):
-        frozen_roster.settle(config_of("eve", "dan", own="eve"), begun)
-    (begun / "state" / frozen_roster.FILE).write_text('[{"name": 7}]')
+        first_peer_list.settle(config_of("eve", "dan", own="eve"), begun)
+    (begun / "state" / first_peer_list.FILE).write_text('[{"name": 7}]')
     with pytest.raises(StateError, match="is damaged; delete it if"):
-        frozen_roster.settle(config_of(*NAMES, own="ben"), begun)
+        first_peer_list.settle(config_of(*NAMES, own="ben"), begun)
 
 
 @pytest.mark.parametrize(
@@ -81,18 +81,18 @@ def test_the_state_of_another_run_is_refused(begun: Path) -> None:
 def test_whatever_else_changed_is_named(override: str, key: str) -> None:
     old = load(environment={}).model_copy(update={"peers": config_of(*NAMES, own="ada").peers})
     new = load(environment={}, overrides=[override]).model_copy(update={"peers": old.peers})
-    frozen_roster.refuse_other_changes(old, old)
+    first_peer_list.refuse_other_changes(old, old)
     with pytest.raises(
         ConfigError, match=rf"{key}: .*only entries of \[\[peers\]\] can be added or removed"
     ) as refusal:
-        frozen_roster.refuse_other_changes(old, new)
+        first_peer_list.refuse_other_changes(old, new)
     assert refusal.value.exit_code == 2
 
 
 def test_an_entry_that_changed_and_the_own_one_are_named() -> None:
     old, moved = config_of(*NAMES, own="ben"), PeerAddress(name="cleo", advertise="elsewhere:1")
     with pytest.raises(ConfigError, match=r"peers\.cleo\.advertise"):
-        frozen_roster.refuse_other_changes(old, old.model_copy(update={"peers": (*old.peers[:2], moved)}))
+        first_peer_list.refuse_other_changes(old, old.model_copy(update={"peers": (*old.peers[:2], moved)}))
     with pytest.raises(ConfigError, match="is the place of 'cleo' in the new list, but this peer is 'ben'"):
-        frozen_roster.refuse_other_changes(old, old.model_copy(update={"peers": (old.peers[0], old.peers[2])}))
-    frozen_roster.refuse_other_changes(old, config_of("ben", "cleo", own="ben"))
+        first_peer_list.refuse_other_changes(old, old.model_copy(update={"peers": (old.peers[0], old.peers[2])}))
+    first_peer_list.refuse_other_changes(old, config_of("ben", "cleo", own="ben"))
