@@ -29,6 +29,9 @@ def generate(target: Path) -> None:
     arguments = ["protoc", f"-I{SOURCE}", f"-I{well_known_types}", f"--python_out={target}", f"--pyi_out={target}"]
     if status := protoc.main([*arguments, *sources]):
         raise SystemExit(status)
+    for stub in target.rglob("*_pb2.pyi"):
+        # protoc leaves out what a mapping holds.
+        stub.write_text(re.sub(r"\b_Mapping\](?!\[)", "_Mapping[str, object]]", stub.read_text()))
 
 
 def differences(fresh: Path, checked_in: Path) -> list[str]:

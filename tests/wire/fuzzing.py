@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import tracemalloc
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -209,7 +210,7 @@ def _make_dense(size: int, value_type: ValueType, rng: np.random.Generator) -> L
     return Dense(single, value_type)
 
 
-_MAKERS = (
+_MAKERS: tuple[Callable[[int, np.random.Generator], LayerPayload], ...] = (
     lambda size, rng: _make_dense(size, ValueType.FLOAT64, rng),
     lambda size, rng: _make_dense(size, ValueType.FLOAT32, rng),
     lambda size, rng: _make_dense(size, ValueType.BFLOAT16, rng),

@@ -21,7 +21,7 @@ class Envelope(_message.Message):
     bulletins: _containers.RepeatedCompositeFieldContainer[Bulletin]
     hello: Hello
     close: Close
-    def __init__(self, chunks: _Optional[_Iterable[_Union[Chunk, _Mapping]]] = ..., receipt: _Optional[int] = ..., credit: _Optional[int] = ..., bulletins: _Optional[_Iterable[_Union[Bulletin, _Mapping]]] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ...) -> None: ...
+    def __init__(self, chunks: _Optional[_Iterable[_Union[Chunk, _Mapping[str, object]]]] = ..., receipt: _Optional[int] = ..., credit: _Optional[int] = ..., bulletins: _Optional[_Iterable[_Union[Bulletin, _Mapping[str, object]]]] = ..., hello: _Optional[_Union[Hello, _Mapping[str, object]]] = ..., close: _Optional[_Union[Close, _Mapping[str, object]]] = ...) -> None: ...
 
 class Chunk(_message.Message):
     __slots__ = ("sequence", "data", "offset", "frame_bytes")

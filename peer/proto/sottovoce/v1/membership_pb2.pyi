@@ -30,7 +30,7 @@ class MembershipChange(_message.Message):
     effective_round: int
     heard_round: int
     introduction: Introduction
-    def __init__(self, kind: _Optional[_Union[MembershipChange.Kind, str]] = ..., subject: _Optional[int] = ..., issuer: _Optional[int] = ..., effective_round: _Optional[int] = ..., heard_round: _Optional[int] = ..., introduction: _Optional[_Union[Introduction, _Mapping]] = ...) -> None: ...
+    def __init__(self, kind: _Optional[_Union[MembershipChange.Kind, str]] = ..., subject: _Optional[int] = ..., issuer: _Optional[int] = ..., effective_round: _Optional[int] = ..., heard_round: _Optional[int] = ..., introduction: _Optional[_Union[Introduction, _Mapping[str, object]]] = ...) -> None: ...
 
 class Introduction(_message.Message):
     __slots__ = ("name", "advertise", "relay", "certificate")
