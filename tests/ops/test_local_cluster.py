@@ -101,7 +101,7 @@ def test_a_run_that_was_stopped_is_resumed_to_the_same_bits(tmp_path: Path) -> N
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     other = sotto_up(tmp_path, "--resume", "first", "--set", "run.rounds=50")
-    assert "as it was configured" in other.communicate(timeout=60)[1]
+    assert "keeps the configuration of the run" in other.communicate(timeout=60)[1]
     process = sotto_up(tmp_path, "--resume", "first", "--json")
     out, err = process.communicate(timeout=200)
     assert process.returncode == 0, err

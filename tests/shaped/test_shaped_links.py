@@ -55,7 +55,7 @@ def test_links_stay_under_their_budget_while_training_goes_on(tmp_path: Path) ->
         # Turned down, and what the rest of the budget allows is used.
         assert used[0] == 0.5
         assert max(used[100:]) < 0.5
-    assert "follows the clock" in run.logs[0]
+    assert "a budget depends on the clock" in run.logs[0]
 
 
 def test_a_run_over_links_of_one_megabit_needs_no_budget(tmp_path: Path) -> None:
