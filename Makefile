@@ -8,9 +8,11 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 READY_DEV := $(VENV)/.ready-dev
 WORKERS ?= 2
+# What `make quick` tests: the pure rooms, state, and the texts of the command line.
+CORE_TESTS := tests/compress tests/wire tests/gossip tests/node tests/state tests/cli tests/test_layers.py tests/test_config.py
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-compose lint proto docs fuzz chaos kills soak clean
+.PHONY: help run test quick test-compose lint proto docs fuzz chaos kills soak clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -20,6 +22,10 @@ run: $(READY) ## set up, train with eight real peers, show a report
 
 test: $(READY_DEV) lint ## check style and types, run the whole test suite
 	$(BIN)/pytest -n $(WORKERS)
+
+quick: $(READY_DEV) ## the inner loop: style, and the tests of the core that start no process
+	$(BIN)/ruff check peer tests tools setup.py
+	$(BIN)/pytest -n $(WORKERS) -m "not slow and not compose" $(CORE_TESTS)
 
 test-compose: $(READY_DEV) ## start, kill and resume the compose cluster, and two bare devices (as root; see tests/compose)
 	$(BIN)/pytest -m compose -s tests/compose

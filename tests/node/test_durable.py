@@ -16,6 +16,8 @@ from tests.node.durable_peers import ADAPTIVE, ALGORITHMS, LATE, SILENT, World
 from tests.state.failing_disk import ProcessEnds
 from tests.wire.comparing import assert_same
 
+pytestmark = pytest.mark.slow
+
 LAG = {"lag": lambda sender, number: 6 if sender == 0 and number % 5 < 2 else 0}
 
 

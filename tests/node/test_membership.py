@@ -9,6 +9,8 @@ from peer.errors import ConfigError, RemoteProtocolError, StateError
 from peer.gossip.membership import Change, ChangeKind
 from tests.node.changing_members import Cluster
 
+pytestmark = pytest.mark.slow
+
 PUSH_SUM = [("sgp", "exponential"), ("sparse-push", "directed-ring"), ("scsp", "ring"), ("quant-sgp", "exponential")]
 DOUBLY = [
     ("d-psgd", "ring"), ("deep-squeeze", "ring"), ("choco-sgd", "ring"), ("dcd-psgd", "ring"), ("moniqua", "ring"),
