@@ -1,4 +1,4 @@
-"""The command `sotto`. Each file holds one group of commands, in the order in which a user meets them.
+"""The command `sotto`. Each file holds one command or one group of commands.
 
 Modules here import click and nothing that is slow; what a command works with is imported inside it, so that
 `sotto --help` answers at once and never loads torch.
@@ -10,7 +10,23 @@ import logging
 
 import click
 
-from peer.cli import control, costs, data, devices, prepare, results, shape, study, train, tune
+from peer.cli import (
+    control,
+    costs,
+    data,
+    devices,
+    graph,
+    init,
+    listing,
+    results,
+    run,
+    shape,
+    simulate,
+    study,
+    tune,
+    up,
+    validate,
+)
 from peer.cli.app import CONTEXT, EXIT_CODES, SottoCommand, SottoGroup, print_json
 from peer.cli.options import json_option
 
@@ -60,10 +76,10 @@ def version(as_json: bool) -> None:
 
 cli.add_section(
     "Before a run",
-    (prepare.init, prepare.validate, prepare.graph, prepare.show, data.data, costs.profile, tune.tune),
+    (init.init, validate.validate, graph.graph, listing.list_kinds, data.data, costs.profile, tune.tune),
 )
 cli.add_section("Devices", (devices.doctor, devices.sign, devices.revoke))
-cli.add_section("Train", (train.up, train.run, train.simulate))
+cli.add_section("Train", (up.up, run.run, simulate.simulate))
 cli.add_section("During a run", (control.status, control.stop, control.reload, control.leave, control.remove))
 cli.add_section("After a run", (results.export, results.report, results.replay, version))
 cli.add_section("Links and studies", (shape.shape, study.study))

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from peer import errors
-from peer.cli import app, prepare
+from peer.cli import app, listing
 from peer.cli.app import EXIT_CODES, StopOnSignal
 from tests.cli.runner import sotto
 
@@ -24,7 +24,7 @@ def fail_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     def broken() -> list[dict[str, object]]:
         raise error
 
-    monkeypatch.setitem(prepare._LISTS, "graphs", broken)
+    monkeypatch.setitem(listing._LISTS, "graphs", broken)
 
 
 def all_errors(kind: type[errors.SottoError] = errors.SottoError) -> list[type[errors.SottoError]]:

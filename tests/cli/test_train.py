@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from peer.cli.train import choose_directory
+from peer.cli.training_run import choose_directory
 from peer.config import load
 from peer.errors import ConfigError
 from peer.report import live

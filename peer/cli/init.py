@@ -1,0 +1,148 @@
+"""`sotto init`: configuration files, the folders of a cluster's devices, a new device's request."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from peer.cli.app import SottoGroup
+from peer.cli.options import job_options, load_config, set_option
+from peer.errors import ConfigError
+
+force_option = click.option("--force", is_flag=True, help="Overwrite existing files.")
+
+
+@click.group(cls=SottoGroup, invoke_without_command=True)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    default=Path("peer.toml"),
+    show_default=True,
+    metavar="FILE",
+    help="File to write.",
+)
+@set_option
+@click.option(
+    "--join",
+    "join",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="On a new device: write its private key and a certificate request into DIR.",
+)
+@click.option("--name", metavar="NAME", help="With --join: name of the new peer.")
+@click.option(
+    "--host",
+    metavar="HOST[:PORT]",
+    help='With --join: address at which others reach the new peer; omit it (or give "-") if it can only dial out.',
+)
+@force_option
+@click.pass_context
+def init(
+    context: click.Context,
+    output: Path,
+    settings: tuple[str, ...],
+    join: Path | None,
+    name: str | None,
+    host: str | None,
+    force: bool,
+) -> None:
+    """Write a configuration file with a comment above every key.
+
+    With --join: prepare a new device for an existing cluster. Its private key stays on the device. Take DIR/request.pem
+    to the machine that holds the cluster folder, and sign it there with `sotto sign`.
+
+    \b
+    Examples:
+      sotto init                                write ./peer.toml with default values
+      sotto init -o run.toml -s graph.kind=torus
+      sotto init cluster kits --peers 8         write certificates and one folder for each peer
+      sotto init --join garage --name garage --host 10.0.0.9
+    """
+    if context.invoked_subcommand is not None:
+        return
+    if join is not None:
+        from peer.ops import enrollment
+
+        if not name:
+            raise ConfigError("is missing", key="--name", valid="the name of the new peer")
+        thumbprint = enrollment.request(join, name, host, 7700)
+        click.echo(f"wrote {join / 'peer.key'} and {join / enrollment.REQUEST_FILE}; key {thumbprint}")
+        click.echo(f"next, where the cluster was created: sotto sign KITS {enrollment.REQUEST_FILE}")
+        return
+    if name or host:
+        raise ConfigError("can only be used with --join", key="--name" if name else "--host")
+    from peer.config_writer import write_peer_file
+
+    config, _ = load_config(None, settings)
+    write_peer_file(output, config, force=force)
+    click.echo(f"wrote {output}")
+
+
+@init.command()
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.option("-n", "--peers", "num_peers", type=click.IntRange(min=1), metavar="N", help="Number of peers.")
+@click.option(
+    "--host",
+    "hosts",
+    multiple=True,
+    metavar="HOST[:PORT]",
+    help="Address at which peer 0, 1, 2, … is reached. Give it once for each peer, or once for all on one machine "
+    '(ports then count up). "-" is a peer that others cannot reach: it dials out. Default: all on this machine.',
+)
+@click.option(
+    "--port",
+    type=click.IntRange(1, 65535),
+    metavar="PORT",
+    default=7700,
+    show_default=True,
+    help="Port, or the first of several.",
+)
+@click.option(
+    "--relay",
+    type=click.IntRange(min=0),
+    metavar="K",
+    help='Peer K relays between peers given as "-"; without a relay, two of them cannot be neighbours.',
+)
+@click.option(
+    "--join-later",
+    type=click.IntRange(min=0),
+    metavar="N",
+    default=0,
+    help="Begin the run without the last N peers; each becomes a member when it is started.",
+)
+@job_options
+@force_option
+def cluster(
+    directory: Path,
+    num_peers: int | None,
+    hosts: tuple[str, ...],
+    port: int,
+    relay: int | None,
+    join_later: int,
+    config_file: Path | None,
+    settings: tuple[str, ...],
+    force: bool,
+) -> None:
+    """Write everything that the devices of a run need into DIRECTORY.
+
+    DIRECTORY then holds a certificate authority (ca.pem, ca.key), an operator certificate for `sotto status` and
+    `sotto stop`, and for each peer a folder peer-K with peer.toml, peer.pem, peer.key and a copy of ca.pem. Copy one of
+    these folders to each device. Keep ca.key private: whoever has it can issue certificates.
+
+    \b
+    Examples:
+      sotto init cluster kits --peers 8
+      sotto init cluster kits --host 10.0.0.1 --host 10.0.0.2 --host -
+      sotto init cluster kits --host 10.0.0.1 --host - --host - --relay 0
+      sotto init cluster kits --peers 4 --config run.toml --set run.rounds=5000
+      sotto init cluster kits --peers 6 --join-later 2
+    """
+    from peer.ops.cluster_files import place_peers, write_cluster
+
+    config, base = load_config(config_file, settings)
+    places = place_peers(num_peers, hosts, port)
+    files = write_cluster(directory, config, places, base=base, force=force, relay=relay, join_later=join_later)
+    click.echo(f"wrote {directory}: {len(files)} peers")
+    click.echo(f"start each with: sotto run --config {files[0]}")

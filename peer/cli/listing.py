@@ -1,0 +1,96 @@
+"""`sotto list`: the models, tasks, algorithms, compressors and graphs there are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from peer.cli.app import SottoCommand, print_json
+from peer.cli.options import json_option
+
+
+@click.command(name="list", cls=SottoCommand)
+@click.argument("what", type=click.Choice(["models", "tasks", "algorithms", "compressors", "graphs"]))
+@json_option
+def list_kinds(what: str, as_json: bool) -> None:
+    """List the available models, tasks, algorithms, compressors or graphs.
+
+    \b
+    Examples:
+      sotto list algorithms
+      sotto list tasks --json
+    """
+    rows = _LISTS[what]()
+    if as_json:
+        print_json(rows)
+        return
+    width = max(len(row["name"]) for row in rows) + 2
+    for row in rows:
+        indent = " " * width
+        note = f"\n{indent}{row['note']}" if row.get("note") else ""
+        click.echo(f"{row['name']:<{width}}{row['summary']}{note}")
+
+
+def _list_models() -> list[dict[str, Any]]:
+    from peer.train.models import MODELS
+
+    return [{"name": name, "summary": info.summary} for name, info in MODELS.items()]
+
+
+def _list_tasks() -> list[dict[str, Any]]:
+    from peer.train.tasks import TASKS
+
+    return [
+        {
+            "name": name,
+            "summary": info.summary,
+            "options": list(info.options),
+            "note": f"training.task_options: {', '.join(info.options)}" if info.options else "",
+        }
+        for name, info in TASKS.items()
+    ]
+
+
+def _list_algorithms() -> list[dict[str, Any]]:
+    from peer.gossip import ALGORITHMS
+    from peer.gossip.base import Memory
+
+    return [
+        {
+            "name": name,
+            "summary": kind.spec.summary,
+            "source": kind.spec.source,
+            "graph": kind.spec.graph.value,
+            "push_sum": kind.spec.push_sum,
+            "compresses": kind.spec.compresses,
+            "tolerates_late": kind.spec.tolerates_late,
+            "time_varying": kind.spec.time_varying,
+            "asynchronous": kind.spec.asynchronous,
+            "state": [] if kind.spec.memory is Memory.NONE else [kind.spec.memory.value],
+            "note": f"Graph: {kind.spec.graph.value}. {kind.spec.source}",
+        }
+        for name, kind in ALGORITHMS.items()
+    ]
+
+
+def _list_compressors() -> list[dict[str, Any]]:
+    from peer.compress import COMPRESSORS
+
+    return [{"name": name, "summary": info.summary} for name, info in COMPRESSORS.items()]
+
+
+def _list_graphs() -> list[dict[str, Any]]:
+    from peer.gossip.graphs import FAMILIES
+
+    return [{"name": name, "summary": family.summary} for name, family in FAMILIES.items()]
+
+
+_LISTS: dict[str, Callable[[], list[dict[str, Any]]]] = {
+    "models": _list_models,
+    "tasks": _list_tasks,
+    "algorithms": _list_algorithms,
+    "compressors": _list_compressors,
+    "graphs": _list_graphs,
+}

@@ -1,0 +1,34 @@
+"""`sotto run`: the daemon of one peer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from peer.cli.app import SottoCommand, raise_log_level
+from peer.cli.options import config_option, load_peer, set_option
+
+
+@click.command(cls=SottoCommand)
+@config_option
+@set_option
+def run(config_file: Path | None, settings: tuple[str, ...]) -> int:
+    """Run the daemon of one peer in the foreground.
+
+    Without --config it reads ./peer.toml. SIGTERM or Ctrl-C finishes the round, saves the state and closes the
+    connections; a second signal stops at once. When started again, the peer resumes exactly where it stopped. SIGHUP or
+    `sotto reload` makes it read its list of peers again. Under systemd it reports readiness (Type=notify).
+
+    \b
+    Examples:
+      sotto run
+      sotto run --config kits/peer-0/peer.toml
+      SOTTO_PEER__LISTEN=0.0.0.0:7800 sotto run -v
+    """
+    config, base = load_peer(config_file, settings)
+    # Imported once the configuration is known to be sound: torch takes most of the time of a start.
+    from peer.daemon import process
+
+    raise_log_level()
+    return process.run(config, base, lambda: load_peer(config_file, settings)[0])

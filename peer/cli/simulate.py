@@ -1,0 +1,139 @@
+"""`sotto simulate`: many peers in one process, on a virtual clock."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from pathlib import Path
+
+import click
+
+from peer.cli.app import SottoCommand, StopOnSignal
+from peer.cli.options import count_peers, job_options, json_option, load_config, peers_option
+from peer.cli.training_run import (
+    baseline_option,
+    draw_graph,
+    finish,
+    live_option,
+    make_directory,
+    name_option,
+    open_view,
+    report_in_any_case,
+    runs_option,
+    warn,
+)
+from peer.errors import ConfigError
+
+
+@click.command(cls=SottoCommand)
+@peers_option
+@job_options
+@click.option(
+    "--rate-kbit",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="KBIT/S",
+    help="Rate of each link; unlimited by default.",
+)
+@click.option(
+    "--latency-ms",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    show_default=True,
+    metavar="MS",
+    help="One-way latency of each link.",
+)
+@click.option(
+    "--step-ms",
+    type=click.FloatRange(min=0),
+    default=10.0,
+    show_default=True,
+    metavar="MS",
+    help="Duration of a local step on the virtual clock.",
+)
+@click.option(
+    "--slow",
+    multiple=True,
+    metavar="PEER=FACTOR",
+    help="Make the local steps of one peer FACTOR times as long; may be repeated.",
+)
+@click.option(
+    "--stacked", is_flag=True, help="Train all peers as one batch: much faster, with results equal within rounding."
+)
+@baseline_option
+@name_option
+@runs_option
+@click.option("--no-save", is_flag=True, help="Write no run folder; only print the results.")
+@live_option
+@json_option
+def simulate(
+    config_file: Path | None,
+    settings: tuple[str, ...],
+    num_peers: int | None,
+    rate_kbit: float | None,
+    latency_ms: float,
+    step_ms: float,
+    slow: tuple[str, ...],
+    stacked: bool,
+    no_baseline: bool,
+    name: str | None,
+    runs_dir: Path,
+    no_save: bool,
+    no_live: bool,
+    as_json: bool,
+) -> int:
+    """Simulate training with N peers in one process, on a virtual clock.
+
+    Algorithm, compressor and encoded bytes are those of real peers, and the models are identical to the last bit. Only
+    processes, sockets and time are simulated. Links have a rate and a latency.
+
+    \b
+    Examples:
+      sotto simulate --peers 16 --graph exponential
+      sotto simulate --rate-kbit 1000 --latency-ms 20
+      sotto simulate --peers 100 --rounds 200 --no-save --json
+    """
+    config, base = load_config(config_file, settings)
+    count = count_peers(config, num_peers)
+    slower = dict(_parse_slow(text, count) for text in slow)
+    warn(config, base, count)
+    from peer.config_writer import write_resolved
+    from peer.simulate import run as simulator
+    from peer.simulate.network import LinkModel
+
+    with contextlib.ExitStack() as stack:
+        if no_save:
+            directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        else:
+            directory = make_directory(runs_dir, name, f"{config.run.name}-simulated")
+            stack.enter_context(report_in_any_case(directory))
+            write_resolved(config, directory / "config.toml")
+            draw_graph(config, base, count, directory)
+        stop = stack.enter_context(StopOnSignal())
+        view = stack.enter_context(open_view(no_live))
+        simulation = simulator.run(
+            config,
+            base,
+            num_peers=count,
+            directory=directory,
+            links=LinkModel(rate_kbit_s=rate_kbit, latency_s=latency_ms / 1000),
+            step_s=step_ms / 1000,
+            slow=slower,
+            stacked=stacked,
+            baseline=not no_baseline,
+            on_progress=view.update,
+            stop=stop.event,
+        )
+    return finish(simulation.summary, None if no_save else directory, as_json, interrupted=stop.event.is_set())
+
+
+def _parse_slow(text: str, num_peers: int) -> tuple[int, float]:
+    """Return the peer and its factor of PEER=FACTOR. Raises ConfigError."""
+    peer, _, factor = text.partition("=")
+    try:
+        slow = int(peer), float(factor)
+    except ValueError:
+        slow = -1, 0.0
+    if not (0 <= slow[0] < num_peers and 0 < slow[1] < 1e6):
+        valid = f"PEER=FACTOR with a peer from 0 to {num_peers - 1} and a factor above 0"
+        raise ConfigError("is not valid", key="--slow", value=text, valid=valid)
+    return slow

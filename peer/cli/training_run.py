@@ -1,0 +1,131 @@
+"""What `sotto up` and `sotto simulate` share: the run folder, warnings before, progress during, the figures after."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from peer.cli.app import INTERRUPTED, is_interactive, print_json
+from peer.errors import ConfigError, DivergenceError, SottoError
+
+if TYPE_CHECKING:
+    from peer.config import Config
+    from peer.state.metrics import Summary
+
+name_option = click.option(
+    "--name",
+    metavar="NAME",
+    help="Name of the run folder; by default the name of the run, with a number if it is taken.",
+)
+runs_option = click.option(
+    "--runs-dir",
+    type=click.Path(path_type=Path),
+    default=Path("runs"),
+    show_default=True,
+    metavar="DIR",
+    help="Folder that contains the run folders.",
+)
+baseline_option = click.option(
+    "--no-baseline", is_flag=True, help="Skip the comparison with one process that trains on all data."
+)
+live_option = click.option("--no-live", is_flag=True, help="Print progress lines instead of the live view.")
+
+
+def make_directory(runs_dir: Path, name: str | None, default: str) -> Path:
+    """Create and return an empty folder for a new run. Raises ConfigError if that cannot be done."""
+    directory = choose_directory(runs_dir, name, default)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot be created: {error.strerror}", file=str(directory)) from None
+    return directory
+
+
+def choose_directory(runs_dir: Path, name: str | None, default: str) -> Path:
+    """Return where a new run goes. Without a name the default is numbered until it is free.
+
+    Raises ConfigError if the named folder already holds something.
+    """
+    if name is None:
+        directory, number = runs_dir / default, 1
+        while directory.exists():
+            number += 1
+            directory = runs_dir / f"{default}-{number}"
+        return directory
+    if Path(name).name != name or name in {".", ".."}:
+        raise ConfigError("must be a folder name without a path", key="--name", value=name)
+    directory = runs_dir / name
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise ConfigError("already contains a run; choose another --name, or delete the folder", file=str(directory))
+    return directory
+
+
+def warn(config: Config, base: Path, num_peers: int) -> None:
+    """Print the warnings of a configuration. Raises ConfigError if it has errors."""
+    from peer import run_plan
+
+    for finding in run_plan.refuse_errors(run_plan.validate_config(config, base, num_peers)):
+        click.secho("sotto: warning: ", fg="yellow", nl=False, err=True)
+        click.echo(f"{finding.key}: {finding.sentence}" if finding.key else finding.sentence, err=True)
+
+
+def open_view(no_live: bool) -> Any:
+    """Return the view of a run's progress: live where a person watches, otherwise lines."""
+    from peer.report import live
+
+    return live.open_view(live=is_interactive() and not no_live)
+
+
+def draw_graph(config: Config, base: Path, num_peers: int, directory: Path) -> None:
+    """Write graph.svg, which the report shows."""
+    from peer import run_plan
+    from peer.report import graph_view
+
+    drawing = graph_view.svg(run_plan.build_schedule(config, base, num_peers))
+    (directory / "graph.svg").write_text(drawing, encoding="utf-8")
+
+
+@contextlib.contextmanager
+def report_in_any_case(directory: Path) -> Iterator[None]:
+    """Write the report of a run that ends with an error too, since it shows what led there; remove the folder of one
+    that never began. Where peers were started, their states stay, whatever is missing beside them."""
+    from peer.report.html import write_report
+
+    try:
+        yield
+    except (SottoError, KeyboardInterrupt):
+        if (directory / "summary.json").exists():
+            with contextlib.suppress(SottoError):  # The run's own error is the one to tell.
+                click.echo(f"report: {write_report(directory)}", err=True)
+        elif not any(directory.glob("peers/*/log.txt")):
+            shutil.rmtree(directory, ignore_errors=True)
+        raise
+
+
+def finish(summary: Summary, directory: Path | None, as_json: bool, *, interrupted: bool) -> int:
+    """Write the report, print the figures and return the exit code."""
+    report = None
+    if directory is not None:
+        from peer.report.html import write_report
+
+        report = write_report(directory)
+    if as_json:
+        places = {"directory": str(directory) if directory else None, "report": str(report) if report else None}
+        print_json(asdict(summary) | {"worst_accuracy": summary.worst_accuracy} | places)
+    else:
+        from rich.console import Console
+
+        from peer.report.summary_table import summary_table
+
+        Console().print(summary_table(summary))
+        if report is not None:
+            click.echo(f"report: {report}")
+    if interrupted:
+        return INTERRUPTED
+    return DivergenceError.exit_code if summary.ended.startswith("diverged") else 0

@@ -1,0 +1,112 @@
+"""`sotto up`: real peers on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import click
+
+from peer.cli.app import SottoCommand, StopOnSignal
+from peer.cli.options import count_peers, job_options, json_option, load_config, peers_option
+from peer.cli.training_run import (
+    baseline_option,
+    draw_graph,
+    finish,
+    live_option,
+    make_directory,
+    name_option,
+    open_view,
+    report_in_any_case,
+    runs_option,
+    warn,
+)
+from peer.errors import ConfigError
+
+
+@click.command(cls=SottoCommand)
+@peers_option
+@job_options
+@baseline_option
+@name_option
+@click.option(
+    "--resume",
+    metavar="NAME",
+    help="Resume a run that was stopped or interrupted, from its folder and with its configuration. With --peers N, "
+    "peers join or the newest ones leave until there are N.",
+)
+@runs_option
+@live_option
+@json_option
+def up(
+    config_file: Path | None,
+    settings: tuple[str, ...],
+    num_peers: int | None,
+    no_baseline: bool,
+    name: str | None,
+    resume: str | None,
+    runs_dir: Path,
+    no_live: bool,
+    as_json: bool,
+) -> int:
+    """Train with N real peers on this machine.
+
+    Each peer is a process with its own port, key, data and state folder; peers communicate over mutual TLS on loopback.
+    The run folder then holds the resolved configuration, the metrics, the model (safetensors) and report.html. Ctrl-C
+    finishes the round and saves; a second Ctrl-C stops at once. --resume continues the run.
+
+    \b
+    Examples:
+      sotto up
+      sotto up --peers 4 --skew 0 --rounds 500
+      sotto up --config run.toml --set training.learning_rate=0.05 --name slower
+      sotto up --resume slower
+      sotto up --resume slower --peers 10
+      sotto up --no-live --json > summary.json
+    """
+    if resume is not None:
+        directory = find_run_to_resume(runs_dir, resume)
+        if config_file is not None or settings or name is not None:
+            raise ConfigError(
+                "keeps the configuration of the run; omit --config, --set and --name",
+                key="--resume",
+                valid="alone, or with --peers",
+            )
+        config, base = load_config(directory / "peers" / "peer-0" / "peer.toml", ())
+        count = config.num_listed
+    else:
+        config, base = load_config(config_file, settings)
+        count = count_peers(config, num_peers)
+    warn(config, base, count)
+    # Before the folder is made: it takes a while, and Ctrl-C in it should leave nothing behind.
+    from peer.ops import local_cluster
+    from peer.ops.resize import line_up
+
+    lineup = None if resume is None else line_up(directory / "peers", config, num_peers)
+    if resume is None:
+        directory = make_directory(runs_dir, name, config.run.name)
+    with report_in_any_case(directory) if resume is None else contextlib.nullcontext():
+        if resume is None:
+            draw_graph(config, base, count, directory)
+        with StopOnSignal() as stop, open_view(no_live) as view:
+            summary = local_cluster.up(
+                config,
+                base,
+                num_peers=count,
+                directory=directory,
+                on_progress=view.update,
+                stop=stop.event,
+                baseline=not no_baseline,
+                lineup=lineup,
+            )
+    return finish(summary, directory, as_json, interrupted=stop.event.is_set())
+
+
+def find_run_to_resume(runs_dir: Path, name: str) -> Path:
+    """Return the folder of a run of `sotto up` that has not come to its end. Raises ConfigError if it is none."""
+    directory = runs_dir / name
+    if not (directory / "peers" / "peer-0" / "peer.toml").is_file():
+        raise ConfigError("is not the folder of a run of `sotto up`", key="--resume", file=str(directory))
+    if (directory / "model.safetensors").exists():
+        raise ConfigError("the run in this folder is already complete", key="--resume", file=str(directory))
+    return directory

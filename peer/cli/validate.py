@@ -1,0 +1,48 @@
+"""`sotto validate`: what is wrong with a configuration before anything runs."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from peer.cli.app import SottoCommand, print_json
+from peer.cli.options import job_options, json_option, load_job, peers_option
+from peer.errors import ConfigError
+
+
+@click.command(cls=SottoCommand)
+@peers_option
+@job_options
+@json_option
+def validate(config_file: Path | None, settings: tuple[str, ...], num_peers: int | None, as_json: bool) -> int:
+    """Check a configuration, its graph and its algorithm before anything runs.
+
+    Reports errors for configurations that cannot run or converge, and warnings for those that may not converge or cost
+    more than expected. The exit code is 2 if there is an error. Without --config it checks ./peer.toml; with --peers
+    and no --config, the default configuration.
+
+    \b
+    Examples:
+      sotto validate --config peer.toml
+      sotto validate --peers 8 --algorithm d-psgd --graph directed-ring
+    """
+    from peer import run_plan
+
+    config, base, count = load_job(config_file, settings, num_peers)
+    findings = run_plan.validate_config(config, base, count)
+    failed = any(finding.level == "error" for finding in findings)
+    if as_json:
+        print_json({"valid": not failed, "num_peers": count, "findings": [asdict(finding) for finding in findings]})
+        return ConfigError.exit_code if failed else 0
+    for finding in findings:
+        key = f"{finding.key}: " if finding.key else ""
+        click.secho(f"{finding.level}: ", bold=True, fg=_COLORS.get(finding.level), nl=False)
+        click.echo(f"{key}{finding.sentence}")
+    if not failed:
+        click.echo(f"valid: {config.algorithm.name} for {count} peers, {config.run.rounds} rounds")
+    return ConfigError.exit_code if failed else 0
+
+
+_COLORS = {"error": "red", "warning": "yellow"}
