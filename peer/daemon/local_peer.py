@@ -5,6 +5,7 @@ The parts of the daemon read it and never change it. It knows no clock and no so
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import TypedDict
 
@@ -20,6 +21,8 @@ from peer.run_setup import RunSetup
 from peer.run_summary import machine_facts
 from peer.state.checkpoints import StateFolder
 from peer.state.metrics import MetricsStore
+
+log = logging.getLogger("sotto")
 
 
 class DurabilityOptions(TypedDict):
@@ -52,6 +55,12 @@ class LocalPeer:
             keep=config.state.keep_checkpoints,
             regular=config.state.checkpoint_every_rounds,
         )
+        if self.folder.why_not_private is not None:
+            log.warning(
+                "%s: other users of this machine may be able to read it: %s",
+                self.folder.directory,
+                self.folder.why_not_private,
+            )
         if not config.peers[self.index].is_first and (why := why_no_changes(config)) is not None:
             raise ConfigError(f"{self.name} cannot join: {why}", key="peers")
         self.setup = RunSetup.open(config, base)

@@ -35,7 +35,7 @@ from peer.errors import DivergenceError, StateError
 from peer.node.divergence_guard import reason_to_stop
 from peer.round_record import RoundRecord
 from peer.run_plan import refuse_errors, validate_config
-from peer.state.disk import writing
+from peer.state.disk import private_files, writing
 from peer.train.threads import use_one_thread
 
 log = logging.getLogger("sotto")
@@ -49,7 +49,7 @@ def run(config: Config, base: Path, reread: Callable[[], Config] | None = None) 
     """
     for finding in refuse_errors(validate_config(settle(config, base).config, base)):
         log.warning("%s: %s", finding.key, finding.sentence)
-    with contextlib.closing(open_peer(config, base, reread)) as daemon:
+    with private_files(), contextlib.closing(open_peer(config, base, reread)) as daemon:
         return asyncio.run(daemon.main())
 
 

@@ -33,7 +33,7 @@ from peer.run_progress import PeerProgress, Progress
 from peer.run_setup import RunSetup
 from peer.run_summary import consensus, describe_run, evaluation_record, finish_summary, train_single_process
 from peer.state.checkpoints import find_checkpoints, load_checkpoint
-from peer.state.disk import writing
+from peer.state.disk import private_files, writing
 from peer.state.metrics import EvaluationRecord, LinkRecord, MetricsStore, Summary
 from peer.train.local_step import Trainer
 from peer.train.threads import use_one_thread
@@ -121,12 +121,17 @@ class Cluster:
         self._launcher = launcher
         if lineup is not None:
             ports = free_ports(len(lineup.joining))
-            add_peers(directory / "peers", lineup.joining, ports, signed=config.security.mode == "mtls")
+            with private_files():
+                add_peers(directory / "peers", lineup.joining, ports, signed=config.security.mode == "mtls")
             self.peer_files = [directory / "peers" / f"peer-{number}" / "peer.toml" for number in self.numbers]
         else:
             hosts = hosts or [Host("127.0.0.1", port) for port in free_ports(num_peers)]
-            self.peer_files = write_cluster(directory / "peers", self.config, hosts, base=base)
+            with private_files():
+                self.peer_files = write_cluster(directory / "peers", self.config, hosts, base=base)
             write_resolved(self.config, directory / "config.toml")
+        with contextlib.suppress(OSError):
+            # Earlier releases left it to the umask.
+            (directory / "peers").chmod(0o700)
         self.num_peers = len(self.numbers)
         self.state_folders = [file.parent / config.state.directory for file in self.peer_files]
         self.names = [file.parent.name for file in self.peer_files]
@@ -150,7 +155,8 @@ class Cluster:
     def start_peer(self, index: int) -> subprocess.Popen[bytes]:
         """Start one peer, or start it again after it ended."""
         file = self.peer_files[index]
-        log = open(file.parent / "log.txt", "ab")  # noqa: SIM115 - the process writes to it as long as it lives
+        with private_files():
+            log = open(file.parent / "log.txt", "ab")  # noqa: SIM115 - the process writes to it as long as it lives
         process = subprocess.Popen(
             [*self._launcher(index), sys.executable, "-m", "peer", "run", "--config", str(file)],
             stdin=subprocess.DEVNULL,

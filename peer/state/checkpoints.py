@@ -21,7 +21,7 @@ import xxhash
 
 from peer.errors import StateError
 from peer.state import disk as disks
-from peer.state.disk import Buffer, Disk, RealDisk, cannot_be_written
+from peer.state.disk import Buffer, Disk, RealDisk, cannot_be_written, make_private
 
 FORMAT = 2
 """Raised when an old file would be misunderstood; the changelog says what an old file means."""
@@ -131,7 +131,7 @@ class StateFolder:
         fails."""
         self.directory = directory
         try:
-            directory.mkdir(parents=True, exist_ok=True)
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = open(directory / "lock", "w")  # noqa: SIM115 - held open for as long as the lock
         except OSError as error:
             raise StateError(f"{directory}: cannot be used as a state folder: {error.strerror}") from None
@@ -140,6 +140,13 @@ class StateFolder:
         except OSError:
             self._lock.close()
             raise StateError(f"{directory}: is in use by another peer process; stop that process first") from None
+        self.why_not_private: str | None = None
+        """What stands in the way of keeping the folder from other users of this machine."""
+        try:
+            # Earlier releases left it, and what is in it, to the umask.
+            make_private(directory)
+        except OSError as error:
+            self.why_not_private = error.strerror
         self.disk = RealDisk(directory)
         self.checkpoints = Checkpoints(self.disk, keep=keep, regular=regular)
 

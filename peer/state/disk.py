@@ -18,6 +18,7 @@ import errno
 import fcntl
 import mmap
 import os
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol, TypeAlias
@@ -33,6 +34,10 @@ _DIRECT_BLOCK_BYTES = 4 << 20
 """What is handed to the disk at a time."""
 _DIRECT_UNIT_BYTES = 4096
 """Offsets, lengths and memory are multiples of this; no file system in use asks for more."""
+
+
+_PRIVATE_FILE, _PRIVATE_FOLDER = 0o600, 0o700
+"""A model and what led to it tell of the data: only their owner reads them."""
 
 
 class Handle(Protocol):
@@ -98,6 +103,31 @@ def writing(name: str) -> Iterator[None]:
         raise cannot_be_written(name, error) from None
 
 
+@contextlib.contextmanager
+def private_files() -> Iterator[None]:
+    """Let only their owner read the files and folders that this process creates inside, whoever writes them."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def make_private(folder: Path) -> None:
+    """Let only their owner read a folder and all that is in it. Raises OSError where that is not ours to do."""
+    if folder.stat().st_mode & stat.S_ISVTX:
+        raise PermissionError(errno.EPERM, "it is a folder for the files of everybody")
+    folder.chmod(_PRIVATE_FOLDER)
+    for path, folders, files in os.walk(folder):
+        for names, mode in ((folders, _PRIVATE_FOLDER), (files, _PRIVATE_FILE)):
+            for name in names:
+                below = Path(path, name)
+                # What a link leads to is no part of the folder, and a file may be gone by now.
+                with contextlib.suppress(FileNotFoundError):
+                    if not below.is_symlink():
+                        below.chmod(mode)
+
+
 def replace(disk: Disk, name: str, parts: Iterable[Buffer]) -> None:
     """Replace a file so that after a crash it holds either the old or the new content, whole."""
     beside = f".{name}.new"
@@ -158,7 +188,7 @@ class RealHandle:
     """A file of the file system, without a buffer in this process: what was appended outlives it."""
 
     def __init__(self, path: Path, flags: int) -> None:
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | flags, 0o666)
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | flags, _PRIVATE_FILE)
         self._size = os.fstat(self._file).st_size
 
     @property

@@ -75,6 +75,9 @@ def test_a_run_leaves_everything_in_its_folder(tmp_path: Path) -> None:
     assert sizes == sorted(sizes)
     assert 0 < summary["entropy_bits_per_parameter"] <= summary["bits_per_parameter"]
     assert not peers_below(tmp_path)
+    peers = folder / "peers"
+    readable = [path for path in (peers, *peers.rglob("*")) if path.stat().st_mode & 0o077]
+    assert not readable, "what the peers leave is for their owner alone"
 
 
 @pytest.mark.parametrize("moment", ["starting", "training"])
@@ -102,10 +105,13 @@ def test_a_run_that_was_stopped_is_resumed_to_the_same_bits(tmp_path: Path) -> N
     assert process.returncode == 130, err
     other = sotto_up(tmp_path, "--resume", "first", "--set", "run.rounds=50")
     assert "keeps the configuration of the run" in other.communicate(timeout=60)[1]
+    peers = tmp_path / "first" / "peers"
+    peers.chmod(0o755)  # As earlier releases left it.
     process = sotto_up(tmp_path, "--resume", "first", "--json")
     out, err = process.communicate(timeout=200)
     assert process.returncode == 0, err
     assert json.loads(out)["rounds"] == 40
+    assert peers.stat().st_mode & 0o777 == 0o700
     config = load(tmp_path / "first" / "config.toml", environment={})
     undisturbed = run(config, tmp_path, num_peers=2, baseline=False)
     found = [

@@ -78,6 +78,53 @@ def test_a_second_process_cannot_use_the_folder(tmp_path: Path) -> None:
     StateFolder(tmp_path).close()
 
 
+def modes(folder: Path) -> dict[str, str]:
+    """Return the permissions of a folder and of all below it."""
+    return {str(path.relative_to(folder)): oct(path.stat().st_mode & 0o7777) for path in [folder, *folder.rglob("*")]}
+
+
+def test_only_the_owner_can_read_the_folder(tmp_path: Path) -> None:
+    folder = StateFolder(tmp_path / "run" / "state")
+    name = folder.checkpoints.save(_checkpoint(3))
+    found = modes(tmp_path / "run" / "state")
+    assert (found["."], found[name]) == ("0o700", "0o600")
+    assert folder.why_not_private is None
+
+
+def test_what_an_earlier_release_left_readable_is_mended(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    (state / "ledger").mkdir(parents=True)
+    for name in ("metrics.sqlite", "ledger/00000001.bin"):
+        (state / name).write_bytes(b"of an earlier release")
+        (state / name).chmod(0o644)
+    (tmp_path / "elsewhere").write_text("what a link leads to is not ours")
+    (tmp_path / "elsewhere").chmod(0o644)
+    (state / "link").symlink_to(tmp_path / "elsewhere")
+    (state / "gone").symlink_to(tmp_path / "nowhere")
+    (state / "ledger").chmod(0o755)
+    state.chmod(0o755)
+    StateFolder(state).close()
+    (state / "gone").unlink()
+    assert modes(state) == {
+        ".": "0o700",
+        "lock": "0o600",
+        "metrics.sqlite": "0o600",
+        "ledger": "0o700",
+        "ledger/00000001.bin": "0o600",
+        "link": "0o644",
+    }
+
+
+def test_a_folder_for_everybody_stays_one_and_the_peer_says_so(tmp_path: Path) -> None:
+    tmp_path.chmod(0o1777)
+    (tmp_path / "of somebody").write_text("else")
+    (tmp_path / "of somebody").chmod(0o644)
+    folder = StateFolder(tmp_path)
+    assert folder.why_not_private == "it is a folder for the files of everybody"
+    assert modes(tmp_path)["."] == "0o1777"
+    assert modes(tmp_path)["of somebody"] == "0o644"
+
+
 @pytest.mark.parametrize("keep_bytes", [0, 5, 60])
 def test_a_truncated_checkpoint_is_refused_in_a_sentence(tmp_path: Path, keep_bytes: int) -> None:
     path = tmp_path / StateFolder(tmp_path).checkpoints.save(_checkpoint(3))
