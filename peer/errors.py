@@ -20,6 +20,8 @@ and the error's `exit_code`; a traceback is only ever shown for a bug.
 
 from __future__ import annotations
 
+from peer.foreign_text import printable
+
 
 class SottoError(Exception):
     """Base of all errors that the package raises on purpose."""
@@ -79,8 +81,9 @@ class RemoteError(SottoError):
     exit_code = 6
 
     def __init__(self, problem: str, *, peer: int | None = None) -> None:
-        self.problem, self.peer = problem, peer
-        super().__init__(problem if peer is None else f"peer {peer}: {problem}")
+        # A sentence about another peer often quotes it.
+        self.problem, self.peer = printable(problem, None), peer
+        super().__init__(self.problem if peer is None else f"peer {peer}: {self.problem}")
 
 
 class RemoteProtocolError(RemoteError):

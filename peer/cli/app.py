@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 import click
 
 from peer.errors import LocalProtocolError, SottoError, StateError
+from peer.foreign_text import printable
 
 INTERRUPTED = 130
 BROKEN_PIPE = 141
@@ -199,6 +200,18 @@ class StopOnSignal:
         click.echo("\nsotto: stopping after this round; a second signal stops at once", err=True)
 
 
+class LineFormatter(logging.Formatter):
+    """Writes one line for each record, whoever a text in it comes from; what follows it is indented."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """Return the line, without escape sequences."""
+        return printable(super().formatMessage(record), None)
+
+    def formatException(self, ei: Any) -> str:
+        """Return a traceback, whose last line may hold a text of another peer."""
+        return "\n".join(f"    {printable(line, None)}" for line in super().formatException(ei).splitlines())
+
+
 def raise_log_level() -> None:
     """Log what a daemon does even without -v: it has no other way to speak."""
     root = logging.getLogger()
@@ -211,7 +224,9 @@ def _set_verbosity(context: click.Context, option: click.Parameter, count: int) 
     count = max(count, root.meta.get("peer.verbosity", 0))
     root.meta["peer.verbosity"] = count
     level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(count, 2)]
-    logging.basicConfig(level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(LineFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=level, handlers=[handler])
     logging.getLogger().setLevel(level)
     logging.getLogger("py.warnings").setLevel(logging.WARNING if count else logging.ERROR)
     return count
@@ -220,7 +235,7 @@ def _set_verbosity(context: click.Context, option: click.Parameter, count: int) 
 def _complain(text: str) -> None:
     # Where nothing can be written, not even this, the exit code still says what went wrong.
     with suppress(OSError):
-        click.echo(f"sotto: error: {' '.join(text.split())}", err=True)
+        click.echo(f"sotto: error: {printable(' '.join(text.split()), None)}", err=True)
 
 
 def _usage_sentence(error: click.ClickException) -> str:

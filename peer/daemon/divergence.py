@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from peer.errors import RemoteProtocolError
-from peer.net.hello import quote
+from peer.foreign_text import quote
 
 log = logging.getLogger("sotto")
 

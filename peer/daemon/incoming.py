@@ -30,7 +30,7 @@ from peer.daemon.operator_api import OperatorApi
 from peer.daemon.roster import Roster
 from peer.daemon.runtime import Runtime
 from peer.errors import HandshakeRefused, RemoteProtocolError
-from peer.net.hello import quote
+from peer.foreign_text import quote
 from peer.net.neighbor import Neighbor
 
 log = logging.getLogger("sotto")

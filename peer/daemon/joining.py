@@ -10,7 +10,7 @@ from peer.daemon.neighbors import Neighbors
 from peer.daemon.roster import Roster
 from peer.daemon.runtime import Runtime
 from peer.errors import HandshakeRefused, PeerUnreachable
-from peer.net.hello import quote
+from peer.foreign_text import quote
 from peer.node import membership_codec
 
 log = logging.getLogger("sotto")

@@ -13,9 +13,9 @@ from pydantic import ValidationError
 
 from peer.config import Config, PeerAddress
 from peer.errors import ConfigError, HandshakeRefused, SecurityError
+from peer.foreign_text import quote
 from peer.gossip.membership import Newcomer
 from peer.net.address import split_address
-from peer.net.hello import quote
 from peer.net.neighbor import Neighbor, RelayAddress
 from peer.net.security.certificates import der, vouched_identity
 from peer.net.security.credentials import Access, Credentials, check_current

@@ -11,8 +11,8 @@ import ipaddress
 from collections.abc import Mapping
 
 from peer.errors import SecurityError
+from peer.foreign_text import quote
 from peer.net import tcp_info
-from peer.net.hello import quote
 from peer.net.neighbor import Neighbor
 from peer.net.rpc import Caller
 from peer.net.security.certificates import Identity, Role, identify

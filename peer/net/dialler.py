@@ -8,12 +8,13 @@ import random
 from collections.abc import Callable
 
 from peer.errors import HandshakeRefused, PeerUnreachable, RemoteError
+from peer.foreign_text import printable
 from peer.net import tcp_info
 from peer.net.address import split_address
 from peer.net.connection import Connection
 from peer.net.handler import Handler
 from peer.net.handshake import FAREWELL_S, Handshake, OpenedStream, farewell, read_close
-from peer.net.hello import Terms, printable
+from peer.net.hello import Terms
 from peer.net.links import Links
 from peer.net.neighbor import Neighbor
 from peer.net.rpc import Channel, DialledStream, Options, StreamLost

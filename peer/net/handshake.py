@@ -11,6 +11,7 @@ import secrets
 from dataclasses import dataclass
 
 from peer.errors import HandshakeRefused, RemoteProtocolError, SecurityError
+from peer.foreign_text import printable
 from peer.net import tcp_info
 from peer.net.envelope import decode
 from peer.net.hello import (
@@ -21,7 +22,6 @@ from peer.net.hello import (
     check_identity,
     check_run,
     check_texts,
-    printable,
     read_terms,
 )
 from peer.net.inbox import Limits

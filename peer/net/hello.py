@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from peer.errors import HandshakeRefused
+from peer.foreign_text import quote
 from peer.proto.sottovoce.v1 import exchange_pb2 as pb
 
 # Version 2: with mutual TLS, listeners prove their certificate in the hello.
@@ -18,7 +19,6 @@ MAX_TEXT = 256
 MIN_WINDOW_BYTES = 4096
 MIN_CHUNK_BYTES = 1024
 MAX_HEARTBEAT_MS = 3_600_000
-_MAX_SENTENCE = 500
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,16 +150,6 @@ def check_texts(theirs: pb.Hello) -> None:
     for field, value in theirs.ListFields():
         if isinstance(value, str) and len(value) > MAX_TEXT:
             raise HandshakeRefused(f"its hello has a {field.name} of {len(value)} characters; {MAX_TEXT} are allowed")
-
-
-def quote(text: str) -> str:
-    """Return a text of another peer, short and printable, in quotation marks."""
-    return repr(text if len(text) <= 80 else text[:79] + "…")
-
-
-def printable(text: str) -> str:
-    """Return a text of another peer or library as it can stand in a log: printable, and at most 500 characters."""
-    return "".join(c if c.isprintable() else " " for c in text[:_MAX_SENTENCE])
 
 
 def _versions(lowest: int, highest: int) -> str:

@@ -10,10 +10,10 @@ from collections import deque
 from dataclasses import dataclass
 
 from peer.errors import RemoteProtocolError
+from peer.foreign_text import printable
 from peer.net.chunks import Assembler
 from peer.net.envelope import Piece, decode
 from peer.net.handler import MAX_BULLETIN_BYTES, MAX_TOPIC
-from peer.net.hello import printable
 from peer.net.rate_limits import Allowance
 from peer.proto.sottovoce.v1 import exchange_pb2 as pb
 

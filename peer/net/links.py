@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from peer.errors import HandshakeRefused, LocalProtocolError, RemoteError
+from peer.foreign_text import quote
 from peer.net.connection import Connection
 from peer.net.counters import LinkCounters
 from peer.net.handler import Handler
 from peer.net.handshake import OpenedStream
-from peer.net.hello import Terms, quote
+from peer.net.hello import Terms
 from peer.net.inbox import Limits
 from peer.net.neighbor import Neighbor
 from peer.net.tasks import Tasks

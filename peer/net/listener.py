@@ -13,13 +13,14 @@ import logging
 from collections.abc import Callable, Iterator
 
 from peer.errors import ConfigError, HandshakeRefused, RemoteError, SecurityError, SottoError
+from peer.foreign_text import quote
 from peer.net import tcp_info
 from peer.net.address import split_address, why_not_bound
 from peer.net.admission import Admission
 from peer.net.connection import Connection
 from peer.net.handler import Handler
 from peer.net.handshake import FAREWELL_S, Handshake, OpenedStream, farewell
-from peer.net.hello import check_identity, check_run, quote
+from peer.net.hello import check_identity, check_run
 from peer.net.links import Links
 from peer.net.neighbor import Neighbor
 from peer.net.rate_limits import Allowance, Complaints

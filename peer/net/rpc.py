@@ -23,7 +23,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 import grpc
 import grpc.aio
 
-from peer.net.hello import printable
+from peer.foreign_text import printable
 from peer.net.security.credentials import Access, TokenAccess
 
 Status = grpc.StatusCode

@@ -17,7 +17,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 
 from peer.errors import PeerUnreachable, RemoteError
-from peer.net.hello import printable
+from peer.foreign_text import printable
 from peer.net.neighbor import RelayAddress
 from peer.net.relay import MAX_TUNNELS, PieceStream
 from peer.net.rpc import DialledStream, StreamLost

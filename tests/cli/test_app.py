@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -68,6 +69,23 @@ def test_a_full_disk_is_no_bug(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_debug_lets_the_error_through(arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     fail_with(monkeypatch, ZeroDivisionError())
     assert isinstance(sotto(*arguments).exception, ZeroDivisionError)
+
+
+def test_texts_of_others_can_neither_forge_a_line_of_the_log_nor_move_the_cursor() -> None:
+    try:
+        raise ValueError("bad \x1b[31m text\n2026-01-01 INFO all is well")
+    except ValueError as error:
+        record = logging.LogRecord(
+            "sotto", logging.INFO, "", 1, "%s says %s", ("ben\r", "\x1b[2J\nforged"), (ValueError, error, None)
+        )
+    first, *traceback = app.LineFormatter("%(levelname)s %(message)s").format(record).splitlines()
+    assert first == "INFO ben  says  [2J forged"
+    assert traceback == ["    ValueError: bad  [31m text", "    2026-01-01 INFO all is well"]
+
+
+def test_an_error_that_quotes_another_peer_is_one_plain_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    fail_with(monkeypatch, errors.SottoError("it says \x1b[2J\nand more"))
+    assert sotto("list", "graphs").stderr == "sotto: error: it says  [2J and more\n"
 
 
 def test_an_interrupt_is_quiet_and_130(monkeypatch: pytest.MonkeyPatch) -> None:

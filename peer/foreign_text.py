@@ -1,0 +1,26 @@
+"""Texts that come from others, made fit for a log, a terminal and a page: no escape sequences, no line breaks."""
+
+from __future__ import annotations
+
+_MOST_CHARACTERS = 500
+
+
+def printable(text: str, most: int | None = _MOST_CHARACTERS) -> str:
+    """Return a text with a space for each character that cannot be printed, cut to `most` characters."""
+    return "".join(c if c.isprintable() else " " for c in text[:most])
+
+
+def quote(text: str) -> str:
+    """Return a text, short and printable, in quotation marks."""
+    return repr(text if len(text) <= 80 else text[:79] + "…")
+
+
+def printable_values(value: object) -> object:
+    """Return a JSON value with all texts in it printable, keys included."""
+    if isinstance(value, str):
+        return printable(value, None)
+    if isinstance(value, dict):
+        return {printable(key, None): printable_values(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [printable_values(item) for item in value]
+    return value
