@@ -125,6 +125,11 @@ class ChangeRequests:
                 self._refuse(request, error)
                 if isinstance(error, StateError):
                     raise
+            except Exception as error:
+                if request.newcomer is None:
+                    raise
+                # Raised for what a newcomer says about itself.
+                self._neighbors.transport.blame(request.subject, error)
             else:
                 if request.answer is not None and not request.answer.done():
                     request.answer.set_result(change)

@@ -56,6 +56,7 @@ _LINK_COUNTERS = {
     "frame_bytes": ("link_frame_bytes", "Whole frames sent over the link."),
     "protobuf_bytes": ("link_protobuf_bytes", "Frames in their chunks, receipts, heartbeats and notes."),
     "socket_bytes": ("link_socket_bytes", "TCP payload as the kernel counted it, TLS and retransmissions included."),
+    "offences": ("link_offences", "How often the neighbour broke the protocol."),
     "packet_bytes": ("link_packet_bytes", "TCP payload and the headers of its segments."),
 }
 """Key of a link in the status → (metric, help)."""

@@ -13,7 +13,8 @@ What it sends is judged by the part that knows what it is for:
 | calls of an operator | `operator_api` |
 
 Each raises RemoteProtocolError for what an honest peer would not send, and the transport closes the link with that
-sentence. Only a note that peers pass on is dropped and logged instead: the neighbour may have it from somebody else.
+sentence; so it does for any other error (`peer.net.links.Links.blame`). Only a note that peers pass on is dropped and
+logged instead: the neighbour may have it from somebody else.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ class Incoming:
 
     def link_down(self, peer: int, reason: str) -> None:
         """A link ended; the transport dials again by itself."""
-        log.info("lost the link to %s: %s", self._roster.name(peer), reason)
+        self._log(logging.INFO, peer, "lost the link to %s: %s", self._roster.name(peer), reason)
         self._frames.disconnected(peer)
         self._runtime.wake()
 
@@ -115,11 +116,12 @@ class Incoming:
         except RemoteProtocolError as error:
             if topic not in _PASSED_ON:
                 raise
-            log.error("dropped a note of %s about %s: %s", self._roster.name(peer), topic, error.problem)
+            line = "dropped a note of %s about %s: %s"
+            self._log(logging.ERROR, peer, line, self._roster.name(peer), topic, error.problem)
 
     def goodbye(self, peer: int, reason: str) -> None:
         """A neighbour leaves on purpose: for good, if it is no member any more."""
-        log.info("%s says goodbye: %s", self._roster.name(peer), quote(reason))
+        self._log(logging.INFO, peer, "%s says goodbye: %s", self._roster.name(peer), quote(reason))
         self._neighbors.left[peer] = reason
         self._runtime.wake()
         if self._members.is_gone(peer):
@@ -129,3 +131,7 @@ class Incoming:
     async def control(self, verb: str, arguments: dict[str, object]) -> dict[str, object]:
         """An operator asks."""
         return await self._operator.control(verb, arguments)
+
+    def _log(self, level: int, peer: int, line: str, *values: object) -> None:
+        """Log what a neighbour did, within its budget."""
+        self._neighbors.transport.log.write(log, level, peer, line, *values)

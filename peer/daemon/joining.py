@@ -60,7 +60,8 @@ class Joining:
         if peer != self._sponsor:
             return  # Nobody can answer for another.
         reason = quote(note.decode(errors="replace"))
-        log.warning("%s does not let it join: %s", self._roster.name(peer), reason)
+        name = self._roster.name(peer)
+        self._neighbors.transport.log.write(log, logging.WARNING, peer, "%s does not let it join: %s", name, reason)
         if self._declined_at is None:
             self._declined_at, self._declined_because = self._runtime.now(), reason
         candidates = self._candidates()

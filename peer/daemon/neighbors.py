@@ -132,5 +132,12 @@ class Neighbors:
     def totals(self) -> dict[int, LinkRecord]:
         """Return what went over the link to each neighbour since the run began."""
         return {
-            peer: self.traffic.total(peer, counted, up=self.is_up(peer)) for peer, counted in self.counters().items()
+            peer: self.traffic.total(
+                peer,
+                counted,
+                up=self.is_up(peer),
+                offences=self.transport.offences.count(peer),
+                last_offence=self.transport.offences.last(peer),
+            )
+            for peer, counted in self.counters().items()
         }

@@ -18,6 +18,7 @@ from peer.daemon.runtime import Runtime
 from peer.daemon.saving import Saver
 from peer.errors import SottoError
 from peer.gossip.membership import ChangeKind
+from peer.net.offences import NOTABLE, advice
 from peer.state.metrics import LinkRecord
 
 
@@ -84,6 +85,7 @@ class OperatorApi:
             "protobuf_bytes": sum(link.protobuf_bytes for link in links.values()),
             "socket_bytes": None if None in sockets else sum(size or 0 for size in sockets),
             "links": {roster.name(peer): self._link_status(peer, link) for peer, link in links.items()},
+            "offenders": self._offenders(links),
             "newcomers": self._newcomers(),
             "relayed": {f"{one} > {two}": size for (one, two), size in self._neighbors.transport.relay.carried.items()},
             "seconds": self._runtime.now(),
@@ -106,9 +108,19 @@ class OperatorApi:
             "packet_bytes": link.packet_bytes,
             "reconnects": link.reconnects,
             "resent_frames": link.resent_frames,
+            "offences": link.offences,
+            "last_offence": link.last_offence,
             "relayed_bytes": self._neighbors.transport.relayed(peer),
             **self._loop.link_figures(peer),
         }
+
+    def _offenders(self, links: Mapping[int, LinkRecord]) -> list[dict[str, object]]:
+        """Return the neighbours that an operator should look at, and what can be done about them."""
+        named = ((self._local.roster.name(peer), link) for peer, link in links.items() if link.offences >= NOTABLE)
+        return [
+            {"name": name, "offences": link.offences, "last": link.last_offence, "advice": advice(name)}
+            for name, link in named
+        ]
 
     def _newcomers(self) -> list[dict[str, object]]:
         """Return whom this peer knows beyond everybody's list."""

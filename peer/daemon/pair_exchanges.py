@@ -154,10 +154,9 @@ class PairExchanges:
             return
         try:
             effects = await self.call(self._durable.receive, peer, frame, self._runtime.now())
-        except RemoteProtocolError as error:
-            log.error("dropped a message: %s", error)
+        except Exception as error:  # Whatever was raised for a frame: it does not end this process.
             self._forget_waiting(peer)
-            self._neighbors.transport.reset(peer, str(error))
+            self._neighbors.transport.blame(peer, error)
             return
         self.perform(effects)
 

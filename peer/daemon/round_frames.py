@@ -5,18 +5,15 @@ The order persist, send, apply is kept by `DurablePeer`: it has journaled whatev
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Callable, Mapping
 
 from peer.daemon.neighbors import Neighbors
 from peer.daemon.runtime import Runtime
-from peer.errors import RemoteProtocolError
+from peer.errors import HandshakeRefused
 from peer.gossip.effects import Effects
 from peer.node.durable import DurablePeer
 from peer.round_record import RoundRecord
-
-log = logging.getLogger("sotto")
 
 
 class RoundFrames:
@@ -50,7 +47,7 @@ class RoundFrames:
         """Return what a neighbour needs that is connected and has our frames up to `remote_has` for good."""
         self._durable.links.meet(peer)
         if peer in self._participant.session.lost:
-            raise RemoteProtocolError("was declared lost and is out of the run", peer=peer)
+            raise HandshakeRefused("it was declared lost and is out of the run")
         return self._durable.connected(peer, remote_has)
 
     def disconnected(self, peer: int) -> None:
@@ -80,11 +77,10 @@ class RoundFrames:
             self._neighbors.transport.taken(peer, seq)
             try:
                 effects = await self._runtime.work(self._durable.receive, peer, seq, frame, self._runtime.now())
-            except RemoteProtocolError as error:
-                log.error("dropped a message: %s", error)
+            except Exception as error:  # Whatever was raised for a frame: it does not end this process.
                 # What follows it on this link makes no sense without it; after the reconnect all of it comes again.
                 self._waiting = deque(item for item in self._waiting if item[0] != peer)
-                self._neighbors.transport.reset(peer, str(error))
+                self._neighbors.transport.blame(peer, error)
                 continue
             if (record := self.perform(effects)) is not None:
                 return record

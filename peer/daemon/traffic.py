@@ -109,8 +109,11 @@ class Traffic:
             )
         return rows
 
-    def total(self, peer: int, counted: Counters, *, up: bool) -> LinkRecord:
-        """Return what went over a link since the run began."""
+    def total(
+        self, peer: int, counted: Counters, *, up: bool, offences: int = 0, last_offence: str | None = None
+    ) -> LinkRecord:
+        """Return what went over a link since the run began. `offences` and the last of them are those of the neighbour
+        since this process began."""
         self._meet(peer)
         before = self._before[peer]
         return LinkRecord(
@@ -124,6 +127,8 @@ class Traffic:
             packet_bytes=_sum(before.packet_bytes, counted.packet_bytes_sent if counted.connections else 0),
             reconnects=before.reconnects + counted.reconnects,
             resent_frames=before.resent_frames + counted.frames_resent,
+            offences=before.offences + offences,
+            last_offence=last_offence or before.last_offence,
             up=up,
         )
 

@@ -14,7 +14,6 @@ import contextlib
 import logging
 from collections.abc import Callable
 
-from peer.errors import RemoteError
 from peer.net.chunks import Cutter
 from peer.net.counters import LinkCounters
 from peer.net.handler import Handler
@@ -43,11 +42,13 @@ class Connection:
         relayed: Callable[[], tuple[int, int] | None],
         handler: Handler,
         take_revocations: Callable[[int, bytes], None],
+        blame: Callable[[int, Exception], None],
         on_detach: Callable[[Connection, str], None],
         tasks: Tasks,
     ) -> None:
         """`take_revocations(peer, pem)` takes a revocation list that the neighbour passed on, or raises RemoteError.
-        `on_detach(connection, reason)` is called once. `relayed` is what SocketMeter wants."""
+        `blame` is that of Links; `on_detach(connection, reason)` is called once; `relayed` is what SocketMeter wants.
+        """
         terms, self._loop = opened.terms, asyncio.get_running_loop()
         now = self._loop.time()
         self.neighbor, self.identity = opened.neighbor, opened.identity
@@ -57,7 +58,7 @@ class Connection:
         self.ended: asyncio.Future[None] = self._loop.create_future()
         """Done when the stream is gone, and the tasks with it."""
         self._stream, self._handler, self._tasks = opened.stream, handler, tasks
-        self._take_revocations, self._on_detach = take_revocations, on_detach
+        self._take_revocations, self._blame, self._on_detach = take_revocations, blame, on_detach
 
         self._counters = LinkCounters(connections=1)
         self._meter = SocketMeter(opened.socket, relayed)
@@ -179,13 +180,12 @@ class Connection:
                 if not self.in_use:
                     continue
                 # The trust boundary. Until here it is bytes of the neighbour, and from here on typed values; whatever
-                # is wrong with them, it is to blame and its connection pays. Other errors are ours and end the peer.
+                # is raised for them, it is to blame and its connection pays.
                 try:
                     if not self._act_on(self._inbox.open(data, now=now)):
                         return
-                except RemoteError as error:
-                    log.warning("%s broke the protocol: %s", self.neighbor.name, error.problem)
-                    self.drop(pb.Close.VIOLATION, error.problem)
+                except Exception as error:
+                    self._blame(self.neighbor.index, error)
         except StreamLost as error:
             self._lost(error)
 

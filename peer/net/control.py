@@ -17,6 +17,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from peer.errors import LocalProtocolError, PeerUnreachable, RemoteError, RemoteProtocolError, SecurityError, SottoError
+from peer.foreign_text import printable, printable_values
 from peer.net.address import split_address
 from peer.net.admission import CONTROL_VERBS, Admission
 from peer.net.handler import Handler
@@ -28,11 +29,11 @@ from peer.net.rpc import Caller, CallRefused, Channel, Server, Status, StreamLos
 from peer.net.security.credentials import Access, Credentials
 from peer.net.security.proofs import CHALLENGE_BYTES, check_proof, prove
 from peer.net.services import CONTROL_SERVICE
-from peer.net.tasks import Tasks
 from peer.net.unreachable import why_unreachable
 from peer.proto.sottovoce.v1 import control_pb2
 
 _MAX_ARGUMENTS = 64 * 1024
+_CANNOT_ANSWER = "it cannot answer this call, which is a bug; its log says more"
 _PROBE_TIMEOUT_S = 5.0
 
 
@@ -48,11 +49,10 @@ class ControlService:
         handler: Handler,
         hello: HelloInfo,
         access: Access | None,
-        tasks: Tasks,
         dial_timeout_s: float,
     ) -> None:
         self._admission, self._links, self._revocations, self._handler = admission, links, revocations, handler
-        self._hello, self._access, self._tasks = hello, access, tasks
+        self._hello, self._access = hello, access
         self._probe_timeout_s = min(dial_timeout_s, _PROBE_TIMEOUT_S)
         self._probes = Allowance(rate=1.0, burst=10.0, now=0.0)
 
@@ -78,12 +78,12 @@ class ControlService:
                 result = await self._probe(arguments.get("index"), caller)
             else:
                 result = await self._handler.control(verb, arguments)
+            response = control_pb2.ControlResponse(result=json.dumps(result))
         except SottoError as error:
             raise CallRefused(Status.FAILED_PRECONDITION, str(error)) from None
-        except Exception as error:
-            self._tasks.fail(error)
-            raise
-        response = control_pb2.ControlResponse(result=json.dumps(result))
+        except Exception as error:  # The arguments, or what they ask of, are the caller's; the process goes on.
+            self._links.blame_caller(caller.address, error)
+            raise CallRefused(Status.FAILED_PRECONDITION, _CANNOT_ANSWER) from None
         if isinstance(self._access, Credentials) and len(challenge) == CHALLENGE_BYTES:
             answer = response.result.encode()
             response.certificate, response.proof = prove(self._access, challenge, verifier=verifier, answer=answer)
@@ -202,7 +202,8 @@ async def call_control(
         await channel.close()
     if not isinstance(result, dict):
         raise RemoteProtocolError(f"{name} at {address} answered with something that is not a JSON object")
-    return result
+    # Here, so that no command has to think of it: an answer may hold texts of any peer, and ends on a terminal.
+    return {printable(key, None): printable_values(value) for key, value in result.items()}
 
 
 def _check_answer(

@@ -7,7 +7,7 @@ import contextlib
 import random
 from collections.abc import Callable
 
-from peer.errors import HandshakeRefused, PeerUnreachable, RemoteError
+from peer.errors import HandshakeRefused, PeerUnreachable, RemoteError, RemoteProtocolError
 from peer.foreign_text import printable
 from peer.net import tcp_info
 from peer.net.address import split_address
@@ -68,6 +68,8 @@ class Dialler:
                 # Only a person can mend this; once it is mended the link should come up by itself.
                 self._links.note_refusal(neighbor, error.problem)
                 pause_s = max(pause_s, _REFUSED_PAUSE_S)
+            except RemoteProtocolError as error:
+                self._links.blame(neighbor.index, error)
             except RemoteError as error:
                 self._links.note_problem(neighbor, error.problem)
             else:
@@ -94,6 +96,10 @@ class Dialler:
             ) from None
         except StreamLost as error:
             raise PeerUnreachable(self._why_lost(error, neighbor)) from None
+        except RemoteError:
+            raise
+        except Exception as error:  # Raised for what the neighbour answered.
+            self._links.blame(neighbor.index, error)
         finally:
             if connection is None:
                 await stream.abandon()

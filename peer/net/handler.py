@@ -13,8 +13,8 @@ MAX_TOPIC = 64
 class Handler(Protocol):
     """The user of a transport. All calls come on the event loop and must not block.
 
-    Who is to blame is in the type of what a call raises. RemoteError: the neighbour; its connection is closed with that
-    sentence and dialled anew. Any other exception: a bug of ours, which ends the transport.
+    Whatever a call raises, the neighbour that it is about is to blame: its connection is closed, with the sentence of a
+    RemoteError, and dialled anew. Only StateError and DivergenceError end the transport.
     """
 
     def link_up(self, peer: int, remote_has: int) -> list[tuple[int, bytes]]:

@@ -2,6 +2,9 @@
 
 At most one connection to a neighbour is in use, whichever end dialled it. This is where a new one takes over from an
 older one, where links go up and down, and where the counters of all connections to a neighbour are added up.
+
+It is also where blame falls (`Links.blame`): whatever is raised while input of a neighbour is handled, here or in the
+daemon, costs that neighbour its connection and never this process.
 """
 
 from __future__ import annotations
@@ -12,7 +15,14 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from peer.errors import HandshakeRefused, LocalProtocolError, RemoteError
+from peer.errors import (
+    DivergenceError,
+    HandshakeRefused,
+    LocalProtocolError,
+    RemoteError,
+    RemoteProtocolError,
+    StateError,
+)
 from peer.foreign_text import quote
 from peer.net.connection import Connection
 from peer.net.counters import LinkCounters
@@ -20,13 +30,19 @@ from peer.net.handler import Handler
 from peer.net.handshake import OpenedStream
 from peer.net.hello import Terms
 from peer.net.inbox import Limits
+from peer.net.link_log import LinkLog
 from peer.net.neighbor import Neighbor
+from peer.net.offences import Offences, advice
 from peer.net.tasks import Tasks
 from peer.proto.sottovoce.v1 import exchange_pb2 as pb
 
 log = logging.getLogger(__name__)
 
 _REMEMBERED_PROCESSES = 32
+_ANY_CALLER = -1
+"""In place of the number of a neighbour."""
+_OWN_ERRORS = (StateError, DivergenceError)
+"""What this peer ends with, whoever it was listening to: its disk, and its own judgement of the run."""
 
 
 @dataclass
@@ -65,6 +81,7 @@ class Links:
         """Neighbours whose hello does not match ours, with the sentence; until a link to them comes up."""
         self.problems: dict[int, str] = {}
         """Neighbours without a link, with what stood in the way last."""
+        self.offences, self.log = Offences(), LinkLog()
         self._me, self._limits, self._heartbeat_s, self._relayed = me, limits, heartbeat_s, relayed
         self._handler, self._tasks = handler, tasks
         self._revocations, self._take_revocations = revocations, take_revocations
@@ -165,23 +182,21 @@ class Links:
             relayed=lambda: self._relayed(peer),
             handler=self._handler,
             take_revocations=self._take_revocations,
+            blame=self.blame,
             on_detach=self._went_down,
             tasks=self._tasks,
         )
         self._links[peer].connection = connection
         self.refusals.pop(peer, None)
         self.problems.pop(peer, None)
-        log.info("link to %s is up", opened.neighbor.name)
+        self.log.write(log, logging.INFO, peer, "link to %s is up", opened.neighbor.name)
         if pem := self._revocations():
             connection.send_revocations(pem)
         try:
             for seq, frame in self._handler.link_up(peer, connection.remote_has):
                 self.send(peer, seq, frame)
-        except RemoteError as error:
-            connection.end(pb.Close.VIOLATION, error.problem)
-        except Exception as error:
-            self._tasks.fail(error)
-            raise
+        except Exception as error:  # What it said of our frames is input of its.
+            self.blame(peer, error)
         return connection
 
     def send(self, peer: int, seq: int, frame: bytes) -> None:
@@ -197,6 +212,46 @@ class Links:
         link = self._links.get(peer, _Link())
         return link.past.plus(LinkCounters() if link.connection is None else link.connection.counters())
 
+    # -- who is to blame --
+
+    def blame(self, peer: int, error: Exception) -> None:
+        """Hold a neighbour responsible for what was raised while input of its was handled: count and log it, and close
+        the connection with that sentence. It is dialled anew, with back-off.
+
+        Raises the error again if it is about our disk or the whole run, for which this process has to end.
+        """
+        if isinstance(error, _OWN_ERRORS):
+            raise error
+        name = self._neighbors[peer].name if peer in self._neighbors else f"peer {peer}"
+        problem = error.problem if isinstance(error, RemoteError) else _cannot_be_handled(error)
+        if isinstance(error, RemoteError) and not isinstance(error, RemoteProtocolError):
+            self.log.write(log, logging.WARNING, peer, "the link to %s ends: %s", name, problem)
+        else:
+            self._count_offence(peer, name, problem, error)
+        if peer in self._neighbors:
+            self.problems[peer] = problem
+        if (connection := self.connection(peer)) is not None:
+            connection.drop(pb.Close.VIOLATION, problem)
+
+    def blame_caller(self, address: str, error: Exception) -> None:
+        """Log what was raised while input of a caller was handled that is no neighbour, or not known to be one.
+
+        Raises the error again if no caller is to blame for it.
+        """
+        if isinstance(error, _OWN_ERRORS):
+            raise error
+        problem = _cannot_be_handled(error)
+        if self.offences.add(_ANY_CALLER, problem):
+            log.warning("a caller at %s broke the protocol: %s", address, problem, exc_info=error)
+
+    def _count_offence(self, peer: int, name: str, problem: str, error: Exception) -> None:
+        if self.offences.add(peer, problem):
+            bug = None if isinstance(error, RemoteError) else error
+            log.warning("%s broke the protocol: %s", name, problem, exc_info=bug)
+        if self.offences.is_due(peer):
+            count, what_to_do = self.offences.count(peer), advice(name)
+            log.error("%s has broken the protocol %d times, most recently: %s; %s", name, count, problem, what_to_do)
+
     # -- what stands in the way --
 
     def note_refusal(self, neighbor: Neighbor, reason: str) -> None:
@@ -204,14 +259,15 @@ class Links:
         self.problems[neighbor.index] = reason
         if self.refusals.get(neighbor.index) != reason:
             self.refusals[neighbor.index] = reason
-            log.error("no link to %s is possible: %s", neighbor.name, reason)
+            line = "no link to %s is possible: %s"
+            self.log.write(log, logging.ERROR, neighbor.index, line, neighbor.name, reason)
             self._tell_down(neighbor.index, reason)
 
     def note_problem(self, neighbor: Neighbor, reason: str) -> None:
         """Note why there is no link yet."""
         if self.problems.get(neighbor.index) != reason:
             self.problems[neighbor.index] = reason
-            log.info("no link to %s yet: %s", neighbor.name, reason)
+            self.log.write(log, logging.INFO, neighbor.index, "no link to %s yet: %s", neighbor.name, reason)
 
     def _went_down(self, connection: Connection, reason: str) -> None:
         peer = connection.neighbor.index
@@ -220,12 +276,16 @@ class Links:
         link.connection = None
         self.problems[peer] = reason
         link.went_down.set()
-        log.info("link to %s is down: %s", connection.neighbor.name, reason)
+        self.log.write(log, logging.INFO, peer, "link to %s is down: %s", connection.neighbor.name, reason)
         self._tell_down(peer, reason)
 
     def _tell_down(self, peer: int, reason: str) -> None:
         try:
             self._handler.link_down(peer, reason)
-        except Exception as error:
-            self._tasks.fail(error)
-            raise
+        except Exception as error:  # The end of a connection is the doing of its other end, too.
+            self.blame(peer, error)
+
+
+def _cannot_be_handled(error: Exception) -> str:
+    """Return what the other end is told of an error that nobody expected: its text may name files of ours."""
+    return f"this peer cannot handle what it sent ({type(error).__name__})"

@@ -36,6 +36,8 @@ _MAX_GREETINGS = 64
 _MAX_GREETINGS_EACH = 4
 _HELLOS = {"rate": 2.0, "burst": 60.0}
 """Of one neighbour, a second and at once: each costs a handshake."""
+_HELLOS_PER_OFFENCE = 10
+"""An offence costs a neighbour as much: who breaks the protocol on each connection soon has one in five seconds."""
 _COMPLAINTS_PER_MINUTE = 20
 _MAX_CONTROL_CALLS = 32
 _MAX_RELAY_STREAMS = 256
@@ -65,10 +67,21 @@ class Listener:
         self._greetings: dict[str, int] = {}
         """Streams that wait for a hello, by who opened them."""
         self._hellos: dict[int, Allowance] = {}
+        self._offences_before: dict[int, int] = {}
+        """Of each neighbour, those that it has paid for."""
         self._complaints = Complaints(per_minute=_COMPLAINTS_PER_MINUTE, now=0.0)
 
     async def exchange(self, stream: ServedStream) -> None:
         """Serve one stream, from the hello to the end."""
+        try:
+            if (connection := await self._admit(stream)) is not None:
+                await connection.run()
+        except Exception as error:
+            self._tasks.fail(error)
+            raise
+
+    async def _admit(self, stream: ServedStream) -> Connection | None:
+        """Return the connection of a caller that is a neighbour; None for any other, which was told why."""
         caller = stream.caller
         try:
             if self._is_closing():
@@ -79,16 +92,14 @@ class Listener:
                 await _heed(stream)
             else:
                 with self._greeting(caller):
-                    connection = await self._greet(stream)
-                if connection is not None:
-                    await connection.run()
+                    return await self._greet(stream)
         except StreamLost as error:
             self._complain("a caller at %s went away: %s", caller.address, error)
         except SottoError as error:
             self._complain("a caller at %s was turned away: %s", caller.address, error)
-        except Exception as error:
-            self._tasks.fail(error)
-            raise
+        except Exception as error:  # Raised for what the caller showed or said.
+            self._links.blame_caller(caller.address, error)
+        return None
 
     def _refusal(self, caller: Caller) -> str | None:
         """Return why a caller is sent away before it has said a word; None if it may speak."""
@@ -137,6 +148,12 @@ class Listener:
             else:
                 self._complain("refused a caller at %s: %s", stream.caller.address, error.problem)
             await _part(stream, kind, error.problem)
+        except (SottoError, StreamLost):
+            raise
+        except Exception as error:
+            if neighbor is None:
+                raise
+            self._links.blame(neighbor.index, error)
         return None
 
     def _neighbor_of(self, hello: pb.Hello, identity: Identity | None) -> Neighbor:
@@ -149,10 +166,17 @@ class Listener:
             check_identity(
                 hello, expected_name=neighbor.name, certified_name=certified_name, expected_index=neighbor.index
             )
-        now = asyncio.get_running_loop().time()
-        if not self._hellos.setdefault(neighbor.index, Allowance(**_HELLOS, now=now)).spend(1, now):
+        if not self._may_greet(neighbor.index):
             raise HandshakeRefused(f"{quote(neighbor.name)} connects too often; try again later")
         return neighbor
+
+    def _may_greet(self, peer: int) -> bool:
+        """Spend what a hello of a neighbour costs, with what it did since the last one; return whether it had that."""
+        now, offences = asyncio.get_running_loop().time(), self._links.offences.count(peer)
+        new_offences = offences - self._offences_before.get(peer, 0)
+        self._offences_before[peer] = offences
+        cost = 1 + min(_HELLOS_PER_OFFENCE * new_offences, _HELLOS["burst"] / 2)
+        return self._hellos.setdefault(peer, Allowance(**_HELLOS, now=now)).spend(cost, now)
 
     def _newcomer(self, hello: pb.Hello, identity: Identity | None) -> Neighbor:
         """Return how a caller is seen that was no neighbour until now. Raises HandshakeRefused."""

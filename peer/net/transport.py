@@ -8,7 +8,8 @@ This is the façade; the work is done by `listener` and `dialler`, which open st
 connection to each neighbour in use, `connection`, `control`, `revocation_watch`, `relay` and `tunnels`.
 
 Everything runs on one event loop and nothing here blocks it. All tasks belong to the transport and end with `close`;
-an unexpected error in one of them ends `wait_closed` with that error.
+an unexpected error in one of them ends `wait_closed` with that error, unless input of a neighbour led to it
+(`Links.blame`).
 
 Liveness is the application's (`liveness`). HTTP/2 keepalive stays off, because gRPC servers count such pings as an
 attack ("too_many_pings") and middle boxes ignore them; the bandwidth probe of gRPC stays off, because it answers each
@@ -92,6 +93,7 @@ class Transport:
             tasks=self._tasks,
         )
         self.refusals, self.problems = self._links.refusals, self._links.problems
+        self.offences, self.log = self._links.offences, self._links.log
         self._admission = Admission(
             security, me=me, name=hello.name, neighbors=self._links.neighbors, hears_newcomers=hear is not None
         )
@@ -140,7 +142,6 @@ class Transport:
             handler=handler,
             hello=hello,
             access=security,
-            tasks=self._tasks,
             dial_timeout_s=options.dial_timeout_s,
         )
         for neighbor in neighbors:
@@ -261,10 +262,10 @@ class Transport:
             connection.send_note(topic, data)
         return connection is not None
 
-    def reset(self, peer: int, reason: str) -> None:
-        """Close the link to a neighbour that broke the protocol, telling it why; it is dialled anew."""
-        if (connection := self._links.connection(peer)) is not None:
-            connection.drop(pb.Close.VIOLATION, reason)
+    def blame(self, peer: int, error: Exception) -> None:
+        """Hold a neighbour responsible for what was raised while its input was handled (`Links.blame`). Raises errors
+        that no neighbour is to blame for."""
+        self._links.blame(peer, error)
 
     # -- how the parts fit together --
 

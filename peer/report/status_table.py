@@ -14,7 +14,8 @@ from peer.report.numbers import MISSING, percent, significant, size
 
 
 def status_table(answers: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """Return one row for each peer; what a peer did not say is left open, and why one was silent stands below."""
+    """Return one row for each peer; what a peer did not say is left open. Below stand why one was silent, and whose
+    neighbours break the protocol."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, header_style="dim")
     table.add_column("peer", no_wrap=True)
     # Only peers of an asynchronous run have a staleness. Eighty columns have no room for both.
@@ -26,7 +27,18 @@ def status_table(answers: Sequence[Mapping[str, Any]]) -> RenderableType:
     for answer in answers:
         table.add_row(*_cells(answer, asynchronous))
     errors = [Text(f"{_name(answer)}: {answer['error']}", style="red") for answer in answers if "error" in answer]
-    return Group(table, *errors)
+    return Group(table, *errors, *_offenders(answers))
+
+
+def _offenders(answers: Sequence[Mapping[str, Any]]) -> list[Text]:
+    """Return a line for each neighbour that an operator should look at, and one with what can be done about it."""
+    lines, advice = [], {}
+    for answer in answers:
+        for each in answer.get("offenders", []):
+            offences = f"{each['name']} has broken the protocol {each['offences']} times, most recently: {each['last']}"
+            lines.append(Text(f"{_name(answer)}: {offences}", style="red"))
+            advice[str(each["name"])] = str(each["advice"])
+    return lines + [Text(f"{name}: {sentence}") for name, sentence in advice.items()]
 
 
 def _cells(answer: Mapping[str, Any], asynchronous: bool) -> list[RenderableType]:

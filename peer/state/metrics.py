@@ -55,6 +55,10 @@ class LinkRecord:
     """`socket_bytes` plus 40 bytes of IP and TCP header for every segment sent."""
     reconnects: int = 0
     resent_frames: int = 0
+    offences: int = 0
+    """How often the neighbour broke the protocol."""
+    last_offence: str | None = None
+    """The sentence about the last time."""
     up: bool = False
     """Whether there was a connection when this was written."""
 

@@ -9,6 +9,8 @@ from peer.daemon.neighbors import Neighbors
 from peer.daemon.traffic import Traffic
 from peer.gossip.membership import ChangeKind
 from peer.net.counters import LinkCounters
+from peer.net.link_log import LinkLog
+from peer.net.offences import Offences
 from peer.net.transport import Transport
 
 
@@ -21,6 +23,8 @@ class FakeTransport:
     problems: dict[int, str] = field(default_factory=dict)
     notes: list[tuple[int, str, bytes]] = field(default_factory=list)
     removed: list[tuple[int, str]] = field(default_factory=list)
+    offences: Offences = field(default_factory=Offences)
+    log: LinkLog = field(default_factory=LinkLog)
 
     def is_up(self, peer: int) -> bool:
         return peer in self.up

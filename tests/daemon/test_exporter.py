@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 
 LINK = {
     "up": True, "frames": 7, "payload_bytes": 700, "frame_bytes": 770, "protobuf_bytes": 800, "socket_bytes": 900,
-    "packet_bytes": 1000, "reconnects": 1, "resent_frames": 2, "unacknowledged_bytes": 55,
+    "packet_bytes": 1000, "reconnects": 1, "resent_frames": 2, "offences": 3, "unacknowledged_bytes": 55,
     "lateness_s": 0.25, "late_after_s": 1.5,
 }  # fmt: skip
 
@@ -83,6 +83,7 @@ def test_each_link_has_its_own_samples() -> None:
     assert found["sotto_link_packet_bytes_total", "garage"] == 1000
     assert found["sotto_link_unacknowledged_bytes", "garage"] == 55
     assert found["sotto_link_lateness_seconds", "garage"] == 0.25
+    assert found["sotto_link_offences_total", "garage"] == 3
     assert found["sotto_link_deadline_seconds", "garage"] == 1.5
 
 

@@ -19,6 +19,7 @@ from peer.daemon.runtime import Runtime
 from peer.daemon.saving import Saver
 from peer.errors import SottoError
 from peer.gossip.membership import ChangeKind
+from peer.net.offences import NOTABLE
 from tests.daemon.parts import FakeMembers, FakeTransport, neighbors_over
 
 NAMES = ["ada", "ben", "cleo"]
@@ -47,7 +48,7 @@ class Asked:
 
     def __init__(self) -> None:
         self.runtime, self.members, self.saver = Runtime(), FakeMembers(), Snapshots()
-        transport = FakeTransport(up={1}, problems={2: "nobody listens at 10.0.0.3:7700"})
+        self.transport = transport = FakeTransport(up={1}, problems={2: "nobody listens at 10.0.0.3:7700"})
         run = SimpleNamespace(name="digits", rounds=50)
         local = SimpleNamespace(index=0, name="ada", roster=Roster(), config=SimpleNamespace(run=run))
         neighbors = neighbors_over(transport, (1, 2))
@@ -84,6 +85,18 @@ def test_the_status_says_what_stands_in_the_way_of_a_link(asked: Asked) -> None:
         "cleo": "nobody listens at 10.0.0.3:7700",
     }
     assert status["frame_bytes"] == 300
+
+
+def test_the_status_names_a_neighbour_that_broke_the_protocol_again_and_again(asked: Asked) -> None:
+    for n in range(NOTABLE - 1):
+        asked.transport.offences.add(1, f"frame {n} is wrong")
+    status = asked.ask("status")
+    assert status["offenders"] == []
+    assert (status["links"]["ben"]["offences"], status["links"]["cleo"]["offences"]) == (NOTABLE - 1, 0)
+    asked.transport.offences.add(1, "its checksum is wrong")
+    (offender,) = asked.ask("status")["offenders"]
+    assert (offender["name"], offender["offences"], offender["last"]) == ("ben", NOTABLE, "its checksum is wrong")
+    assert "`sotto remove ben`" in offender["advice"]
 
 
 def test_a_stop_is_remembered(asked: Asked) -> None:

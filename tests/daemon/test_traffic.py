@@ -72,6 +72,15 @@ def test_totals_go_on_where_the_last_process_ended() -> None:
     assert again.payload_bytes == 460
 
 
+def test_offences_of_earlier_processes_count() -> None:
+    before = Traffic(0, [1]).total(1, LinkCounters(), up=True, offences=2, last_offence="its checksum is wrong")
+    again = Traffic(0, [1], [before])
+    total = again.total(1, LinkCounters(), up=True)
+    assert (total.offences, total.last_offence) == (2, "its checksum is wrong")
+    total = again.total(1, LinkCounters(), up=True, offences=1, last_offence="it floods this peer")
+    assert (total.offences, total.last_offence) == (3, "it floods this peer")
+
+
 def test_half_of_a_total_is_no_total() -> None:
     traffic = Traffic(0, [1])
     record = traffic.total(1, counted(300, kernel=False), up=True)

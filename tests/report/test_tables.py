@@ -78,6 +78,15 @@ def test_status_shows_what_each_peer_said() -> None:
         assert figure in text
 
 
+def test_status_names_neighbours_that_break_the_protocol_and_says_once_what_to_do() -> None:
+    offender = {"name": "attic", "offences": 3, "last": "its checksum is wrong", "advice": "exclude it"}
+    answers = [{"name": "kitchen", "offenders": [offender]}, {"name": "garage", "offenders": [offender]}, {"name": "x"}]
+    lines = shown(status_table(answers)).splitlines()
+    for peer in ("kitchen", "garage"):
+        assert f"{peer}: attic has broken the protocol 3 times, most recently: its checksum is wrong" in " ".join(lines)
+    assert lines.count("attic: exclude it") == 1
+
+
 def test_only_asynchronous_runs_have_a_staleness() -> None:
     summary = sample_summary(["a"], 10)
     assert "staleness" not in shown(summary_table(summary))

@@ -1,0 +1,25 @@
+"""Lines in the log about neighbours. What one of them does decides how many there are, so each has a budget."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from peer.net.rate_limits import Complaints
+
+_LINES_PER_MINUTE = 20
+
+
+class LinkLog:
+    """Logs what happens on the links of one peer, at most 20 lines at once and per minute about each neighbour."""
+
+    def __init__(self) -> None:
+        self._budgets: dict[int, Complaints] = {}
+
+    def write(self, logger: logging.Logger, level: int, peer: int, line: str, *values: object) -> None:
+        """Log a line about a neighbour, unless there were too many about it; those left out are counted."""
+        now = time.monotonic()
+        budget = self._budgets.setdefault(peer, Complaints(per_minute=_LINES_PER_MINUTE, now=now))
+        more = budget.worth_a_line(now)
+        if more is not None:
+            logger.log(level, line + "%s", *values, more)
