@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from peer.daemon.local_peer import LocalPeer
 from peer.daemon.neighbors import Neighbors
-from peer.gossip.membership import ChangeKind
+from peer.gossip.membership import Change, ChangeKind
 from peer.node.durable import DurablePeer
 
 log = logging.getLogger("sotto")
@@ -23,6 +23,8 @@ class MemberLinks:
         self._num_peers, self._first = local.setup.num_peers, frozenset(local.setup.first_members)
         self._neighbors, self._links = neighbors, durable.links
         self._session, self._membership = durable.participant.session, durable.participant.membership
+        self._said: frozenset[Change] = frozenset()
+        """Changes to come that are in the log."""
 
     @property
     def members(self) -> Collection[int]:
@@ -58,9 +60,11 @@ class MemberLinks:
         for peer in introduced:
             transport.know_member(self._roster.name(peer))
         self.know_partners()
-        for change in self._membership.coming_changes:
+        coming = frozenset(self._membership.coming_changes)
+        for change in sorted(coming - self._said, key=lambda change: change.effective):
             name = self._roster.name(change.subject)
             log.info("%s %s from round %d on", name, _WORDS[change.kind], change.effective)
+        self._said = coming
         # A newcomer that called by itself has a link already, but its address was not known then.
         self.add_missing(but_anew=introduced)
         # Only to those that are lost: over a link that is no edge any more, something may still have to go.

@@ -234,7 +234,7 @@ class Links:
             connection.drop(pb.Close.VIOLATION, problem)
 
     def blame_caller(self, address: str, error: Exception) -> None:
-        """Log what was raised while input of a caller was handled that is no neighbour, or not known to be one.
+        """Log what was raised while input of a caller, or of a relay, was handled that is not known as a neighbour.
 
         Raises the error again if no caller is to blame for it.
         """
@@ -242,7 +242,7 @@ class Links:
             raise error
         problem = _cannot_be_handled(error)
         if self.offences.add(_ANY_CALLER, problem):
-            log.warning("a caller at %s broke the protocol: %s", address, problem, exc_info=error)
+            log.warning("a peer at %s broke the protocol: %s", address, problem, exc_info=error)
 
     def _count_offence(self, peer: int, name: str, problem: str, error: Exception) -> None:
         if self.offences.add(peer, problem):

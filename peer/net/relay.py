@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 
 from google.protobuf.message import DecodeError
@@ -87,16 +87,17 @@ class RelayService:
         account: Callable[[Caller], str],
         kbytes_per_s: float,
         idle_s: float,
+        blame: Callable[[str, Exception], None],
     ) -> None:
         """`identify(caller, claimed)` returns the name of the member that opened a stream, `account(caller)` what it is
         counted under before it has said so; both raise SottoError.
 
         `kbytes_per_s` (units of 1000 bytes) bounds all that is carried, both ways together; 0 relays for nobody. An end
-        that neither sends nor takes anything for `idle_s` is gone.
+        that neither sends nor takes anything for `idle_s` is gone. `blame` is `Links.blame_caller`.
         """
         self.carried: dict[tuple[str, str], int] = {}
         """(from, to) → bytes."""
-        self._identify, self._account = identify, account
+        self._identify, self._account, self._blame = identify, account, blame
         self._kbytes_per_s, self._idle_s = kbytes_per_s, idle_s
         rate = max(1.0, 1000.0 * kbytes_per_s)
         self._allowance = Allowance(rate=rate, burst=rate * _BURST_S, now=0.0)
@@ -111,7 +112,20 @@ class RelayService:
 
     def serve(self, server: Server) -> None:
         """Have a server relay."""
-        server.serve_streams(RELAY_SERVICE, {"Accept": self._accept, "Connect": self._connect})
+        server.serve_streams(
+            RELAY_SERVICE, {"Accept": self._blaming(self._accept), "Connect": self._blaming(self._connect)}
+        )
+
+    def _blaming(self, serve: Callable[[ServedStream], Awaitable[None]]) -> Callable[[ServedStream], Awaitable[None]]:
+        """Return a function that serves a stream, and ends only that whatever is raised for what its caller sent."""
+
+        async def guarded(served: ServedStream) -> None:
+            try:
+                await serve(served)
+            except Exception as error:
+                self._blame(served.caller.address, error)
+
+        return guarded
 
     def recheck(self) -> None:
         """End the streams of everybody who would not be let in any more: certificates may have been revoked."""

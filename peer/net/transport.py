@@ -79,7 +79,11 @@ class Transport:
         limits = _limits(options, hello)
         self._channel_options = _channel_options(limits)
         self._tunnels = Tunnels(
-            name=hello.name, open_stream=self._open_relay_stream, tasks=self._tasks, heartbeat_s=options.heartbeat_s
+            name=hello.name,
+            open_stream=self._open_relay_stream,
+            tasks=self._tasks,
+            heartbeat_s=options.heartbeat_s,
+            blame=lambda address, error: self._links.blame_caller(address, error),
         )
         revoked = security.revoked if isinstance(security, Credentials) else None
         self._links = Links(
@@ -104,6 +108,7 @@ class Transport:
             kbytes_per_s=options.relay_kbytes_per_s,
             # The ends may have set another heartbeat than this peer.
             idle_s=max(_RELAY_IDLE_S, 3 * options.heartbeat_s),
+            blame=self._links.blame_caller,
         )
         """What this peer carries for others."""
         self._revocations: RevocationWatch | None = None

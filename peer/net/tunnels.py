@@ -31,7 +31,7 @@ PIECE_BYTES = 64 * 1024
 _BACKOFF_FIRST_S = 0.2
 _BACKOFF_MAX_S = 10.0
 _MAX_NAMES = 1024
-_LOST = (StreamLost, RemoteError, OSError)
+_LOST = (StreamLost, RemoteError, OSError)  # Also what asyncio.timeout raises.
 
 
 class Tunnels:
@@ -44,12 +44,14 @@ class Tunnels:
         open_stream: Callable[[RelayAddress, str], DialledStream],
         tasks: Tasks,
         heartbeat_s: float,
+        blame: Callable[[str, Exception], None],
     ) -> None:
-        """`open_stream(relay, method)` opens a stream to a relay, with a channel of its own; `name` is this peer's."""
+        """`open_stream(relay, method)` opens a stream to a relay, with a channel of its own; `name` is this peer's;
+        `blame` is `Links.blame_caller`."""
         self.trouble: dict[str, str] = {}
         """Peer, or relay → why the last attempt to reach it failed."""
         self._name, self._open_stream = name, open_stream
-        self._tasks, self._heartbeat_s = tasks, heartbeat_s
+        self._tasks, self._heartbeat_s, self._blame = tasks, heartbeat_s, blame
         self._sent: dict[str, int] = {}
         self._received: dict[str, int] = {}
         self._folder: Path | None = None
@@ -138,7 +140,9 @@ class Tunnels:
             taken.set()
             reader, writer = await asyncio.open_unix_connection(str(self.listening_socket))
             await self._pump(stream, reader, writer, piece.peer)
-        except (*_LOST, TimeoutError) as error:
+        except Exception as error:
+            if not isinstance(error, _LOST):
+                self._blame(relay.address, error)
             if not taken.is_set():
                 self.trouble[relay.name] = _words(error) or "it does not answer"
         finally:
@@ -164,7 +168,9 @@ class Tunnels:
                 raise ConnectionError("it ended the stream" if answer is None else answer.refusal)
             self.trouble.pop(peer, None)
             await self._pump(stream, reader, writer, peer)
-        except _LOST as error:
+        except Exception as error:
+            if not isinstance(error, _LOST):
+                self._blame(relay.address, error)
             self.trouble[peer] = f"its relay {relay.name} at {relay.address} could not connect us: {_words(error)}"
         finally:
             writer.transport.abort()

@@ -112,6 +112,13 @@ def test_a_lie_is_blamed_on_the_neighbour_unless_it_may_only_pass_it_on(
     assert peer.stopped_for == []
 
 
+def test_senseless_notes_do_not_fill_the_log(peer: Peer, caplog: pytest.LogCaptureFixture) -> None:
+    for n in range(1000):
+        peer.incoming.bulletin_received(1, "evaluation", b"senseless %d" % n)
+        peer.incoming.goodbye(1, f"goodbye {n}")
+    assert 0 < len(caplog.records) < 30
+
+
 def test_a_frame_that_is_refused_does_not_count_as_a_sign_of_life(peer: Peer) -> None:
     with pytest.raises(RemoteProtocolError):
         peer.incoming.frame_received(1, 1, b"")

@@ -145,6 +145,20 @@ def test_a_neighbour_that_offends_on_every_connection_is_logged_once_and_then_re
     assert len(lines) == 2
 
 
+def test_a_neighbour_that_offends_on_every_connection_soon_has_to_wait(caplog: pytest.LogCaptureFixture) -> None:
+    async def story() -> None:
+        ada, ben = Broken("frame_received", *(RemoteProtocolError("wrong") for _ in range(1000))), Mind()
+        listener = build(0, ada, [passive(1)])
+        async with running(listener):
+            dialler = build(1, ben, [dialled(0, listener.port)], listen=None)
+            async with running(dialler):
+                ben.send(0, b"frame")
+                await until(lambda: "connects too often" in dialler.problems.get(0, ""))
+                assert 1 < listener.offences.count(1) < 10
+
+    asyncio.run(story())
+
+
 def test_refusing_a_neighbour_is_no_offence_of_it() -> None:
     async def story() -> None:
         ada, ben = Broken("link_up", HandshakeRefused("it was declared lost and is out of the run")), Mind()
@@ -209,4 +223,4 @@ def test_a_control_call_that_cannot_be_answered_is_refused_and_the_peer_lives(
             assert dialler.is_up(0)
 
     asyncio.run(story())
-    assert sum("a caller at" in record.message for record in caplog.records) == 2, "once for each kind"
+    assert sum("a peer at" in record.message for record in caplog.records) == 2, "once for each kind"

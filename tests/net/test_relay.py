@@ -248,8 +248,15 @@ class Held:
 
 
 def relay_of_anybody(idle_s: float = 60.0) -> RelayService:
+    def blame(address: str, error: Exception) -> None:
+        raise error
+
     return RelayService(
-        identify=lambda _, claimed: claimed, account=lambda caller: caller.address, kbytes_per_s=1e6, idle_s=idle_s
+        identify=lambda _, claimed: claimed,
+        account=lambda caller: caller.address,
+        kbytes_per_s=1e6,
+        idle_s=idle_s,
+        blame=blame,
     )
 
 
@@ -481,3 +488,29 @@ def test_streams_that_never_say_their_name_are_few() -> None:
                 task.cancel()
 
     asyncio.run(story())
+
+
+def test_an_error_that_nobody_expected_ends_only_the_stream_that_led_to_it() -> None:
+    blamed: list[tuple[str, str]] = []
+
+    def identify(caller: Caller, claimed: str) -> str:
+        if claimed == "eve":
+            raise ZeroDivisionError("a bug")
+        return claimed
+
+    async def story() -> None:
+        methods = Methods()
+        RelayService(
+            identify=identify,
+            account=lambda caller: caller.address,
+            kbytes_per_s=1e6,
+            idle_s=60.0,
+            blame=lambda address, error: blamed.append((address, type(error).__name__)),
+        ).serve(cast(Server, methods))
+        await methods.connect(Held("eve", Piece(sender="eve", peer="ben"), flows=True))
+        honest = Held("cleo", Piece(sender="cleo", peer="ben"), flows=True)
+        await methods.connect(honest)
+        assert "'ben' does not wait at this relay" in honest.written[0].refusal
+
+    asyncio.run(story())
+    assert blamed == [("unix:eve", "ZeroDivisionError")]
