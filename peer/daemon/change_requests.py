@@ -16,7 +16,7 @@ from peer.daemon.member_links import MemberLinks
 from peer.daemon.neighbors import Neighbors
 from peer.daemon.round_frames import RoundFrames
 from peer.daemon.runtime import Runtime
-from peer.errors import SottoError, StateError
+from peer.errors import RemoteProtocolError, SottoError, StateError
 from peer.gossip.membership import Change, ChangeKind, Newcomer
 from peer.node import membership_codec
 from peer.node.durable import DurablePeer
@@ -125,11 +125,6 @@ class ChangeRequests:
                 self._refuse(request, error)
                 if isinstance(error, StateError):
                     raise
-            except Exception as error:
-                if request.newcomer is None:
-                    raise
-                # Raised for what a newcomer says about itself.
-                self._neighbors.transport.blame(request.subject, error)
             else:
                 if request.answer is not None and not request.answer.done():
                     request.answer.set_result(change)
@@ -137,9 +132,15 @@ class ChangeRequests:
 
     def _plan(self, request: _Request) -> Change:
         if request.newcomer is not None:
-            self._roster.check(request.subject, request.newcomer)
-            # A certificate that was revoked is refused by sponsors only: whom one has announced, all accept.
-            self._roster.check_today(request.newcomer)
+            try:
+                self._roster.check(request.subject, request.newcomer)
+                # A certificate that was revoked is refused by sponsors only: whom one has announced, all accept.
+                self._roster.check_today(request.newcomer)
+            except SottoError:
+                raise
+            except Exception as error:  # Raised for what a newcomer says about itself.
+                self._neighbors.transport.blame(request.subject, error)
+                raise RemoteProtocolError("what it says about itself cannot be checked") from None
         return self._membership.plan(request.kind, request.subject, request.newcomer)
 
     def _refuse(self, request: _Request, error: SottoError) -> None:
@@ -150,7 +151,9 @@ class ChangeRequests:
         elif request.kind is ChangeKind.LOST:
             log.warning("%s is not in the list any more, and stays a member: %s", name, error)
         else:
-            log.warning("%s cannot join: %s", name, error)
+            self._neighbors.transport.log.write(
+                log, logging.WARNING, request.subject, "%s cannot join: %s", name, error
+            )
             self._neighbors.transport.bulletin(request.subject, REFUSAL_TOPIC, str(error).encode()[:_MAX_REASON_BYTES])
 
 

@@ -67,8 +67,7 @@ class Listener:
         self._greetings: dict[str, int] = {}
         """Streams that wait for a hello, by who opened them."""
         self._hellos: dict[int, Allowance] = {}
-        self._offences_before: dict[int, int] = {}
-        """Of each neighbour, those that it has paid for."""
+        self._offences_paid: dict[int, int] = {}
         self._complaints = Complaints(per_minute=_COMPLAINTS_PER_MINUTE, now=0.0)
 
     async def exchange(self, stream: ServedStream) -> None:
@@ -76,6 +75,8 @@ class Listener:
         try:
             if (connection := await self._admit(stream)) is not None:
                 await connection.run()
+        except StreamLost as error:
+            self._complain("a caller at %s went away: %s", stream.caller.address, error)
         except Exception as error:
             self._tasks.fail(error)
             raise
@@ -171,12 +172,14 @@ class Listener:
         return neighbor
 
     def _may_greet(self, peer: int) -> bool:
-        """Spend what a hello of a neighbour costs, with what it did since the last one; return whether it had that."""
+        """Return whether a neighbour can pay for a hello, and for its offences since the last one; then it has."""
         now, offences = asyncio.get_running_loop().time(), self._links.offences.count(peer)
-        new_offences = offences - self._offences_before.get(peer, 0)
-        self._offences_before[peer] = offences
-        cost = 1 + min(_HELLOS_PER_OFFENCE * new_offences, _HELLOS["burst"] / 2)
-        return self._hellos.setdefault(peer, Allowance(**_HELLOS, now=now)).spend(cost, now)
+        unpaid = offences - self._offences_paid.get(peer, 0)
+        cost = 1 + min(_HELLOS_PER_OFFENCE * unpaid, _HELLOS["burst"] / 2)
+        if not self._hellos.setdefault(peer, Allowance(**_HELLOS, now=now)).spend(cost, now):
+            return False
+        self._offences_paid[peer] = offences
+        return True
 
     def _newcomer(self, hello: pb.Hello, identity: Identity | None) -> Neighbor:
         """Return how a caller is seen that was no neighbour until now. Raises HandshakeRefused."""
