@@ -304,10 +304,11 @@ class EvaluationOptions(Section):
 
 
 class GuardOptions(Section):
-    """When to stop a run that diverges."""
+    """When a peer stops because its training diverges."""
 
     action: Literal["stop", "rollback"] = "stop"
-    """stop: end the run and report the reason. rollback: also restore the last checkpoint that all peers have."""
+    """stop: the peer that diverged ends and reports the reason. rollback: it also goes back to the last checkpoint that
+    all peers have; `sotto up` puts all peers back to it."""
     max_loss: Positive = 1e4
     """Stop when the training loss exceeds this value or is not finite."""
     max_neighbor_distance: Positive = 1e4

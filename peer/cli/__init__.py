@@ -80,7 +80,10 @@ cli.add_section(
 )
 cli.add_section("Devices", (devices.doctor, devices.sign, devices.revoke))
 cli.add_section("Train", (up.up, run.run, simulate.simulate))
-cli.add_section("During a run", (control.status, control.stop, control.reload, control.leave, control.remove))
+cli.add_section(
+    "During a run",
+    (control.status, control.stop, control.reload, control.leave, control.remove, control.rollback),
+)
 cli.add_section("After a run", (results.export, results.report, results.replay, version))
 cli.add_section("Links and studies", (shape.shape, study.study))
 

@@ -155,6 +155,44 @@ def remove(name: str, config_file: Path | None, as_json: bool) -> int:
     return 0
 
 
+@click.command(cls=SottoCommand)
+@click.option(
+    "--round",
+    "round_",
+    type=click.IntRange(min=0),
+    required=True,
+    help="Go back to the checkpoint of this round; 0 is the start.",
+)
+@config_option
+@run_option
+@json_option
+def rollback(round_: int, config_file: Path | None, directory: Path | None, as_json: bool) -> int:
+    """Put one stopped peer, or all peers of a folder, back to an earlier checkpoint.
+
+    After a divergence, put every peer back to the same round, lower training.learning_rate, and start all of them
+    again. Nothing is deleted: newer checkpoints and journals are renamed to set-aside-N-… in the state folder.
+
+    \b
+    Examples:
+      sotto rollback --round 40 --config peer.toml
+      sotto rollback --round 40 --run runs/digits
+    """
+    if directory is not None and config_file is not None:
+        raise ConfigError("already addresses all peers; omit --config", key="--run")
+    peers = [load_peer(file) for file in find_peer_files(directory)] if directory else [load_peer(config_file)]
+    from peer.ops.rollback import put_back
+
+    folders = [base / config.state.directory for config, base in peers]
+    put_back(folders, round_)
+    if as_json:
+        answers = [{"state": str(folder), "round": round_} for folder in folders]
+        print_json(answers if directory else answers[0])
+    else:
+        for folder in folders:
+            click.echo(f"{folder}: put back to round {round_}")
+    return 0
+
+
 def _tell(
     answers: list[dict[str, Any]], as_json: bool, lines: Callable[[dict[str, Any]], list[str]], *, many: bool = False
 ) -> int:

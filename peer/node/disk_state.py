@@ -82,7 +82,7 @@ class DiskState:
         self.checkpoint_bytes = self.files.checkpoint_bytes(self.base_round)
 
     def go_back(self, round_: int) -> int:
-        """Delete what is newer than the last checkpoint at or before `round_`; return its round (0: the start). The
+        """Set aside what is newer than the last checkpoint at or before `round_`; return its round (0: the start). The
         peer is of no use after that: open another one."""
         self._journal.close()
         return self.files.go_back(round_)

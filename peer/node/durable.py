@@ -327,7 +327,7 @@ class DurablePeer:
         return self.links.mark_durable(links.received)
 
     def go_back(self, round_: int) -> int:
-        """Delete what is newer than the last checkpoint at or before `round_`; return its round (0: the start). The
+        """Set aside what is newer than the last checkpoint at or before `round_`; return its round (0: the start). The
         peer is of no use after that: open another one."""
         return self.disk_state.go_back(round_)
 

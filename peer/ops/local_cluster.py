@@ -28,11 +28,12 @@ from peer.errors import DataError, DivergenceError, PeerUnreachable, RemoteError
 from peer.ops import control
 from peer.ops.cluster_files import Host, write_cluster
 from peer.ops.resize import Lineup, add_peers
+from peer.ops.rollback import newest_common_round, put_back
 from peer.run_plan import refuse_errors, validate_config
 from peer.run_progress import PeerProgress, Progress
 from peer.run_setup import RunSetup
 from peer.run_summary import consensus, describe_run, evaluation_record, finish_summary, train_single_process
-from peer.state.checkpoints import find_checkpoints, load_checkpoint
+from peer.state.checkpoints import checkpoint_round, find_checkpoints, load_checkpoint
 from peer.state.disk import private_files, writing
 from peer.state.metrics import EvaluationRecord, LinkRecord, MetricsStore, Summary
 from peer.train.local_step import Trainer
@@ -246,6 +247,19 @@ class Cluster:
         text = f"{self.names[index]} {how}: {words} (see {self.peer_files[index].parent / 'log.txt'})"
         return _KINDS.get(code, SottoError)(text)
 
+    def put_back(self) -> int:
+        """Put every peer back to the last checkpoint that all have in common and that those which diverged went back
+        to; return its round. To be called when all have ended. Raises StateError."""
+        diverged = [
+            folder
+            for folder, process in zip(self.state_folders, self.processes, strict=True)
+            if process.poll() == DivergenceError.exit_code
+        ]
+        at_most = min(checkpoint_round(files[-1]) if (files := find_checkpoints(f)) else 0 for f in diverged)
+        round_ = newest_common_round(self.state_folders, at_most)
+        put_back(self.state_folders, round_)
+        return round_
+
     def links(self) -> list[LinkRecord]:
         """Return the totals of all links."""
         return [record for store in self._stores if store is not None for record in store.links()]
@@ -435,6 +449,9 @@ def up(
             ended = f"{'diverged' if isinstance(failure, DivergenceError) else 'failed'}: {failure}"
     finally:
         cluster.stop()
+    if isinstance(failure, DivergenceError) and config.guard.action == "rollback":
+        failure = DivergenceError(f"{failure}; all peers are put back to round {cluster.put_back()}")
+        ended = f"diverged: {failure}"
     try:
         show("collecting results", cluster.poll())
         if ended == "completed":

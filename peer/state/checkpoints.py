@@ -101,19 +101,24 @@ class Checkpoints:
         except OSError as error:
             raise cannot_be_written(checkpoint_name(round_), error) from None
 
-    def go_back(self, round_: int) -> int:
-        """Delete the checkpoints above `round_`; return the round of the newest that is left (0: the start).
+    def go_back(self, round_: int, aside: str) -> int:
+        """Rename the checkpoints above `round_`, with `aside` before their names; return the round of the newest that
+        is left (0: the start).
 
-        Of that one, what had come for later rounds is forgotten: whoever sent it goes back too and sends it anew.
+        Of that one, what had come for later rounds is forgotten: whoever sent it goes back too and sends it anew. A
+        copy with it is set aside as well. Raises OSError, and StateError for a damaged checkpoint.
         """
         rounds = self.rounds()
-        for newer in [each for each in rounds if each > round_]:
-            self._disk.unlink(checkpoint_name(newer))
+        # The newest first: a crash in between leaves a peer that went back less far.
+        for newer in [each for each in reversed(rounds) if each > round_]:
+            self._disk.rename(checkpoint_name(newer), aside + checkpoint_name(newer))
         kept = [each for each in rounds if each <= round_]
         if not kept:
             return 0
+        name = checkpoint_name(kept[-1])
         checkpoint = self.load(kept[-1])
         if checkpoint.state.get("inbox"):
+            disks.replace(self._disk, aside + name, [self._disk.read(name)])
             self.save(replace(checkpoint, state={**checkpoint.state, "inbox": []}))
         return kept[-1]
 
@@ -162,7 +167,12 @@ def checkpoint_name(round_: int) -> str:
 
 def find_checkpoints(directory: Path) -> list[Path]:
     """Return the checkpoints of a folder, oldest first."""
-    return sorted(directory.glob(_PATTERN), key=lambda path: _round_of(path.name) or 0)
+    return sorted(directory.glob(_PATTERN), key=checkpoint_round)
+
+
+def checkpoint_round(path: Path) -> int:
+    """Return the round of a checkpoint that `find_checkpoints` found."""
+    return _round_of(path.name) or 0
 
 
 def load_checkpoint(path: Path) -> Checkpoint:

@@ -16,6 +16,7 @@ from peer.state.disk import Disk, cannot_be_written
 from peer.state.journal import Journal, JournalContent, read_journal
 
 _PREFIX, _SUFFIX = "journal-", ".log"
+_ASIDE = "set-aside-"
 
 
 @dataclass(kw_only=True)
@@ -111,10 +112,21 @@ class StateFiles:
             raise cannot_be_written("old journals", error) from None
 
     def go_back(self, round_: int) -> int:
-        """Delete what is newer than the last checkpoint at or before `round_`; return its round (0: the start)."""
-        left = self.checkpoints.go_back(round_)
-        for each in self._journal_rounds():
-            self._disk.unlink(journal_name(each))
+        """Set aside what is newer than the last checkpoint at or before `round_`; return its round (0: the start).
+
+        Files are renamed to set-aside-N-NAME, with an N of their own each time, and nothing ever deletes or reads them.
+        """
+        earlier = (name for name in self._disk.names() if name.startswith(_ASIDE))
+        numbers = (name.removeprefix(_ASIDE).partition("-")[0] for name in earlier)
+        aside = f"{_ASIDE}{1 + max((int(number) for number in numbers if number.isdecimal()), default=0)}-"
+        try:
+            # Before the checkpoints: without one, a journal would lead to where the peer was.
+            for each in reversed(self._journal_rounds()):
+                self._disk.rename(journal_name(each), aside + journal_name(each))
+            left = self.checkpoints.go_back(round_, aside)
+            self._disk.sync_folder()
+        except OSError as error:
+            raise cannot_be_written("what is set aside", error) from None
         return left
 
     def _check_identity(self, found: Mapping[str, Any], what: str) -> None:

@@ -15,6 +15,7 @@ from peer.config import Config, PeerAddress
 from peer.errors import PeerUnreachable, RemoteError
 from peer.ops import control
 from peer.ops.local_cluster import free_ports
+from peer.state.checkpoints import Checkpoint, StateFolder
 from tests.cli.runner import sotto
 
 
@@ -157,3 +158,21 @@ def test_a_list_that_was_read_again_is_summed_up(asked: list[tuple[str, str]]) -
         "peer-1: continues without peer-1 from round 12 on",
         "peer-1: cannot announce the loss of peer-9 itself: not heard",
     ]
+
+
+def test_stopped_peers_are_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert sotto("init", "cluster", "kits", "-n", "2").exit_code == 0
+    for index in (0, 1):
+        folder = StateFolder(tmp_path / f"kits/peer-{index}/state")
+        for round_ in (10, 20):
+            folder.checkpoints.save(Checkpoint(round_, {}, {}))
+        folder.close()
+    one = sotto("rollback", "--round", "10", "-c", "kits/peer-0/peer.toml")
+    assert one.stdout == "kits/peer-0/state: put back to round 10\n"
+    refused = sotto("rollback", "--round", "20", "--run", "kits")
+    assert refused.exit_code == 5
+    assert "peer-0/state: has no checkpoint of round 20; it can go back to 0, 10" in refused.stderr
+    both = sotto("rollback", "--round", "10", "--run", "kits", "--json")
+    assert json.loads(both.stdout) == [{"state": f"kits/peer-{index}/state", "round": 10} for index in (0, 1)]
+    assert sotto("rollback", "--round", "0", "--run", "kits", "-c", "kits/peer-0/peer.toml").exit_code == 2

@@ -293,7 +293,7 @@ def test_no_more_than_a_bound_is_kept_of_what_comes_from_far_ahead(monkeypatch: 
 
 
 def test_peers_that_are_put_back_together_go_on_to_the_same_bits() -> None:
-    """`guard.action = "rollback"`: what is newer than the checkpoint goes, journals too."""
+    """`guard.action = "rollback"`: what is newer than the checkpoint is set aside, journals too."""
     undisturbed = World("quant-sgp")
     undisturbed.start()
     undisturbed.run()
@@ -306,6 +306,7 @@ def test_peers_that_are_put_back_together_go_on_to_the_same_bits() -> None:
     assert [peer.go_back(5) for peer in world.peers] == [3] * world.n
     for disk in world.disks:
         assert not [name for name in disk.names() if name.startswith("journal-")]
+        assert [name for name in disk.names() if name.startswith("set-aside-1-journal-")]
         disk.restart()
     world.start()
     assert [peer.round for peer in world.peers] == [3] * world.n

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -141,6 +142,22 @@ def test_a_numerical_overflow_is_no_bug(tmp_path: Path) -> None:
     assert "lower training.learning_rate" in err
     assert "bug" not in err
     assert not peers_below(tmp_path)
+
+
+def test_a_run_that_diverges_can_put_all_its_peers_back(tmp_path: Path) -> None:
+    rollback = ("--set", "guard.action=rollback", "--set", "state.checkpoint_every_rounds=2")
+    wild = ("--set", "training.learning_rate=30", "--set", "guard.max_loss=100")
+    process = sotto_up(tmp_path, "--peers", "3", "--name", "wild", *SHORT, *rollback, *wild)
+    _, err = process.communicate(timeout=200)
+    assert process.returncode == 4, err
+    put_back = re.search(r"; all peers are put back to round (\d+)$", err.splitlines()[-1])
+    assert put_back is not None, err
+    for state in tmp_path.glob("wild/peers/peer-*/state"):
+        rounds = [load_checkpoint(path).round for path in find_checkpoints(state)]
+        assert max(rounds, default=0) == int(put_back[1])
+        assert list(state.glob("set-aside-1-*"))
+        assert not list(state.glob("journal-*"))
+    assert "diverged" in json.loads((tmp_path / "wild" / "summary.json").read_text())["ended"]
 
 
 def test_a_full_disk_ends_the_run_with_a_sentence_and_it_can_be_resumed(tmp_path: Path) -> None:

@@ -9,7 +9,14 @@ import pytest
 import safetensors.numpy
 
 from peer.errors import StateError
-from peer.state.checkpoints import Checkpoint, StateFolder, find_checkpoints, load_checkpoint, parse_checkpoint
+from peer.state.checkpoints import (
+    Checkpoint,
+    StateFolder,
+    checkpoint_name,
+    find_checkpoints,
+    load_checkpoint,
+    parse_checkpoint,
+)
 
 
 def _checkpoint(round_: int) -> Checkpoint:
@@ -62,12 +69,14 @@ def test_going_back_leaves_the_older_checkpoint(tmp_path: Path) -> None:
     folder = StateFolder(tmp_path, keep=5)
     for round_ in (10, 20, 30):
         folder.checkpoints.save(_checkpoint(round_))
-    assert folder.checkpoints.go_back(25) == 20
+    assert folder.checkpoints.go_back(25, "aside-") == 20
     newest = folder.checkpoints.newest()
     assert newest is not None
     assert newest.round == 20
-    assert folder.checkpoints.go_back(5) == 0
+    assert folder.checkpoints.go_back(5, "aside-") == 0
     assert folder.checkpoints.newest() is None
+    aside = [tmp_path / f"aside-{checkpoint_name(round_)}" for round_ in (10, 20, 30)]
+    assert [load_checkpoint(path).round for path in aside] == [10, 20, 30]
 
 
 def test_a_second_process_cannot_use_the_folder(tmp_path: Path) -> None:
