@@ -16,7 +16,7 @@ from peer.config import Config
 from peer.gossip.error_feedback import final_rounds_for
 from peer.run_plan import describe_compressor
 from peer.run_setup import RunSetup
-from peer.state.metrics import ConsensusRecord, EvaluationRecord, MetricsStore, Summary
+from peer.state.metrics import ConsensusRecord, EvaluationRecord, MetricsStore, Summary, measured
 from peer.train.baseline import single_process
 from peer.train.local_step import Evaluation
 from peer.train.precision import precision_of
@@ -69,8 +69,9 @@ def finish_summary(
 ) -> None:
     """Fill in what the metrics say, and the accuracy of one process trained on all data if wanted. Where
     `summary.members` names somebody, the accuracies are theirs alone."""
-    rounds = [record for store in stores for record in store.rounds()]
-    evaluations = [record for store in stores for record in store.evaluations() if record.split == "test"]
+    files = [(store.rounds(), store.evaluations()) for store in stores]
+    rounds = [record for rows, _ in files for record in rows]
+    evaluations = [record for record in measured(files) if record.split == "test"]
     links = [record for store in stores for record in store.links()]
     distances = [record for store in stores for record in store.consensus()]
     summary.payload_bytes = sum(record.payload_bytes for record in rounds)
@@ -104,7 +105,7 @@ def finish_summary(
     if own:
         worst = min(own, key=lambda record: record.accuracy)
         summary.class_accuracy = [c / n if n else 0.0 for c, n in zip(worst.correct, worst.total, strict=True)]
-    kept = {r.peer: r for store in stores for r in store.evaluations() if r.split == "holdout"}
+    kept = {record.peer: record for record in measured(files) if record.split == "holdout"}
     summary.holdout_accuracy = [kept[peer].accuracy for peer in sorted(kept)]
     if distances:
         last = max(distances, key=lambda record: record.round)

@@ -15,7 +15,7 @@ from typing import Any
 
 from peer.errors import StateError
 from peer.round_record import RoundRecord
-from peer.state.metrics import ConsensusRecord, EvaluationRecord, LinkRecord, MetricsStore, Summary
+from peer.state.metrics import ConsensusRecord, EvaluationRecord, LinkRecord, MetricsStore, Summary, measured
 
 
 @dataclass
@@ -107,15 +107,15 @@ def _read_metrics(data: RunData) -> bool:
     files = [data.directory / "metrics.sqlite", *_peer_files(data.directory)]
     files = [file for file in files if file.exists()]
     rounds: dict[tuple[Any, ...], RoundRecord] = {}
-    evaluations: dict[tuple[Any, ...], EvaluationRecord] = {}
+    tables: list[tuple[Sequence[RoundRecord], Sequence[EvaluationRecord]]] = []
     links: dict[tuple[Any, ...], LinkRecord] = {}
     consensus: dict[int, ConsensusRecord] = {}
     for file in files:
         try:
             store = MetricsStore(file, read_only=True)
             try:
-                rounds |= {(row.round, row.peer): row for row in store.rounds()}
-                evaluations |= {(row.round, row.peer, row.split): row for row in store.evaluations()}
+                tables.append((store.rounds(), store.evaluations()))
+                rounds |= {(row.round, row.peer): row for row in tables[-1][0]}
                 links |= {(row.peer, row.neighbor): row for row in store.links()}
                 consensus |= {row.round: row for row in store.consensus()}
             finally:
@@ -123,7 +123,7 @@ def _read_metrics(data: RunData) -> bool:
         except (sqlite3.Error, json.JSONDecodeError, TypeError) as error:
             data.notes.append(f"{file.relative_to(data.directory)} cannot be read: {_reason(error)}.")
     data.rounds = _sorted_values(rounds)
-    data.evaluations = _sorted_values(evaluations)
+    data.evaluations = _sorted_values({(row.round, row.peer, row.split): row for row in measured(tables)})
     data.links = _sorted_values(links)
     data.consensus = _sorted_values(consensus)
     return bool(files)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,19 @@ class EvaluationRecord:
     def accuracy(self) -> float:
         """Fraction in [0, 1]."""
         return sum(self.correct) / max(1, sum(self.total))
+
+
+def measured(
+    files: Sequence[tuple[Sequence[RoundRecord], Sequence[EvaluationRecord]]],
+) -> list[EvaluationRecord]:
+    """Return the evaluations in the (rounds, evaluations) of several files. A peer writes what others told it of
+    theirs as well: that counts only where no file has rounds of those others."""
+    has_file = {record.peer for rounds, _ in files for record in rounds}
+    found = []
+    for rounds, evaluations in files:
+        own = {-1, *(record.peer for record in rounds)}
+        found += [record for record in evaluations if record.peer in own or record.peer not in has_file]
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)

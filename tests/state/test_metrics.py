@@ -9,7 +9,7 @@ import pytest
 
 from peer.errors import StateError
 from peer.round_record import RoundRecord
-from peer.state.metrics import ConsensusRecord, EvaluationRecord, LinkRecord, MetricsStore, Summary
+from peer.state.metrics import ConsensusRecord, EvaluationRecord, LinkRecord, MetricsStore, Summary, measured
 
 
 def test_a_round_that_is_repeated_counts_once(tmp_path: Path) -> None:
@@ -83,3 +83,19 @@ def test_a_file_of_something_else_is_named(tmp_path: Path) -> None:
     path.write_bytes(b"no database" * 100)
     with pytest.raises(StateError, match=r"metrics\.sqlite: .*move it away"):
         MetricsStore(path)
+
+
+def test_what_a_peer_measured_counts_and_not_what_others_say_of_it() -> None:
+    def record(peer: int, correct: int) -> EvaluationRecord:
+        return EvaluationRecord(peer=peer, round=9, split="test", correct=(correct,), total=(10,))
+
+    def rounds(peer: int) -> list[RoundRecord]:
+        return [RoundRecord(round=8, peer=peer, time_s=1.0)]
+
+    averaged, first, second, elsewhere = record(-1, 6), record(0, 5), record(1, 6), record(2, 7)
+    files = [
+        ([], [averaged]),
+        (rounds(0), [first, record(1, 0)]),
+        (rounds(1), [second, record(0, 10), elsewhere]),
+    ]
+    assert measured(files) == [averaged, first, second, elsewhere]
