@@ -43,7 +43,7 @@ ROOMS: dict[str, set[str]] = {
         "run_progress", "run_setup", "run_summary", "state", "train", "wire",
     },
     "daemon": {
-        "round_record", "compress", "config", "errors", "foreign_text", "gossip", "net", "node", "run_plan",
+        "round_record", "compress", "config", "errors", "foreign_text", "gossip", "net", "node", "proto", "run_plan",
         "run_setup", "run_summary", "state", "train", "wire",
     },
     "ops": {

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from peer import __version__, wire
 from peer.config import SHARED_SECTIONS, Config
-from peer.daemon import divergence, evaluations, replica_check
+from peer.daemon import notes
 from peer.daemon.audit_log import AuditLog, EventLog
-from peer.daemon.change_requests import JOIN_TOPIC, REFUSAL_TOPIC, ChangeRequests, FixedMembers
+from peer.daemon.change_requests import ChangeRequests, FixedMembers
 from peer.daemon.checkpoint_cadence import CheckpointCadence
-from peer.daemon.divergence import Divergence
-from peer.daemon.evaluations import Evaluations, OwnEvaluation
+from peer.daemon.divergence import Divergence, advice
+from peer.daemon.evaluations import Evaluations, OwnEvaluation, SampleCounts
 from peer.daemon.incoming import Incoming, Judge
 from peer.daemon.joining import Joining
 from peer.daemon.local_peer import LocalPeer
@@ -102,6 +102,7 @@ def assemble(config: Config, base: Path, reread: Callable[[], Config] | None) ->
         saver=training.saver,
         members=training.members,
         evaluations=common.evaluations,
+        divergence=common.divergence,
         metrics=common.metrics,
         peer_list=peer_list,
     )
@@ -114,8 +115,8 @@ def assemble(config: Config, base: Path, reread: Callable[[], Config] | None) ->
         members=training.members,
         operator=operator,
         notes={
-            evaluations.TOPIC: common.evaluations.heard,
-            divergence.TOPIC: common.divergence.heard,
+            notes.EVALUATION: common.evaluations.heard,
+            notes.DIVERGED: common.divergence.heard,
             **training.notes,
         },
         why_no_changes=local.setup.why_no_changes,
@@ -134,6 +135,8 @@ def _common_parts(local: LocalPeer) -> CommonParts:
     splits: list[Split] = ["test"]
     if len(local.setup.manifest.holdout[local.index]):
         splits.append("holdout")
+    manifest = local.setup.manifest
+    num_samples = sum(map(len, (*manifest.train, *manifest.holdout)))
     keep_in = local.folder.directory / "models" if config.evaluation.keep_models else None
     return CommonParts(
         local=local,
@@ -144,14 +147,27 @@ def _common_parts(local: LocalPeer) -> CommonParts:
             config.evaluation,
             config.run.rounds,
             peers=local.roster,
+            samples=SampleCounts(local.trainer.class_counts(), num_samples),
+            is_up=neighbors.is_up,
             broadcast=neighbors.broadcast,
             on_news=runtime.wake,
+            now=runtime.now,
         ),
         own=OwnEvaluation(local.index, local.trainer, splits, keep_in),
         divergence=Divergence(
+            local.index,
             config.run.rounds,
+            peers=local.roster,
+            is_up=neighbors.is_up,
+            name=local.roster.name,
+            advice=advice(
+                config,
+                asynchronous=local.setup.spec.asynchronous,
+                members_change=local.setup.why_no_changes is None,
+            ),
             broadcast=neighbors.broadcast,
             stop=lambda reason: runtime.request_stop(reason, at_once=True),
+            now=runtime.now,
         ),
         cadence=CheckpointCadence(config.state, config.run.rounds),
         metrics=MetricsWriter(local.metrics, neighbors),
@@ -196,13 +212,13 @@ def _round_parts(common: CommonParts) -> TrainingParts:
         evaluations=common.evaluations,
         audit_log=audit_log,
     )
-    notes: dict[str, Judge] = {
-        replica_check.TOPIC: check.heard,
-        JOIN_TOPIC: requests.asked_to_sponsor,
-        REFUSAL_TOPIC: joining.declined,
+    judges: dict[str, Judge] = {
+        notes.REPLICA: check.heard,
+        notes.JOIN: requests.asked_to_sponsor,
+        notes.REFUSAL: joining.declined,
     }
     return TrainingParts(
-        loop=loop, saver=saver, frames=frames, members=requests, linked=member_links.linked, notes=notes
+        loop=loop, saver=saver, frames=frames, members=requests, linked=member_links.linked, notes=judges
     )
 
 

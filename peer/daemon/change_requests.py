@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from peer.daemon import notes
 from peer.daemon.local_peer import LocalPeer
 from peer.daemon.member_links import MemberLinks
 from peer.daemon.neighbors import Neighbors
@@ -23,13 +24,6 @@ from peer.node.durable import DurablePeer
 from peer.round_record import RoundRecord
 
 log = logging.getLogger("sotto")
-
-JOIN_TOPIC = "join"
-"""Of the note with which a peer asks to be let in, and says who it is where not everybody lists it."""
-REFUSAL_TOPIC = "no join"
-"""Of the answer, if that is no: the reason."""
-
-_MAX_REASON_BYTES = 500
 
 
 @dataclass(frozen=True)
@@ -154,7 +148,7 @@ class ChangeRequests:
             self._neighbors.transport.log.write(
                 log, logging.WARNING, request.subject, "%s cannot join: %s", name, error
             )
-            self._neighbors.transport.bulletin(request.subject, REFUSAL_TOPIC, str(error).encode()[:_MAX_REASON_BYTES])
+            self._neighbors.transport.bulletin(request.subject, notes.REFUSAL, notes.encode_refusal(str(error)))
 
 
 class FixedMembers:

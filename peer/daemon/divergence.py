@@ -1,81 +1,115 @@
-"""When training makes no sense any more: one peer finds out, all neighbours hear why, and everybody stops."""
+"""When training makes no sense any more for one peer: it says so and ends, and the others hear why.
+
+Nobody signs what is said, so that it decides nothing: a peer ends, and puts its state back, for what it found itself.
+What others say is shown in the log and in `sotto status` as their word, and the operator decides: end the run, go on
+without the peer, or put all peers back to the same round (`peer.ops.rollback`).
+"""
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 
-from peer.errors import RemoteProtocolError
+from peer.config import Config
+from peer.daemon import notes
 from peer.foreign_text import quote
+from peer.net.rate_limits import Allowances
 
 log = logging.getLogger("sotto")
 
-TOPIC = "diverged"
-"""Of the notes that carry a round and a reason."""
-
-_MAX_REASON = 500
+_NEWS_OF_A_PEER = {"rate": 1 / 60, "burst": 3.0}
+"""Divergences of one peer that are shown and passed on, by second."""
+_NEWS_FROM_A_NEIGHBOR = {"rate": 1 / 60, "burst": 50.0}
+"""Divergences of others that one neighbour may tell of."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What one peer found."""
+    """What one peer found out about itself."""
 
     round: int
-    """The last round up to then of which every peer has a checkpoint."""
+    """Rounds that it had completed."""
     reason: str
     """A sentence."""
 
 
+@dataclass(frozen=True)
+class Claim(Finding):
+    """What is said of another peer."""
+
+    told_by: int
+    """The neighbour that said so: the peer itself, or one that passed it on."""
+
+
 class Divergence:
-    """What this peer knows of a divergence of the run."""
+    """What this peer found, and what others say that they found."""
 
     def __init__(
         self,
+        peer: int,
         rounds: int,
         *,
+        peers: Container[int],
+        is_up: Callable[[int], bool],
+        name: Callable[[int], str],
+        advice: str,
         broadcast: Callable[[str, bytes, int | None], None],
         stop: Callable[[str], None],
+        now: Callable[[], float],
     ) -> None:
-        """`rounds`: how many the run has. `broadcast(topic, note, besides)` tells the neighbours; `stop` ends this peer
-        for a reason."""
+        """`rounds`: how many the run has. `peers`: of whom something may be said. `is_up(peer)` returns whether there
+        is a link to it. `advice`: a sentence on what happens now, and what can be done, about {name}. `stop` ends this
+        peer for a reason, `broadcast(topic, note, besides)` tells the neighbours. `now()` in seconds."""
         self.finding: Finding | None = None
-        """The first that this peer found or heard of; None while all is well."""
-        self._rounds, self._broadcast, self._stop = rounds, broadcast, stop
+        """What this peer found; None while all is well."""
+        self._claims: dict[int, Claim] = {}
+        self._peer, self._rounds, self._peers = peer, rounds, peers
+        self._is_up, self._name, self._advice = is_up, name, advice
+        self._broadcast, self._stop, self._now = broadcast, stop, now
+        self._of_a_peer, self._from_a_neighbor = Allowances(**_NEWS_OF_A_PEER), Allowances(**_NEWS_FROM_A_NEIGHBOR)
 
     def declare(self, finding: Finding) -> None:
-        """Tell everybody what this peer found, and stop."""
+        """Tell everybody what this peer found, and stop it."""
         if self.finding is None:
+            self.finding = finding
             log.error("%s", finding.reason)
-            self._pass_on(finding, None)
+            self._broadcast(notes.DIVERGED, notes.encode_divergence(self._peer, finding.round, finding.reason), None)
+            self._stop(f"it diverged: {finding.reason}")
 
     def heard(self, source: int, note: bytes) -> None:
-        """Judge the note of a neighbour that stops, pass it on, and stop too. Raises RemoteProtocolError for what is
-        none."""
-        finding = parse_divergence(note, self._rounds)
-        if self.finding is None:
-            log.error("peer %d stops: %s", source, quote(finding.reason))
-            self._pass_on(finding, source)
+        """Show what a neighbour says, and pass it on if it is news. Raises RemoteProtocolError for what is none."""
+        peer, round_, reason = notes.decode_divergence(note, self._rounds)
+        if peer == self._peer or peer not in self._peers:
+            return  # Nobody knows more of this peer than it does; a newcomer may not have been announced yet.
+        if source != peer and self._is_up(peer):
+            return  # It says so itself.
+        claim, known = Claim(round_, reason, source), self._claims.get(peer)
+        is_news = known is None or known.round < round_ or (source == peer and claim != known)
+        now = self._now()
+        if is_news and self._from_a_neighbor.spend(source, now) and self._of_a_peer.spend(peer, now):
+            self._claims[peer] = claim
+            log.warning("%s; %s", self._sentence(peer, claim), self._advice.format(name=self._name(peer)))
+            self._broadcast(notes.DIVERGED, notes.encode_divergence(peer, round_, reason), source)
 
-    def _pass_on(self, finding: Finding, source: int | None) -> None:
-        self.finding = finding
-        self._broadcast(TOPIC, divergence_note(finding), source)
-        self._stop(finding.reason)
+    def claims(self) -> dict[int, Claim]:
+        """Return what is said of the peers that are not back, as far as this one can see."""
+        return {peer: claim for peer, claim in sorted(self._claims.items()) if not self._is_up(peer)}
+
+    def _sentence(self, peer: int, claim: Claim) -> str:
+        says = "says" if claim.told_by == peer else f"is said by {self._name(claim.told_by)}"
+        diverged = "that it diverged" if claim.told_by == peer else "to have diverged"
+        return f'{self._name(peer)} {says} {diverged} after {claim.round} rounds: "{claim.reason}"'
 
 
-def divergence_note(finding: Finding) -> bytes:
-    """Return a finding as peers tell it to each other."""
-    return json.dumps([finding.round, finding.reason[:_MAX_REASON]]).encode()
-
-
-def parse_divergence(note: bytes, rounds: int) -> Finding:
-    """Return what `divergence_note` made, in a run of so many rounds. Raises RemoteProtocolError for anything else."""
-    try:
-        round_, reason = json.loads(note)
-    except (ValueError, TypeError, RecursionError):
-        raise RemoteProtocolError("told of a divergence in another form") from None
-    if not (isinstance(round_, int) and 0 <= round_ <= rounds and isinstance(reason, str)):
-        raise RemoteProtocolError("told of a divergence in no round of this run, or without a reason")
-    printable = "".join(c if c.isprintable() else " " for c in reason[:_MAX_REASON])
-    return Finding(int(round_), printable)
+def advice(config: Config, *, asynchronous: bool, members_change: bool) -> str:
+    """Return what a peer does while {name} is away because it diverged, and what the operator can do, as a sentence."""
+    rounds, give_up = config.rounds, f"{config.transport.give_up_after_s:g} s at most"
+    if asynchronous:
+        does = "this peer goes on with its other neighbours"
+    elif rounds.late == "skip":
+        does = f"this peer goes on without it for {rounds.max_skipped_rounds} rounds, then it waits, {give_up}"
+    else:
+        does = f"this peer waits where a round needs it, {give_up}"
+    instead = "; `sotto remove {name}` goes on without it" if members_change else ""
+    return f"{does}{instead}; `sotto stop` ends this peer"

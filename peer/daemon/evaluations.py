@@ -1,11 +1,14 @@
 """How well the peers do: the own model is measured now and then, and accuracies spread from neighbour to neighbour.
 
-Every peer so knows the newest accuracy of every other, and in the end that all have come to it.
+Every peer so knows the newest accuracy of every other, and in the end that all have come to it. What it knows of others
+is what somebody says, and nobody signs it. So a neighbour that is connected speaks for itself, nobody tells a peer its
+own accuracy, and nothing but what is shown, and how long a peer stays after its last round, depends on any of it.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Container, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -14,19 +17,18 @@ import numpy as np
 
 from peer.compress.payload import FloatArray
 from peer.config import EvaluationOptions
-from peer.errors import RemoteProtocolError
+from peer.daemon import notes
+from peer.net.rate_limits import Allowances
 from peer.node.evaluation_cadence import is_evaluated, is_shared
 from peer.run_summary import evaluation_record
 from peer.state.disk import writing
 from peer.state.metrics import EvaluationRecord
 from peer.train.local_step import Evaluation, Split
 
-TOPIC = "evaluation"
-"""Of the notes that carry an `EvaluationRecord`."""
+log = logging.getLogger("sotto")
 
-_MOST_CLASSES = 1000
-_MOST_SAMPLES = 1 << 53
-"""More than any test set has; sums of so many classes stay integers that JSON, SQLite and floats can hold."""
+_NEWS = {"rate": 1.0, "burst": 20.0}
+"""Evaluations of one peer on one split that are passed on, by second; that of the last round always is."""
 
 
 class Models(NamedTuple):
@@ -81,15 +83,24 @@ class Evaluations:
         rounds: int,
         *,
         peers: Container[int],
+        samples: SampleCounts,
+        is_up: Callable[[int], bool],
         broadcast: Callable[[str, bytes, int | None], None],
         on_news: Callable[[], None],
+        now: Callable[[], float],
     ) -> None:
-        """`rounds`: how many the run has. `peers`: of whom something may be said. `broadcast(topic, note, besides)`
-        tells the neighbours; `on_news` is called after each evaluation that was not known."""
+        """`rounds`: how many the run has. `peers`: of whom something may be said. `is_up(peer)` returns whether there
+        is a link to it. `broadcast(topic, note, besides)` tells the neighbours; `on_news` is called after each
+        evaluation that was not known. `now()` in seconds."""
         self.newest: dict[tuple[int, str], EvaluationRecord] = {}
         """(peer, split) → newest known evaluation."""
+        self._told_by: dict[tuple[int, str], int] = {}
+        """(peer, split) → who said so; nobody for what was measured here or is known from before a restart."""
         self._peer, self._options, self._rounds = peer, options, rounds
-        self._peers, self._broadcast, self._on_news = peers, broadcast, on_news
+        self._peers, self._samples, self._is_up = peers, samples, is_up
+        self._broadcast, self._on_news, self._now = broadcast, on_news, now
+        self._news = Allowances(**_NEWS)
+        self._complained_of: set[int] = set()
 
     def is_due(self, done: int) -> bool:
         """Return whether peers measure their models after `done` rounds."""
@@ -102,32 +113,67 @@ class Evaluations:
     def restore(self, records: Iterable[EvaluationRecord]) -> None:
         """Know again what was known before a restart: others may have left by the time that anybody asks them."""
         for record in records:
-            self.newest[record.peer, record.split] = record
+            # The run may have fewer rounds than before, or another list of peers.
+            if record.peer in self._peers and record.round <= self._rounds and self._samples.fit(record):
+                self.newest[record.peer, record.split] = record
 
     def share(self, records: Iterable[EvaluationRecord]) -> None:
         """Tell the neighbours what was measured here, if all peers are to know it."""
         for record in records:
-            if self.is_shared(record.round):
+            known = self.newest.get((record.peer, record.split))
+            if self.is_shared(record.round) and (known is None or known.round < record.round):
                 self._learn(record, None)
 
     def heard(self, source: int, note: bytes) -> None:
         """Judge a note of a neighbour, and pass it on if it is news. Raises RemoteProtocolError for what is none."""
-        record = parse_evaluation(note, self._peers, self._rounds)
-        # What this peer measured it knows best: whatever comes back of it is old, or made up.
-        if record.peer != self._peer:
+        record = notes.decode_evaluation(note, self._rounds)
+        if record.peer == self._peer or record.peer not in self._peers:
+            return  # What this peer measured it knows best; a newcomer may not have been announced yet.
+        if source != record.peer and self._is_up(record.peer):
+            return  # It says so itself.
+        if not self._samples.fit(record):
+            self._complain(record, source)
+        elif self._is_news(record, source):
             self._learn(record, source)
 
+    def _is_news(self, record: EvaluationRecord, source: int) -> bool:
+        key = record.peer, record.split
+        known = self.newest.get(key)
+        if known is None or known.round < record.round:
+            return True
+        # Somebody else may have said more than is true.
+        return source == record.peer and self._told_by.get(key, source) != source and known != record
+
     def _learn(self, record: EvaluationRecord, source: int | None) -> None:
-        known = self.newest.get((record.peer, record.split))
-        if known is not None and known.round >= record.round:
+        key = record.peer, record.split
+        is_last = record.round == self._rounds
+        may_pass_on = self._news.spend(key, self._now()) or is_last
+        if not may_pass_on and source is not None:
             return
-        self.newest[record.peer, record.split] = record
-        self._broadcast(TOPIC, evaluation_note(record), source)
+        self.newest[key] = record
+        if source is None:
+            self._told_by.pop(key, None)
+        else:
+            self._told_by[key] = source
+        if may_pass_on:
+            self._broadcast(notes.EVALUATION, notes.encode_evaluation(record), source)
         self._on_news()
+
+    def _complain(self, record: EvaluationRecord, source: int) -> None:
+        if record.peer not in self._complained_of:
+            self._complained_of.add(record.peer)
+            log.warning(
+                "peer %d told of an evaluation of peer %d on %d samples that are not the %s set of this run: it and its"
+                " like are not shown",
+                source,
+                record.peer,
+                sum(record.total),
+                record.split,
+            )
 
     def notes(self) -> list[bytes]:
         """Return what a neighbour that was away should hear."""
-        return [evaluation_note(record) for record in self.newest.values()]
+        return [notes.encode_evaluation(record) for record in self.newest.values()]
 
     def own(self) -> EvaluationRecord | None:
         """Return the newest evaluation of this peer on the common test set."""
@@ -138,6 +184,10 @@ class Evaluations:
         tested = (record for (_, split), record in self.newest.items() if split == "test")
         return min(tested, key=lambda record: record.accuracy, default=None)
 
+    def told_by(self, record: EvaluationRecord) -> int | None:
+        """Return the neighbour that told of a known evaluation; None for what is known from this peer itself."""
+        return self._told_by.get((record.peer, record.split))
+
     def finished(self) -> set[int]:
         """Return whose evaluation after the last round is known."""
         return {
@@ -145,29 +195,32 @@ class Evaluations:
         }
 
 
-def evaluation_note(record: EvaluationRecord) -> bytes:
-    """Return an evaluation as peers tell it to each other; of very many classes only the sum."""
-    correct, total = record.correct, record.total
-    if len(correct) > _MOST_CLASSES:
-        correct, total = (sum(correct),), (sum(total),)
-    return json.dumps([record.peer, record.round, record.split, correct, total], separators=(",", ":")).encode()
+class SampleCounts:
+    """How many samples an evaluation can be on."""
+
+    def __init__(self, test_classes: Sequence[int], num_samples: int) -> None:
+        """`test_classes`: how many samples of each class the common test set has. `num_samples`: of the training data,
+        of which peers hold some out."""
+        self._num_classes = len(test_classes) if len(test_classes) <= notes.MOST_CLASSES else 1
+        self._test = tuple(test_classes) if self._num_classes == len(test_classes) else (sum(test_classes),)
+        self._num_samples = num_samples
+
+    def fit(self, record: EvaluationRecord) -> bool:
+        """Return whether an evaluation can be one on the data of this run."""
+        total = record.total
+        if len(total) > notes.MOST_CLASSES:
+            total = (sum(total),)
+        if record.split == "test":
+            return total == self._test
+        return len(total) == self._num_classes and sum(total) <= self._num_samples
 
 
-def parse_evaluation(note: bytes, peers: Container[int], rounds: int) -> EvaluationRecord:
-    """Return what `evaluation_note` made, for one of these peers in a run of so many rounds. Raises
-    RemoteProtocolError for anything else, whatever it is."""
-    try:
-        peer, round_, split, correct, total = json.loads(note)
-        pairs = list(zip(correct, total, strict=True))
-    except (ValueError, TypeError, RecursionError):
-        raise RemoteProtocolError("told of an evaluation in another form") from None
-    if not (isinstance(peer, int) and peer in peers and isinstance(split, str) and split in ("test", "holdout")):
-        raise RemoteProtocolError("told of an evaluation of nobody, or on no split")
-    if not (isinstance(round_, int) and 0 <= round_ <= rounds):
-        raise RemoteProtocolError("told of an evaluation in no round of this run")
-    are_counts = all(isinstance(c, int) and isinstance(n, int) and 0 <= c <= n <= _MOST_SAMPLES for c, n in pairs)
-    if len(pairs) > _MOST_CLASSES or not are_counts:
-        raise RemoteProtocolError("told of an evaluation whose counts are none")
-    return EvaluationRecord(
-        peer=peer, round=round_, split=split, correct=tuple(c for c, _ in pairs), total=tuple(n for _, n in pairs)
-    )
+def stored(record: EvaluationRecord) -> str:
+    """Return an evaluation as checkpoints hold it."""
+    return json.dumps([record.peer, record.round, record.split, record.correct, record.total], separators=(",", ":"))
+
+
+def parse_stored(text: str) -> EvaluationRecord:
+    """Return what `stored` made. Raises ValueError or TypeError if it cannot be that."""
+    peer, round_, split, correct, total = json.loads(text)
+    return EvaluationRecord(peer=peer, round=round_, split=split, correct=tuple(correct), total=tuple(total))

@@ -6,15 +6,15 @@ What it sends is judged by the part that knows what it is for:
 | what | judged by |
 | --- | --- |
 | frames, receipts, numbers of frames | `Frames`: `round_frames` or `pair_exchanges`, and the participant below |
-| evaluations | `evaluations.parse_evaluation` |
-| a divergence | `divergence.parse_divergence` |
-| digests of replicas | `rounds.RoundLoop.heard_digests` |
+| notes: their form | `notes` |
+| evaluations, divergences | `evaluations`, `divergence` |
+| digests of replicas | `replica_check` |
 | requests to join, and the answer to one | `change_requests`, `joining` |
 | calls of an operator | `operator_api` |
 
 Each raises RemoteProtocolError for what an honest peer would not send, and the transport closes the link with that
-sentence; so it does for any other error (`peer.net.links.Links.blame`). Only a note that peers pass on is dropped and
-logged instead: the neighbour may have it from somebody else.
+sentence; so it does for any other error (`peer.net.links.Links.blame`). That holds for notes that the neighbour has from
+somebody else, too: it would have refused them itself.
 """
 
 from __future__ import annotations
@@ -23,21 +23,30 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 
-from peer.daemon import divergence, evaluations
+from peer.daemon import notes as topics
 from peer.daemon.evaluations import Evaluations
 from peer.daemon.loop_protocol import Frames, Members
 from peer.daemon.neighbors import Neighbors
 from peer.daemon.operator_api import OperatorApi
 from peer.daemon.roster import Roster
 from peer.daemon.runtime import Runtime
-from peer.errors import HandshakeRefused, RemoteProtocolError
+from peer.errors import HandshakeRefused
 from peer.foreign_text import quote
 from peer.net.neighbor import Neighbor
+from peer.net.rate_limits import Allowances
 
 log = logging.getLogger("sotto")
 
-_PASSED_ON = frozenset({evaluations.TOPIC, divergence.TOPIC})
-"""Topics of the notes that go from peer to peer through the whole run."""
+_NOTES = {topics.DIVERGED: (10.0, 100.0), topics.REPLICA: (10.0, 100.0)}
+"""Topic → (notes a second, notes at once) that are read of one neighbour. Whoever joins asks every five seconds."""
+_OTHER_NOTES = (0.5, 5.0)
+
+
+def _evaluation_notes(num_peers: int) -> tuple[float, float]:
+    """Return the same for evaluations. A neighbour passes on those of all peers, and tells them again when it is back;
+    what an honest one can send is bounded by what peers accept of each other (`evaluations`)."""
+    return 50.0 + 4.0 * num_peers, 100.0 + 80.0 * num_peers
+
 
 Judge = Callable[[int, bytes], None]
 """Takes a note: (neighbour, bytes). Raises RemoteProtocolError."""
@@ -64,6 +73,12 @@ class Incoming:
         self._runtime, self._neighbors, self._roster = runtime, neighbors, roster
         self._frames, self._evaluations, self._members, self._operator = frames, evaluations, members, operator
         self._notes = dict(notes)
+        rates = {**_NOTES, topics.EVALUATION: _evaluation_notes(num_peers)}
+        self._budgets = {
+            topic: Allowances(rate=rate, burst=burst)
+            for topic in self._notes
+            for rate, burst in (rates.get(topic, _OTHER_NOTES),)
+        }
         self._why_no_changes, self._num_peers = why_no_changes, num_peers
 
     def hear(self, peer: int, name: str) -> Neighbor | None:
@@ -79,7 +94,7 @@ class Incoming:
         self._neighbors.up(peer, self._runtime.now())
         frames = self._frames.frames_for(peer, remote_has)
         for note in self._evaluations.notes():
-            self._neighbors.transport.bulletin(peer, evaluations.TOPIC, note)
+            self._neighbors.transport.bulletin(peer, topics.EVALUATION, note)
         self._runtime.wake()
         return frames
 
@@ -106,18 +121,13 @@ class Incoming:
         return self._frames.last_received(peer)
 
     def bulletin_received(self, peer: int, topic: str, data: bytes) -> None:
-        """A note came. One about anything that this version does not know is of no concern to it."""
-        self._neighbors.heard(peer, self._runtime.now())
+        """A note came. One about anything that this version does not know is of no concern to it, and of too many at
+        once the rest goes unread: a note may be lost at any time."""
+        now = self._runtime.now()
+        self._neighbors.heard(peer, now)
         judge = self._notes.get(topic)
-        if judge is None:
-            return
-        try:
+        if judge is not None and self._budgets[topic].spend(peer, now):
             judge(peer, data)
-        except RemoteProtocolError as error:
-            if topic not in _PASSED_ON:
-                raise
-            line = "dropped a note of %s about %s: %s"
-            self._log(logging.ERROR, peer, line, self._roster.name(peer), topic, error.problem)
 
     def goodbye(self, peer: int, reason: str) -> None:
         """A neighbour leaves on purpose: for good, if it is no member any more."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from peer.daemon.change_requests import JOIN_TOPIC
+from peer.daemon import notes
 from peer.daemon.member_links import MemberLinks
 from peer.daemon.neighbors import Neighbors
 from peer.daemon.roster import Roster
@@ -52,14 +52,14 @@ class Joining:
             log.info("asks %s to let it join", self._roster.name(self._sponsor))
             introduction = self._roster.introduction()
             note = b"" if introduction is None else membership_codec.encode_newcomer(introduction)
-            self._neighbors.transport.bulletin(self._sponsor, JOIN_TOPIC, note)
+            self._neighbors.transport.bulletin(self._sponsor, notes.JOIN, note)
 
     def declined(self, peer: int, note: bytes) -> None:
         """Take note that the peer that was asked does not let this one join, and why; another one is asked in a
-        while."""
+        while. Raises RemoteProtocolError for a note that is none."""
+        reason = quote(notes.decode_refusal(note))
         if peer != self._sponsor:
             return  # Nobody can answer for another.
-        reason = quote(note.decode(errors="replace"))
         name = self._roster.name(peer)
         self._neighbors.transport.log.write(log, logging.WARNING, peer, "%s does not let it join: %s", name, reason)
         if self._declined_at is None:

@@ -11,6 +11,7 @@ from peer.daemon.traffic import Traffic
 from peer.errors import HandshakeRefused, LocalProtocolError
 from peer.gossip.effects import OutgoingFrame
 from peer.net.counters import LinkCounters
+from peer.net.hello import printable
 from peer.net.transport import Transport
 from peer.state.metrics import LinkRecord
 
@@ -91,7 +92,8 @@ class Neighbors:
 
     def problem(self, peer: int) -> str | None:
         """Return what stands in the way of a link to a neighbour, as a sentence."""
-        return self.transport.refusals.get(peer) or self.transport.problems.get(peer)
+        left = f"it left: {printable(self.left[peer])}" if peer in self.left else None
+        return self.transport.refusals.get(peer) or left or self.transport.problems.get(peer)
 
     def give_up_if_refused(self, waiting: Collection[int], now: float) -> None:
         """Raise HandshakeRefused if all these refuse this peer for long: it was started with the wrong configuration.

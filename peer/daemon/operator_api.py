@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from peer import __version__
+from peer.daemon.divergence import Divergence
 from peer.daemon.evaluations import Evaluations
 from peer.daemon.local_peer import LocalPeer
 from peer.daemon.loop_protocol import Loop, Members
@@ -19,7 +20,7 @@ from peer.daemon.saving import Saver
 from peer.errors import SottoError
 from peer.gossip.membership import ChangeKind
 from peer.net.offences import NOTABLE, advice
-from peer.state.metrics import LinkRecord
+from peer.state.metrics import EvaluationRecord, LinkRecord
 
 
 class OperatorApi:
@@ -35,6 +36,7 @@ class OperatorApi:
         saver: Saver,
         members: Members,
         evaluations: Evaluations,
+        divergence: Divergence,
         metrics: MetricsWriter,
         peer_list: PeerList,
     ) -> None:
@@ -42,7 +44,7 @@ class OperatorApi:
         """What this peer is doing, in a word, until it stops; then what became of it."""
         self._local, self._runtime, self._neighbors = local, runtime, neighbors
         self._loop, self._saver, self._members, self._evaluations = loop, saver, members, evaluations
-        self._metrics, self._peer_list = metrics, peer_list
+        self._divergence, self._metrics, self._peer_list = divergence, metrics, peer_list
 
     async def control(self, verb: str, arguments: Mapping[str, object]) -> dict[str, object]:
         """Do what `verb` names and return the answer."""
@@ -77,7 +79,8 @@ class OperatorApi:
             "rounds": self._local.config.run.rounds,
             "loss": self._metrics.last_loss,
             "accuracy": None if own is None else own.accuracy,
-            "worst": None if worst is None else {"peer": roster.name(worst.peer), "accuracy": worst.accuracy},
+            "worst": None if worst is None else self._claimed_accuracy(worst),
+            "diverged": self._diverged(),
             "neighbors": len(links),
             "neighbors_up": sum(link.up for link in links.values()),
             "payload_bytes": self._neighbors.traffic.payload_bytes,
@@ -120,6 +123,20 @@ class OperatorApi:
         return [
             {"name": name, "offences": link.offences, "last": link.last_offence, "advice": advice(name)}
             for name, link in named
+        ]
+
+    def _claimed_accuracy(self, record: EvaluationRecord) -> dict[str, object]:
+        """Return an evaluation, and who told of it: null for what was measured here, or known before a restart."""
+        name, told_by = self._local.roster.name, self._evaluations.told_by(record)
+        teller = None if told_by is None else name(told_by)
+        return {"peer": name(record.peer), "accuracy": record.accuracy, "told_by": teller}
+
+    def _diverged(self) -> list[dict[str, object]]:
+        """Return what others say of peers that ended because they diverged."""
+        name = self._local.roster.name
+        return [
+            {"name": name(peer), "round": claim.round, "reason": claim.reason, "told_by": name(claim.told_by)}
+            for peer, claim in self._divergence.claims().items()
         ]
 
     def _newcomers(self) -> list[dict[str, object]]:

@@ -7,7 +7,7 @@
 | neighbours and what goes over their links | `neighbors`, `traffic` |
 | training, in rounds or in pairs | `loop` says what is asked of it; `rounds`, `pairs` |
 | its state on disk | `saving`, `checkpoint_cadence`, `recovery` |
-| accuracies; the end of a run that makes no sense | `evaluations`, `divergence` |
+| accuracies; the end of training that makes no sense | `evaluations`, `divergence`, `notes` |
 | members that come and go | `member_links`, `change_requests`, `joining`, `peer_list` |
 | what others say | `incoming` |
 | what an operator asks | `operator_api` |
@@ -21,6 +21,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from peer import __version__
@@ -123,7 +124,7 @@ class Daemon:
                 # What the links carried last is worth less than whatever this peer ends with.
                 log.error("%s", error)
         if self._divergence.finding is not None:
-            raise DivergenceError(self._divergence.finding.reason)
+            raise DivergenceError(f"{self.local.name}: {self._divergence.finding.reason}")
         return 0
 
     def close(self) -> None:
@@ -146,7 +147,7 @@ class Daemon:
                 # This peer was killed between its last round and what it says of it, which the others wait for.
                 await self._evaluate(self._config.run.rounds)
         except DivergenceError as error:
-            self._diverge(str(error))
+            self._divergence.declare(Finding(self.loop.round, str(error)))
 
     @property
     def _is_trained(self) -> bool:
@@ -179,10 +180,6 @@ class Daemon:
         self._metrics.put_evaluations(records)
         self._evaluations.share(records)
 
-    def _diverge(self, reason: str) -> None:
-        round_ = self._cadence.last_common_round(self.loop.round)
-        self._divergence.declare(Finding(round_, f"{self.local.name}: {reason}"))
-
     # -- the end -------------------------------------------------------------------------------------------------------
 
     async def _finish(self) -> None:
@@ -206,13 +203,16 @@ class Daemon:
 
     def _end_diverged(self, finding: Finding) -> None:
         self.operator.state = f"diverged: {finding.reason}"
-        if self._config.guard.action == "rollback":
-            round_ = self.saver.go_back(finding.round)
-            self.local.metrics.drop_after(round_ - 1)
-            put_back = f"{finding.reason}; the state was put back to round {round_}"
-            self._divergence.finding = Finding(round_, put_back)
-            log.error("state put back to round %d", round_)
         self._metrics.flush()
+        if self._config.guard.action == "rollback":
+            round_ = self.saver.go_back(self._cadence.last_common_round(finding.round))
+            log.warning(
+                "what this peer had after round %d is set aside in its state folder; before the run goes on, put the"
+                " other peers back to that round too: sotto rollback --round %d",
+                round_,
+                round_,
+            )
+            self._divergence.finding = replace(finding, reason=f"{finding.reason}; its state is that of round {round_}")
 
     def _open_exporter(self) -> None:
         """Serve metrics, if the configuration says so."""

@@ -6,19 +6,18 @@ repeated make them again.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from peer.daemon.audit_log import AuditLog, EventLog
-from peer.daemon.evaluations import Evaluations, Models, OwnEvaluation, parse_evaluation
+from peer.daemon.evaluations import Evaluations, Models, OwnEvaluation, parse_stored
 from peer.daemon.local_peer import LocalPeer
 from peer.daemon.metrics_writer import MetricsWriter
 from peer.daemon.neighbors import Neighbors
 from peer.daemon.runtime import Runtime
-from peer.errors import RemoteProtocolError, StateError
+from peer.errors import StateError
 from peer.gossip.effects import Effects
 from peer.node.disk_state import PeerRecovery
 from peer.node.durable import DurablePeer
@@ -127,10 +126,7 @@ def recover_pairs(
     except StateError as error:
         raise StateError(f"{local.folder.directory}: {error}") from None
     _continue(recovery, local, runtime, participant.round)
-    for note in recovery.state.get("evaluations", []):
-        # One of a round that the run does not have any more says nothing of it.
-        with contextlib.suppress(RemoteProtocolError):
-            evaluations.restore([parse_evaluation(note.encode(), local.roster, local.config.run.rounds)])
+    evaluations.restore(map(parse_stored, recovery.state.get("evaluations", [])))
     is_new = not participant.round and not participant.in_iteration
     seconds = 0.0 if is_new else _took(started, "step", recovery, local, participant.round)
     return Recovered(seconds, recovery.effects)

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import logging
 
-import numpy as np
-
+from peer.daemon import notes
 from peer.daemon.neighbors import Neighbors
 from peer.daemon.round_frames import RoundFrames
 from peer.daemon.runtime import Runtime
-from peer.errors import RemoteProtocolError
 from peer.net.handler import MAX_BULLETIN_BYTES
 from peer.node.participant import Participant
 
 log = logging.getLogger("sotto")
-
-TOPIC = "replica"
-"""Of the note that holds a round, and the digest of each layer that a replica of the sender has after it, as u64s."""
 
 
 class ReplicaCheck:
@@ -31,9 +26,9 @@ class ReplicaCheck:
         here."""
         own = self._agreement.own_digests()
         if own is not None and own[0] == round_:
-            note = np.array([round_, *own[1]], "<u8").tobytes()
+            note = notes.encode_digests(round_, own[1])
             for peer in self._agreement.keepers() if len(note) <= MAX_BULLETIN_BYTES else ():
-                self._neighbors.transport.bulletin(peer, TOPIC, note)
+                self._neighbors.transport.bulletin(peer, notes.REPLICA, note)
         if self._agreement.has_heard:
             effects, sentences = await self._runtime.work(self._participant.check_replicas)
             for sentence in sentences:
@@ -43,7 +38,5 @@ class ReplicaCheck:
     def heard(self, peer: int, note: bytes) -> None:
         """Judge what a neighbour says that the replica of it here should be. Raises RemoteProtocolError for what is
         none."""
-        if len(note) % 8 or len(note) < 16:
-            raise RemoteProtocolError("it told digests that are none")
-        round_, *digests = np.frombuffer(note, "<u8").tolist()
-        self._agreement.hear(peer, round_, tuple(digests))
+        node = self._participant.algorithm.node
+        self._agreement.hear(peer, *notes.decode_digests(note, node.rounds, node.layout.num_layers))

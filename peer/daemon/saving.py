@@ -10,7 +10,7 @@ from typing import Protocol
 
 from peer.daemon.audit_log import EventLog
 from peer.daemon.checkpoint_cadence import CheckpointCadence
-from peer.daemon.evaluations import Evaluations
+from peer.daemon.evaluations import Evaluations, stored
 from peer.daemon.local_peer import LocalPeer
 from peer.daemon.metrics_writer import MetricsWriter
 from peer.daemon.pair_exchanges import PairExchanges
@@ -43,7 +43,7 @@ class Saver(Protocol):
         ...
 
     def go_back(self, round_: int) -> int:
-        """Delete what is newer than the last checkpoint at or before a round; return its round. The last call."""
+        """Set aside what is newer than the last checkpoint at or before a round; return its round. The last call."""
         ...
 
     def close(self) -> None:
@@ -110,7 +110,7 @@ class RoundSaver:
         self._frames.confirm(await self._runtime.sync(self._durable.sync))
 
     def go_back(self, round_: int) -> int:
-        """Delete what is newer than the last checkpoint at or before a round; return its round."""
+        """Set aside what is newer than the last checkpoint at or before a round; return its round."""
         return self._durable.go_back(round_)
 
     def close(self) -> None:
@@ -146,7 +146,7 @@ class PairSaver:
         self._metrics.flush()
         description = self._local.describe(self._runtime.now())
         # Those that have finished by then cannot be asked again.
-        description["evaluations"] = [note.decode() for note in self._evaluations.notes()]
+        description["evaluations"] = [*map(stored, self._evaluations.newest.values())]
         await self._exchanges.call(self._save, description)
         self._cadence.saved()
 
@@ -167,7 +167,7 @@ class PairSaver:
         await self._runtime.sync(self._durable.sync)
 
     def go_back(self, round_: int) -> int:
-        """Delete what is newer than the last checkpoint at or before a step; return its number."""
+        """Set aside what is newer than the last checkpoint at or before a step; return its number."""
         return self._durable.go_back(round_)
 
     def close(self) -> None:

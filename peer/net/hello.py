@@ -13,8 +13,9 @@ from peer.foreign_text import quote
 from peer.proto.sottovoce.v1 import exchange_pb2 as pb
 
 # Version 2: with mutual TLS, listeners prove their certificate in the hello.
-PROTOCOL_MIN = 2
-PROTOCOL_MAX = 2
+# Version 3: notes are protobuf messages. Peers of version 2 could neither read them nor be read.
+PROTOCOL_MIN = 3
+PROTOCOL_MAX = 3
 MAX_TEXT = 256
 MIN_WINDOW_BYTES = 4096
 MIN_CHUNK_BYTES = 1024

@@ -6,6 +6,8 @@ by the number of rounds that it can be ahead (`peer.net.chunks`, `peer.gossip.se
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 
 class Allowance:
     """A token bucket."""
@@ -29,6 +31,22 @@ class Allowance:
         self._left = min(self.burst, self._left + (now - self._at) * self.rate) - units
         self._at = now
         return max(0.0, -self._left / self.rate)
+
+
+class Allowances:
+    """A token bucket for each of several senders or subjects, of whom there are not many."""
+
+    def __init__(self, *, rate: float, burst: float) -> None:
+        """Allow each of them `rate` units a second, and `burst` after a pause."""
+        self._rate, self._burst = rate, burst
+        self._allowances: dict[Hashable, Allowance] = {}
+
+    def spend(self, key: Hashable, now: float) -> bool:
+        """Return whether a unit is allowed to one of them now; then it is used up."""
+        allowance = self._allowances.get(key)
+        if allowance is None:
+            allowance = self._allowances[key] = Allowance(rate=self._rate, burst=self._burst, now=now)
+        return allowance.spend(1, now)
 
 
 class Complaints:

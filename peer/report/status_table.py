@@ -27,7 +27,7 @@ def status_table(answers: Sequence[Mapping[str, Any]]) -> RenderableType:
     for answer in answers:
         table.add_row(*_cells(answer, asynchronous))
     errors = [Text(f"{_name(answer)}: {answer['error']}", style="red") for answer in answers if "error" in answer]
-    return Group(table, *errors, *_offenders(answers))
+    return Group(table, *_diverged(answers), *errors, *_offenders(answers))
 
 
 def _offenders(answers: Sequence[Mapping[str, Any]]) -> list[Text]:
@@ -53,6 +53,15 @@ def _cells(answer: Mapping[str, Any], asynchronous: bool) -> list[RenderableType
         size(answer.get("socket_bytes")),
         MISSING if neighbors is None else f"{neighbors_up}/{neighbors}",
         Text(str(answer.get("state", MISSING))),
+    ]
+
+
+def _diverged(answers: Sequence[Mapping[str, Any]]) -> list[Text]:
+    """Return a line on each peer that is said to have diverged: the first that anybody heard of it."""
+    claims = {str(each["name"]): each for answer in reversed(answers) for each in answer.get("diverged", ())}
+    return [
+        Text(f"{name} diverged after {each['round']} rounds, {each['told_by']} says: {each['reason']}", style="red")
+        for name, each in sorted(claims.items())
     ]
 
 

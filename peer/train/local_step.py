@@ -191,6 +191,11 @@ class Trainer:
         with self._statistics(averaged):
             return evaluate_model(self.task, self._model, data, self._indices[split], self.device)
 
+    def class_counts(self) -> tuple[int, ...]:
+        """Return how many samples of each class the test set has; one number where the task has no classes."""
+        labels = class_labels(self.task, self._test, torch.from_numpy(self._indices["test"]))
+        return tuple(np.bincount(labels, minlength=max(1, self.task.num_classes)).tolist())
+
     def state(self) -> dict[str, npt.NDArray[Any]]:
         """Return what the next round reads beside z: momentum, the buffers of norm layers, and an entry that says that
         labels are adjusted for, if they are.

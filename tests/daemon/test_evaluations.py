@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +9,9 @@ import pytest
 
 from peer.compress.payload import FloatArray
 from peer.config import EvaluationOptions
-from peer.daemon.evaluations import Evaluations, Models, OwnEvaluation, evaluation_note, parse_evaluation
-from peer.errors import RemoteProtocolError, StateError
+from peer.daemon.evaluations import Evaluations, Models, OwnEvaluation, SampleCounts, parse_stored, stored
+from peer.daemon.notes import encode_evaluation
+from peer.errors import StateError
 from peer.state.metrics import EvaluationRecord
 from peer.train.local_step import Evaluation, Split
 
@@ -20,11 +20,27 @@ PEERS = range(4)
 
 
 class Sent:
-    """The notes that were sent, and how often there was news."""
+    """The notes that were sent, how often there was news, who is connected, and the time."""
 
     def __init__(self) -> None:
         self.notes: list[tuple[str, bytes, int | None]] = []
         self.news = 0
+        self.up: set[int] = set()
+        self.now = 0.0
+
+    def evaluations(self, options: EvaluationOptions, rounds: int = ROUNDS) -> Evaluations:
+        """Return those of peer 0. The test set has 12 samples of two classes, the training data 40."""
+        return Evaluations(
+            0,
+            options,
+            rounds,
+            peers=PEERS,
+            samples=SampleCounts((10, 2), 40),
+            is_up=self.up.__contains__,
+            broadcast=self.broadcast,
+            on_news=self.on_news,
+            now=lambda: self.now,
+        )
 
     def broadcast(self, topic: str, note: bytes, besides: int | None) -> None:
         self.notes.append((topic, note, besides))
@@ -41,8 +57,7 @@ def sent() -> Sent:
 @pytest.fixture
 def evaluations(sent: Sent) -> Evaluations:
     """Those of peer 0, which evaluates every 10 rounds and shares every second of these."""
-    options = EvaluationOptions(every_rounds=10, share_every=2)
-    return Evaluations(0, options, ROUNDS, peers=PEERS, broadcast=sent.broadcast, on_news=sent.on_news)
+    return sent.evaluations(EvaluationOptions(every_rounds=10, share_every=2))
 
 
 def record(peer: int, done: int, correct: int = 5, split: str = "test") -> EvaluationRecord:
@@ -57,8 +72,7 @@ def test_which_rounds_are_evaluated_and_which_are_shared(evaluations: Evaluation
 
 
 def test_without_regular_evaluations_only_the_last_round_counts(sent: Sent) -> None:
-    options = EvaluationOptions(every_rounds=0)
-    quiet = Evaluations(0, options, 7, peers=PEERS, broadcast=sent.broadcast, on_news=sent.on_news)
+    quiet = sent.evaluations(EvaluationOptions(every_rounds=0), 7)
     assert [done for done in range(1, 8) if quiet.is_due(done)] == [7]
     assert [done for done in range(1, 8) if quiet.is_shared(done)] == [7]
 
@@ -72,10 +86,10 @@ def test_own_accuracies_are_told_where_they_are_shared(evaluations: Evaluations,
 
 
 def test_news_goes_to_everybody_but_where_it_came_from_and_once(evaluations: Evaluations, sent: Sent) -> None:
-    note = evaluation_note(record(2, 20))
+    note = encode_evaluation(record(2, 20))
     evaluations.heard(1, note)
     evaluations.heard(3, note)
-    evaluations.heard(3, evaluation_note(record(2, 10)))
+    evaluations.heard(3, encode_evaluation(record(2, 10)))
     assert sent.notes == [("evaluation", note, 1)]
     assert sent.news == 1
     assert evaluations.notes() == [note]
@@ -83,7 +97,7 @@ def test_news_goes_to_everybody_but_where_it_came_from_and_once(evaluations: Eva
 
 def test_nobody_tells_a_peer_its_own_accuracy(evaluations: Evaluations, sent: Sent) -> None:
     evaluations.share([record(0, 20, correct=9)])
-    evaluations.heard(1, evaluation_note(record(0, 40, correct=0)))
+    evaluations.heard(1, encode_evaluation(record(0, 40, correct=0)))
     assert evaluations.own() == record(0, 20, correct=9)
     assert sent.news == 1
 
@@ -97,49 +111,84 @@ def test_the_worst_peer_and_who_has_finished(evaluations: Evaluations) -> None:
     assert evaluations.finished() == {1, 3}
 
 
-def test_a_note_says_what_was_measured() -> None:
-    told = record(3, 20)
-    assert parse_evaluation(evaluation_note(told), PEERS, ROUNDS) == told
+def test_of_a_connected_neighbour_only_its_own_word_counts(evaluations: Evaluations, sent: Sent) -> None:
+    sent.up.add(2)
+    evaluations.heard(1, encode_evaluation(record(2, ROUNDS, correct=0)))
+    assert evaluations.newest == {}
+    evaluations.heard(2, encode_evaluation(record(2, 20)))
+    assert evaluations.newest == {(2, "test"): record(2, 20)}
+    assert evaluations.told_by(record(2, 20)) == 2
+    # The word of others while it was away gives way to its own, and not the other way round.
+    sent.up.clear()
+    evaluations.heard(1, encode_evaluation(record(2, ROUNDS, correct=0)))
+    assert evaluations.told_by(record(2, ROUNDS)) == 1
+    sent.up.add(2)
+    evaluations.heard(2, encode_evaluation(record(2, 40)))
+    assert evaluations.newest == {(2, "test"): record(2, 40)}
+    evaluations.heard(2, encode_evaluation(record(2, 20)))
+    assert evaluations.newest == {(2, "test"): record(2, 40)}
 
 
-def test_of_very_many_classes_the_sum_is_told() -> None:
-    many = EvaluationRecord(peer=1, round=20, split="test", correct=(1,) * 5000, total=(2,) * 5000)
-    heard = parse_evaluation(evaluation_note(many), PEERS, ROUNDS)
-    assert (heard.correct, heard.total, heard.accuracy) == ((5000,), (10000,), 0.5)
+def test_nothing_is_believed_of_peers_that_nobody_knows(evaluations: Evaluations, sent: Sent) -> None:
+    evaluations.heard(1, encode_evaluation(record(9, 20)))
+    assert (evaluations.newest, sent.notes) == ({}, [])
 
 
 @pytest.mark.parametrize(
-    "note",
-    [
-        b"",
-        b"\xff\xfe",
-        b"7",
-        b"null",
-        b'"abcde"',
-        b"[" * 60_000,
-        json.dumps([1, 20, "test", [1]]).encode(),
-        json.dumps([1, 20, "test", 1, 2]).encode(),
-        json.dumps([1, 20, "test", [1, 2], [3]]).encode(),
-        json.dumps([9, 20, "test", [1], [2]]).encode(),
-        json.dumps(["1", 20, "test", [1], [2]]).encode(),
-        json.dumps([1, 20, "train", [1], [2]]).encode(),
-        json.dumps([1, 20, ["test"], [1], [2]]).encode(),
-        # Each of these ended the process, or kept it from writing its metrics.
-        b'[1, 1e999, "test", [1], [2]]',
-        json.dumps([1, 10**30, "test", [1], [2]]).encode(),
-        json.dumps([1, 20, "test", [10**400], [1]]).encode(),
-        json.dumps([1, -1, "test", [1], [2]]).encode(),
-        json.dumps([1, 20, "test", [3], [2]]).encode(),
-        json.dumps([1, 20, "test", [1.5], [2]]).encode(),
-        json.dumps([1, 20, "test", [0] * 1001, [0] * 1001]).encode(),
-    ],
+    "total",
+    [(10, 3), (11, 1), (12,), (10, 2, 0), (0, 0)],
+    ids=["too-many", "other-classes", "a-sum", "three-classes", "none"],
 )
-def test_a_note_that_no_honest_peer_sends_is_refused_and_nothing_comes_of_it(
-    evaluations: Evaluations, sent: Sent, note: bytes
+def test_an_evaluation_on_another_test_set_is_not_shown_and_said_once(
+    evaluations: Evaluations, sent: Sent, caplog: pytest.LogCaptureFixture, total: tuple[int, ...]
 ) -> None:
-    with pytest.raises(RemoteProtocolError):
-        evaluations.heard(1, note)
+    for done in (20, 40, ROUNDS):
+        alien = EvaluationRecord(peer=2, round=done, split="test", correct=(0,) * len(total), total=total)
+        evaluations.heard(1, encode_evaluation(alien))
     assert (evaluations.newest, sent.notes) == ({}, [])
+    assert caplog.text.count("peer 1 told of an evaluation of peer 2") == 1
+
+
+def test_a_hold_out_is_part_of_the_training_data(evaluations: Evaluations) -> None:
+    for total in ((41, 0), (40,)):
+        alien = EvaluationRecord(peer=2, round=20, split="holdout", correct=(0,) * len(total), total=total)
+        evaluations.heard(1, encode_evaluation(alien))
+    assert evaluations.newest == {}
+    held_out = EvaluationRecord(peer=2, round=20, split="holdout", correct=(0, 3), total=(30, 10))
+    evaluations.heard(1, encode_evaluation(held_out))
+    assert evaluations.newest == {(2, "holdout"): held_out}
+
+
+def test_of_very_many_classes_the_sum_has_to_be_that_of_the_test_set() -> None:
+    samples = SampleCounts((2,) * 5000, 40_000)
+    assert samples.fit(EvaluationRecord(peer=1, round=20, split="test", correct=(1,) * 5000, total=(2,) * 5000))
+    assert samples.fit(EvaluationRecord(peer=1, round=20, split="test", correct=(5000,), total=(10_000,)))
+    assert not samples.fit(EvaluationRecord(peer=1, round=20, split="test", correct=(5000,), total=(10_001,)))
+
+
+def test_a_flood_of_news_of_one_peer_is_not_passed_on_but_its_last_word_is(sent: Sent) -> None:
+    evaluations = sent.evaluations(EvaluationOptions(), 10_000)
+    for done in range(1, 10_001):
+        evaluations.heard(1, encode_evaluation(record(2, done)))
+    assert len(sent.notes) == 21
+    assert evaluations.finished() == {2}
+
+
+def test_own_evaluations_keep_to_the_same_pace(sent: Sent) -> None:
+    evaluations = sent.evaluations(EvaluationOptions(every_rounds=1, share_every=1), 50)
+    for done in range(1, 51):
+        evaluations.share([record(0, done)])
+    assert len(sent.notes) == 21
+    assert evaluations.own() == record(0, 50)
+
+
+def test_what_a_checkpoint_holds_is_known_again_as_far_as_it_is_of_this_run(evaluations: Evaluations) -> None:
+    known = [record(1, 40), record(2, ROUNDS + 1), record(9, 40)]
+    evaluations.restore(parse_stored(stored(each)) for each in known)
+    assert evaluations.newest == {(1, "test"): record(1, 40)}
+    assert evaluations.told_by(record(1, 40)) is None
+    # As the first release wrote it.
+    assert parse_stored('[1,40,"test",[5,1],[10,2]]') == record(1, 40)
 
 
 class Constant:

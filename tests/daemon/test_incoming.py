@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
-from peer.daemon.divergence import Divergence
 from peer.daemon.evaluations import Evaluations
 from peer.daemon.incoming import Incoming
 from peer.daemon.operator_api import OperatorApi
@@ -52,8 +50,6 @@ class Peer:
         self.neighbors = neighbors_over(self.transport, (1, 2))
         self.runtime, self.frames, self.members = Runtime(), Frames(), FakeMembers()
         self.judged: list[tuple[int, bytes]] = []
-        self.divergence = Divergence(50, broadcast=self.neighbors.broadcast, stop=self.stop)
-        self.stopped_for: list[str] = []
         evaluations = SimpleNamespace(notes=lambda: [b"known"])
         roster = SimpleNamespace(name=lambda peer: f"peer-{peer}", hear=lambda peer, name: None)
         self.incoming = Incoming(
@@ -64,13 +60,10 @@ class Peer:
             evaluations=cast(Evaluations, evaluations),
             members=self.members,
             operator=cast(OperatorApi, None),
-            notes={"diverged": self.divergence.heard, "replica": self.judge},
+            notes={"evaluation": self.judge, "replica": self.judge, "join": self.judge},
             why_no_changes="the members of this run cannot change",
             num_peers=3,
         )
-
-    def stop(self, reason: str) -> None:
-        self.stopped_for.append(reason)
 
     def judge(self, peer: int, note: bytes) -> None:
         if note == b"lie":
@@ -96,20 +89,24 @@ def test_a_note_goes_to_whoever_judges_its_topic(peer: Peer) -> None:
     peer.incoming.bulletin_received(1, "replica", b"digests")
     peer.incoming.bulletin_received(1, "a topic of a later version", b"whatever")
     assert peer.judged == [(1, b"digests")]
-    peer.incoming.bulletin_received(1, "diverged", b'[20, "the loss is too high"]')
-    assert peer.stopped_for == ["the loss is too high"]
-    assert [(to, topic) for to, topic, _ in peer.transport.notes] == [(2, "diverged")]
 
 
-def test_a_lie_is_blamed_on_the_neighbour_unless_it_may_only_pass_it_on(
-    peer: Peer, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.mark.parametrize("topic", ["replica", "evaluation"])
+def test_a_lie_is_blamed_on_the_neighbour_even_where_it_may_have_it_from_others(peer: Peer, topic: str) -> None:
     with pytest.raises(RemoteProtocolError, match="told a lie"):
-        peer.incoming.bulletin_received(1, "replica", b"lie")
-    with caplog.at_level(logging.ERROR):
-        peer.incoming.bulletin_received(1, "diverged", b"[1e999, null]")
-    assert "dropped a note of peer-1 about diverged" in caplog.text
-    assert peer.stopped_for == []
+        peer.incoming.bulletin_received(1, topic, b"lie")
+
+
+@pytest.mark.parametrize(("topic", "read"), [("join", 5), ("replica", 100), ("evaluation", 100 + 80 * 3)])
+def test_of_a_flood_of_notes_of_one_neighbour_only_the_first_are_read(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch, topic: str, read: int
+) -> None:
+    monkeypatch.setattr(peer.runtime, "now", lambda: 7.0)
+    for _ in range(1000):
+        peer.incoming.bulletin_received(1, topic, b"note")
+    assert peer.judged == [(1, b"note")] * read
+    peer.incoming.bulletin_received(2, topic, b"note")
+    assert peer.judged[read:] == [(2, b"note")]
 
 
 def test_senseless_notes_do_not_fill_the_log(peer: Peer, caplog: pytest.LogCaptureFixture) -> None:

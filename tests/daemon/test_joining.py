@@ -9,6 +9,7 @@ import pytest
 
 from peer.daemon.joining import ASK_AGAIN_S, DECLINED_S, Joining
 from peer.daemon.member_links import MemberLinks
+from peer.daemon.notes import encode_refusal
 from peer.daemon.roster import Roster
 from peer.daemon.runtime import Runtime
 from peer.errors import HandshakeRefused, PeerUnreachable
@@ -66,7 +67,7 @@ def test_whoever_declines_is_not_asked_again_before_the_others(newcomer: Newcome
     asked = []
     for _ in range(4):
         asked += newcomer.asked()
-        newcomer.joining.declined(asked[-1], b"it is about to leave")
+        newcomer.joining.declined(asked[-1], encode_refusal("it is about to leave"))
         newcomer.later(ASK_AGAIN_S + 0.1)
         if len(asked) == 3:
             break
@@ -75,17 +76,17 @@ def test_whoever_declines_is_not_asked_again_before_the_others(newcomer: Newcome
 
 def test_it_gives_up_where_all_decline(newcomer: Newcomer) -> None:
     newcomer.asked()
-    newcomer.joining.declined(1, b"the run \x1b[2J ends too soon")
+    newcomer.joining.declined(1, encode_refusal("the run \x1b[2J ends too soon"))
     newcomer.later(DECLINED_S - 0.1)
     newcomer.asked()
     newcomer.later(0.2)
-    with pytest.raises(HandshakeRefused, match=r"nobody lets it join: 'the run \\x1b\[2J ends too soon'"):
+    with pytest.raises(HandshakeRefused, match=r"nobody lets it join: 'the run  \[2J ends too soon'"):
         newcomer.asked()
 
 
 def test_nobody_answers_for_another(newcomer: Newcomer) -> None:
     assert newcomer.asked() == [1]
-    newcomer.joining.declined(3, b"go away")
+    newcomer.joining.declined(3, encode_refusal("go away"))
     newcomer.later(DECLINED_S + 1.0)
     assert newcomer.asked() == [1]
 

@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from peer.config import PeerAddress
+from peer.daemon.divergence import Claim, Divergence
 from peer.daemon.evaluations import Evaluations
 from peer.daemon.local_peer import LocalPeer
 from peer.daemon.loop_protocol import Loop
@@ -54,6 +55,7 @@ class Asked:
         neighbors = neighbors_over(transport, (1, 2))
         transport_facts: Any = transport
         transport_facts.relay, transport_facts.relayed = SimpleNamespace(carried={}), lambda peer: None
+        self.claims: dict[int, Claim] = {}
         loop = SimpleNamespace(round=7, figures=lambda: {"push_weight": 1.0}, link_figures=lambda peer: {})
         self.api = OperatorApi(
             local=cast(LocalPeer, local),
@@ -63,6 +65,7 @@ class Asked:
             saver=cast(Saver, self.saver),
             members=self.members,
             evaluations=cast(Evaluations, SimpleNamespace(own=lambda: None, worst=lambda: None)),
+            divergence=cast(Divergence, SimpleNamespace(claims=lambda: self.claims)),
             metrics=cast(MetricsWriter, SimpleNamespace(last_loss=0.5)),
             peer_list=cast(PeerList, None),
         )
@@ -74,6 +77,14 @@ class Asked:
 @pytest.fixture
 def asked() -> Asked:
     return Asked()
+
+
+def test_the_status_says_who_is_said_to_have_diverged(asked: Asked) -> None:
+    assert asked.ask("status")["diverged"] == []
+    asked.claims[1] = Claim(20, "the loss is too high", told_by=2)
+    assert asked.ask("status")["diverged"] == [
+        {"name": NAMES[1], "round": 20, "reason": "the loss is too high", "told_by": NAMES[2]}
+    ]
 
 
 def test_the_status_says_what_stands_in_the_way_of_a_link(asked: Asked) -> None:

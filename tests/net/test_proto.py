@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from peer.proto.sottovoce.v1 import control_pb2, exchange_pb2
+from peer.proto.sottovoce.v1 import control_pb2, exchange_pb2, note_pb2
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -80,10 +80,11 @@ def test_the_services_are_what_the_transport_serves() -> None:
 
 
 def test_numbers_of_fields_never_change() -> None:
-    """The compatibility promise of exchange.proto: this table only grows."""
+    """The compatibility promise of exchange.proto and note.proto: this table only grows."""
     fields = {
         message.name: {field.name: field.number for field in message.fields}
-        for message in exchange_pb2.DESCRIPTOR.message_types_by_name.values()
+        for file in (exchange_pb2, note_pb2)
+        for message in file.DESCRIPTOR.message_types_by_name.values()
     }
     assert fields == {
         "Envelope": {"chunks": 1, "receipt": 2, "credit": 3, "bulletins": 4, "hello": 5, "close": 6},
@@ -112,4 +113,8 @@ def test_numbers_of_fields_never_change() -> None:
             "proof": 20,
         },
         "Close": {"kind": 1, "reason": 2},
+        "EvaluationNote": {"peer": 1, "round": 2, "split": 3, "correct": 4, "total": 5},
+        "DivergenceNote": {"peer": 1, "round": 2, "reason": 3},
+        "ReplicaNote": {"round": 1, "digests": 2},
+        "RefusalNote": {"reason": 1},
     }

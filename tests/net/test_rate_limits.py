@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from peer.net.rate_limits import Allowance, Complaints
+from peer.net.rate_limits import Allowance, Allowances, Complaints
 
 
 def test_an_allowance_lets_a_burst_pass_and_then_a_rate() -> None:
@@ -30,3 +30,10 @@ def test_complaints_are_counted_where_they_are_too_many_to_be_written() -> None:
     assert [complaints.worth_a_line(0.0) for _ in range(5)] == ["", "", None, None, None]
     assert complaints.worth_a_line(30.0) == " (3 more like this were not logged)"
     assert complaints.worth_a_line(60.0) == ""
+
+
+def test_each_of_several_has_an_allowance_of_its_own() -> None:
+    allowances = Allowances(rate=1, burst=2)
+    assert [allowances.spend("ada", 0.0) for _ in range(3)] == [True, True, False]
+    assert allowances.spend("ben", 0.0)
+    assert allowances.spend("ada", 1.0)

@@ -99,3 +99,9 @@ def test_only_asynchronous_runs_have_a_staleness() -> None:
     text = shown(status_table(answers))
     assert "1.98" in text
     assert "staleness" not in shown(status_table([{"name": "a", "round": 3}]))
+
+
+def test_a_peer_that_diverged_is_told_of_once_with_who_says_so() -> None:
+    claim = {"name": "garage", "round": 20, "reason": "the loss is too high", "told_by": "attic"}
+    text = shown(status_table([{"name": "a", "diverged": [claim]}, {"name": "b", "diverged": [claim]}]))
+    assert text.count("garage diverged after 20 rounds, attic says: the loss is too high") == 1

@@ -1,0 +1,116 @@
+"""Notes as bytes and back: see `proto/sottovoce/v1/note.proto`.
+
+Checks what can be checked without knowing the run's data or its peers: the form, and that rounds are rounds of the run.
+Everything that is wrong with a note raises RemoteProtocolError. An honest peer makes the same checks before it passes a
+note on, so that the neighbour which sent it is to blame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from peer.errors import RemoteProtocolError
+from peer.net.hello import printable
+from peer.proto.sottovoce.v1 import note_pb2 as pb
+from peer.state.metrics import EvaluationRecord
+
+EVALUATION = "evaluation"
+DIVERGED = "diverged"
+REPLICA = "replica"
+JOIN = "join"
+"""Topic of the note with which a peer asks to be let in; `node.membership_codec` knows its content."""
+REFUSAL = "no join"
+
+MOST_CLASSES = 1000
+"""Of more, only the sums are told."""
+_MOST_SAMPLES = 1 << 53
+"""More than any test set has; sums of so many classes stay integers that JSON, SQLite and floats can hold."""
+_MOST_PEERS = 1 << 31
+_REASON_CHARACTERS = 500
+
+_SPLITS = {"test": pb.EvaluationNote.TEST, "holdout": pb.EvaluationNote.HOLDOUT}
+_SPLIT_NAMES = {value: name for name, value in _SPLITS.items()}
+
+AnyNote = TypeVar("AnyNote", bound=Message)
+
+
+def encode_evaluation(record: EvaluationRecord) -> bytes:
+    """Return an evaluation as peers tell it to each other; of very many classes only the sum."""
+    correct, total = record.correct, record.total
+    if len(correct) > MOST_CLASSES:
+        correct, total = (sum(correct),), (sum(total),)
+    return pb.EvaluationNote(
+        peer=record.peer, round=record.round, split=_SPLITS[record.split], correct=correct, total=total
+    ).SerializeToString()
+
+
+def decode_evaluation(note: bytes, rounds: int) -> EvaluationRecord:
+    """Return what `encode_evaluation` made, in a run of so many rounds."""
+    message = _parse(pb.EvaluationNote, note)
+    split = _SPLIT_NAMES.get(message.split)
+    if split is None:
+        raise RemoteProtocolError(f"told of an evaluation on split {message.split:d}, which there is not")
+    correct, total = tuple(message.correct), tuple(message.total)
+    if not 0 < len(total) <= MOST_CLASSES or len(correct) != len(total):
+        raise RemoteProtocolError(f"told of {len(correct)} right of {len(total)} classes")
+    if not all(c <= n <= _MOST_SAMPLES for c, n in zip(correct, total, strict=True)):
+        raise RemoteProtocolError("told of an evaluation whose counts are none")
+    _check_round(message.round, rounds)
+    return EvaluationRecord(peer=_peer(message.peer), round=message.round, split=split, correct=correct, total=total)
+
+
+def encode_divergence(peer: int, round_: int, reason: str) -> bytes:
+    """Return what a peer says that ends after so many rounds because going on makes no sense."""
+    return pb.DivergenceNote(peer=peer, round=round_, reason=reason[:_REASON_CHARACTERS]).SerializeToString()
+
+
+def decode_divergence(note: bytes, rounds: int) -> tuple[int, int, str]:
+    """Return (peer, round, printable reason) of what `encode_divergence` made, in a run of so many rounds."""
+    message = _parse(pb.DivergenceNote, note)
+    _check_round(message.round, rounds)
+    return _peer(message.peer), message.round, printable(message.reason)
+
+
+def encode_digests(round_: int, digests: Sequence[int]) -> bytes:
+    """Return what a replica of the sender should be after its message of a round: XXH3-64 of each layer."""
+    return pb.ReplicaNote(round=round_, digests=digests).SerializeToString()
+
+
+def decode_digests(note: bytes, rounds: int, num_layers: int) -> tuple[int, tuple[int, ...]]:
+    """Return (round, digest of each layer) of what `encode_digests` made, in a run of so many rounds."""
+    message = _parse(pb.ReplicaNote, note)
+    _check_round(message.round, rounds)
+    if len(message.digests) != num_layers:
+        raise RemoteProtocolError(f"told digests of {len(message.digests)} layers, where there are {num_layers}")
+    return message.round, tuple(message.digests)
+
+
+def encode_refusal(reason: str) -> bytes:
+    """Return the answer of a peer that does not let another one join."""
+    return pb.RefusalNote(reason=reason[:_REASON_CHARACTERS]).SerializeToString()
+
+
+def decode_refusal(note: bytes) -> str:
+    """Return the reason, printable."""
+    return printable(_parse(pb.RefusalNote, note).reason)
+
+
+def _parse(kind: type[AnyNote], note: bytes) -> AnyNote:
+    try:
+        return kind.FromString(note)
+    except DecodeError:
+        raise RemoteProtocolError(f"sent {len(note)} bytes that are no {kind.DESCRIPTOR.name}") from None
+
+
+def _check_round(round_: int, rounds: int) -> None:
+    if round_ > rounds:
+        raise RemoteProtocolError(f"told of round {round_} in a note, and the run has {rounds}")
+
+
+def _peer(number: int) -> int:
+    if number >= _MOST_PEERS:
+        raise RemoteProtocolError(f"told of peer {number} in a note")
+    return number

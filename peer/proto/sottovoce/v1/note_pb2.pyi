@@ -1,0 +1,54 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class EvaluationNote(_message.Message):
+    __slots__ = ("peer", "round", "split", "correct", "total")
+    class Split(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        SPLIT_UNSPECIFIED: _ClassVar[EvaluationNote.Split]
+        TEST: _ClassVar[EvaluationNote.Split]
+        HOLDOUT: _ClassVar[EvaluationNote.Split]
+    SPLIT_UNSPECIFIED: EvaluationNote.Split
+    TEST: EvaluationNote.Split
+    HOLDOUT: EvaluationNote.Split
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    SPLIT_FIELD_NUMBER: _ClassVar[int]
+    CORRECT_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    peer: int
+    round: int
+    split: EvaluationNote.Split
+    correct: _containers.RepeatedScalarFieldContainer[int]
+    total: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, peer: _Optional[int] = ..., round: _Optional[int] = ..., split: _Optional[_Union[EvaluationNote.Split, str]] = ..., correct: _Optional[_Iterable[int]] = ..., total: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class DivergenceNote(_message.Message):
+    __slots__ = ("peer", "round", "reason")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    peer: int
+    round: int
+    reason: str
+    def __init__(self, peer: _Optional[int] = ..., round: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class ReplicaNote(_message.Message):
+    __slots__ = ("round", "digests")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    digests: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, round: _Optional[int] = ..., digests: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class RefusalNote(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
