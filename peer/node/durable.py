@@ -35,6 +35,7 @@ from peer.node.links import LinksState
 from peer.node.participant import Participant, ParticipantState
 from peer.node.recorded_peer import RecordedPeer
 from peer.node.replay import Replay
+from peer.node.told_changes import ToldChanges
 from peer.state.checkpoints import Checkpoint
 from peer.state.disk import Disk
 from peer.state.journal import Announced, Begun, Lost, Receipt, Received, Record, Sent, TimedOut
@@ -69,6 +70,7 @@ class DurablePeer:
         self.links = self._peer.links
         self.left_out: frozenset[int] = frozenset()
         """Receivers that got no weight in the last round, because they had not confirmed anything for long."""
+        self._told_changes = ToldChanges()
         self._repeatable = repeatable
         self._furthest_round = 0
         """No honest neighbour was ahead of this round before this process began, nor needs to be held back after it."""
@@ -194,7 +196,7 @@ class DurablePeer:
             self._peer.early.add_notice(peer, seq, frame)
             return self.participant.unchanged()
         record, was_outsider = Received(now, peer, seq, frame), self.participant.membership.is_outsider
-        self._append_for_good(record)
+        self._append_notice(record, limited=True)
         effects = self._journaled(self._peer.take(record))
         if was_outsider and not self.participant.membership.is_outsider:
             return self._with_early(effects, now)
@@ -258,7 +260,7 @@ class DurablePeer:
                 early.take(peer)
                 record = Received(now, peer, first.seq, first.frame)
                 if membership_codec.is_notice(first.frame):
-                    self._append_for_good(record)
+                    self._append_notice(record, limited=False)
                 else:
                     self._append(record)
                 effects.extend(self._journaled(self._peer.take(record)))
@@ -282,6 +284,18 @@ class DurablePeer:
         others have seen it."""
         self._append(record)
         self.disk_state.sync()
+
+    def _append_notice(self, record: Received, *, limited: bool) -> None:
+        """Journal a notice, for good if it is news. Raises RemoteProtocolError where it is none, and, if `limited`,
+        where the neighbour has told of the same change too often."""
+        num_peers = self.participant.algorithm.node.schedule.num_peers
+        change = membership_codec.decode(record.frame, num_peers, sender=record.peer)
+        if change not in self.participant.membership.changes:
+            self._append_for_good(record)
+            return
+        if limited:
+            self._told_changes.told(record.peer, change)
+        self._append(record)
 
     # -- neighbours ----------------------------------------------------------------------------------------------------
 

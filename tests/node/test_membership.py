@@ -7,6 +7,8 @@ import pytest
 
 from peer.errors import ConfigError, RemoteProtocolError, StateError
 from peer.gossip.membership import Change, ChangeKind
+from peer.node.membership_codec import encode
+from peer.node.told_changes import ToldChanges
 from tests.node.changing_members import Cluster
 
 pytestmark = pytest.mark.slow
@@ -337,3 +339,29 @@ def _leave_of_another() -> bytes:
     from peer.node.membership_codec import pb
 
     return b"SM" + pb.MembershipChange(kind=2, subject=3, issuer=0, effective_round=50).SerializeToString()
+
+
+def test_a_known_change_costs_no_sync_and_may_not_be_told_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster("sgp")
+    cluster.run(20)
+    change = cluster.announce(2, ChangeKind.LEAVE, 2)
+    cluster.run(25)
+    peer, notice = cluster.peers[0], encode(change)
+    assert change in peer.participant.membership.changes
+    monkeypatch.setattr(peer, "_told_changes", ToldChanges())
+    syncs: list[None] = []
+    sync = peer.disk_state.sync
+    monkeypatch.setattr(peer.disk_state, "sync", lambda: syncs.append(sync()))
+    neighbor = 1
+    first = peer.links.incoming[neighbor].last_seq + 1
+    for seq in range(first, first + 16):
+        assert peer.receive(neighbor, seq, notice, 0.0).frames == []
+    assert syncs == []
+    journal_bytes = peer.disk_state.journal_bytes
+    with pytest.raises(RemoteProtocolError, match="told 16 times before that peer 2 changes by LEAVE"):
+        peer.receive(neighbor, first + 16, notice, 0.0)
+    assert peer.disk_state.journal_bytes == journal_bytes
+    # What was taken is counted after a restart, so that receipts for it hold.
+    peer.disk_state.sync()
+    cluster.restart(0)
+    assert cluster.peers[0].links.incoming[neighbor].last_seq == first + 15
