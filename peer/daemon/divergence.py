@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from peer.config import Config
 from peer.daemon import notes
-from peer.foreign_text import quote
 from peer.net.rate_limits import Allowances
 
 log = logging.getLogger("sotto")

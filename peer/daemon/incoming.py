@@ -13,8 +13,8 @@ What it sends is judged by the part that knows what it is for:
 | calls of an operator | `operator_api` |
 
 Each raises RemoteProtocolError for what an honest peer would not send, and the transport closes the link with that
-sentence; so it does for any other error (`peer.net.links.Links.blame`). That holds for notes that the neighbour has from
-somebody else, too: it would have refused them itself.
+sentence; so it does for any other error (`peer.net.links.Links.blame`). That holds for notes that the neighbour has
+from somebody else, too: it would have refused them itself.
 """
 
 from __future__ import annotations
