@@ -9,9 +9,9 @@ from collections.abc import Collection, Iterable
 
 from peer.daemon.traffic import Traffic
 from peer.errors import HandshakeRefused, LocalProtocolError
+from peer.foreign_text import printable
 from peer.gossip.effects import OutgoingFrame
 from peer.net.counters import LinkCounters
-from peer.net.hello import printable
 from peer.net.transport import Transport
 from peer.state.metrics import LinkRecord
 

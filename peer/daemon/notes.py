@@ -13,7 +13,7 @@ from typing import TypeVar
 from google.protobuf.message import DecodeError, Message
 
 from peer.errors import RemoteProtocolError
-from peer.net.hello import printable
+from peer.foreign_text import printable
 from peer.proto.sottovoce.v1 import note_pb2 as pb
 from peer.state.metrics import EvaluationRecord
 
