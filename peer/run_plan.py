@@ -7,7 +7,7 @@ that `sotto validate` answers at once.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +108,11 @@ def why_no_changes(config: Config) -> str | None:
     return None
 
 
-def averaging_rate(config: Config, compressor: BoundedCompressor | None = None) -> float:
+def averaging_rate(
+    config: Config,
+    compressor: BoundedCompressor | None = None,
+    default: Callable[[AlgorithmSpec, BoundedCompressor], float] = default_averaging_rate,
+) -> float:
     """Return the configured η, or the default for algorithm and compressor.
 
     With a bandwidth budget the default suits the smallest messages that it may choose: both ends of a link have to
@@ -117,7 +121,7 @@ def averaging_rate(config: Config, compressor: BoundedCompressor | None = None) 
     if config.algorithm.averaging_rate is not None:
         return config.algorithm.averaging_rate
     compressor = compressor or build_compressor(config)
-    return default_averaging_rate(algorithm_spec(config), _reachable_variants(config, compressor)[-1])
+    return default(algorithm_spec(config), _reachable_variants(config, compressor)[-1])
 
 
 def budget_variants(config: Config, schedule: Schedule) -> tuple[BoundedCompressor, ...]:

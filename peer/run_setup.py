@@ -66,11 +66,14 @@ class RunSetup:
     schedule: Schedule
     """Of the members that the run starts with."""
     compressor: BoundedCompressor
+    averaging_rate: float
+    """η, how far a round moves a model towards those of its neighbours."""
     rounds_per_epoch: int = 1
 
     @classmethod
-    def open(cls, config: Config, base: Path, num_peers: int | None = None) -> RunSetup:
-        """Read the task and its data, deal it out and build the graph."""
+    def open(cls, config: Config, base: Path, num_peers: int | None = None, *, rate: float | None = None) -> RunSetup:
+        """Read the task and its data, deal it out and build the graph. `rate`: η, where the configuration does not
+        decide."""
         count = num_peers or config.num_listed
         task = tasks.resolve_task(
             config.training.task,
@@ -85,7 +88,9 @@ class RunSetup:
         steps = config.training.batch_size * config.training.local_steps
         rounds_per_epoch = max(1, math.ceil(largest / steps))
         schedule = build_schedule(config, base, config.num_members(count), rounds_per_epoch=rounds_per_epoch)
-        return cls(config, base, count, task, manifest, schedule, build_compressor(config), rounds_per_epoch)
+        compressor = build_compressor(config)
+        rate = averaging_rate(config, compressor) if rate is None else rate
+        return cls(config, base, count, task, manifest, schedule, compressor, rate, rounds_per_epoch)
 
     @cached_property
     def spec(self) -> AlgorithmSpec:
@@ -209,7 +214,7 @@ class RunSetup:
             layout=layout,
             draw_source=PhiloxSource(self.config.run.seed, peer),
             compressor=self.compressor,
-            averaging_rate=averaging_rate(self.config, self.compressor),
+            averaging_rate=self.averaging_rate,
             whole_below=options.whole_below,
             push_weight_guard=options.push_weight_guard,
             rounds=self.config.run.rounds,

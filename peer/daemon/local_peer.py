@@ -12,11 +12,12 @@ from typing import TypedDict
 from peer import __version__
 from peer.config import Config
 from peer.daemon.first_peer_list import settle
+from peer.daemon.kept_rate import settle_rate
 from peer.daemon.roster import Roster
 from peer.errors import ConfigError
 from peer.net.security.credentials import load_credentials
 from peer.node.disk_state import Durability
-from peer.run_plan import why_no_changes
+from peer.run_plan import build_compressor, why_no_changes
 from peer.run_setup import RunSetup
 from peer.run_summary import machine_facts
 from peer.state.checkpoints import StateFolder
@@ -63,7 +64,8 @@ class LocalPeer:
             )
         if not config.peers[self.index].is_first and (why := why_no_changes(config)) is not None:
             raise ConfigError(f"{self.name} cannot join: {why}", key="peers")
-        self.setup = RunSetup.open(config, base)
+        rate = settle_rate(config, build_compressor(config), self.folder.disk)
+        self.setup = RunSetup.open(config, base, rate=rate)
         self.trainer = self.setup.trainer(self.index)
         self.metrics = MetricsStore(self.folder.directory / "metrics.sqlite")
         self._machine = machine_facts()

@@ -44,8 +44,22 @@ def default_averaging_rate(spec: AlgorithmSpec, compressor: BoundedCompressor, l
         kept = compressor.fraction
     else:
         kept = bound.contraction
+    return _of_what_is_kept(spec, kept, 2.4)
+
+
+def default_of_release_0_1(spec: AlgorithmSpec, compressor: BoundedCompressor) -> float:
+    """Return the default of release 0.1, which runs that began with it keep. It took what sparse compressors keep from
+    the bound for the worst vector of 10,000 numbers."""
+    rate = default_averaging_rate(spec, compressor)
+    kept = compressor.error_bound(10_000).contraction
+    if kept is None or not isinstance(compressor, KeptValues) or not spec.uses_averaging_rate:
+        return rate
+    return rate if spec.default_averaging_rate is not None else _of_what_is_kept(spec, kept, 2.5)
+
+
+def _of_what_is_kept(spec: AlgorithmSpec, kept: float, factor: float) -> float:
     if spec.memory is Memory.ERRORS:
         # It sends what is left of whole models, a replica only differences (digits, skew 0.8, top 2 % at 4 bits: worst
         # sparse-push peer 93 % at 0.02, 70 % at 0.1; MNIST alike).
         return float(f"{min(1.0, max(0.005, 0.02 * (kept / 0.02) ** 0.7)):.1g}")
-    return float(f"{min(1.0, max(0.001, 2.4 * kept)):.2g}")
+    return float(f"{min(1.0, max(0.001, factor * kept)):.2g}")
