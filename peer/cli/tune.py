@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     default=40,
     show_default=True,
     metavar="N",
-    help="Simulate at most this many runs, most of them much shorter than the configured one.",
+    help="Simulate at most this many runs; those of the first search are much shorter than the configured one.",
 )
 @click.option(
     "--budget-seconds",
@@ -35,9 +35,13 @@ if TYPE_CHECKING:
     default=600.0,
     show_default=True,
     metavar="S",
-    help="Time limit; if the plan would exceed it, all runs are shortened.",
+    help="Time to use: runs are shortened where it is short, and repeated with other seeds where some is left.",
 )
-@click.option("--write", is_flag=True, help="Write both rates into the --config file; its comments are kept.")
+@click.option(
+    "--write",
+    is_flag=True,
+    help="Write both rates into the --config file, unless they are of no use; its comments are kept.",
+)
 @json_option
 def tune(
     config_file: Path | None,
@@ -53,8 +57,10 @@ def tune(
     Simulates the run with rates around the configured ones: many short runs, then fewer and longer ones, the last of
     them in full length. Results are ranked by the accuracy of the worst peer, then by consensus distance. With strong
     compression, accuracy rises with both rates up to a cliff, beyond which models collapse or diverge. The table shows
-    the cliff, and the chosen rates stay one step away from it. The result is repeatable for the same configuration,
-    seed and number of trials unless the time runs out.
+    the cliff, and the chosen rates stay one step away from it. What is left of trials and time goes into longer runs of
+    the best points and into repetitions with other seeds. The last lines say how far the result can be trusted, and
+    whether the worst peer learned enough to be of use: at least 80 % of what one process with all data gains over
+    guessing. Runs are repeatable; how many there are depends on --trials and on the time that they take.
 
     \b
     Examples:
@@ -81,13 +87,13 @@ def tune(
             stop=stop.event,
         )
     written = None
-    if write and config_file is not None and found.ended != "stopped":
+    if write and config_file is not None and found.ended != "stopped" and found.is_useful is not False:
         tuner.write(config_file, found)
         written = str(config_file)
     if as_json:
         print_json(_document(found) | {"written": written})
     else:
-        _print(found, written)
+        _print(found, written, asked_to_write=write)
     return INTERRUPTED if found.ended == "stopped" else 0
 
 
@@ -100,6 +106,12 @@ def _document(found: Tuning) -> dict[str, Any]:
         "worst_accuracy": best.worst_accuracy,
         "averaged_accuracy": best.averaged_accuracy,
         "consensus_distance": best.consensus_distance,
+        "seeds": list(found.repeats),
+        "confidence": _confidence(found),
+        "useful": found.is_useful,
+        "guessing": found.guessing,
+        "single_process_accuracy": found.single_process_accuracy,
+        "next_best": None if found.next_best is None else _next_best(found, found.next_best),
         "rounds": best.rounds,
         "shortened": found.shortened,
         "ended": found.ended,
@@ -108,7 +120,40 @@ def _document(found: Tuning) -> dict[str, Any]:
     }
 
 
-def _print(found: Tuning, written: str | None) -> None:
+def _next_best(found: Tuning, trial: Trial) -> dict[str, Any]:
+    return {
+        "averaging_rate": trial.averaging_rate if found.averages else None,
+        "learning_rate": trial.learning_rate,
+        "seeds": list(found.next_best_repeats),
+    }
+
+
+def _confidence(found: Tuning) -> str:
+    """Return how far the chosen point can be trusted, in a sentence."""
+    from peer.report.numbers import percent
+
+    seeds = found.repeats
+    if len(seeds) < 2:
+        return (
+            "low confidence: one seed only, so a difference of a few points may be chance; raise --trials or"
+            " --budget-seconds"
+        )
+    text = f"{len(seeds)} seeds: worst peer {percent(min(seeds))} to {percent(max(seeds))}"
+    others = found.next_best_repeats
+    if not others or found.next_best is None:
+        return f"{text}; no other safe point came close"
+    common = min(len(seeds), len(others))
+    gap = (sum(seeds[:common]) - sum(others[:common])) / common
+    spread = max(max(seeds) - min(seeds), max(others) - min(others))
+    rates = f"η {found.next_best.averaging_rate:g}, " if found.averages else ""
+    second = f"the next best ({rates}γ {found.next_best.learning_rate:g}) is {100 * gap:.1f} points lower on average"
+    verdict = (
+        "more than seeds differ by" if gap > spread else f"within the {100 * spread:.1f} points that seeds differ by"
+    )
+    return f"{text}; {second}, {verdict}"
+
+
+def _print(found: Tuning, written: str | None, *, asked_to_write: bool) -> None:
     from rich.console import Console
 
     best = found.best
@@ -116,11 +161,17 @@ def _print(found: Tuning, written: str | None) -> None:
     console.print()
     console.print(_table(found))
     click.echo()
+    if found.is_useful is False:
+        click.secho(_of_no_use(found), bold=True)
+        click.echo("the best of them:")
     if found.averages:
         click.echo(f"algorithm.averaging_rate = {best.averaging_rate:g}")
     click.echo(f"training.learning_rate = {best.learning_rate:g}")
     click.echo()
     click.echo(f"{_sentence(best)}; {len(found.trials)} trials in {found.seconds:.0f} s")
+    click.echo(_confidence(found))
+    if found.is_useful and found.single_process_accuracy is not None:
+        click.echo(f"one process with all data: {100 * found.single_process_accuracy:.1f} %")
     if not found.safe:
         click.echo(
             f"not confirmed: {_REASONS[found.ended]}, so not all rates next to the chosen ones were run in full length"
@@ -129,6 +180,20 @@ def _print(found: Tuning, written: str | None) -> None:
         click.echo(f"the longest runs had {found.rounds} rounds; raise --budget-seconds to run the full length")
     if written is not None:
         click.echo(f"wrote {written}; both keys must be the same on every peer of the run")
+    elif asked_to_write and found.is_useful is False:
+        click.echo("nothing was written")
+
+
+def _of_no_use(found: Tuning) -> str:
+    from peer.report.numbers import percent
+
+    guessing = "" if found.guessing is None else f" and guessing {percent(found.guessing)}"
+    return (
+        f"no recommendation: in {found.best.rounds} rounds, no point brought the worst peer to a useful accuracy. It"
+        f" reached {percent(found.best.worst_accuracy)}, one process with all data"
+        f" {percent(found.single_process_accuracy)}{guessing}. Train longer (run.rounds), send more"
+        " (compressor.fraction), or compare algorithms and graphs with `sotto plan`"
+    )
 
 
 _REASONS = {

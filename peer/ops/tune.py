@@ -8,11 +8,12 @@ logarithmic grid, followed by a climb at full length:
    where the best point lies on its rim;
 2. the best quarter of them again, in runs of a third;
 3. the two best in full, and from the better one on: each point that is one step of η or of γ closer to the cliff. A
-   point is *safe* when both of these hold; the result is the best safe one.
+   point is *safe* when both of these hold;
+4. with what is left of the budget: longer runs of the best where all runs had to be shortened, and then up to three
+   safe points again with other seeds. The result is the safe point with the best mean over the same seeds.
 
-Short runs have the whole schedule of γ, warm-up included, in proportion. Everything is deterministic for a
-configuration and a number of trials, as long as the time suffices; where it does not, all runs become shorter, and the
-result says so.
+Points are compared by their worst peer. Short runs have the whole schedule of γ, warm-up included, in proportion. The
+same accuracies and durations of runs always lead to the same result.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -34,6 +35,8 @@ from peer import run_plan
 from peer.config import Config
 from peer.config_writer import write_bytes
 from peer.errors import ConfigError, DataError, DivergenceError, SottoError
+from peer.run_setup import RunSetup
+from peer.run_summary import train_single_process
 from peer.simulate import run as simulator
 from peer.state.metrics import Summary
 
@@ -53,6 +56,30 @@ a fraction of all samples. (One with smaller rates is only slow.)"""
 RESOLUTION = 0.001
 """Accuracies that round to the same multiple of this are equal; then the smaller consensus distance wins."""
 
+FINALISTS = 3
+"""How many safe points are run again with other seeds at most."""
+
+MOST_SEEDS = 10
+"""Further seeds would say little more."""
+
+CLOSE = 0.1
+"""A safe point whose worst peer is further below the best one, as a fraction of all samples, is not run again."""
+
+LONGER = 1.5
+"""Runs that were shortened are repeated in greater length if they can grow by this factor."""
+
+USEFUL = 0.8
+"""A useful model has at least this part of what one process with all data gains over guessing."""
+
+SCREENED, LISTED = 0.4, 0.6
+"""Parts of the budget after which no run of the first and of the second stage is started."""
+
+_RUNS_OF_A_CLIMB = 8
+"""Runs in full that a climb from known points takes: two points and the neighbours of a few."""
+
+_MARGIN = 1.15
+"""A run is started if this many times its expected duration is left."""
+
 _GROW_AT_MOST = 3
 """Lines by which the grid may grow on each side."""
 
@@ -68,6 +95,8 @@ class Trial:
     averaging_rate: float
     learning_rate: float
     rounds: int
+    repeat: int = 0
+    """0: with the configured seed; k: with that seed plus k."""
     verdict: Verdict
     """held: it came to its end. diverged: a guard stopped it. refused: the validator did, before the first round. cut
     off: the time was up."""
@@ -104,26 +133,48 @@ class Tuning:
     shortened: bool
     """Whether these are shorter than the job, for want of time."""
     ended: Literal["done", "trials used up", "time used up", "stopped"]
+    """How the search for a safe point ended; what is repeated after that does not count."""
+    repeats: tuple[float, ...] = ()
+    """Accuracies of the worst peer of the best point, one for each seed, in its longest runs."""
+    next_best: Trial | None = None
+    """The best of the other safe points, if one was run with the same seeds."""
+    next_best_repeats: tuple[float, ...] = ()
+    guessing: float | None = None
+    """Accuracy of a model that gives every class equally often; None where a task has no classes."""
+    single_process_accuracy: float | None = None
+    """Of one process with all data and the best γ that sees as many samples; None if there was no time for it."""
     trials: tuple[Trial, ...]
     """In the order in which they ran."""
     seconds: float
+
+    @property
+    def is_useful(self) -> bool | None:
+        """Whether the worst peer learned at least `USEFUL` of what one process learns; None where that is not known."""
+        worst, alone = self.best.worst_accuracy, self.single_process_accuracy
+        if worst is None or alone is None:
+            return None
+        guessing = self.guessing or 0.0
+        return worst - guessing >= USEFUL * (alone - guessing)
 
     def newest(self) -> dict[tuple[float, float], Trial]:
         """Return the longest trial of every point (η, γ) that was tried."""
         found: dict[tuple[float, float], Trial] = {}
         for trial in self.trials:
             point = trial.averaging_rate, trial.learning_rate
-            if trial.verdict != "cut off" and (point not in found or found[point].rounds <= trial.rounds):
+            if trial.verdict == "cut off" or trial.repeat > 0:
+                continue
+            if point not in found or found[point].rounds <= trial.rounds:
                 found[point] = trial
         return found
 
     def over_the_cliff(self, trial: Trial) -> bool:
         """Return whether a trial diverged, was refused, or collapsed."""
-        return _is_over(trial, [other for other in self.trials if other.rounds == trial.rounds])
+        same = [t for t in self.trials if (t.rounds, t.repeat) == (trial.rounds, trial.repeat)]
+        return _is_over(trial, same)
 
 
-Run: TypeAlias = Callable[[float, float, int], Trial]
-"""(η, γ, rounds) → what came of it."""
+Run: TypeAlias = Callable[[float, float, int, int], Trial]
+"""(η, γ, rounds, repeat) → what came of it."""
 
 
 def tune(
@@ -146,7 +197,7 @@ def tune(
     started = clock()
     deadline = math.inf if budget_s is None else started + budget_s
     simulated = _Simulated(config, base, num_peers, deadline=deadline, stop=stop or threading.Event(), clock=clock)
-    return search(
+    found = search(
         simulated,
         averaging_rate=(
             run_plan.averaging_rate(config) if run_plan.algorithm_spec(config).uses_averaging_rate else None
@@ -155,10 +206,14 @@ def tune(
         rounds=config.run.rounds,
         trials=trials,
         budget_s=budget_s,
+        reserved_runs=1.0,
         on_trial=on_trial,
         stop=stop,
         clock=clock,
     )
+    # One process that sees as many samples as all peers takes no longer than they do together.
+    fits = clock() + found.best.seconds <= deadline
+    return simulated.compared(found) if fits and found.ended != "stopped" else found
 
 
 def search(
@@ -169,18 +224,25 @@ def search(
     rounds: int,
     trials: int,
     budget_s: float | None = None,
+    reserved_runs: float = 0.0,
     on_trial: Callable[[Trial, int], None] | None = None,
     stop: threading.Event | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Tuning:
-    """Return the best safe point around the given rates; `run` tries one. Without `averaging_rate` only γ varies."""
+    """Return the best safe point around the given rates; `run` tries one. Without `averaging_rate` only γ varies.
+
+    Repetitions leave as much of the budget unused as `reserved_runs` of the longest runs take.
+    """
     if trials < 3:
         raise ConfigError("is too small", key="--trials", value=trials, valid="3 or more")
-    state = _Search(run, _Grid(averaging_rate, learning_rate), rounds, trials, budget_s, on_trial, stop, clock)
+    grid = _Grid(averaging_rate, learning_rate)
+    state = _Search(run, grid, rounds, trials, budget_s, reserved_runs, on_trial, stop, clock)
     try:
         state.screen()
         state.shorten_list()
+        state.fit_climb()
         state.climb()
+        state.use_the_rest()
     except _OutOfBudget as reason:
         state.ended = reason.ended
     return state.result()
@@ -260,21 +322,34 @@ class _Grid:
 
 @dataclass
 class _Search:
-    """The three stages and what they have found so far."""
+    """The stages and what they have found so far."""
 
     run: Run
     grid: _Grid
     rounds: int
     num_trials: int
     budget_s: float | None
+    reserved_runs: float
     on_trial: Callable[[Trial, int], None] | None
     stop: threading.Event | None
     clock: Callable[[], float]
     ended: Literal["done", "trials used up", "time used up", "stopped"] = "done"
     found: dict[tuple[Point, int], Trial] = field(default_factory=dict)
-    """(point, rounds) → trial."""
+    """(point, rounds) → trial with the configured seed."""
+    finalists: list[Point] = field(default_factory=list)
+    """Safe points that are run again, in full."""
+    again: dict[Point, list[Trial]] = field(default_factory=dict)
+    """Their trials with other seeds, in the order of the seeds."""
+    lengths: list[int] = field(default_factory=list)
+    """Of the runs of each stage, in the order of the stages."""
     unsafe: set[Point] = field(default_factory=set)
     safe: set[Point] = field(default_factory=set)
+    lost: set[Point] = field(default_factory=set)
+    """Points that diverged with another seed."""
+    trials: list[Trial] = field(default_factory=list)
+    """In the order in which they ran."""
+    reserved_s: float = 0.0
+    """Of the budget, for what follows the search."""
 
     def __post_init__(self) -> None:
         self.started = self.clock()
@@ -287,19 +362,30 @@ class _Search:
     def try_(self, point: Point, rounds: int) -> Trial:
         """Return the trial of a point, run now unless it has been. Raises _OutOfBudget."""
         if (point, rounds) not in self.found:
-            if len(self.found) >= self.num_trials:
-                raise _OutOfBudget("trials used up")
-            if self.budget_s is not None and self.clock() - self.started >= self.budget_s:
-                raise _OutOfBudget("time used up")
-            trial = self.run(*self.grid.rates(point), rounds)
-            if self.stop is not None and self.stop.is_set():
-                raise _OutOfBudget("stopped")
-            if trial.verdict == "cut off":
-                raise _OutOfBudget("time used up")
-            self.found[point, rounds] = trial
-            if self.on_trial is not None:
-                self.on_trial(trial, len(self.found))
+            self.found[point, rounds] = self._run(point, rounds, 0)
         return self.found[point, rounds]
+
+    def _run(self, point: Point, rounds: int, repeat: int) -> Trial:
+        if len(self.trials) >= self.num_trials:
+            raise _OutOfBudget("trials used up")
+        if self._left_s() <= self.reserved_s:
+            raise _OutOfBudget("time used up")
+        trial = self.run(*self.grid.rates(point), rounds, repeat)
+        if self.stop is not None and self.stop.is_set():
+            raise _OutOfBudget("stopped")
+        if trial.verdict == "cut off":
+            raise _OutOfBudget("time used up")
+        self.trials.append(trial)
+        if self.on_trial is not None:
+            self.on_trial(trial, len(self.trials))
+        return trial
+
+    def _spent(self) -> float:
+        """Return the part of the budget that is used up."""
+        return 0.0 if self.budget_s is None else 1.0 - self._left_s() / self.budget_s
+
+    def _left_s(self) -> float:
+        return math.inf if self.budget_s is None else self.budget_s - (self.clock() - self.started)
 
     def screen(self) -> None:
         """Try a grid in short runs; let it grow where the best point lies on its rim."""
@@ -309,13 +395,16 @@ class _Search:
         etas, gammas = range(top - rows + 1, top + 1), range(left, left + columns)
         self._fit_budget(rows * columns)
         rounds = self.length(SCREENING)
+        self.lengths.append(rounds)
         points = [(i, j) for i in etas for j in gammas if self.grid.contains((i, j))]
         # From the middle outward: whatever cuts the search short, the configured rates and those near them are known.
         for point in sorted(points, key=lambda p: (abs(p[0]) + abs(p[1]), p)):
+            if self._spent() > SCREENED:
+                return
             self.try_(point, rounds)
         for _ in range(2 * _GROW_AT_MOST):
             best = self._best(rounds)
-            if len(self.found) >= self.num_trials * 3 // 4:
+            if len(self.trials) >= self.num_trials * 3 // 4 or self._spent() > SCREENED:
                 return
             if best is None:
                 # All of them diverged: only a smaller γ can help.
@@ -332,14 +421,31 @@ class _Search:
 
     def shorten_list(self) -> None:
         """Try the best quarter of the screening again, longer."""
-        ranking = self._ranking(self.length(SCREENING))
-        for point in ranking[: max(2, len(ranking) // 4)]:
-            self.try_(point, self.length(SHORTLIST))
+        ranking, rounds = self._ranking(self.lengths[-1]), self.length(SHORTLIST)
+        self.lengths.append(rounds)
+        for rank, point in enumerate(ranking[: max(2, len(ranking) // 4)]):
+            if rank >= 2 and self._spent() > LISTED:
+                return
+            self.try_(point, rounds)
+
+    def fit_climb(self) -> None:
+        """Choose the length of the longest runs anew, now that it is known how long runs take."""
+        if self.budget_s is not None:
+            self._climb_with(max(SHORTEST, self.lengths[-1], self._affordable_rounds()))
+
+    def _climb_with(self, rounds: int) -> None:
+        """Make runs in full so long from now on."""
+        self.full = rounds
+        start_s, round_s = self._costs()
+        # Most of the budget is for the search itself, whatever is to follow.
+        self.reserved_s = min(_MARGIN * self.reserved_runs * (start_s + rounds * round_s), 0.2 * self._left_s())
 
     def climb(self) -> None:
         """Run the best in full, then whatever lies between the best and the cliff, until the best is safe."""
         full = self.length(1.0)
-        for rank, point in enumerate(self._ranking(self.length(SHORTLIST)) + self._ranking(self.length(SCREENING))):
+        ranking = [point for length in reversed(self.lengths) for point in self._ranking(length)]
+        self.lengths.append(full)
+        for rank, point in enumerate(dict.fromkeys(ranking)):
             if rank < 2 or self._best(full) is None:
                 self.try_(point, full)
         while (best := self._best(full)) is not None:
@@ -354,6 +460,89 @@ class _Search:
             if self.grid.contains(back):
                 self.try_(back, full)
 
+    def use_the_rest(self) -> None:
+        """Repeat the best in greater length and with other seeds, as far as trials and time last."""
+        while self.full < self.rounds and (longer := self._affordable_rounds()) >= min(LONGER * self.full, self.rounds):
+            self._climb_with(longer)
+            # What held in shorter runs has to hold in these.
+            self.safe.clear()
+            self.unsafe.clear()
+            self.climb()
+        try:
+            self._choose_finalists()
+            self._repeat()
+        except _OutOfBudget as reason:
+            if reason.ended == "stopped":
+                raise
+
+    def _affordable_rounds(self) -> int:
+        """Return how long the runs of one more climb can be."""
+        runs = _RUNS_OF_A_CLIMB + self.reserved_runs
+        start_s, round_s = self._costs()
+        return int(min(self.rounds, max(0.0, self._left_s() / (_MARGIN * runs) - start_s) / round_s))
+
+    def _affords(self, runs: float) -> bool:
+        """Return whether there is time for so many runs in full."""
+        start_s, round_s = self._costs()
+        return self._left_s() - self.reserved_s >= runs * _MARGIN * (start_s + self.full * round_s)
+
+    def _costs(self) -> tuple[float, float]:
+        """Return about how many seconds a run takes beside its rounds, and for each round."""
+        medians = {}
+        # The first run also loads data and libraries.
+        trials = self.trials[1:] or self.trials
+        for length in {trial.rounds for trial in trials}:
+            seconds = sorted(t.seconds for t in trials if t.rounds == length and t.verdict == "held")
+            if seconds:
+                medians[length] = seconds[len(seconds) // 2]
+        if not medians:
+            return 0.0, math.inf
+        short, long = min(medians), max(medians)
+        mean = max(1e-9, medians[long] / long)
+        slope = (medians[long] - medians[short]) / (long - short) if short < long else mean
+        # Runs of nearly the same length say little about a round, and other work on the machine may mislead.
+        round_s = min(mean, max(slope, mean / 2))
+        return (mean - round_s) * long, round_s
+
+    def _choose_finalists(self) -> None:
+        """Find the best safe points that are close to each other. Raises _OutOfBudget."""
+        for length in self.lengths[:-1][::-1]:
+            for point in self._ranking(length)[:FINALISTS]:
+                if self._affords(2 + FINALISTS):
+                    self.try_(point, self.full)
+        for point in self._ranking(self.full):
+            accuracy = self.found[point, self.full].worst_accuracy or 0.0
+            if self.finalists and accuracy < (self.found[self.finalists[0], self.full].worst_accuracy or 0.0) - CLOSE:
+                return
+            if point not in self.unsafe and not self._is_over(point) and self._is_safe(point):
+                self.finalists.append(point)
+            if len(self.finalists) == FINALISTS:
+                return
+
+    def _is_safe(self, point: Point) -> bool:
+        """Return whether the points one step closer to the cliff hold, running them where there is time for it."""
+        if point not in self.safe and self._affords(2 + FINALISTS):
+            (self.safe if self._cliff_above(point) is None else self.unsafe).add(point)
+        return point in self.safe
+
+    def _repeat(self) -> None:
+        """Run the finalists again with one other seed after the other. Raises _OutOfBudget."""
+        while self.finalists and self._affords(1):
+            point = min(self.finalists, key=lambda finalist: len(self.again.get(finalist, ())))
+            repeat = len(self.again.get(point, ())) + 1
+            if repeat == MOST_SEEDS:
+                return
+            trial = self._run(point, self.full, repeat)
+            if trial.verdict == "held":
+                self.again.setdefault(point, []).append(trial)
+            else:
+                # A cliff that one seed did not show; whoever stood beside it is no longer safe.
+                self.lost.add(point)
+                self.safe.clear()
+                self.finalists.clear()
+                self.climb()
+                self._choose_finalists()
+
     def _cliff_above(self, point: Point) -> Point | None:
         """Return the neighbour of a point that is over the cliff, running those in full that have not diverged yet."""
         for neighbor in self.grid.closer_to_the_cliff(point):
@@ -365,10 +554,11 @@ class _Search:
 
     def result(self) -> Tuning:
         """Return the best point of the longest runs there are, a safe one if there is one."""
-        for part in (1.0, SHORTLIST, SCREENING):
-            rounds = self.length(part)
-            best = self._best(rounds) or self._best(rounds, but_safe=False)
+        ranking = sorted(self.finalists, key=self._over_seeds, reverse=True)
+        for rounds in dict.fromkeys(reversed(self.lengths)):
+            best = next(iter(ranking), None) or self._best(rounds) or self._best(rounds, but_safe=False)
             if best is not None:
+                second = ranking[1] if len(ranking) > 1 else None
                 return Tuning(
                     best=self.found[best, rounds],
                     safe=best in self.safe,
@@ -376,7 +566,10 @@ class _Search:
                     rounds=self.full,
                     shortened=self.full < self.rounds,
                     ended=self.ended,
-                    trials=tuple(self.found.values()),
+                    repeats=self._accuracies(best, rounds),
+                    next_best=None if second is None else self.found[second, rounds],
+                    next_best_repeats=() if second is None else self._accuracies(second, rounds),
+                    trials=tuple(self.trials),
                     seconds=self.clock() - self.started,
                 )
         if not self.found:
@@ -386,6 +579,20 @@ class _Search:
             f"all {len(self.found)} trials diverged, down to a learning rate of "
             f"{min(trial.learning_rate for trial in self.found.values()):g}; the last one: {reasons[-1]}"
         )
+
+    def _accuracies(self, point: Point, rounds: int) -> tuple[float, ...]:
+        """Return the worst peer's accuracy in each run of that length, the configured seed first."""
+        again = self.again.get(point, []) if rounds == self.full else []
+        trials = [self.found[point, rounds], *again]
+        return tuple(trial.worst_accuracy for trial in trials if trial.worst_accuracy is not None)
+
+    def _over_seeds(self, point: Point) -> tuple[float, float, int, int]:
+        """Return what finalists are compared by: the mean over the seeds that all of them ran with."""
+        common = 1 + min(len(self.again.get(other, ())) for other in self.finalists)
+        known = self._accuracies(point, self.full)[:common]
+        mean = sum(known) / len(known) if known else -1.0
+        # Among equals the smaller distance, then the smaller rates, as for single runs.
+        return round(mean / RESOLUTION) * RESOLUTION, self.found[point, self.full].score[1], -point[1], -point[0]
 
     def _shape(self) -> tuple[int, int]:
         """Return how many values of η and γ the first grid has: together half of the trials."""
@@ -440,7 +647,8 @@ class _Search:
     def _diverged(self, point: Point) -> bool:
         """Return whether any trial of a point diverged or was refused: one that does so in a short run needs no long
         one."""
-        return any(p == point and t.verdict in ("diverged", "refused") for (p, _), t in self.found.items())
+        ended = ("diverged", "refused")
+        return point in self.lost or any(p == point and t.verdict in ended for (p, _), t in self.found.items())
 
     def _is_over(self, point: Point) -> bool:
         """Return whether a point diverged in any trial, or collapsed in full length."""
@@ -470,10 +678,11 @@ class _Simulated:
     clock: Callable[[], float]
     stacked: bool = True
 
-    def __call__(self, averaging_rate: float, learning_rate: float, rounds: int) -> Trial:
-        """Return what came of a run with these rates and that many rounds."""
-        config = with_rates(self.config, averaging_rate, learning_rate, rounds)
+    def __call__(self, averaging_rate: float, learning_rate: float, rounds: int, repeat: int) -> Trial:
+        """Return what came of a run with these rates, that many rounds and the seed of that repetition."""
+        config = with_rates(self.config, averaging_rate, learning_rate, rounds, repeat)
         given: dict[str, Any] = {"averaging_rate": averaging_rate, "learning_rate": learning_rate, "rounds": rounds}
+        given["repeat"] = repeat
         for finding in run_plan.validate_config(config, self.base, self.num_peers):
             if finding.level == "error":
                 return Trial(**given, verdict="refused", reason=finding.sentence)
@@ -491,6 +700,15 @@ class _Simulated:
             payload_bytes=summary.payload_bytes,
             seconds=self.clock() - started,
         )
+
+    def compared(self, found: Tuning) -> Tuning:
+        """Return the result beside what one process with all data reaches, and what guessing does."""
+        best = found.best
+        config = with_rates(self.config, best.averaging_rate, best.learning_rate, best.rounds)
+        setup = RunSetup.open(config, self.base, self.num_peers)
+        classes = setup.task.num_classes
+        alone = train_single_process(config, setup)
+        return replace(found, guessing=1 / classes if classes else None, single_process_accuracy=alone)
 
     def _simulate(self, config: Config) -> Summary:
         cut = threading.Event()
@@ -517,8 +735,9 @@ class _Simulated:
                 self.stacked = False
 
 
-def with_rates(config: Config, averaging_rate: float, learning_rate: float, rounds: int) -> Config:
-    """Return the job with other rates and length; warm-up and SCSP's final rounds shrink in proportion."""
+def with_rates(config: Config, averaging_rate: float, learning_rate: float, rounds: int, repeat: int = 0) -> Config:
+    """Return the job with other rates and length, and with the seed of a repetition; warm-up and SCSP's final rounds
+    shrink in proportion."""
     part = rounds / config.run.rounds
     algorithm: dict[str, Any] = {}
     if run_plan.algorithm_spec(config).uses_averaging_rate:
@@ -528,7 +747,7 @@ def with_rates(config: Config, averaging_rate: float, learning_rate: float, roun
     training = {"learning_rate": learning_rate, "warmup_rounds": round(config.training.warmup_rounds * part)}
     return config.model_copy(
         update={
-            "run": config.run.model_copy(update={"rounds": rounds}),
+            "run": config.run.model_copy(update={"rounds": rounds, "seed": config.run.seed + repeat}),
             "algorithm": config.algorithm.model_copy(update=algorithm),
             "training": config.training.model_copy(update=training),
             "evaluation": config.evaluation.model_copy(update={"every_rounds": 0}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,40 @@ def test_writing_needs_a_file() -> None:
     assert "--config FILE" in result.stderr
 
 
+def test_the_confidence_is_that_of_the_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    def printed(**changes: object) -> str:
+        found = replace(FOUND, **changes)  # type: ignore[arg-type]  # some of its fields
+        monkeypatch.setattr(tuner, "tune", lambda *_, **__: found)
+        return sotto("tune").stdout
+
+    assert "low confidence: one seed only" in printed()
+    several = {"repeats": (0.953, 0.943), "next_best": trial(0.2, 0.05, 0.9), "next_best_repeats": (0.9, 0.902)}
+    assert "2 seeds: worst peer 94.3 % to 95.3 %; the next best (η 0.2, γ 0.05) is 4.7 points lower" in printed(
+        **several
+    )
+    assert "more than seeds differ by" in printed(**several)
+    assert "within the 8.0 points that seeds differ by" in printed(**several | {"next_best_repeats": (0.95, 0.87)})
+    assert "no other safe point came close" in printed(repeats=(0.953, 0.943))
+
+
+def test_nothing_is_recommended_or_written_where_the_worst_peer_learned_too_little(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    found = replace(FOUND, best=replace(BEST, worst_accuracy=0.45), guessing=0.1, single_process_accuracy=0.97)
+    monkeypatch.setattr(tuner, "tune", lambda *_, **__: found)
+    path = tmp_path / "job.toml"
+    path.write_text("[training]\nlearning_rate = 0.5\n")
+    result = sotto("tune", "--config", str(path), "--write")
+    assert result.exit_code == 0
+    assert "no recommendation: in 800 rounds, no point brought the worst peer to a useful accuracy" in result.stdout
+    assert "It reached 45.0 %, one process with all data 97.0 % and guessing 10.0 %" in result.stdout
+    assert "nothing was written" in result.stdout
+    assert path.read_text() == "[training]\nlearning_rate = 0.5\n"
+    document = json.loads(sotto("tune", "--json").stdout)
+    assert document["useful"] is False
+    assert document["worst_accuracy"] == 0.45
+
+
 def test_the_document_of_a_real_search() -> None:
     result = sotto("tune", *SMALL, "--trials", "4", "--json")
     assert result.exit_code == 0
@@ -100,6 +135,8 @@ def test_the_document_of_a_real_search() -> None:
     assert document["ended"] == "trials used up"
     assert document["safe"] is False
     assert document["written"] is None
+    assert document["confidence"].startswith("low confidence")
+    assert 0 < document["single_process_accuracy"] <= 1
     chosen = {"averaging_rate": document["averaging_rate"], "learning_rate": document["learning_rate"]}
     assert any(chosen.items() <= entry.items() for entry in document["trials"])
     # Progress is for people, and goes elsewhere.

@@ -13,7 +13,7 @@ import pytest
 from peer import config as configuration
 from peer.config import Config
 from peer.errors import ConfigError, DivergenceError
-from peer.ops.tune import Run, Trial, Tuning, search, tune, with_rates, write
+from peer.ops.tune import MOST_SEEDS, Run, Trial, Tuning, search, tune, with_rates, write
 
 
 def landscape(
@@ -23,13 +23,14 @@ def landscape(
     γ = `diverges_at` on; and the list of its trials."""
     trials: list[Trial] = []
 
-    def run(eta: float, gamma: float, rounds: int) -> Trial:
+    def run(eta: float, gamma: float, rounds: int, repeat: int = 0) -> Trial:
         far = abs(math.log10(eta / best[0])) + abs(math.log10(gamma / best[1]))
         accuracy = 0.1 if eta >= cliff_at else max(0.1, 0.95 - 0.2 * far) * (1 - 5 / rounds)
         trial = Trial(
             averaging_rate=eta,
             learning_rate=gamma,
             rounds=rounds,
+            repeat=repeat,
             verdict="held",
             worst_accuracy=accuracy,
             averaged_accuracy=accuracy,
@@ -87,11 +88,12 @@ def test_low_rates_are_slow_and_not_over_the_cliff() -> None:
 
 
 def test_equal_accuracy_is_decided_by_consensus() -> None:
-    def run(eta: float, gamma: float, rounds: int) -> Trial:
+    def run(eta: float, gamma: float, rounds: int, repeat: int = 0) -> Trial:
         return Trial(
             averaging_rate=eta,
             learning_rate=gamma,
             rounds=rounds,
+            repeat=repeat,
             verdict="held",
             worst_accuracy=0.9 + gamma * 1e-5,
             consensus_distance=abs(math.log10(gamma / 0.05)),
@@ -109,10 +111,10 @@ def test_an_algorithm_without_averaging_rate_varies_only_the_learning_rate() -> 
     assert not found.averages
 
 
-def test_every_rate_is_tried_once_at_each_length() -> None:
+def test_every_rate_is_tried_once_at_each_length_with_each_seed() -> None:
     run, trials = landscape()
     found = search(run, averaging_rate=0.1, learning_rate=0.1, rounds=800, trials=60)
-    keys = [(t.averaging_rate, t.learning_rate, t.rounds) for t in trials]
+    keys = [(t.averaging_rate, t.learning_rate, t.rounds, t.repeat) for t in trials]
     assert len(set(keys)) == len(keys) == len(found.trials)
     assert all(0 < t.averaging_rate <= 1 for t in trials)
 
@@ -141,8 +143,8 @@ class Clock:
         return self.now
 
     def timed(self, run: Run) -> Run:
-        def timed(eta: float, gamma: float, rounds: int) -> Trial:
-            trial = run(eta, gamma, rounds)
+        def timed(eta: float, gamma: float, rounds: int, repeat: int) -> Trial:
+            trial = run(eta, gamma, rounds, repeat)
             self.now += trial.seconds
             return trial
 
@@ -172,14 +174,111 @@ def test_a_large_budget_changes_nothing() -> None:
     assert with_budget.best == without.best
 
 
+def test_the_budget_is_nearly_used_and_repetitions_take_the_rest() -> None:
+    clock = Clock()
+    run, _ = landscape()
+    found = search(
+        clock.timed(run), averaging_rate=0.1, learning_rate=0.1, rounds=8000, trials=1000, budget_s=1000, clock=clock
+    )
+    # A run that began in time may end late here; the simulator would stop it.
+    assert 850 < clock.now < 1000 + found.best.seconds
+    assert found.safe
+    assert len(found.repeats) > 2
+    assert {t.rounds for t in found.trials if t.repeat} == {found.best.rounds}
+
+
+def test_runs_that_were_shortened_too_much_are_repeated_in_greater_length() -> None:
+    """The first run of a process takes far longer than those that follow: it loads data and libraries."""
+    clock = Clock()
+    run, trials = landscape()
+
+    def slow_at_first(eta: float, gamma: float, rounds: int, repeat: int) -> Trial:
+        trial = run(eta, gamma, rounds, repeat)
+        return trial if len(trials) > 1 else replace(trial, seconds=trial.seconds + 10)
+
+    found = search(
+        clock.timed(slow_at_first), averaging_rate=0.1, learning_rate=0.1, rounds=800, trials=500, budget_s=100,
+        clock=clock,
+    )  # fmt: skip
+    assert found.best.rounds == 800
+    assert not found.shortened
+    assert len(found.repeats) == MOST_SEEDS or clock.now > 85
+    assert clock.now <= 100
+
+
+def test_time_is_left_for_what_is_reserved() -> None:
+    clock = Clock()
+    run, _ = landscape()
+    found = search(
+        clock.timed(run), averaging_rate=0.1, learning_rate=0.1, rounds=800, trials=500, budget_s=200,
+        reserved_runs=1.0, clock=clock,
+    )  # fmt: skip
+    assert 150 < clock.now <= 200 - found.best.seconds
+
+
+def noisy(change: Callable[[Trial], Trial]) -> Run:
+    """Return a flat landscape with another outcome of repetitions."""
+    run, _ = landscape(best=(0.2, 0.2), cliff_at=1.1)
+
+    def repeated(eta: float, gamma: float, rounds: int, repeat: int) -> Trial:
+        trial = run(eta, gamma, rounds, repeat)
+        trial = replace(trial, worst_accuracy=0.7 + 0.2 * (trial.worst_accuracy or 0))
+        return change(trial) if repeat else trial
+
+    return repeated
+
+
+def test_a_point_that_was_lucky_with_one_seed_is_not_chosen() -> None:
+    def unlucky(trial: Trial) -> Trial:
+        is_best = (trial.averaging_rate, trial.learning_rate) == (0.2, 0.2)
+        return replace(trial, worst_accuracy=(trial.worst_accuracy or 0) - 0.3 * is_best)
+
+    found = search(noisy(unlucky), averaging_rate=0.1, learning_rate=0.1, rounds=800, trials=80)
+    assert (found.best.averaging_rate, found.best.learning_rate) != (0.2, 0.2)
+    assert found.safe
+    assert found.next_best is not None
+    assert (found.next_best.averaging_rate, found.next_best.learning_rate) != (0.2, 0.2)
+
+
+def test_a_point_that_diverges_with_another_seed_is_not_chosen() -> None:
+    def diverges(trial: Trial) -> Trial:
+        is_best = (trial.averaging_rate, trial.learning_rate) == (0.2, 0.2)
+        return replace(trial, verdict="diverged", reason="loss too high", worst_accuracy=None) if is_best else trial
+
+    found = search(noisy(diverges), averaging_rate=0.1, learning_rate=0.1, rounds=800, trials=80)
+    assert (found.best.averaging_rate, found.best.learning_rate) != (0.2, 0.2)
+    assert found.safe
+
+
+def test_the_worst_peer_decides_and_not_the_average() -> None:
+    run, _ = landscape(best=(0.04, 0.1), cliff_at=1.1)
+
+    def averaged_high(eta: float, gamma: float, rounds: int, repeat: int) -> Trial:
+        return replace(run(eta, gamma, rounds, repeat), averaged_accuracy=0.5 + eta / 2)
+
+    found = search(averaged_high, averaging_rate=0.2, learning_rate=0.1, rounds=800, trials=60)
+    assert (found.best.averaging_rate, found.best.learning_rate) == (0.04, 0.1)
+
+
+def test_equal_outcomes_and_durations_lead_to_the_same_search() -> None:
+    def once() -> Tuning:
+        clock = Clock()
+        run, _ = landscape()
+        return search(
+            clock.timed(run), averaging_rate=0.1, learning_rate=0.1, rounds=8000, trials=100, budget_s=300, clock=clock
+        )
+
+    assert once() == once()
+
+
 def test_a_search_that_is_stopped_returns_what_it_has() -> None:
     stop = threading.Event()
     run, done = landscape()
 
-    def stopping(eta: float, gamma: float, rounds: int) -> Trial:
+    def stopping(eta: float, gamma: float, rounds: int, repeat: int) -> Trial:
         if len(done) == 5:
             stop.set()
-        return run(eta, gamma, rounds)
+        return run(eta, gamma, rounds, repeat)
 
     found = search(stopping, averaging_rate=0.1, learning_rate=0.1, rounds=800, trials=40, stop=stop)
     assert found.ended == "stopped"
@@ -216,6 +315,19 @@ def test_tuning_a_job_is_deterministic_and_improves_on_bad_rates(tmp_path: Path)
     assert first.best.worst_accuracy is not None
     assert before.worst_accuracy is not None
     assert first.best.worst_accuracy > before.worst_accuracy + 0.2
+
+
+def test_the_worst_peer_is_compared_with_one_process_that_has_all_data(tmp_path: Path) -> None:
+    hopeless = small_job(**{"algorithm.name": "local", "data.skew": 1.0, "run.rounds": 60})
+    found = tune(hopeless, tmp_path, num_peers=4, trials=3)
+    assert found.guessing == 0.1
+    assert found.single_process_accuracy is not None
+    assert found.best.worst_accuracy is not None
+    assert found.best.worst_accuracy < 0.6 < found.single_process_accuracy
+    assert found.is_useful is False
+    alike = replace(found, best=replace(found.best, worst_accuracy=found.single_process_accuracy))
+    assert alike.is_useful
+    assert replace(found, single_process_accuracy=None).is_useful is None
 
 
 def test_divergence_of_a_real_run_is_shown_as_such(tmp_path: Path) -> None:
