@@ -52,12 +52,15 @@ ROOMS: dict[str, set[str]] = {
     },
     "report": {"round_record", "errors", "gossip", "ops", "run_progress", "state"},
     "study": {
-        "round_record", "config", "errors", "links", "ops", "report", "run_progress", "run_setup", "simulate",
-        "state", "train",
+        "round_record", "config", "errors", "gossip", "links", "ops", "report", "run_progress", "run_setup",
+        "simulate", "state", "train",
+    },
+    "planning": {
+        "config", "errors", "gossip", "links", "run_plan", "run_setup", "simulate", "study", "train",
     },
     "cli": {
-        "compress", "config", "config_writer", "daemon", "errors", "foreign_text", "gossip", "links", "ops", "report",
-        "run_plan", "simulate", "state", "study", "train",
+        "compress", "config", "config_writer", "daemon", "errors", "foreign_text", "gossip", "links", "ops", "planning",
+        "report", "run_plan", "simulate", "state", "study", "train",
     },
     "entry": {"cli"},
     "__main__": {"entry"},

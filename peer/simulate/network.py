@@ -68,9 +68,12 @@ class LinkModel:
     def _occupies_s(self, frame_bytes: int, rate_kbit_s: float | None) -> float:
         if rate_kbit_s is None:
             return 0.0
+        return self.wire_bytes(frame_bytes) * 8 / (rate_kbit_s * 1000)
+
+    def wire_bytes(self, frame_bytes: int) -> int:
+        """Return what a frame takes on the interface, headers included."""
         further_segments = frame_bytes // self.segment_bytes
-        num_bytes = frame_bytes + self.overhead_bytes + further_segments * self.segment_overhead_bytes
-        return num_bytes * 8 / (rate_kbit_s * 1000)
+        return frame_bytes + self.overhead_bytes + further_segments * self.segment_overhead_bytes
 
 
 @dataclass

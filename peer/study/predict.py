@@ -11,6 +11,8 @@ import threading
 from pathlib import Path
 
 from peer.config import Config
+from peer.gossip.base import Memory
+from peer.gossip.topology import Schedule
 from peer.links.profiles import Profile
 from peer.run_progress import Progress
 from peer.run_setup import RunSetup
@@ -58,13 +60,27 @@ def predict(
     It is what the simulator says of a synchronous algorithm: a message weighs the same whatever the links and the
     number of peers, only who sends to whom changes, and the queues. Raises SottoError.
     """
-    schedule = RunSetup.open(config, Path(), num_peers).schedule
-    network = VirtualNetwork(link_model(profile))
+    setup = RunSetup.open(config, Path(), num_peers)
+    to_all = setup.spec.memory is Memory.REPLICAS
+    return round_seconds(setup.schedule, link_model(profile), step_s, link_bytes, to_all=to_all, rounds=rounds)
+
+
+def round_seconds(
+    schedule: Schedule, links: LinkModel, step_s: float, link_bytes: float, *, to_all: bool = False, rounds: int = 4
+) -> float:
+    """Return how many seconds a round takes when `link_bytes` go over each link of a graph.
+
+    With `to_all` a peer sends in every round to all that it has an edge to in any: whoever keeps a replica needs each
+    difference.
+    """
+    num_peers = schedule.num_peers
+    network = VirtualNetwork(links)
     ends, finished = [0.0] * num_peers, []
     for number in range(rounds):
         heard = [end + step_s for end in ends]
         for now, peer in sorted((end + step_s, peer) for peer, end in enumerate(ends)):
-            frames = [(receiver, round(link_bytes)) for receiver in schedule.receivers(number, peer)]
+            receivers = schedule.all_receivers(peer) if to_all else schedule.receivers(number, peer)
+            frames = [(receiver, round(link_bytes)) for receiver in receivers]
             for (receiver, _), arrival in zip(frames, network.arrivals(peer, frames, now), strict=True):
                 heard[receiver] = max(heard[receiver], arrival)
         ends = heard

@@ -56,3 +56,16 @@ def test_virtual_links_have_the_figures_of_their_profile() -> None:
     model = predict.link_model(Profile(up_kbit=768, down_kbit=1600, latency_ms=75))
     assert (model.up_kbit_s, model.down_kbit_s, model.latency_s) == (768, 1600, 0.075)
     assert predict.link_model(find("unshaped")).up_kbit_s is None
+
+
+def test_on_a_graph_that_changes_each_copy_of_a_model_gets_every_difference(study: plan.Study) -> None:
+    """One neighbour a round in turn, of three: models go to the one whose turn it is, differences to all three."""
+    one_peer = ("graph.kind=exponential-one-peer", "graph.weights=auto")
+    whole = plan.Contender(name="sgp", options=(*one_peer, "algorithm.name=sgp"))
+    replicas = plan.Contender(
+        name="quant-sgp", options=(*one_peer, "algorithm.name=quant-sgp", "compressor.kind=top_k")
+    )
+    link = find("moniqua-1mbit-1ms")
+    of_models = predict.predict(study.config(whole, 0, 4), 8, link, 0.5, 100_000) - 0.5
+    of_differences = predict.predict(study.config(replicas, 0, 4), 8, link, 0.5, 100_000) - 0.5
+    assert of_differences == pytest.approx(3 * of_models, rel=0.02)
