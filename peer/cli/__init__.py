@@ -18,6 +18,7 @@ from peer.cli import (
     graph,
     init,
     listing,
+    plan,
     results,
     run,
     shape,
@@ -76,7 +77,7 @@ def version(as_json: bool) -> None:
 
 cli.add_section(
     "Before a run",
-    (init.init, validate.validate, graph.graph, listing.list_kinds, data.data, costs.profile, tune.tune),
+    (init.init, validate.validate, graph.graph, listing.list_kinds, data.data, costs.profile, plan.plan, tune.tune),
 )
 cli.add_section("Devices", (devices.doctor, devices.sign, devices.revoke))
 cli.add_section("Train", (up.up, run.run, simulate.simulate))

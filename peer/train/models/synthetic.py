@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Self
 
 import torch
 from torch import nn
@@ -35,6 +37,14 @@ class Quadratic(nn.Module):
         self._noise = noise
         length = parameters + _OFFSETS if noise else BLOCK
         self.register_buffer("pattern", torch.randn(length) * scale, persistent=False)
+
+    @classmethod
+    def of_sizes(cls, sizes: Sequence[int]) -> Self:
+        """Return a model with noise whose layers have these sizes."""
+        model = cls(sum(sizes), 1, noise=True)
+        scale = 1.0 / math.sqrt(sum(sizes))
+        model.layers = nn.ParameterList(nn.Parameter(torch.randn(size) * scale) for size in sizes)
+        return model
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return the mean loss of the samples `inputs: float32[b, 2]`."""

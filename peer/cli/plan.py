@@ -1,0 +1,327 @@
+"""The command that says which algorithm, graph and compressor suit some links, and when another system is better."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from peer.cli.app import SottoCommand, print_json
+from peer.cli.options import config_option, count_peers, json_option, load_config, peers_option, set_option
+from peer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from peer.config import Config
+    from peer.links.profiles import Profile
+    from peer.planning.plan import Estimate, Plan
+
+DEFAULT_LATENCY_MS = 20.0
+
+
+@click.command(cls=SottoCommand)
+@peers_option
+@click.option("--parameters", type=click.IntRange(min=1), metavar="N", help="Number of parameters of the model.")
+@click.option("--model", metavar="NAME", help="A model of `sotto list models`, for the sizes of its layers.")
+@click.option("--task", metavar="NAME", help="A task, for the sizes of its layers. [training.task]")
+@config_option
+@set_option
+@click.option(
+    "--link",
+    required=True,
+    metavar="RATE",
+    help='What each device sends and receives: "1mbit", "768kbit/2mbit" (up/down), or a profile of `sotto shape list`.',
+)
+@click.option(
+    "--latency-ms",
+    type=click.FloatRange(min=0),
+    metavar="MS",
+    help=f"One-way delay between two devices; by default that of the profile, or {DEFAULT_LATENCY_MS:g}.",
+)
+@click.option(
+    "--step-seconds",
+    metavar="S",
+    default="measure",
+    show_default=True,
+    help='Duration of a local step on the slowest device, or "measure": on this machine, with the data of the task.',
+)
+@click.option("--skew", type=click.FloatRange(0, 1), metavar="FRACTION", help="Fraction of the data sorted by label.")
+@click.option("--classes", type=click.IntRange(min=0), metavar="N", help="Number of classes; 0 if there are none.")
+@click.option(
+    "--steps", type=click.IntRange(min=1), metavar="N", help="Rounds that all-reduce would train, for totals."
+)
+@click.option(
+    "--within",
+    "within_points",
+    type=click.FloatRange(min=0, max=100),
+    metavar="POINTS",
+    help="How far below all-reduce the worst peer's accuracy may be; by default 6 points.",
+)
+@click.option("--evidence", metavar="NAME", help="Measurements to judge by; by default those of the task, or images.")
+@click.option("--write", "output", type=click.Path(path_type=Path), metavar="FILE", help="Write the configuration.")
+@click.option("--force", is_flag=True, help="Overwrite an existing file.")
+@json_option
+def plan(
+    num_peers: int | None,
+    parameters: int | None,
+    model: str | None,
+    task: str | None,
+    config_file: Path | None,
+    settings: tuple[str, ...],
+    link: str,
+    latency_ms: float | None,
+    step_seconds: str,
+    skew: float | None,
+    classes: int | None,
+    steps: int | None,
+    within_points: float | None,
+    evidence: str | None,
+    output: Path | None,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Say which algorithm, graph and compressor to take on given links.
+
+    Predicts for each option the seconds of a round, the bytes that a peer sends and receives per day, and its memory
+    beside the model, and compares the time until the worst peer is about as good as with all-reduce. Other systems
+    (DDP, PowerSGD, local SGD) are among the options. Sizes of messages are those of this program's own frames for these
+    layers; how many rounds an option needs is taken from measurements. docs/planning.md says how well predictions agree
+    with measured rounds, and what they leave out.
+
+    \b
+    Examples:
+      sotto plan --model resnet20 --peers 8 --link 1mbit --latency-ms 20 --step-seconds 0.1
+      sotto plan --config run.toml --link lte --write planned.toml
+      sotto plan --parameters 11000000 --peers 16 --link 10mbit --step-seconds 0.5 --steps 20000 --json
+    """
+    from peer.planning import layers as known_layers
+    from peer.planning import plan as planner
+    from peer.planning.evidence import read
+
+    named = [parameters is not None, model is not None, task is not None or config_file is not None]
+    if sum(named) != 1:
+        raise ConfigError(
+            "say once how large the model is",
+            key="--parameters, --model, --task or --config",
+            valid="one of them (--task and --config may be combined)",
+        )
+    if task is not None:
+        settings = (f"training.task={task}", *settings)
+    config, base = load_config(config_file, settings)
+    count = count_peers(config, num_peers)
+    profile = parse_link(link, latency_ms)
+    if parameters is not None:
+        layers = known_layers.of_number(parameters)
+    elif model is not None:
+        layers = known_layers.of_model(model)
+    else:
+        layers = known_layers.of_task(config, base)
+    has_task = named[2]
+    step_s = _step_s(step_seconds, config, base, count, has_task=has_task)
+    if classes is None:
+        classes = layers.num_classes
+    notes = []
+    if skew is None:
+        skew, note = _skew(config, classes, has_task=has_task)
+        notes.append(note)
+    all_evidence = read()
+    setting = (
+        all_evidence.setting(evidence)
+        if evidence is not None
+        else all_evidence.for_task(config.training.task if has_task else None)
+    )
+    situation = planner.Situation(
+        layers=layers,
+        num_peers=count,
+        link=profile,
+        step_s=step_s,
+        skew=0.0 if classes == 0 else skew,
+        steps=steps,
+        within_points=planner.WITHIN_POINTS if within_points is None else within_points,
+    )
+
+    def configured(extra: tuple[str, ...] | list[str]) -> Config:
+        balanced = () if classes != 0 and situation.skew > 0 else ("training.class_balance=0.0",)
+        return load_config(config_file, (*settings, *extra, *balanced))[0]
+
+    found = planner.make_plan(situation, all_evidence, setting, lambda extra: configured(tuple(extra)), base)
+    written = None
+    own = found.best_own
+    if output is not None:
+        if own is None:
+            raise ConfigError("no configuration can be recommended, so none is written", key="--write")
+        from peer.config_writer import write_peer_file
+
+        write_peer_file(output, configured(own.option.settings), force=force)
+        written = str(output)
+    notes += [f"not known: {limit}" for limit in setting.limits]
+    notes.append("not known: what codec and sockets take on these processors; docs/planning.md has measured rounds")
+    if as_json:
+        print_json(_document(found, notes) | {"written": written})
+        return
+    _print(found, notes)
+    if written is not None and own is not None:
+        click.echo(f"wrote {written}: {own.option.title}")
+
+
+def parse_link(text: str, latency_ms: float | None) -> Profile:
+    """Return the link that --link names. Raises ConfigError."""
+    from peer.links.profiles import PROFILES, Profile
+
+    if text in PROFILES:
+        known = PROFILES[text]
+        latency = known.latency_ms if latency_ms is None else latency_ms
+        return Profile(up_kbit=known.up_kbit, down_kbit=known.down_kbit, latency_ms=latency)
+    rates = [_rate_kbit(part) for part in re.sub(r"bit/s", "bit", text.lower()).split("/")]
+    if not 1 <= len(rates) <= 2 or None in rates:
+        valid = f'a rate such as "1mbit", "768kbit/2mbit" or "1gbit", or one of {", ".join(PROFILES)}'
+        raise ConfigError("is no link", key="--link", value=text, valid=valid)
+    up, down = rates[0] or 0.0, rates[-1] or 0.0
+    return Profile(up_kbit=up, down_kbit=down, latency_ms=DEFAULT_LATENCY_MS if latency_ms is None else latency_ms)
+
+
+def _rate_kbit(text: str) -> float | None:
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([kmg])bit(?:/?s)?", text.strip().lower())
+    if match is None or float(match[1]) == 0:
+        return None
+    return float(match[1]) * {"k": 1.0, "m": 1e3, "g": 1e6}[match[2]]
+
+
+def _step_s(text: str, config: Config, base: Path, num_peers: int, *, has_task: bool) -> float:
+    """Return the seconds of a local step, measured if that is asked for."""
+    from peer.planning.layers import measured_step_s
+
+    if text == "measure":
+        if not has_task:
+            valid = "seconds; a step can be measured here only with --task or --config"
+            raise ConfigError("is missing", key="--step-seconds", valid=valid)
+        return measured_step_s(config, base, num_peers)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < 1e6:
+        raise ConfigError("is not valid", key="--step-seconds", value=text, valid='seconds, or "measure"')
+    return seconds
+
+
+def _skew(config: Config, classes: int | None, *, has_task: bool) -> tuple[float, str]:
+    """Return the skew to plan for where none is given, and a sentence that says so."""
+    from peer.planning.plan import UNKNOWN_SKEW
+
+    if classes == 0:
+        return 0.0, "no classes: measured without skew of labels; what other kinds of skew cost is not known"
+    if has_task and config.data.partition in ("skew", "iid"):
+        skew = config.data.skew if config.data.partition == "skew" else 0.0
+        return skew, f"skew {skew:g}, from the configuration"
+    return UNKNOWN_SKEW, f"no --skew: planned for {UNKNOWN_SKEW:g}, as data on devices is rarely dealt at random"
+
+
+def _document(found: Plan, notes: list[str]) -> dict[str, Any]:
+    situation = found.situation
+    return {
+        "parameters": situation.layers.parameters,
+        "layers": situation.layers.source,
+        "num_peers": situation.num_peers,
+        "up_kbit": situation.link.up_kbit,
+        "down_kbit": situation.link.down_kbit,
+        "latency_ms": situation.link.latency_ms,
+        "step_s": situation.step_s,
+        "skew": situation.skew,
+        "within_points": situation.within_points,
+        "evidence": {"name": found.evidence.name, "title": found.evidence.title, "source": found.evidence.source},
+        "recommended": found.best.option.name if found.best else None,
+        "recommended_own": found.best_own.option.name if found.best_own else None,
+        "sentence": _recommendation(found),
+        "options": [_option(each, situation.steps) for each in found.estimates],
+        "by_rate": [{"rate_kbit": rate, "recommended": name} for rate, name in found.by_rate],
+        "notes": notes,
+    }
+
+
+def _option(estimate: Estimate, steps: int | None) -> dict[str, Any]:
+    total = estimate.total(steps)
+    return {
+        "name": estimate.option.name,
+        "title": estimate.option.title,
+        "settings": list(estimate.option.settings),
+        "rival": estimate.option.rival,
+        **{key: value for key, value in asdict(estimate).items() if key not in ("option",)},
+        "down_bytes": estimate.up_bytes,
+        "up_bytes_per_day": estimate.up_bytes_per_day,
+        "down_bytes_per_day": estimate.up_bytes_per_day,
+        "progress_s": estimate.progress_s,
+        "total_s": None if total is None else total[0],
+        "total_up_bytes": None if total is None else total[1],
+    }
+
+
+def _recommendation(found: Plan) -> str:
+    best, own = found.best, found.best_own
+    points = f"{found.situation.within_points:g} points"
+    if best is None:
+        text = f"no option is known to bring the worst peer within {points} of all-reduce at this skew"
+        if own is not None and own.gap_points is not None:
+            text += f"; of ours, {own.option.title} came closest ({own.gap_points:.1f} points below)"
+        return text
+    text = (
+        f"take {best.option.title}: {best.round_s:.3g} s a round, and {best.rounds_factor:.2g} times the rounds of"
+        f" all-reduce until the worst peer is within {points} of it"
+    )
+    if best.option.rival is None or own is None:
+        return text
+    if own.progress_s is None or best.progress_s is None:
+        return f"{text}; none of our algorithms is known to get there"
+    return f"{text}; of ours, {own.option.title} takes {own.progress_s / best.progress_s:.1f} times as long"
+
+
+def _print(found: Plan, notes: list[str]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    from peer.report.numbers import MISSING, duration, size
+
+    situation = found.situation
+    link = situation.link
+    click.echo(
+        f"{situation.layers.source}; {situation.num_peers} peers, {link.up_kbit:g}/{link.down_kbit:g} kbit/s up/down,"
+        f" {link.latency_ms:g} ms, a step of {situation.step_s:.3g} s, skew {situation.skew:g}"
+    )
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("option", no_wrap=True)
+    heads = ["s/round", "up = down, a day", "memory", "× rounds", "s × rounds"]
+    for head in heads + ["total", "total up"] * (situation.steps is not None):
+        table.add_column(head, justify="right")
+    for each in found.estimates:
+        cells = [
+            MISSING if each.round_s is None else f"{each.round_s:.3g}",
+            MISSING if each.up_bytes_per_day is None else size(each.up_bytes_per_day),
+            MISSING if each.memory_bytes is None else size(each.memory_bytes),
+            MISSING if each.rounds_factor is None else f"{each.rounds_factor:.2f}",
+            MISSING if each.progress_s is None else f"{each.progress_s:.3g}",
+        ]
+        if situation.steps is not None:
+            total = each.total(situation.steps)
+            cells += [MISSING, MISSING] if total is None else [duration(total[0]), size(total[1])]
+        table.add_row(each.option.name, *cells)
+    Console().print(table)
+    click.echo(
+        "× rounds: for each round of all-reduce, until the worst peer is close enough to what all-reduce ends with;"
+    )
+    click.echo("memory: beside the model\n")
+    click.secho(_recommendation(found), bold=True)
+    titles = {each.option.name: each.option.title for each in found.estimates}
+    click.echo(f"\nthe choice at other rates, with the same latency ({link.latency_ms:g} ms) and step:")
+    for rate, name in found.by_rate:
+        click.echo(f"  {rate / 1000:>8g} Mbit/s  {titles[name] if name else 'none is known to get there'}")
+    left_out = [each for each in found.estimates if each.reason is not None]
+    if left_out:
+        click.echo("\nnot rated:")
+        for each in left_out:
+            click.echo(f"  {each.option.title}: {each.reason}")
+    click.echo(f"\nmeasured on: {found.evidence.title}")
+    for note in notes:
+        click.echo(f"- {note}")

@@ -1,0 +1,86 @@
+"""Other systems: what DDP over gloo, its hooks and local SGD send, and how long that takes.
+
+All of them average by a ring: 2 (n − 1) hops, in each of which every worker passes on one n-th of what is averaged.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from peer.planning.evidence import Option
+from peer.simulate.network import LinkModel, VirtualNetwork
+
+POWER_SGD_RANK = 2
+
+HOP_OVERHEAD_BYTES = 640
+"""What gloo sends beside the numbers in a hop. Measured: with messages of a ResNet-20 and of a VGG-11, the interface of
+a worker of eight sends 9 kB more for each average than its numbers, TCP headers and acknowledgements take."""
+
+
+@dataclass(frozen=True)
+class Averages:
+    """What one worker does in a round."""
+
+    payloads: tuple[int, ...]
+    """Bytes of the numbers of each average, one after the other."""
+    every: int = 1
+    """Steps between two rounds of averages."""
+    models_kept: float = 0.0
+    """Memory beside model, gradient and momentum, in models of float32."""
+
+    def round_s(self, num_peers: int, links: LinkModel, step_s: float) -> float:
+        """Return how long one step takes, with its part of the averages."""
+        return step_s + sum(_average_s(payload, num_peers, links) for payload in self.payloads) / self.every
+
+    def wire_bytes(self, num_peers: int, links: LinkModel) -> float:
+        """Return what a worker sends for one step, and receives as well."""
+        links = _with_gloo(links)
+        hops = 2 * (num_peers - 1)
+        return sum(hops * links.wire_bytes(_hop(payload, num_peers)) for payload in self.payloads) / self.every
+
+
+def averages(option: Option, sizes: Sequence[int], shapes: Sequence[Sequence[int]] | None) -> Averages | None:
+    """Return what a system averages; None where that needs the shapes of layers, and these are not known."""
+    model = 4 * sum(sizes)
+    if option.rival == "ddp":
+        return Averages((model,), models_kept=1.0)
+    if option.rival == "ddp-fp16":
+        return Averages((model // 2,), models_kept=1.5)
+    if option.rival == "local-sgd":
+        return Averages((model,), every=option.every, models_kept=1.0)
+    if shapes is None:
+        return None
+    return Averages(power_sgd_payloads(shapes), models_kept=2.0)
+
+
+def power_sgd_payloads(shapes: Sequence[Sequence[int]], rank: int = POWER_SGD_RANK) -> tuple[int, int, int]:
+    """Return the bytes that torch's PowerSGD hook averages: tensors that it leaves whole, all P, all Q.
+
+    A tensor becomes a matrix of its first dimension by the rest. It is left whole where two factors of this rank would
+    have more than half as many numbers (`min_compression_rate` of 2), as all vectors are.
+    """
+    whole = left = right = 0
+    for shape in shapes:
+        numbers, rows = math.prod(shape), shape[0] if shape else 1
+        columns = numbers // max(1, rows)
+        if len(shape) > 1 and (rows + columns) * rank * 2 < numbers:
+            left, right = left + rank * rows, right + rank * columns
+        else:
+            whole += numbers
+    return 4 * whole, 4 * left, 4 * right
+
+
+def _average_s(payload: int, num_peers: int, links: LinkModel) -> float:
+    # All workers send at the same time to the next one, so that all hops are alike.
+    hop_s = VirtualNetwork(_with_gloo(links)).arrivals(0, [(1, _hop(payload, num_peers))], 0.0)[0]
+    return 2 * (num_peers - 1) * hop_s
+
+
+def _hop(payload: int, num_peers: int) -> int:
+    return math.ceil(payload / num_peers)
+
+
+def _with_gloo(links: LinkModel) -> LinkModel:
+    return replace(links, overhead_bytes=HOP_OVERHEAD_BYTES)
