@@ -19,7 +19,7 @@ from peer import gossip
 from peer.compress.bound import BoundedCompressor
 from peer.compress.layout import Layout
 from peer.compress.modulo import Modulo
-from peer.config import Config
+from peer.config import Config, TrainingOptions
 from peer.errors import ConfigError
 from peer.gossip import topology
 from peer.gossip.base import Algorithm, AlgorithmSpec, NodeContext
@@ -191,11 +191,20 @@ class RunSetup:
         if len(members) > 1:
             refuse_errors(check_rules(self.config, self.graph_of(members), self.compressor))
 
+    @cached_property
+    def training(self) -> TrainingOptions:
+        """The options of the local step. Where all gradients are averaged before a step, nothing is to be adjusted: the
+        peers together draw the classes in their shares, and those that one lacks others have."""
+        options = self.config.training
+        if self.spec.local_steps or options.label_adjustment != "auto":
+            return options
+        return options.model_copy(update={"label_adjustment": False})
+
     def trainer(self, peer: int) -> Trainer:
         """Return the training side of one peer."""
         return Trainer(
             self.task,
-            self.config.training,
+            self.training,
             rounds=self.config.run.rounds,
             seed=self.config.run.seed,
             peer=peer,

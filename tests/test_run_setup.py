@@ -31,3 +31,20 @@ def test_theta_by_theorem_2_knows_how_far_the_learning_rate_fell() -> None:
     for t, (rate, decay) in {0: (0.5, 1.0), 4: (0.05, 10.0), 7: (0.005, 100.0)}.items():
         algorithm.begin(t, np.full(3, -2.0, np.float32), rate)
         assert algorithm.metrics().theta == pytest.approx(theorem_2(rate, 2.0, 5, rho, decay=decay)), t
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "asked", "expected"),
+    [
+        ("allreduce", "auto", False),
+        ("parameter-server", "auto", False),
+        ("quant-sgp", "auto", "auto"),
+        ("allreduce", "true", True),
+    ],
+)
+def test_logits_are_not_adjusted_where_all_gradients_are_averaged(
+    algorithm: str, asked: str, expected: bool | str
+) -> None:
+    chosen = {"algorithm.name": algorithm, "training.label_adjustment": asked, "graph.kind": "complete"}
+    config = load(environment={}, overrides=[f"{key}={value}" for key, value in chosen.items()])
+    assert RunSetup.open(config, Path(), num_peers=4).training.label_adjustment == expected

@@ -36,7 +36,7 @@ class StackedRows:
         self.setup = setup
         self.trainer = StackedTrainer(
             setup.task,
-            config.training,
+            setup.training,
             rounds=config.run.rounds,
             seed=config.run.seed,
             shards=setup.manifest.train,
