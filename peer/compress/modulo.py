@@ -55,6 +55,10 @@ class CodeRangeError(DivergenceError, ValueError):
     """θ is so small beside the weights that the integers of the code no longer hold their low bits."""
 
 
+class ThetaTooSmall(RemoteProtocolError):
+    """θ of a neighbour's code is so small beside the receiver's weights that the code cannot be read against them."""
+
+
 def delta(bits: int, rounding: Rounding) -> float:
     """Return δ: the error of a recovered value is at most δ · B."""
     return (1.0 if rounding is Rounding.STOCHASTIC else 0.5) / (1 << bits)
@@ -267,7 +271,7 @@ class ModuloCode:
 def recover(payload: Residues, y: FloatArray, omega: Omega = None, out: FloatArray | None = None) -> FloatArray:
     """Return the sender's x̂, float[n] in the type of the reference `y`; right wherever |x − y| < θ.
 
-    Raises RemoteProtocolError if θ cannot be meant for this reference.
+    Raises ThetaTooSmall if θ cannot be meant for this reference.
     """
     result = np.empty_like(y) if out is None else out
     _recover(payload, y, omega, 0, None, result)
@@ -279,7 +283,8 @@ def recover_checked(
 ) -> tuple[FloatArray, bool]:
     """Return the sender's x̂ and whether the recovered K has the hash that the payload carries.
 
-    False means that θ was too small for this layer, and that x̂ must not be used but repaired.
+    False means that θ was too small for this layer, and that x̂ must not be used but repaired. Raises ThetaTooSmall
+    where no bits beyond the low ones help.
     """
     if payload.check is None:
         raise RemoteProtocolError("a modulo code came without the hash that verified mode needs")
@@ -292,6 +297,11 @@ def recover_checked(
         _recover(piece, y[part], _part(omega, part), start, chunk, result[part])
         hasher.update(_little_endian(chunk))
     return result, hasher.intdigest() == payload.check
+
+
+def require_readable(payload: Residues, dtype: npt.DTypeLike) -> None:
+    """Raise RemoteProtocolError if no vector of the type can have these residues."""
+    _code_of(payload)._modulus(payload.theta, np.dtype(dtype), RemoteProtocolError)
 
 
 def hash_integers(integers: IntegerArray) -> int:
@@ -312,7 +322,7 @@ def apply_repair(
 
     Each repair multiplies B and L by 2^bits and leaves the integers as they are: nothing is quantized anew. The caller
     compares `hash_integers` of the result with `first.check`, and takes `values_of` it for x̂. Raises
-    RemoteProtocolError where the repairs do not continue each other.
+    RemoteProtocolError where the repairs do not continue each other, ThetaTooSmall where only all of K helps.
     """
     code = _code_of(first)
     if repairs and isinstance(repairs[-1], WholeIntegers):
@@ -337,7 +347,7 @@ def apply_repair(
     # In float64 whatever the vector's type: a repair is rare, and its high bits need the room.
     turns = y.astype(np.float64) / b * (1 << code.bits)
     if not np.all(np.abs(turns) <= 2.0**_MOST_KNOWN_BITS):
-        raise RemoteProtocolError(f"θ = {first.theta:g} is too small for the receiver's weights")
+        raise ThetaTooSmall(f"θ = {first.theta:g} is too small for the receiver's weights")
     turns -= known
     if offset is not None:
         turns -= offset
@@ -443,7 +453,7 @@ def _recover(
     if not _recover_native(code, b, payload.residues, y, code._needed(omega), start, integers, values):
         if not math.isfinite(max_magnitude(y)):
             raise NotFiniteError("the model holds values that are not finite; lower training.learning_rate")
-        raise RemoteProtocolError(f"θ = {payload.theta:g} is too small for the receiver's weights")
+        raise ThetaTooSmall(f"θ = {payload.theta:g} is too small for the receiver's weights")
 
 
 def _recover_native(

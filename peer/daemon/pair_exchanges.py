@@ -119,6 +119,9 @@ class PairExchanges:
             self._neighbors.count(outgoing)
             if self._neighbors.is_up(outgoing.receiver):
                 self._neighbors.transport.send(outgoing.receiver, 0, outgoing.frame)
+        for error in effects.refused:
+            assert error.peer is not None
+            self._refuse(error.peer, error)
         self._runtime.wake()
         self._arrived.set()
 
@@ -155,10 +158,13 @@ class PairExchanges:
         try:
             effects = await self.call(self._durable.receive, peer, frame, self._runtime.now())
         except Exception as error:  # Whatever was raised for a frame: it does not end this process.
-            self._forget_waiting(peer)
-            self._neighbors.transport.blame(peer, error)
+            self._refuse(peer, error)
             return
         self.perform(effects)
+
+    def _refuse(self, peer: int, error: Exception) -> None:
+        self._forget_waiting(peer)
+        self._neighbors.transport.blame(peer, error)
 
     def _forget_waiting(self, peer: int) -> None:
         self._waiting = deque(item for item in self._waiting if item[0] != peer)

@@ -78,9 +78,7 @@ class RoundFrames:
             try:
                 effects = await self._runtime.work(self._durable.receive, peer, seq, frame, self._runtime.now())
             except Exception as error:  # Whatever was raised for a frame: it does not end this process.
-                # What follows it on this link makes no sense without it; after the reconnect all of it comes again.
-                self._waiting = deque(item for item in self._waiting if item[0] != peer)
-                self._neighbors.transport.blame(peer, error)
+                self._refuse(peer, error)
                 continue
             if (record := self.perform(effects)) is not None:
                 return record
@@ -101,7 +99,16 @@ class RoundFrames:
             if self._neighbors.is_up(outgoing.receiver):
                 self._neighbors.transport.send(outgoing.receiver, outgoing.seq, outgoing.frame)
         self.confirm(effects.receipts)
+        for error in effects.refused:
+            assert error.peer is not None
+            self._refuse(error.peer, error)
         return effects.record
+
+    def _refuse(self, peer: int, error: Exception) -> None:
+        """Drop what a neighbour has sent on this link: it makes no sense without the frame that was refused. After the
+        reconnect all of it comes again."""
+        self._waiting = deque(item for item in self._waiting if item[0] != peer)
+        self._neighbors.transport.blame(peer, error)
 
     def confirm(self, receipts: Mapping[int, int]) -> None:
         """Tell the neighbours which of their frames they may forget."""

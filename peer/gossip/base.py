@@ -26,7 +26,7 @@ import numpy.typing as npt
 from peer.compress.base import Compressor, Draws
 from peer.compress.layout import Layout
 from peer.compress.payload import FloatArray, Payload
-from peer.errors import RemoteProtocolError
+from peer.errors import LocalProtocolError, RemoteProtocolError
 from peer.gossip.options import FinalRounds, ModuloOptions, ServerOptions
 from peer.wire.message import Message
 
@@ -106,6 +106,10 @@ class MixingSchedule(Protocol):
 
     def matrix(self, t: int) -> npt.NDArray[np.float64]:
         """Return W of round t, float64[n, n]; W[i, j] is the weight receiver i gives to sender j."""
+        ...
+
+    def weight(self, t: int, receiver: int, sender: int) -> float:
+        """Return W[receiver, sender] of round t, 0 where there is no edge, without building the matrix."""
         ...
 
     def senders(self, t: int, peer: int) -> tuple[int, ...]:
@@ -249,6 +253,30 @@ class Algorithm(ABC):
         With a driver that goes on without late peers, `inbox` may lack some of `awaits`, if `spec.tolerates_late`.
         """
 
+    # What an honest neighbour may send (`gossip.judge`).
+
+    def hears(self, t: int, sender: int) -> bool:
+        """Return whether an honest `sender` has a message for this peer in round t."""
+        return sender in self.node.schedule.senders(t, self.node.peer)
+
+    def phase_from(self, sender: int) -> int:
+        """Return the phase of the one message of a round that `sender` has for this peer."""
+        return 0
+
+    def weights_from(self, t: int, sender: int) -> tuple[float, ...]:
+        """Return the mixing weights that an honest `sender` may tell in its message of round t."""
+        return (self.node.schedule.weight(t, self.node.peer, sender),)
+
+    def check_codes(self, message: Message) -> None:  # noqa: B027 (most can read any payload that `check_layers` lets by)
+        """Raise RemoteProtocolError unless the payload of a round can be read with this run's settings."""
+
+    def check_repair(self, repair: Message) -> None:
+        """Raise RemoteProtocolError unless a repair can be applied. Where the rounds ask for repairs it is one that the
+        exchange under way waits for."""
+        raise RemoteProtocolError("sent a repair in an algorithm that has none", peer=repair.sender)
+
+    # What may come at any time.
+
     def absorb_late(self, message: Message) -> None:
         """Apply the message of an earlier round that `advance` went on without.
 
@@ -272,8 +300,9 @@ class Algorithm(ABC):
         """Take note that x was multiplied by `scale`, because a joining peer got the rest."""
 
     def answer(self, request: Message) -> Message:
-        """Return the answer to a request that may come at any time (repair of a modulo code)."""
-        raise NotImplementedError(f"{self.spec.name} answers no requests")
+        """Return the answer to a request that may come at any time (repair of a modulo code). Changes nothing. Raises
+        RemoteProtocolError for one that an honest peer would not make."""
+        raise RemoteProtocolError(f"asks for a repair, and {self.spec.name} has none", peer=request.sender)
 
     def own_digests(self) -> tuple[int, Digests] | None:
         """Return (round, digest of each layer) of the own replica when it was checked last: what others compare with
@@ -286,8 +315,8 @@ class Algorithm(ABC):
         return ()
 
     def take_replica(self, message: Message) -> None:
-        """Take whole layers of the sender's replica, which were asked for. Raises RemoteProtocolError."""
-        raise RemoteProtocolError("sent a replica that nobody keeps", peer=message.sender)
+        """Take whole layers of the sender's replica, which were asked for and passed `check_repair`."""
+        raise LocalProtocolError(f"{self.spec.name} keeps no replicas")
 
     def use_compressor(self, compressor: Compressor) -> None:
         """Compress with other settings of the same compressor from the next round on. Called between rounds."""

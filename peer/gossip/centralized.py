@@ -62,6 +62,18 @@ class AllReduce(Algorithm):
         add_mean_(self.x, self.node, -self._rate, self._own, inbox)
         return None
 
+    def hears(self, t: int, sender: int) -> bool:
+        return sender in self._others_in(t)
+
+    def weights_from(self, t: int, sender: int) -> tuple[float, ...]:
+        schedule = self.node.schedule
+        if not isinstance(schedule, ViewSchedule):
+            return (1.0 / schedule.num_peers,)
+        members = schedule.membership.members(t)
+        # A lost peer is missing from when each of the others heard of it.
+        present = set(members) - schedule.absent.keys()
+        return tuple(1.0 / num_peers for num_peers in range(len(present), len(members) + 1))
+
     def without(self, peer: int, unreceived: Sequence[Message]) -> None:
         """Nothing is kept of anybody."""
 
@@ -109,6 +121,15 @@ class ParameterServer(Algorithm):
     @property
     def is_server(self) -> bool:
         return self.node.peer == self.server
+
+    def hears(self, t: int, sender: int) -> bool:
+        return (sender in self._workers) if self.is_server else sender == self.server
+
+    def phase_from(self, sender: int) -> int:
+        return int(sender == self.server)
+
+    def weights_from(self, t: int, sender: int) -> tuple[float, ...]:
+        return (1.0 if sender == self.server else 1.0 / self.node.schedule.num_peers,)
 
     def begin(self, t: int, gradient: FloatArray, rate: float) -> Exchange:
         """Push the own gradient; the server waits for all of them."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from peer.compress.payload import FloatArray
-from peer.errors import LocalProtocolError
+from peer.errors import LocalProtocolError, RemoteProtocolError
 from peer.gossip.membership import Change
 from peer.round_record import RoundRecord
 from peer.wire.message import Message
@@ -62,6 +62,9 @@ class Effects:
     """Membership changes that were not known before: there may be other neighbours now."""
     returned: list[tuple[int, Message]] = field(default_factory=list)
     """(lost peer, own message) whose mass came back to this peer, since the lost one never had it."""
+    refused: list[RemoteProtocolError] = field(default_factory=list)
+    """What came earlier and turned out to be what no honest peer sends. It is not kept; the links to those whom the
+    errors name are to be reset."""
     receipts: dict[int, int] = field(default_factory=dict)
     """Neighbour → up to which number its frames would survive a power cut here now."""
 
@@ -95,6 +98,7 @@ class Effects:
         self.duplicates += later.duplicates
         self.news += later.news
         self.returned += later.returned
+        self.refused += later.refused
         self.receipts |= later.receipts
         if later.finished is None:
             return

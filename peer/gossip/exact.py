@@ -43,6 +43,9 @@ class Local(Algorithm):
         uses_averaging_rate=False,
     )
 
+    def hears(self, t: int, sender: int) -> bool:
+        return False
+
     def begin(self, t: int, gradient: FloatArray, rate: float) -> Exchange:
         add_scaled_(self.x, -rate, gradient)
         return Exchange({}, frozenset())

@@ -60,6 +60,10 @@ class LateNeighbors:
         """Whether the message of a sender of this very round is owed."""
         return (round_, sender) in self._missed
 
+    def first_owed(self, sender: int) -> int | None:
+        """Return the first round of which a sender owes its message; None if it owes nothing."""
+        return min((round_ for round_, missed in self._missed if missed == sender), default=None)
+
     def settle(self, message: Message) -> None:
         """Take a message that was owed."""
         self._missed.discard((message.round, message.sender))

@@ -24,13 +24,16 @@ from peer.compress.base import Compressor
 from peer.compress.modulo import (
     Modulo,
     Omega,
+    ThetaTooSmall,
     apply_repair,
     delta,
     hash_integers,
+    largest_integer,
     modulus,
     more_bits,
     recover,
     recover_checked,
+    require_readable,
     theta_floor,
     values_of,
 )
@@ -128,6 +131,12 @@ class Moniqua(Algorithm):
     def without(self, peer: int, unreceived: Sequence[Message]) -> None:
         """Nothing is kept of anybody."""
 
+    def check_codes(self, message: Message) -> None:
+        self._gossip.check_codes(message, self._theta, self.x.dtype)
+
+    def check_repair(self, repair: Message) -> None:
+        self._gossip.check_repair(repair, self.x.dtype)
+
     def answer(self, request: Message) -> Message:
         return self._gossip.answer(request)
 
@@ -201,6 +210,12 @@ class MoniquaD2(Algorithm):
     def start_anew(self) -> None:
         """Begin again with a plain step: see `D2`."""
         np.copyto(self.last_step, self.x)
+
+    def check_codes(self, message: Message) -> None:
+        self._gossip.check_codes(message, self._theta, self.x.dtype)
+
+    def check_repair(self, repair: Message) -> None:
+        self._gossip.check_repair(repair, self.x.dtype)
 
     def answer(self, request: Message) -> Message:
         return self._gossip.answer(request)
@@ -334,7 +349,7 @@ class ModuloGossip:
 
     def advance(self, x: FloatArray, inbox: Mapping[int, Message], theta: ThetaControl) -> Exchange | None:
         """Add Σ_j W̄_ij (x̂_j − x̂_i) to `x`, as far as the codes can be read; ask for repairs of the others."""
-        lost = self._take_codes(inbox) if self._phase == 0 else self._take_repairs(inbox)
+        lost = self._take_codes(inbox, theta) if self._phase == 0 else self._take_repairs(inbox)
         self._keep_shares_(x, lost)
         self._add_readable_(x)
         if not self._to_add:
@@ -354,21 +369,28 @@ class ModuloGossip:
         }
         return Exchange(requests, frozenset(requests), phase=self._phase)
 
-    def _take_codes(self, inbox: Mapping[int, Message]) -> set[int]:
+    def _take_codes(self, inbox: Mapping[int, Message], theta: ThetaControl) -> set[int]:
         """Take the codes of the round; return who was lost before it sent one."""
         node, t = self._node, self._t
         awaits = node.schedule.senders(t, node.peer)
         check_inbox(inbox, awaits, t, node.layout, may_lack=can_lose_peers(node), modulo=True)
-        for sender, message in inbox.items():
-            for layer in message.layers:
-                if isinstance(layer, Residues):
-                    check_code(self._compressor, layer, sender, self._node.modulo.bits_between)
+        for message in inbox.values():
+            self.check_codes(message, theta, self._reference.dtype)
         self._messages = dict(inbox)
         self._to_add = sorted({*inbox, node.peer})
         # Every neighbour is in round t, hence through with t − 1: nobody will ask for that source again.
         for round_ in [r for r in self._sources if r < t]:
             self._retire(round_)
         return set(awaits) - inbox.keys()
+
+    def check_codes(self, message: Message, theta: ThetaControl, dtype: npt.DTypeLike) -> None:
+        """Raise RemoteProtocolError unless every code has this run's settings."""
+        check_codes(message, self._compressor, theta, dtype, self._node.modulo.bits_between)
+
+    def check_repair(self, repair: Message, dtype: npt.DTypeLike) -> None:
+        """Raise RemoteProtocolError unless the message is what the phase under way asked its sender for."""
+        wishes = self._asked.get(repair.sender, ())
+        check_repair(repair, wishes, self._messages[repair.sender].layers if wishes else (), dtype)
 
     def _retire(self, round_: int) -> None:
         self._spare.append(self._sources.pop(round_).values)
@@ -380,13 +402,8 @@ class ModuloGossip:
             can_lose_peers(self._node) and inbox.keys() < self._asked.keys()
         ):
             raise LocalProtocolError(f"round {self._t}: repairs of {sorted(inbox)}, asked {sorted(self._asked)}")
-        for sender, message in inbox.items():
-            wishes = self._asked[sender]
-            wanted = tuple(wish.layer for wish in wishes)
-            if message.kind is not MessageKind.REPAIR or message.layer_ids != wanted:
-                raise RemoteProtocolError("answered a request for repair with something else", peer=sender)
-            for wish, layer in zip(wishes, message.layers, strict=True):
-                check_repair(wish, layer, sender)
+        for message in inbox.values():
+            self.check_repair(message, self._reference.dtype)
         for sender, message in inbox.items():
             for wish, layer in zip(self._asked[sender], message.layers, strict=True):
                 assert isinstance(layer, (MoreBits, WholeIntegers))
@@ -453,7 +470,12 @@ class ModuloGossip:
             assert isinstance(sent, Residues)
             omega = self._omega(layer, part)
             further = self._further.get((sender, layer), [])
-            wish = recover_or_wish(sent, further, layer, reference, omega, out, self._compressor.verified, sender)
+            try:
+                wish = recover_or_wish(sent, further, layer, reference, omega, out, self._compressor.verified, sender)
+            except ThetaTooSmall:
+                # Nothing more can be asked for without a hash: like that of a lost peer, its share stays with this end.
+                self._recover_own()
+                return []
             if wish is not None:
                 wishes.append(wish)
                 self._violated[layer] = max(self._violated[layer], sent.theta)
@@ -557,24 +579,46 @@ def recover_or_wish(
 ) -> RepairWish | None:
     """Write x̂ of one layer to `out` and return None, or return what more is needed to read it.
 
-    Raises RemoteProtocolError if not even all of K fits the hash.
+    Raises RemoteProtocolError if not even all of K fits the hash; without hashes, ThetaTooSmall.
     """
     if not verified:
         recover(sent, reference, omega, out=out)
         return None
-    if not further:
-        _, right = recover_checked(sent, reference, omega, out=out)
-    else:
-        integers = apply_repair(sent, further, reference, omega)
-        right = hash_integers(integers) == sent.check
-        if right:
-            values_of(sent, integers, omega, reference.dtype, out)
+    known = sent.bits + sum(more.bits for more in further if isinstance(more, MoreBits))
+    try:
+        if not further:
+            _, right = recover_checked(sent, reference, omega, out=out)
+        else:
+            integers = apply_repair(sent, further, reference, omega)
+            right = hash_integers(integers) == sent.check
+            if right:
+                values_of(sent, integers, omega, reference.dtype, out)
+    except ThetaTooSmall:
+        return RepairWish(layer, known, 0)
     if right:
         return None
     if further and isinstance(further[-1], WholeIntegers):
         raise RemoteProtocolError(f"the hash of layer {layer} does not belong to its integers", peer=sender)
-    known = sent.bits + sum(more.bits for more in further if isinstance(more, MoreBits))
     return RepairWish(layer, known, FURTHER_BITS[len(further)])
+
+
+def check_codes(
+    message: Message, own: Modulo, theta: ThetaControl, dtype: npt.DTypeLike, bits: tuple[int, int] | None = None
+) -> None:
+    """Raise RemoteProtocolError unless every code in a message has this run's settings. `bits`: see `check_code`."""
+    shared = theta.shared(message.round)
+    for layer in message.layers:
+        if not isinstance(layer, Residues):
+            continue
+        check_code(own, layer, message.sender, bits)
+        try:
+            require_readable(layer, dtype)
+        except RemoteProtocolError as error:
+            raise RemoteProtocolError(error.problem, peer=message.sender) from None
+        if shared is not None and layer.theta != np.array(shared, dtype).item():
+            raise RemoteProtocolError(
+                f"sent a modulo code of θ = {layer.theta:g}, where all have {shared:g}", peer=message.sender
+            )
 
 
 def check_code(own: Modulo, layer: Residues, sender: int, bits: tuple[int, int] | None = None) -> None:
@@ -588,15 +632,30 @@ def check_code(own: Modulo, layer: Residues, sender: int, bits: tuple[int, int] 
         raise RemoteProtocolError("sent a modulo code of other settings than this run's", peer=sender)
 
 
-def check_repair(wish: RepairWish, layer: LayerPayload, sender: int) -> None:
-    """Raise RemoteProtocolError unless the layer is what was wished for."""
-    fits = isinstance(layer, WholeIntegers) or (
-        wish.more_bits > 0
-        and isinstance(layer, MoreBits)
-        and (layer.low, layer.bits) == (wish.known_bits, wish.more_bits)
-    )
-    if not fits:
-        raise RemoteProtocolError("answered a request for repair with other bits", peer=sender)
+def check_repair(repair: Message, wishes: Sequence[RepairWish], coded: Payload, dtype: npt.DTypeLike) -> None:
+    """Raise RemoteProtocolError unless a repair holds what was wished for. `coded`: the layers that its sender sent."""
+    sender = repair.sender
+    if repair.kind is not MessageKind.REPAIR or repair.layer_ids != tuple(wish.layer for wish in wishes):
+        raise RemoteProtocolError("answered a request for repair with something else", peer=sender)
+    for wish, layer in zip(wishes, repair.layers, strict=True):
+        fits = isinstance(layer, WholeIntegers) or (
+            wish.more_bits > 0
+            and isinstance(layer, MoreBits)
+            and (layer.low, layer.bits) == (wish.known_bits, wish.more_bits)
+        )
+        if not fits:
+            raise RemoteProtocolError("answered a request for repair with other bits", peer=sender)
+        if isinstance(layer, WholeIntegers):
+            _check_integers(wish.layer, layer, coded[wish.layer], sender, dtype)
+
+
+def _check_integers(number: int, layer: WholeIntegers, sent: LayerPayload, sender: int, dtype: npt.DTypeLike) -> None:
+    """Raise RemoteProtocolError unless all of K is what the code was made of: no further repair is asked for."""
+    largest = max(-int(layer.integers.min(initial=0)), int(layer.integers.max(initial=0)))
+    if largest > largest_integer(dtype):
+        raise RemoteProtocolError(f"sent layer {number} in integers up to {largest}", peer=sender)
+    if not isinstance(sent, Residues) or hash_integers(layer.integers) != sent.check:
+        raise RemoteProtocolError(f"the hash of layer {number} does not belong to its integers", peer=sender)
 
 
 def repair_of(

@@ -40,7 +40,7 @@ from peer.gossip.base import AlgorithmSpec, GraphNeed, Metrics, NodeContext
 from peer.gossip.effects import Effects, Send
 from peer.gossip.mixing import add_scaled_, check_layers, restored_like, whole_layer
 from peer.gossip.moniqua import (
-    check_code,
+    check_codes,
     check_repair,
     code_error,
     distances,
@@ -50,11 +50,15 @@ from peer.gossip.moniqua import (
     theta_control,
 )
 from peer.gossip.theta import pairwise_mixing_time, refuse_unstable, theorem_5
+from peer.gossip.value_bounds import excess
 from peer.random import Purpose
 from peer.wire.message import Message, MessageKind, RepairWish
 
 Event: TypeAlias = tuple[Any, ...]
 """("read", i), ("mix", initiator, responder, exchange), ("step", i, γ)."""
+
+MOST_EXCHANGES = 1 << 48
+"""No peer makes more: each restart leaves out 2^16 numbers."""
 
 BACKOFF_S = 0.01
 """The first pause after a busy answer, in seconds; it doubles up to 64-fold, times ½ to 1½ at random."""
@@ -223,9 +227,13 @@ class PairNode(ABC):
             self._responding = None
 
     def receive(self, message: Message) -> Effects:
-        """Take one message. Raises RemoteProtocolError if an honest peer would not have sent it."""
-        if message.sender not in self.neighbors:
-            raise RemoteProtocolError("is no neighbour in this graph", peer=message.sender)
+        """Judge and take one message. Raises RemoteProtocolError if an honest peer would not have sent it."""
+        self.judge(message)
+        return self.take(message)
+
+    def take(self, message: Message) -> Effects:
+        """Take one message that was judged. Raises RemoteProtocolError, before anything changes, where only reading it
+        shows that an honest peer would not have sent it."""
         if message.kind is MessageKind.PAIR_REQUEST:
             return self._on_request(message)
         if message.kind is MessageKind.PAIR_REPLY:
@@ -237,6 +245,30 @@ class PairNode(ABC):
         if message.kind is MessageKind.REPAIR:
             return self._on_repair(message)
         raise RemoteProtocolError(f"sent {message.kind.name} in an asynchronous run", peer=message.sender)
+
+    def judge(self, message: Message) -> None:
+        """Raise RemoteProtocolError if an honest peer would not have sent this message; nothing changes."""
+        sender, kind = message.sender, message.kind
+        if sender not in self.neighbors:
+            raise RemoteProtocolError("is no neighbour in this graph", peer=sender)
+        if kind in (MessageKind.GOSSIP, MessageKind.NOTHING):
+            raise RemoteProtocolError(f"sent {kind.name} in an asynchronous run", peer=sender)
+        if max(message.round, message.phase) > MOST_EXCHANGES:
+            raise RemoteProtocolError(f"speaks of exchange {max(message.round, message.phase)}", peer=sender)
+        gives = kind in (MessageKind.PAIR_REQUEST, MessageKind.PAIR_REPLY)
+        if (message.mixing_weight, message.push_weight) != (0.5 if gives else 0.0, 1.0):
+            raise RemoteProtocolError(
+                f"told the weights {message.mixing_weight:g} and {message.push_weight:g} in an exchange of halves",
+                peer=sender,
+            )
+        if gives:
+            check_layers(message.layers, self.node.layout, sender, modulo=self.spec.modulo)
+            self._check_codes(message)
+            largest = excess(message, self.x.dtype, self.node)
+            if largest is not None:
+                raise RemoteProtocolError(f"has diverged: it sent numbers up to {largest:.3g}", peer=sender)
+        elif kind is MessageKind.REPAIR and (responding := self._answered_by(message)) is not None:
+            check_repair(message, responding.wishes, responding.request.layers, self.x.dtype)
 
     def take_events(self) -> list[Event]:
         """Return the events whose serial place is final and forget them."""
@@ -266,7 +298,6 @@ class PairNode(ABC):
             return self._refuse(message)
         if self._initiated is not None and not self._gives_way(self._initiated, message):
             return self._refuse(message)
-        check_layers(message.layers, self.node.layout, sender, modulo=self.spec.modulo)
         return self._respond(_Responding(message, 0, (), {}))
 
     def _gives_way(self, initiated: _Initiated, message: Message) -> bool:
@@ -311,21 +342,22 @@ class PairNode(ABC):
         )
 
     def _on_repair(self, message: Message) -> Effects:
-        responding = self._responding
-        if responding is None or (message.sender, message.round, message.phase) != (
-            responding.request.sender,
-            responding.request.round,
-            responding.phase,
-        ):
+        responding = self._answered_by(message)
+        if responding is None:
             return Effects()  # A repeated one.
-        if message.layer_ids != tuple(wish.layer for wish in responding.wishes):
-            raise RemoteProtocolError("answered a request for repair with something else", peer=message.sender)
-        for wish, layer in zip(responding.wishes, message.layers, strict=True):
-            check_repair(wish, layer, message.sender)
         for wish, layer in zip(responding.wishes, message.layers, strict=True):
             assert isinstance(layer, (MoreBits, WholeIntegers))
             responding.further.setdefault(wish.layer, []).append(layer)
         return self._respond(responding)
+
+    def _answered_by(self, repair: Message) -> _Responding | None:
+        """Return the request that waits for this repair, if one does."""
+        responding = self._responding
+        if responding is None:
+            return None
+        request = responding.request
+        waits = (repair.sender, repair.round, repair.phase) == (request.sender, request.round, responding.phase)
+        return responding if waits else None
 
     # The initiator.
 
@@ -333,7 +365,6 @@ class PairNode(ABC):
         initiated = self._initiated
         if initiated is None or (message.sender, message.round) != (initiated.partner, initiated.exchange):
             return Effects()  # A repeated one.
-        check_layers(message.layers, self.node.layout, message.sender, modulo=self.spec.modulo)
         if self._read_layers(message, initiated.sent, {}):
             raise RemoteProtocolError("chose a θ below the distance that it measured", peer=message.sender)
         self._initiated, self._refusals = None, 0
@@ -385,6 +416,9 @@ class PairNode(ABC):
     @abstractmethod
     def _code_reply(self, request: Message) -> Payload:
         """Return the payload of x for the reply; the requester's x̂ stands in `_theirs`."""
+
+    def _check_codes(self, message: Message) -> None:  # noqa: B027 (whole models need no more than `check_layers`)
+        """Raise RemoteProtocolError unless the payload can be read with this run's settings."""
 
     @abstractmethod
     def _read_layers(
@@ -592,13 +626,15 @@ class MoniquaAdPsgd(PairNode):
         ]
         return self._code(request.round, np.maximum(self._floors(), bounds))
 
+    def _check_codes(self, message: Message) -> None:
+        check_codes(message, self._compressor, self._theta, self.x.dtype)
+
     def _read_layers(
         self, message: Message, reference: FloatArray, further: Mapping[int, list[MoreBits | WholeIntegers]]
     ) -> list[RepairWish]:
         draws, wishes = self.node.draw_source.draws(message.round), []
         for layer, (part, sent) in enumerate(zip(self.node.layout.slices, message.layers, strict=True)):
             if isinstance(sent, Residues):
-                check_code(self._compressor, sent, message.sender)
                 omega = self._compressor.omega(reference[part], layer, draws)
                 more = further.get(layer, [])
                 out, verified = self._theirs[part], self._compressor.verified

@@ -22,6 +22,7 @@ import xxhash
 
 from peer import wire
 from peer.compress import add_decompressed_
+from peer.compress.norms import max_magnitude
 from peer.compress.payload import Dense, FloatArray, Payload, WholeIntegers
 from peer.errors import LocalProtocolError, RemoteProtocolError
 from peer.gossip.base import Algorithm, AlgorithmSpec, Digests, Exchange, GraphNeed, Memory, Metrics, NodeContext
@@ -41,6 +42,8 @@ from peer.gossip.mixing import (
     restored_like,
     whole,
 )
+from peer.gossip.value_bounds import largest_value
+from peer.gossip.views import ViewSchedule
 from peer.wire.message import Message, MessageKind, RepairWish
 
 CHECK_EVERY = 16
@@ -141,26 +144,31 @@ class Replicas:
         ids = tuple(wish.layer for wish in wanted)
         return Message(MessageKind.REPAIR, self._node.peer, self._own_rounds, layers=layers, layer_ids=ids)
 
-    def take(self, message: Message) -> None:
-        """Put layers that a sender sent whole in the place of the copy's, as soon as the differences before have come;
-        they are of no use once later ones have. Raises RemoteProtocolError if they are no numbers of a model."""
+    def check_whole(self, message: Message) -> None:
+        """Raise RemoteProtocolError unless these are layers of a copy that is kept here."""
         sender = message.sender
         if sender not in self._rounds or not message.layer_ids:
             raise RemoteProtocolError("sent a replica that is not kept here", peer=sender)
-        layers = []
         for number, layer in zip(message.layer_ids, message.layers, strict=True):
             part = self._node.layout.slices[number]
             if not isinstance(layer, WholeIntegers) or layer.integers.size != part.stop - part.start:
                 raise RemoteProtocolError(f"sent layer {number} of a replica in another form", peer=sender)
-            values = layer.integers.astype(np.int32).view(np.float32)
-            if not np.isfinite(values).all():
-                raise RemoteProtocolError(f"sent layer {number} of a replica with numbers that are none", peer=sender)
-            layers.append((part, values))
+            values = _spelled(layer)
+            if not max_magnitude(values) <= largest_value(values.dtype, self._node):
+                raise RemoteProtocolError(
+                    f"sent layer {number} of a replica with numbers up to {max_magnitude(values):g}", peer=sender
+                )
+
+    def take(self, message: Message) -> None:
+        """Put layers that a sender sent whole in the place of the copy's, as soon as the differences before have come;
+        they are of no use once later ones have. To be checked before."""
+        sender = message.sender
         if message.round > self._rounds[sender]:
             self._whole[sender] = message
         elif message.round == self._rounds[sender]:
-            for part, values in layers:
-                self.of[sender][part] = values
+            for number, layer in zip(message.layer_ids or (), message.layers, strict=True):
+                assert isinstance(layer, WholeIntegers)
+                self.of[sender][self._node.layout.slices[number]] = _spelled(layer)
             self._digests.pop(sender, None)
 
     # Edges that come and go (`gossip.boundary`).
@@ -240,10 +248,29 @@ class Replicas:
         self._digests = {}
 
 
+def _spelled(layer: WholeIntegers) -> npt.NDArray[np.float32]:
+    """Return the numbers whose bits the integers are, float32[n]."""
+    return layer.integers.astype(np.int32).view(np.float32)
+
+
 class ReplicaAlgorithm(Algorithm):
     """What the algorithms with replicas share: the copies, their agreement and their state."""
 
     replicas: Replicas
+
+    def hears(self, t: int, sender: int) -> bool:
+        schedule, me = self.node.schedule, self.node.peer
+        # Everybody who ever hears it, also in rounds in which the weight is 0.
+        if isinstance(schedule, ViewSchedule):
+            return sender in schedule.senders_from(t, me)
+        return sender in schedule.all_senders(me)
+
+    def weights_from(self, t: int, sender: int) -> tuple[float, ...]:
+        weights = super().weights_from(t, sender)
+        return (*weights, 0.0) if self.spec.push_sum else weights  # It may leave receivers out.
+
+    def check_repair(self, repair: Message) -> None:
+        self.replicas.check_whole(repair)
 
     def own_digests(self) -> tuple[int, Digests] | None:
         return self.replicas.own_digests

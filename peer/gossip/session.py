@@ -172,6 +172,9 @@ class Session:
             # Between the rounds' own messages: it belongs to what the sender's copy is here, whatever round this is.
             self.algorithm.take_replica(message)
             return effects
+        if message.kind is MessageKind.REPAIR and not self.awaits_repair(message):
+            effects.duplicates = 1  # It comes outside of the numbered stream, and may be answered twice.
+            return effects
         if self.is_early(message.round):
             # The bound is what keeps a neighbour from filling this peer's memory with rounds to come.
             raise RemoteProtocolError(
@@ -183,7 +186,6 @@ class Session:
         elif not self._is_over(message) and self.inbox.put(message):
             late.note_lateness(message, now)
         else:
-            # A numbered stream delivers once; a repair comes outside of it, and may be answered twice.
             effects.duplicates = 1
             return effects
         return self._advance(now, effects)
@@ -246,6 +248,8 @@ class Session:
     def check(self, message: Message) -> None:
         """Raise RemoteProtocolError if an honest peer would not have sent this message at any time."""
         sender = message.sender
+        if sender in self.lost_peers.peers:
+            raise RemoteProtocolError("was declared lost and is out of the run", peer=sender)
         if message.kind is MessageKind.REPAIR_REQUEST:
             if message.round > self.round or (message.round == self.round and self._exchange is None):
                 raise RemoteProtocolError(f"asks to repair round {message.round}, not sent yet", peer=sender)
@@ -257,11 +261,37 @@ class Session:
         may_send_nothing = spec.may_send_nothing or (spec.modulo and message.phase == READ_PHASE)
         if message.kind is MessageKind.NOTHING and not may_send_nothing:
             raise RemoteProtocolError(f"left us out of a round, which {self.algorithm.spec.name} forbids", peer=sender)
-        if sender in self.lost_peers.peers:
-            raise RemoteProtocolError("was declared lost and is out of the run", peer=sender)
         me = self.algorithm.node.peer
         if sender not in self._in_neighbors and not _is_newcomer(self._views, me, message):
             raise RemoteProtocolError("is no in-neighbour in this graph", peer=sender)
+
+    def is_next(self, message: Message) -> bool:
+        """Return whether the algorithm's message of a round is the one that is due: a sender's own come in the order of
+        its rounds, and each of them once."""
+        sender, phase = message.sender, message.phase
+        due = self.late_neighbors.first_owed(sender)
+        if due is None:
+            due = self.round + (self._exchange is not None and phase < self._exchange.phase)
+            while due < message.round and (self.is_here(due, phase, sender) or not self.algorithm.hears(due, sender)):
+                due += 1
+        return message.round == due and not self.is_here(due, phase, sender)
+
+    def is_here(self, round_: int, phase: int, sender: int) -> bool:
+        """Return whether a message has come and waits."""
+        return self.inbox.has(round_, phase, sender) or self.late_neighbors.has_postponed(round_, sender)
+
+    def is_open(self, message: Message) -> bool:
+        """Return whether a message can still be used in its exchange, and has not come yet."""
+        return not self._is_over(message) and not self.inbox.has(message.round, message.phase, message.sender)
+
+    def awaits_repair(self, repair: Message) -> bool:
+        """Return whether the exchange under way waits for this repair."""
+        exchange, sender = self._exchange, repair.sender
+        if exchange is None or (repair.round, repair.phase) != (self.round, exchange.phase):
+            return False
+        asked = exchange.sends.get(sender)
+        is_asked = asked is not None and asked.kind is MessageKind.REPAIR_REQUEST
+        return is_asked and sender in exchange.awaits and self.is_open(repair)
 
     def is_early(self, round_: int) -> bool:
         """Whether a neighbour can be in a round only if this peer was set back, by a power cut."""

@@ -180,6 +180,10 @@ class ThetaControl:
         # Before the first gradient a theorem says nothing.
         return np.maximum(floors, bound if self.mode == "theorem" and bound > 0.0 else self._adapted)
 
+    def shared(self, t: int) -> float | None:
+        """Return the θ of all peers and layers in round t; None where each chooses its own."""
+        return self._given[min(t, len(self._given) - 1)] if self.mode == "constant" else None
+
     def see_gradient(self, largest: float) -> None:
         """Take note of max|G| of a round."""
         self.gradient_bound = max(self.gradient_bound, largest)

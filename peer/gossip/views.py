@@ -71,6 +71,15 @@ class ViewSchedule:
             self._matrices[key] = w
         return self._matrices[key]
 
+    def weight(self, t: int, receiver: int, sender: int) -> float:
+        # Between two peers that are there it does not matter who else is absent: see `_take_out_`.
+        if self._is_plain:
+            return self._plain.weight(t, receiver, sender)
+        members = self.membership.members(t)
+        if receiver not in members or sender not in members or {receiver, sender} & {*self._absent_in(t)}:
+            return 0.0
+        return self._graph_of(members).weight(t, members.index(receiver), members.index(sender))
+
     def senders(self, t: int, peer: int) -> tuple[int, ...]:
         if self._is_plain:
             return self._plain.senders(t, peer)

@@ -11,6 +11,7 @@ from peer.compress.payload import FloatArray
 from peer.config import GuardOptions
 from peer.errors import DivergenceError
 from peer.round_record import RoundRecord
+from peer.wire.message import Message
 
 
 def require_finite_loss(t: int, loss: float) -> None:
@@ -27,6 +28,14 @@ def require_finite_model(t: int, x: FloatArray) -> None:
     """Raise DivergenceError unless x: float[n] after the local step of round t holds numbers."""
     if not math.isfinite(max_magnitude(x)):
         raise DivergenceError(_model_not_finite(t))
+
+
+def require_sendable(message: Message, excess: float | None) -> None:
+    """Raise DivergenceError if a message holds numbers that others refuse: `excess` is the largest of them."""
+    if excess is not None:
+        raise DivergenceError(
+            f"numbers up to {excess:.3g} were to be sent in round {message.round}; lower training.learning_rate"
+        )
 
 
 def reason_to_stop(options: GuardOptions, record: RoundRecord, model: FloatArray) -> str | None:

@@ -28,18 +28,19 @@ from peer.errors import RemoteProtocolError
 from peer.gossip.effects import Effects, OutgoingFrame
 from peer.gossip.membership import Change
 from peer.node import membership_codec
+from peer.node.blame import blaming
 from peer.node.checkpoint_arrays import refusing_what_does_not_fit
 from peer.node.disk_state import DiskState, Durability, OnRound, PeerRecovery
 from peer.node.held_frames import inbox_from_checkpoint, inbox_to_checkpoint
 from peer.node.links import LinksState
+from peer.node.neighbor_budgets import NoticeBudget, RepairBudget
 from peer.node.participant import Participant, ParticipantState
 from peer.node.recorded_peer import RecordedPeer
 from peer.node.replay import Replay
-from peer.node.told_changes import ToldChanges
 from peer.state.checkpoints import Checkpoint
 from peer.state.disk import Disk
 from peer.state.journal import Announced, Begun, Lost, Receipt, Received, Record, Sent, TimedOut
-from peer.wire.message import MessageKind
+from peer.wire.message import Message, MessageKind
 
 _SET_BACK_ROUNDS_MAX = 4096
 """More rounds than a power cut can undo: those since the last sync, of about a second."""
@@ -70,8 +71,8 @@ class DurablePeer:
         self.links = self._peer.links
         self.left_out: frozenset[int] = frozenset()
         """Receivers that got no weight in the last round, because they had not confirmed anything for long."""
-        self._told_changes = ToldChanges()
         self._repeatable = repeatable
+        self._repairs, self._notices = RepairBudget(), NoticeBudget()
         self._furthest_round = 0
         """No honest neighbour was ahead of this round before this process began, nor needs to be held back after it."""
 
@@ -86,7 +87,7 @@ class DurablePeer:
         recovery = PeerRecovery()
         checkpoint = self.disk_state.load_newest(recovery)
         if checkpoint is not None:
-            self._restore(checkpoint)
+            self._restore(checkpoint, recovery)
         # More than one journal only where a newer checkpoint was damaged: each leads to the next one's beginning.
         replay = Replay(self._peer, recovery, on_round, repeatable=self._repeatable)
         for round_, name, content in self.disk_state.journals(recovery):
@@ -109,7 +110,7 @@ class DurablePeer:
         self._furthest_round = self.participant.round + self.participant.session.max_lead + _SET_BACK_ROUNDS_MAX
         return recovery
 
-    def _restore(self, checkpoint: Checkpoint) -> None:
+    def _restore(self, checkpoint: Checkpoint, recovery: PeerRecovery) -> None:
         values, arrays = checkpoint.state, checkpoint.arrays
         state = ParticipantState.from_checkpoint(values, arrays)
         self.participant.restore(state)
@@ -122,7 +123,13 @@ class DurablePeer:
         is_counted = "received" in values
         # They are no part of the session's state: taken again, they are decoded against the restored reference codes.
         for each in waiting:
-            self._peer.take(Received(0.0, each.peer, each.seq, each.frame), is_counted=is_counted)
+            if is_counted and each.seq > self.links.incoming[each.peer].last_seq:
+                continue  # It follows one that was left out.
+            try:
+                self._peer.take(Received(0.0, each.peer, each.seq, each.frame), is_counted=is_counted)
+            except RemoteProtocolError as error:
+                recovery.notices.append(f"the checkpoint holds a frame that is refused; it is left out: {error}")
+                self.links.ask_again(each.peer, each.seq)
         self.participant.session.late_neighbors.restore_lateness(state.session.late)
 
     def _journal_unsent(self, made: Collection[OutgoingFrame]) -> None:
@@ -166,41 +173,58 @@ class DurablePeer:
             return self.participant.unchanged()
         if seq > following:
             raise RemoteProtocolError(f"sent frame {seq} where {following} is next", peer=peer)
+        record = Received(now, peer, seq, frame)
         if membership_codec.is_notice(frame):
-            return self._receive_notice(peer, seq, frame, now)
+            return self._receive_notice(record)
         message = self.participant.decode(peer, frame, before=early.newest(peer))
-        if (seq > 0) != (message.kind in (MessageKind.GOSSIP, MessageKind.NOTHING)):
-            raise RemoteProtocolError(f"sent {message.kind.name} {'with' if seq else 'without'} a number", peer=peer)
-        if message.kind is MessageKind.REPAIR_REQUEST:
-            # Changes nothing here, and is repeated by whoever needs it.
-            return self._journaled(self.participant.take(message, now))
-        if message.kind is MessageKind.REPAIR and not self.participant.expects(message):
-            return self.participant.unchanged()
         if seq and self._is_early(message.round) and message.round <= self._furthest_round:
-            # Refused now rather than later, while the connection that it came by is there to be blamed. An outsider
-            # cannot judge: it does not know its neighbours yet.
-            if not self.participant.membership.is_outsider:
-                self.participant.session.check(message)
+            # Refused now rather than later is what no honest peer sends in any round, while the connection that it came
+            # by is there to be blamed. The rest is judged when its time comes: an outsider does not know its neighbours
+            # yet, and a change of members may be among what is kept.
+            self.participant.check_form(message)
             if early.add(peer, seq, frame, message):
                 return self.participant.unchanged()
+        self.participant.judge(message)
+        return self._receive_message(message, record)
+
+    def _receive_message(self, message: Message, record: Received) -> Effects:
+        if (record.seq > 0) != (message.kind in (MessageKind.GOSSIP, MessageKind.NOTHING)):
+            number = "with" if record.seq else "without"
+            raise RemoteProtocolError(f"sent {message.kind.name} {number} a number", peer=record.peer)
+        if message.kind is MessageKind.REPAIR_REQUEST:
+            # Changes nothing here, and is repeated by whoever needs it.
+            if not self._repairs.allows(message, self.round):
+                return self.participant.unchanged()
+            with blaming(record.peer):
+                effects = self.participant.take(message, record.now)
+            return self._journaled(effects)
+        if message.kind is MessageKind.REPAIR and not self.participant.expects(message):
+            return self.participant.unchanged()
         # Journal first: what a peer has applied and then forgets is lost for everybody.
-        record = Received(now, peer, seq, frame)
         self._append(record)
         return self._journaled(self._peer.take(record, message))
 
-    def _receive_notice(self, peer: int, seq: int, frame: bytes, now: float) -> Effects:
-        if not seq:
+    def _receive_notice(self, record: Received) -> Effects:
+        peer, early = record.peer, self._peer.early
+        if not record.seq:
             raise RemoteProtocolError("told of a change of members without a number", peer=peer)
-        if self._peer.early.count(peer):
+        if early.count(peer):
             # It follows what is kept.
-            self._peer.early.add_notice(peer, seq, frame)
+            if not early.add_notice(peer, record.seq, record.frame):
+                raise RemoteProtocolError("sends more ahead of time than can be kept", peer=peer)
             return self.participant.unchanged()
-        record, was_outsider = Received(now, peer, seq, frame), self.participant.membership.is_outsider
-        self._append_notice(record, limited=True)
-        effects = self._journaled(self._peer.take(record))
+        change = self.participant.judged_notice(peer, record.frame)
+        was_outsider = self.participant.membership.is_outsider
+        if not was_outsider:
+            self._notices.spend(peer, record.now)
+        if change in self.participant.membership.changes:
+            self._append(record)  # Known from another neighbour: nothing depends on when it came.
+        else:
+            self._append_for_good(record)
+        effects = self._journaled(self._peer.take(record, change))
         if was_outsider and not self.participant.membership.is_outsider:
-            return self._with_early(effects, now)
-        return self._with_losses(effects, now)
+            return self._with_early(effects, record.now)
+        return self._with_losses(effects, record.now)
 
     def timer(self, now: float) -> Effects:
         """Go on without late neighbours if the last `wake_at` has passed."""
@@ -257,13 +281,20 @@ class DurablePeer:
         early = self._peer.early
         for peer in early.peers():
             while (first := early.first(peer)) is not None and not self._is_early(first.round):
-                early.take(peer)
                 record = Received(now, peer, first.seq, first.frame)
-                if membership_codec.is_notice(first.frame):
-                    self._append_notice(record, limited=False)
-                else:
+                try:
+                    content = self.participant.judged(peer, first.frame)
+                except RemoteProtocolError as error:
+                    # Nor is anything taken that follows it: none of it is confirmed, and all comes again.
+                    early.forget(peer)
+                    effects.refused.append(error)
+                    break
+                early.take(peer)
+                if isinstance(content, Message):
                     self._append(record)
-                effects.extend(self._journaled(self._peer.take(record)))
+                else:
+                    self._append_for_good(record)
+                effects.extend(self._journaled(self._peer.take(record, content)))
         return self._with_losses(effects, now)
 
     def _is_early(self, round_: int) -> bool:
@@ -285,24 +316,13 @@ class DurablePeer:
         self._append(record)
         self.disk_state.sync()
 
-    def _append_notice(self, record: Received, *, limited: bool) -> None:
-        """Journal a notice, for good if it is news. Raises RemoteProtocolError where it is none, and, if `limited`,
-        where the neighbour has told of the same change too often."""
-        num_peers = self.participant.algorithm.node.schedule.num_peers
-        change = membership_codec.decode(record.frame, num_peers, sender=record.peer)
-        if change not in self.participant.membership.changes:
-            self._append_for_good(record)
-            return
-        if limited:
-            self._told_changes.told(record.peer, change)
-        self._append(record)
-
     # -- neighbours ----------------------------------------------------------------------------------------------------
 
     def connected(self, peer: int, remote_has: int) -> list[tuple[int, bytes]]:
         """Return (number, frame) of what a neighbour needs that is connected and has our frames up to `remote_has` for
         good. Raises RemoteProtocolError if it has lost what it had."""
         frames = self.links.connected(peer, remote_has)
+        self._repairs.connected(peer)
         return frames + [(0, outgoing.frame) for outgoing in self.participant.requests_to(peer)]
 
     def receipt(self, peer: int, upto: int) -> None:

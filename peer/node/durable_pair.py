@@ -25,13 +25,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from peer.errors import StateError
+from peer.errors import RemoteProtocolError, StateError
 from peer.gossip.effects import Effects
 from peer.node.disk_state import DiskState, Durability, OnRound, PeerRecovery, model_digest
 from peer.node.pair_participant import PairParticipant, PairState
 from peer.state.disk import Disk
 from peer.state.journal import Call, Called
 from peer.state.recovery import gives_other_bits
+
+REFUSALS_MAX = 3
+"""So many frames of a partner are refused before an exchange with it is given up."""
 
 _CHANGES_MODEL = frozenset({Call.STEP, Call.RECEIVE})
 
@@ -59,6 +62,8 @@ class DurablePair:
         self._repeatable = repeatable
         self._calls = 0
         """Calls so far, over the whole run."""
+        self._refusals = (-1, 0)
+        """(own exchange, frames of its partner that were refused while it was open)."""
 
     # -- recovery ------------------------------------------------------------------------------------------------------
 
@@ -105,8 +110,13 @@ class DurablePair:
             raise StateError(f"{name}: is the journal of a run with rounds; use another state.directory")
         recovery.now = max(recovery.now, record.now)
         self.participant.reachable = frozenset(record.reachable)
-        effects = self._call_again(record)
         self._calls += 1
+        try:
+            effects = self._call_again(record)
+        except RemoteProtocolError as error:
+            # Earlier releases judged less.
+            recovery.notices.append(f"{name}: left out a frame that is refused: {error}")
+            return
         if effects.finished is not None:
             recovery.replayed_rounds += 1
             on_round(effects)
@@ -153,9 +163,27 @@ class DurablePair:
 
     def receive(self, peer: int, frame: bytes, now: float) -> Effects:
         """Take a frame of a neighbour. Raises RemoteProtocolError, which names the sender: drop the frame."""
-        return self._called(
-            Call.RECEIVE, lambda: self.participant.receive(peer, frame, now), now, peer=peer, frame=frame
-        )
+        try:
+            return self._called(
+                Call.RECEIVE, lambda: self.participant.receive(peer, frame, now), now, peer=peer, frame=frame
+            )
+        except RemoteProtocolError as error:
+            return self._refused(peer, error)
+
+    def _refused(self, peer: int, error: RemoteProtocolError) -> Effects:
+        """Raise the error, or give up the open exchange with a neighbour that sends nothing else: this peer could have
+        no other one for as long as it waits."""
+        request = self.participant.algorithm.open_request
+        if request is None or request[0] != peer:
+            raise error
+        exchange = request[1].round
+        number = self._refusals[1] + 1 if self._refusals[0] == exchange else 1
+        self._refusals = (exchange, number)
+        if number < REFUSALS_MAX:
+            raise error
+        effects = self.abandon(peer)
+        effects.refused.append(error)
+        return effects
 
     def timer(self, now: float) -> Effects:
         """Ask again, if the last `wake_at` has passed."""

@@ -98,17 +98,21 @@ class EarlyFrames:
 
     def add(self, peer: int, seq: int, frame: bytes, message: Message) -> bool:
         """Keep a frame if there is room; return whether there was."""
-        frames = self._frames.setdefault(peer, deque())
-        if sum(len(kept.frame) for kept in frames) + len(frame) > EARLY_BYTES_MAX:
+        if not self._add(peer, EarlyFrame(seq, message.round, frame)):
             return False
-        frames.append(EarlyFrame(seq, message.round, frame))
         self._newest[peer] = message
         return True
 
-    def add_notice(self, peer: int, seq: int, frame: bytes) -> None:
-        """Keep a membership notice behind what is kept of its stream."""
-        frames = self._frames[peer]
-        frames.append(EarlyFrame(seq, frames[-1].round, frame))
+    def add_notice(self, peer: int, seq: int, frame: bytes) -> bool:
+        """Keep a membership notice behind what is kept of its stream if there is room; return whether there was."""
+        return self._add(peer, EarlyFrame(seq, self._frames[peer][-1].round, frame))
+
+    def _add(self, peer: int, early: EarlyFrame) -> bool:
+        frames = self._frames.setdefault(peer, deque())
+        if sum(len(kept.frame) for kept in frames) + len(early.frame) > EARLY_BYTES_MAX:
+            return False
+        frames.append(early)
+        return True
 
     def peers(self) -> list[int]:
         """Return of whom something is kept."""

@@ -78,6 +78,11 @@ class Links:
             if peer not in self.out and peer != self._me:
                 self._restart(peer)
 
+    def ask_again(self, peer: int, seq: int) -> None:
+        """Take a neighbour's frame `seq`, and those that follow it, for not received."""
+        with self._lock:
+            self.incoming[peer].restore(InLinkState(last_seq=seq - 1))
+
     def restart(self, peer: int) -> None:
         """Count from 1 again in both directions, and forget what was kept for the peer."""
         with self._lock:

@@ -12,11 +12,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from peer.errors import ConfigError, RemoteProtocolError, SecurityError, StateError
+from peer.errors import ConfigError, LocalProtocolError, RemoteProtocolError, SecurityError, StateError
 from peer.gossip import boundary
 from peer.gossip.membership import Change, ChangeKind, Membership, Newcomer, members_after
 from peer.gossip.session import Session
 from peer.gossip.views import ViewSchedule
+
+MOST_VERSIONS = 4
+"""So many different changes of one kind are believed that an issuer is said to have announced of a subject. An honest
+one announces one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,8 +186,10 @@ class PeerMembership:
         """Raise RemoteProtocolError unless `sender` may tell of a change, and the newcomer in it is who it is said to
         be."""
         if self._views is None:
-            return
+            raise RemoteProtocolError(f"announced a change of members: {self._why_no_changes}", peer=sender)
         membership, is_join = self._views.membership, change.kind is ChangeKind.JOIN
+        if change in membership.changes:
+            return
         # Whoever joins has nothing yet to judge by, and hears of its sponsor's own joining among the rest.
         takes_part = membership.was_ever(self.peer)
         if takes_part and not membership.was_ever(sender) and not (is_join and change.subject == sender):
@@ -191,39 +197,66 @@ class PeerMembership:
         if is_join and (change.newcomer is None) != (change.subject < self._num_listed):
             who = "nobody knows" if change.newcomer is None else "everybody lists"
             raise RemoteProtocolError(f"told that peer {change.subject} joins, whom {who}", peer=sender)
+        self._check_change(change, sender)
         if change.newcomer is not None:
             try:
                 self._check_newcomer(change.subject, change.newcomer)
             except (ConfigError, SecurityError) as error:
                 raise RemoteProtocolError(f"told that peer {change.subject} joins: {error}", peer=sender) from None
 
-    def learn(self, change: Change, source: int | None = None) -> Learned | None:
-        """Take note of a change of the members, and say whom to tell; `source` told it, None stands for this peer's own
-        announcement. Returns None for one that was known.
-
-        Raises RemoteProtocolError if members cannot change, and StateError if the change comes too late to be heeded.
-        """
-        if self._views is None:
-            raise RemoteProtocolError(f"announced a change of members: {self._why_no_changes}", peer=source)
-        membership, t = self._views.membership, self._session.round
-        if change in membership.changes:
-            return None
-        if change.kind is ChangeKind.LOST and change.subject == self.peer:
-            raise StateError(
-                f"peer {change.issuer} declared this peer lost: what it has is no part of the run any more; delete its "
-                "state folder"
+    def _check_change(self, change: Change, sender: int) -> None:
+        """Raise RemoteProtocolError for a change that no member can have announced, as far as this peer can know."""
+        assert self._views is not None
+        membership, t, rounds = self._views.membership, self._session.round, self._algorithm.node.rounds
+        kind, who, effective = change.kind, change.subject, change.effective
+        if rounds and effective >= rounds:
+            raise RemoteProtocolError(f"told of a change from round {effective} of a run of {rounds}", peer=sender)
+        if change.heard_round >= effective or (change.heard_round and kind is not ChangeKind.LOST):
+            raise RemoteProtocolError(
+                f"told that peer {who} was heard in round {change.heard_round} and changes from round {effective}",
+                peer=sender,
             )
+        if not membership.was_ever(self.peer):
+            return  # An outsider does not know the rest yet.
+        # Nothing is learned from others about oneself: what this peer announced is on its disk before anybody hears it.
+        if change.issuer == self.peer or (who == self.peer and kind is not ChangeKind.JOIN):
+            raise RemoteProtocolError(
+                f"told this peer of its own {kind.name} from round {effective}, in the name of peer {change.issuer}",
+                peer=sender,
+            )
+        if (kind is ChangeKind.JOIN and who in membership.members(0)) or (
+            kind is not ChangeKind.JOIN and not membership.was_ever(who)
+        ):
+            state = "a member from the start" if kind is ChangeKind.JOIN else "no member"
+            raise RemoteProtocolError(f"told of the {kind.name} of peer {who}, which is {state}", peer=sender)
+        if self.peer in membership.members(t) and effective <= t + 1:
+            # By the rule of `plan` every member hears of a change in time, unless it changes nothing any more.
+            after = Membership(membership.members(0), (*membership.changes, change))
+            if after.members(t + 1) != membership.members(t + 1):
+                raise RemoteProtocolError(
+                    f"told in round {t} of the {kind.name} of peer {who} from round {effective}, which is past",
+                    peer=sender,
+                )
+
+    def _is_excess(self, change: Change) -> bool:
+        """Whether so much was told already in the name of this issuer about this subject that more is not believed."""
+        who = (change.kind, change.subject, change.issuer)
+        return sum((each.kind, each.subject, each.issuer) == who for each in self.changes) >= MOST_VERSIONS
+
+    def learn(self, change: Change, source: int | None = None) -> Learned | None:
+        """Take note of a change of the members that was checked, and say whom to tell; `source` told it, None stands
+        for this peer's own announcement. Returns None for one that was known, or is not believed."""
+        if self._views is None:
+            raise LocalProtocolError(f"a change of members: {self._why_no_changes}")
+        membership, t = self._views.membership, self._session.round
+        if change in membership.changes or (source is not None and self._is_excess(change)):
+            return None
         takes_part = self.peer in membership.members(t)
         joins = change.kind is ChangeKind.JOIN and change.subject == self.peer and not takes_part
-        # Both before the change is known: the difference it makes decides whom to tell, and whether it comes too late.
-        members, (senders, receivers) = membership.members(t + 1), self.partners()
+        # Before the change is known: the difference it makes decides whom to tell.
+        senders, receivers = self.partners()
         told_before = senders | receivers
         membership.add(change)
-        if takes_part and membership.members(t + 1) != members and change.effective <= t + 1:
-            raise StateError(
-                f"heard in round {t} of a change of members that counts from round {change.effective}: the others do "
-                "not count on what it did since; delete its state folder"
-            )
         # A second sponsor that knew nothing of the first counts only where it is earlier.
         joins = joins and change in membership.changes_at(change.effective)
         # Before anything is heard of the new neighbours: they may be further ahead than the old graph lets anybody be.

@@ -21,8 +21,10 @@ from peer.compress.payload import FloatArray
 from peer.errors import LocalProtocolError, StateError
 from peer.gossip.effects import Effects, OutgoingFrame, Send
 from peer.gossip.pairwise import Event, PairNode
+from peer.gossip.value_bounds import excess
+from peer.node.blame import blaming
 from peer.node.checkpoint_arrays import Arrays, group, grouped, refusing_what_does_not_fit
-from peer.node.divergence_guard import require_finite_loss, require_finite_model
+from peer.node.divergence_guard import require_finite_loss, require_finite_model, require_sendable
 from peer.node.frame_account import FrameAccount, decode_from
 from peer.node.local_steps import LocalSteps, StepResult
 from peer.round_record import RoundRecord
@@ -179,10 +181,13 @@ class PairParticipant:
     # Exchanges.
 
     def receive(self, sender: int, frame: bytes, now: float) -> Effects:
-        """Take a frame from a neighbour. Raises RemoteProtocolError, which names the sender: drop the frame."""
+        """Take a frame from a neighbour. Raises RemoteProtocolError, which names the sender: drop the frame, of which
+        nothing has come."""
         with self._account.gossiping():
-            message = decode_from(sender, frame, self.layout, self.algorithm.x.dtype)
-            effects = self.algorithm.receive(message)
+            with blaming(sender):
+                message = decode_from(sender, frame, self.layout, self.algorithm.x.dtype)
+                self.algorithm.judge(message)
+            effects = self.algorithm.take(message)
             self._note(message, effects, now)
             return self._perform(effects)
 
@@ -278,5 +283,7 @@ class PairParticipant:
         return Send(partner, self.algorithm.request(partner))
 
     def _encode(self, sends: list[Send]) -> list[OutgoingFrame]:
+        for _, message in sends:
+            require_sendable(message, excess(message, self.algorithm.x.dtype, self.algorithm.node))
         # What is sent after the last step is counted with it.
         return self._account.encode(sends, entropy_round=min(self.round, self._last_round))

@@ -24,14 +24,17 @@ from peer.gossip.base import Algorithm, Metrics
 from peer.gossip.boundary import TRANSFER_PHASE
 from peer.gossip.budget import BandwidthBudget
 from peer.gossip.effects import Effects, OutgoingFrame, Send
+from peer.gossip.judge import Judge
 from peer.gossip.late_neighbors import LatePolicy
 from peer.gossip.membership import Change, Newcomer
 from peer.gossip.mixing import debiased_step_rate
 from peer.gossip.session import Session
 from peer.gossip.session_state import SessionState
+from peer.gossip.value_bounds import excess
 from peer.node import membership_codec
+from peer.node.blame import blaming
 from peer.node.checkpoint_arrays import Arrays, group, grouped, refusing_what_does_not_fit
-from peer.node.divergence_guard import require_finite_loss, require_finite_model
+from peer.node.divergence_guard import require_finite_loss, require_finite_model, require_sendable
 from peer.node.frame_account import FrameAccount, decode_from
 from peer.node.local_steps import LocalSteps, StepResult
 from peer.node.membership import PeerMembership, changing_views
@@ -148,6 +151,7 @@ class Participant:
         self.agreement = ReplicaAgreement(algorithm, members_change=views is not None)
         self.budget, self._variants = budget, tuple(variants)
         self.last_codes = last_codes
+        self._judge = Judge(self.session, views)
         self._views = views
         self._observe = observe
         self._account = FrameAccount(layout, cpu_clock=cpu_clock, stopwatch=stopwatch)
@@ -237,22 +241,47 @@ class Participant:
 
     def receive(self, sender: int, frame: bytes, now: float) -> Effects:
         """Take a frame from a neighbour. Raises RemoteProtocolError, which names the sender: drop the frame."""
+        return self.take(self.judged(sender, frame), now, source=sender)
+
+    def judged(self, sender: int, frame: bytes) -> Message | Change:
+        """Return what a frame from a neighbour says, if an honest one would say it now; nothing changes. What this
+        returns can be taken without fail. Raises RemoteProtocolError, which names the sender."""
         if membership_codec.is_notice(frame):
+            return self.judged_notice(sender, frame)
+        message = self.decode(sender, frame)
+        self.judge(message)
+        return message
+
+    def judged_notice(self, sender: int, frame: bytes) -> Change:
+        """Do what `judged` does, for the frame of a membership notice."""
+        with blaming(sender):
             change = membership_codec.decode(frame, self.algorithm.node.schedule.num_peers, sender=sender)
             self.membership.check_notice(change, sender)
-            return self.learn(change, now, source=sender)
-        return self.take(self.decode(sender, frame), now)
+            return change
+
+    def judge(self, message: Message) -> None:
+        """Raise RemoteProtocolError, which names the sender, if an honest peer would not send a message now."""
+        with blaming(message.sender), self._account.gossiping():
+            self._judge.judge(message)
+
+    def check_form(self, message: Message) -> None:
+        """Raise RemoteProtocolError if no honest peer would send a message in any round: for one that comes too early
+        for more."""
+        with blaming(message.sender), self._account.gossiping():
+            self._judge.check_form(message)
 
     def decode(self, sender: int, frame: bytes, *, before: Message | None = None) -> Message:
         """Return the message in a frame from a neighbour, the next of its stream; nothing changes. `before`: the last
         one, where that was not taken yet. Raises RemoteProtocolError, which names the sender."""
-        with self._account.gossiping():
+        with blaming(sender), self._account.gossiping():
             if before is None and self.last_codes is not None:
                 before = self.last_codes.of(sender)
             return decode_from(sender, frame, self.layout, self.algorithm.x.dtype, previous=before)
 
-    def take(self, message: Message, now: float) -> Effects:
-        """Take a message that `decode` returned. Raises RemoteProtocolError, which names the sender."""
+    def take(self, message: Message | Change, now: float, source: int | None = None) -> Effects:
+        """Take what `judged` returned of a neighbour, `source`."""
+        if isinstance(message, Change):
+            return self.learn(message, now, source=source)
         with self._account.gossiping():
             effects = self.session.receive(message, now)
             # A message that came twice was noted the first time; in the order of the stream it is not the newest.
@@ -285,14 +314,14 @@ class Participant:
 
     def expects(self, repair: Message) -> bool:
         """Whether a repair is one that was asked for."""
-        return repair.sender in self.session.waiting_for or self.agreement.has_asked(repair.sender)
+        return self.session.awaits_repair(repair) or self.agreement.has_asked(repair.sender, repair.layer_ids or ())
 
     # Members that come and go.
 
     def learn(self, change: Change, now: float, source: int | None = None) -> Effects:
         """Take note of a change of the members and pass it on; `source` told it, None stands for this peer's own.
 
-        Raises RemoteProtocolError if it cannot be, and StateError if it comes too late to be heeded.
+        What others tell was judged before.
         """
         effects = self.unchanged()
         learned = self.membership.learn(change, source)
@@ -372,6 +401,9 @@ class Participant:
         return effects
 
     def _encode(self, sends: Sequence[Send]) -> list[OutgoingFrame]:
+        # Receivers share the payload.
+        for message in {id(message.layers): message for _, message in sends}.values():
+            require_sendable(message, excess(message, self.algorithm.x.dtype, self.algorithm.node))
         frames = self._account.encode(sends, previous=None if self.last_codes is None else self.last_codes.told)
         for (receiver, message), outgoing in zip(sends, frames, strict=True):
             if self.budget is not None:

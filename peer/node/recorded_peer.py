@@ -36,13 +36,12 @@ class RecordedPeer:
         """Go on without late neighbours, if it is time to."""
         return self.participant.timer(record.now)
 
-    def take(self, record: Received, message: Message | None = None, *, is_counted: bool = False) -> Effects:
-        """Apply a frame and count it, unless it is counted already. `message` is what it holds, if it was decoded.
-        Raises RemoteProtocolError, which names the sender."""
-        if message is None:
-            effects = self.participant.receive(record.peer, record.frame, record.now)
-        else:
-            effects = self.participant.take(message, record.now)
+    def take(self, record: Received, content: Message | Change | None = None, *, is_counted: bool = False) -> Effects:
+        """Apply a frame and count it, unless it is counted already. `content`: what it says, if it was judged; where it
+        was not, raises RemoteProtocolError, which names the sender, before anything changes."""
+        if content is None:
+            content = self.participant.judged(record.peer, record.frame)
+        effects = self.participant.take(content, record.now, source=record.peer)
         # Before the count: with the news that it joins, a newcomer's stream begins with this very frame.
         self._restart_links_with(effects.news)
         if record.seq:

@@ -9,7 +9,6 @@ rounding stays inside this peer.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 
 from peer.errors import RemoteProtocolError, StateError
@@ -56,7 +55,7 @@ class Replay:
                         self._impose(records[position + 1 : position + 2])
                     self._performed(record, self._begin(name, record))
                 case _:
-                    self._performed(record, self._repeat(record))
+                    self._performed(record, self._repeat(name, record))
 
     def _begin(self, name: str, record: Begun) -> Effects:
         if record.round != self._participant.round:
@@ -67,16 +66,10 @@ class Replay:
         self._participant.step()
         return self._peer.begin(record)
 
-    def _repeat(self, record: Record) -> Effects:
+    def _repeat(self, name: str, record: Record) -> Effects:
         match record:
-            case Received(_, sender, seq):
-                self._peer.links.meet(sender)
-                # Those that a checkpoint of this very round holds too are dropped.
-                if seq == 0 or seq > self._peer.links.incoming[sender].last_seq:
-                    # What was refused then is refused again.
-                    with contextlib.suppress(RemoteProtocolError):
-                        return self._peer.take(record)
-                return self._participant.unchanged()
+            case Received():
+                return self._take(name, record)
             case TimedOut():
                 return self._peer.time_out(record)
             case Announced():
@@ -84,6 +77,21 @@ class Replay:
             case Lost():
                 return self._peer.lose(record)
         raise StateError(f"a journal of a run with rounds holds {type(record).__name__}; use another state.directory")
+
+    def _take(self, name: str, record: Received) -> Effects:
+        """Take a frame again. Earlier releases journaled frames before they judged them. One that no honest peer sends
+        is left out, with what follows it on its stream, so that its sender is asked for the honest one."""
+        sender, seq = record.peer, record.seq
+        self._peer.links.meet(sender)
+        last = self._peer.links.incoming[sender].last_seq
+        # Those that a checkpoint of this very round holds too are dropped.
+        if seq and not last < seq <= last + 1:
+            return self._participant.unchanged()
+        try:
+            return self._peer.take(record)
+        except RemoteProtocolError as error:
+            self._recovery.notices.append(f"{name}: left out a frame that is refused: {error}")
+            return self._participant.unchanged()
 
     def _performed(self, record: Record, effects: Effects) -> None:
         """Take note of what a call came to."""

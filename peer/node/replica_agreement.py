@@ -7,6 +7,8 @@ digests of its layers; who finds others asks for the layers that differ, whole.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from peer.errors import RemoteProtocolError
 from peer.gossip.base import Algorithm, Digests
 from peer.gossip.effects import Send
@@ -22,7 +24,8 @@ class ReplicaAgreement:
         """Layers that differed so far."""
         self._claims: dict[int, tuple[int, Digests]] = {}
         """Neighbour → (round, digests) of what it says that the replica of it here should be."""
-        self._asked: set[int] = set()
+        self._asked: dict[int, set[int]] = {}
+        """Neighbour → layers of its replica that were asked for."""
 
     def own_digests(self) -> tuple[int, Digests] | None:
         """Return (round, digest of each layer) of the last check of what the others keep of this peer: to be told to
@@ -59,20 +62,20 @@ class ReplicaAgreement:
             del self._claims[sender]
             if layers:
                 self.repairs += len(layers)
-                self._asked.add(sender)
+                self._asked.setdefault(sender, set()).update(layers)
                 wishes = tuple(RepairWish(layer, 0, 0) for layer in layers)
                 me = self._algorithm.node.peer
                 sends.append(Send(sender, Message(MessageKind.REPAIR_REQUEST, me, round_, wanted=wishes)))
                 sentences.append(self._sentence(sender, round_, layers))
         return sends, sentences
 
-    def has_asked(self, sender: int) -> bool:
-        """Whether layers of a neighbour were asked for and have not come yet."""
-        return sender in self._asked
+    def has_asked(self, sender: int, layers: Collection[int]) -> bool:
+        """Whether these layers of a neighbour were asked for and have not come yet."""
+        return sender in self._asked and self._asked[sender].issuperset(layers)
 
     def answered(self, sender: int) -> None:
         """Take note that a repair of a neighbour came."""
-        self._asked.discard(sender)
+        self._asked.pop(sender, None)
 
     def _differing_layers(self, sender: int, round_: int, digests: Digests) -> tuple[int, ...] | None:
         algorithm = self._algorithm

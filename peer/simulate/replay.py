@@ -250,6 +250,9 @@ class MatrixSchedule:
         w: Float64Array = self._matrices[self._index(t)]
         return w
 
+    def weight(self, t: int, receiver: int, sender: int) -> float:
+        return float(self._matrices[self._index(t)][receiver, sender])
+
     def senders(self, t: int, peer: int) -> tuple[int, ...]:
         return _positions(self._edges[self._index(t)][peer])
 

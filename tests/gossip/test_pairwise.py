@@ -215,7 +215,7 @@ def test_backoff_grows_with_refusals_and_depends_on_the_seed_alone():
         result = []
         for _ in range(10):
             message = node.request(1)
-            busy = dataclasses.replace(message, kind=MessageKind.PAIR_BUSY, sender=1, layers=())
+            busy = dataclasses.replace(message, kind=MessageKind.PAIR_BUSY, sender=1, mixing_weight=0.0, layers=())
             result.append(node.receive(busy).retry_after_s)
         return result
 
@@ -246,7 +246,9 @@ def test_partners_are_drawn_from_the_neighbours_alike():
         partner = node.choose_partner()
         counts[partner] += 1
         message = node.request(partner)
-        node.receive(dataclasses.replace(message, kind=MessageKind.PAIR_BUSY, sender=partner, layers=()))
+        node.receive(
+            dataclasses.replace(message, kind=MessageKind.PAIR_BUSY, sender=partner, mixing_weight=0.0, layers=())
+        )
     assert min(counts.values()) > 150
 
 
@@ -348,7 +350,7 @@ def test_messages_that_do_not_belong_are_refused():
     with pytest.raises(RemoteProtocolError, match="asynchronous"):
         nodes[1].receive(dataclasses.replace(request, kind=MessageKind.GOSSIP))
     with pytest.raises(RemoteProtocolError, match="over"):
-        nodes[1].receive(dataclasses.replace(request, kind=MessageKind.REPAIR_REQUEST, layers=()))
+        nodes[1].receive(dataclasses.replace(request, kind=MessageKind.REPAIR_REQUEST, mixing_weight=0.0, layers=()))
     with pytest.raises(RemoteProtocolError, match="layers"):
         nodes[1].receive(dataclasses.replace(request, layers=request.layers[:1]))
     with pytest.raises(LocalProtocolError, match="one exchange"):

@@ -98,8 +98,8 @@ def test_what_no_honest_peer_sends_is_refused():
         sender.answer(Message(MessageKind.REPAIR_REQUEST, 0, 0, wanted=(RepairWish(0, 4, 4),)))
     whole = sender.answer(Message(MessageKind.REPAIR_REQUEST, 0, 0, wanted=(RepairWish(0, 0, 0),)))
     whole.layers[0].integers[5] = np.array([np.inf], np.float32).view(np.int32)[0]
-    with pytest.raises(RemoteProtocolError, match="numbers that are none"):
-        holder.take_replica(whole)
+    with pytest.raises(RemoteProtocolError, match="numbers up to inf"):
+        holder.check_repair(whole)
     (d2, *_others) = peers("sgp", schedule_of(ring(3)), np.zeros(4, np.float32))
-    with pytest.raises(RemoteProtocolError, match="nobody keeps"):
-        d2.take_replica(whole)
+    with pytest.raises(RemoteProtocolError, match="has none"):
+        d2.check_repair(whole)

@@ -104,6 +104,8 @@ class VirtualProcess:
             self._time_before = recovery.now
             for notice in recovery.notices:
                 world.note(f"{self.me} finds: {notice}")
+                if "refused" in notice:
+                    world.refused(self, self.me, RemoteProtocolError(notice))
             world.note(
                 f"{self.me} starts at round {self.participant.round}: {recovery.checkpoint_round} loaded, "
                 f"{recovery.replayed_rounds} replayed"
@@ -218,6 +220,9 @@ class VirtualProcess:
             done()
 
     def _send(self, effects: Effects) -> None:
+        for error in effects.refused:
+            assert error.peer is not None
+            self._world.refused(self, error.peer, error)
         world = self._world
         for outgoing in self.peer.publish(effects):
             receiver, seq, frame = outgoing.receiver, outgoing.seq, outgoing.frame

@@ -1,0 +1,174 @@
+"""Which messages an honest neighbour can have sent: the boundary of trust of a run in rounds.
+
+`wire` has checked the form of a frame; here its meaning is judged, before anything of it is kept. What a message may
+say follows from what every peer knows: the round's graph and members, the algorithm's exchanges, the length of the run.
+Nothing changes here. After it, the session and the algorithm can apply a message without a way to fail.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NoReturn
+
+import numpy as np
+
+from peer.compress.payload import Dense, num_values
+from peer.errors import RemoteProtocolError
+from peer.gossip.base import Memory
+from peer.gossip.boundary import COPY_PHASE, READ_PHASE, TRANSFER_PHASE, transfers
+from peer.gossip.mixing import check_layers
+from peer.gossip.moniqua import FURTHER_BITS
+from peer.gossip.session import Session
+from peer.gossip.value_bounds import excess, num_first_members
+from peer.gossip.views import ViewSchedule
+from peer.wire.message import Message, MessageKind
+
+WEIGHT_TOLERANCE = 1e-12
+"""How far a mixing weight may be from W_ij, for other rounding."""
+_WEIGHT_ROOM = 2.0**-10
+"""How much Σu may exceed the number of first members: for rounding, and for a thousand newcomers whose sponsor was lost
+(`boundary.UNSPONSORED_WEIGHT`)."""
+_HANDOVERS = frozenset({READ_PHASE, TRANSFER_PHASE, COPY_PHASE})
+
+
+class Judge:
+    """Judges what the neighbours of one peer send. All methods raise RemoteProtocolError, which names the sender."""
+
+    def __init__(self, session: Session, views: ViewSchedule | None) -> None:
+        """`views`: the schedule of the algorithm where members may change."""
+        self._session, self._views = session, views
+        self._algorithm, self._node = session.algorithm, session.algorithm.node
+        self._spec, self._me = session.algorithm.spec, session.algorithm.node.peer
+        self._asks_for_repairs = self._spec.modulo and self._node.modulo.verified
+        self._most_push_weight = num_first_members(self._node) + _WEIGHT_ROOM
+        self._least_push_weight = float(np.finfo(session.algorithm.x.dtype).tiny)
+
+    def judge(self, message: Message) -> None:
+        """Let by what an honest peer would send to this one now."""
+        self.check_form(message)
+        self._session.check(message)
+        if message.kind is MessageKind.REPAIR_REQUEST:
+            return  # Whether it can be answered is for the answer to say, which changes nothing.
+        if message.kind is MessageKind.REPAIR:
+            self._check_repair(message)
+        elif self._session.is_early(message.round):
+            _refuse(
+                message,
+                f"is in round {message.round}, more than {self._session.max_lead} ahead of our {self._session.round}",
+            )
+        elif message.phase in _HANDOVERS:
+            self._check_handover(message)
+        else:
+            self._check_place(message)
+
+    def check_form(self, message: Message) -> None:
+        """Let by what an honest peer would send in some round: what this says does not depend on who is a member."""
+        # A replica is told by how many differences it holds.
+        rounds = self._node.rounds + (message.kind is MessageKind.REPAIR)
+        if self._node.rounds and message.round >= rounds:
+            _refuse(message, f"sent a message of round {message.round} in a run of {self._node.rounds}")
+        if not self._has_phase(message):
+            _refuse(message, f"sent {message.kind.name} in phase {message.phase}, where {self._spec.name} has none")
+        if message.kind is MessageKind.GOSSIP:
+            self._check_payload(message)
+        elif message.kind is MessageKind.REPAIR:
+            sizes = self._node.layout.sizes
+            for number, layer in zip(message.layer_ids or (), message.layers, strict=True):
+                if num_values(layer) != sizes[number]:
+                    _refuse(message, f"sent {num_values(layer)} numbers for layer {number}, which has {sizes[number]}")
+        gives_nothing = message.kind is not MessageKind.GOSSIP or message.phase == COPY_PHASE
+        if gives_nothing and (message.mixing_weight, message.push_weight) != (0.0, 1.0):
+            self._refuse_weights(message)
+
+    def _has_phase(self, message: Message) -> bool:
+        """Whether the algorithm, or a change of members, has such a message in that phase."""
+        kind, phase = message.kind, message.phase
+        changes = self._views is not None
+        if kind is MessageKind.GOSSIP:
+            copies = changes and self._spec.memory is Memory.REPLICAS
+            is_handover = (changes and phase == TRANSFER_PHASE) or (copies and phase == COPY_PHASE)
+            return is_handover or phase == self._algorithm.phase_from(message.sender)
+        if kind is MessageKind.NOTHING:
+            return (self._spec.may_send_nothing and phase == 0) or (
+                changes and self._asks_for_repairs and phase == READ_PHASE
+            )
+        if kind in (MessageKind.REPAIR, MessageKind.REPAIR_REQUEST):
+            if self._asks_for_repairs:
+                return 1 <= phase <= len(FURTHER_BITS)
+            return self._spec.memory is Memory.REPLICAS and phase == 0
+        return True  # Of another kind of run: the session says so.
+
+    def _check_payload(self, message: Message) -> None:
+        algorithm, node = self._algorithm, self._node
+        if message.phase in _HANDOVERS:
+            check_layers(message.layers, node.layout, message.sender)
+            if not all(isinstance(layer, Dense) for layer in message.layers):
+                _refuse(message, "handed over something else than a whole model")
+        else:
+            check_layers(message.layers, node.layout, message.sender, modulo=self._spec.modulo)
+            algorithm.check_codes(message)
+        u = message.push_weight
+        possible = self._least_push_weight <= u <= self._most_push_weight if self._spec.push_sum else u == 1.0
+        if not possible:
+            self._refuse_weights(message)
+        largest = excess(message, algorithm.x.dtype, node)
+        if largest is not None:
+            _refuse(message, f"has diverged: it sent numbers up to {largest:.3g}")
+
+    def _check_place(self, message: Message) -> None:
+        """Check the one message that an algorithm has from a sender in a round."""
+        t, sender = message.round, message.sender
+        if not self._algorithm.hears(t, sender):
+            _refuse(message, f"is no in-neighbour in this graph in round {t}")
+        if not self._session.is_next(message):
+            _refuse(message, f"sent a message of round {t} out of turn")
+        if message.kind is MessageKind.NOTHING:
+            return
+        told, weights = message.mixing_weight, self._algorithm.weights_from(t, sender)
+        is_negative = math.copysign(1.0, told) < 0.0
+        if is_negative or all(abs(told - weight) > WEIGHT_TOLERANCE for weight in weights):
+            self._refuse_weights(message)
+
+    def _check_handover(self, message: Message) -> None:
+        """Check a message between a round and the next one with other members."""
+        t, sender, me, views = message.round, message.sender, self._me, self._views
+        if views is None or not views.membership.changes_at(t + 1):
+            _refuse(message, f"hands over in round {t}, after which no member changes")
+        if not self._session.is_open(message):
+            _refuse(message, f"hands over in round {t} once more")
+        if message.phase == READ_PHASE:
+            is_due = sender in views.receivers_from(t, me, with_absent=True)
+        elif message.phase == TRANSFER_PHASE:
+            is_due = any((each.giver, each.taker) == (sender, me) for each in transfers(views, t, self._spec))
+            if abs(message.mixing_weight - 1.0) > WEIGHT_TOLERANCE:
+                self._refuse_weights(message)
+        else:
+            moved = transfers(views, t, self._spec)
+            restarts = {each.taker for each in moved}
+            if self._spec.push_sum:
+                restarts |= {each.giver for each in moved}
+            is_new = sender not in views.senders_from(t, me, with_absent=True)
+            is_due = sender in views.senders_from(t + 1, me, with_absent=True) and (is_new or sender in restarts)
+        if not is_due:
+            _refuse(message, f"hands over to this peer in round {t}, and has nothing for it")
+
+    def _check_repair(self, message: Message) -> None:
+        """Check a repair that is waited for; another one is dropped, as the answer to a request that was repeated."""
+        if self._asks_for_repairs:
+            if self._session.awaits_repair(message):
+                self._algorithm.check_repair(message)
+            return
+        if message.round > self._session.round + self._session.max_lead:
+            _refuse(message, f"sent a replica of round {message.round}, far ahead of our {self._session.round}")
+        self._algorithm.check_repair(message)
+
+    def _refuse_weights(self, message: Message) -> NoReturn:
+        _refuse(
+            message,
+            f"told the weights {message.mixing_weight:g} and {message.push_weight:g} in round {message.round}, which "
+            "nobody can have there",
+        )
+
+
+def _refuse(message: Message, problem: str) -> NoReturn:
+    raise RemoteProtocolError(problem, peer=message.sender)

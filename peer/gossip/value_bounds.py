@@ -1,0 +1,51 @@
+"""How large the numbers of a message may be, so that nothing that follows from them leaves the float type.
+
+A vector of n numbers that P peers add up has to have a norm: (P v)² n stays below the largest number of the type, with
+room for the difference of two such vectors. Models of that size have diverged long ago. A sender ends with that
+sentence rather than send what all others refuse.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from peer.compress.norms import max_magnitude
+from peer.compress.payload import Dense, LayerPayload, Levels, Residues, Sparse
+from peer.gossip.base import NodeContext
+from peer.gossip.views import ViewSchedule
+from peer.wire.message import Message
+
+
+def num_first_members(node: NodeContext) -> int:
+    """Return how many peers a run began with: Σu of push-sum, which no change of the members raises."""
+    schedule = node.schedule
+    return len(schedule.membership.members(0)) if isinstance(schedule, ViewSchedule) else schedule.num_peers
+
+
+def largest_value(dtype: npt.DTypeLike, node: NodeContext) -> float:
+    """Return the largest magnitude of a number that is sent in this run."""
+    return math.sqrt(float(np.finfo(np.dtype(dtype)).max) / node.layout.size) / (4.0 * num_first_members(node))
+
+
+def excess(message: Message, dtype: npt.DTypeLike, node: NodeContext) -> float | None:
+    """Return the largest magnitude in a message if it is more than may be sent; None if all is well. Where the numbers
+    will be divided by a push-sum weight below 1, that counts too."""
+    limit = largest_value(dtype, node) * min(1.0, message.push_weight)
+    largest = max(map(_magnitude, message.layers), default=0.0)
+    return None if largest <= limit else largest
+
+
+def _magnitude(layer: LayerPayload) -> float:
+    """Return a bound of |v| over the values of a layer; θ of a modulo code, which is a distance between values. Repairs
+    belong to a code, and are checked with it."""
+    if isinstance(layer, Dense):
+        return max_magnitude(layer.values)
+    if isinstance(layer, Levels):
+        highest = layer.base + layer.step * ((1 << layer.bits) - 1)
+        return abs(layer.scale) * max(abs(layer.base), abs(highest)) / layer.divisor
+    if isinstance(layer, Sparse):
+        return _magnitude(layer.values)
+    return layer.theta if isinstance(layer, Residues) else 0.0
