@@ -1,13 +1,11 @@
-"""How large the numbers of a message may be, so that nothing that follows from them leaves the float type.
+"""How large the numbers of a message may be, so that no sum of them leaves the float type.
 
-A vector of n numbers that P peers add up has to have a norm: (P v)² n stays below the largest number of the type, with
-room for the difference of two such vectors. Models of that size have diverged long ago. A sender ends with that
-sentence rather than send what all others refuse.
+P peers add up what they send each other, and compressors are given differences of two such sums: four times P numbers
+of that size are still finite. Models of that size have diverged long ago. A sender ends with that sentence rather than
+send what all others refuse; that a model grew too large to be of use is for the guard to say.
 """
 
 from __future__ import annotations
-
-import math
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +25,7 @@ def num_first_members(node: NodeContext) -> int:
 
 def largest_value(dtype: npt.DTypeLike, node: NodeContext) -> float:
     """Return the largest magnitude of a number that is sent in this run."""
-    return math.sqrt(float(np.finfo(np.dtype(dtype)).max) / node.layout.size) / (4.0 * num_first_members(node))
+    return float(np.finfo(np.dtype(dtype)).max) / (4.0 * num_first_members(node))
 
 
 def excess(message: Message, dtype: npt.DTypeLike, node: NodeContext) -> float | None:

@@ -197,6 +197,7 @@ class DurablePeer:
                 return self.participant.unchanged()
             with blaming(record.peer):
                 effects = self.participant.take(message, record.now)
+            self._repairs.answered(message, self.round)
             return self._journaled(effects)
         if message.kind is MessageKind.REPAIR and not self.participant.expects(message):
             return self.participant.unchanged()

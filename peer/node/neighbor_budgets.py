@@ -29,12 +29,16 @@ class RepairBudget:
         self._answered.pop(peer, None)
 
     def allows(self, request: Message, own_round: int) -> bool:
-        """Return whether to answer a request, and count it if so. `own_round`: the rounds that are done here."""
-        order = (request.round, request.phase) if request.phase else (own_round,)
-        if order <= self._answered.get(request.sender, (-1,)):
-            return False
-        self._answered[request.sender] = order
-        return True
+        """Return whether to answer a request. `own_round`: the rounds that are done here."""
+        return _order(request, own_round) > self._answered.get(request.sender, (-1,))
+
+    def answered(self, request: Message, own_round: int) -> None:
+        """Take note of a request that was answered."""
+        self._answered[request.sender] = _order(request, own_round)
+
+
+def _order(request: Message, own_round: int) -> tuple[int, ...]:
+    return (request.round, request.phase) if request.phase else (own_round,)
 
 
 class NoticeBudget:

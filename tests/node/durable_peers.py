@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -62,6 +62,7 @@ class Pull(KeptSteps):
 class World:
     """`rounds` rounds of one algorithm on a ring."""
 
+    settings: ClassVar[Mapping[str, dict[str, Any]]] = ALGORITHMS
     algorithm: str
     n: int = 3
     rounds: int = 7
@@ -92,7 +93,7 @@ class World:
 
     def make(self, peer: int) -> DurablePeer:
         layout = Layout.of_sizes(SIZES)
-        node = contexts(schedule_of(ring(self.n)), layout, rounds=self.rounds, **ALGORITHMS[self.algorithm])[peer]
+        node = contexts(schedule_of(ring(self.n)), layout, rounds=self.rounds, **self.settings[self.algorithm])[peer]
         participant = Participant(
             peer=peer,
             algorithm=build(self.algorithm, node, np.zeros(sum(SIZES), np.float32)),
@@ -100,7 +101,9 @@ class World:
             layout=layout,
             max_lead=self.max_lead,
             late=self.late,
-            last_codes=LastCodes(layout, np.float32, tells_changes=True) if self.algorithm == "moniqua" else None,
+            last_codes=LastCodes(layout, np.float32, tells_changes=True)
+            if self.algorithm.startswith("moniqua")
+            else None,
             cpu_clock=lambda: 0.0,
         )
         return DurablePeer(

@@ -1,0 +1,52 @@
+"""A message belongs to a round of the run and to an exchange of its algorithm, and comes in its turn."""
+
+from __future__ import annotations
+
+import pytest
+
+from peer.wire.message import Message, MessageKind
+from tests.hostile.meaning.liars import PUSH_SUM, SENDER, SETTINGS, finishes_like_an_honest_run, started, told
+
+
+@pytest.mark.parametrize("algorithm", SETTINGS)
+def test_rounds_that_the_run_does_not_have_are_refused(algorithm: str) -> None:
+    world = started(algorithm)
+    seq, honest = world.until()
+    for round_ in (world.rounds, 1 << 62, (1 << 64) - 1):
+        world.refuses(seq, told(honest, round=round_), "in a run of 7")
+    finishes_like_an_honest_run(world)
+
+
+@pytest.mark.parametrize("algorithm", SETTINGS)
+def test_a_round_out_of_turn_is_refused(algorithm: str) -> None:
+    world = started(algorithm)
+    seq, honest = world.until()
+    for round_ in (honest.round - 1, honest.round + 1, honest.round + 3):
+        world.refuses(seq, told(honest, round=round_), "out of turn")
+    finishes_like_an_honest_run(world)
+
+
+@pytest.mark.parametrize("algorithm", SETTINGS)
+def test_invented_phases_are_refused(algorithm: str) -> None:
+    # Each was kept in memory for as long as the run: 373 kB on the wire became 1 GB.
+    world = started(algorithm)
+    seq, honest = world.until()
+    for phase in (honest.phase + 2, 9, (1 << 16) - 2, (1 << 16) - 1, 1 << 16, (1 << 16) + 1, (1 << 64) - 1):
+        world.refuses(seq, told(honest, phase=phase), "sent GOSSIP in phase")
+    finishes_like_an_honest_run(world)
+
+
+@pytest.mark.parametrize("algorithm", SETTINGS)
+def test_kinds_of_other_runs_are_refused(algorithm: str) -> None:
+    world = started(algorithm)
+    seq, honest = world.until()
+    for kind in (MessageKind.PAIR_REQUEST, MessageKind.PAIR_REPLY):
+        world.refuses(seq, told(honest, kind=kind), "weights|synchronous")
+    world.refuses(seq, Message(MessageKind.PAIR_BUSY, SENDER, honest.round), "synchronous")
+    nothing = Message(MessageKind.NOTHING, SENDER, honest.round)
+    if algorithm in set(PUSH_SUM) - {"quant-sgp"}:
+        world.refuses(seq, told(nothing, mixing_weight=0.5), "told the weights")
+        world.refuses(seq, told(nothing, round=honest.round + 1), "out of turn")
+    else:
+        world.refuses(seq, nothing, "sent NOTHING in phase 0|forbids")
+    finishes_like_an_honest_run(world)
