@@ -125,8 +125,8 @@ class Judge:
         if message.kind is MessageKind.NOTHING:
             return
         told, weights = message.mixing_weight, self._algorithm.weights_from(t, sender)
-        is_negative = math.copysign(1.0, told) < 0.0
-        if is_negative or all(abs(told - weight) > WEIGHT_TOLERANCE for weight in weights):
+        is_weight = math.copysign(1.0, told) > 0.0 and told <= 1.0
+        if not is_weight or all(abs(told - weight) > WEIGHT_TOLERANCE for weight in weights):
             self._refuse_weights(message)
 
     def _check_handover(self, message: Message) -> None:
@@ -140,7 +140,7 @@ class Judge:
             is_due = sender in views.receivers_from(t, me, with_absent=True)
         elif message.phase == TRANSFER_PHASE:
             is_due = any((each.giver, each.taker) == (sender, me) for each in transfers(views, t, self._spec))
-            if abs(message.mixing_weight - 1.0) > WEIGHT_TOLERANCE:
+            if message.mixing_weight != 1.0:
                 self._refuse_weights(message)
         else:
             moved = transfers(views, t, self._spec)

@@ -473,6 +473,23 @@ class PairNode(ABC):
             first_step = -1 if self._initiated.first_step is None else self._initiated.first_step
             state["request.partner"] = np.array([self._initiated.partner, first_step], np.int64)
             state["request.violated"] = np.array(sorted(self._initiated.violated), np.int64)
+        if self._responding is not None:
+            state |= self._state_of_response(self._responding)
+        return state
+
+    def _state_of_response(self, responding: _Responding) -> dict[str, npt.NDArray[Any]]:
+        request, further = responding.request, responding.further
+        state = {
+            "response.request": self._frame(request),
+            "response.asked": self._frame(self._repair_request(responding)),
+        }
+        for depth in range(max(map(len, further.values()), default=0)):
+            ids = tuple(sorted(layer for layer, answers in further.items() if len(answers) > depth))
+            layers = tuple(further[layer][depth] for layer in ids)
+            answer = Message(
+                MessageKind.REPAIR, request.sender, request.round, phase=depth + 1, layers=layers, layer_ids=ids
+            )
+            state[f"response.further.{depth}"] = self._frame(answer)
         return state
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
@@ -501,6 +518,20 @@ class PairNode(ABC):
                 None if first_step < 0 else first_step,
                 {int(layer) for layer in state["request.violated"]},
             )
+        if "response.request" in state:
+            self._responding = self._response_of(state)
+
+    def _response_of(self, state: Mapping[str, npt.NDArray[Any]]) -> _Responding:
+        asked = self._message(state["response.asked"])
+        further: dict[int, list[MoreBits | WholeIntegers]] = {}
+        depth = 0
+        while f"response.further.{depth}" in state:
+            answer = self._message(state[f"response.further.{depth}"])
+            for layer, values in zip(answer.layer_ids or (), answer.layers, strict=True):
+                assert isinstance(values, (MoreBits, WholeIntegers))
+                further.setdefault(layer, []).append(values)
+            depth += 1
+        return _Responding(self._message(state["response.request"]), asked.phase, asked.wanted, further)
 
     def _frame(self, message: Message) -> npt.NDArray[np.uint8]:
         return np.frombuffer(wire.encode(message, self.node.layout), np.uint8)

@@ -20,6 +20,8 @@ MAX_TEXT = 256
 MIN_WINDOW_BYTES = 4096
 MIN_CHUNK_BYTES = 1024
 MAX_HEARTBEAT_MS = 3_600_000
+MAX_FRAMES = 1 << 53
+"""More than any run sends over a link. How many a link has sent is compared where that is known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +137,8 @@ def read_terms(theirs: pb.Hello, protocol: int) -> Terms:
             f"{quote(theirs.name)} announces a heartbeat every {theirs.heartbeat_ms} ms; "
             f"1 to {MAX_HEARTBEAT_MS} are valid"
         )
+    if theirs.received > MAX_FRAMES:
+        raise HandshakeRefused(f"{quote(theirs.name)} claims to have {theirs.received} of our frames")
     return Terms(
         protocol=protocol,
         received=theirs.received,
