@@ -184,10 +184,10 @@ class DurablePeer:
             self.participant.check_form(message)
             if early.add(peer, seq, frame, message):
                 return self.participant.unchanged()
+        self.participant.judge(message)
         if seq and early.count(peer):
             # A stream has its rounds in order: what follows a frame that waits cannot be due before it.
             raise RemoteProtocolError(f"sent a message of round {message.round} after later ones", peer=peer)
-        self.participant.judge(message)
         return self._receive_message(message, record)
 
     def _receive_message(self, message: Message, record: Received) -> Effects:
