@@ -1,8 +1,8 @@
 """How the native kernels are compiled: one extension module out of every `.c` file here, declared by the `.h` files.
 
 No -march=native, no fast-math, no contraction: what is shipped must run on any processor of the family and return the
-same bits as the numpy fall-back. Kernels that gain from wider registers are compiled several times and chosen at load
-time (`target_clones`).
+same bits on each, which are those of the numpy fall-back, `evonorm.c` excepted. Kernels that gain from wider registers
+are compiled several times and chosen at load time (`target_clones`).
 """
 
 from pathlib import Path
@@ -16,6 +16,7 @@ SOURCES = (
     "eight_bit_conv.c",
     "eight_bit_linear.c",
     "eight_bit_norm.c",
+    "evonorm.c",
     "wire.c",
     "wire_groups.c",
 )

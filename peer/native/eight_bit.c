@@ -9,7 +9,7 @@
    half of h for even i and the high half for odd i, divided by 65536. 16 bits keep the bias of a rounding below 2^-17
    of a step. Philox, which the messages use, costs several times as much, and nobody has to draw these again. */
 #include "eight_bit.h"
-#include "eight_bit_tiers.h"
+#include "tiers.h"
 
 #include <math.h>
 

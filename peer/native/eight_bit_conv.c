@@ -5,7 +5,7 @@
    pixels by 16 to 64 results are then kept in registers. The weight gradient multiplies two pixels at a time: the same
    pixel of two samples, side by side in 32 bits. */
 #include "eight_bit_conv.h"
-#include "eight_bit_tiers.h"
+#include "tiers.h"
 #include "eight_bit_tiles.h"
 
 #include <stdlib.h>
@@ -57,7 +57,7 @@ static inline void note_largest(float found, float *largest)
 }
 
 #define KERNELS "eight_bit_conv_kernels.h"
-#include "eight_bit_each_tier.h"
+#include "each_tier.h"
 
 #ifdef WIDE
 #define VNNI __attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni")))

@@ -6,7 +6,7 @@
 
    The weight gradient multiplies two rows at a time, side by side in 32 bits, in tiles of 12 outputs by 32 inputs. */
 #include "eight_bit_linear.h"
-#include "eight_bit_tiers.h"
+#include "tiers.h"
 #include "eight_bit_tiles.h"
 
 
@@ -66,7 +66,7 @@ static inline float unordered(int32_t bits)
 }
 
 #define KERNELS "eight_bit_linear_kernels.h"
-#include "eight_bit_each_tier.h"
+#include "each_tier.h"
 
 #ifdef WIDE
 __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16"))) static void

@@ -3,19 +3,10 @@
    Statistics of codes are integers, so their order does not matter; sums of gradients run over the pixels one by
    one. */
 #include "eight_bit_norm.h"
-#include "eight_bit_tiers.h"
+#include "tiers.h"
 
 #define KERNELS "eight_bit_norm_kernels.h"
-#include "eight_bit_each_tier.h"
-
-#ifdef WIDE
-#define BEST(name)                                       \
-    (tier_of_this_processor() == 2   ? name##_v4         \
-     : tier_of_this_processor() == 1 ? name##_v3         \
-                                     : name##_portable)
-#else
-#define BEST(name) name##_portable
-#endif
+#include "each_tier.h"
 
 void eb_norm_statistics(const uint8_t *codes, int samples, int area, int channels, int32_t *sums, int32_t *squares,
                         uint8_t *lows, uint8_t *highs)

@@ -1,5 +1,5 @@
 /* The kernels of eight_bit_norm.c, once for each width of register. */
-#include "eight_bit_vectors.h"
+#include "vectors.h"
 
 /* Runs CALL(lanes, ...) for every sixteen channels of every sample, with `lanes` known to the compiler where there are
    sixteen, as is what follows. */

@@ -1,5 +1,5 @@
 /* What goes into the tiles of convolutions and of linear layers, once for each width of register. */
-#include "eight_bit_vectors.h"
+#include "vectors.h"
 
 INLINE void NAME(quantize_sixteen)(const float *v, float inverse, int8_t *codes, int lanes)
 {

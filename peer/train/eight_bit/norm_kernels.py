@@ -269,7 +269,7 @@ def _gate_slope(gate: Gate, u: torch.Tensor, value: torch.Tensor) -> torch.Tenso
 
 
 def _exponential(x: torch.Tensor) -> torch.Tensor:
-    """e^x to 3e-6 of itself, by the operations of `peer/native/eight_bit_vectors.h`."""
+    """e^x to 3e-6 of itself, by the operations of `peer/native/vectors.h`."""
 
     def single(value: float | np.float32) -> float:
         return np.float32(value).item()

@@ -1,6 +1,6 @@
-#ifndef SOTTOVOCE_EIGHT_BIT_TIERS_H
-#define SOTTOVOCE_EIGHT_BIT_TIERS_H
-/* For files whose kernels are compiled once for each width of register (eight_bit_each_tier.h): which of the versions
+#ifndef SOTTOVOCE_TIERS_H
+#define SOTTOVOCE_TIERS_H
+/* For files whose kernels are compiled once for each width of register (each_tier.h): which of the versions
    this processor runs, and what all of them need. */
 #include "compress.h"
 
@@ -29,6 +29,16 @@ static inline int tier_of_this_processor(void)
 #endif
     return 0;
 }
+
+/* The version of a kernel that this processor runs. */
+#ifdef WIDE
+#define BEST(name)                                       \
+    (tier_of_this_processor() == 2   ? name##_v4         \
+     : tier_of_this_processor() == 1 ? name##_v3         \
+                                     : name##_portable)
+#else
+#define BEST(name) name##_portable
+#endif
 
 /* float32 of bfloat16. */
 static inline __attribute__((always_inline)) float widen(uint16_t bits)

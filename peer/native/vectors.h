@@ -37,8 +37,8 @@
 #define gate_of NAME(gate_of)
 #define gate_slope NAME(gate_slope)
 
-#ifndef SOTTOVOCE_EIGHT_BIT_VECTORS_H
-#define SOTTOVOCE_EIGHT_BIT_VECTORS_H
+#ifndef SOTTOVOCE_VECTORS_H
+#define SOTTOVOCE_VECTORS_H
 #define INLINE static inline __attribute__((always_inline))
 #define LANES 16
 
