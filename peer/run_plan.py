@@ -22,6 +22,7 @@ from peer.gossip.budget import variants_of
 from peer.gossip.error_feedback import final_rounds_for
 from peer.gossip.graphs import GraphFile
 from peer.gossip.topology import Schedule
+from peer.native import bfloat16_is_emulated
 
 LEAST_OF_RATE = 0.2
 """A bandwidth budget may turn messages down as far as the averaging rate that suits them stays above this part of the
@@ -166,7 +167,7 @@ def validate_config(config: Config, base: Path, num_peers: int | None = None) ->
     if count < 1:
         raise ConfigError("no peers are listed", key="peers", valid="one [[peers]] table for each device")
     schedule = build_schedule(config, base, count)
-    findings = list(_later_peers(config))
+    findings = [*_later_peers(config), *_precision_findings(config)]
     findings += check_rules(config, schedule, build_compressor(config)) + list(_budget_findings(config, schedule))
     if config.guard.action == "rollback" and algorithm_spec(config).modulo and config.algorithm.theta == "verified":
         # Repairs and messages share one sequence of numbers, and may come in another order the second time.
@@ -186,6 +187,16 @@ def _later_peers(config: Config) -> Iterator[validate.Finding]:
     sentence = why_no_changes(config)
     if sentence is not None and any(not peer.is_first for peer in config.peers):
         yield validate.Finding("error", "peers", f"some peers are listed to join later, but {sentence}")
+
+
+def _precision_findings(config: Config) -> Iterator[validate.Finding]:
+    """Say where bfloat16 would take longer than float32."""
+    if config.training.precision == "bfloat16" and config.peer.device == "cpu" and bfloat16_is_emulated():
+        sentence = (
+            "this processor has no instructions for bfloat16, so a step takes two to nine times as long as in float32;"
+            " use float32 unless another processor trains"
+        )
+        yield validate.Finding("warning", "training.precision", sentence)
 
 
 def unreachable_pairs(config: Config, schedule: Schedule, only: int | None = None) -> list[str]:

@@ -121,7 +121,7 @@ def train_single_process(config: Config, setup: RunSetup) -> float:
     """Return the accuracy of one process that trains on all data with the same schedule.
 
     Its batch is that of all peers together, so that it sees as many samples as the whole run; it computes in full
-    precision, so that the comparison shows what 8 bits cost as well.
+    precision, so that the comparison shows what bfloat16 or 8 bits cost as well.
     """
     baseline = single_process(
         setup.task,

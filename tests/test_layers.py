@@ -35,7 +35,7 @@ ROOMS: dict[str, set[str]] = {
     "net": {"config", "errors", "foreign_text", "proto"},
     "train": {"compress", "config", "errors", "native", "random"},
     "node": {"round_record", "compress", "config", "errors", "gossip", "proto", "state", "wire"},
-    "run_plan": {"compress", "config", "errors", "gossip"},
+    "run_plan": {"compress", "config", "errors", "gossip", "native"},
     "run_setup": {"compress", "config", "errors", "gossip", "node", "random", "run_plan", "train", "wire"},
     "run_summary": {"compress", "config", "gossip", "run_plan", "run_setup", "state", "train"},
     "simulate": {

@@ -28,7 +28,7 @@ from peer.cli.options import json_option
 )
 @json_option
 def profile(model: str, batch: int, norm: str, size: int | None, as_json: bool) -> None:
-    """Measure what training a model costs one peer, in float32 and in 8 bits.
+    """Measure what training a model costs one peer, in float32, bfloat16 and 8 bits.
 
     Reports the memory kept for the backward pass, the peak memory and CPU time of a step, the number of multiplications
     by operand type, and the size of a message to one neighbour. Takes half a minute or more, because each precision is

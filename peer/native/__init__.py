@@ -39,6 +39,11 @@ def pointer(memory: npt.NDArray[Any] | memoryview | None, kind: str) -> CData:
     return ffi.from_buffer(kind, memory if isinstance(memory, memoryview) else memory.data)
 
 
+def bfloat16_is_emulated() -> bool:
+    """Return whether this processor is known to have no instructions for products in bfloat16."""
+    return lib is not None and lib.processor_bfloat16() == 0
+
+
 def available() -> bool:
     """Return whether the native kernels are in use."""
     return lib is not None

@@ -17,6 +17,7 @@ SOURCES = (
     "eight_bit_linear.c",
     "eight_bit_norm.c",
     "evonorm.c",
+    "processor.c",
     "wire.c",
     "wire_groups.c",
 )

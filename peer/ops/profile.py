@@ -1,4 +1,4 @@
-"""What training a model costs one peer, in full and in low precision: memory, operations, messages (the low-precision
+"""What training a model costs one peer, in each precision: memory, operations, messages (the low-precision
 paper's figure 3, measured).
 
 Memory is that of a process of its own which does nothing but train: bytes kept for the backward pass are counted tensor
@@ -27,6 +27,7 @@ from peer import compress
 from peer.compress.layout import Layout
 from peer.errors import ConfigError, SottoError
 from peer.random import PeerDraws
+from peer.train.bfloat16 import compute_in_bfloat16_
 from peer.train.full_precision.norms import NORMS, Norm
 from peer.train.full_precision.text_layers import Attention
 from peer.train.layers import EIGHT_BIT, FULL_PRECISION, Layers
@@ -42,11 +43,11 @@ from peer.train.models import (
     vgg11,
     vgg16,
 )
+from peer.train.precision import Precision
 from peer.train.threads import use_one_thread
 from peer.wire import Message, MessageKind, encode
 
-Precision = Literal["float32", "int8"]
-LAYERS: Mapping[Precision, Layers] = {"float32": FULL_PRECISION, "int8": EIGHT_BIT}
+PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16", "int8")
 CLASSES = 10
 STEPS = 9
 """Steps that are timed; the median counts."""
@@ -101,9 +102,11 @@ class Profile:
 
     def operations(self, precision: Precision) -> dict[str, int]:
         """Return type of the operands → multiplications of a step."""
+        total = self.products.forward + self.products.input_gradient + self.products.weight_gradient
         if precision == "float32":
-            total = self.products.forward + self.products.input_gradient + self.products.weight_gradient
             return {"float32": total, "bfloat16": 0, "int8": 0}
+        if precision == "bfloat16":
+            return {"float32": 0, "bfloat16": total, "int8": 0}
         eight = self.products.forward + self.products.input_gradient
         return {"float32": 0, "bfloat16": self.products.weight_gradient, "int8": eight}
 
@@ -139,7 +142,7 @@ def profile(workload: Workload) -> Profile:
         workload,
         sum(parameter.numel() for parameter in model.parameters()),
         count_products(model, workload),
-        {precision: _measure_apart(workload, precision) for precision in LAYERS},
+        {precision: _measure_apart(workload, precision) for precision in PRECISIONS},
         count_messages(model, workload),
     )
 
@@ -185,7 +188,10 @@ def measure(workload: Workload, precision: Precision) -> StepCost:
     """Measure the steps of a model in this process."""
     use_one_thread()
     torch.manual_seed(0)
-    model, inputs = make_model(workload, LAYERS[precision]), make_inputs(workload)
+    model = make_model(workload, EIGHT_BIT if precision == "int8" else FULL_PRECISION)
+    if precision == "bfloat16":
+        compute_in_bfloat16_(model)
+    inputs = make_inputs(workload)
     labels = torch.arange(workload.batch) % CLASSES
     parameters = list(model.parameters())
 

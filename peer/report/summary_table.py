@@ -14,6 +14,7 @@ from peer.state.metrics import Summary
 
 MAX_PEERS = 16
 """Up to this many peers get a row of their own; more are summed up."""
+_PRECISIONS = {"int8": "8 bits (int8 products)", "bfloat16": "bfloat16 (parameters and sums float32)"}
 
 
 def summary_table(summary: Summary) -> RenderableType:
@@ -32,7 +33,7 @@ def summary_table(summary: Summary) -> RenderableType:
 
 def precision_name(summary: Summary) -> str:
     """Return in which arithmetic the peers trained, as a reader says it."""
-    return "8 bits (int8 products)" if summary.precision == "int8" else "full precision (float32)"
+    return _PRECISIONS.get(summary.precision, "full precision (float32)")
 
 
 def reduction(summary: Summary, num_bytes: int | None) -> float | None:

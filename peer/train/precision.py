@@ -10,10 +10,11 @@ import torch
 
 from peer.config import TrainingOptions
 from peer.errors import ConfigError
+from peer.train.bfloat16 import compute_in_bfloat16_
 from peer.train.layers import EIGHT_BIT
 from peer.train.task import Task
 
-Precision = Literal["float32", "int8"]
+Precision = Literal["float32", "bfloat16", "int8"]
 
 
 def precision_of(task: Task, options: TrainingOptions) -> Precision:
@@ -28,15 +29,18 @@ def precision_of(task: Task, options: TrainingOptions) -> Precision:
 def make_model(task: Task, precision: Precision) -> torch.nn.Module:
     """Return a new model of the task that computes in that precision.
 
-    A task can do 8 bits if its `make_model` takes an argument `layers`, of which it builds the model. Raises
-    ConfigError (`training.precision`) if it does not.
+    Any task can do bfloat16. It can do 8 bits if its `make_model` takes an argument `layers`, of which it builds the
+    model. Raises ConfigError (`training.precision`) if it does not.
     """
-    if precision == "float32":
-        return task.make_model()
+    if precision != "int8":
+        model = task.make_model()
+        if precision == "bfloat16" and isinstance(model, torch.nn.Module):
+            compute_in_bfloat16_(model)
+        return model
     if not takes_layers(task.make_model):
         raise no_eight_bits(task.name)
-    model: torch.nn.Module = task.make_model(layers=EIGHT_BIT)  # type: ignore[call-arg]
-    return model
+    eight_bit: torch.nn.Module = task.make_model(layers=EIGHT_BIT)  # type: ignore[call-arg]
+    return eight_bit
 
 
 def takes_layers(function: Callable[..., object]) -> bool:
@@ -49,11 +53,11 @@ def takes_layers(function: Callable[..., object]) -> bool:
 
 
 def no_eight_bits(name: str) -> ConfigError:
-    """Return the error of a task whose model knows float32 only."""
+    """Return the error of a task whose model consists of ordinary layers."""
     return ConfigError(
         f"the model of task {name} consists of float32 layers; build it from the layers passed to its function "
-        "(docs/eight-bit.md), or train it in float32",
+        "(docs/eight-bit.md), or train it in float32 or bfloat16",
         key="training.precision",
         value="int8",
-        valid="float32",
+        valid="float32, bfloat16",
     )

@@ -21,6 +21,7 @@ from torch.func import functional_call, vmap
 from peer.compress.layout import Layout
 from peer.config import TrainingOptions
 from peer.errors import DataError, LocalProtocolError
+from peer.train.bfloat16 import computes_in_bfloat16
 from peer.train.data import Batch, Classification, ImageData, TensorData, crop_and_flip
 from peer.train.eight_bit import Network
 from peer.train.label_adjustment import Loss, deal_locally, training_loss
@@ -87,7 +88,8 @@ class StackedTrainer:
 
         `how` "auto" computes one peer after the other where stacking does not pay: models with convolutions on a CPU,
         which become grouped convolutions (measured: no faster for ResNet-20). Networks in 8 bits are computed so in any
-        case: their ranges and codes are those of one peer. Raises what `Trainer` raises.
+        case: their ranges and codes are those of one peer. So are convolutions in bfloat16 on a CPU, whose images lie
+        with their channels last. Raises what `Trainer` raises.
         """
         self.task, self.options, self.seed = task, options, seed
         self.device, self._base = open_device(device), base or Path()
@@ -117,7 +119,8 @@ class StackedTrainer:
         self.layout = Layout(tuple(trained), tuple(p.numel() for p in trained.values()))
         stacks = how == "stacked" or (how == "auto" and (self.device.type == "cuda" or not _has_convolutions(model)))
         eight_bit = any(isinstance(module, Network) for module in model.modules())
-        engine = _Stacked if stacks and not eight_bit else _OneByOne
+        channels_last = self.device.type == "cpu" and computes_in_bfloat16(model) and _has_convolutions(model)
+        engine = _Stacked if stacks and not eight_bit and not channels_last else _OneByOne
         loss = training_loss(task, adjusted=self._adjusts)
         self._engine: _Stacked | _OneByOne = engine(task, loss, model, trained, self.num_peers, seed)
 

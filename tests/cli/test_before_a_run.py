@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from peer import native
 from peer.config import load
 from tests.cli.runner import sotto
 
@@ -21,6 +23,28 @@ def test_init_writes_a_file_with_the_settings_given() -> None:
     assert (result.exit_code, result.stdout) == (0, "wrote job.toml\n")
     config = load(Path("job.toml"), environment={})
     assert (config.run.rounds, config.graph.kind) == (7, "torus")
+
+
+@pytest.mark.parametrize(
+    ("settings", "answer", "warns"),
+    [
+        (["training.precision=bfloat16"], 0, True),
+        (["training.precision=bfloat16"], 1, False),
+        (["training.precision=bfloat16"], -1, False),
+        (["training.precision=bfloat16", "peer.device=cuda"], 0, False),
+        (["training.precision=float32"], 0, False),
+    ],
+)
+def test_validate_warns_of_bfloat16_where_the_processor_emulates_it(
+    settings: list[str], answer: int, warns: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "lib", SimpleNamespace(processor_bfloat16=lambda: answer))
+    arguments = [word for setting in settings for word in ("--set", setting)]
+    result = sotto("validate", "-n", "4", "--json", *arguments)
+    assert result.exit_code == 0
+    found = [finding for finding in json.loads(result.stdout)["findings"] if finding["key"] == "training.precision"]
+    assert [finding["level"] for finding in found] == (["warning"] if warns else [])
+    assert all("two to nine times as long" in finding["sentence"] for finding in found)
 
 
 def test_init_cluster_writes_peers_that_validate() -> None:

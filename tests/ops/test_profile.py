@@ -73,6 +73,12 @@ def test_what_is_kept_for_the_backward_pass_is_counted():
     assert eight.peak_bytes is None or eight.peak_bytes >= 0
 
 
+def test_bfloat16_keeps_half_of_the_activations_and_a_copy_of_the_weights():
+    half = measure(Workload("mlp", 4), "bfloat16")
+    # The first layer computes no gradient of its input, so it keeps no copy of its weights.
+    assert half.saved_bytes == 2 * (4 * (784 + 512 + 512) + 512 * 512 + 512 * 10)
+
+
 @pytest.mark.parametrize("model", [model for model in MODELS if model != "distilbert"])
 def test_inputs_fit_their_models(model: str):
     workload = Workload(model, 1)
@@ -98,16 +104,17 @@ def test_workloads_that_cannot_be_are_refused(workload: Workload, sentence: str)
 
 
 @pytest.mark.slow
-def test_the_command_prints_both_precisions():
+def test_the_command_prints_every_precision():
     """In processes of their own, as users run it."""
     result = sotto("profile", "logistic", "--batch", "8", "--json")
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout)
     assert report["parameters"] == 7850
-    assert set(report["costs"]) == {"float32", "int8"}
+    assert set(report["costs"]) == {"float32", "bfloat16", "int8"}
     for cost in report["costs"].values():
         assert cost["saved_bytes"] > 0
         assert cost["step_s"] > 0
+    assert report["operations"]["bfloat16"] == {"float32": 0, "bfloat16": 2 * 8 * 7840, "int8": 0}
     assert report["operations"]["int8"] == {"float32": 0, "bfloat16": 8 * 7840, "int8": 8 * 7840}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 
+import pytest
 from rich.console import Console, RenderableType
 
 from peer.report.status_table import status_table
@@ -34,6 +35,16 @@ def test_accuracy_and_traffic_of_a_run() -> None:
     ):
         assert figure in text
     assert "ended early" not in text
+
+
+@pytest.mark.parametrize(
+    ("precision", "words"),
+    [("float32", "full precision (float32)"), ("bfloat16", "bfloat16 (parameters and"), ("int8", "8 bits (int8")],
+)
+def test_the_table_says_in_which_precision_the_peers_trained(precision: str, words: str) -> None:
+    summary = sample_summary(["a"], 10)
+    summary.precision = precision
+    assert f"trained in {words}" in shown(summary_table(summary))
 
 
 def test_eighty_columns_are_enough() -> None:

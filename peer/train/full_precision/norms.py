@@ -61,7 +61,7 @@ class EvoNormS0(nn.Module):
         self.v = nn.Parameter(torch.ones(channels))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return float32[b, c, h, w] for float32[b, c, h, w]."""
+        """Return [b, c, h, w] for [b, c, h, w], in the type of x."""
         return evonorm_s0(x, self.v, self.weight, self.bias, self.groups, self.epsilon)
 
 
@@ -81,15 +81,16 @@ class RangeEvoNorm(nn.Module):
         self.v = nn.Parameter(torch.ones(channels))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return float32[b, c, h, w] for float32[b, c, h, w]."""
+        """Return [b, c, h, w] for [b, c, h, w], in the type of x."""
         b, c = x.shape[:2]
+        dtype, x = x.dtype, x.to(self.weight.dtype)
         # One reduction each over a flat row: several dimensions at once take ten times as long.
         grouped = x.reshape(b, self.groups, -1)
         spread = grouped.max(dim=2).values - grouped.min(dim=2).values
         scale = 1.0 / (range_scale(grouped.shape[2]) * spread + self.epsilon)
         scale = scale.repeat_interleave(c // self.groups, dim=1) * self.weight
         gate = functional.hardsigmoid(x * self.v.view(c, 1, 1))
-        return x * gate * scale.view(b, c, 1, 1) + self.bias.view(c, 1, 1)
+        return (x * gate * scale.view(b, c, 1, 1) + self.bias.view(c, 1, 1)).to(dtype)
 
 
 class RangeBatchNorm(nn.Module):
@@ -121,11 +122,12 @@ class RangeBatchNorm(nn.Module):
         self.num_batches_tracked.zero_()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return float32[b, c, h, w] for float32[b, c, h, w]."""
+        """Return [b, c, h, w] for [b, c, h, w], in the type of x."""
         c = x.shape[1]
+        dtype, x = x.dtype, x.to(self.weight.dtype)
         mean, scale = self._statistics(x) if self.training else (self.running_mean, self.running_scale)
         gain = self.weight / (scale + self.epsilon)
-        return x * gain.view(c, 1, 1) + (self.bias - mean * gain).view(c, 1, 1)
+        return (x * gain.view(c, 1, 1) + (self.bias - mean * gain).view(c, 1, 1)).to(dtype)
 
     def _statistics(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return mean and scale of the batch, float32[c] each, and let the running ones move on."""
