@@ -215,7 +215,7 @@ class TrainingOptions(Section):
     """Keyword arguments for the task."""
     precision: Literal["auto", "float32", "bfloat16", "int8"] = "auto"
     """bfloat16: convolutions and linear layers of any model take 16-bit operands, which is faster on processors with
-    AMX and on GPUs. int8: train in 8-bit arithmetic, with a model built of layers that support it. auto: int8 for the
+    AMX. int8: train in 8-bit arithmetic, with a model built of layers that support it. auto: int8 for the
     task digits, float32 for all others."""
     batch_size: Count = 8
     """Samples per batch on each peer."""

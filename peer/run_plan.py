@@ -193,7 +193,7 @@ def _precision_findings(config: Config) -> Iterator[validate.Finding]:
     """Say where bfloat16 would take longer than float32."""
     if config.training.precision == "bfloat16" and config.peer.device == "cpu" and bfloat16_is_emulated():
         sentence = (
-            "this processor has no instructions for bfloat16, so a step takes two to nine times as long as in float32;"
+            "this processor has no instructions for bfloat16, so a step takes two to seven times as long as in float32;"
             " use float32 unless another processor trains"
         )
         yield validate.Finding("warning", "training.precision", sentence)

@@ -44,7 +44,7 @@ def test_validate_warns_of_bfloat16_where_the_processor_emulates_it(
     assert result.exit_code == 0
     found = [finding for finding in json.loads(result.stdout)["findings"] if finding["key"] == "training.precision"]
     assert [finding["level"] for finding in found] == (["warning"] if warns else [])
-    assert all("two to nine times as long" in finding["sentence"] for finding in found)
+    assert all("two to seven times as long" in finding["sentence"] for finding in found)
 
 
 def test_init_cluster_writes_peers_that_validate() -> None:

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from peer.config import load
 from peer.ops.local_cluster import Cluster
@@ -29,6 +30,7 @@ JOB = (
 )
 
 
+@pytest.mark.slow
 def test_a_killed_peer_and_the_simulator_agree_bit_for_bit(tmp_path: Path) -> None:
     config = load(environment={}, overrides=JOB)
     (tmp_path / "run").mkdir()
