@@ -20,6 +20,9 @@ from tests.stress import attack
 from tests.stress.attack.attacker import Attacker
 from tests.stress.attack.attacks import ATTACKS
 from tests.stress.attack.cluster import Cluster
+from tests.stress.attack.meaning import command
+from tests.stress.attack.meaning.lies import LIES
+from tests.stress.attack.meaning.table import table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,10 +113,20 @@ def main() -> None:
     """Attack a cluster of its own and print a table."""
     parser = argparse.ArgumentParser(description=(attack.__doc__ or "").splitlines()[0])
     parser.add_argument("--seconds", type=float, default=4.0, help="how long each attack lasts")
-    parser.add_argument("--only", nargs="+", choices=ATTACKS, default=list(ATTACKS), help="these attacks alone")
+    parser.add_argument("--only", nargs="+", choices=[*ATTACKS, *LIES], help="these attacks alone")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows there")
+    parser.add_argument("--meaning", action="store_true", help="lies of a member, rather than attacks on the transport")
+    parser.add_argument("--release", type=Path, metavar="PATH", help="--meaning: the installation of the honest peers")
+    parser.add_argument("--table", nargs=2, type=Path, metavar="JSON", help="--meaning: two releases as one table")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="--meaning: leave the peers' folders there")
     parser.add_argument("--attack-now", nargs=4, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.table:
+        print(table(*arguments.table), end="")
+        return
+    if arguments.meaning:
+        command.main(arguments)
+        return
     if arguments.attack_now:
         name, kits, port, seconds = arguments.attack_now
         attack_now(name, Path(kits), int(port), float(seconds))
@@ -122,7 +135,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     with tempfile.TemporaryDirectory(prefix="sotto-attack-") as folder, Cluster(Path(folder)) as cluster:
         cluster.wait_for_round(20)
-        for name in arguments.only:
+        for name in arguments.only or ATTACKS:
             row = measure(cluster, name, arguments.seconds)
             rows.append(row)
             print(describe(row), flush=True)

@@ -1,0 +1,76 @@
+"""Notes as bytes, in the encoding of any release, with nothing of the real writer's honesty.
+
+Until protocol 2 notes were JSON; since protocol 3 they are protobuf (`proto/sottovoce/v1/note.proto`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+EVALUATION, DIVERGED, REPLICA, JOIN, REVOKED = "evaluation", "diverged", "replica", "join", "revoked"
+
+
+class Encoding(Protocol):
+    """How a release encodes notes."""
+
+    protocol: int
+    """The version of the protocol that it speaks."""
+
+    def evaluation(self, peer: int, round_: int, correct: Sequence[int], total: Sequence[int]) -> bytes: ...
+    def diverged(self, peer: int, round_: int, reason: str) -> bytes: ...
+    def nested(self) -> bytes: ...
+
+
+class Json:
+    """Of protocol 2."""
+
+    protocol = 2
+
+    def evaluation(self, peer: int, round_: int, correct: Sequence[int], total: Sequence[int]) -> bytes:
+        return json.dumps([peer, round_, "test", list(correct), list(total)]).encode()
+
+    def diverged(self, peer: int, round_: int, reason: str) -> bytes:
+        return json.dumps([round_, reason]).encode()
+
+    def nested(self) -> bytes:
+        return b"[" * 30_000
+
+
+class Protobuf:
+    """Of protocol 3."""
+
+    protocol = 3
+
+    def evaluation(self, peer: int, round_: int, correct: Sequence[int], total: Sequence[int]) -> bytes:
+        counts = b"".join(field(4, each) for each in correct) + b"".join(field(5, each) for each in total)
+        return field(1, peer) + field(2, round_) + field(3, 1) + counts
+
+    def diverged(self, peer: int, round_: int, reason: str) -> bytes:
+        return field(1, peer) + field(2, round_) + b"\x1a" + varint(len(reason.encode())) + reason.encode()
+
+    def nested(self) -> bytes:
+        # Groups of an unknown field, each within the one before.
+        return b"\x7b" * 30_000 + b"\x7c" * 30_000
+
+
+def encoding_of(release: Path) -> Encoding:
+    """Return the encoding that an installation speaks."""
+    return Protobuf() if (release / "peer" / "proto" / "sottovoce" / "v1" / "note_pb2.py").exists() else Json()
+
+
+def field(number: int, value: int) -> bytes:
+    """Return an integer field of protobuf; of a larger one than fits, what fits."""
+    return varint(number << 3) + varint(min(value, (1 << 64) - 1))
+
+
+def varint(value: int) -> bytes:
+    """Return a number as protobuf writes it."""
+    out = bytearray()
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
