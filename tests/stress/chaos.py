@@ -6,7 +6,8 @@
 A seed stands for an algorithm, a graph, a compressor, who joins, leaves and is lost, and everything that goes wrong
 (`tests/stress/faults`); after every round of it the invariants are checked: mass, agreement of replicas, every message
 once, the bits of the undisturbed run where the clock has no say and nobody was lost, and that rounds go on once all is
-well. Ends with 1 if a seed failed.
+well. In half of the seeds one member lies (`tests/stress/faults/liar.py`), and all of that must hold all the same. Ends
+with 1 if a seed failed.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from itertools import islice
 from pathlib import Path
 
 from tests.stress.faults import Outcome, SimulationFailed, simulate
+from tests.stress.faults.scenario import CASES
 
 _PROGRESS_S = 10.0
 
@@ -49,6 +51,10 @@ class Totals:
     faults: Counter[str] = field(default_factory=Counter)
     changes: Counter[str] = field(default_factory=Counter)
     rounds_by_algorithm: Counter[str] = field(default_factory=Counter)
+    liars: int = 0
+    """Seeds in which a member lies."""
+    lies: Counter[str] = field(default_factory=Counter)
+    refusals: Counter[str] = field(default_factory=Counter)
     failures: dict[int, str] = field(default_factory=dict)
 
     def add(self, result: Result) -> None:
@@ -64,6 +70,9 @@ class Totals:
         self.duplicates += outcome.duplicates
         self.faults += outcome.faults
         self.changes += outcome.changes
+        self.liars += bool(outcome.lies)
+        self.lies += outcome.lies
+        self.refusals += outcome.refusals
         self.rounds_by_algorithm[outcome.algorithm + (", late = skip" if outcome.late else "")] += outcome.rounds
 
     def line(self) -> str:
@@ -78,15 +87,22 @@ class Totals:
         lines = [f"{rounds:>9} rounds of {name}" for name, rounds in sorted(self.rounds_by_algorithm.items())]
         lines += [f"{count:>9} × {name}" for name, count in sorted(self.faults.items())]
         lines += [f"{count:>9} × a peer {name}" for name, count in sorted(self.changes.items())]
+        lines += [f"{count:>9} × a liar said: {name}" for name, count in sorted(self.lies.items())]
+        lines += [f"{count:>9} × refused: {words}" for words, count in self.refusals.most_common()]
         lines.append(f"{self.duplicates:>9} frames came again and were dropped")
         return "\n".join(lines)
+
+
+def has_liar(seed: int) -> bool:
+    """Whether one member lies: in half of the seeds, as often with each algorithm."""
+    return seed // len(CASES) % 2 == 1
 
 
 def run_seed(seed: int, rounds: int) -> Result:
     """Run one seed."""
     started = time.process_time()
     try:
-        outcome, failure = simulate(seed, rounds), None
+        outcome, failure = simulate(seed, rounds, lies=has_liar(seed)), None
     except SimulationFailed as error:
         outcome, failure = None, str(error)
     return Result(seed, time.process_time() - started, outcome, failure)
@@ -143,6 +159,9 @@ def main() -> None:
             "faults": dict(sorted(totals.faults.items())),
             "changes_of_members": dict(sorted(totals.changes.items())),
             "duplicates": totals.duplicates,
+            "seeds_with_a_liar": totals.liars,
+            "lies": dict(sorted(totals.lies.items())),
+            "refusals": dict(totals.refusals.most_common()),
             "virtual_s": totals.virtual_s,
             "cpu_s": totals.cpu_s,
             "failures": totals.failures,

@@ -83,7 +83,9 @@ class Auditor:
         self._outside = scenario.lost_subject(scenario.happenings)
         """Who is lost for good, sooner or later."""
         self._push_sum = scenario.spec.push_sum
-        self._undisturbed = None if scenario.case.late else UndisturbedRun(scenario)
+        self._undisturbed = None if scenario.case.late or scenario.is_two_faced else UndisturbedRun(scenario)
+        self._told_otherwise: dict[tuple[int, int], Share] = {}
+        """(receiver, round) → what the liar's message brings it beyond what the honest one would."""
         self._rounds: list[dict[int, _Round]] = [{} for _ in range(scenario.num_peers)]
         self._open: list[_Round] = [_Round() for _ in range(scenario.num_peers)]
         self._frames: dict[tuple[int, int, int], bytes] = {}
@@ -152,6 +154,12 @@ class Auditor:
         if self._frames.setdefault((sender, receiver, seq), digest) != digest:
             raise InvariantBroken(f"peer {sender} sent peer {receiver} two different frames under number {seq}")
 
+    def told_otherwise(self, participant: Participant, receiver: int, honest: Message, said: Message) -> None:
+        """The liar says something else to a neighbour than what its own model is. Of an algorithm without replicas."""
+        x, u = self._contribution(participant, honest)
+        other_x, other_u = self._contribution(participant, said)
+        self._told_otherwise[receiver, honest.round] = self._of_kind((other_x - x, other_u - u))
+
     def round_done(self, participant: Participant) -> None:
         """A peer has completed a round."""
         peer, t = participant.peer, participant.round - 1
@@ -182,6 +190,13 @@ class Auditor:
         members = self.membership.members(rounds)
         inside = [each for each in participants if each.peer in members and each.peer != self._outside]
         sum_u, expected = sum(each.algorithm.u for each in inside), self._balances[-1].u
+        # What came after the receiver's last round is in no round's account.
+        late = (
+            told
+            for (peer, t), told in self._told_otherwise.items()
+            if (t, self.scenario.liar) not in self._applied[peer]
+        )
+        expected += sum(u for _, u in late)
         if abs(sum_u - expected) > _U_TOLERANCE:
             raise InvariantBroken(f"Σu is {sum_u} in the end, of {expected}")
         for participant in participants:
@@ -265,6 +280,9 @@ class Auditor:
         for peer in inside:
             entry = self._rounds[peer][t]
             expected[0] = expected[0] + entry.moved
+            for round_, sender in entry.applied:
+                if sender == self.scenario.liar and (peer, round_) in self._told_otherwise:
+                    _add(expected, [self._told_otherwise[peer, round_]])
             if self.scenario.case.late:
                 _add(flying, entry.sent.values())
                 _add(flying, [self._rounds[sender][round_].sent[peer] for round_, sender in entry.applied], -1.0)

@@ -36,6 +36,8 @@ class Surroundings(Protocol):
     now: float
     """Virtual seconds since the run began."""
     random: Random
+    quiet: bool
+    """Whether nothing goes wrong any more."""
     scenario: Scenario
     plan: Plan
     auditor: Auditor
@@ -52,8 +54,11 @@ class Surroundings(Protocol):
     def died(self, process: VirtualProcess, how: str) -> None:
         """A process has ended."""
 
-    def refused(self, process: VirtualProcess, peer: int, error: RemoteProtocolError) -> None:
+    def refused(self, process: VirtualProcess, peer: int, seq: int, error: RemoteProtocolError) -> None:
         """A process refused a frame of a peer."""
+
+    def found_refused(self, process: VirtualProcess, notice: str) -> None:
+        """A process finds in its own files what it refuses."""
 
 
 class VirtualProcess:
@@ -105,7 +110,7 @@ class VirtualProcess:
             for notice in recovery.notices:
                 world.note(f"{self.me} finds: {notice}")
                 if "refused" in notice:
-                    world.refused(self, self.me, RemoteProtocolError(notice))
+                    world.found_refused(self, notice)
             world.note(
                 f"{self.me} starts at round {self.participant.round}: {recovery.checkpoint_round} loaded, "
                 f"{recovery.replayed_rounds} replayed"
@@ -222,16 +227,20 @@ class VirtualProcess:
     def _send(self, effects: Effects) -> None:
         for error in effects.refused:
             assert error.peer is not None
-            self._world.refused(self, error.peer, error)
+            # The first of those that had come too early.
+            self._refuse(error.peer, self.peer.links.incoming[error.peer].last_seq + 1, error)
         world = self._world
         for outgoing in self.peer.publish(effects):
             receiver, seq, frame = outgoing.receiver, outgoing.seq, outgoing.frame
             if world.streams.is_up(self.me, receiver):
                 if seq:
                     world.auditor.put_on_stream(self.me, receiver, seq, frame)
-                world.streams.send(self.me, receiver, seq, frame)
+                self._put(receiver, seq, frame)
         for neighbor, upto in effects.receipts.items():
             world.streams.acknowledge(self.me, neighbor, upto)
+
+    def _put(self, receiver: int, seq: int, frame: bytes) -> None:
+        self._world.streams.send(self.me, receiver, seq, frame)
 
     def _plan_work(self) -> None:
         if self._pending and not self._busy and not self._work_planned:
@@ -252,11 +261,14 @@ class VirtualProcess:
         try:
             return self.peer.receive(peer, seq, frame, self.now())
         except RemoteProtocolError as error:
-            self._world.refused(self, peer, error)
-            # What follows it on this link makes no sense without it; the reconnect asks for it again.
-            self._pending = deque(item for item in self._pending if item[0] != peer)
-            self._world.streams.reset(self.me, peer)
+            self._refuse(peer, seq, error)
             return Effects(wake_at=self._wake_at)
+
+    def _refuse(self, peer: int, seq: int, error: RemoteProtocolError) -> None:
+        self._world.refused(self, peer, seq, error)
+        # What follows it on this link makes no sense without it; the reconnect asks for it again.
+        self._pending = deque(item for item in self._pending if item[0] != peer)
+        self._world.streams.reset(self.me, peer)
 
     def _plan_timer(self) -> None:
         wake_at = self._wake_at

@@ -107,6 +107,24 @@ class Scenario:
 
     seed: int
     rounds: int = 100
+    lies: bool = False
+    """Whether one of the members lies. Then nobody joins, leaves or is lost: what is said of members is said by it."""
+
+    @cached_property
+    def liar(self) -> int | None:
+        """Who lies; None if nobody does."""
+        return Random(f"liar {self.seed}").randrange(self.num_first) if self.lies else None
+
+    @cached_property
+    def is_two_faced(self) -> bool:
+        """Whether the liar tells each neighbour of another model: where the auditor can count what that brings it."""
+        additive = self.case.algorithm in ("sgp", "sparse-push", "scsp", "deep-squeeze")
+        return self.lies and additive and Random(f"two-faced {self.seed}").random() < 0.5
+
+    @cached_property
+    def members_can_change(self) -> bool:
+        """Whether the peers heed what they are told of members."""
+        return bool(self.happenings) or (self.lies and self.spec.changes_members and not self.case.late)
 
     @cached_property
     def case(self) -> Case:
@@ -127,7 +145,7 @@ class Scenario:
         """What befalls the members, by round: nothing in half of the scenarios in which they may change, else up to
         three things, of which one loss at most, so that what is lost can be told from what may not be."""
         random = Random(f"members {self.seed}")
-        if not self.spec.changes_members or self.case.late or random.random() < 0.5:
+        if self.lies or not self.spec.changes_members or self.case.late or random.random() < 0.5:
             return ()
         happenings: list[Happening] = []
         newcomers, staying = self.num_first, list(range(self.num_first))
@@ -197,7 +215,7 @@ class Scenario:
 
     def neighbors(self, peer: int) -> list[int]:
         """Return whom a peer is ever connected to, ascending."""
-        if self.happenings:
+        if self.members_can_change:
             return [other for other in range(self.num_peers) if other != peer]
         return sorted({*self.schedule.all_senders(peer), *self.schedule.all_receivers(peer)})
 
@@ -270,7 +288,7 @@ class Scenario:
         """Return one peer, ready for round 0."""
         final = min(10, self.rounds // 4) if self.case.algorithm == "scsp" else 0
         views = None
-        if self.happenings:
+        if self.members_can_change:
             views = ViewSchedule(self.num_peers, Membership(range(self.num_first)), self.graph_of)
         node = NodeContext(
             peer=peer,

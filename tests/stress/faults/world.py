@@ -14,6 +14,7 @@ from peer.state.checkpoints import Checkpoints, checkpoint_name
 from peer.state.recovery import journal_name
 from tests.stress.faults.disk import VirtualDisk
 from tests.stress.faults.invariants import Auditor, InvariantBroken
+from tests.stress.faults.liar import LyingProcess, Tongue
 from tests.stress.faults.plan import Plan, plan_for
 from tests.stress.faults.process import VirtualProcess
 from tests.stress.faults.scenario import Happening, Scenario
@@ -49,6 +50,10 @@ class Outcome:
     faults: Counter[str] = field(default_factory=Counter)
     changes: Counter[str] = field(default_factory=Counter)
     """What happened to the members."""
+    lies: Counter[str] = field(default_factory=Counter)
+    """What the liar said, if there is one."""
+    refusals: Counter[str] = field(default_factory=Counter)
+    """With which words that was refused."""
 
 
 class SimulationFailed(Exception):
@@ -58,7 +63,8 @@ class SimulationFailed(Exception):
         self.seed, self.problem = scenario.seed, problem
         lines = [
             f"seed {scenario.seed}: {problem}",
-            f"{scenario.case}, {scenario.num_first} peers, {scenario.rounds} rounds",
+            f"{scenario.case}, {scenario.num_first} peers, {scenario.rounds} rounds"
+            + (f", peer {scenario.liar} lies" + scenario.is_two_faced * ", two-faced" if scenario.lies else ""),
             *map(str, scenario.happenings),
             f"{scenario.compressor}, {scenario.late_policy}",
             str(plan),
@@ -90,6 +96,7 @@ class World:
         self.streams = Streams(
             [(a, b) for a in peers for b in scenario.neighbors(a) if a < b], self, Random(f"streams {scenario.seed}")
         )
+        self._tongue = Tongue(scenario, self.auditor.told_otherwise) if scenario.lies else None
         self._cut_off: int | None = None
         """Who lives on although it is given up for lost."""
         self._agenda: Agenda[Callable[[], None]] = Agenda()
@@ -117,7 +124,14 @@ class World:
             duplicates=self.duplicates + sum(process.duplicates for process in self.processes if process),
             faults=self.faults,
             changes=self.changes,
+            lies=self.liar_said,
+            refusals=self._tongue.refusals if self._tongue else Counter(),
         )
+
+    @property
+    def liar_said(self) -> Counter[str]:
+        """What the liar has said so far."""
+        return self._tongue.lies if self._tongue is not None else Counter()
 
     def at(self, time_s: float, action: Callable[[], None]) -> None:
         """Let something happen at a time."""
@@ -145,9 +159,17 @@ class World:
         if me not in self.gone:
             self.at(self.now + self.plan.restart_s * random.uniform(0.2, 1.5), lambda: self._start(me))
 
-    def refused(self, process: VirtualProcess, peer: int, error: RemoteProtocolError) -> None:
-        """A peer refused a frame of another, though nobody lies here."""
+    def found_refused(self, process: VirtualProcess, notice: str) -> None:
+        """A peer finds in its own files what it refuses: neither an honest frame is that, nor is a lie ever kept."""
+        raise InvariantBroken(f"peer {process.me} kept what it refuses: {notice}")
+
+    def refused(self, process: VirtualProcess, peer: int, seq: int, error: RemoteProtocolError) -> None:
+        """A peer refused a frame of another, though only one lies here."""
         if peer in process.participant.session.lost:
+            return
+        if self._tongue is not None and peer == self._tongue.me:
+            self.note(f"{process.me} refuses {seq} of the liar: {error}")
+            self._tongue.refused(process.me, seq, error.problem)
             return
         raise InvariantBroken(f"peer {process.me} takes an honest message for a lie: {error}")
 
@@ -200,7 +222,11 @@ class World:
         if me in self.gone:
             return
         self._started.add(me)
-        process = self.processes[me] = VirtualProcess(self, me, self.disks[me])
+        if self._tongue is not None and me == self._tongue.me:
+            process: VirtualProcess = LyingProcess(self, me, self.disks[me], self._tongue)
+        else:
+            process = VirtualProcess(self, me, self.disks[me])
+        self.processes[me] = process
         process.start()
 
     # -- members -------------------------------------------------------------------------------------------------------
@@ -457,6 +483,6 @@ class World:
                 process.slow = 1.0
 
 
-def simulate(seed: int, rounds: int = 100) -> Outcome:
-    """Run one seed. Raises SimulationFailed."""
-    return World(Scenario(seed, rounds)).run()
+def simulate(seed: int, rounds: int = 100, *, lies: bool = False) -> Outcome:
+    """Run one seed; `lies`: with one member that lies. Raises SimulationFailed."""
+    return World(Scenario(seed, rounds, lies)).run()
