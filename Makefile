@@ -12,7 +12,7 @@ WORKERS ?= 2
 CORE_TESTS := tests/compress tests/wire tests/gossip tests/node tests/state tests/cli tests/test_layers.py tests/test_config.py
 
 .DEFAULT_GOAL := help
-.PHONY: help run test quick test-compose lint proto docs fuzz chaos kills soak clean
+.PHONY: help run test quick test-compose lint proto docs fuzz fuzz-meaning chaos kills soak clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -48,6 +48,9 @@ docs: $(READY_DEV) ## generate the pages of docs/ that come from the code
 
 fuzz: $(READY_DEV) ## fuzz the frame decoder for an hour
 	$(BIN)/python -m tests.stress.fuzz --seconds 3600
+
+fuzz-meaning: $(READY_DEV) ## tell peers of every algorithm well-formed lies for an hour
+	$(BIN)/python -m tests.stress.fuzz_meaning --seconds 3600 --workers $(WORKERS)
 
 chaos: $(READY_DEV) ## run the fault simulator over a thousand seeds
 	$(BIN)/python -m tests.stress.chaos --seeds 0-1023 --workers $(WORKERS)

@@ -65,6 +65,10 @@ class Lie:
     changes: tuple[str, ...]
     """Names of what was changed."""
 
+    def number(self, following: int) -> int:
+        """Return the number that it is told with; 0 stands for none."""
+        return 0 if self.skipped is None else max(0, following + self.skipped)
+
 
 class Lies:
     """A source of lies about one place."""

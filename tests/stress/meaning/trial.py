@@ -18,7 +18,7 @@ lied to is restarted from its disk before it goes on, and comes back to where it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -37,6 +37,8 @@ _SEARCHED = 40
 """So many refused lies of a batch are looked at to find the one that left a trace."""
 _FOLLOWED_SHARE = 0.03
 """A run is followed to its end for the first lie of a kind, and for this part of the others."""
+_WEIGHT_ROOM = 2.0**-10
+"""How much Σu may be above what the run began with, by rounding and newcomers without a sponsor."""
 _MOST_FOLLOWED = 24
 """… but not for more than these in one trial."""
 
@@ -60,14 +62,9 @@ class Trial:
     def __init__(self, circumstances: Circumstances, seed: int, effort: Effort, report: Report) -> None:
         self._circumstances, self._seed, self._effort, self._report = circumstances, seed, effort, report
         self._random = Random(f"lies {seed} {circumstances}")
-        self._level = "journal" if effort.keeps_state else "memory"
-        self._honest: dict[tuple[int, int], Sequence[Message | Change]] = {}
-        self._slots: dict[tuple[int, int], dict[tuple[int, int], Message]] = {}
+        self._told = Told(circumstances, seed, "journal" if effort.keeps_state else "memory", report)
         self._moments: dict[int, int] = {}
         """Turn → who is lied to then."""
-        self._followed: set[object] = set()
-        """Kinds of lies."""
-        self._left_to_follow = _MOST_FOLLOWED
 
     def run(self) -> None:
         """Do it. What breaks a promise goes to the report."""
@@ -78,200 +75,238 @@ class Trial:
         self._moments = {turn: self._random.randrange(NUM_FIRST) for turn in turns}
         first.records = True
         first.run(self._restarted)
-        self._honest = dict(first.traffic)
-        for pair, said in first.traffic.items():
-            self._slots[pair] = {(m.round, m.phase): m for m in said if isinstance(m, Message)}
+        honest = Honest.of(first)
         second = self._world()
+
+        def between(world: World) -> None:
+            self._lied_to(world, honest)
+
         try:
-            second.run(self._lied_to)
+            second.run(between)
             if second.models() != first.models():
                 raise PromiseBroken("after lies that were refused the run ends with other bits")
         except Exception as error:
-            self._find(error, "after refused lies")
+            self._told.find(error, "after refused lies")
 
     def _world(self) -> World:
         return build_world(self._circumstances, self._seed, keeps_state=self._effort.keeps_state)
 
     def _restarted(self, world: World) -> None:
         victim = self._moments.get(world.turns)
-        if victim is not None and self._effort.keeps_state and victim not in world.dead:
-            before = world.progress(victim)
-            world.restart(victim)
-            if world.progress(victim) != before:
-                raise PromiseBroken("a restart does not lead back to where the peer was")
+        if victim is not None and world.keeps_state and victim not in world.dead:
+            _restart(world, victim)
 
-    def _lied_to(self, world: World) -> None:
+    def _lied_to(self, world: World, honest: Honest) -> None:
         victim = self._moments.get(world.turns)
         if victim is None or victim in world.dead:
             return
         others = [peer for peer in range(world.num_peers) if peer != victim]
-        talking = [peer for peer in others if self._honest[peer, victim] and peer not in world.dead]
+        talking = [peer for peer in others if honest.said[peer, victim] and peer not in world.dead]
         liar = self._random.choice(talking if talking and self._random.random() < 0.9 else others)
-        self._batch(world, victim, liar)
+        Scene(world, victim, liar, honest, self._told, self._random).batch(self._effort.lies_per_batch)
         self._restarted(world)
 
-    # A batch.
 
-    def _batch(self, world: World, victim: int, liar: int) -> None:
-        shared = world.builder.shared
-        pristine = world.peer_object(victim)
-        place = Place(
-            liar,
-            victim,
-            world.round_of(victim),
-            self._circumstances.rounds,
-            world.num_peers,
-            self._circumstances.spec.asynchronous,
-        )
-        lies = Lies(self._random, place, self._honest[liar, victim])
-        before, _ = fingerprint(pristine, shared)
-        world.replace_peer(victim, copied(pristine, shared))
+@dataclass(frozen=True)
+class Honest:
+    """What was said in a run in which everybody told the truth."""
+
+    said: Mapping[tuple[int, int], Sequence[Message | Change]]
+    """(sender, receiver) → in order."""
+    slots: Mapping[tuple[int, int], Mapping[tuple[int, int], Message]]
+    """(sender, receiver) → (round, phase) → message."""
+
+    @classmethod
+    def of(cls, world: World) -> Honest:
+        """Return what a run has recorded."""
+        messages = {pair: [each for each in said if isinstance(each, Message)] for pair, said in world.traffic.items()}
+        slots = {pair: {(each.round, each.phase): each for each in said} for pair, said in messages.items()}
+        return cls(dict(world.traffic), slots)
+
+
+class Told:
+    """What was told in one run, and what came of it."""
+
+    def __init__(self, circumstances: Circumstances, seed: int, level: str, report: Report) -> None:
+        self.circumstances, self.report = circumstances, report
+        self._seed, self._level = seed, level
+        self._followed: set[object] = set()
+        """Kinds of lies."""
+        self._left_to_follow = _MOST_FOLLOWED
+
+    def find(self, error: BaseException, lie: str) -> None:
+        """Take note of a broken promise."""
+        self.report.find(str(self.circumstances), self._level, self._seed, error, lie)
+
+    def is_followed(self, lie: Lie, random: Random) -> bool:
+        """Return whether to follow a lie that was taken to the end of its run."""
+        kind = (type(lie.said), lie.said.kind, lie.changes[:1])
+        is_first = kind not in self._followed
+        self._followed.add(kind)
+        if self._left_to_follow == 0 or not (is_first or random.random() < _FOLLOWED_SHARE):
+            return False
+        self._left_to_follow -= 1
+        self.report.followed[self.circumstances.algorithm] += 1
+        return True
+
+
+class Scene:
+    """One moment of a run in which one peer lies to another."""
+
+    def __init__(self, world: World, victim: int, liar: int, honest: Honest, told: Told, random: Random) -> None:
+        self._world, self._victim, self._liar, self._told, self._random = world, victim, liar, told, random
+        self._circumstances, self._report = told.circumstances, told.report
+        self._slots = honest.slots[liar, victim]
+        self._shared = world.builder.shared
+        self._pristine = world.peer_object(victim)
+        self._before, _ = fingerprint(self._pristine, self._shared)
+        asynchronous = self._circumstances.spec.asynchronous
+        rounds = self._circumstances.rounds
+        place = Place(liar, victim, world.round_of(victim), rounds, world.num_peers, asynchronous)
+        self._lies = Lies(random, place, honest.said[liar, victim])
+
+    def batch(self, count: int) -> None:
+        """Tell so many lies. Afterwards the world has the peer that heard all that were refused."""
+        self._begin_anew()
         refused: list[Lie] = []
-        for _ in range(self._effort.lies_per_batch):
-            lie = lies.next()
+        for _ in range(count):
+            lie = self._lies.next()
             self._report.cases[self._circumstances.algorithm] += 1
-            if self._is_refused(world, victim, liar, lie):
+            if self._is_refused(lie) or self._print() == self._before:
                 refused.append(lie)
                 continue
-            after, size = fingerprint(world.peer_object(victim), shared)
-            self._report.largest_bytes = max(self._report.largest_bytes, size)
-            if after == before:
-                refused.append(lie)
-                continue
-            world.replace_peer(victim, copied(pristine, shared))
+            self._begin_anew()
             self._report.accepted[self._circumstances.algorithm] += 1
             try:
-                self._judge(world, victim, liar, lie)
-                if self._is_followed(lie):
-                    self._follow(world, victim, liar, lie, refused[-2:])
+                self._judge(lie)
+                if self._told.is_followed(lie, self._random):
+                    self._follow(lie, refused[-2:])
             except Exception as error:
-                self._find(error, str(lie))
-        after, size = fingerprint(world.peer_object(victim), shared)
-        self._report.largest_bytes = max(self._report.largest_bytes, size)
-        if after != before:
-            self._find_traces(world, victim, liar, refused, pristine)
-            world.replace_peer(victim, copied(pristine, shared))
+                self._told.find(error, str(lie))
+        if self._print() != self._before:
+            self._find_traces(refused)
+            self._begin_anew()
 
-    def _is_refused(self, world: World, victim: int, liar: int, lie: Lie) -> bool:
+    def _begin_anew(self) -> None:
+        """Put a copy of the peer as it was in its place."""
+        self._world.replace_peer(self._victim, copied(self._pristine, self._shared))
+
+    def _print(self) -> int:
+        digest, size = fingerprint(self._world.peer_object(self._victim), self._shared)
+        self._report.largest_bytes = max(self._report.largest_bytes, size)
+        return digest
+
+    def _is_refused(self, lie: Lie) -> bool:
         """Tell a lie; return whether it was refused, or broke something, after which the peer is a new copy."""
         try:
-            self._tell(world, victim, liar, lie)
+            self._tell(lie)
         except RemoteProtocolError as error:
             self._report.refused(error.problem)
-            if error.peer == liar:
+            if error.peer == self._liar:
                 return True
             problem: Exception = PromiseBroken(f"the lie is put down to peer {error.peer}: {error.problem}")
         except Exception as error:
             problem = error
         else:
             return False
-        self._find(problem, str(lie))
+        self._told.find(problem, str(lie))
+        self._begin_anew()
         return True
 
-    def _tell(self, world: World, victim: int, liar: int, lie: Lie) -> None:
-        seq = 0 if lie.skipped is None else max(0, world.next_number(victim, liar) + lie.skipped)
-        world.receive(victim, liar, seq, lie.frame)
+    def _tell(self, lie: Lie) -> None:
+        world, victim, liar = self._world, self._victim, self._liar
+        world.receive(victim, liar, lie.number(world.next_number(victim, liar)), lie.frame)
 
-    def _find_traces(self, world: World, victim: int, liar: int, refused: Sequence[Lie], pristine: object) -> None:
-        """Find the refused lies of a batch that left a trace."""
-        shared = world.builder.shared
-        before, _ = fingerprint(pristine, shared)
+    def _find_traces(self, refused: Sequence[Lie]) -> None:
+        """Find refused lies of a batch that left a trace."""
         for lie in self._random.sample(refused, min(len(refused), _SEARCHED)):
             problem = "a lie that changes nothing leaves a trace"
-            world.replace_peer(victim, copied(pristine, shared))
+            self._begin_anew()
             try:
-                self._tell(world, victim, liar, lie)
+                self._tell(lie)
             except Exception as error:
                 problem = f"a lie that was refused leaves a trace: {type(error).__name__}: {error}"
-            if fingerprint(world.peer_object(victim), shared)[0] != before:
-                self._find(PromiseBroken(problem), str(lie))
+            if self._print() != self._before:
+                self._told.find(PromiseBroken(problem), str(lie))
 
     # Lies that are taken.
 
-    def _judge(self, world: World, victim: int, liar: int, lie: Lie) -> None:
+    def _judge(self, lie: Lie) -> None:
         """Raise PromiseBroken unless an honest peer could have said what was taken."""
         said, circumstances = lie.said, self._circumstances
         if isinstance(said, Change):
-            if said.kind is ChangeKind.LOST and said.subject == victim:
+            if said.kind is ChangeKind.LOST and said.subject == self._victim:
                 raise PromiseBroken("a peer learns from another that it is lost itself")
-            if not world.round_of(victim) < said.effective < circumstances.rounds:
+            if not self._world.round_of(self._victim) < said.effective < circumstances.rounds:
                 raise PromiseBroken("a change of the members is taken whose round is past, or not in the run")
             return
         if circumstances.spec.asynchronous:
-            self._judge_pair(said)
+            if said.layers and said.kind is not MessageKind.REPAIR and said.mixing_weight != 0.5:
+                raise PromiseBroken("a mixing weight is taken that is not that of a pair")
+            self._judge_push_weight(said)
             return
         if said.kind not in (MessageKind.GOSSIP, MessageKind.NOTHING):
             return
         if said.kind is MessageKind.GOSSIP:
             self._judge_push_weight(said)
-        slot = self._slots[liar, victim].get((said.round, said.phase))
+        if self._world.is_early(self._victim, said.round):
+            return  # Kept until its time comes, and judged then.
+        slot = self._slots.get((said.round, said.phase))
         if slot is None:
             raise PromiseBroken("a message is taken for which there is no place in this run")
         weights = said.mixing_weight, slot.mixing_weight
         if said.kind is slot.kind and abs(weights[0] - weights[1]) > 1e-9:
             raise PromiseBroken("a mixing weight is taken that is not that of the round")
 
-    def _judge_pair(self, said: Message) -> None:
-        if said.layers and said.kind is not MessageKind.REPAIR and said.mixing_weight != 0.5:
-            raise PromiseBroken("a mixing weight is taken that is not that of a pair")
-        self._judge_push_weight(said)
-
     def _judge_push_weight(self, said: Message) -> None:
-        if not 0.0 < said.push_weight <= NUM_FIRST * (1.0 + 1e-6):
+        if not 0.0 < said.push_weight <= NUM_FIRST * (1.0 + _WEIGHT_ROOM):
             raise PromiseBroken("a push-sum weight is taken that the run cannot give")
         if said.push_weight != 1.0 and not self._circumstances.spec.push_sum:
             raise PromiseBroken("a push-sum weight is taken where there is none")
 
-    def _is_followed(self, lie: Lie) -> bool:
-        kind = (type(lie.said), lie.said.kind, lie.changes[:1])
-        is_first = kind not in self._followed
-        self._followed.add(kind)
-        return self._left_to_follow > 0 and (is_first or self._random.random() < _FOLLOWED_SHARE)
-
-    def _follow(self, world: World, victim: int, liar: int, lie: Lie, refused: Sequence[Lie]) -> None:
+    def _follow(self, lie: Lie, refused: Sequence[Lie]) -> None:
         """Go on with a copy of the run in which the lie is taken."""
-        self._left_to_follow -= 1
-        self._report.followed[self._circumstances.algorithm] += 1
-        ends = []
-        for lies in ((*refused, lie), (lie,)) if refused and self._random.random() < 0.3 else ((lie,),):
-            copy = world.clone()
-            copy.suspect = liar
-            copy.was_changed = isinstance(lie.said, Change)
-            for each in lies:
-                self._take(copy, victim, liar, each)
-            if self._effort.keeps_state:
-                copy.restart(victim)
-            copy.run()
-            copy.judge_state()
-            for peer in copy.models():
-                _, size = fingerprint(copy.peer_object(peer), copy.builder.shared)
-                self._report.largest_bytes = max(self._report.largest_bytes, size)
-                if size > MOST_STATE_BYTES:
-                    raise PromiseBroken("a peer that was lied to keeps too much")
-            if self._effort.keeps_state:
-                for peer in copy.models():
-                    self._restart(copy, peer)
-            ends.append(copy.models())
-        if len(ends) == 2 and ends[0] != ends[1]:
+        ends = [self._end_with(lie)]
+        if refused and self._random.random() < 0.3:
+            ends.append(self._end_with(*refused, lie))
+        if ends[0] != ends[-1]:
             raise PromiseBroken("lies that were refused change what comes of one that was taken")
 
-    @staticmethod
-    def _restart(world: World, peer: int) -> None:
-        before = world.progress(peer)
-        world.restart(peer)
-        if world.progress(peer) != before:
-            raise PromiseBroken("after a lie that was taken, a restart does not lead back to where the peer was")
+    def _end_with(self, *lies: Lie) -> dict[int, bytes]:
+        """Return the models at the end of a run with these lies, of the honest peers."""
+        copy = self._world.clone()
+        copy.suspect = self._liar
+        copy.was_changed = any(isinstance(lie.said, Change) for lie in lies[-1:])
+        for lie in lies:
+            self._take(copy, lie)
+        if copy.keeps_state:
+            copy.restart(self._victim)
+        copy.run()
+        copy.judge_state()
+        for peer in copy.models():
+            _, size = fingerprint(copy.peer_object(peer), self._shared)
+            self._report.largest_bytes = max(self._report.largest_bytes, size)
+            if size > MOST_STATE_BYTES:
+                raise PromiseBroken("a peer that was lied to keeps too much")
+            if copy.keeps_state:
+                _restart(copy, peer)
+        return copy.models()
 
-    def _take(self, world: World, victim: int, liar: int, lie: Lie) -> None:
-        number = world.next_number(victim, liar)
-        seq = 0 if lie.skipped is None else max(0, number + lie.skipped)
+    def _take(self, world: World, lie: Lie) -> None:
+        victim, liar = self._victim, self._liar
+        following = world.next_number(victim, liar)
+        number = lie.number(following)
         try:
-            effects = world.receive(victim, liar, seq, lie.frame)
+            effects = world.receive(victim, liar, number, lie.frame)
         except RemoteProtocolError:
             return  # A refused one, after which the truth would come.
-        if seq and seq == number:
-            world.shift(liar, victim)
+        if number and number == following:
+            world.took(liar, victim, number)
         world.perform(victim, effects)
 
-    def _find(self, error: BaseException, lie: str) -> None:
-        self._report.find(str(self._circumstances), self._level, self._seed, error, lie)
+
+def _restart(world: World, peer: int) -> None:
+    before = world.progress(peer)
+    world.restart(peer)
+    if world.progress(peer) != before:
+        raise PromiseBroken("a restart does not lead back to where the peer was")

@@ -109,6 +109,7 @@ class World(ABC):
         """What was delivered, decoded: what lies are made of. Only kept where `records` is set."""
         self.records = False
         self._heard_last: dict[tuple[int, int], Message] = {}
+        self._noted: dict[tuple[int, int], int] = {}
 
     def clone(self) -> World:
         """Return a copy that goes on by itself."""
@@ -180,6 +181,10 @@ class World(ABC):
     def is_between_rounds(self, peer: int) -> bool: ...
 
     @abstractmethod
+    def is_early(self, peer: int, round_: int) -> bool:
+        """Return whether a peer keeps a message of that round for later: as if a power cut had set it back."""
+
+    @abstractmethod
     def check_state(self, peer: int) -> None:
         """Raise whatever is wrong with the state of a peer between two rounds."""
 
@@ -235,17 +240,19 @@ class World(ABC):
         self.queues[self.suspect, receiver].clear()
 
     @abstractmethod
-    def shift(self, sender: int, receiver: int) -> None:
-        """Take note that the suspect's next frames get higher numbers: a lie has taken one."""
+    def took(self, sender: int, receiver: int, number: int) -> None:
+        """Take note that a lie has taken a number: the liar's honest frames from there on get higher ones."""
 
     def put(self, sender: int, receiver: int, seq: int, frame: bytes) -> None:
         if receiver not in self.dead and (sender, receiver) not in self.cut:
             self.queues[sender, receiver].append(Frame(seq, frame))
 
-    def note(self, sender: int, receiver: int, frame: bytes) -> None:
-        """Take note of what was delivered."""
-        if not self.records:
+    def note(self, sender: int, receiver: int, delivered: Frame) -> None:
+        """Take note of what was delivered, the first time."""
+        frame, seq = delivered.frame, delivered.seq
+        if not self.records or 0 < seq <= self._noted.get((sender, receiver), 0):
             return
+        self._noted[sender, receiver] = max(seq, self._noted.get((sender, receiver), 0))
         if membership_codec.is_notice(frame):
             said: Said = membership_codec.decode(frame, self.num_peers, sender=sender)
         else:
@@ -273,8 +280,8 @@ class RoundsWorld(World):
         super().__init__(circumstances, seed, keeps_state=keeps_state)
         self.peers = [self._make(peer) for peer in range(self.num_peers)]
         self.wake_at: list[float | None] = [None] * self.num_peers
-        self.shifts: dict[tuple[int, int], int] = {}
-        """(sender, receiver) → how many numbers of the sender were taken by what it had not to say."""
+        self._taken: dict[tuple[int, int], list[int]] = {}
+        """(liar, receiver) → numbers that lies have taken, ascending: its honest frames get higher ones."""
         joins = circumstances.change is ChangeKind.JOIN
         self._plan = _Plan(circumstances.change, NUM_FIRST if joins else self.random.randrange(NUM_FIRST), 1)
 
@@ -298,8 +305,7 @@ class RoundsWorld(World):
                 self.queues[a, b].clear()
                 if a in self.peers[b].participant.session.lost or b in self.peers[a].participant.session.lost:
                     continue
-                # The suspect does not count what it should not have said.
-                has = max(0, self.peers[b].links.durable_from(a) - self.shifts.get((a, b), 0))
+                has = self._honest_number(a, b, self.peers[b].links.durable_from(a))
                 for seq, frame in self.peers[a].connected(b, has):
                     self.put(a, b, seq, frame)
 
@@ -328,7 +334,7 @@ class RoundsWorld(World):
 
     def _confirm(self, peer: int, receipts: dict[int, int]) -> None:
         for sender, upto in receipts.items():
-            upto -= self.shifts.get((sender, peer), 0)
+            upto = self._honest_number(sender, peer, upto)
             if upto > 0 and sender not in self.dead and upto < self.peers[sender].links.out[peer].next_seq:
                 self.peers[sender].receipt(peer, upto)
 
@@ -349,9 +355,18 @@ class RoundsWorld(World):
         durable.links.meet(sender)
         return durable.links.incoming[sender].last_seq + 1
 
-    def shift(self, sender: int, receiver: int) -> None:
-        pair = sender, receiver
-        self.shifts[pair] = self.shifts.get(pair, 0) + 1
+    def took(self, sender: int, receiver: int, number: int) -> None:
+        self._taken.setdefault((sender, receiver), []).append(number)
+
+    def _told_number(self, sender: int, receiver: int, seq: int) -> int:
+        """Return the number under which a frame is told that an honest peer would number `seq`."""
+        for number in self._taken.get((sender, receiver), ()) if seq else ():
+            seq += seq >= number
+        return seq
+
+    def _honest_number(self, sender: int, receiver: int, told: int) -> int:
+        """Return up to which of its own frames a receiver has what was told up to a number."""
+        return told - sum(number <= told for number in self._taken.get((sender, receiver), ()))
 
     def round_of(self, peer: int) -> int:
         return self.peers[peer].round
@@ -359,10 +374,12 @@ class RoundsWorld(World):
     def is_between_rounds(self, peer: int) -> bool:
         return not self.peers[peer].participant.session.in_round
 
+    def is_early(self, peer: int, round_: int) -> bool:
+        return self.peers[peer].participant.session.is_early(round_)
+
     def check_state(self, peer: int) -> None:
-        participant = self.peers[peer].participant
-        participant.state().to_checkpoint()
-        algorithm = participant.algorithm
+        self.peers[peer].save({}, anew=True)
+        algorithm = self.peers[peer].participant.algorithm
         if not np.isfinite(algorithm.x).all():
             raise PromiseBroken("the model of an honest peer is not finite")
         if not 0.0 < algorithm.u <= NUM_FIRST * (1.0 + 1e-6):
@@ -399,9 +416,9 @@ class RoundsWorld(World):
         elif waiting:
             sender, receiver = self.random.choice(waiting)
             on_its_way = self.queues[sender, receiver].popleft()
-            seq = on_its_way.seq and on_its_way.seq + self.shifts.get((sender, receiver), 0)
+            seq = self._told_number(sender, receiver, on_its_way.seq)
             if self.deliver(receiver, sender, seq, on_its_way.frame):
-                self.note(sender, receiver, on_its_way.frame)
+                self.note(sender, receiver, on_its_way)
         else:
             later = [wake_at for peer in self._living() if (wake_at := self.wake_at[peer]) is not None]
             later = [wake_at for wake_at in later if wake_at > self.now]
@@ -547,7 +564,7 @@ class PairsWorld(World):
     def next_number(self, receiver: int, sender: int) -> int:
         return 0
 
-    def shift(self, sender: int, receiver: int) -> None:
+    def took(self, sender: int, receiver: int, number: int) -> None:
         """Nothing is numbered."""
 
     def round_of(self, peer: int) -> int:
@@ -556,10 +573,12 @@ class PairsWorld(World):
     def is_between_rounds(self, peer: int) -> bool:
         return not self.peers[peer].participant.in_iteration
 
+    def is_early(self, peer: int, round_: int) -> bool:
+        return False
+
     def check_state(self, peer: int) -> None:
-        participant = self.peers[peer].participant
-        participant.state().to_checkpoint()
-        if not np.isfinite(participant.algorithm.x).all():
+        self.peers[peer].save({})
+        if not np.isfinite(self.x_of(peer)).all():
             raise PromiseBroken("the model of an honest peer is not finite")
 
     def progress(self, peer: int) -> tuple[object, ...]:
@@ -586,7 +605,7 @@ class PairsWorld(World):
             sender = self.random.choice(waiting)
             on_its_way = self.queues[sender, me].popleft()
             if self.deliver(me, sender, 0, on_its_way.frame):
-                self.note(sender, me, on_its_way.frame)
+                self.note(sender, me, on_its_way)
         elif wake_at is not None and self.now >= wake_at:
             self._call(me, lambda: durable.timer(self.now))
         elif participant.in_iteration:
