@@ -17,9 +17,9 @@ import numpy as np
 
 from peer import wire
 from peer.compress.payload import FloatArray
-from peer.errors import ConfigError, RemoteError, RemoteProtocolError
+from peer.errors import ConfigError, RemoteError, RemoteProtocolError, StateError
 from peer.gossip.effects import Effects
-from peer.gossip.membership import Change, ChangeKind
+from peer.gossip.membership import Change, ChangeKind, Membership
 from peer.node import membership_codec
 from peer.node.durable import DurablePeer
 from peer.node.durable_pair import DurablePair
@@ -184,6 +184,10 @@ class World(ABC):
     def is_early(self, peer: int, round_: int) -> bool:
         """Return whether a peer keeps a message of that round for later: as if a power cut had set it back."""
 
+    def changes_members(self, peer: int, change: Change, t: int) -> bool:
+        """Return whether a change makes other members of round t than those that a peer knows of."""
+        return False
+
     @abstractmethod
     def check_state(self, peer: int) -> None:
         """Raise whatever is wrong with the state of a peer between two rounds."""
@@ -214,11 +218,8 @@ class World(ABC):
                 raise PromiseBroken(f"the lie of the suspect is put down to peer {error.peer}: {error}") from error
             self.cut_off(receiver)
             return False
-        except Exception:
-            if receiver != self.suspect:
-                raise
-            # A liar that falls over its own lies is no loss.
-            self.dead.add(receiver)
+        except Exception as error:
+            self.fell(receiver, error)
             return False
         self.perform(receiver, effects)
         return True
@@ -232,6 +233,14 @@ class World(ABC):
         if error.peer == self.suspect:
             raise PromiseBroken(f"refused only when it was applied: {error.problem}")
         raise PromiseBroken(f"an honest peer is blamed for a lie of another: {error.problem}")
+
+    def fell(self, peer: int, error: Exception) -> None:
+        """A process ends with an error. A liar that falls over its own lies is no loss, and a newcomer whom a lie lets
+        in by a sponsor that is not there has to ask again, as those have whose sponsor is lost."""
+        is_newcomer = self.was_changed and peer >= NUM_FIRST and isinstance(error, StateError)
+        if peer != self.suspect and not is_newcomer:
+            raise error
+        self.dead.add(peer)
 
     def cut_off(self, receiver: int) -> None:
         """End the link between the suspect and a peer that has refused something of it."""
@@ -328,8 +337,8 @@ class RoundsWorld(World):
             self._confirm(peer, effects.receipts)
         elif self.keeps_state and durable.round % _SAVE_EVERY == peer % _SAVE_EVERY:
             self._confirm(peer, {**effects.receipts, **durable.save({})})
-        elif self.keeps_state or self.circumstances.late:
-            # Without receipts, receivers would count as silent.
+        else:
+            # Without receipts, receivers would count as silent, and what is kept for them would grow.
             self._confirm(peer, {**effects.receipts, **durable.sync()})
 
     def _confirm(self, peer: int, receipts: dict[int, int]) -> None:
@@ -376,6 +385,11 @@ class RoundsWorld(World):
 
     def is_early(self, peer: int, round_: int) -> bool:
         return self.peers[peer].participant.session.is_early(round_)
+
+    def changes_members(self, peer: int, change: Change, t: int) -> bool:
+        known = self.peers[peer].participant.membership.changes
+        first = range(NUM_FIRST)
+        return Membership(first, (*known, change)).members(t) != Membership(first, known).members(t)
 
     def check_state(self, peer: int) -> None:
         self.peers[peer].save({}, anew=True)
@@ -447,14 +461,12 @@ class RoundsWorld(World):
         try:
             effects = call()
         except RemoteError as error:
-            if peer == self.suspect:
-                self.dead.add(peer)
-                return
-            raise PromiseBroken(f"refused only when it was applied: {error.problem}") from error
-        except Exception:
             if peer != self.suspect:
-                raise
+                raise PromiseBroken(f"refused only when it was applied: {error.problem}") from error
             self.dead.add(peer)
+            return
+        except Exception as error:
+            self.fell(peer, error)
             return
         self.perform(peer, effects)
 
@@ -479,6 +491,8 @@ class RoundsWorld(World):
                     plan.kind is ChangeKind.JOIN or self.peers[peer].participant.session.last_heard(subject) is not None
                 )
             ]
+            if not able and self.suspect is not None:
+                return
             issuer = able[0]
         joins_unlisted = plan.kind is ChangeKind.JOIN and subject >= self.circumstances.num_listed
         durable = self.peers[issuer]
@@ -622,10 +636,8 @@ class PairsWorld(World):
     def _call(self, peer: int, call: Callable[[], Effects]) -> None:
         try:
             self.perform(peer, call())
-        except Exception:
-            if peer != self.suspect:
-                raise
-            self.dead.add(peer)
+        except Exception as error:
+            self.fell(peer, error)
 
     def _judge_end(self) -> None:
         behind = {

@@ -1,0 +1,103 @@
+"""The defects that an audit found in the running daemon, put back one at a time: does the fuzzer of meaning find them?
+
+    python -m tests.stress.defects              # a table: defect, cases until it was found, what was found
+    python -m tests.stress.defects --cases 20000
+
+Each defect takes out checks of the program (`tests.stress.meaning.disabling`); in most cases one. Ends with 1 where one
+was not found, or something was found without it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import count
+
+from tests.stress.fuzz_meaning import quiet
+from tests.stress.meaning.circumstances import circumstances_of
+from tests.stress.meaning.disabling import disabled
+from tests.stress.meaning.handlers import try_handlers
+from tests.stress.meaning.report import Finding, Report
+from tests.stress.meaning.trial import Effort, Trial
+
+MOST_CASES = 6000
+_EFFORT = Effort(batches=8, lies_per_batch=60, keeps_state=False)
+_HANDLER_CASES = 200
+_JUDGE, _MEMBERS = "peer.gossip.judge", "peer.node.membership"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Defect:
+    """What the audit did, and the checks that stand against it now."""
+
+    name: str
+    checks: tuple[tuple[str, str], ...]
+    """(module, piece of the condition or of the sentence)."""
+    algorithm: str = "d-psgd"
+    """In which it is looked for; "" for the handlers of the daemon."""
+
+
+DEFECTS = (
+    Defect(name="a mixing weight of 2, a round early", checks=((_JUDGE, "is_negative or all"),)),
+    Defect(name="a push-sum weight of 1e300", checks=((_JUDGE, "not possible"),), algorithm="sgp"),
+    Defect(name="numbers that overflow in the sum", checks=((_JUDGE, "has diverged"),), algorithm="sgp"),
+    Defect(name="a request for a repair to who has none", checks=((_JUDGE, "in phase"),), algorithm="sgp"),
+    Defect(name="phases that no exchange has", checks=((_JUDGE, "in phase"),)),
+    Defect(name="rounds after the last one", checks=((_JUDGE, "in a run of"),), algorithm="moniqua-ad-psgd"),
+    Defect(name="a message out of turn", checks=((_JUDGE, "out of turn"),)),
+    Defect(
+        name="payloads that the algorithm cannot read",
+        checks=(("peer.gossip.mixing", "where the algorithm cannot use it"),),
+    ),
+    Defect(name="a LEAVE or LOST of a past round", checks=((_MEMBERS, "which is past"),)),
+    Defect(name="a LOST of the peer that hears it", checks=((_MEMBERS, "told this peer of its own"),)),
+)
+
+
+@contextmanager
+def put_back(defect: Defect) -> Iterator[None]:
+    """Run the program with a defect."""
+    with ExitStack() as stack:
+        for module, piece in defect.checks:
+            stack.enter_context(disabled(module, piece))
+        yield
+
+
+def search(defect: Defect, cases: int = MOST_CASES) -> tuple[int, Finding | None]:
+    """Return after how many cases the fuzzer finds anything where a defect is looked for, and what; None if nothing."""
+    report = Report()
+    for seed in count(1):
+        if defect.algorithm:
+            Trial(circumstances_of(defect.algorithm, seed), seed, _EFFORT, report).run()
+        else:
+            try_handlers(seed, _HANDLER_CASES, report)
+        if report.findings:
+            return report.num_cases, next(iter(report.findings.values()))
+        if report.num_cases >= cases:
+            break
+    return report.num_cases, None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", type=int, default=MOST_CASES, help="lies to tell about each defect")
+    options = parser.parse_args()
+    quiet()
+    wrong = 0
+    for defect in DEFECTS:
+        _, without = search(defect, options.cases)
+        with put_back(defect):
+            cases, found = search(defect, options.cases)
+        wrong += found is None or without is not None
+        said = "NOT FOUND" if found is None else f"{found.where}: {found.problem}"
+        print(f"{defect.name:<45} {cases:>7,} cases  {said[:120]}", flush=True)
+        if without is not None:
+            print(f"  WITHOUT IT: {without.where}: {without.example[:200]}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
