@@ -16,8 +16,8 @@ from tests.stress.meaning.handlers import try_handlers
 from tests.stress.meaning.report import Report, normalized
 from tests.stress.meaning.trial import Effort, Trial
 
-MEMORY = Effort(batches=4, lies_per_batch=15, keeps_state=False)
-JOURNAL = Effort(batches=2, lies_per_batch=8, keeps_state=True)
+MEMORY = Effort(moments=4, batches=1, lies=15, keeps_state=False)
+JOURNAL = Effort(moments=2, batches=1, lies=8, keeps_state=True)
 SEED = 5
 
 
@@ -35,7 +35,7 @@ def test_a_peer_outlives_the_lies_of_a_neighbour(algorithm: str) -> None:
     report = Report()
     Trial(circumstances_of(algorithm, SEED), SEED, MEMORY, report).run()
     assert report.findings == {}, "\n".join(report.lines())
-    assert report.num_cases >= MEMORY.lies_per_batch
+    assert report.num_cases >= MEMORY.lies
 
 
 @pytest.mark.parametrize("name", ["sgp, a peer joins", "moniqua, repairs", "quant-sgp, late neighbours", "ad-psgd"])

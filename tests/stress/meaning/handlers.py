@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from google.protobuf.message import Message
 
@@ -31,7 +32,7 @@ from peer.daemon.assembly import Parts, assemble
 from peer.errors import ConfigError, HandshakeRefused, RemoteError, RemoteProtocolError, SecurityError, SottoError
 from peer.gossip.membership import Newcomer
 from peer.net.handshake import Handshake
-from peer.net.hello import HelloInfo, check_identity, quote
+from peer.net.hello import HelloInfo, check_identity
 from peer.net.inbox import Inbox, Limits
 from peer.net.security.certificates import vouched_identity
 from peer.net.security.credentials import Credentials, load_credentials
@@ -49,6 +50,15 @@ from tests.stress.meaning.worlds import PromiseBroken
 LEVEL = "handlers"
 _ALGORITHMS = ("choco-sgd", "sgp", "quant-sgp", "ad-psgd", "d-psgd")
 _ME = 0
+_TOPICS = ("evaluation", "evaluation", "diverged", "replica", "join", "no join", "revoked", "nothing", "")
+_HONEST_NOTES: dict[str, tuple[str, dict[str, Any]]] = {
+    "evaluation": ("EvaluationNote", {"peer": 1, "round": 20, "split": 1, "correct": [3] * 10, "total": [9] * 10}),
+    "diverged": ("DivergenceNote", {"peer": 1, "round": 3, "reason": "the loss is too high"}),
+    "replica": ("ReplicaNote", {"round": 3, "digests": [1, 2, 3, 4]}),
+    "join": ("Introduction", {"name": "peer-3", "advertise": "192.0.2.3:7700"}),
+    "no join": ("RefusalNote", {"reason": "not today"}),
+}
+"""Topic → (name of the message, what its fields may truly hold)."""
 _MEASURED_EVERY = 16
 """Memory is traced in each so-manieth seed: tracing takes several times the time."""
 _MOST_GROWTH_BYTES = 4 << 20
@@ -137,9 +147,13 @@ class _Peer:
     def note(self) -> None:
         """A note about any topic, of a neighbour or of somebody who is none."""
         random = self.random
-        topics = ("evaluation", "diverged", "replica", "join", "refusal", "joins", "nothing", "")
-        content = random.choice((self._protobuf, self._protobuf, self._json, self._numbers, self._introduction))()
-        self.parts.incoming.bulletin_received(random.choice((1, 1, 2, 3, 900)), random.choice(topics), content)
+        topic = random.choice(_TOPICS)
+        content = random.choice((self._protobuf, self._json, self._numbers, self._introduction))()
+        kind = _types().get(_HONEST_NOTES[topic][0]) if topic in _HONEST_NOTES else None
+        if kind is not None and random.random() < 0.8:
+            honest = kind(**_HONEST_NOTES[topic][1])
+            content = changed(random, honest, random.choice((0, 1, 1, 2)), self.blobs).SerializeToString()
+        self.parts.incoming.bulletin_received(random.choice((1, 1, 2, 3, 900)), topic, content)
 
     def _protobuf(self) -> bytes:
         kind = self.random.choice([*_types().values()])
@@ -214,7 +228,7 @@ class _Peer:
             case 1:
                 incoming.receipt(neighbor, random.choice((0, 1, 5, 1 << 62, (1 << 64) - 1)))
             case 2:
-                incoming.link_down(neighbor, quote(random.choice(("gone", "\x1b]0;x\x07", "a\nb"))))
+                incoming.link_down(neighbor, random.choice(("gone", "\x1b]0;x\x07", "a\nb")))
             case 3:
                 incoming.last_received(neighbor)
             case 4:

@@ -22,15 +22,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
+import numpy as np
+
+from peer.compress.payload import Dense, Levels, Residues, Sparse
 from peer.errors import RemoteProtocolError
 from peer.gossip.base import Memory
+from peer.gossip.effects import Effects
 from peer.gossip.membership import Change, ChangeKind
 from peer.wire.message import Message, MessageKind
 from tests.stress.meaning.circumstances import NUM_FIRST, Circumstances
 from tests.stress.meaning.fingerprint import copied, fingerprint
 from tests.stress.meaning.lies import Lie, Lies, Place
 from tests.stress.meaning.report import Report
-from tests.stress.meaning.worlds import PromiseBroken, World, build_world
+from tests.stress.meaning.worlds import PromiseBroken, World, build_world, refused_later
 
 MOST_STATE_BYTES = 1 << 20
 """Of a peer of which a liar may fill the memory."""
@@ -48,13 +52,17 @@ _MOST_FOLLOWED = 24
 class Effort:
     """How much one run is to try."""
 
+    moments: int
+    """At which lies are told."""
     batches: int
-    lies_per_batch: int
+    """At each of them; each begins with a peer whose budgets are whole."""
+    lies: int
+    """In a batch."""
     keeps_state: bool
 
 
-MEMORY = Effort(batches=12, lies_per_batch=150, keeps_state=False)
-JOURNAL = Effort(batches=8, lies_per_batch=20, keeps_state=True)
+MEMORY = Effort(moments=12, batches=5, lies=30, keeps_state=False)
+JOURNAL = Effort(moments=8, batches=1, lies=20, keeps_state=True)
 
 
 class Trial:
@@ -72,7 +80,7 @@ class Trial:
         first = self._world()
         # Before it is known how long the run is: both runs restart the same peers at the same moments.
         span = 40 if self._circumstances.spec.asynchronous else 9 * self._circumstances.rounds
-        turns = self._random.sample(range(2, span), min(self._effort.batches, span - 2))
+        turns = self._random.sample(range(2, span), min(self._effort.moments, span - 2))
         self._moments = {turn: self._random.randrange(NUM_FIRST) for turn in turns}
         first.records = True
         first.run(self._restarted)
@@ -104,7 +112,9 @@ class Trial:
         others = [peer for peer in range(world.num_peers) if peer != victim and peer not in world.dead]
         talking = [peer for peer in others if honest.said[peer, victim]]
         liar = self._random.choice(talking if talking and self._random.random() < 0.9 else others)
-        Scene(world, victim, liar, honest, self._told, self._random).batch(self._effort.lies_per_batch)
+        scene = Scene(world, victim, liar, honest, self._told, self._random)
+        for _ in range(self._effort.batches):
+            scene.batch(self._effort.lies)
         self._restarted(world)
 
 
@@ -206,7 +216,7 @@ class Scene:
     def _is_refused(self, lie: Lie) -> bool:
         """Tell a lie; return whether it was refused, or broke something, after which the peer is a new copy."""
         try:
-            self._tell(lie)
+            gave_up = refused_later(self._tell(lie))
         except RemoteProtocolError as error:
             self._report.refused(error.problem)
             cause = error.__cause__
@@ -220,14 +230,19 @@ class Scene:
         except Exception as error:
             problem = error
         else:
-            return False
+            if not gave_up:
+                return False
+            # After so many lies the exchange with the liar is over, and that is as it should be.
+            self._report.refused(gave_up[0].problem)
+            self._begin_anew()
+            return True
         self._told.find(problem, str(lie))
         self._begin_anew()
         return True
 
-    def _tell(self, lie: Lie) -> None:
+    def _tell(self, lie: Lie) -> Effects:
         world, victim, liar = self._world, self._victim, self._liar
-        world.receive(victim, liar, lie.number(world.next_number(victim, liar)), lie.frame)
+        return world.receive(victim, liar, lie.number(world.next_number(victim, liar)), lie.frame)
 
     def _find_traces(self, refused: Sequence[Lie]) -> None:
         """Find refused lies of a batch that left a trace."""
@@ -255,8 +270,10 @@ class Scene:
             if said.effective <= now and self._world.changes_members(self._victim, said, now):
                 raise PromiseBroken("a change of the members is taken whose round is past")
             return
+        if said.kind is not MessageKind.REPAIR:
+            _judge_values(said)
         if circumstances.spec.asynchronous:
-            if said.layers and said.kind is not MessageKind.REPAIR and said.mixing_weight != 0.5:
+            if said.layers and said.kind is not MessageKind.REPAIR and abs(said.mixing_weight - 0.5) > 1e-9:
                 raise PromiseBroken("a mixing weight is taken that is not that of a pair")
             self._judge_push_weight(said)
             return
@@ -319,6 +336,23 @@ class Scene:
         if number and number == following:
             world.took(liar, victim, number)
         world.perform(victim, effects)
+
+
+def _judge_values(said: Message) -> None:
+    """Raise PromiseBroken for numbers that leave the range of float32 when a few are added up."""
+    for layer in said.layers:
+        if isinstance(layer, Residues):
+            largest = layer.theta
+        else:
+            values = layer.values if isinstance(layer, Sparse) else layer
+            if isinstance(values, Dense):
+                largest = float(np.abs(values.values).max(initial=0.0))
+            else:
+                assert isinstance(values, Levels)
+                most = abs(values.base) + values.step * ((1 << values.bits) - 1)
+                largest = abs(values.scale) * most / values.divisor if values.codes.size else 0.0
+        if largest * 4 * NUM_FIRST > float(np.finfo(np.float32).max):
+            raise PromiseBroken("numbers are taken that cannot be added up")
 
 
 def _restart(world: World, peer: int) -> None:

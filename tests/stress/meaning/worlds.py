@@ -38,6 +38,11 @@ class PromiseBroken(Exception):
     """Something that must hold whatever one peer says did not hold."""
 
 
+def refused_later(effects: Effects) -> Sequence[RemoteProtocolError]:
+    """Return what a call refuses that did not come with it."""
+    return getattr(effects, "refused", ())
+
+
 class ForgetfulDisk(FailingDisk):
     """A disk that keeps nothing of what comes after the start of a peer: for runs that nobody restarts."""
 
@@ -224,6 +229,14 @@ class World(ABC):
         self.perform(receiver, effects)
         return True
 
+    def refuse_later(self, receiver: int, effects: Effects) -> None:
+        """Take note of what a peer had kept, and refuses now."""
+        for error in refused_later(effects):
+            if self.suspect is None or error.peer != self.suspect:
+                self.blamed(receiver, -1 if error.peer is None else error.peer, error)
+            else:
+                self.cut_off(receiver)
+
     def blamed(self, receiver: int, sender: int, error: RemoteProtocolError) -> None:
         """An honest peer was refused something: by the suspect at most."""
         if self.suspect is None:
@@ -331,6 +344,7 @@ class RoundsWorld(World):
     def perform(self, peer: int, effects: Effects) -> None:
         durable = self.peers[peer]
         self.wake_at[peer] = effects.wake_at
+        self.refuse_later(peer, effects)
         for outgoing in durable.publish(effects):
             self.put(peer, outgoing.receiver, outgoing.seq, outgoing.frame)
         if effects.finished is None:
@@ -562,6 +576,7 @@ class PairsWorld(World):
 
     def perform(self, peer: int, effects: Effects) -> None:
         self.last[peer] = effects
+        self.refuse_later(peer, effects)
         for outgoing in effects.frames:
             self.put(peer, outgoing.receiver, 0, outgoing.frame)
 
