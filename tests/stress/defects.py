@@ -11,11 +11,16 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import count
 
+import pytest
+
+from peer.daemon import divergence as divergence_module
+from peer.daemon import notes
+from peer.daemon.divergence import Divergence
 from tests.stress.fuzz_meaning import quiet
 from tests.stress.meaning.circumstances import circumstances_of
 from tests.stress.meaning.disabling import disabled
@@ -34,10 +39,20 @@ class Defect:
     """What the audit did, and the checks that stand against it now."""
 
     name: str
-    checks: tuple[tuple[str, str], ...]
+    checks: tuple[tuple[str, str], ...] = ()
     """(module, piece of the condition or of the sentence)."""
+    instead: Callable[[pytest.MonkeyPatch], None] = lambda patch: None
+    """Puts back what was done instead of what is done now."""
     algorithm: str = "d-psgd"
     """In which it is looked for; "" for the handlers of the daemon."""
+
+
+def _stop_with_others(patch: pytest.MonkeyPatch) -> None:
+    def heard(divergence: Divergence, source: int, note: bytes) -> None:
+        _, round_, reason = notes.decode_divergence(note, 20)
+        divergence.declare(divergence_module.Finding(round_, reason))
+
+    patch.setattr(Divergence, "heard", heard)
 
 
 DEFECTS = (
@@ -46,13 +61,26 @@ DEFECTS = (
     Defect(name="numbers that overflow in the sum", checks=((_JUDGE, "has diverged"),), algorithm="sgp"),
     Defect(name="a request for a repair to who has none", checks=((_JUDGE, "in phase"),), algorithm="sgp"),
     Defect(name="phases that no exchange has", checks=((_JUDGE, "in phase"),)),
-    Defect(name="rounds after the last one", checks=((_JUDGE, "in a run of"),)),
+    Defect(
+        name="an exchange of number 2^63",
+        checks=(("peer.gossip.pairwise", "speaks of exchange"),),
+        algorithm="moniqua-ad-psgd",
+    ),
     Defect(
         name="payloads that the algorithm cannot read",
         checks=(("peer.gossip.mixing", "where the algorithm cannot use it"),),
     ),
     Defect(name="a LEAVE or LOST of a past round", checks=((_MEMBERS, "which is past"),)),
     Defect(name="a LOST of the peer that hears it", checks=((_MEMBERS, "told this peer of its own"),)),
+    Defect(
+        name="an evaluation with senseless counts",
+        checks=(
+            ("peer.daemon.notes", "whose counts are none"),
+            ("peer.daemon.evaluations", "not self._samples.fit(record)"),
+        ),
+        algorithm="",
+    ),
+    Defect(name="another's divergence, heeded", instead=_stop_with_others, algorithm=""),
 )
 
 
@@ -62,6 +90,7 @@ def put_back(defect: Defect) -> Iterator[None]:
     with ExitStack() as stack:
         for module, piece in defect.checks:
             stack.enter_context(disabled(module, piece))
+        defect.instead(stack.enter_context(pytest.MonkeyPatch.context()))
         yield
 
 
