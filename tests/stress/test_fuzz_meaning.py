@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import warnings
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.stress.fuzz_meaning import main
+from tests.stress import fuzz_meaning
 from tests.stress.meaning.circumstances import ALGORITHMS, CIRCUMSTANCES, circumstances_of
 from tests.stress.meaning.handlers import try_handlers
 from tests.stress.meaning.report import Report, normalized
@@ -28,6 +29,7 @@ def _quiet() -> Iterator[None]:
         warnings.simplefilter("ignore")
         yield
     logging.disable(logging.NOTSET)
+    gc.enable()
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -60,12 +62,13 @@ def test_a_seed_gives_the_same_report_each_time() -> None:
     assert reports[0].as_json() == reports[1].as_json()
 
 
-def test_a_run_goes_on_where_it_ended(tmp_path: Path) -> None:
+def test_a_run_goes_on_where_it_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fuzz_meaning, "MEMORY", MEMORY)
     whole, parts = tmp_path / "whole.json", tmp_path / "parts.json"
     options = ["--algorithm", "local", "--level", "memory", "--json"]
-    main([*options, str(whole), "--seeds", "2"])
-    main([*options, str(parts), "--seeds", "1"])
-    main([*options, str(parts), "--seeds", "1", "--resume"])
+    fuzz_meaning.main([*options, str(whole), "--seeds", "2"])
+    fuzz_meaning.main([*options, str(parts), "--seeds", "1"])
+    fuzz_meaning.main([*options, str(parts), "--seeds", "1", "--resume"])
     reports = [json.loads(file.read_text()) for file in (whole, parts)]
     for report in reports:
         del report["seconds"]

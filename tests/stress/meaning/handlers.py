@@ -224,7 +224,7 @@ class _Peer:
         neighbor = random.choice((1, 2))
         match random.randrange(5):
             case 0:
-                incoming.link_up(neighbor, random.choice((0, 0, 1, 5, 1 << 62, (1 << 64) - 1)))
+                incoming.link_up(neighbor, random.choice((0, 0, 1, 5, 1 << 32, 1 << 62)))
             case 1:
                 incoming.receipt(neighbor, random.choice((0, 1, 5, 1 << 62, (1 << 64) - 1)))
             case 2:

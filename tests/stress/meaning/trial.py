@@ -83,7 +83,11 @@ class Trial:
         turns = self._random.sample(range(2, span), min(self._effort.moments, span - 2))
         self._moments = {turn: self._random.randrange(NUM_FIRST) for turn in turns}
         first.records = True
-        first.run(self._restarted)
+        try:
+            first.run(self._restarted)
+        except Exception as error:
+            self._told.find(error, "nobody lies yet")
+            return
         honest = Honest.of(first)
         second = self._world()
 
