@@ -61,6 +61,8 @@ _HONEST_NOTES: dict[str, tuple[str, dict[str, Any]]] = {
 """Topic → (name of the message, what its fields may truly hold)."""
 _MEASURED_EVERY = 16
 """Memory is traced in each so-manieth seed: tracing takes several times the time."""
+_MOST_SAMPLES = 1 << 20
+"""More than the data set of these runs has."""
 _MOST_GROWTH_BYTES = 4 << 20
 _WAITING_VERBS = ("snapshot", "leave", "remove")
 """Their answers come from a loop that does not run here."""
@@ -82,7 +84,7 @@ def _types() -> dict[str, type[Message]]:
     """Return every type of message of the protocol: those that come later, too."""
     found: dict[str, type[Message]] = {}
     for module in pkgutil.iter_modules(peer.proto.sottovoce.v1.__path__):
-        if module.name.endswith("_pb2"):
+        if module.name.endswith("pb2"):
             content = importlib.import_module(f"{peer.proto.sottovoce.v1.__name__}.{module.name}")
             for name, value in vars(content).items():
                 if isinstance(value, type) and issubclass(value, Message):
@@ -292,8 +294,13 @@ class _Peer:
         json.dumps(status, allow_nan=False)
         if self.parts.common.runtime.stops:
             raise PromiseBroken(f"another's word stops this peer: {self.parts.common.runtime.stop_reason}")
-        if len(self.parts.common.evaluations.newest) > 6:
+        newest = self.parts.common.evaluations.newest
+        if len(newest) > 6:
             raise PromiseBroken("evaluations of peers that there are not are kept")
+        for record in newest.values():
+            pairs = list(zip(record.correct, record.total, strict=True))
+            if not 0 < sum(record.total) <= _MOST_SAMPLES or not all(0 <= c <= n for c, n in pairs):
+                raise PromiseBroken("an evaluation is believed whose counts make no sense")
         if self.state() != before:
             raise PromiseBroken("the state folder is not what it was")
 

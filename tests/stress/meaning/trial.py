@@ -106,8 +106,13 @@ class Trial:
 
     def _restarted(self, world: World) -> None:
         victim = self._moments.get(world.turns)
-        if victim is not None and world.keeps_state and victim not in world.dead:
+        if victim is None or victim in world.dead:
+            return
+        if world.keeps_state:
             _restart(world, victim)
+        else:
+            # As after every refusal: what a liar was given leave for is not taken from the honest peer that it was.
+            world.reconnect(victim)
 
     def _lied_to(self, world: World, honest: Honest) -> None:
         victim = self._moments.get(world.turns)
@@ -292,6 +297,8 @@ class Scene:
             raise PromiseBroken("a message is taken for which there is no place in this run")
         if 0.0 <= said.mixing_weight < 1e-9 and circumstances.spec.memory is Memory.REPLICAS:
             return  # As those say who send a replica its difference and give its holder nothing.
+        if circumstances.change is ChangeKind.LOST:
+            return  # It may know of the loss already, or not yet.
         if said.kind is slot.kind and abs(said.mixing_weight - slot.mixing_weight) > 1e-9:
             raise PromiseBroken("a mixing weight is taken that is not that of the round")
 

@@ -161,6 +161,10 @@ class World(ABC):
         """End a process and start it again from its disk."""
 
     @abstractmethod
+    def reconnect(self, peer: int) -> None:
+        """Let the connections of a peer break and come back."""
+
+    @abstractmethod
     def perform(self, peer: int, effects: Effects) -> None:
         """Send what a call asks for."""
 
@@ -336,6 +340,9 @@ class RoundsWorld(World):
         self.peers[peer] = self._make(peer)
         recovery = self.peers[peer].open()
         self.wake_at[peer] = recovery.effects.wake_at
+        self._connect(peer)
+
+    def reconnect(self, peer: int) -> None:
         self._connect(peer)
 
     def receive(self, receiver: int, sender: int, seq: int, frame: bytes) -> Effects:
@@ -563,6 +570,15 @@ class PairsWorld(World):
         self.disks[peer].restart()
         self.peers[peer] = self._make(peer)
         self.last[peer] = self.peers[peer].open().effects
+        self._connect(peer)
+
+    def reconnect(self, peer: int) -> None:
+        for other in range(self.num_peers):
+            if other != peer and other not in self.dead:
+                self.perform(peer, self.peers[peer].disconnected(other))
+        self._connect(peer)
+
+    def _connect(self, peer: int) -> None:
         for other in range(self.num_peers):
             if other == peer or other in self.dead:
                 continue
