@@ -14,9 +14,8 @@ from random import Random
 
 import atheris
 
-from tests.stress.fuzz_meaning import quiet
-
 with atheris.instrument_imports(include=["peer.gossip", "peer.node"], exclude=[]):
+    from tests.stress.fuzz_meaning import quiet
     from tests.stress.meaning.circumstances import CIRCUMSTANCES
     from tests.stress.meaning.report import Report
     from tests.stress.meaning.trial import Honest, Scene, Told
