@@ -116,7 +116,8 @@ def test_honest_peers_end_as_they_would_without_a_lie(
     lies: Callable[[], Iterator[tuple[str, bytes]]],
 ) -> None:
     daemons = prepare(tmp_path)
-    assert asyncio.run(run(daemons, lies())) > 50
+    # Each note that is malformed costs the liar its connections, so that it cannot tell many.
+    assert asyncio.run(run(daemons, lies())) > 10
     for expected, found in zip(undisturbed, models(tmp_path), strict=True):
         assert all(np.array_equal(expected[name], found[name]) for name in expected)
     for peer in range(LIAR):

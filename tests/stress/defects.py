@@ -56,7 +56,7 @@ def _stop_with_others(patch: pytest.MonkeyPatch) -> None:
 
 
 DEFECTS = (
-    Defect(name="a mixing weight of 2, a round early", checks=((_JUDGE, "is_negative or all"),)),
+    Defect(name="a mixing weight of 2, a round early", checks=((_JUDGE, "not is_weight or all"),)),
     Defect(name="a push-sum weight of 1e300", checks=((_JUDGE, "not possible"),), algorithm="sgp"),
     Defect(name="numbers that overflow in the sum", checks=((_JUDGE, "has diverged"),), algorithm="sgp"),
     Defect(name="a request for a repair to who has none", checks=((_JUDGE, "in phase"),), algorithm="sgp"),

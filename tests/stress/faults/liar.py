@@ -151,22 +151,22 @@ class LyingProcess(VirtualProcess):
         self._lies = Random(f"lies {world.scenario.seed} {world.now}")
         self._every_s = Random(f"lies {world.scenario.seed}").uniform(*_LIE_EVERY_S)
 
-    def _connect(self) -> None:
-        super()._connect()
+    def connect(self) -> None:
+        super().connect()
         self._plan_lie()
 
-    def _put(self, receiver: int, seq: int, frame: bytes) -> None:
+    def put(self, receiver: int, seq: int, frame: bytes) -> None:
         if not seq:
-            super()._put(receiver, seq, frame)
+            super().put(receiver, seq, frame)
             return
         number, said = self._tongue.say(receiver, seq, frame)
-        streams, random = self._world.streams, self._lies
-        if self._world.quiet or random.random() > 0.04:
+        streams, random = self.world.streams, self._lies
+        if self.world.quiet or random.random() > 0.04:
             streams.send(self.me, receiver, number, said)
         elif random.random() < 0.5:
             # Left out: it comes when the receiver has refused what follows, or when the stream is dialled anew.
             self._tongue.lies["left out"] += 1
-            self._later(random.uniform(0.5, 2.0), lambda: streams.reset(self.me, receiver))
+            self.later(random.uniform(0.5, 2.0), lambda: streams.reset(self.me, receiver))
         else:
             self._tongue.lies["said twice"] += 1
             streams.send(self.me, receiver, number, said)
@@ -175,7 +175,7 @@ class LyingProcess(VirtualProcess):
     def link_up(self, peer: int, remote_has: int) -> list[tuple[int, bytes]]:
         own = super().link_up(peer, self._tongue.own_upto(peer, remote_has))
         frames = self._tongue.after(peer, remote_has, own)
-        if len(frames) > 1 and not self._world.quiet and self._lies.random() < 0.1:
+        if len(frames) > 1 and not self.world.quiet and self._lies.random() < 0.1:
             self._tongue.lies["in another order"] += 1
             frames[0], frames[1] = frames[1], frames[0]
         return frames
@@ -184,13 +184,13 @@ class LyingProcess(VirtualProcess):
         super().receipt(peer, self._tongue.own_upto(peer, upto))
 
     def _plan_lie(self) -> None:
-        self._later(self._lies.expovariate(1.0 / self._every_s), self._lie)
+        self.later(self._lies.expovariate(1.0 / self._every_s), self._lie)
 
     def _lie(self) -> None:
-        if self._world.quiet:
+        if self.world.quiet:
             return
         self._plan_lie()
-        world, random = self._world, self._lies
+        world, random = self.world, self._lies
         receivers = [peer for peer in world.scenario.neighbors(self.me) if world.streams.is_up(self.me, peer)]
         if not receivers:
             return

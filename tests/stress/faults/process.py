@@ -70,7 +70,7 @@ class VirtualProcess:
         self.slow = 1.0
         self.clock_jumped_s = 0.0
         """How far the clock of this process was put forward (or back)."""
-        self._world, self._disk = world, disk
+        self.world, self._disk = world, disk
         self._random: Random = world.random
         self._started_at = world.now
         self._time_before = 0.0
@@ -97,11 +97,11 @@ class VirtualProcess:
 
     def now(self) -> float:
         """Return this process's clock."""
-        return self._time_before + self._world.now - self._started_at + self.clock_jumped_s
+        return self._time_before + self.world.now - self._started_at + self.clock_jumped_s
 
     def start(self) -> None:
         """Recover and go to work."""
-        world = self._world
+        world = self.world
         world.auditor.began(self.me)
 
         def recover() -> Effects:
@@ -118,7 +118,7 @@ class VirtualProcess:
             # Its frames are on disk and need no sending: a neighbour that connects gets what it lacks.
             return Effects(wake_at=recovery.effects.wake_at)
 
-        self._do(recover, self._connect)
+        self._do(recover, self.connect)
 
     @property
     def duplicates(self) -> int:
@@ -128,11 +128,11 @@ class VirtualProcess:
     @property
     def is_settled(self) -> bool:
         """Whether there is no round left to do, and every neighbour has all it needs of this peer for good."""
-        participant, gone = self.participant, self._world.gone
+        participant, gone = self.participant, self.world.gone
         return (
             self.alive
             and not participant.session.in_round
-            and (participant.round >= self._world.scenario.rounds or not participant.membership.is_member)
+            and (participant.round >= self.world.scenario.rounds or not participant.membership.is_member)
             and not any(link.backlog for peer, link in self.peer.links.out.items() if peer not in gone)
             and not self._pending
             and not self._busy
@@ -146,7 +146,7 @@ class VirtualProcess:
     def announce(self, kind: ChangeKind, subject: int) -> None:
         """Announce a change of the members while the process is free. Raises ConfigError where it cannot be."""
         change = self.participant.membership.plan(kind, subject)
-        self._world.note(f"{self.me} announces {change}")
+        self.world.note(f"{self.me} announces {change}")
         self._do(lambda: self.peer.announce(change, self.now()), self._plan_timer)
 
     def wind_up(self) -> None:
@@ -155,8 +155,9 @@ class VirtualProcess:
 
     # -- rounds --------------------------------------------------------------------------------------------------------
 
-    def _connect(self) -> None:
-        self._world.streams.begin(self.me, self)
+    def connect(self) -> None:
+        """Open the streams to the neighbours, and begin to work."""
+        self.world.streams.begin(self.me, self)
         self._plan_sync()
         self._go_on()
 
@@ -167,15 +168,15 @@ class VirtualProcess:
             # Only after a restart: the journal ends within a round.
             self._plan_timer()
             self._plan_work()
-        elif self.participant.round < self._world.scenario.rounds and self.participant.membership.is_member:
+        elif self.participant.round < self.world.scenario.rounds and self.participant.membership.is_member:
             self._busy = True
             step_s = STEP_S * self.slow * self._random.uniform(0.8, 1.2)
-            self._later(step_s, lambda: self._do(self._step_and_begin, self._plan_timer))
+            self.later(step_s, lambda: self._do(self._step_and_begin, self._plan_timer))
         else:
             self._do(lambda: self._confirming(self.peer.save(self._description(), anew=True)), self._plan_work)
 
     def _after_round(self) -> None:
-        if self.participant.round % self._world.plan.checkpoint_every_rounds:
+        if self.participant.round % self.world.plan.checkpoint_every_rounds:
             self._go_on()
         else:
             self._do(lambda: self._confirming(self.peer.save(self._description())), self._go_on)
@@ -192,7 +193,7 @@ class VirtualProcess:
 
     def _do(self, call: Callable[[], Effects], then: Callable[[], None]) -> None:
         """Let the peer do something; what came of it is sent when the disk is done, `then` comes after that."""
-        world, disk = self._world, self._disk
+        world, disk = self.world, self._disk
         self._busy = True
         disk.spent_s, refused = 0.0, disk.refused
         try:
@@ -220,7 +221,7 @@ class VirtualProcess:
             self._plan_work()
 
         if disk.spent_s:
-            self._later(disk.spent_s, done)
+            self.later(disk.spent_s, done)
         else:
             done()
 
@@ -229,23 +230,24 @@ class VirtualProcess:
             assert error.peer is not None
             # The first of those that had come too early.
             self._refuse(error.peer, self.peer.links.incoming[error.peer].last_seq + 1, error)
-        world = self._world
+        world = self.world
         for outgoing in self.peer.publish(effects):
             receiver, seq, frame = outgoing.receiver, outgoing.seq, outgoing.frame
             if world.streams.is_up(self.me, receiver):
                 if seq:
                     world.auditor.put_on_stream(self.me, receiver, seq, frame)
-                self._put(receiver, seq, frame)
+                self.put(receiver, seq, frame)
         for neighbor, upto in effects.receipts.items():
             world.streams.acknowledge(self.me, neighbor, upto)
 
-    def _put(self, receiver: int, seq: int, frame: bytes) -> None:
-        self._world.streams.send(self.me, receiver, seq, frame)
+    def put(self, receiver: int, seq: int, frame: bytes) -> None:
+        """Send a frame; `seq` 0 has no number."""
+        self.world.streams.send(self.me, receiver, seq, frame)
 
     def _plan_work(self) -> None:
         if self._pending and not self._busy and not self._work_planned:
             self._work_planned = True
-            self._later(0.0, self._work)
+            self.later(0.0, self._work)
 
     def _work(self) -> None:
         """Take the next frame that waits."""
@@ -254,7 +256,7 @@ class VirtualProcess:
             return
         peer, seq, frame = self._pending.popleft()
         if seq:
-            self._world.streams.taken(self.me, peer, seq)
+            self.world.streams.taken(self.me, peer, seq)
         self._do(lambda: self._receive(peer, seq, frame), self._plan_timer)
 
     def _receive(self, peer: int, seq: int, frame: bytes) -> Effects:
@@ -265,15 +267,15 @@ class VirtualProcess:
             return Effects(wake_at=self._wake_at)
 
     def _refuse(self, peer: int, seq: int, error: RemoteProtocolError) -> None:
-        self._world.refused(self, peer, seq, error)
+        self.world.refused(self, peer, seq, error)
         # What follows it on this link makes no sense without it; the reconnect asks for it again.
         self._pending = deque(item for item in self._pending if item[0] != peer)
-        self._world.streams.reset(self.me, peer)
+        self.world.streams.reset(self.me, peer)
 
     def _plan_timer(self) -> None:
         wake_at = self._wake_at
         if wake_at is not None:
-            self._later(min(_LONGEST_WAIT_S, max(_CLOCK_TICK_S, wake_at - self.now())), self._timer)
+            self.later(min(_LONGEST_WAIT_S, max(_CLOCK_TICK_S, wake_at - self.now())), self._timer)
 
     def _timer(self) -> None:
         wake_at = self._wake_at
@@ -285,16 +287,16 @@ class VirtualProcess:
             self._plan_timer()
 
     def _plan_sync(self) -> None:
-        self._later(_SYNC_EVERY_S * self._random.uniform(0.5, 1.5), self._sync)
+        self.later(_SYNC_EVERY_S * self._random.uniform(0.5, 1.5), self._sync)
 
     def _sync(self) -> None:
         if not self._busy:
             self._do(lambda: self._confirming(self.peer.sync()), lambda: None)
         self._plan_sync()
 
-    def _later(self, after_s: float, action: Callable[[], None]) -> None:
+    def later(self, after_s: float, action: Callable[[], None]) -> None:
         """Do something later, if the process still lives then."""
-        self._world.at(self._world.now + after_s, lambda: action() if self.alive else None)
+        self.world.at(self.world.now + after_s, lambda: action() if self.alive else None)
 
     # -- what the streams call -----------------------------------------------------------------------------------------
 
@@ -302,14 +304,14 @@ class VirtualProcess:
         if peer in self.participant.session.lost:
             raise RemoteProtocolError("was declared lost and is out of the run", peer=peer)
         frames = self.peer.connected(peer, remote_has)
-        self._world.note(f"{self.me} meets {peer}, which has {remote_has} for good; sends {len(frames)} again")
+        self.world.note(f"{self.me} meets {peer}, which has {remote_has} for good; sends {len(frames)} again")
         for seq, frame in frames:
             if seq:
-                self._world.auditor.put_on_stream(self.me, peer, seq, frame)
+                self.world.auditor.put_on_stream(self.me, peer, seq, frame)
         return frames
 
     def link_down(self, peer: int) -> None:
-        self._world.note(f"{self.me} loses {peer}")
+        self.world.note(f"{self.me} loses {peer}")
 
     def frame_received(self, peer: int, seq: int, frame: bytes) -> bool | None:
         self._pending.append((peer, seq, frame))

@@ -14,7 +14,7 @@ from pathlib import Path
 from tests.stress.attack.meaning.insider import Insider, speak
 from tests.stress.attack.meaning.lies import LIES, Lie
 from tests.stress.attack.meaning.notes import encoding_of
-from tests.stress.attack.meaning.processes import Nursery
+from tests.stress.attack.meaning.processes import ForkServer
 from tests.stress.attack.meaning.trial import COMMON, Outcome, Trial
 
 HERE = Path(__file__).resolve().parents[4]
@@ -58,7 +58,7 @@ def describe(outcome: Outcome) -> str:
 class References:
     """Models of runs in which nobody lies, by their settings."""
 
-    def __init__(self, folder: Path, honest: Nursery, hostile: Nursery) -> None:
+    def __init__(self, folder: Path, honest: ForkServer, hostile: ForkServer) -> None:
         self._folder, self._honest, self._hostile = folder, honest, hostile
         self._models: dict[tuple[str, ...], list[str]] = {}
 
@@ -74,7 +74,7 @@ class References:
         return self._models[settings]
 
 
-def attempt(lie: Lie, folder: Path, honest: Nursery, hostile: Nursery, references: References) -> Outcome:
+def attempt(lie: Lie, folder: Path, honest: ForkServer, hostile: ForkServer, references: References) -> Outcome:
     """Tell one lie and return what became of the honest peers."""
     trial = Trial(folder / lie.name, honest, hostile, lie, lie.settings)
     outcome = trial.run()
@@ -92,7 +92,7 @@ def main(arguments: argparse.Namespace) -> None:
     outcomes: list[Outcome] = []
     with tempfile.TemporaryDirectory(prefix="sotto-lies-") as temporary:
         folder = (arguments.keep or Path(temporary)).resolve()
-        with Nursery(release) as honest, Nursery(HERE) as hostile:
+        with ForkServer(release) as honest, ForkServer(HERE) as hostile:
             references = References(folder, honest, hostile)
             for name in names:
                 outcome = attempt(LIES[name], folder, honest, hostile, references)

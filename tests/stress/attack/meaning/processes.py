@@ -1,4 +1,4 @@
-"""The processes of a trial, as children of a nursery (`nursery.py`) of their installation."""
+"""The processes of a trial, as children of a fork server (`fork_server.py`) of their installation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Self
 from peer.ops.local_cluster import peer_environment
 
 _START_S = 120.0
-_NURSERY = Path(__file__).with_name("nursery.py")
+_FORK_SERVER = Path(__file__).with_name("fork_server.py")
 
 
 class Child:
@@ -36,7 +36,7 @@ class Child:
         self.ended.wait(10.0)
 
 
-class Nursery:
+class ForkServer:
     """Starts processes of one installation."""
 
     def __init__(self, release: Path) -> None:
@@ -44,9 +44,14 @@ class Nursery:
         self._children: dict[int, Child] = {}
         self._started: queue.Queue[Child] = queue.Queue()
         self._process = subprocess.Popen(
-            [str(release / ".venv" / "bin" / "python"), str(_NURSERY)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=release, env=peer_environment(), text=True,
-        )  # fmt: skip
+            # -P: the folder of the script is none of the installation's.
+            [str(release / ".venv" / "bin" / "python"), "-P", str(_FORK_SERVER)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=release,
+            env=peer_environment() | {"PYTHONPATH": str(release)},
+            text=True,
+        )
         self._ready = threading.Event()
         threading.Thread(target=self._listen, daemon=True).start()
 

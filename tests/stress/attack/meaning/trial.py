@@ -22,7 +22,7 @@ from peer.errors import SecurityError, SottoError
 from peer.ops import control
 from tests.stress.attack.meaning.insider import HONEST, ME
 from tests.stress.attack.meaning.lies import Lie
-from tests.stress.attack.meaning.processes import Child, Nursery
+from tests.stress.attack.meaning.processes import Child, ForkServer
 
 Settings: TypeAlias = tuple[str, ...]
 
@@ -108,7 +108,9 @@ class Outcome:
 class Trial:
     """Three honest peers of an installation and one attacker, in a folder."""
 
-    def __init__(self, folder: Path, honest: Nursery, hostile: Nursery, lie: Lie | None, settings: Settings) -> None:
+    def __init__(
+        self, folder: Path, honest: ForkServer, hostile: ForkServer, lie: Lie | None, settings: Settings
+    ) -> None:
         """`honest` starts the peers, `hostile` the attacker. `lie` None: nobody lies. `settings` are those of the
         run."""
         self.folder, self.lie = folder, lie

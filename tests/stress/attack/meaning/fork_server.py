@@ -1,8 +1,8 @@
 """A process that has everything imported, and becomes a peer by forking: on a busy machine most of a start is imports.
 
-Run by the Python of an installation, in its folder, as a script: it needs nothing of this repository. Each line of its
-input starts a process: {"call": "module:function", "arguments": [...], "argv": [...], "log": FILE}. Each line of its
-output is a process that started, {"started": pid}, or ended, {"ended": pid, "code": code}.
+Run by the Python of an installation, with its folder on PYTHONPATH, as a script: it needs nothing of this repository.
+Each line of its input starts a process: {"call": "module:function", "arguments": [...], "argv": [...], "log": FILE}.
+Each line of its output is a process that started, {"started": pid}, or ended, {"ended": pid, "code": code}.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import select
 import signal
 import sys
 
-_WARM = ("torch", "grpc", "peer.entry", "peer.cli.train", "peer.daemon", "peer.daemon.process", "peer.synchronous")
+_WARM = ("torch", "grpc", "peer.entry", "peer.daemon", "peer.daemon.process", "peer.synchronous")
 
 
 def become(order: dict[str, object]) -> None:
@@ -45,7 +45,6 @@ def become(order: dict[str, object]) -> None:
 
 def main() -> None:
     """Serve until the input ends; then kill what still runs."""
-    sys.path[0] = os.getcwd()
     for name in _WARM:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
