@@ -7,8 +7,12 @@ trains on
 
 where q_c is the share of class c in what the peer draws and p_c its share in the whole training set. What the peer's
 own shares say of a sample is given, and f learns the rest: it is judged and exported as it is, for data whose classes
-have the shares p. Classes that the peer does not have stay out of the sum and get no gradient. Every peer computes p
-from the labels that are dealt, so nothing is told to others.
+have the shares p. Every peer computes p from the labels that are dealt, so nothing is told to others.
+
+For classes that the peer does not have, r_c is 1: they are the others that its samples are told from, as in the plain
+loss. By the equation they would stay out of the sum, and then a peer with one class learns nothing (digits, skew 1, 400
+rounds of sgp, two seeds, worst peer: 72.8 and 63.9 % without them in the sum, 96.9 and 95.3 % with r_c = 1, 96.9 and
+96.4 % by the plain loss).
 
 After Menon et al., "Long-tail learning via logit adjustment" (2021), and Zhang et al., "Federated learning with label
 distribution skew via logits calibration" (2022), which leave p out: the same where all classes are equally frequent.
@@ -46,7 +50,7 @@ class AdjustableTask(Task, Protocol):
 
 
 class LabelAdjustment:
-    """What is added to the logits of each sample that a peer draws: log r_c, −∞ for classes that it does not have."""
+    """What is added to the logits of each sample that a peer draws: log r_c, 0 for classes that it does not have."""
 
     def __init__(self, schedule: BatchSchedule, quotas: ClassQuotas, totals: IntArray) -> None:
         """`quotas` are those of the schedule, `totals: int64[classes]` counts the samples of the whole training set."""
@@ -61,7 +65,7 @@ class LabelAdjustment:
         """Return log r_c of a pass, float32[classes]; the last one asked for is kept."""
         if number != self._number:
             drawn = self._quotas.of_pass(number)
-            log_ratios = np.full(len(drawn), -np.inf)
+            log_ratios = np.zeros(len(drawn))
             has = drawn > 0
             log_ratios[has] = np.log(drawn[has] / drawn.sum()) - np.log(self._totals[has] / self._totals.sum())
             self._number, self._log_ratios = number, log_ratios.astype(np.float32)
