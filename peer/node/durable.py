@@ -73,6 +73,8 @@ class DurablePeer:
         """Receivers that got no weight in the last round, because they had not confirmed anything for long."""
         self._repeatable = repeatable
         self._repairs, self._notices = RepairBudget(), NoticeBudget()
+        self._told: set[tuple[int, Change]] = set()
+        """(Neighbour, change of members that it told of), since this process began."""
         self._furthest_round = 0
         """No honest neighbour was ahead of this round before this process began, nor needs to be held back after it."""
 
@@ -221,10 +223,11 @@ class DurablePeer:
         was_outsider = self.participant.membership.is_outsider
         if not was_outsider:
             self._notices.spend(peer, record.now)
-        if change in self.participant.membership.changes:
-            self._append(record)  # Known from another neighbour: nothing depends on when it came.
+        if (peer, change) in self._told:
+            self._append(record)  # No honest neighbour says it twice: it is worth no sync of the disk.
         else:
             self._append_for_good(record)
+        self._told.add((peer, change))
         effects = self._journaled(self._peer.take(record, change))
         if was_outsider and not self.participant.membership.is_outsider:
             return self._with_early(effects, record.now)

