@@ -33,8 +33,8 @@ class MemberLinks:
         return range(self._num_peers) if members is None else members
 
     def linked(self) -> Sequence[int]:
-        """Return whom there should be a link to: neighbours, those that still need something of this peer, and those
-        that may join through it."""
+        """Return whom there should be a link to: neighbours, those that still need something of this peer or are told
+        of changes, and those that may join through it."""
         members = self._membership.members
         if members is None:
             return self._neighbors.all
@@ -46,7 +46,9 @@ class MemberLinks:
         else:
             # Any of those that can be dialled will do as a sponsor.
             may_join = set() if self._membership.has_left else set(self._first)
-        return sorted({*self._neighbors.all, *owed, *may_join} - {self._me} - self._session.lost)
+        return sorted(
+            {*self._neighbors.all, *self._membership.hearers(), *owed, *may_join} - {self._me} - self._session.lost
+        )
 
     def know_partners(self) -> None:
         """Take over from the participant who the neighbours are now."""

@@ -127,7 +127,9 @@ class Boundary:
     def _shares(self) -> Exchange | None:
         """Give away this peer's part of the transfers; return their exchange, or the next one where it has none."""
         self._phase = TRANSFER_PHASE
-        gifts = [each for each in self._moved if each.giver == self._me]
+        lost = self._views.absent.keys()
+        # A sponsor keeps the share of a peer that was lost before it joined. What a leaving peer has stays with nobody.
+        gifts = [each for each in self._moved if each.giver == self._me and (each.is_all or each.taker not in lost)]
         shares = sum(not each.is_all for each in gifts)
         sends = {}
         for number, gift in enumerate(gifts):

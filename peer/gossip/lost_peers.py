@@ -49,7 +49,7 @@ class LostPeers:
 
     def unheard_reports(self, t: int) -> set[int]:
         """Return the members of round t that have not said yet what they heard of a lost peer that the graph of the
-        round still has.
+        round still has, or that was to join in the next one.
 
         Nobody ends the round before they have. By then all know what the lost peer had, from when on it is missing, and
         of every change that was announced before. Afterwards there may be nothing that keeps some from running ahead
@@ -64,12 +64,13 @@ class LostPeers:
         others = members - self.peers - leaving - {self._algorithm.node.peer}
         return {
             other
-            for peer in self.peers & members
+            for peer in self.peers & {*members, *membership.members(t + 1)}
             for other in others - {report.issuer for report in self._reports(peer)}
         }
 
     def last_heard(self, peer: int, t: int, waiting_rounds: Collection[int], *, ordered: bool) -> int | None:
-        """Return the last round of which there is a message of `peer` here; None if it sends nothing to this peer.
+        """Return the last round of which there is a message of `peer` here; 0 if it is about to join, None if it sends
+        nothing to this peer.
 
         `t`: the round under way, or the next one; `waiting_rounds`: of its messages that wait for their round;
         `ordered`: whether it sends in every round.
@@ -78,7 +79,9 @@ class LostPeers:
             return None
         if waiting_rounds:
             return max(waiting_rounds)
-        me = self._algorithm.node.peer
+        me, membership = self._algorithm.node.peer, self._views.membership
+        if peer not in membership.members(t) and membership.is_coming(peer, t):
+            return 0
         if peer not in self._views.senders_from(t, me):
             return None
         if ordered:

@@ -117,6 +117,10 @@ class Membership:
         """Return the members of round t, and of every later round in which they change."""
         return self._members[bisect_right(self._rounds, t) :]
 
+    def is_coming(self, peer: int, t: int) -> bool:
+        """Whether a peer is a member in round t or in a later one."""
+        return any(peer in members for members in self.coming(t))
+
     def changes_at(self, t: int) -> tuple[Change, ...]:
         """Return the changes that round t is the first to see, in order; those that change nothing are left out."""
         return tuple(change for change in self._applied if change.effective == t)

@@ -36,6 +36,9 @@ _ROUND_KINDS = frozenset({MessageKind.GOSSIP, MessageKind.NOTHING, MessageKind.R
 _HOLD_PHASE = READ_PHASE - 1
 """Of the wait at the end of a round until all members have reported what they heard of a lost peer. Nothing is sent
 or awaited in it: reports are membership notices. It lies between the algorithm's phases and those of a boundary."""
+_LAST_HOLD_PHASE = COPY_PHASE + 1
+"""Of the same wait behind a boundary, for a loss that this peer hears of in the midst of it."""
+_HOLDS = frozenset({_HOLD_PHASE, _LAST_HOLD_PHASE})
 
 
 class Session:
@@ -91,7 +94,7 @@ class Session:
         exchange = self._exchange
         if exchange is None:
             return ()
-        if exchange.phase == _HOLD_PHASE:
+        if exchange.phase in _HOLDS:
             return tuple(sorted(self.lost_peers.unheard_reports(self.round)))
         return tuple(
             sorted(
@@ -233,12 +236,13 @@ class Session:
     def go_on(self, now: float) -> Effects:
         """Go on with the round under way where nothing was missing but what others heard of a lost peer."""
         effects = self.unchanged()
-        if self._exchange is not None and self._exchange.phase == _HOLD_PHASE:
+        if self._exchange is not None and self._exchange.phase in _HOLDS:
             return self._advance(now, effects)
         return effects
 
     def last_heard(self, peer: int) -> int | None:
-        """Return the last round of which there is a message of `peer`; None if it sends nothing to this peer."""
+        """Return the last round of which there is a message of `peer`; 0 if it is about to join, None if it sends
+        nothing to this peer."""
         # A replica is advanced in every round, so that each edge carries a message in each.
         ordered = self.algorithm.spec.memory is Memory.REPLICAS
         return self.lost_peers.last_heard(peer, self.round, self.inbox.rounds_of(peer), ordered=ordered)
@@ -347,7 +351,7 @@ class Session:
         while self._exchange is not None:
             # Several may be complete at once: messages of later phases, and of later rounds, come early.
             exchange = self._exchange
-            if exchange.phase == _HOLD_PHASE and self.lost_peers.unheard_reports(self.round):
+            if exchange.phase in _HOLDS and self.lost_peers.unheard_reports(self.round):
                 break
             absent = self._absent(exchange)
             if absent:
@@ -383,6 +387,8 @@ class Session:
 
     def _following(self, exchange: Exchange, inbox: Mapping[int, Message]) -> Exchange | None:
         """Return the next exchange of the round; None where this was the last one."""
+        if exchange.phase == _LAST_HOLD_PHASE:
+            return None
         if self._boundary is not None:
             if exchange.phase == TRANSFER_PHASE:
                 self._givers += inbox
@@ -404,6 +410,9 @@ class Session:
             following = self._boundary.begin()
         if following is None:
             self._boundary = None
+            # What comes back of a lost peer is taken back before the next round, and depends on all reports here too.
+            if self.lost_peers.unheard_reports(self.round):
+                return Exchange({}, frozenset(), _LAST_HOLD_PHASE)
         return following
 
     def _end_round(self, effects: Effects, skipped: Sequence[int]) -> None:

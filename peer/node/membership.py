@@ -146,6 +146,10 @@ class PeerMembership:
         # Without a lost peer nothing may hold the others together until the graph without it counts.
         until = max((each.effective for each in self.coming_changes if each.kind is ChangeKind.LOST), default=0)
         effective = max(t, until) + 3 * self._longest_lead(self._views) + 3
+        for change in self.coming_changes:
+            if change.kind is ChangeKind.JOIN and change.subject == subject:
+                # A loss before the peer has joined would change nothing.
+                effective = max(effective, change.effective + 1)
         rounds = self._algorithm.node.rounds
         if effective >= rounds:
             raise ConfigError(
@@ -166,7 +170,9 @@ class PeerMembership:
         planned = members_after(later, kind, subject)
         if kind is ChangeKind.LOST and subject in now and subject not in later:
             planned = later  # It was about to leave.
-        if planned is None or any(change.subject == subject for change in self.coming_changes if planned != later):
+        is_changing = any(change.subject == subject for change in self.coming_changes)
+        # A peer may be lost before it joins, or before it leaves.
+        if planned is None or (is_changing and kind is not ChangeKind.LOST):
             state = "about to change already" if subject in {*now, *later} else "no member"
             raise ConfigError(f"peer {subject} is {'a member' if kind is ChangeKind.JOIN else state}")
         if kind is ChangeKind.JOIN and any(change.subject == subject for change in self.changes):
@@ -254,8 +260,7 @@ class PeerMembership:
         takes_part = self.peer in membership.members(t)
         joins = change.kind is ChangeKind.JOIN and change.subject == self.peer and not takes_part
         # Before the change is known: the difference it makes decides whom to tell.
-        senders, receivers = self.partners()
-        told_before = senders | receivers
+        told_before = self.hearers()
         membership.add(change)
         # A second sponsor that knew nothing of the first counts only where it is earlier.
         joins = joins and change in membership.changes_at(change.effective)
@@ -280,13 +285,14 @@ class PeerMembership:
     ) -> Iterable[tuple[int, Change]]:
         """Yield whom to tell what because of a change that is new here, in order."""
         t = self._session.round
-        senders, receivers = self.partners()
-        hears_it = (senders | receivers) - {change.subject}
-        yield from ((other, change) for other in sorted(hears_it - {source}))
-        # Who has only now become a neighbour to be was told nothing so far.
-        for other in sorted(hears_it - told_before - {source}):
-            earlier = [each for each in membership.changes if each.effective > t and each != change]
-            yield from ((other, each) for each in earlier if each.subject != other)
+        hears_it, own_join = self.hearers() - {change.subject}, (ChangeKind.JOIN, self.peer)
+        for other in sorted(hears_it - {source}):
+            # Who has only now become a neighbour to be was told nothing so far.
+            coming = membership.changes if other not in told_before else ()
+            told = {change, *(each for each in coming if each.effective > t and each.subject != other)}
+            # A peer's join before its loss, and the own join first: a peer that is no member yet is not believed.
+            in_order = sorted(told, key=lambda each: ((each.kind, each.subject) != own_join, each.order))
+            yield from ((other, each) for each in in_order)
         for own in self._own_reports(change.effective if joins else t) if membership.was_ever(self.peer) else ():
             membership.add(own)
             yield from ((other, own) for other in sorted(hears_it - {own.subject}))
@@ -298,16 +304,34 @@ class PeerMembership:
                 if join.kind is ChangeKind.JOIN and join.issuer == change.subject and join.subject != self.peer:
                     yield from self._introduction(join)
 
+    def hearers(self) -> set[int]:
+        """Return whom this peer tells of changes: its partners; and after a loss also those that are about to leave,
+        which for their part tell every member.
+
+        The graph without the lost peer, along which all others hear of the loss, has no place for a peer that leaves
+        before, and the lost one may have been all that it was connected by.
+        """
+        senders, receivers = self.partners()
+        hearers = senders | receivers
+        if self._views is None or all(change.kind is not ChangeKind.LOST for change in self.coming_changes):
+            return hearers
+        t, membership = self._session.round, self._views.membership
+        # They may still be in rounds that are over here.
+        recent = membership.applied_after(t - self._longest_lead(self._views))
+        leaving = {change.subject for change in recent if change.kind is ChangeKind.LEAVE}
+        others = set(membership.members(t)) if self.peer in leaving else leaving
+        return hearers | (others - self._session.lost - {self.peer})
+
     def _introduction(self, join: Change) -> Iterable[tuple[int, Change]]:
         """Yield what a peer that joins is told, which knows of nothing: of itself last, since with that it begins."""
         history = [each for each in self.changes if each != join]
         return ((join.subject, each) for each in (*history, join))
 
     def _own_reports(self, t: int) -> list[Change]:
-        """Return what this peer has to say itself of peers that are lost, and in the graph of round t still, for all to
-        know what those had: nothing where it has said so."""
+        """Return what this peer has to say itself of peers that are lost, and in the graph of round t or a later one
+        still, for all to know what those had: nothing where it has said so."""
         assert self._views is not None
-        members = self._views.membership.members(t)
+        membership = self._views.membership
         losses = {change.subject: change for change in reversed(self.changes) if change.kind is ChangeKind.LOST}
         said = {
             change.subject for change in self.changes if (change.kind, change.issuer) == (ChangeKind.LOST, self.peer)
@@ -315,7 +339,7 @@ class PeerMembership:
         return [
             replace(loss, issuer=self.peer, heard_round=self._session.last_heard(subject) or 0)
             for subject, loss in sorted(losses.items())
-            if subject in members and subject not in said
+            if membership.is_coming(subject, t) and subject not in said
         ]
 
     def _longest_lead(self, views: ViewSchedule) -> int:

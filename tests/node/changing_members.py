@@ -83,6 +83,8 @@ class Cluster:
         self.disks = [FailingDisk() for _ in range(self.num_peers)]
         self.queues: dict[tuple[int, int], deque[tuple[int, bytes]]] = {}
         self.dead: set[int] = set()
+        self.cut: set[tuple[int, int]] = set()
+        """(sender, receiver) of what never arrives from now on."""
         self.peers = [self._make(peer) for peer in range(self.num_peers)]
         for peer in self.peers:
             peer.open()
@@ -144,7 +146,7 @@ class Cluster:
 
     def perform(self, peer: int, effects: Effects) -> None:
         for outgoing in self.peers[peer].publish(effects):
-            if outgoing.receiver not in self.dead:
+            if outgoing.receiver not in self.dead and (peer, outgoing.receiver) not in self.cut:
                 self.queues[peer, outgoing.receiver].append((outgoing.seq, outgoing.frame))
         for sender, upto in effects.receipts.items():
             self.peers[sender].receipt(peer, upto)

@@ -219,6 +219,64 @@ def test_a_lost_peer_may_have_been_about_to_leave() -> None:
     assert cluster.rounds() == dict.fromkeys((0, 1, 3, 4), 60)
 
 
+@pytest.mark.parametrize("issuer", [0, 2])
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_peer_that_is_about_to_leave_hears_of_a_loss_that_cuts_it_off(issuer: int, is_known: bool) -> None:
+    """At the end of a line its only neighbour is lost, and the graph without that one counts only after it has left.
+    The others wait for it unless they hear that it leaves."""
+    cluster = Cluster("choco-sgd", "line", num_first=4, num_peers=4, seed=9)
+    cluster.run(4)
+    leave = cluster.announce(0, ChangeKind.LEAVE, 0)
+    if is_known:
+        cluster.run(9)
+    cluster.kill(1)
+    cluster.run(60)
+    assert max(cluster.rounds().values()) < leave.effective
+    cluster.announce(issuer, ChangeKind.LOST, 1)
+    cluster.run(60)
+    assert cluster.rounds() == {2: 60, 3: 60}
+    assert cluster.peers[0].participant.membership.has_left
+    assert cluster.peers[0].round == leave.effective
+
+
+@pytest.mark.parametrize("upto", [6, 60])
+@pytest.mark.parametrize(("algorithm", "graph"), [*PUSH_SUM, *DOUBLY])
+def test_a_peer_may_be_lost_before_it_joins(algorithm: str, graph: str, upto: int) -> None:
+    """At once, or when the others wait for what it says as it joins: its sponsor has the share that it did not get."""
+    cluster = Cluster(algorithm, graph, seed=4)
+    cluster.run(4)
+    join = cluster.announce(1, ChangeKind.JOIN, 5)
+    cluster.kill(5)
+    cluster.run(upto)
+    assert max(cluster.rounds().values()) <= join.effective + 5
+    lost = cluster.declare_lost(5)
+    assert lost.effective > join.effective
+    cluster.run(90)
+    assert cluster.rounds() == dict.fromkeys(range(5), 90)
+    assert cluster.weight() == pytest.approx(5.0, abs=1e-12)
+    assert cluster.spread() < 0.5
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_share_that_others_have_heard_of_does_not_return(seed: int) -> None:
+    """A peer is lost that has joined: one neighbour has its first message, and its sponsor still waits for its replica
+    when it hears of the loss."""
+    cluster = Cluster("quant-sgp", "ring", num_first=4, num_peers=5, seed=seed)
+    cluster.run(4)
+    join = cluster.announce(3, ChangeKind.JOIN, 4)
+    cluster.cut.add((4, 3))
+    cluster.run(90)
+    assert cluster.rounds()[3] == join.effective - 1
+    assert cluster.rounds()[4] == join.effective
+    assert cluster.peers[0].participant.session.last_heard(4) == join.effective
+    cluster.kill(4)
+    cluster.announce(3, ChangeKind.LOST, 4)
+    cluster.run(90)
+    assert cluster.rounds() == dict.fromkeys(range(4), 90)
+    # Less what the lost peer had; more would be what it had given away and its sponsor took back.
+    assert cluster.weight() < 4.0
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_a_peer_whose_sponsor_is_lost_joins_with_next_to_nothing(seed: int) -> None:
     """Nobody else can give it the half that its sponsor had promised; its neighbours' models are its model at once."""

@@ -27,11 +27,19 @@ from tests.stress.faults.scenario import CASES
 MEMBERS = (1, 16, 17, 26, 34, 39, 59, 73, 80, 83, 86, 88, 99)
 """Seeds in which somebody joins, leaves or is lost."""
 
+STUCK = (2058, 2067, 3096)
+"""Seeds that were stuck: two peers are lost before they join, and the third cuts off one that is about to leave."""
+
 
 @pytest.mark.parametrize("seed", range(2 * len(CASES)))
 def test_nothing_that_goes_wrong_changes_what_must_not_change(seed: int) -> None:
     """Twice every algorithm; `make chaos` runs a thousand seeds."""
     assert simulate(seed, rounds=30).rounds == 30
+
+
+@pytest.mark.parametrize("seed", STUCK)
+def test_nobody_waits_for_ever_for_a_peer_that_is_lost_as_others_come_and_go(seed: int) -> None:
+    assert simulate(seed, rounds=100).rounds == 100
 
 
 @pytest.mark.parametrize("seed", MEMBERS)

@@ -9,6 +9,7 @@ from random import Random
 
 from peer.errors import ConfigError, RemoteProtocolError
 from peer.gossip.membership import ChangeKind
+from peer.gossip.views import ViewSchedule
 from peer.simulate.network import Agenda
 from peer.state.checkpoints import Checkpoints, checkpoint_name
 from peer.state.recovery import journal_name
@@ -332,7 +333,9 @@ class World:
     @staticmethod
     def _goes_on_without(process: VirtualProcess, peer: int) -> bool:
         participant = process.participant
-        return peer in participant.session.lost or peer not in (participant.membership.members or ())
+        views = participant.algorithm.node.schedule
+        assert isinstance(views, ViewSchedule)
+        return peer in participant.session.lost or not views.membership.is_coming(peer, participant.round)
 
     def _end(self, me: int, how: str) -> None:
         """End a process that does not come back."""
