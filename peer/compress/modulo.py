@@ -48,7 +48,8 @@ Omega = FloatArray | Stream | None
 IntegerArray = npt.NDArray[np.int64]
 
 _CHUNK = 1 << 15
-_MOST_KNOWN_BITS = 52
+MOST_KNOWN_BITS = 52
+"""Low bits of K that residues and repairs may hold together; beyond these, only all of K can be sent."""
 
 
 class CodeRangeError(DivergenceError, ValueError):
@@ -340,13 +341,13 @@ def apply_repair(
             raise RemoteProtocolError(f"a repair does not continue the {total} bits that are known")
         known += repair.codes.astype(np.int64) << total
         total += repair.bits
-        if total > _MOST_KNOWN_BITS:
-            raise RemoteProtocolError(f"a repair by {total} bits: beyond {_MOST_KNOWN_BITS} all of K has to be sent")
+        if total > MOST_KNOWN_BITS:
+            raise RemoteProtocolError(f"a repair by {total} bits: beyond {MOST_KNOWN_BITS} all of K has to be sent")
     b = code._modulus(first.theta, y.dtype, RemoteProtocolError)
     offset = code._offset(_drawn(code._needed(omega), y.size, y.dtype), y.dtype)
     # In float64 whatever the vector's type: a repair is rare, and its high bits need the room.
     turns = y.astype(np.float64) / b * (1 << code.bits)
-    if not np.all(np.abs(turns) <= 2.0**_MOST_KNOWN_BITS):
+    if not np.all(np.abs(turns) <= 2.0**MOST_KNOWN_BITS):
         raise ThetaTooSmall(f"θ = {first.theta:g} is too small for the receiver's weights")
     turns -= known
     if offset is not None:

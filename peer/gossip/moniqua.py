@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from peer.compress.base import Compressor
 from peer.compress.modulo import (
+    MOST_KNOWN_BITS,
     Modulo,
     Omega,
     ThetaTooSmall,
@@ -665,7 +666,7 @@ def repair_of(
     integers = compressor.code.encode(values, float(values.dtype.type(theta)), omega)
     if wish.more_bits == 0:
         return WholeIntegers(integers)
-    if not (compressor.bits <= wish.known_bits <= 52 and 1 <= wish.more_bits <= 16):
+    if not (compressor.bits <= wish.known_bits <= MOST_KNOWN_BITS - wish.more_bits and 1 <= wish.more_bits <= 16):
         raise RemoteProtocolError(f"asks for {wish.more_bits} bits above {wish.known_bits}", peer=asker)
     return more_bits(integers, wish.known_bits, wish.more_bits)
 

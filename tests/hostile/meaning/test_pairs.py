@@ -73,6 +73,13 @@ def test_repairs_of_what_was_not_asked_are_refused(algorithm: str) -> None:
     refuses(initiator, partner, replace(wish, round=request.round + 1), "which is over")
 
 
+def test_a_request_for_bits_that_no_receiver_can_use_is_refused() -> None:
+    world, partner, _, request = asked("moniqua-ad-psgd")
+    for wanted in (RepairWish(0, 52, 16), RepairWish(0, 37, 16)):
+        wish = Message(MessageKind.REPAIR_REQUEST, partner, request.round, 1, wanted=(wanted,))
+        refuses(world.peers[0], partner, wish, "asks for 16 bits above")
+
+
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_partner_that_only_lies_does_not_keep_a_peer_for_ever(algorithm: str) -> None:
     world, partner, _, request = asked(algorithm)

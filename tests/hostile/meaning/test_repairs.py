@@ -46,6 +46,18 @@ def test_requests_that_cannot_be_answered_are_refused(algorithm: str) -> None:
     finishes_like_an_honest_run(world)
 
 
+@pytest.mark.parametrize("algorithm", ["moniqua", "moniqua-d2"])
+def test_a_request_for_bits_that_no_receiver_can_use_is_refused(algorithm: str) -> None:
+    world = started(algorithm)
+    _, honest = world.until(MessageKind.REPAIR, at_round=0)
+    # As after a reconnection: requests are answered once.
+    world.peers[1].connected(SENDER, world.peers[1].links.out[SENDER].acknowledged)
+    for known, more in ((52, 16), (52, 1), (37, 16), (0, 4)):
+        request = Message(MessageKind.REPAIR_REQUEST, SENDER, honest.round, 1, wanted=(RepairWish(0, known, more),))
+        world.refuses(0, request, f"asks for {more} bits above {known}")
+    finishes_like_an_honest_run(world)
+
+
 @pytest.mark.parametrize("algorithm", REPLICAS)
 def test_a_request_is_answered_once_on_a_connection(algorithm: str) -> None:
     world = started(algorithm)
