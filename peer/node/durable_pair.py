@@ -62,7 +62,7 @@ class DurablePair:
         self._repeatable = repeatable
         self._calls = 0
         """Calls so far, over the whole run."""
-        self._refusals = (-1, 0)
+        self._refused_frames = (-1, 0)
         """(own exchange, frames of its partner that were refused while it was open)."""
 
     # -- recovery ------------------------------------------------------------------------------------------------------
@@ -177,8 +177,8 @@ class DurablePair:
         if request is None or request[0] != peer:
             raise error
         exchange = request[1].round
-        number = self._refusals[1] + 1 if self._refusals[0] == exchange else 1
-        self._refusals = (exchange, number)
+        number = self._refused_frames[1] + 1 if self._refused_frames[0] == exchange else 1
+        self._refused_frames = (exchange, number)
         if number < REFUSALS_MAX:
             raise error
         effects = self.abandon(peer)

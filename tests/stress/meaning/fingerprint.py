@@ -27,7 +27,7 @@ _LOCK = type(threading.Lock())
 copyreg.pickle(_LOCK, lambda lock: (threading.Lock, ()))
 
 _LEFT_OUT = frozenset(
-    {"duplicates", "refusals", "theirs", "ours", "scratch", "spare", "matrices", "stopwatch", "cpu_clock"}
+    {"duplicates", "refused_frames", "theirs", "ours", "scratch", "spare", "matrices", "stopwatch", "cpu_clock"}
 )
 """Names of fields, without the underscore in front."""
 _ATOMS = (int, float, bool, bytes, str, type(None), enum.Enum, bytearray)

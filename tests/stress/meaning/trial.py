@@ -10,7 +10,9 @@ the models in the end. The second time, at some moments, a batch of lies is told
 - A lie that is taken, and changes something, has to be one that an honest peer could have told: of the kind, round,
   phase and weights that the liar would have sent then. Its run is followed, in a copy, to its end: no honest peer may
   raise anything, be blamed, or stand still without waiting for the liar; states can be saved; weights and memory stay
-  bounded. Where refused lies came along with it, a second copy without those has to end with the same bits.
+  bounded. Where refused lies came along with it, a second copy without those has to end with the same bits. In a run
+  without rounds refusals are counted, and an exchange is given up after three: there the second copy has as many
+  frames refused, but others.
 
 With journals the same happens through disks: the digest holds the bytes of journal and checkpoints, a peer that was
 lied to is restarted from its disk before it goes on, and comes back to where it was.
@@ -18,13 +20,13 @@ lied to is restarted from its disk before it goes on, and comes back to where it
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from random import Random
 
 import numpy as np
 
-from peer.compress.payload import Dense, Levels, Residues, Sparse
+from peer.compress.payload import Dense, LayerPayload, Levels, Residues, Sparse
 from peer.errors import RemoteProtocolError
 from peer.gossip.base import Memory
 from peer.gossip.effects import Effects
@@ -135,13 +137,15 @@ class Honest:
     """(sender, receiver) → in order."""
     slots: Mapping[tuple[int, int], Mapping[tuple[int, int], Message]]
     """(sender, receiver) → (round, phase) → message."""
+    lost: Set[int]
+    """Who was lost in that run, and would have said more."""
 
     @classmethod
     def of(cls, world: World) -> Honest:
         """Return what a run has recorded."""
         messages = {pair: [each for each in said if isinstance(each, Message)] for pair, said in world.traffic.items()}
         slots = {pair: {(each.round, each.phase): each for each in said} for pair, said in messages.items()}
-        return cls(dict(world.traffic), slots)
+        return cls(dict(world.traffic), slots, frozenset(world.dead))
 
 
 class Told:
@@ -177,6 +181,7 @@ class Scene:
         self._world, self._victim, self._liar, self._told, self._random = world, victim, liar, told, random
         self._circumstances, self._report = told.circumstances, told.report
         self._slots = honest.slots[liar, victim]
+        self._will_be_lost = liar in honest.lost
         self._shared = world.builder.shared
         self._pristine = world.peer_object(victim)
         self._before, _ = fingerprint(self._pristine, self._shared)
@@ -249,8 +254,8 @@ class Scene:
         self._begin_anew()
         return True
 
-    def _tell(self, lie: Lie) -> Effects:
-        world, victim, liar = self._world, self._victim, self._liar
+    def _tell(self, lie: Lie, world: World | None = None) -> Effects:
+        world, victim, liar = world or self._world, self._victim, self._liar
         return world.receive(victim, liar, lie.number(world.next_number(victim, liar)), lie.frame)
 
     def _find_traces(self, refused: Sequence[Lie]) -> None:
@@ -293,14 +298,33 @@ class Scene:
         if self._world.is_early(self._victim, said.round):
             return  # Kept until its time comes, and judged then.
         slot = self._slots.get((said.round, said.phase))
-        if slot is None:
+        if slot is None and not self._is_said_after_loss(said):
             raise PromiseBroken("a message is taken for which there is no place in this run")
-        if 0.0 <= said.mixing_weight < 1e-9 and circumstances.spec.memory is Memory.REPLICAS:
-            return  # As those say who send a replica its difference and give its holder nothing.
-        if circumstances.change is ChangeKind.LOST:
+        if slot is None or circumstances.change is ChangeKind.LOST:
             return  # It may know of the loss already, or not yet.
-        if said.kind is slot.kind and abs(said.mixing_weight - slot.mixing_weight) > 1e-9:
+        if all(abs(said.mixing_weight - weight) > 1e-9 for weight in self._weights(said, slot)):
             raise PromiseBroken("a mixing weight is taken that is not that of the round")
+
+    def _is_said_after_loss(self, said: Message) -> bool:
+        """Return whether it continues what a peer said until it was lost: nobody has to know of the loss yet."""
+        if not self._will_be_lost or not self._slots:
+            return False
+        last_round = max(round_ for round_, _ in self._slots)
+        return said.round > last_round and (last_round, said.phase) in self._slots
+
+    def _weights(self, said: Message, slot: Message) -> tuple[float, ...]:
+        """Return the mixing weights that an honest peer can tell in the place of `slot`."""
+        circumstances, spec = self._circumstances, self._circumstances.spec
+        if said.kind is MessageKind.NOTHING:
+            return (0.0,)
+        weight = slot.mixing_weight
+        if circumstances.late and spec.push_sum:
+            # Who was left out in the other run need not be in this one.
+            weight = self._world.builder.first.weight(said.round, self._victim, self._liar)
+        elif slot.kind is MessageKind.NOTHING:
+            return (said.mixing_weight,)
+        # A replica needs its difference also where its holder is given nothing.
+        return (weight, 0.0) if spec.push_sum and spec.memory is Memory.REPLICAS else (weight,)
 
     def _judge_push_weight(self, said: Message) -> None:
         if not 0.0 < said.push_weight <= NUM_FIRST * (1.0 + _WEIGHT_ROOM):
@@ -310,19 +334,23 @@ class Scene:
 
     def _follow(self, lie: Lie, refused: Sequence[Lie]) -> None:
         """Go on with a copy of the run in which the lie is taken."""
-        ends = [self._end_with(lie)]
-        if refused and self._random.random() < 0.3:
-            ends.append(self._end_with(*refused, lie))
-        if ends[0] != ends[-1]:
+        models, _ = self._end_with(lie)
+        if not refused or self._random.random() >= 0.3:
+            return
+        after_lies, num_refused = self._end_with(lie, after=refused)
+        if self._circumstances.spec.asynchronous:
+            models, _ = self._end_with(lie, after=[replace(lie, frame=b"")] * num_refused)
+        if after_lies != models:
             raise PromiseBroken("lies that were refused change what comes of one that was taken")
 
-    def _end_with(self, *lies: Lie) -> dict[int, bytes]:
-        """Return the models at the end of a run with these lies, of the honest peers."""
+    def _end_with(self, lie: Lie, after: Sequence[Lie] = ()) -> tuple[dict[int, bytes], int]:
+        """Return the models of the honest peers at the end of a run with this lie, told after others that are refused
+        or change nothing, and how many were refused."""
         copy = self._world.clone()
         copy.suspect = self._liar
-        copy.was_changed = any(isinstance(lie.said, Change) for lie in lies[-1:])
-        for lie in lies:
-            self._take(copy, lie)
+        copy.was_changed = isinstance(lie.said, Change)
+        num_refused = self._refuse(copy, after)
+        self._take(copy, lie)
         if copy.keeps_state:
             copy.restart(self._victim)
         copy.run()
@@ -334,7 +362,22 @@ class Scene:
                 raise PromiseBroken("a peer that was lied to keeps too much")
             if copy.keeps_state:
                 _restart(copy, peer)
-        return copy.models()
+        return copy.models(), num_refused
+
+    def _refuse(self, world: World, lies: Sequence[Lie]) -> int:
+        """Tell lies that are refused or change nothing, up to where the exchange with the liar is given up for them;
+        return how many were refused."""
+        num_refused = 0
+        for lie in lies:
+            try:
+                effects = self._tell(lie, world)
+            except RemoteProtocolError:
+                num_refused += 1
+                continue
+            if refused_later(effects):
+                world.perform(self._victim, effects)
+                return num_refused + 1
+        return num_refused
 
     def _take(self, world: World, lie: Lie) -> None:
         victim, liar = self._victim, self._liar
@@ -350,20 +393,26 @@ class Scene:
 
 
 def _judge_values(said: Message) -> None:
-    """Raise PromiseBroken for numbers that leave the range of float32 when a few are added up."""
-    for layer in said.layers:
-        if isinstance(layer, Residues):
-            largest = layer.theta
-        else:
-            values = layer.values if isinstance(layer, Sparse) else layer
-            if isinstance(values, Dense):
-                largest = float(np.abs(values.values).max(initial=0.0))
-            else:
-                assert isinstance(values, Levels)
-                most = abs(values.base) + values.step * ((1 << values.bits) - 1)
-                largest = abs(values.scale) * most / values.divisor if values.codes.size else 0.0
-        if largest * 4 * NUM_FIRST > float(np.finfo(np.float32).max):
-            raise PromiseBroken("numbers are taken that cannot be added up")
+    """Raise PromiseBroken for numbers that leave the range of float32 when a few are added up, divided by the push-sum
+    weight that came with them."""
+    most = float(np.finfo(np.float32).max) / (4 * NUM_FIRST) * min(1.0, said.push_weight)
+    if max(map(_largest, said.layers), default=0.0) > most:
+        raise PromiseBroken("numbers are taken that cannot be added up")
+
+
+def _largest(layer: LayerPayload) -> float:
+    """Return the largest magnitude that a layer can hold; θ of residues."""
+    if isinstance(layer, Residues):
+        return layer.theta
+    values = layer.values if isinstance(layer, Sparse) else layer
+    if isinstance(values, Dense):
+        return float(np.abs(values.values).max(initial=0.0))
+    assert isinstance(values, Levels)
+    # In the order in which they are computed: no step may leave the range.
+    ends = np.array([values.base, values.base + values.step * ((1 << values.bits) - 1)], np.float32)
+    return (
+        float(np.abs(ends * np.float32(values.scale) / np.float32(values.divisor)).max()) if values.codes.size else 0.0
+    )
 
 
 def _restart(world: World, peer: int) -> None:

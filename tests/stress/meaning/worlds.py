@@ -270,7 +270,8 @@ class World(ABC):
         """Take note that a lie has taken a number: the liar's honest frames from there on get higher ones."""
 
     def put(self, sender: int, receiver: int, seq: int, frame: bytes) -> None:
-        if receiver not in self.dead and (sender, receiver) not in self.cut:
+        """Let a frame be on its way. What is sent to a newcomer that only a lie knows of goes nowhere."""
+        if (sender, receiver) in self.queues and receiver not in self.dead and (sender, receiver) not in self.cut:
             self.queues[sender, receiver].append(Frame(seq, frame))
 
     def note(self, sender: int, receiver: int, delivered: Frame) -> None:
