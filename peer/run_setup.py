@@ -27,7 +27,7 @@ from peer.gossip.budget import BandwidthBudget, nominal_bits
 from peer.gossip.late_neighbors import LatePolicy
 from peer.gossip.membership import Membership, Newcomer
 from peer.gossip.options import FinalRounds, ModuloOptions, ServerOptions
-from peer.gossip.pairwise import PairNode
+from peer.gossip.pairs.node import PairNode
 from peer.gossip.topology import Schedule
 from peer.gossip.views import ViewSchedule, restricted
 from peer.node.local_steps import LocalSteps

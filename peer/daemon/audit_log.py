@@ -19,7 +19,7 @@ import numpy as np
 
 from peer.compress.payload import FloatArray
 from peer.gossip.base import Algorithm
-from peer.gossip.pairwise import Event
+from peer.gossip.pairs.events import Event
 from peer.state.disk import writing
 
 

@@ -2,7 +2,7 @@
 
 An algorithm is a sans-I/O state machine for one peer (`base`): values in, values out. `exact` sends whole models,
 `naive` quantizes them, `error_feedback` and `replicas` make up for what a compressor leaves out, `moniqua` sends
-modulo codes, `d2` cancels the difference between the peers' data, `pairwise` has no rounds, `centralized` are the
+modulo codes, `d2` cancels the difference between the peers' data, `pairs` has no rounds, `centralized` are the
 baselines. The gossip step that they share is in `mixing`, the graphs in `topology`.
 """
 
@@ -17,7 +17,9 @@ from peer.gossip.error_feedback import DeepSqueeze, Scsp, SparsePush
 from peer.gossip.exact import DPsgd, Local, Sgp
 from peer.gossip.moniqua import Moniqua, MoniquaD2
 from peer.gossip.naive import NaiveQuantized
-from peer.gossip.pairwise import AdPsgd, MoniquaAdPsgd, PairNode
+from peer.gossip.pairs.ad_psgd import AdPsgd
+from peer.gossip.pairs.moniqua_ad_psgd import MoniquaAdPsgd
+from peer.gossip.pairs.node import PairNode
 from peer.gossip.replicas import ChocoSgd, DcdPsgd, EcdPsgd, QuantSgp
 
 __all__ = ["ALGORITHMS", "build", "build_pair_node", "specs"]

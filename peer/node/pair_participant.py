@@ -20,7 +20,8 @@ import numpy as np
 from peer.compress.payload import FloatArray
 from peer.errors import LocalProtocolError, StateError
 from peer.gossip.effects import Effects, OutgoingFrame, Send
-from peer.gossip.pairwise import Event, PairNode
+from peer.gossip.pairs.events import Event
+from peer.gossip.pairs.node import PairNode
 from peer.gossip.value_bounds import excess
 from peer.node.blame import blaming
 from peer.node.checkpoint_arrays import Arrays, group, grouped, refusing_what_does_not_fit

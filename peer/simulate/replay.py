@@ -32,7 +32,7 @@ from peer.errors import ConfigError, LocalProtocolError
 from peer.gossip import ALGORITHMS, build, build_pair_node
 from peer.gossip.base import Algorithm, AlgorithmSpec, Exchange, GraphNeed, NodeContext
 from peer.gossip.options import FinalRounds, ModuloOptions, ServerOptions
-from peer.gossip.pairwise import PairNode
+from peer.gossip.pairs.node import PairNode
 from peer.random import PhiloxSource
 from peer.train.momentum import Momentum
 from peer.wire.message import Message

@@ -13,7 +13,7 @@ import pytest
 from peer.config import Config, load
 from peer.config_writer import write_peer_file
 from peer.daemon.audit_log import read_event_log
-from peer.gossip.pairwise import Event, merge_events
+from peer.gossip.pairs.events import Event, merge_events
 from peer.ops import control
 from peer.ops.local_cluster import Cluster
 from peer.state.checkpoints import find_checkpoints, load_checkpoint

@@ -13,7 +13,7 @@ from peer import wire
 from peer.compress.layout import Layout
 from peer.errors import LocalProtocolError, RemoteProtocolError
 from peer.gossip import build, build_pair_node
-from peer.gossip.pairwise import merge_events
+from peer.gossip.pairs.events import merge_events
 from peer.simulate.replay import exchange_pair, parse_scenario, replay
 from peer.wire.message import MessageKind
 from tests.gossip.drive import contexts, ring, schedule_of

@@ -129,7 +129,7 @@ def test_mass_changes_by_the_gradient_steps_alone(settings: list[str], peers: in
     exchanges = sum(participant.algorithm.staleness.exchanges for participant in simulator.participants)
     assert exchanges > 20 * peers
     if "algorithm.name=ad-psgd" not in settings:
-        assert sum(participant.algorithm.repairs for participant in simulator.participants) > 0
+        assert sum(participant.algorithm.metrics().repairs for participant in simulator.participants) > 0
 
 
 def test_two_simulations_agree_bit_for_bit() -> None:

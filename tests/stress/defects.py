@@ -63,7 +63,7 @@ DEFECTS = (
     Defect(name="phases that no exchange has", checks=((_JUDGE, "in phase"),)),
     Defect(
         name="an exchange of number 2^63",
-        checks=(("peer.gossip.pairwise", "speaks of exchange"),),
+        checks=(("peer.gossip.pairs.judge", "speaks of exchange"),),
         algorithm="moniqua-ad-psgd",
     ),
     Defect(
