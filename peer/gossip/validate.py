@@ -20,8 +20,9 @@ from peer.compress.bound import ErrorBound
 from peer.compress.modulo import delta, modulus
 from peer.compress.payload import Rounding
 from peer.gossip.base import AlgorithmSpec, GraphNeed, Memory
+from peer.gossip.spectrum import D2_LEAST_EIGENVALUE, DENSE_LIMIT
 from peer.gossip.theta import d2_constant, largest_stable_rate, pairwise_mixing_time, theorem_3, theorem_4, theorem_5
-from peer.gossip.topology import D2_LEAST_EIGENVALUE, DENSE_LIMIT, Schedule
+from peer.gossip.topology import Schedule
 
 DIRECTED_ALTERNATIVES = {
     "d-psgd": "sgp",

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape, quoteattr
 
-from peer.gossip.topology import MixingMatrix, Schedule
+from peer.gossip.mixing_matrix import MixingMatrix
+from peer.gossip.topology import Schedule
 
 MAX_MATRIX_PEERS = 16
 """Up to this many peers `text` shows the matrix, above it lists of neighbours."""
@@ -132,7 +133,7 @@ def properties(schedule: Schedule) -> list[tuple[str, str]]:
     """Return (label, value) of what theory and budget ask for."""
     facts = [
         ("strongly connected", _connection(schedule)),
-        ("column stochastic", _yes(schedule.is_column_stochastic)),
+        ("column stochastic", "yes"),  # A schedule refuses every other matrix.
         ("doubly stochastic", _yes(schedule.is_doubly_stochastic)),
         ("symmetric", _yes(schedule.is_symmetric)),
         ("spectral gap", _number(schedule.spectral_gap)),
@@ -161,7 +162,7 @@ def _caption(schedule: Schedule) -> str:
 
 
 def _connection(schedule: Schedule) -> str:
-    if schedule.is_time_varying and schedule.is_strongly_connected and not schedule.is_each_strongly_connected:
+    if schedule.is_strongly_connected and not all(matrix.is_strongly_connected for matrix in schedule.matrices):
         return "yes, over the whole cycle (not in every round)"
     return _yes(schedule.is_strongly_connected)
 
