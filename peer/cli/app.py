@@ -12,6 +12,7 @@ import logging
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
@@ -111,7 +112,8 @@ class SottoGroup(click.Group):
             sys.exit(INTERRUPTED)
         except SottoError as error:
             if debug:
-                raise
+                # Under --debug, too, a script and `sotto up` need the exit code.
+                _show_traceback(error)
             bug = isinstance(error, LocalProtocolError)
             _complain(f"this is a bug: {error}{_HOW_TO_REPORT}" if bug else str(error))
             sys.exit(error.exit_code)
@@ -123,7 +125,7 @@ class SottoGroup(click.Group):
             sys.exit(error.exit_code)
         except Exception as error:  # The end of the process: whatever nobody caught is a bug, and told as one.
             if debug:
-                raise
+                _show_traceback(error)
             if isinstance(error, OSError) and error.errno in _DISK_IS_FULL:
                 # Wherever it is noticed, it is nobody's bug.
                 where = f"{error.filename}: " if error.filename is not None else ""
@@ -236,6 +238,12 @@ def _complain(text: str) -> None:
     # Where nothing can be written, not even this, the exit code still says what went wrong.
     with suppress(OSError):
         click.echo(f"sotto: error: {printable(' '.join(text.split()), None)}", err=True)
+
+
+def _show_traceback(error: Exception) -> None:
+    lines = "".join(traceback.format_exception(error)).splitlines()
+    with suppress(OSError):
+        click.echo("\n".join(printable(line, None) for line in lines), err=True)
 
 
 def _usage_sentence(error: click.ClickException) -> str:

@@ -66,9 +66,16 @@ def test_a_full_disk_is_no_bug(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("arguments", [("--debug", "list", "graphs"), ("list", "graphs", "--debug")])
-def test_debug_lets_the_error_through(arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    fail_with(monkeypatch, ZeroDivisionError())
-    assert isinstance(sotto(*arguments).exception, ZeroDivisionError)
+@pytest.mark.parametrize(("error", "code"), [(ZeroDivisionError(), 70), (errors.DivergenceError("too far"), 4)])
+def test_debug_shows_the_traceback_and_keeps_the_exit_code(
+    arguments: tuple[str, ...], error: Exception, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail_with(monkeypatch, error)
+    result = sotto(*arguments)
+    first, *_, last = result.stderr.splitlines()
+    assert first == "Traceback (most recent call last):"
+    assert last.startswith("sotto: error: ")
+    assert result.exit_code == code
 
 
 def test_texts_of_others_can_neither_forge_a_line_of_the_log_nor_move_the_cursor() -> None:
