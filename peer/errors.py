@@ -4,6 +4,7 @@ SottoError
 ├── ConfigError             the user's: names file, key, value and what would be valid
 ├── SecurityError           the user's: certificates and keys
 ├── DataError               the user's: data sets, model files, own tasks
+│   └── TaskError               the code of an own task raised, or returned what training cannot use
 ├── StateError              the disk's: a state folder that cannot be read or belongs to another run
 ├── LinkError               the machine's: it cannot shape links (no root, a tool or the kernel lacks something)
 ├── RemoteError             another peer's
@@ -63,6 +64,11 @@ class DataError(SottoError):
     """A data set, a model file or a user's task does not hold what it should."""
 
     exit_code = 2
+
+
+class TaskError(DataError):
+    """The code of a user's own task raised an exception (the cause of this one), or returned what
+    training cannot use."""
 
 
 class StateError(SottoError):

@@ -47,7 +47,7 @@ from peer.run_plan import (
 )
 from peer.train import tasks
 from peer.train.learning_rate import learning_rates, step_size_decay
-from peer.train.local_step import Trainer
+from peer.train.local_step import Trainer, check_data
 from peer.train.partition import Manifest, partition
 from peer.train.task import Data, Task
 from peer.wire.last_codes import LastCodes
@@ -80,11 +80,13 @@ class RunSetup:
             dict(config.training.task_options),
             directory=None if config.data.directory is None else base / config.data.directory,
         )
-        manifest = deal(config, task.train_data(), count)
+        data = task.train_data()
+        check_data(task, data, "training")
+        manifest = deal(config, data, count)
         largest = max(len(indices) for indices in manifest.train)
         if config.peer.index >= count:
             # A peer that was admitted takes a share of its own, longer list; nobody else's changes.
-            manifest = deal(config, task.train_data(), config.peer.index + 1)
+            manifest = deal(config, data, config.peer.index + 1)
         steps = config.training.batch_size * config.training.local_steps
         rounds_per_epoch = max(1, math.ceil(largest / steps))
         schedule = build_schedule(config, base, config.num_members(count), rounds_per_epoch=rounds_per_epoch)

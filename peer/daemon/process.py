@@ -32,7 +32,7 @@ from peer.daemon.exporter import Exporter
 from peer.daemon.first_peer_list import settle
 from peer.daemon.saving import sync_now_and_then
 from peer.daemon.service_manager import notify
-from peer.errors import DivergenceError, StateError
+from peer.errors import DivergenceError, StateError, TaskError
 from peer.node.divergence_guard import reason_to_stop
 from peer.round_record import RoundRecord
 from peer.run_plan import refuse_errors, validate_config
@@ -50,8 +50,14 @@ def run(config: Config, base: Path, reread: Callable[[], Config] | None = None) 
     """
     for finding in refuse_errors(validate_config(settle(config, base).config, base)):
         log.warning("%s: %s", finding.key, finding.sentence)
-    with private_files(), contextlib.closing(open_peer(config, base, reread)) as daemon:
-        return asyncio.run(daemon.main())
+    try:
+        with private_files(), contextlib.closing(open_peer(config, base, reread)) as daemon:
+            return asyncio.run(daemon.main())
+    except TaskError as error:
+        if error.__cause__ is not None:
+            # The sentence names one line; whoever mends the task may need those that led there.
+            log.error("the task failed", exc_info=error.__cause__)
+        raise
 
 
 def open_peer(config: Config, base: Path, reread: Callable[[], Config] | None = None) -> Daemon:
@@ -111,8 +117,9 @@ class Daemon:
         except BaseExceptionGroup as group:
             # One error is enough to end with, and says more than a group of one.
             error = group.exceptions[0]
-            failure = f"it ends with an error: {error}"
-            raise error from None
+            # What own code says may hold data, which stays on this device.
+            failure = f"it ends with an error: {'its task failed' if isinstance(error, TaskError) else error}"
+            raise error from error.__cause__
         finally:
             notify("STOPPING=1")
             if self._exporter is not None:

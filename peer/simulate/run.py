@@ -11,7 +11,7 @@ from pathlib import Path
 from peer.compress.payload import FloatArray
 from peer.config import Config
 from peer.config_writer import write_resolved
-from peer.errors import DivergenceError
+from peer.errors import DivergenceError, SottoError
 from peer.run_plan import algorithm_spec
 from peer.run_progress import Progress
 from peer.run_summary import describe_run, finish_summary
@@ -68,6 +68,9 @@ def run(
                 ended = "stopped"
         except DivergenceError as error:
             ended = f"diverged: {error}"
+            raise
+        except SottoError as error:
+            ended = f"failed: {error}"
             raise
         finally:
             summary.ended = ended

@@ -32,6 +32,7 @@ from peer.config import TrainingOptions
 from peer.errors import ConfigError
 from peer.train.data import Batch, Classification
 from peer.train.learning_rate import LearningRate
+from peer.train.own_task import inner_task
 from peer.train.sampling import BatchSchedule, ClassQuotas, IntArray, augmentation_uniforms
 from peer.train.task import Data, Task
 
@@ -102,11 +103,12 @@ def deal_locally(
 
 def can_adjust(task: Task) -> TypeGuard[AdjustableTask]:
     """Return whether a task has an `adjusted_loss`: that of `Classification` belongs to its `loss` and to no other."""
-    adjusted = getattr(task, "adjusted_loss", None)
+    own = inner_task(task)
+    adjusted = getattr(own, "adjusted_loss", None)
     if not task.num_classes or not callable(adjusted):
         return False
     inherited = getattr(adjusted, "__func__", None) is Classification.adjusted_loss
-    return not inherited or getattr(task.loss, "__func__", None) is Classification.loss
+    return not inherited or getattr(own.loss, "__func__", None) is Classification.loss
 
 
 def training_loss(task: Task, *, adjusted: bool) -> Loss:

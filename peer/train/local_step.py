@@ -12,7 +12,7 @@ It knows neither peers nor messages nor disk, except to read `warm_start` and to
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +32,7 @@ from peer.train.learning_rate import learning_rates
 from peer.train.memory import aligned, open_device, own_memory_
 from peer.train.model_file import load_model_, model_digest, save_model
 from peer.train.momentum import Momentum
+from peer.train.own_task import OwnTask, errors_of, inner_task
 from peer.train.precision import Precision, make_model, precision_of
 from peer.train.sampling import augmentation_uniforms
 from peer.train.statistics import collect_statistics_, statistics_of_average
@@ -43,6 +44,8 @@ Split: TypeAlias = Literal["test", "holdout", "train"]
 
 _ADJUSTED = "label_adjustment"
 """Name of the entry of a state."""
+_TRIED = 8
+"""Samples of the evaluation that tries an own task."""
 EVALUATION_BATCH = 256
 """Samples of a batch in evaluation: fixed, so that the sums do not depend on settings."""
 
@@ -181,6 +184,32 @@ class Trainer:
         """
         self._momentum.after_round(z_before, z_after, rate * self.options.local_steps)
 
+    def try_own_task(self) -> None:
+        """Compute one gradient and evaluate a few samples if the task is the user's own; nothing of it stays. To be
+        called before training.
+
+        Raises TaskError where that fails, or the loss is not finite or depends on no parameter.
+        """
+        if not isinstance(self.task, OwnTask):
+            return
+        buffers = [(buffer, buffer.clone()) for buffer in self._model.buffers()]
+        try:
+            loss = self._batch_loss(0, 0)
+            adjusted = self._adjustment is not None
+            if not torch.isfinite(loss):
+                raise self.task.loss_error(f"the loss of the first batch is {loss.item()}", adjusted=adjusted)
+            parts: Sequence[torch.Tensor | None] = (None,)
+            if loss.requires_grad:
+                with errors_of(self.task):
+                    parts = torch.autograd.grad(loss, self._parameters, allow_unused=True)
+            if all(part is None for part in parts):
+                problem = "the loss depends on none of the parameters that are trained"
+                raise self.task.loss_error(problem, adjusted=adjusted)
+        finally:
+            for buffer, value in buffers:
+                buffer.copy_(value)
+        evaluate_model(self.task, self._model, self._test, self._indices["test"][:_TRIED], self.device)
+
     def evaluate(self, z: Vector, split: Split = "test", *, averaged: bool = False) -> Evaluation:
         """Return how the model at z does on a split; nothing that training reads is changed.
 
@@ -260,15 +289,21 @@ class Trainer:
     def _plain_gradient(self, z: Vector, t: int, local: int) -> tuple[Vector, float]:
         """Return the gradient of the mean loss of one batch at z, good until the next call, and that loss."""
         self._load(z)
+        loss = self._batch_loss(t, local)
+        with errors_of(self.task):
+            parts = torch.autograd.grad(loss, self._parameters, materialize_grads=True)
+        torch.cat([part.reshape(-1) for part in parts], out=self._flat_gradient)
+        return self._flat_gradient.cpu().numpy(), float(loss.detach())
+
+    def _batch_loss(self, t: int, local: int) -> torch.Tensor:
+        """Return the mean loss of one batch at the parameters that the model holds, to be differentiated."""
         batch = self._batch(t, local)
         with GENERATOR:
             seed_operators(self.seed, self.peer, t, local, self.device)
             loss = self._loss(self._model, batch)
         if loss.ndim:
             raise DataError(f"the loss of task {self.task.name} has shape {list(loss.shape)}; it must be a scalar")
-        parts = torch.autograd.grad(loss, self._parameters, materialize_grads=True)
-        torch.cat([part.reshape(-1) for part in parts], out=self._flat_gradient)
-        return self._flat_gradient.cpu().numpy(), float(loss.detach())
+        return loss
 
     def _load(self, z: Vector) -> None:
         """Copy z into the trained parameters."""
@@ -376,6 +411,8 @@ def trained_parameters(model: torch.nn.Module, only: tuple[str, ...]) -> dict[st
 def check_data(task: Task, data: Data, name: str) -> None:
     """Raise DataError unless a data set has samples and labels that fit the task."""
     labels = data.labels
+    if not isinstance(labels, torch.Tensor) or labels.device.type != "cpu":
+        raise DataError(f"the labels of the {name} set of task {task.name} are no tensor on the CPU")
     if not len(data) or labels.shape != (len(data),) or labels.dtype != torch.int64:
         raise DataError(
             f"the {name} set of task {task.name} needs at least one sample and one int64 label per sample: it has "
@@ -390,13 +427,16 @@ def check_data(task: Task, data: Data, name: str) -> None:
 
 def augments(task: Task) -> bool:
     """Return whether training batches are to be augmented, as far as one can tell."""
-    return not (isinstance(task, Classification) and task.augmentation is None)
+    kind = inner_task(task)
+    return not (isinstance(kind, Classification) and kind.augmentation is None)
 
 
 def judge(task: Task, model: torch.nn.Module, batch: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the mean loss and bool[b], which samples are right; classifications take one forward pass for both."""
-    if isinstance(task, Classification):
-        return task.judge(model, batch)
+    kind = inner_task(task)
+    if isinstance(kind, Classification):
+        with errors_of(task):
+            return kind.judge(model, batch)
     return task.loss(model, batch), task.correct(model, batch)
 
 

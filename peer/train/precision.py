@@ -12,6 +12,7 @@ from peer.config import TrainingOptions
 from peer.errors import ConfigError
 from peer.train.bfloat16 import compute_in_bfloat16_
 from peer.train.layers import EIGHT_BIT
+from peer.train.own_task import inner_task
 from peer.train.task import Task
 
 Precision = Literal["float32", "bfloat16", "int8"]
@@ -22,7 +23,7 @@ def precision_of(task: Task, options: TrainingOptions) -> Precision:
     float32 where it has none."""
     if options.precision != "auto":
         return options.precision
-    preferred: Precision = getattr(task, "precision", "float32")
+    preferred: Precision = getattr(inner_task(task), "precision", "float32")
     return preferred
 
 
@@ -37,7 +38,7 @@ def make_model(task: Task, precision: Precision) -> torch.nn.Module:
         if precision == "bfloat16" and isinstance(model, torch.nn.Module):
             compute_in_bfloat16_(model)
         return model
-    if not takes_layers(task.make_model):
+    if not takes_layers(inner_task(task).make_model):
         raise no_eight_bits(task.name)
     eight_bit: torch.nn.Module = task.make_model(layers=EIGHT_BIT)  # type: ignore[call-arg]
     return eight_bit

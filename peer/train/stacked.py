@@ -20,7 +20,7 @@ from torch.func import functional_call, vmap
 
 from peer.compress.layout import Layout
 from peer.config import TrainingOptions
-from peer.errors import DataError, LocalProtocolError
+from peer.errors import DataError, LocalProtocolError, TaskError
 from peer.train.bfloat16 import computes_in_bfloat16
 from peer.train.data import Batch, Classification, ImageData, TensorData, crop_and_flip
 from peer.train.eight_bit import Network
@@ -43,6 +43,7 @@ from peer.train.local_step import (
     trained_parameters,
 )
 from peer.train.memory import aligned, open_device, own_memory_
+from peer.train.own_task import errors_of, inner_task
 from peer.train.sampling import BatchDraw, augmentation_uniforms, joined
 from peer.train.task import Data, Task
 
@@ -110,7 +111,8 @@ class StackedTrainer:
         self._momentum = make_momentum(options)
         self._augments = augments(task)
         # Shifting and mirroring treats every sample alone, so that all peers' samples can be one batch.
-        self._augments_together = isinstance(task, Classification) and task.augmentation is crop_and_flip
+        kind = inner_task(task)
+        self._augments_together = isinstance(kind, Classification) and kind.augmentation is crop_and_flip
 
         model = make_start_model(task, options, seed, self._base)
         model.train()
@@ -311,7 +313,8 @@ class _Stacked:
         flat = flat.detach().requires_grad_()
         losses = self._vmapped(self._loss, flat, batch, buffers, batch_dim=0)
         assert isinstance(losses, torch.Tensor)
-        (gradient,) = torch.autograd.grad(losses.sum(), flat)
+        with errors_of(self._task):
+            (gradient,) = torch.autograd.grad(losses.sum(), flat)
         return gradient, losses.detach()
 
     def _vmapped(
@@ -334,12 +337,12 @@ class _Stacked:
 
         try:
             return vmap(one, in_dims=(0, batch_dim))(parameters, batch)
-        except RuntimeError as error:
+        except (RuntimeError, TaskError) as error:
             if "vmap" not in str(error):
                 raise
             raise DataError(
                 f"the model or loss of task {self._task.name} cannot be computed for all peers as one batch; dropout, "
-                f".item() and branches on values prevent that ({str(error).splitlines()[0]})"
+                f".item() and branches on values prevent that ({str(error.__cause__ or error).splitlines()[0]})"
             ) from error
 
     def _evaluate_some(self, z: Matrix, peers: slice, data: Data) -> list[Evaluation]:
@@ -371,7 +374,7 @@ class _Stacked:
             graph = _Graph(partial(self._compute, buffers=self.buffers), flat, batch)
             expected = self._compute(flat, batch, self.buffers)[0]
             same = torch.allclose(graph.replay(flat, batch)[0], expected, rtol=1e-3, atol=1e-5)
-        except RuntimeError:
+        except (RuntimeError, TaskError):
             torch.cuda.synchronize(self._device)
             return None
         finally:
@@ -408,7 +411,8 @@ class _OneByOne:
             self._load(peer, z[peer])
             seed_operators(self._seed, peer, t, local, self._device)
             loss = self._loss(self._model, aligned(tuple(part[peer] for part in batch), self._device))
-            parts = torch.autograd.grad(loss, self._parameters, materialize_grads=True)
+            with errors_of(self._task):
+                parts = torch.autograd.grad(loss, self._parameters, materialize_grads=True)
             torch.cat([part.reshape(-1) for part in parts], out=self._gradients[peer])
             losses[peer] = float(loss.detach())
             for name, buffer in self._model.named_buffers():

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from peer.errors import ConfigError, DataError, SottoError
+from peer.errors import ConfigError, DataError
 from peer.random import SHARED, Purpose, stream
 from peer.train.data import Batch, Classification, ImageData, TensorData, crop_and_flip
 from peer.train.datasets.image_files import (
@@ -49,6 +49,7 @@ from peer.train.models import (
     vgg16,
 )
 from peer.train.models.distilbert import BASE
+from peer.train.own_task import OwnTask, UserCode
 from peer.train.task import Task
 
 OptionValue = str | int | float | bool
@@ -371,9 +372,9 @@ def resolve_task(
 ) -> Task:
     """Return the built-in task of that name, or what the function "package.module:make_task" makes.
 
-    `directory` is `data.directory`; it goes to tasks that take an argument of that name. Modules are looked for where
-    Python looks, and in the current folder. Raises ConfigError for a wrong name or option, DataError for data
-    or an own task that does not hold what it should.
+    A task of the user's own comes in an `OwnTask`. `directory` is `data.directory`; it goes to tasks that take an
+    argument of that name. Modules are looked for where Python looks, and in the current folder. Raises ConfigError for
+    a wrong name or option, DataError for data or an own task that does not hold what it should.
     """
     options = dict(options or {})
     make = _import(name) if ":" in name else _built_in(name)
@@ -387,15 +388,16 @@ def resolve_task(
                 raise ConfigError(f"task {name} has no such option", key=f"training.task_options.{option}", valid=valid)
     if directory is not None and (accepted is None or "directory" in accepted):
         options["directory"] = str(directory)
-    try:
+    module = name.partition(":")[0]
+    if ":" not in name or module.partition(".")[0] == "peer":
+        task: Task = make(**options)
+        _check_task(task, name)
+        return task
+    code = UserCode(module, make)
+    with code.runs():
         task = make(**options)
-    except SottoError:
-        raise
-    except Exception as error:
-        # An own task may raise anything; the chain keeps its traceback for whoever debugs it.
-        raise DataError(f"training.task: {name} failed with {type(error).__name__}: {error}") from error
     _check_task(task, name)
-    return task
+    return OwnTask(task, code)
 
 
 def _built_in(name: str) -> Callable[..., Task]:
@@ -416,22 +418,19 @@ def _import(name: str) -> Callable[..., Any]:
     # Last, so that a file beside the configuration never hides an installed package.
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not (module_name == error.name or module_name.startswith(f"{error.name}.")):
-            raise DataError(
-                f"training.task: module {module_name} needs {error.name}, which is not installed"
-            ) from error
-        raise ConfigError(
-            f"module {error.name} was not found; start in the folder that contains it, or install it",
-            key="training.task",
-            value=name,
-        ) from None
-    except Exception as error:
-        raise DataError(
-            f"training.task: importing {module_name} failed with {type(error).__name__}: {error}"
-        ) from error
+    with UserCode(module_name).runs():
+        try:
+            module = importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            if error.name is None or not (module_name == error.name or module_name.startswith(f"{error.name}.")):
+                raise DataError(
+                    f"training.task: module {module_name} needs {error.name}, which is not installed"
+                ) from error
+            raise ConfigError(
+                f"module {error.name} was not found; start in the folder that contains it, or install it",
+                key="training.task",
+                value=name,
+            ) from None
     make = getattr(module, attribute, None)
     if make is None:
         functions = [key for key, value in vars(module).items() if inspect.isfunction(value) and key[0] != "_"]

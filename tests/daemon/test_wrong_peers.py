@@ -246,7 +246,7 @@ CASES = [
     Case(
         "task-that-fails",
         nothing,
-        ("tests.train.wrong_tasks:that_fails", "the sensor is not plugged in"),
+        ("error in your task: RuntimeError: the sensor is not plugged in", "wrong_tasks.py:20, in that_fails"),
         2,
         ("training.task=tests.train.wrong_tasks:that_fails", "training.task_options={}"),
     ),

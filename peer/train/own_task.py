@@ -1,0 +1,186 @@
+"""The boundary to a user's own task: whatever its code raises becomes a `TaskError` that names the user's line.
+
+`resolve_task` puts an `OwnTask` around what a user's function returns; all else in the package calls that. Built-in
+tasks have no such wrapper: what they raise is our bug.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import peer
+from peer.errors import SottoError, TaskError
+from peer.train.task import Data, Task
+
+Batch = tuple[torch.Tensor, ...]
+
+_LIBRARIES = (f"{Path(peer.__file__).parent}/", f"{sysconfig.get_path('stdlib')}/", "<")
+_PACKAGE_FOLDERS = ("/site-packages/", "/dist-packages/")
+
+
+class UserCode:
+    """The code that a configuration names as its task."""
+
+    def __init__(self, module: str, make: Callable[..., Any] | None = None) -> None:
+        """`make` is the function that makes the task; None while its module is imported."""
+        self._package, self._make = module.partition(".")[0], make
+
+    @contextmanager
+    def runs(self) -> Iterator[None]:
+        """Within this context every exception is the user's, except a SottoError, which already says whose it is."""
+        try:
+            yield
+        except SottoError:
+            raise
+        except (Exception, SystemExit) as error:  # Own code may raise anything; an exit would end a peer as a success.
+            text = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
+            raise TaskError(f"error in your task: {text} ({self._place(error)})") from error
+
+    def breach(self, problem: str, function: Callable[..., Any]) -> TaskError:
+        """Return the error of a function that returned what it must not return."""
+        return TaskError(f"error in your task: {problem} ({self._definition(function)})")
+
+    def _place(self, error: BaseException) -> str:
+        """Return the innermost line of the user's that was running."""
+        if isinstance(error, SyntaxError) and error.filename is not None:
+            return f"{error.filename}:{error.lineno}"
+        place = None
+        for frame, line in traceback.walk_tb(error.__traceback__):
+            if self._is_own(frame.f_code.co_filename, frame.f_globals.get("__name__", "")):
+                place = f"{frame.f_code.co_filename}:{line}, in {frame.f_code.co_qualname}"
+        if place is not None:
+            return place
+        # For example a model of torch's layers alone, whose sizes do not fit the data.
+        return f"none of your own lines was running; the task is made in {self._definition(None)}"
+
+    def _definition(self, function: Callable[..., Any] | None) -> str:
+        """Return where a function is defined; where the task is made, if that is in a library."""
+        for candidate in (function, self._make):
+            if candidate is None:
+                continue
+            plain = inspect.unwrap(candidate)
+            code = getattr(plain, "__code__", None)
+            if code is not None and self._is_own(code.co_filename, getattr(plain, "__module__", "")):
+                return f"{code.co_filename}:{code.co_firstlineno}"
+        return f"module {self._package}"
+
+    def _is_own(self, file: str, module: str) -> bool:
+        is_library = file.startswith(_LIBRARIES) or any(folder in file for folder in _PACKAGE_FOLDERS)
+        return not is_library or module.partition(".")[0] == self._package
+
+
+class OwnTask:
+    """A user's task whose errors are the user's."""
+
+    def __init__(self, task: Task, code: UserCode) -> None:
+        self.inner, self.code = task, code
+        self.name, self.num_classes = task.name, task.num_classes
+
+    def make_model(self, **options: Any) -> torch.nn.Module:
+        with self.code.runs():
+            return self.inner.make_model(**options)
+
+    def loss(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+        with self.code.runs():
+            loss = self.inner.loss(model, batch)
+        return self._scalar(loss, self.inner.loss)
+
+    def adjusted_loss(self, model: torch.nn.Module, batch: Batch, adjustment: torch.Tensor) -> torch.Tensor:
+        """Return what the task's own `adjusted_loss` returns; to be called where the task has one."""
+        inner: Any = self.inner
+        with self.code.runs():
+            loss = inner.adjusted_loss(model, batch, adjustment)
+        return self._scalar(loss, inner.adjusted_loss)
+
+    def train_data(self) -> Data:
+        with self.code.runs():
+            return self._own(self.inner.train_data())
+
+    def test_data(self) -> Data:
+        with self.code.runs():
+            return self._own(self.inner.test_data())
+
+    def correct(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+        with self.code.runs():
+            right = self.inner.correct(model, batch)
+        if not isinstance(right, torch.Tensor) or right.dtype != torch.bool or right.shape != (len(batch[0]),):
+            problem = f"correct() returned {_described(right)}; it must return one bool per sample"
+            raise self.code.breach(problem, self.inner.correct)
+        return right
+
+    def augment(self, batch: Batch, uniforms: torch.Tensor) -> Batch:
+        with self.code.runs():
+            augmented = self.inner.augment(batch, uniforms)
+        return checked_batch(augmented, "augment", self.inner.augment, self.code)
+
+    def loss_error(self, problem: str, *, adjusted: bool) -> TaskError:
+        """Return the error of a loss, or an adjusted one, with which training makes no sense."""
+        inner: Any = self.inner
+        return self.code.breach(problem, inner.adjusted_loss if adjusted else inner.loss)
+
+    def _scalar(self, loss: object, function: Callable[..., Any]) -> torch.Tensor:
+        if not isinstance(loss, torch.Tensor) or loss.ndim:
+            name = getattr(function, "__name__", "loss")
+            raise self.code.breach(f"{name}() returned {_described(loss)}; it must return a scalar tensor", function)
+        return loss
+
+    def _own(self, data: Data) -> Data:
+        # The package's own data sets run no code of the user's, and some of them can move to a device.
+        return data if type(data).__module__.startswith("peer.") else OwnData(data, self.code)
+
+
+class OwnData:
+    """A user's data set whose errors are the user's."""
+
+    def __init__(self, data: Data, code: UserCode) -> None:
+        self._data, self._code = data, code
+
+    def __len__(self) -> int:
+        with self._code.runs():
+            return len(self._data)
+
+    @property
+    def labels(self) -> torch.Tensor:
+        with self._code.runs():
+            return self._data.labels
+
+    def batch(self, indices: torch.Tensor) -> Batch:
+        with self._code.runs():
+            batch = self._data.batch(indices)
+        return checked_batch(batch, "batch", self._data.batch, self._code)
+
+
+def inner_task(task: Task) -> Task:
+    """Return the task itself, to ask of what kind it is."""
+    return task.inner if isinstance(task, OwnTask) else task
+
+
+def errors_of(task: Task) -> AbstractContextManager[None]:
+    """Within this context exceptions are the user's if the task is: for what runs a task's code without calling it, as
+    the gradient of its loss does."""
+    return task.code.runs() if isinstance(task, OwnTask) else nullcontext()
+
+
+def checked_batch(batch: object, name: str, function: Callable[..., Any], code: UserCode) -> Batch:
+    """Return the batch that a function of the user's returned. Raises TaskError if it is no tuple of tensors."""
+    if not isinstance(batch, tuple | list) or not batch:
+        raise code.breach(f"{name}() returned {_described(batch)}; it must return a tuple of tensors", function)
+    for part in batch:
+        if not isinstance(part, torch.Tensor):
+            problem = f"{name}() returned a {type(batch).__name__} with {_described(part)} in it"
+            raise code.breach(f"{problem}; it must return a tuple of tensors", function)
+    return tuple(batch)
+
+
+def _described(value: object) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"a tensor {str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    return "None" if value is None else f"an object of type {type(value).__name__}"
