@@ -161,9 +161,15 @@ def common_options() -> list[click.Option]:
             is_eager=True,
             expose_value=False,
             hidden=True,
+            callback=_note_debug,
             help="Show the traceback of an error.",
         ),
     ]
+
+
+def debug_wanted() -> bool:
+    """Return whether the command line that runs now has --debug."""
+    return bool(click.get_current_context().find_root().meta.get("peer.debug"))
 
 
 def print_json(value: Any, *, indent: int | None = 2) -> None:
@@ -232,6 +238,13 @@ def _set_verbosity(context: click.Context, option: click.Parameter, count: int) 
     logging.getLogger().setLevel(level)
     logging.getLogger("py.warnings").setLevel(logging.WARNING if count else logging.ERROR)
     return count
+
+
+def _note_debug(context: click.Context, option: click.Parameter, debug: bool) -> bool:
+    # Given to the group or to the command, as the verbosity.
+    root = context.find_root()
+    root.meta["peer.debug"] = debug or root.meta.get("peer.debug", False)
+    return debug
 
 
 def _complain(text: str) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from peer.cli.app import SottoCommand, StopOnSignal
+from peer.cli.app import SottoCommand, StopOnSignal, debug_wanted
 from peer.cli.options import count_peers, job_options, json_option, load_config, peers_option
 from peer.cli.training_run import (
     baseline_option,
@@ -98,6 +98,7 @@ def up(
                 stop=stop.event,
                 baseline=not no_baseline,
                 lineup=lineup,
+                debug=debug_wanted(),
             )
     return finish(summary, directory, as_json, interrupted=stop.event.is_set())
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -50,6 +51,12 @@ _POLL_S = 0.25
 _KINDS: Mapping[int, type[SottoError]] = {
     kind.exit_code: kind for kind in (DataError, SecurityError, StateError, RemoteError)
 }
+
+
+_TRACEBACK = re.compile(
+    r"^Traceback \(most recent call last\):\n(?:(?!\d{4}-).*\n)*(?=sotto: error: .*\s*\Z)", re.MULTILINE
+)
+"""At the end of a log: what --debug prints before the sentence. Lines of log records begin with the date."""
 
 
 def peer_environment() -> dict[str, str]:
@@ -96,13 +103,15 @@ class Cluster:
         hosts: Sequence[Host] | None = None,
         launcher: Callable[[int], Sequence[str]] = lambda index: (),
         lineup: Lineup | None = None,
+        debug: bool = False,
     ) -> None:
         """Check the configuration and write everything the peers need below `directory`. Raises SottoError.
 
         `hosts` says where the peers listen, by default on free ports of the loopback interface; `launcher(index)` is
         put before the command of a peer, to start it in a network of its own. With a `lineup` the folder holds a run
         that was stopped or broke off, which those peers go on with, and only what joining ones need is written;
-        `config` is that of one of its peers, `num_peers` how many the run began with.
+        `config` is that of one of its peers, `num_peers` how many the run began with. With `debug` the peers log the
+        traceback of whatever ends them.
         """
         use_one_thread()
         self.directory = directory
@@ -114,12 +123,14 @@ class Cluster:
         self._leaves_at: dict[int, int] = {}
         """Peer number → first round without it."""
         self.trainer: Trainer = self.setup.trainer(0)
+        self.trainer.try_own_task()
         evaluations = config.run.rounds // config.evaluation.every_rounds + 1 if config.evaluation.every_rounds else 1
         keep = evaluations * num_peers * self.trainer.layout.size * 8 <= KEEP_MODELS_BYTES_MAX
         self.config = config.model_copy(
             update={"evaluation": config.evaluation.model_copy(update={"keep_models": keep})}
         )
         self._launcher = launcher
+        self._options = ["--debug"] if debug else []
         if lineup is not None:
             ports = free_ports(len(lineup.joining))
             with private_files():
@@ -159,7 +170,7 @@ class Cluster:
         with private_files():
             log = open(file.parent / "log.txt", "ab")  # noqa: SIM115 - the process writes to it as long as it lives
         process = subprocess.Popen(
-            [*self._launcher(index), sys.executable, "-m", "peer", "run", "--config", str(file)],
+            [*self._launcher(index), sys.executable, "-m", "peer", "run", "--config", str(file), *self._options],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -228,8 +239,16 @@ class Cluster:
 
     def last_words(self, index: int) -> str:
         """Return the last line that a peer logged, without what `sotto` puts in front of errors."""
-        lines = (self.peer_files[index].parent / "log.txt").read_text(errors="replace").strip().splitlines()
+        lines = self._log(index).strip().splitlines()
         return lines[-1].removeprefix("sotto: error: ") if lines else "it logged nothing"
+
+    def last_traceback(self, index: int) -> str | None:
+        """Return the traceback with which a peer ended, if it ran under --debug."""
+        found = _TRACEBACK.search(self._log(index))
+        return None if found is None else found[0].rstrip()
+
+    def _log(self, index: int) -> str:
+        return (self.peer_files[index].parent / "log.txt").read_text(errors="replace")
 
     def failure(self) -> SottoError | None:
         """Return what to tell of the first process that ended with an error, of the kind that its exit code names."""
@@ -245,7 +264,10 @@ class Cluster:
         else:
             how = f"ended with code {code}"
         text = f"{self.names[index]} {how}: {words} (see {self.peer_files[index].parent / 'log.txt'})"
-        return _KINDS.get(code, SottoError)(text)
+        error = _KINDS.get(code, SottoError)(text)
+        if (lines := self.last_traceback(index)) is not None:
+            error.add_note(f"{self.names[index]} logged:\n{lines}")
+        return error
 
     def put_back(self) -> int:
         """Put every peer back to the last checkpoint that all have in common and that those which diverged went back
@@ -396,8 +418,9 @@ def up(
     stop: threading.Event | None = None,
     baseline: bool = True,
     lineup: Lineup | None = None,
+    debug: bool = False,
 ) -> Summary:
-    """Run all peers of a job on this machine to the end; return what it came to.
+    """Run all peers of a job on this machine to the end; return what it came to. `debug` as for `Cluster`.
 
     Everything lands in `directory`, which exists and is empty, unless there is a `lineup` (see `Cluster`):
     configuration, peers with their states and logs, metrics, the averaged model, the summary. When `stop` is set the
@@ -405,7 +428,7 @@ def up(
     """
     started = time.monotonic()
     stop = stop or threading.Event()
-    cluster = Cluster(config, base, num_peers=num_peers, directory=directory, lineup=lineup)
+    cluster = Cluster(config, base, num_peers=num_peers, directory=directory, lineup=lineup, debug=debug)
 
     def show(phase: str, peers: list[PeerProgress]) -> None:
         if on_progress is not None:

@@ -91,6 +91,7 @@ class VirtualRun(ABC, Generic[AnyParticipant]):
         self._network = VirtualNetwork(links or LinkModel())
         self._step_s = [step_s * (slow or {}).get(peer, 1.0) for peer in range(num_peers)]
         self.trainer = self.setup.trainer(0)
+        self.trainer.try_own_task()
         self._x0 = self.trainer.initial_vector()
         self._rows = StackedRows(self.setup) if stacked else None
         self.participants: list[AnyParticipant] = []

@@ -133,6 +133,45 @@ def test_a_peer_that_dies_ends_the_run_with_its_last_words(tmp_path: Path) -> No
     assert not peers_below(tmp_path)
 
 
+OWN_TASK = """
+import torch
+from peer.train.data import Classification, TensorData
+
+
+class Sensor(Classification):
+    losses = 0
+
+    def loss(self, model, batch):
+        self.losses += 1
+        if self.losses == 5:
+            raise ValueError("the sensor was unplugged")
+        return super().loss(model, batch)
+
+
+def make_task():
+    data = TensorData(torch.arange(128.0).view(64, 2) / 128, torch.arange(64) % 2)
+    return Sensor(name="sensor", num_classes=2, model=lambda: torch.nn.Linear(2, 2), train=data, test=data)
+"""
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_an_error_in_a_users_task_is_told_with_its_line(tmp_path: Path, debug: bool) -> None:
+    (tmp_path / "sensor.py").write_text(OWN_TASK)
+    task = ("--set", "training.task=sensor:make_task", "--set", "training.label_adjustment=false")
+    process = sotto_up(tmp_path, "--peers", "2", "--name", "first", *SHORT, *task, *["--debug"] * debug)
+    _, err = process.communicate(timeout=200)
+    assert process.returncode == 2, err
+    told = err.splitlines()[-1]
+    sentence = f"error in your task: ValueError: the sensor was unplugged ({tmp_path}/sensor.py:12, in Sensor.loss)"
+    log = re.fullmatch(rf"sotto: error: peer-. ended with code 2: {re.escape(sentence)} \(see (.*)\)", told)
+    assert log, told
+    logged = Path(log[1]).read_text()
+    assert 'raise ValueError("the sensor was unplugged")' in logged, "the log has the whole traceback"
+    assert logged.splitlines()[-1] == f"sotto: error: {sentence}"
+    assert ('raise ValueError("the sensor was unplugged")' in err) == debug
+    assert not peers_below(tmp_path)
+
+
 def test_a_numerical_overflow_is_no_bug(tmp_path: Path) -> None:
     """The compressor meets it before any loss is judged."""
     process = sotto_up(tmp_path, "--peers", "3", "--set", "training.learning_rate=1e38", *SHORT)
