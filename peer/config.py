@@ -261,8 +261,9 @@ class DataOptions(Section):
 
     directory: str | None = None
     """Folder that holds the data set, for tasks that read files."""
-    partition: Literal["skew", "dirichlet", "shards", "iid"] = "skew"
-    """How the training data is split among the peers. Each device computes the same split on its own."""
+    partition: Literal["skew", "dirichlet", "shards", "iid", "own"] = "skew"
+    """How the training data is split among the peers. Each device computes the same split on its own. own: nothing is
+    split; every device trains on all samples that its task returns there."""
     skew: Fraction = 0.8
     """skew: fraction of the data that is sorted by label and dealt in blocks. The rest is dealt at random."""
     alpha: Positive = 0.5
@@ -271,6 +272,9 @@ class DataOptions(Section):
     """shards: number of different labels on each peer."""
     holdout_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Fraction of its own data that each peer holds out as a private test set."""
+    class_shares: tuple[NonNegative, ...] = ()
+    """own: how frequent the classes are in the data of all devices, a number for each class in their order: fractions,
+    percentages or counts. Logit adjustment needs to know. Empty: all classes are taken to be equally frequent."""
 
 
 class RoundOptions(Section):
@@ -421,6 +425,7 @@ _LATER_OPTIONS = (
     ("training", "label_adjustment"),
     ("training", "class_balance"),
     ("training", "class_balance_follows_rate"),
+    ("data", "class_shares"),
 )
 """Shared options that are part of the run digest only where they are set, so that configurations from before they came
 keep theirs."""

@@ -77,6 +77,13 @@ def build_schedule(config: Config, base: Path, num_peers: int, *, rounds_per_epo
     as rounds. Raises ConfigError if the graph is impossible for that many peers.
     """
     options = config.graph
+    if options.period_unit == "epochs" and config.data.partition == "own":
+        raise ConfigError(
+            'an epoch is a pass over the largest share of the data, which no device knows with data.partition = "own"',
+            key="graph.period_unit",
+            value="epochs",
+            valid="rounds",
+        )
     kinds = (options.kind,) if isinstance(options.kind, str) else options.kind
     period = options.period
     if options.period_unit == "epochs" and rounds_per_epoch is not None:
@@ -167,7 +174,7 @@ def validate_config(config: Config, base: Path, num_peers: int | None = None) ->
     if count < 1:
         raise ConfigError("no peers are listed", key="peers", valid="one [[peers]] table for each device")
     schedule = build_schedule(config, base, count)
-    findings = [*_later_peers(config), *_precision_findings(config)]
+    findings = [*_later_peers(config), *_precision_findings(config), *_data_findings(config)]
     findings += check_rules(config, schedule, build_compressor(config)) + list(_budget_findings(config, schedule))
     if config.guard.action == "rollback" and algorithm_spec(config).modulo and config.algorithm.theta == "verified":
         # Repairs and messages share one sequence of numbers, and may come in another order the second time.
@@ -197,6 +204,33 @@ def _precision_findings(config: Config) -> Iterator[validate.Finding]:
             " use float32 unless another processor trains"
         )
         yield validate.Finding("warning", "training.precision", sentence)
+
+
+def _data_findings(config: Config) -> Iterator[validate.Finding]:
+    """Say where options for data that is each device's own lack something, or do nothing."""
+    options = config.data
+    if options.partition != "own":
+        if options.class_shares:
+            yield validate.Finding("warning", "data.class_shares", 'has no effect without data.partition = "own"')
+        return
+    if config.data.directory is None and ":" not in config.training.task:
+        sentence = (
+            f"task {config.training.task} has the same samples on every device, so every peer trains on all of them;"
+            " use a task that reads the device's own"
+        )
+        yield validate.Finding("warning", "data.partition", sentence)
+
+
+def refuse_own_data(config: Config) -> None:
+    """Raise ConfigError for data that is each device's own, where all peers of a command read the same."""
+    if config.data.partition == "own":
+        raise ConfigError(
+            "all peers of this command read the same data, so none has its own; deal that data out for a trial"
+            " (--set data.partition=skew), and start peers with data of their own with `sotto run`",
+            key="data.partition",
+            value="own",
+            valid="skew, dirichlet, shards, iid",
+        )
 
 
 def unreachable_pairs(config: Config, schedule: Schedule, only: int | None = None) -> list[str]:

@@ -46,23 +46,25 @@ from peer.run_plan import (
     why_no_changes,
 )
 from peer.train import tasks
+from peer.train.label_adjustment import declared_shares
 from peer.train.learning_rate import learning_rates, step_size_decay
 from peer.train.local_step import Trainer, check_data
-from peer.train.partition import Manifest, partition
+from peer.train.partition import Manifest, OwnSamples, own_samples, partition
 from peer.train.task import Data, Task
 from peer.wire.last_codes import LastCodes
 
 
 @dataclass(frozen=True)
 class RunSetup:
-    """Everything that the peers of a run share, computed alike on every device."""
+    """Everything that the peers of a run share, computed alike on every device; of data that is each device's own, that
+    of this one."""
 
     config: Config
     base: Path
     num_peers: int
     """How many the lists of all devices have in common."""
     task: Task
-    manifest: Manifest
+    manifest: Manifest | OwnSamples
     schedule: Schedule
     """Of the members that the run starts with."""
     compressor: BoundedCompressor
@@ -83,12 +85,14 @@ class RunSetup:
         data = task.train_data()
         check_data(task, data, "training")
         manifest = deal(config, data, count)
-        largest = max(len(indices) for indices in manifest.train)
-        if config.peer.index >= count:
-            # A peer that was admitted takes a share of its own, longer list; nobody else's changes.
-            manifest = deal(config, data, config.peer.index + 1)
-        steps = config.training.batch_size * config.training.local_steps
-        rounds_per_epoch = max(1, math.ceil(largest / steps))
+        rounds_per_epoch = 1
+        if isinstance(manifest, Manifest):
+            largest = max(len(indices) for indices in manifest.train)
+            if config.peer.index >= count:
+                # A peer that was admitted takes a share of its own, longer list; nobody else's changes.
+                manifest = deal(config, data, config.peer.index + 1)
+            steps = config.training.batch_size * config.training.local_steps
+            rounds_per_epoch = max(1, math.ceil(largest / steps))
         schedule = build_schedule(config, base, config.num_members(count), rounds_per_epoch=rounds_per_epoch)
         compressor = build_compressor(config)
         rate = averaging_rate(config, compressor) if rate is None else rate
@@ -202,8 +206,17 @@ class RunSetup:
             return options
         return options.model_copy(update={"label_adjustment": False})
 
+    @cached_property
+    def class_shares(self) -> npt.NDArray[np.float64] | None:
+        """The shares of the classes in the data of all peers; None where they can be counted, or there are none."""
+        if isinstance(self.manifest, Manifest):
+            return None
+        return declared_shares(self.task, self.config.data.class_shares)
+
     def trainer(self, peer: int) -> Trainer:
-        """Return the training side of one peer."""
+        """Return the training side of one peer. Raises ConfigError for a peer whose data only its device has."""
+        if isinstance(self.manifest, OwnSamples) and peer not in self.manifest.train:
+            raise ConfigError(f"only the device of peer {peer} has its data", key="data.partition", value="own")
         return Trainer(
             self.task,
             self.training,
@@ -212,6 +225,7 @@ class RunSetup:
             peer=peer,
             train_indices=self.manifest.train[peer],
             holdout_indices=self.manifest.holdout[peer],
+            class_shares=self.class_shares,
             device=self.config.peer.device,
             base=self.base,
         )
@@ -324,9 +338,12 @@ class RunSetup:
         )
 
 
-def deal(config: Config, data: Data, num_peers: int) -> Manifest:
-    """Return which samples each peer trains on and keeps as hold-out."""
+def deal(config: Config, data: Data, num_peers: int) -> Manifest | OwnSamples:
+    """Return which samples each peer trains on and keeps as hold-out; where data is each device's own, this peer."""
     options = config.data
+    if options.partition == "own":
+        fraction = options.holdout_fraction
+        return own_samples(data.labels.numpy(), config.peer.index, seed=config.run.seed, holdout_fraction=fraction)
     return partition(
         data.labels.numpy(),
         num_peers,

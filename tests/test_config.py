@@ -93,6 +93,8 @@ def test_a_configuration_cannot_be_changed() -> None:
         "training.class_balance=0.5",
         "training.class_balance_follows_rate=true",
         "data.skew=0",
+        "data.partition=own",
+        "data.class_shares=[1, 2]",
         "rounds.late=skip",
         "evaluation.every_rounds=1",
     ],

@@ -10,7 +10,9 @@ import pytest
 from peer import gossip
 from peer.compress.layout import Layout
 from peer.config import load
+from peer.errors import ConfigError
 from peer.gossip.theta import theorem_2
+from peer.run_plan import validate_config
 from peer.run_setup import RunSetup
 
 
@@ -48,3 +50,52 @@ def test_logits_are_not_adjusted_where_all_gradients_are_averaged(
     chosen = {"algorithm.name": algorithm, "training.label_adjustment": asked, "graph.kind": "complete"}
     config = load(environment={}, overrides=[f"{key}={value}" for key, value in chosen.items()])
     assert RunSetup.open(config, Path(), num_peers=4).training.label_adjustment == expected
+
+
+def own_setup(*overrides: str, num_peers: int = 4) -> RunSetup:
+    """Return the setup of a peer whose own data is the digits, 1,437 samples."""
+    config = load(environment={}, overrides=["data.partition=own", *overrides])
+    return RunSetup.open(config, Path(), num_peers=num_peers)
+
+
+def test_own_data_is_that_of_this_peer_alone() -> None:
+    setup = own_setup("peer.index=2")
+    assert setup.trainer(2).evaluate(setup.trainer(2).initial_vector(), "train").total.sum() == 1437
+    with pytest.raises(ConfigError, match="only the device of peer 1 has its data"):
+        setup.trainer(1)
+    # One that was admitted has its own too.
+    assert own_setup("peer.index=7").trainer(7).peer == 7
+
+
+def test_class_shares_are_counted_declared_or_taken_to_be_equal() -> None:
+    assert RunSetup.open(load(environment={}), Path(), num_peers=4).class_shares is None
+    assert own_setup().class_shares == pytest.approx([0.1] * 10)
+    shares = own_setup("data.class_shares=[5, 0, 1, 1, 1, 1, 0.5, 0.5, 0, 0]").class_shares
+    assert shares == pytest.approx([0.5, 0, 0.1, 0.1, 0.1, 0.1, 0.05, 0.05, 0, 0])
+    regression = ("training.task=synthetic", "training.task_options={parameters=40, layers=2, samples=64}")
+    assert own_setup(*regression).class_shares is None
+    with pytest.raises(ConfigError, match=r"data\.class_shares: task synthetic has no classes"):
+        own_setup(*regression, "data.class_shares=[1]").trainer(0)
+
+
+OWN_TASK = ("data.partition=own", "training.task=own_task:make_task")
+
+
+@pytest.mark.parametrize(
+    ("settings", "level", "key", "sentence"),
+    [
+        (("data.partition=own",), "warning", "data.partition", "task digits has the same samples on every device"),
+        (("data.class_shares=[1]",), "warning", "data.class_shares", "no effect without"),
+    ],
+)
+def test_options_for_own_data_that_lack_something_or_do_nothing_are_named(
+    settings: tuple[str, ...], level: str, key: str, sentence: str
+) -> None:
+    found = validate_config(load(environment={}, overrides=settings), Path(), 4)
+    assert [(finding.level, finding.key) for finding in found] == [(level, key)]
+    assert sentence in found[0].sentence
+
+
+def test_own_data_in_order_needs_no_remark() -> None:
+    settings = (*OWN_TASK, "data.class_shares=[1, 2]")
+    assert validate_config(load(environment={}, overrides=settings), Path(), 4) == []

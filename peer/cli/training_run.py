@@ -67,9 +67,10 @@ def choose_directory(runs_dir: Path, name: str | None, default: str) -> Path:
 
 
 def warn(config: Config, base: Path, num_peers: int) -> None:
-    """Print the warnings of a configuration. Raises ConfigError if it has errors."""
+    """Print the warnings of a configuration for peers that all run here. Raises ConfigError if it has errors."""
     from peer import run_plan
 
+    run_plan.refuse_own_data(config)
     for finding in run_plan.refuse_errors(run_plan.validate_config(config, base, num_peers)):
         click.secho("sotto: warning: ", fg="yellow", nl=False, err=True)
         click.echo(f"{finding.key}: {finding.sentence}" if finding.key else finding.sentence, err=True)

@@ -40,6 +40,7 @@ from peer.node.durable import DurablePeer
 from peer.node.durable_pair import DurablePair
 from peer.run_plan import unreachable_pairs
 from peer.train.local_step import Split
+from peer.train.partition import Manifest
 
 log = logging.getLogger("sotto")
 
@@ -136,7 +137,6 @@ def _common_parts(local: LocalPeer) -> CommonParts:
     if len(local.setup.manifest.holdout[local.index]):
         splits.append("holdout")
     manifest = local.setup.manifest
-    num_samples = sum(map(len, (*manifest.train, *manifest.holdout)))
     keep_in = local.folder.directory / "models" if config.evaluation.keep_models else None
     return CommonParts(
         local=local,
@@ -147,7 +147,9 @@ def _common_parts(local: LocalPeer) -> CommonParts:
             config.evaluation,
             config.run.rounds,
             peers=local.roster,
-            samples=SampleCounts(local.trainer.class_counts(), num_samples),
+            samples=SampleCounts(
+                local.trainer.class_counts(), manifest.num_samples if isinstance(manifest, Manifest) else None
+            ),
             is_up=neighbors.is_up,
             broadcast=neighbors.broadcast,
             on_news=runtime.wake,

@@ -155,7 +155,7 @@ class Evaluations:
             self._told_by.pop(key, None)
         else:
             self._told_by[key] = source
-        if may_pass_on:
+        if may_pass_on and self._samples.may_be_told(record):
             self._broadcast(notes.EVALUATION, notes.encode_evaluation(record), source)
         self._on_news()
 
@@ -173,7 +173,8 @@ class Evaluations:
 
     def notes(self) -> list[bytes]:
         """Return what a neighbour that was away should hear."""
-        return [notes.encode_evaluation(record) for record in self.newest.values()]
+        told = filter(self._samples.may_be_told, self.newest.values())
+        return [notes.encode_evaluation(record) for record in told]
 
     def own(self) -> EvaluationRecord | None:
         """Return the newest evaluation of this peer on the common test set."""
@@ -198,9 +199,9 @@ class Evaluations:
 class SampleCounts:
     """How many samples an evaluation can be on."""
 
-    def __init__(self, test_classes: Sequence[int], num_samples: int) -> None:
+    def __init__(self, test_classes: Sequence[int], num_samples: int | None) -> None:
         """`test_classes`: how many samples of each class the common test set has. `num_samples`: of the training data,
-        of which peers hold some out."""
+        of which peers hold some out; None where each device has its own data, and may have its own test set."""
         self._num_classes = len(test_classes) if len(test_classes) <= notes.MOST_CLASSES else 1
         self._test = tuple(test_classes) if self._num_classes == len(test_classes) else (sum(test_classes),)
         self._num_samples = num_samples
@@ -210,9 +211,15 @@ class SampleCounts:
         total = record.total
         if len(total) > notes.MOST_CLASSES:
             total = (sum(total),)
+        if self._num_samples is None:
+            return len(total) == self._num_classes
         if record.split == "test":
             return total == self._test
         return len(total) == self._num_classes and sum(total) <= self._num_samples
+
+    def may_be_told(self, record: EvaluationRecord) -> bool:
+        """Return whether others may hear of an evaluation; one on a hold-out shows the classes of private data."""
+        return record.split == "test" or self._num_samples is not None
 
 
 def stored(record: EvaluationRecord) -> str:

@@ -22,6 +22,7 @@ from peer.run_setup import RunSetup
 from peer.run_summary import machine_facts
 from peer.state.checkpoints import StateFolder
 from peer.state.metrics import MetricsStore
+from peer.train.partition import OwnSamples
 
 log = logging.getLogger("sotto")
 
@@ -97,7 +98,7 @@ class LocalPeer:
     def identity(self) -> dict[str, str]:
         """What a state folder has to agree with to belong to this peer. Rates are not part of it: they may change
         while a run is stopped everywhere."""
-        return {
+        identity = {
             "run": self.config.run.name,
             "peer": self.name,
             "model": self.trainer.layout.digest,
@@ -105,6 +106,11 @@ class LocalPeer:
             "algorithm": self.config.algorithm.name,
             "momentum": self.config.training.momentum,
         }
+        manifest = self.setup.manifest
+        if isinstance(manifest, OwnSamples):
+            # A device may collect more, but a journal is replayed to the same bits only on the same samples.
+            identity["data"] = f"{manifest.num_samples} samples, {manifest.labels_digest[:16]}"
+        return identity
 
     def describe(self, seconds: float) -> dict[str, object]:
         """Return what every checkpoint says of where it belongs. `seconds`: the time on the clock of the run."""

@@ -24,6 +24,7 @@ from peer.state.checkpoints import Checkpoint, find_checkpoints, load_checkpoint
 from peer.train.int8_file import load_int8, save_int8
 from peer.train.local_step import Trainer
 from peer.train.model_file import load_model_
+from peer.train.statistics import has_statistics
 
 
 @dataclass(frozen=True)
@@ -134,6 +135,13 @@ def _save(folder: _PeerFolder, checkpoints: Sequence[Checkpoint], output: Path, 
         trainer.restore({name.removeprefix(prefix): array for name, array in local.items()})
     except (KeyError, ValueError) as error:
         raise StateError(f"{folder.base}: the checkpoint does not fit the configuration: {error}") from None
+    if folder.config.data.partition == "own" and len(checkpoints) > 1 and (int8 or has_statistics(trainer.model)):
+        raise ConfigError(
+            "the average needs statistics of norms, or ranges, over the data of all devices, and none has it all;"
+            " export one peer with --peer, or train a model with norms that keep none",
+            key="data.partition",
+            value="own",
+        )
     z = (total / weight).astype(np.float32)
     if int8:
         return _save_int8(trainer, z, output)

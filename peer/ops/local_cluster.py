@@ -30,7 +30,7 @@ from peer.ops import control
 from peer.ops.cluster_files import Host, write_cluster
 from peer.ops.resize import Lineup, add_peers
 from peer.ops.rollback import newest_common_round, put_back
-from peer.run_plan import refuse_errors, validate_config
+from peer.run_plan import refuse_errors, refuse_own_data, validate_config
 from peer.run_progress import PeerProgress, Progress
 from peer.run_setup import RunSetup
 from peer.run_summary import consensus, describe_run, evaluation_record, finish_summary, train_single_process
@@ -115,6 +115,7 @@ class Cluster:
         """
         use_one_thread()
         self.directory = directory
+        refuse_own_data(config)
         refuse_errors(validate_config(config, base, num_peers))
         self.setup = RunSetup.open(config, base, num_peers)
         self.numbers = range(num_peers) if lineup is None else lineup.started

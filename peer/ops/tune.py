@@ -193,6 +193,7 @@ def tune(
     `trials` and `budget_s` bound the search; `on_trial(trial, number)` is told of each run. Raises ConfigError for a
     job that cannot run at all, DivergenceError where every point diverged.
     """
+    run_plan.refuse_own_data(config)
     run_plan.refuse_errors(run_plan.validate_config(config, base, num_peers))
     started = clock()
     deadline = math.inf if budget_s is None else started + budget_s

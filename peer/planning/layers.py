@@ -58,9 +58,9 @@ def of_task(config: Config, base: Path) -> Layers:
 
 
 def measured_step_s(config: Config, base: Path, num_peers: int) -> float:
-    """Return the median duration of a local step of peer 0 on this machine, on one thread. Raises SottoError."""
+    """Return the median duration of a local step of one peer on this machine, on one thread. Raises SottoError."""
     use_one_thread()
-    trainer = RunSetup.open(config, base, num_peers).trainer(0)
+    trainer = RunSetup.open(config, base, num_peers).trainer(config.peer.index)
     z, seconds = trainer.initial_vector(), []
     for t in range(_WARM_UP + _STEPS):
         started = time.perf_counter()

@@ -39,8 +39,8 @@ class StackedRows:
             setup.training,
             rounds=config.run.rounds,
             seed=config.run.seed,
-            shards=setup.manifest.train,
-            holdouts=setup.manifest.holdout,
+            shards=[setup.manifest.train[peer] for peer in range(setup.num_peers)],
+            holdouts=[setup.manifest.holdout[peer] for peer in range(setup.num_peers)],
             device=config.peer.device,
             base=setup.base,
         )

@@ -22,6 +22,7 @@ from peer.node.local_steps import LocalSteps
 from peer.node.pair_participant import PairParticipant
 from peer.node.participant import Participant
 from peer.round_record import RoundRecord
+from peer.run_plan import refuse_own_data
 from peer.run_progress import PeerProgress, Progress
 from peer.run_setup import RunSetup
 from peer.run_summary import consensus, evaluation_record
@@ -84,6 +85,7 @@ class VirtualRun(ABC, Generic[AnyParticipant]):
         peers as one batch (equal to one by one within float32 rounding). `after_round` is told of every completed
         round of every peer."""
         use_one_thread()
+        refuse_own_data(config)
         self.config, self.num_peers = config, num_peers
         self.setup = RunSetup.open(config, base, num_peers)
         self._metrics = metrics

@@ -7,7 +7,8 @@ trains on
 
 where q_c is the share of class c in what the peer draws and p_c its share in the whole training set. What the peer's
 own shares say of a sample is given, and f learns the rest: it is judged and exported as it is, for data whose classes
-have the shares p. Every peer computes p from the labels that are dealt, so nothing is told to others.
+have the shares p. Every peer computes p from the labels that are dealt, so nothing is told to others. Where data is not
+dealt, p is declared (`declared_shares`).
 
 For classes that the peer does not have, r_c is 1: they are the others that its samples are told from, as in the plain
 loss. By the equation they would stay out of the sum, and then a peer with one class learns nothing (digits, skew 1, 400
@@ -21,7 +22,7 @@ distribution skew via logits calibration" (2022), which leave p out: the same wh
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias, TypeGuard
 
 import numpy as np
@@ -36,6 +37,7 @@ from peer.train.own_task import inner_task
 from peer.train.sampling import BatchSchedule, ClassQuotas, IntArray, augmentation_uniforms
 from peer.train.task import Data, Task
 
+Float64Array: TypeAlias = npt.NDArray[np.float64]
 Loss: TypeAlias = Callable[[torch.nn.Module, Batch], torch.Tensor]
 
 _DOUBT = 10.0
@@ -53,9 +55,9 @@ class AdjustableTask(Task, Protocol):
 class LabelAdjustment:
     """What is added to the logits of each sample that a peer draws: log r_c, 0 for classes that it does not have."""
 
-    def __init__(self, schedule: BatchSchedule, quotas: ClassQuotas, totals: IntArray) -> None:
-        """`quotas` are those of the schedule, `totals: int64[classes]` counts the samples of the whole training set."""
-        self._schedule, self._quotas, self._totals = schedule, quotas, totals
+    def __init__(self, schedule: BatchSchedule, quotas: ClassQuotas, shares: Float64Array) -> None:
+        """`quotas` are those of the schedule, `shares: float64[classes]` is p."""
+        self._schedule, self._quotas, self._shares = schedule, quotas, shares
         self._number, self._log_ratios = -1, np.empty(0, np.float32)
 
     def rows(self, step: int) -> npt.NDArray[np.float32]:
@@ -68,18 +70,26 @@ class LabelAdjustment:
             drawn = self._quotas.of_pass(number)
             log_ratios = np.zeros(len(drawn))
             has = drawn > 0
-            log_ratios[has] = np.log(drawn[has] / drawn.sum()) - np.log(self._totals[has] / self._totals.sum())
+            log_ratios[has] = np.log(drawn[has] / drawn.sum()) - np.log(self._shares[has])
             self._number, self._log_ratios = number, log_ratios.astype(np.float32)
         return self._log_ratios
 
 
 def deal_locally(
-    task: Task, options: TrainingOptions, indices: IntArray, rates: LearningRate, *, seed: int, peer: int
+    task: Task,
+    options: TrainingOptions,
+    indices: IntArray,
+    rates: LearningRate,
+    *,
+    seed: int,
+    peer: int,
+    shares: Float64Array | None = None,
 ) -> tuple[BatchSchedule, LabelAdjustment | None]:
     """Return how a peer draws its samples at `indices` of the training set, and what it adds to logits, if anything.
 
-    Raises ConfigError (`training.class_balance`, `training.label_adjustment`) where the options ask for what the task
-    cannot do, DataError where there are no samples.
+    `shares` is p, where the training set is not that of all peers. Raises ConfigError (`training.class_balance`,
+    `training.label_adjustment`) where the options ask for what the task cannot do, and (`data.class_shares`) where
+    `shares` does not fit the samples; DataError where there are none.
     """
     data, wanted, alpha = task.train_data(), options.label_adjustment, options.class_balance
     if not task.num_classes:
@@ -91,11 +101,15 @@ def deal_locally(
     labels = data.labels.numpy()
     quotas = ClassQuotas(labels[indices], task.num_classes, balance=_balance(options, len(indices), rates))
     schedule = BatchSchedule(indices, options.batch_size, seed=seed, peer=peer, quotas=quotas if alpha > 0 else None)
-    totals = np.bincount(labels, minlength=task.num_classes).astype(np.int64)
-    if not wanted or (wanted == "auto" and alpha == 0 and not is_uneven(quotas.counts, totals)):
+    if shares is None:
+        totals = np.bincount(labels, minlength=task.num_classes).astype(np.int64)
+        shares, uneven = totals / totals.sum(), is_uneven(quotas.counts, totals)
+    else:
+        uneven = _differ_from(shares, quotas.counts)
+    if not wanted or (wanted == "auto" and alpha == 0 and not uneven):
         return schedule, None
     if can_adjust(task) and _targets_are_labels(task, data, schedule, seed):
-        return schedule, LabelAdjustment(schedule, quotas, totals)
+        return schedule, LabelAdjustment(schedule, quotas, shares)
     if wanted is True:
         raise _not_adjustable(task)
     return schedule, None
@@ -128,19 +142,51 @@ def training_loss(task: Task, *, adjusted: bool) -> Loss:
 
 def is_uneven(counts: IntArray, totals: IntArray) -> bool:
     """Return whether a shard with `counts: int64[classes]` was hardly dealt at random from a training set with
-    `totals: int64[classes]`: Pearson's X² is above k + 2√(kx) + 2x, where k is its degrees of freedom.
-
-    A χ² variable is above that with a probability of at most e^−x (Laurent and Massart 2000, lemma 1).
-    """
+    `totals: int64[classes]`."""
     m, all_samples = int(counts.sum()), int(totals.sum())
     if m >= all_samples:
         return False
-    present = totals > 0
-    expected = m * totals[present] / all_samples
     # Samples are dealt without replacement, which leaves counts less room the more of them a shard has.
     room = (all_samples - m) / (all_samples - 1)
-    statistic = float((np.square(counts[present] - expected) / expected).sum()) / room
-    freedom = int(present.sum()) - 1
+    present = totals > 0
+    return _exceeds_chance(counts[present], m * totals[present] / all_samples, room)
+
+
+def declared_shares(task: Task, declared: Sequence[float]) -> Float64Array | None:
+    """Return p where no device knows the labels of all: what `data.class_shares` declares, in any unit, or equal shares
+    where it is empty; None where the task has no classes. Raises ConfigError where it does not fit the task."""
+    num_classes, key = task.num_classes, "data.class_shares"
+    if not declared:
+        return np.full(num_classes, 1.0 / num_classes) if num_classes else None
+    if not num_classes:
+        raise ConfigError(f"task {task.name} has no classes", key=key, value=list(declared), valid="an empty list")
+    if len(declared) != num_classes or not 0.0 < sum(declared) < math.inf:
+        valid = f"{num_classes} numbers of at least 0, not all 0"
+        problem = f"task {task.name} has {num_classes} classes"
+        raise ConfigError(problem, key=key, value=list(declared), valid=valid)
+    return np.array(declared, np.float64) / sum(declared)
+
+
+def _differ_from(shares: Float64Array, counts: IntArray) -> bool:
+    """Return whether `counts: int64[classes]` differ from `shares: float64[classes]` by more than chance. Raises
+    ConfigError for samples of a class that has no share."""
+    present = shares > 0
+    if counts[~present].any():
+        number = int(np.flatnonzero(~present & (counts > 0))[0])
+        raise ConfigError(
+            f"is 0 for class {number}, but this device has {counts[number]} samples of it",
+            key="data.class_shares",
+        )
+    return _exceeds_chance(counts[present], counts.sum() * shares[present], 1.0)
+
+
+def _exceeds_chance(counts: IntArray, expected: Float64Array, room: float) -> bool:
+    """Return whether Pearson's X² / `room` is above k + 2√(kx) + 2x, where k is its degrees of freedom.
+
+    A χ² variable is above that with a probability of at most e^−x (Laurent and Massart 2000, lemma 1).
+    """
+    statistic = float((np.square(counts - expected) / expected).sum()) / room
+    freedom = len(counts) - 1
     return statistic > freedom + 2 * math.sqrt(freedom * _DOUBT) + 2 * _DOUBT
 
 

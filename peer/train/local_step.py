@@ -91,14 +91,16 @@ class Trainer:
         peer: int,
         train_indices: npt.NDArray[np.int64],
         holdout_indices: npt.NDArray[np.int64] | None = None,
+        class_shares: npt.NDArray[np.float64] | None = None,
         device: str = "cpu",
         base: Path | None = None,
     ) -> None:
         """Set up training of `task` on the samples at `train_indices` of its training set; a relative
         `options.warm_start` starts at `base`.
 
-        Raises ConfigError (`training.only`, `training.warm_start`, `peer.device`) and DataError (a model file, or a
-        task that does not hold what it should).
+        `class_shares`: the shares of the classes in all peers' data, where the training set is not that of all.
+        Raises ConfigError (`training.only`, `training.warm_start`,
+        `peer.device`, `data.class_shares`) and DataError (a model file, or a task that does not hold what it should).
         """
         self.task, self.options, self.peer, self.seed = task, options, peer, seed
         self.device, self._base = open_device(device), base or Path()
@@ -113,7 +115,7 @@ class Trainer:
         }
         self._rates = learning_rates(options, rounds)
         self._schedule, self._adjustment = deal_locally(
-            task, options, self._indices["train"], self._rates, seed=seed, peer=peer
+            task, options, self._indices["train"], self._rates, seed=seed, peer=peer, shares=class_shares
         )
         self._loss = training_loss(task, adjusted=self._adjustment is not None)
         self._model = make_start_model(task, options, seed, self._base)

@@ -4,6 +4,8 @@ A partition is a function of the labels, the number of peers, the kind of split 
 else. Every sample belongs to exactly one peer, and no peer is left without. `Manifest.digest` says in 64 hex digits
 which split it is, so that peers can compare it before the first round.
 
+Where every device has data of its own, nothing is split, and a peer knows its own samples only (`OwnSamples`).
+
 Knows labels only: no images, no torch, no files but the manifest's own.
 """
 
@@ -147,6 +149,31 @@ class Manifest:
         return manifest
 
 
+@dataclass(frozen=True, eq=False)
+class OwnSamples:
+    """The samples of one peer whose data is its own; nothing is known of the others'."""
+
+    labels_digest: str
+    """Hex SHA-256 of the labels."""
+    num_samples: int
+    train: Mapping[int, IntArray]
+    """For that peer alone its training samples, int64[m], ascending."""
+    holdout: Mapping[int, IntArray]
+    """For that peer alone its private test samples, int64[h], ascending."""
+
+
+def own_samples(labels: npt.ArrayLike, peer: int, *, seed: int, holdout_fraction: float = 0.0) -> OwnSamples:
+    """Return all samples of a data set with `labels: int64[m]`, which only `peer` has.
+
+    Raises ConfigError (`data.holdout_fraction`) where too few are left to train on, DataError where the labels are no
+    list of integers.
+    """
+    checked = _checked_labels(labels)
+    everything = {peer: np.arange(checked.size, dtype=np.int64)}
+    train, holdout = _hold_out(everything, holdout_fraction, seed)
+    return OwnSamples(labels_digest(checked), checked.size, train, holdout)
+
+
 def partition(
     labels: npt.ArrayLike,
     num_peers: int,
@@ -188,7 +215,7 @@ def partition(
         owner, settings = _deal_by_skew(checked, num_peers, 0.0, seed), {}
     else:
         raise ConfigError("is not one of the choices", key="data.partition", value=kind, valid=", ".join(KINDS))
-    parts = tuple(np.flatnonzero(owner == peer).astype(np.int64) for peer in range(num_peers))
+    parts = {peer: np.flatnonzero(owner == peer).astype(np.int64) for peer in range(num_peers)}
     train, holdout = _hold_out(parts, holdout_fraction, seed)
     return Manifest(
         kind=kind,
@@ -196,8 +223,8 @@ def partition(
         seed=seed,
         labels_digest=labels_digest(checked),
         num_samples=checked.size,
-        train=train,
-        holdout=holdout,
+        train=tuple(train.values()),
+        holdout=tuple(holdout.values()),
     )
 
 
@@ -305,16 +332,17 @@ def _deal_by_shards(labels: IntArray, num_peers: int, labels_per_peer: int, seed
 
 
 def _hold_out(
-    parts: tuple[IntArray, ...], fraction: float, seed: int
-) -> tuple[tuple[IntArray, ...], tuple[IntArray, ...]]:
-    """Return (train, holdout); where `fraction` > 0 each peer holds out at least one sample and trains on another."""
+    parts: Mapping[int, IntArray], fraction: float, seed: int
+) -> tuple[dict[int, IntArray], dict[int, IntArray]]:
+    """Return (train, holdout), peer by peer; where `fraction` > 0 each peer holds out at least one sample and trains on
+    another."""
     if not 0 <= fraction < 1:
         raise ConfigError(
             "is out of range", key="data.holdout_fraction", value=fraction, valid="0 up to, not including, 1"
         )
     if fraction == 0:
-        return parts, tuple(part[:0] for part in parts)
-    smallest = min(range(len(parts)), key=lambda peer: parts[peer].size)
+        return dict(parts), {peer: part[:0] for peer, part in parts.items()}
+    smallest = min(parts, key=lambda peer: parts[peer].size)
     if parts[smallest].size < 2:
         raise ConfigError(
             f"peer {smallest} has only one sample, which cannot be both trained on and held out",
@@ -322,13 +350,13 @@ def _hold_out(
             value=fraction,
             valid="0, or more data for each peer",
         )
-    train, holdout = [], []
-    for peer, part in enumerate(parts):
+    train, holdout = {}, {}
+    for peer, part in parts.items():
         count = min(max(1, round(fraction * part.size)), part.size - 1)
         mixed = part[stream(seed, peer, Purpose.HOLD_OUT).permutation(part.size)]
-        holdout.append(np.sort(mixed[:count]))
-        train.append(np.sort(mixed[count:]))
-    return tuple(train), tuple(holdout)
+        holdout[peer] = np.sort(mixed[:count])
+        train[peer] = np.sort(mixed[count:])
+    return train, holdout
 
 
 def _even_sizes(total: int, parts: int) -> IntArray:

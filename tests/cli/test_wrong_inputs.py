@@ -58,6 +58,13 @@ CASES = [
     # -- configuration files ------------------------------------------------------------------------------------------
     Case("not-toml", "validate -c peer.toml", ("peer.toml", "not valid TOML", "line 1"), toml("run]\n")),
     Case("not-utf-8", "validate -c peer.toml", ("peer.toml", "UTF-8"), {"peer.toml": LATIN_1}),
+    Case(
+        "own-data-for-simulated-peers",
+        "simulate -n 2 -s data.partition=own",
+        ("data.partition", "all peers of this command read the same data", "data.partition=skew", "sotto run"),
+    ),
+    Case("own-data-for-peers-here", "up -n 2 -s data.partition=own", ("data.partition", "read the same data")),
+    Case("own-data-for-a-search", "tune -n 2 -s data.partition=own", ("data.partition", "read the same data")),
     Case("no-such-file", "validate -c peer.toml", ("peer.toml", "no such file", "sotto init")),
     Case("folder-for-file", "validate -c peer.toml", ("peer.toml", "directory"), {"peer.toml": None}),
     Case("no-file-at-all", "run", ("peer.toml", "no such file")),

@@ -10,7 +10,7 @@ import pytest
 from peer.compress.payload import FloatArray
 from peer.config import EvaluationOptions
 from peer.daemon.evaluations import Evaluations, Models, OwnEvaluation, SampleCounts, parse_stored, stored
-from peer.daemon.notes import encode_evaluation
+from peer.daemon.notes import decode_evaluation, encode_evaluation
 from peer.errors import StateError
 from peer.state.metrics import EvaluationRecord
 from peer.train.local_step import Evaluation, Split
@@ -28,14 +28,16 @@ class Sent:
         self.up: set[int] = set()
         self.now = 0.0
 
-    def evaluations(self, options: EvaluationOptions, rounds: int = ROUNDS) -> Evaluations:
+    def evaluations(
+        self, options: EvaluationOptions, rounds: int = ROUNDS, samples: SampleCounts | None = None
+    ) -> Evaluations:
         """Return those of peer 0. The test set has 12 samples of two classes, the training data 40."""
         return Evaluations(
             0,
             options,
             rounds,
             peers=PEERS,
-            samples=SampleCounts((10, 2), 40),
+            samples=samples or SampleCounts((10, 2), 40),
             is_up=self.up.__contains__,
             broadcast=self.broadcast,
             on_news=self.on_news,
@@ -164,6 +166,28 @@ def test_of_very_many_classes_the_sum_has_to_be_that_of_the_test_set() -> None:
     assert samples.fit(EvaluationRecord(peer=1, round=20, split="test", correct=(1,) * 5000, total=(2,) * 5000))
     assert samples.fit(EvaluationRecord(peer=1, round=20, split="test", correct=(5000,), total=(10_000,)))
     assert not samples.fit(EvaluationRecord(peer=1, round=20, split="test", correct=(5000,), total=(10_001,)))
+
+
+def test_devices_with_data_of_their_own_may_have_test_sets_of_any_size() -> None:
+    samples = SampleCounts((10, 2), None)
+    for split in ("test", "holdout"):
+        assert samples.fit(EvaluationRecord(peer=1, round=20, split=split, correct=(1, 0), total=(400, 0)))
+        assert not samples.fit(EvaluationRecord(peer=1, round=20, split=split, correct=(1,), total=(12,)))
+
+
+def test_nobody_is_told_of_a_hold_out_of_data_of_ones_own(sent: Sent) -> None:
+    held_out = EvaluationRecord(peer=0, round=100, split="holdout", correct=(3, 4), total=(30, 10))
+    for samples, expected in (
+        (SampleCounts((10, 2), 40), {"test", "holdout"}),
+        (SampleCounts((10, 2), None), {"test"}),
+    ):
+        sent.notes.clear()
+        evaluations = sent.evaluations(EvaluationOptions(every_rounds=10, share_every=1), samples=samples)
+        evaluations.share([record(0, 100), held_out])
+        again = evaluations.notes()
+        for told in ([note for _, note, _ in sent.notes], again):
+            assert {decode_evaluation(note, ROUNDS).split for note in told} == expected
+        assert evaluations.newest[0, "holdout"] == held_out
 
 
 def test_a_flood_of_news_of_one_peer_is_not_passed_on_but_its_last_word_is(sent: Sent) -> None:

@@ -14,7 +14,7 @@ from peer.config import TrainingOptions
 from peer.errors import ConfigError
 from peer.train.baseline import single_process
 from peer.train.data import Classification, TensorData, cross_entropy
-from peer.train.label_adjustment import is_uneven
+from peer.train.label_adjustment import declared_shares, is_uneven
 from peer.train.local_step import Trainer
 from peer.train.sampling import ClassQuotas
 from peer.train.stacked import StackedTrainer
@@ -223,6 +223,53 @@ def test_balance_follows_the_rate_after_the_warm_up():
         alpha = 0.8 if first_round < 6 else 0.8 * trainer.rate(first_round) / 0.1
         assert np.array_equal(quotas.of_pass(number), ClassQuotas(quotas.classes, 3, balance=alpha).of_pass(0))
     assert quotas.of_pass(0)[0] < quotas.of_pass(19)[0]
+
+
+# Data that is each device's own
+
+
+def own_trainer(counts: tuple[int, ...], shares: tuple[float, ...] = (), **changes: object) -> Trainer:
+    """Return a trainer of a device that has these counts of the classes and no more."""
+    whole = points()
+    inputs, labels = whole.train_data().batch(torch.from_numpy(of_classes(whole, *counts)))
+    data = TensorData(inputs, labels)
+    task = Classification(name="own", num_classes=3, model=whole.model, train=data, test=whole.test)
+    declared = declared_shares(task, shares)
+    indices = all_indices(task)
+    return Trainer(task, options(**changes), rounds=9, seed=3, peer=0, train_indices=indices, class_shares=declared)
+
+
+def log_ratios(trainer: Trainer) -> np.ndarray:
+    return trainer._adjustment.rows(0)[0]
+
+
+def test_own_classes_are_compared_with_equal_shares_where_none_are_declared():
+    assert np.allclose(log_ratios(own_trainer((25, 2, 3))), np.log(np.array([25, 2, 3]) / 30 * 3), atol=1e-6)
+    assert own_trainer((12, 9, 10))._adjustment is None
+    assert own_trainer((12, 9, 10), label_adjustment=True)._adjustment is not None
+    assert own_trainer((25, 2, 3), label_adjustment=False)._adjustment is None
+    assert own_trainer((12, 9, 10), class_balance=0.5)._adjustment is not None
+
+
+def test_own_classes_are_compared_with_the_declared_shares():
+    """Declared in percent; a device with the classes of all is left alone, uneven as they are."""
+    assert own_trainer((25, 2, 3), (80, 10, 10))._adjustment is None
+    expected = np.log(np.array([10, 10, 11]) / 31 / np.array([0.8, 0.1, 0.1]))
+    assert np.allclose(log_ratios(own_trainer((10, 10, 11), (80, 10, 10))), expected, atol=1e-6)
+    # Nobody has the second class.
+    assert own_trainer((12, 0, 14), (1, 0, 1))._adjustment is None
+    assert np.isfinite(log_ratios(own_trainer((25, 0, 1), (1, 0, 3)))).all()
+
+
+@pytest.mark.parametrize("shares", [(1.0, 1.0), (0.0, 0.0, 0.0), (1.0, 1.0, 1.0, 1.0), (1e308, 1e308, 1e308)])
+def test_declared_shares_that_do_not_fit_the_task_are_refused(shares: tuple[float, ...]):
+    with pytest.raises(ConfigError, match=r"data\.class_shares: task points has 3 classes .*valid: 3 numbers"):
+        declared_shares(points(), shares)
+
+
+def test_samples_of_a_class_that_nobody_should_have_are_refused():
+    with pytest.raises(ConfigError, match=r"data\.class_shares: is 0 for class 2, but this device has 3 samples of it"):
+        own_trainer((25, 2, 3), (0.5, 0.5, 0))
 
 
 # Which tasks can

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from peer.errors import ConfigError, DataError
-from peer.train.partition import KINDS, Manifest, _dirichlet, labels_digest, partition
+from peer.train.partition import KINDS, Manifest, _dirichlet, labels_digest, own_samples, partition
 
 DIGITS = np.arange(2000) % 10
 
@@ -240,3 +240,22 @@ def test_a_manifest_of_other_data_is_noticed():
     with pytest.raises(DataError, match="splits 2000 samples, but the data set has 1999"):
         manifest.verify(DIGITS[1:])
     assert labels_digest(DIGITS) == manifest.labels_digest
+
+
+def test_own_samples_are_all_of_them_but_what_the_peer_holds_out():
+    everything = own_samples(DIGITS, 5, seed=1)
+    assert np.array_equal(everything.train[5], np.arange(2000))
+    assert everything.holdout[5].size == 0
+    part = own_samples(DIGITS, 5, seed=1, holdout_fraction=0.1)
+    assert part.holdout[5].size == 200
+    assert np.array_equal(np.sort(np.concatenate([part.train[5], part.holdout[5]])), np.arange(2000))
+    assert not np.array_equal(part.holdout[5], own_samples(DIGITS, 4, seed=1, holdout_fraction=0.1).holdout[4])
+    assert set(part.train) == set(part.holdout) == {5}
+
+
+def test_one_own_sample_cannot_be_trained_on_and_held_out():
+    assert own_samples([3], 0, seed=1).train[0].tolist() == [0]
+    with pytest.raises(ConfigError, match="peer 0 has only one sample"):
+        own_samples([3], 0, seed=1, holdout_fraction=0.1)
+    with pytest.raises(DataError, match="labels must be a list"):
+        own_samples(np.empty(0, np.int64), 0, seed=1)
