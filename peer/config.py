@@ -272,6 +272,11 @@ class DataOptions(Section):
     """shards: number of different labels on each peer."""
     holdout_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Fraction of its own data that each peer holds out as a private test set."""
+    weight_by_samples: bool = False
+    """own: a device with n samples takes steps n · (number of devices) / total_samples times as long as without, so
+    that every sample counts alike. Without it, every device counts alike."""
+    total_samples: Count | None = None
+    """own, with weight_by_samples: how many samples all devices have together, hold-outs included."""
     class_shares: tuple[NonNegative, ...] = ()
     """own: how frequent the classes are in the data of all devices, a number for each class in their order: fractions,
     percentages or counts. Logit adjustment needs to know. Empty: all classes are taken to be equally frequent."""
@@ -425,6 +430,8 @@ _LATER_OPTIONS = (
     ("training", "label_adjustment"),
     ("training", "class_balance"),
     ("training", "class_balance_follows_rate"),
+    ("data", "weight_by_samples"),
+    ("data", "total_samples"),
     ("data", "class_shares"),
 )
 """Shared options that are part of the run digest only where they are set, so that configurations from before they came

@@ -210,8 +210,9 @@ def _data_findings(config: Config) -> Iterator[validate.Finding]:
     """Say where options for data that is each device's own lack something, or do nothing."""
     options = config.data
     if options.partition != "own":
-        if options.class_shares:
-            yield validate.Finding("warning", "data.class_shares", 'has no effect without data.partition = "own"')
+        for key in ("weight_by_samples", "total_samples", "class_shares"):
+            if getattr(options, key):
+                yield validate.Finding("warning", f"data.{key}", 'has no effect without data.partition = "own"')
         return
     if config.data.directory is None and ":" not in config.training.task:
         sentence = (
@@ -219,6 +220,14 @@ def _data_findings(config: Config) -> Iterator[validate.Finding]:
             " use a task that reads the device's own"
         )
         yield validate.Finding("warning", "data.partition", sentence)
+    if options.weight_by_samples and options.total_samples is None:
+        sentence = (
+            "is missing, which data.weight_by_samples needs: set it to the number of samples that all devices have"
+            " together, the same on every device"
+        )
+        yield validate.Finding("error", "data.total_samples", sentence)
+    elif options.total_samples is not None and not options.weight_by_samples:
+        yield validate.Finding("warning", "data.total_samples", "has no effect without data.weight_by_samples = true")
 
 
 def refuse_own_data(config: Config) -> None:

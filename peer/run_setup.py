@@ -213,6 +213,21 @@ class RunSetup:
             return None
         return declared_shares(self.task, self.config.data.class_shares)
 
+    @cached_property
+    def step_weight(self) -> float:
+        """How many times as long the steps of this peer are, by `data.weight_by_samples`."""
+        options, num_samples = self.config.data, self.manifest.num_samples
+        if isinstance(self.manifest, Manifest) or not options.weight_by_samples:
+            return 1.0
+        if options.total_samples is None or options.total_samples < num_samples:
+            raise ConfigError(
+                f"this device alone has {num_samples} samples",
+                key="data.total_samples",
+                value=options.total_samples,
+                valid="the samples of all devices together",
+            )
+        return num_samples * self.num_peers / options.total_samples
+
     def trainer(self, peer: int) -> Trainer:
         """Return the training side of one peer. Raises ConfigError for a peer whose data only its device has."""
         if isinstance(self.manifest, OwnSamples) and peer not in self.manifest.train:
@@ -226,6 +241,7 @@ class RunSetup:
             train_indices=self.manifest.train[peer],
             holdout_indices=self.manifest.holdout[peer],
             class_shares=self.class_shares,
+            step_weight=self.step_weight,
             device=self.config.peer.device,
             base=self.base,
         )

@@ -94,6 +94,8 @@ def test_a_configuration_cannot_be_changed() -> None:
         "training.class_balance_follows_rate=true",
         "data.skew=0",
         "data.partition=own",
+        "data.weight_by_samples=true",
+        "data.total_samples=800",
         "data.class_shares=[1, 2]",
         "rounds.late=skip",
         "evaluation.every_rounds=1",

@@ -67,6 +67,15 @@ def test_own_data_is_that_of_this_peer_alone() -> None:
     assert own_setup("peer.index=7").trainer(7).peer == 7
 
 
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [((), 1.0), (("data.total_samples=2874",), 1.0), (("data.weight_by_samples=true", "data.total_samples=2874"), 2.0)],
+)
+def test_steps_are_weighted_by_samples_where_asked_for(settings: tuple[str, ...], expected: float) -> None:
+    assert own_setup(*settings).step_weight == expected
+    assert RunSetup.open(load(environment={}, overrides=settings), Path(), num_peers=4).step_weight == 1.0
+
+
 def test_class_shares_are_counted_declared_or_taken_to_be_equal() -> None:
     assert RunSetup.open(load(environment={}), Path(), num_peers=4).class_shares is None
     assert own_setup().class_shares == pytest.approx([0.1] * 10)
@@ -84,7 +93,16 @@ OWN_TASK = ("data.partition=own", "training.task=own_task:make_task")
 @pytest.mark.parametrize(
     ("settings", "level", "key", "sentence"),
     [
+        ((*OWN_TASK, "data.weight_by_samples=true"), "error", "data.total_samples", "is missing, which"),
+        ((*OWN_TASK, "data.total_samples=9"), "warning", "data.total_samples", "without data.weight_by_samples"),
         (("data.partition=own",), "warning", "data.partition", "task digits has the same samples on every device"),
+        (
+            ("data.weight_by_samples=true",),
+            "warning",
+            "data.weight_by_samples",
+            'no effect without data.partition = "own',
+        ),
+        (("data.total_samples=9",), "warning", "data.total_samples", "no effect without"),
         (("data.class_shares=[1]",), "warning", "data.class_shares", "no effect without"),
     ],
 )
@@ -97,5 +115,5 @@ def test_options_for_own_data_that_lack_something_or_do_nothing_are_named(
 
 
 def test_own_data_in_order_needs_no_remark() -> None:
-    settings = (*OWN_TASK, "data.class_shares=[1, 2]")
+    settings = (*OWN_TASK, "data.weight_by_samples=true", "data.total_samples=9", "data.class_shares=[1, 2]")
     assert validate_config(load(environment={}, overrides=settings), Path(), 4) == []

@@ -26,6 +26,9 @@ from peer.train.partition import OwnSamples
 
 log = logging.getLogger("sotto")
 
+_MOST_WEIGHT = 4.0
+"""A step that is more times as long as the learning rate says is warned of."""
+
 
 class DurabilityOptions(TypedDict):
     """How a participant is kept on disk: arguments of `DurablePeer` and of `DurablePair`."""
@@ -68,6 +71,14 @@ class LocalPeer:
         rate = settle_rate(config, build_compressor(config), self.folder.disk)
         self.setup = RunSetup.open(config, base, rate=rate)
         self.trainer = self.setup.trainer(self.index)
+        if (weight := self.setup.step_weight) > _MOST_WEIGHT:
+            log.warning(
+                "this device has %d of %d samples, so its steps are %.1f times as long as training.learning_rate says;"
+                " lower that on every device if the loss rises, or set data.weight_by_samples = false",
+                self.setup.manifest.num_samples,
+                config.data.total_samples,
+                weight,
+            )
         self.metrics = MetricsStore(self.folder.directory / "metrics.sqlite")
         self._machine = machine_facts()
 

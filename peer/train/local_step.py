@@ -92,6 +92,7 @@ class Trainer:
         train_indices: npt.NDArray[np.int64],
         holdout_indices: npt.NDArray[np.int64] | None = None,
         class_shares: npt.NDArray[np.float64] | None = None,
+        step_weight: float = 1.0,
         device: str = "cpu",
         base: Path | None = None,
     ) -> None:
@@ -99,7 +100,7 @@ class Trainer:
         `options.warm_start` starts at `base`.
 
         `class_shares`: the shares of the classes in all peers' data, where the training set is not that of all.
-        Raises ConfigError (`training.only`, `training.warm_start`,
+        `step_weight`: how many times as long each step is. Raises ConfigError (`training.only`, `training.warm_start`,
         `peer.device`, `data.class_shares`) and DataError (a model file, or a task that does not hold what it should).
         """
         self.task, self.options, self.peer, self.seed = task, options, peer, seed
@@ -117,6 +118,7 @@ class Trainer:
         self._schedule, self._adjustment = deal_locally(
             task, options, self._indices["train"], self._rates, seed=seed, peer=peer, shares=class_shares
         )
+        self._step_weight = step_weight
         self._loss = training_loss(task, adjusted=self._adjustment is not None)
         self._model = make_start_model(task, options, seed, self._base)
         self._model.train()
@@ -161,14 +163,14 @@ class Trainer:
         """
         steps = self.options.local_steps
         gradient, loss = self._plain_gradient(z, t, 0)
-        total = self._momentum.direction(gradient, z)
+        total = self._direction(gradient, z)
         if steps > 1:
             total, moved = total.copy(), z
             direction = total
             for local in range(1, steps):
                 moved = moved - np.float32(z_step) * direction
                 gradient, local_loss = self._plain_gradient(moved, t, local)
-                direction = self._momentum.direction(gradient, moved)
+                direction = self._direction(gradient, moved)
                 total += direction
                 loss += local_loss
         return LocalStep(total, loss / steps, steps * self.options.batch_size)
@@ -306,6 +308,11 @@ class Trainer:
         if loss.ndim:
             raise DataError(f"the loss of task {self.task.name} has shape {list(loss.shape)}; it must be a scalar")
         return loss
+
+    def _direction(self, gradient: Vector, z: Vector) -> Vector:
+        """Return G of one step. It is weighted behind the momentum: Adam's does not depend on the gradient's scale."""
+        direction = self._momentum.direction(gradient, z)
+        return direction if self._step_weight == 1.0 else np.float32(self._step_weight) * direction
 
     def _load(self, z: Vector) -> None:
         """Copy z into the trained parameters."""

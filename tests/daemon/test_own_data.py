@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+import re
 import subprocess
 import sys
 import time
@@ -104,7 +106,7 @@ def test_every_device_trains_on_all_of_its_own(tmp_path: Path) -> None:
 
 
 def test_a_killed_peer_resumes_on_its_own_data_to_the_bit(tmp_path: Path) -> None:
-    settings = ("run.rounds=80", "data.holdout_fraction=0.1")
+    settings = ("run.rounds=80", "data.holdout_fraction=0.1", "data.weight_by_samples=true", "data.total_samples=800")
     (tmp_path / "undisturbed").mkdir()
     undisturbed = write_kits(tmp_path / "undisturbed", *settings)
     run_both(undisturbed)
@@ -143,9 +145,28 @@ def test_a_state_is_not_gone_on_with_on_other_samples(tmp_path: Path) -> None:
         opened(folders[0])
 
 
+def test_a_device_with_most_of_the_samples_is_told_of_its_long_steps(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folders = write_kits(tmp_path, "data.weight_by_samples=true", "data.total_samples=1400")
+    with caplog.at_level(logging.WARNING, "sotto"):
+        opened(folders[1]).close()
+        assert "times as long" not in caplog.text
+        # As if seven more devices were listed.
+        peers = "".join(f'\n[[peers]]\nname = "more-{number}"\n' for number in range(7))
+        file = folders[1] / "peer.toml"
+        file.write_text(re.sub(r"(?m)^mode = .*", 'mode = "insecure"', file.read_text()) + peers)
+        opened(folders[1], "state.directory=another").close()
+    assert "this device has 700 of 1400 samples, so its steps are 4.5 times as long" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
+        (
+            ("data.weight_by_samples=true", "data.total_samples=99"),
+            r"data\.total_samples: this device alone has 100 samples \(got 99\)",
+        ),
         (("data.class_shares=[1, 1]",), r"data\.class_shares: task sensor has 3 classes \(got \[1\.0, 1\.0\]\)"),
         (("data.class_shares=[0, 0, 0]",), r"data\.class_shares: .* not all 0"),
         (("data.class_shares=[1, 0, 1]",), r"data\.class_shares: is 0 for class 1, .* has 20 samples of it"),

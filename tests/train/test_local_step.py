@@ -12,7 +12,7 @@ from torch import nn
 from peer.config import TrainingOptions
 from peer.errors import ConfigError, DataError, LocalProtocolError
 from peer.train.data import Classification, TensorData
-from peer.train.local_step import Trainer
+from peer.train.local_step import Trainer, Vector
 from peer.train.memory import ALIGNMENT
 from peer.train.task import Task
 from peer.train.tasks import resolve_task
@@ -261,6 +261,35 @@ def test_local_steps_are_the_loop_written_by_hand():
     np.testing.assert_allclose(step.gradient, total, rtol=1e-5, atol=1e-6)
     assert step.loss == pytest.approx(np.mean(losses))
     assert step.samples == 24
+
+
+def test_weighted_steps_of_devices_add_up_to_those_of_all_samples():
+    """Two devices with 24 and 72 samples, all of them in every batch: with weights n · 2 / 96 their mean gradient is
+    that of all 96."""
+    task = points()
+    everything = all_indices(task)
+
+    def gradient(indices: np.ndarray, weight: float) -> Vector:
+        options = TrainingOptions(momentum="none", batch_size=len(indices), label_adjustment=False)
+        trainer = Trainer(task, options, rounds=3, seed=1, peer=0, train_indices=indices, step_weight=weight)
+        return trainer.gradient(trainer.initial_vector(), 0, 0.1, 0.1).gradient.copy()
+
+    mean = (gradient(everything[:24], 0.5) + gradient(everything[24:], 1.5)) / 2
+    np.testing.assert_allclose(mean, gradient(everything, 1.0), rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("momentum", ["none", "nesterov", "qg", "adam"])
+def test_a_weight_is_the_factor_of_every_step(momentum: str):
+    """Adam forgets the scale of its gradients; and the second local step starts where the weighted first one ends."""
+    task = points()
+
+    def steps(weight: float, local_steps: int) -> Vector:
+        options = TrainingOptions(momentum=momentum, batch_size=8, local_steps=local_steps, label_adjustment=False)
+        trainer = Trainer(task, options, rounds=9, seed=1, peer=0, train_indices=all_indices(task), step_weight=weight)
+        return trainer.gradient(trainer.initial_vector(), 0, 0.1, 0.1 / weight).gradient.copy()
+
+    assert np.array_equal(steps(2.0, 1), np.float32(2.0) * steps(1.0, 1))
+    np.testing.assert_allclose(steps(2.0, 3), 2 * steps(1.0, 3), rtol=1e-5, atol=1e-6)
 
 
 def test_quasi_global_momentum_of_local_steps_is_the_mean_displacement_of_one():
