@@ -24,7 +24,7 @@ from tests.stress.faults import Scenario, SimulationFailed, World, simulate
 from tests.stress.faults.invariants import Auditor
 from tests.stress.faults.scenario import CASES
 
-MEMBERS = (1, 16, 17, 26, 34, 39, 59, 73, 80, 83, 86, 88, 99)
+MEMBERS = (1, 16, 17, 26, 34, 39, 59, 73, 80, 83, 86, 88, 99, 355)
 """Seeds in which somebody joins, leaves or is lost."""
 
 STUCK = (2058, 2067, 3096)
