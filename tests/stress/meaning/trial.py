@@ -138,7 +138,7 @@ class Honest:
     slots: Mapping[tuple[int, int], Mapping[tuple[int, int], Message]]
     """(sender, receiver) → (round, phase) → message."""
     lost: Set[int]
-    """Who was lost in that run, and would have said more."""
+    """Who was lost in that run, and would have said and heard more."""
 
     @classmethod
     def of(cls, world: World) -> Honest:
@@ -181,7 +181,7 @@ class Scene:
         self._world, self._victim, self._liar, self._told, self._random = world, victim, liar, told, random
         self._circumstances, self._report = told.circumstances, told.report
         self._slots = honest.slots[liar, victim]
-        self._will_be_lost = liar in honest.lost
+        self._ends_early = not honest.lost.isdisjoint((liar, victim))
         self._shared = world.builder.shared
         self._pristine = world.peer_object(victim)
         self._before, _ = fingerprint(self._pristine, self._shared)
@@ -306,8 +306,8 @@ class Scene:
             raise PromiseBroken("a mixing weight is taken that is not that of the round")
 
     def _is_said_after_loss(self, said: Message) -> bool:
-        """Return whether it continues what a peer said until it was lost: nobody has to know of the loss yet."""
-        if not self._will_be_lost or not self._slots:
+        """Return whether it continues what was said until liar or victim was lost: nobody has to know of that yet."""
+        if not self._ends_early or not self._slots:
             return False
         last_round = max(round_ for round_, _ in self._slots)
         return said.round > last_round and (last_round, said.phase) in self._slots
