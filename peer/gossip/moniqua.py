@@ -386,7 +386,7 @@ class ModuloGossip:
 
     def check_codes(self, message: Message, theta: ThetaControl, dtype: npt.DTypeLike) -> None:
         """Raise RemoteProtocolError unless every code has this run's settings."""
-        check_codes(message, self._compressor, theta, dtype, self._node.modulo.bits_between)
+        check_codes(message, self._node, self._compressor, theta, dtype, self._node.modulo.bits_between)
 
     def check_repair(self, repair: Message, dtype: npt.DTypeLike) -> None:
         """Raise RemoteProtocolError unless the message is what the phase under way asked its sender for."""
@@ -604,11 +604,21 @@ def recover_or_wish(
 
 
 def check_codes(
-    message: Message, own: Modulo, theta: ThetaControl, dtype: npt.DTypeLike, bits: tuple[int, int] | None = None
+    message: Message,
+    node: NodeContext,
+    own: Modulo,
+    theta: ThetaControl,
+    dtype: npt.DTypeLike,
+    bits: tuple[int, int] | None = None,
 ) -> None:
-    """Raise RemoteProtocolError unless every code in a message has this run's settings. `bits`: see `check_code`."""
+    """Raise RemoteProtocolError unless just the layers that this run codes are codes, each of its settings. Numbers in
+    the place of a code could be further from the receiver's than any code says. `bits`: see `check_code`."""
     shared = theta.shared(message.round)
-    for layer in message.layers:
+    for number, (layer, size) in enumerate(zip(message.layers, node.layout.sizes, strict=True)):
+        is_code = isinstance(layer, Residues)
+        if is_code == (size < node.whole_below):
+            form = "as a code, where all send it whole" if is_code else "whole, where all send a code"
+            raise RemoteProtocolError(f"sent layer {number} {form}", peer=message.sender)
         if not isinstance(layer, Residues):
             continue
         check_code(own, layer, message.sender, bits)

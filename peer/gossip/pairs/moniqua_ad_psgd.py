@@ -87,7 +87,7 @@ class ModuloModels(PairCoding):
 
     def check(self, message: Message) -> None:
         check_layers(message.layers, self.node.layout, message.sender, modulo=True)
-        check_codes(message, self._compressor, self._theta, self.theirs.dtype)
+        check_codes(message, self.node, self._compressor, self._theta, self.theirs.dtype)
 
     def read(self, message: Message, reference: FloatArray, further: FurtherBits) -> tuple[RepairWish, ...]:
         draws, wishes = self.node.draw_source.draws(message.round), []

@@ -22,6 +22,17 @@ def test_huge_values_are_refused_with_their_size(algorithm: str) -> None:
     finishes_like_an_honest_run(world)
 
 
+@pytest.mark.parametrize("algorithm", ["moniqua", "moniqua-d2"])
+def test_numbers_in_the_place_of_a_code_are_refused(algorithm: str) -> None:
+    world = started(algorithm)
+    seq, honest = world.until()
+    for number, layer in enumerate(honest.layers):
+        dense = Dense(np.full(num_values(layer), 1e10, np.float32), ValueType.FLOAT32)
+        layers = (*honest.layers[:number], dense, *honest.layers[number + 1 :])
+        world.refuses(seq, told(honest, layers=layers), f"sent layer {number} whole, where all send a code")
+    finishes_like_an_honest_run(world)
+
+
 @pytest.mark.parametrize("algorithm", PUSH_SUM)
 def test_so_are_values_that_a_small_push_weight_makes_huge(algorithm: str) -> None:
     world = started(algorithm)
