@@ -194,7 +194,7 @@ class World(ABC):
         """Return whether a peer keeps a message of that round for later: as if a power cut had set it back."""
 
     def changes_members(self, peer: int, change: Change, t: int) -> bool:
-        """Return whether a change makes other members of round t than those that a peer knows of."""
+        """Return whether a change makes other members of round t, the next one of a member, than those it knows of."""
         return False
 
     @abstractmethod
@@ -411,7 +411,10 @@ class RoundsWorld(World):
     def changes_members(self, peer: int, change: Change, t: int) -> bool:
         known = self.peers[peer].participant.membership.changes
         first = range(NUM_FIRST)
-        return Membership(first, (*known, change)).members(t) != Membership(first, known).members(t)
+        before = Membership(first, known)
+        # Who has left has no rounds any more that a change could be too late for.
+        is_member = peer in before.members(t - 1)
+        return is_member and Membership(first, (*known, change)).members(t) != before.members(t)
 
     def check_state(self, peer: int) -> None:
         self.peers[peer].save({}, anew=True)
