@@ -124,7 +124,7 @@ def test_any_order_of_requests_is_free_of_deadlock_and_conserves_mass(name, seed
     network.drain()
     # At rest nothing is open: no exchange hangs, nobody waits for anybody.
     assert all(node.idle for node in nodes)
-    assert network.mixes > 10
+    assert network.mixes > 3
     total = sum(node.x for node in nodes)
     assert np.abs(total - start.sum(axis=0) - network.moved).max() < 1e-10
     # The merged log is a serial order in which the same happens.
