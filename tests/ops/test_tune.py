@@ -318,7 +318,7 @@ def test_tuning_a_job_is_deterministic_and_improves_on_bad_rates(tmp_path: Path)
 
 
 def test_the_worst_peer_is_compared_with_one_process_that_has_all_data(tmp_path: Path) -> None:
-    hopeless = small_job(**{"algorithm.name": "local", "data.skew": 1.0, "run.rounds": 60})
+    hopeless = small_job(**{"algorithm.name": "local", "data.skew": 1.0, "run.rounds": 240})
     found = tune(hopeless, tmp_path, num_peers=4, trials=3)
     assert found.guessing == 0.1
     assert found.single_process_accuracy is not None
