@@ -14,16 +14,27 @@ from peer.gossip.theta import largest_stable_rate
 def default_averaging_rate(spec: AlgorithmSpec, compressor: BoundedCompressor, layout_size: int = 10_000) -> float:
     """Return a rate η that is known to be robust for the pair.
 
-    Exact averaging takes 1, D² ½ (its smallest eigenvalue). With replicas the rate is 2.4 times what the compressor
-    keeps. Measured with quant-sgp on an exponential graph of 8, models that nobody trains, 4 bits: at 1, 2 and 10 % of
-    the coordinates rates of 0.03, 0.05 and 0.2 bring them together by a factor e in 180, 80 and 10 rounds; with 0.06,
-    0.1 and 0.3 they stay apart, and runs end with that distance. With an error memory it is lower (the Sparse-Push
-    paper used smaller ones still, for runs of 200 epochs).
+    Exact averaging takes 1, D² ½ (its smallest eigenvalue). With replicas the rate is about 2.5 times what the
+    compressor keeps. Measured with quant-sgp on an exponential graph of 8, models that nobody trains, 4 bits: at 1, 2
+    and 10 % of the coordinates rates of 0.03, 0.05 and 0.2 bring them together by a factor e in 180, 80 and 10 rounds;
+    with 0.06, 0.1 and 0.3 they stay apart, and runs end with that distance. With an error memory it is lower (the
+    Sparse-Push paper used smaller ones still, for runs of 200 epochs).
 
-    What sparse compressors keep is taken to be their fraction, however few bits the kept values have: rounding to
-    nearest leaves 91 % and more of the energy of normal and Laplace numbers, at 1 to 8 bits, 1 to 10 % kept and 1,000
-    to 37,000 in a layer. The bound for the worst vector falls to a twentieth of that where layers are large.
+    What sparse compressors keep of differences to replicas is taken to be their fraction, however few bits the kept
+    values have: rounding to nearest leaves 91 % and more of the energy of normal and Laplace numbers, at 1 to 8 bits, 1
+    to 10 % kept and 1,000 to 37,000 in a layer. The bound for the worst vector falls to a twentieth of that where
+    layers are large.
     """
+    return _default(spec, compressor, layout_size, by_fraction=True)
+
+
+def default_of_release_0_1(spec: AlgorithmSpec, compressor: BoundedCompressor) -> float:
+    """Return the default of release 0.1, which runs that began with it keep. It took what sparse compressors keep from
+    the bound for the worst vector of 10,000 numbers."""
+    return _default(spec, compressor, 10_000, by_fraction=False)
+
+
+def _default(spec: AlgorithmSpec, compressor: BoundedCompressor, layout_size: int, *, by_fraction: bool) -> float:
     if spec.default_averaging_rate is not None:
         return spec.default_averaging_rate
     if isinstance(compressor, Modulo) and spec.modulo:
@@ -38,26 +49,12 @@ def default_averaging_rate(spec: AlgorithmSpec, compressor: BoundedCompressor, l
         return 0.3
     # An unbiased compressor of variance ω contracts by 1 / (1 + ω) once it is scaled down (as error feedback does).
     bound = compressor.error_bound(layout_size)
-    if bound.contraction is None:
+    kept, factor = bound.contraction, 2.5
+    if kept is None:
         kept = 1.0 / (1.0 + (bound.variance or 0.0))
-    elif isinstance(compressor, KeptValues):
-        kept = compressor.fraction
-    else:
-        kept = bound.contraction
-    return _of_what_is_kept(spec, kept, 2.4)
-
-
-def default_of_release_0_1(spec: AlgorithmSpec, compressor: BoundedCompressor) -> float:
-    """Return the default of release 0.1, which runs that began with it keep. It took what sparse compressors keep from
-    the bound for the worst vector of 10,000 numbers."""
-    rate = default_averaging_rate(spec, compressor)
-    kept = compressor.error_bound(10_000).contraction
-    if kept is None or not isinstance(compressor, KeptValues) or not spec.uses_averaging_rate:
-        return rate
-    return rate if spec.default_averaging_rate is not None else _of_what_is_kept(spec, kept, 2.5)
-
-
-def _of_what_is_kept(spec: AlgorithmSpec, kept: float, factor: float) -> float:
+    elif by_fraction and spec.memory is Memory.REPLICAS and isinstance(compressor, KeptValues):
+        # 2.4: the rate of the default configuration is that of release 0.1.
+        kept, factor = compressor.fraction, 2.4
     if spec.memory is Memory.ERRORS:
         # It sends what is left of whole models, a replica only differences (digits, skew 0.8, top 2 % at 4 bits: worst
         # sparse-push peer 93 % at 0.02, 70 % at 0.1; MNIST alike).
