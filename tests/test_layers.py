@@ -26,15 +26,16 @@ ROOMS: dict[str, set[str]] = {
     "run_progress": set(),
     "links": {"errors"},
     "random": {"native"},
+    "rate_limits": set(),
     "config": {"config_schema", "errors"},
     "config_writer": {"config", "config_schema", "errors"},
     "compress": {"errors", "native", "random"},
     "wire": {"compress", "errors", "native"},
     "gossip": {"round_record", "compress", "errors", "random", "wire"},
     "state": {"round_record", "errors"},
-    "net": {"config", "errors", "foreign_text", "proto"},
+    "net": {"config", "errors", "foreign_text", "proto", "rate_limits"},
     "train": {"compress", "config", "errors", "native", "random"},
-    "node": {"round_record", "compress", "config", "errors", "gossip", "proto", "state", "wire"},
+    "node": {"round_record", "compress", "config", "errors", "gossip", "proto", "rate_limits", "state", "wire"},
     "run_plan": {"compress", "config", "errors", "gossip", "native"},
     "run_setup": {"compress", "config", "errors", "gossip", "node", "random", "run_plan", "train", "wire"},
     "run_summary": {"compress", "config", "gossip", "run_plan", "run_setup", "state", "train"},
@@ -43,8 +44,8 @@ ROOMS: dict[str, set[str]] = {
         "run_progress", "run_setup", "run_summary", "state", "train", "wire",
     },
     "daemon": {
-        "round_record", "compress", "config", "errors", "foreign_text", "gossip", "net", "node", "proto", "run_plan",
-        "run_setup", "run_summary", "state", "train", "wire",
+        "round_record", "compress", "config", "errors", "foreign_text", "gossip", "net", "node", "proto", "rate_limits",
+        "run_plan", "run_setup", "run_summary", "state", "train", "wire",
     },
     "ops": {
         "compress", "config", "config_writer", "errors", "gossip", "net", "random", "run_plan", "run_progress",
@@ -67,10 +68,10 @@ ROOMS: dict[str, set[str]] = {
 }  # fmt: skip
 
 PURE = (
-    "errors", "foreign_text", "random", "compress", "wire", "gossip", "round_record", "run_progress", "node.delivery",
-    "node.membership_codec",
+    "errors", "foreign_text", "random", "rate_limits", "compress", "wire", "gossip", "round_record",
+    "run_progress", "node.delivery", "node.membership_codec",
     "net.chunks", "net.counters", "net.envelope", "net.handler", "net.hello", "net.inbox", "net.liveness",
-    "net.neighbor", "net.offences", "net.outbox", "net.rate_limits", "net.receipts",
+    "net.neighbor", "net.offences", "net.outbox", "net.receipts",
 )  # fmt: skip
 FORBIDDEN_IN_PURE = {
     "asyncio", "socket", "time", "datetime", "logging", "os", "pathlib", "random", "secrets", "torch", "threading",

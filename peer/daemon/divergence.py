@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from peer.config import Config
 from peer.daemon import notes
-from peer.net.rate_limits import Allowances
+from peer.rate_limits import Allowances
 
 log = logging.getLogger("sotto")
 

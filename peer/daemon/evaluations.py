@@ -18,8 +18,8 @@ import numpy as np
 from peer.compress.payload import FloatArray
 from peer.config import EvaluationOptions
 from peer.daemon import notes
-from peer.net.rate_limits import Allowances
 from peer.node.evaluation_cadence import is_evaluated, is_shared
+from peer.rate_limits import Allowances
 from peer.run_summary import evaluation_record
 from peer.state.disk import writing
 from peer.state.metrics import EvaluationRecord

@@ -33,7 +33,7 @@ from peer.daemon.runtime import Runtime
 from peer.errors import HandshakeRefused
 from peer.foreign_text import quote
 from peer.net.neighbor import Neighbor
-from peer.net.rate_limits import Allowances
+from peer.rate_limits import Allowances
 
 log = logging.getLogger("sotto")
 

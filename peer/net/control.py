@@ -23,7 +23,6 @@ from peer.net.admission import CONTROL_VERBS, Admission
 from peer.net.handler import Handler
 from peer.net.hello import PROTOCOL_MAX, PROTOCOL_MIN, HelloInfo
 from peer.net.links import Links
-from peer.net.rate_limits import Allowance
 from peer.net.revocation_watch import RevocationWatch
 from peer.net.rpc import Caller, CallRefused, Channel, Server, Status, StreamLost
 from peer.net.security.credentials import Access, Credentials
@@ -31,6 +30,7 @@ from peer.net.security.proofs import CHALLENGE_BYTES, check_proof, prove
 from peer.net.services import CONTROL_SERVICE
 from peer.net.unreachable import why_unreachable
 from peer.proto.sottovoce.v1 import control_pb2
+from peer.rate_limits import Allowance
 
 _MAX_ARGUMENTS = 64 * 1024
 _CANNOT_ANSWER = "it cannot answer this call, which is a bug; its log says more"

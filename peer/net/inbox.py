@@ -14,8 +14,8 @@ from peer.foreign_text import printable
 from peer.net.chunks import Assembler
 from peer.net.envelope import Piece, decode
 from peer.net.handler import MAX_BULLETIN_BYTES, MAX_TOPIC
-from peer.net.rate_limits import Allowance
 from peer.proto.sottovoce.v1 import exchange_pb2 as pb
+from peer.rate_limits import Allowance
 
 _SMALL_MESSAGES = {"rate": 500.0, "burst": 1000.0}
 """Envelopes of one neighbour that complete no numbered frame, and kilobytes in them beside chunks."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 
-from peer.net.rate_limits import Complaints
+from peer.rate_limits import Complaints
 
 _LINES_PER_MINUTE = 20
 

@@ -23,12 +23,12 @@ from peer.net.handshake import FAREWELL_S, Handshake, OpenedStream, farewell
 from peer.net.hello import check_identity, check_run
 from peer.net.links import Links
 from peer.net.neighbor import Neighbor
-from peer.net.rate_limits import Allowance, Complaints
 from peer.net.rpc import Caller, Options, ServedStream, Server, StreamLost
 from peer.net.security.certificates import Identity
 from peer.net.security.credentials import Access
 from peer.net.tasks import Tasks
 from peer.proto.sottovoce.v1 import exchange_pb2 as pb
+from peer.rate_limits import Allowance, Complaints
 
 log = logging.getLogger(__name__)
 

@@ -33,14 +33,20 @@ from peer.node.checkpoint_arrays import refusing_what_does_not_fit
 from peer.node.disk_state import DiskState, Durability, OnRound, PeerRecovery
 from peer.node.held_frames import inbox_from_checkpoint, inbox_to_checkpoint
 from peer.node.links import LinksState
-from peer.node.neighbor_budgets import NoticeBudget, RepairBudget
 from peer.node.participant import Participant, ParticipantState
 from peer.node.recorded_peer import RecordedPeer
+from peer.node.repair_budget import RepairBudget
 from peer.node.replay import Replay
+from peer.rate_limits import Allowances
 from peer.state.checkpoints import Checkpoint
 from peer.state.disk import Disk
 from peer.state.journal import Announced, Begun, Lost, Receipt, Received, Record, Sent, TimedOut
 from peer.wire.message import Message, MessageKind
+
+NOTICES_AT_ONCE = 256
+NOTICES_PER_S = 8.0
+"""Membership notices that a neighbour may tell. Each can cost a sync of the disk, and one more message to each
+neighbour. Honest ones come in bursts when many peers join or leave at once."""
 
 _SET_BACK_ROUNDS_MAX = 4096
 """More rounds than a power cut can undo: those since the last sync, of about a second."""
@@ -72,7 +78,7 @@ class DurablePeer:
         self.left_out: frozenset[int] = frozenset()
         """Receivers that got no weight in the last round, because they had not confirmed anything for long."""
         self._repeatable = repeatable
-        self._repairs, self._notices = RepairBudget(), NoticeBudget()
+        self._repairs, self._notices = RepairBudget(), Allowances(rate=NOTICES_PER_S, burst=NOTICES_AT_ONCE)
         self._told: set[tuple[int, Change]] = set()
         """(Neighbour, change of members that it told of), since this process began."""
         self._furthest_round = 0
@@ -221,8 +227,8 @@ class DurablePeer:
             return self.participant.unchanged()
         change = self.participant.judged_notice(peer, record.frame)
         was_outsider = self.participant.membership.is_outsider
-        if not was_outsider:
-            self._notices.spend(peer, record.now)
+        if not was_outsider and not self._notices.spend(peer, record.now):
+            raise RemoteProtocolError(f"tells of more than {NOTICES_AT_ONCE} changes of members at once", peer=peer)
         if (peer, change) in self._told:
             self._append(record)  # No honest neighbour says it twice: it is worth no sync of the disk.
         else:

@@ -31,7 +31,7 @@ _LEFT_OUT = frozenset(
 )
 """Names of fields, without the underscore in front."""
 _ATOMS = (int, float, bool, bytes, str, type(None), enum.Enum, bytearray)
-_BUDGETS = frozenset({"Allowance", "Allowances", "NoticeBudget", "RepairBudget", "ToldChanges"})
+_BUDGETS = frozenset({"Allowance", "Allowances", "RepairBudget"})
 """Names of classes."""
 _OPAQUE = (FrameAccount, _LOCK, FunctionType, BuiltinFunctionType, MethodType, ModuleType, type)
 

@@ -1,4 +1,4 @@
-"""Limits on what costs its sender nothing: rates of small messages, and of lines in the log.
+"""Limits on what costs its sender nothing: rates of small messages, of membership notices, and of lines in the log.
 
 Pure: the time is an argument, in seconds. What a neighbour sends of its model is bounded elsewhere, by its credit and
 by the number of rounds that it can be ahead (`peer.net.chunks`, `peer.gossip.session`).
@@ -19,8 +19,7 @@ class Allowance:
 
     def spend(self, units: float, now: float) -> bool:
         """Return whether so many units are allowed now; then they are used up."""
-        self._left = min(self.burst, self._left + (now - self._at) * self.rate)
-        self._at = now
+        self._refill(now)
         if units > self._left:
             return False
         self._left -= units
@@ -28,9 +27,14 @@ class Allowance:
 
     def wait_s(self, units: float, now: float) -> float:
         """Use up so many units, future ones included; return how long to wait until they are there."""
-        self._left = min(self.burst, self._left + (now - self._at) * self.rate) - units
-        self._at = now
+        self._refill(now)
+        self._left -= units
         return max(0.0, -self._left / self.rate)
+
+    def _refill(self, now: float) -> None:
+        # A clock that was put back takes nothing away.
+        self._left = min(self.burst, self._left + max(0.0, now - self._at) * self.rate)
+        self._at = now
 
 
 class Allowances:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from peer.net.rate_limits import Allowance, Allowances, Complaints
+from peer.rate_limits import Allowance, Allowances, Complaints
 
 
 def test_an_allowance_lets_a_burst_pass_and_then_a_rate() -> None:
