@@ -119,12 +119,12 @@ def test_any_order_of_requests_is_free_of_deadlock_and_conserves_mass(name, seed
     more = {} if name == "ad-psgd" else {"theta": (theta,)}
     nodes = _nodes(name, doubly_stochastic(rng, n), start, **more)
     network = Network(nodes, rng, rng.normal(size=(n, 8)))
-    for _ in range(400):
+    for _ in range(800):
         network.act("crash" if crashes and rng.random() < 0.02 else str(rng.choice(ACTIONS)), int(rng.integers(n)))
     network.drain()
     # At rest nothing is open: no exchange hangs, nobody waits for anybody.
     assert all(node.idle for node in nodes)
-    assert network.mixes > 3
+    assert network.mixes > 10
     total = sum(node.x for node in nodes)
     assert np.abs(total - start.sum(axis=0) - network.moved).max() < 1e-10
     # The merged log is a serial order in which the same happens.
@@ -404,6 +404,28 @@ def test_a_responder_is_free_again_when_the_link_of_a_repair_breaks():
             break
     assert nodes[0].idle
     assert nodes[1].idle
+
+
+@pytest.mark.parametrize("answers", [0, 1])
+def test_a_repair_under_way_survives_a_restart(answers):
+    """The answer comes to a node that was restored from its state: it replies as the one that went on."""
+    rng = np.random.default_rng(1)
+    start = 50.0 * rng.normal(size=(2, 8)).astype(np.float32)
+    settings = {"compressor": ("modulo", {"bits": 3, "rounding": "dither"}), "theta": (0.01,)}
+    initiator, responder = _nodes("moniqua-ad-psgd", np.full((2, 2), 0.5), start, **settings)
+    ((_, wish),) = responder.receive(initiator.request(1)).sends
+    for _ in range(answers):
+        ((_, repair),) = initiator.receive(wish).sends
+        ((_, wish),) = responder.receive(repair).sends
+    assert wish.kind is MessageKind.REPAIR_REQUEST
+    restored = _nodes("moniqua-ad-psgd", np.full((2, 2), 0.5), start, **settings)[1]
+    restored.restore({name: np.array(value) for name, value in responder.state().items()})
+    assert not restored.idle
+    ((_, repair),) = initiator.receive(wish).sends
+    ((_, one),), ((_, other),) = responder.receive(repair).sends, restored.receive(repair).sends
+    layout = responder.node.layout
+    assert wire.encode(one, layout) == wire.encode(other, layout)
+    assert responder.x.tobytes() == restored.x.tobytes()
 
 
 def test_only_those_who_come_into_question_are_chosen():

@@ -4,8 +4,18 @@ from __future__ import annotations
 
 import pytest
 
+from peer import wire
 from peer.wire.message import Message, MessageKind
-from tests.hostile.meaning.liars import PUSH_SUM, SENDER, SETTINGS, finishes_like_an_honest_run, started, told
+from tests.hostile.meaning.liars import (
+    LAYOUT,
+    PUSH_SUM,
+    RECEIVER,
+    SENDER,
+    SETTINGS,
+    finishes_like_an_honest_run,
+    started,
+    told,
+)
 
 
 @pytest.mark.parametrize("algorithm", SETTINGS)
@@ -24,6 +34,15 @@ def test_a_round_out_of_turn_is_refused(algorithm: str) -> None:
     for round_ in (honest.round - 1, honest.round + 1, honest.round + 3):
         world.refuses(seq, told(honest, round=round_), "out of turn")
     finishes_like_an_honest_run(world)
+
+
+def test_a_message_that_is_due_cannot_follow_one_that_waits() -> None:
+    # It was journaled and applied, and then refused in nobody's name.
+    world = started("d-psgd", rounds=12, max_lead=2)
+    seq, honest = world.until(at_round=0)
+    early = wire.encode(told(honest, round=9), LAYOUT)
+    assert not world.peers[RECEIVER].receive(SENDER, seq, early, world.now).frames
+    world.refuses(seq + 1, honest, "of round 0 after later ones")
 
 
 @pytest.mark.parametrize("algorithm", SETTINGS)

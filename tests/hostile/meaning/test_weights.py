@@ -15,7 +15,7 @@ def test_a_mixing_weight_that_the_graph_does_not_have_is_refused(algorithm: str)
     world = started(algorithm)
     seq, honest = world.until()
     weight = honest.mixing_weight
-    for lie in (2.0, -weight, 1.0 - weight / 2, weight + 1e-9, -0.0, 1e300):
+    for lie in (2.0, -weight, 1.0 - weight / 2, weight + 1e-9, -0.0, 1e300, math.nextafter(1.0, 2.0)):
         world.refuses(seq, told(honest, mixing_weight=lie), "told the weights")
     finishes_like_an_honest_run(world)
 

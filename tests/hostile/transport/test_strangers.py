@@ -85,6 +85,7 @@ HELLOS: list[tuple[dict[str, Any], str]] = [
     ({"chunk_bytes": 0}, "and chunks of 0"),
     ({"heartbeat_ms": 0}, "announces a heartbeat every 0 ms"),
     ({"heartbeat_ms": 2**32 - 1}, "announces a heartbeat every 4294967295 ms"),
+    ({"received": 2**63}, "claims to have 9223372036854775808 of our frames"),
 ]
 
 
