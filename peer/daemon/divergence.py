@@ -79,10 +79,8 @@ class Divergence:
     def heard(self, source: int, note: bytes) -> None:
         """Show what a neighbour says, and pass it on if it is news. Raises RemoteProtocolError for what is none."""
         peer, round_, reason = notes.decode_divergence(note, self._rounds)
-        if peer == self._peer or peer not in self._peers:
-            return  # Nobody knows more of this peer than it does; a newcomer may not have been announced yet.
-        if source != peer and self._is_up(peer):
-            return  # It says so itself.
+        if not notes.is_heeded(peer, source, own=self._peer, peers=self._peers, is_up=self._is_up):
+            return
         claim, known = Claim(round_, reason, source), self._claims.get(peer)
         is_news = known is None or known.round < round_ or (source == peer and claim != known)
         now = self._now()

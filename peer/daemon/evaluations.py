@@ -127,10 +127,8 @@ class Evaluations:
     def heard(self, source: int, note: bytes) -> None:
         """Judge a note of a neighbour, and pass it on if it is news. Raises RemoteProtocolError for what is none."""
         record = notes.decode_evaluation(note, self._rounds)
-        if record.peer == self._peer or record.peer not in self._peers:
-            return  # What this peer measured it knows best; a newcomer may not have been announced yet.
-        if source != record.peer and self._is_up(record.peer):
-            return  # It says so itself.
+        if not notes.is_heeded(record.peer, source, own=self._peer, peers=self._peers, is_up=self._is_up):
+            return
         if not self._samples.fit(record):
             self._complain(record, source)
         elif self._is_news(record, source):

@@ -1,13 +1,13 @@
 """Notes as bytes and back: see `proto/sottovoce/v1/note.proto`.
 
-Checks what can be checked without knowing the run's data or its peers: the form, and that rounds are rounds of the run.
-Everything that is wrong with a note raises RemoteProtocolError. An honest peer makes the same checks before it passes a
-note on, so that the neighbour which sent it is to blame.
+Decoding checks what can be checked without knowing the run's data or its peers: the form, and that rounds are rounds of
+the run. Everything that is wrong with a note raises RemoteProtocolError. An honest peer makes the same checks before it
+passes a note on, so that the neighbour which sent it is to blame.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
@@ -35,6 +35,15 @@ _SPLITS = {"test": pb.EvaluationNote.TEST, "holdout": pb.EvaluationNote.HOLDOUT}
 _SPLIT_NAMES = {value: name for name, value in _SPLITS.items()}
 
 AnyNote = TypeVar("AnyNote", bound=Message)
+
+
+def is_heeded(subject: int, source: int, *, own: int, peers: Container[int], is_up: Callable[[int], bool]) -> bool:
+    """Return whether peer `own` listens to what a neighbour says of another peer, which nobody signs.
+
+    Of itself a peer knows more than anybody, of a peer that is not among `peers`, such as a newcomer that was not
+    announced yet, nothing; and a peer to which there is a link speaks for itself.
+    """
+    return subject != own and subject in peers and (source == subject or not is_up(subject))
 
 
 def encode_evaluation(record: EvaluationRecord) -> bytes:
