@@ -307,8 +307,10 @@ class Scene:
 
     def _is_said_after_loss(self, said: Message) -> bool:
         """Return whether it continues what was said until liar or victim was lost: nobody has to know of that yet."""
-        if not self._ends_early or not self._slots:
+        if not self._ends_early:
             return False
+        if not self._slots:  # One of the two was lost before a word was said.
+            return self._world.builder.first.weight(said.round, self._victim, self._liar) > 0.0
         last_round = max(round_ for round_, _ in self._slots)
         return said.round > last_round and (last_round, said.phase) in self._slots
 
