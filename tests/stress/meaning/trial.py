@@ -352,6 +352,8 @@ class Scene:
         copy.suspect = self._liar
         copy.was_changed = isinstance(lie.said, Change)
         num_refused = self._refuse(copy, after)
+        # What the liar was already answered is not kept from the honest peer that goes on in its place.
+        copy.reconnect(self._victim)
         self._take(copy, lie)
         if copy.keeps_state:
             copy.restart(self._victim)
