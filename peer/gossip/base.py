@@ -210,6 +210,14 @@ class NeighborCopies(Protocol):
     def own_copy(self, t: int) -> Message: ...
     def start_copy(self, message: Message) -> None: ...
 
+    @property
+    def keeps_own(self) -> bool:
+        """Whether `keep_own` has kept anything that is not forgotten."""
+        ...
+
+    def keep_own(self, t: int) -> None: ...
+    def forget_kept(self) -> None: ...
+
 
 class Algorithm(ABC):
     """One peer's side of a synchronous gossip algorithm. See the module docstring for the order of calls."""
@@ -284,13 +292,20 @@ class Algorithm(ABC):
         """
         raise NotImplementedError(f"{self.spec.name} cannot go on without a neighbour")
 
-    def without(self, peer: int, unreceived: Sequence[Message]) -> None:
-        """Go on without a peer that is lost for good; `unreceived` are the own messages that it never got.
+    def without(self, peer: int) -> None:
+        """Go on without a peer that is lost for good. Called between rounds.
 
-        Called between rounds. A push-sum algorithm takes their mass back; where there is no push-sum, what was put back
-        for a message that did not come stays.
+        Where there is no push-sum, what was put back for a message that did not come stays.
         """
         raise NotImplementedError(f"{self.spec.name} cannot lose a peer")
+
+    def take_back(self, unreceived: Sequence[Message]) -> None:
+        """Add the mass of own messages to one lost peer that never got them: it is as if this peer had kept it.
+
+        Called between rounds, after `without`, perhaps some rounds later. Only with push-sum.
+        """
+        for message in unreceived:
+            self.absorb_late(message)
 
     def start_anew(self) -> None:  # noqa: B027 (most keep nothing that speaks of the graph)
         """Forget what speaks of the members so far: they are others from the next round on, and the schedule is

@@ -202,6 +202,8 @@ class Boundary:
             restart |= {each.giver for each in self._moved}
         old_senders, old_receivers = set(views.senders_from(t, me)), set(views.receivers_from(t, me))
         senders, receivers = views.senders_from(t + 1, me), views.receivers_from(t + 1, me)
+        if self._algorithm.spec.push_sum and old_receivers:
+            replicas.keep_own(t + 1)
         replicas.change_edges(senders, receivers, t + 1)
         if me in restart:
             replicas.restart_own(self._algorithm.x, t + 1)

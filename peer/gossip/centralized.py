@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import ClassVar
 
 import numpy as np
@@ -74,7 +74,7 @@ class AllReduce(Algorithm):
         present = set(members) - schedule.absent.keys()
         return tuple(1.0 / num_peers for num_peers in range(len(present), len(members) + 1))
 
-    def without(self, peer: int, unreceived: Sequence[Message]) -> None:
+    def without(self, peer: int) -> None:
         """Nothing is kept of anybody."""
 
     def metrics(self) -> Metrics:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -71,7 +71,7 @@ class D2(Algorithm):
         self._heard = dict(inbox)
         return None
 
-    def without(self, peer: int, unreceived: Sequence[Message]) -> None:
+    def without(self, peer: int) -> None:
         self.start_anew()
 
     def start_anew(self) -> None:

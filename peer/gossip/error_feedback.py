@@ -8,7 +8,7 @@ mass.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -30,7 +30,6 @@ from peer.gossip.mixing import (
     mixed_push_weight,
     payload_distance,
     restored_like,
-    take_back_,
     whole,
 )
 from peer.wire.message import Message
@@ -90,7 +89,7 @@ class DeepSqueeze(Algorithm):
         self._held.settle_(self.x, message.round, message.sender)
         add_decompressed_(self.x, message.layers, self.node.layout, self.node.averaging_rate * message.mixing_weight)
 
-    def without(self, peer: int, unreceived: Sequence[Message]) -> None:
+    def without(self, peer: int) -> None:
         self._held.forget(peer)
 
     def metrics(self) -> Metrics:
@@ -157,8 +156,8 @@ class SparsePush(Algorithm):
     def absorb_late(self, message: Message) -> None:
         absorb_push_sum_(self, message, self.averaging_rate(message.round))
 
-    def without(self, peer: int, unreceived: Sequence[Message]) -> None:
-        take_back_(self, unreceived)
+    def without(self, peer: int) -> None:
+        """Nothing is kept of anybody."""
 
     def shrunk_(self, scale: float) -> None:
         self.error_memory *= self.error_memory.dtype.type(scale)

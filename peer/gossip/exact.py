@@ -6,7 +6,7 @@ was sent, so that the average of all models moves by the gradients alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy.typing as npt
@@ -26,7 +26,6 @@ from peer.gossip.mixing import (
     local_step_rate,
     mixed_push_weight,
     payload_distance,
-    take_back_,
 )
 from peer.wire.message import Message
 
@@ -104,7 +103,7 @@ class DPsgd(Algorithm):
         self._held.settle_(self.x, message.round, message.sender)
         add_decompressed_(self.x, message.layers, self.node.layout, scale)
 
-    def without(self, peer: int, unreceived: Sequence[Message]) -> None:
+    def without(self, peer: int) -> None:
         self._held.forget(peer)
 
     def metrics(self) -> Metrics:
@@ -162,8 +161,8 @@ class Sgp(Algorithm):
     def absorb_late(self, message: Message) -> None:
         absorb_push_sum_(self, message, self.node.averaging_rate)
 
-    def without(self, peer: int, unreceived: Sequence[Message]) -> None:
-        take_back_(self, unreceived)
+    def without(self, peer: int) -> None:
+        """Nothing is kept of anybody."""
 
     def metrics(self) -> Metrics:
         distance = payload_distance(self, self._own, self._u_sent, self._heard)

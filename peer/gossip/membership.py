@@ -113,6 +113,10 @@ class Membership:
         """Return who takes part in round t, ascending."""
         return self._members[bisect_right(self._rounds, t)] if self._rounds else self._first
 
+    def same_since(self, t: int) -> int:
+        """Return the first of the rounds up to t that have the members of round t."""
+        return [0, *self._rounds][bisect_right(self._rounds, t)]
+
     def coming(self, t: int) -> Sequence[tuple[int, ...]]:
         """Return the members of round t, and of every later round in which they change."""
         return self._members[bisect_right(self._rounds, t) :]

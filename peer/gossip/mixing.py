@@ -7,7 +7,7 @@ on what was sent and never on when it came. Weights are those that the senders t
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -226,12 +226,6 @@ def absorb_push_sum_(algorithm: Algorithm, message: Message, rate: float) -> Non
     scale = rate * message.mixing_weight
     add_decompressed_(algorithm.x, message.layers, algorithm.node.layout, scale)
     algorithm.u += scale * message.push_weight
-
-
-def take_back_(algorithm: Algorithm, unreceived: Sequence[Message]) -> None:
-    """Add to a push-sum peer what it had given to a peer that is lost and never got it: it is as if it had kept it."""
-    for message in unreceived:
-        algorithm.absorb_late(message)
 
 
 def payload_distance(

@@ -129,7 +129,7 @@ class Moniqua(Algorithm):
         super().use_compressor(compressor)
         self._gossip.use_compressor(self.node)
 
-    def without(self, peer: int, unreceived: Sequence[Message]) -> None:
+    def without(self, peer: int) -> None:
         """Nothing is kept of anybody."""
 
     def check_codes(self, message: Message) -> None:
@@ -205,7 +205,7 @@ class MoniquaD2(Algorithm):
         super().use_compressor(compressor)
         self._gossip.use_compressor(self.node)
 
-    def without(self, peer: int, unreceived: Sequence[Message]) -> None:
+    def without(self, peer: int) -> None:
         self.start_anew()
 
     def start_anew(self) -> None:

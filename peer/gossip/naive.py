@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import ClassVar
 
 from peer.compress import add_decompressed_
@@ -67,7 +67,7 @@ class NaiveQuantized(Algorithm):
         self._heard = dict(inbox)
         return None
 
-    def without(self, peer: int, unreceived: Sequence[Message]) -> None:
+    def without(self, peer: int) -> None:
         """Nothing is kept of anybody."""
 
     def metrics(self) -> Metrics:

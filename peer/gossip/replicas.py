@@ -12,7 +12,7 @@ unnoticed; what was mixed with it in the meantime stays mixed.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -48,6 +48,8 @@ from peer.wire.message import Message, MessageKind, RepairWish
 
 CHECK_EVERY = 16
 """Digests of copies are taken after the difference of every so many rounds."""
+_KEPT = "replica.kept."
+"""Before the round, in the names of arrays of a state."""
 
 
 class Replicas:
@@ -66,6 +68,8 @@ class Replicas:
         """Whose copy → (round, digests) of its last check."""
         self._whole: dict[int, Message] = {}
         """Sender → layers of its copy as it is after a difference that has not come yet."""
+        self._kept: dict[int, FloatArray] = {}
+        """Round → the own copy before the difference of that round, where it restarted or got other receivers then."""
 
     @property
     def own(self) -> FloatArray:
@@ -208,6 +212,36 @@ class Replicas:
         add_decompressed_(copy, payload, self._node.layout, scale)
         return copy
 
+    # What a lost peer never had (`gossip.lost_peers`).
+
+    @property
+    def keeps_own(self) -> bool:
+        """Whether `keep_own` has kept anything that is not forgotten."""
+        return bool(self._kept)
+
+    def keep_own(self, t: int) -> None:
+        """Keep the own copy as it is, before the difference of round t: it restarts, or whoever was sent the differences
+        before gets none from now on."""
+        self._kept.setdefault(t, self.own.copy())
+
+    def forget_kept(self) -> None:
+        """Forget what `keep_own` kept: nothing that was sent before comes back any more."""
+        self._kept.clear()
+
+    def own_after(self, messages: Sequence[Message]) -> Iterator[tuple[Message, FloatArray]]:
+        """Yield the own messages to one receiver, the newest first, each with the own copy as it was right after it,
+        which is good until the next.
+
+        `messages`: of rounds in a row, the last of which is the newest of all, or the last before a copy was kept. A
+        copy is one that was kept, or that of the next round less the difference between them.
+        """
+        copy, kept = self.own.copy(), sorted(self._kept)
+        for message in sorted(messages, key=lambda message: -message.round):
+            while kept and kept[-1] > message.round:
+                copy = self._kept[kept.pop()].copy()
+            yield message, copy
+            add_decompressed_(copy, message.layers, self._node.layout, -1.0)
+
     def mean_distance(self, push_weights: Mapping[int, float]) -> float | None:
         """Return the mean over the given senders of ‖x̂_j / u_j − x̂_i / u_i‖₂, self left out of the mean."""
         u_own = push_weights[self._node.peer]
@@ -230,6 +264,7 @@ class Replicas:
             "replica.rounds": rounds,
             "replica.own_rounds": np.array([self._own_rounds], np.int64),
             **{f"replica.{j}": copy for j, copy in self.of.items()},
+            **{f"{_KEPT}{t}": copy for t, copy in self._kept.items()},
             **waiting,
         }
 
@@ -245,6 +280,9 @@ class Replicas:
             for name, frame in state.items()
             if name.startswith(prefix)
         }
+        # States of releases that kept nothing have none.
+        kept = {int(name.removeprefix(_KEPT)): copy for name, copy in state.items() if name.startswith(_KEPT)}
+        self._kept = {t: restored_like(self.own, copy) for t, copy in kept.items()}
         self._digests = {}
 
 
@@ -288,19 +326,8 @@ class ReplicaAlgorithm(Algorithm):
             raise RemoteProtocolError("asks for no layer of a replica", peer=request.sender)
         return self.replicas.whole(request.wanted)
 
-    def without(self, peer: int, unreceived: Sequence[Message]) -> None:
-        """Send a lost peer nothing more and keep no copy of it.
-
-        With push-sum, what it never received comes back: η W x̂(s) and η W u(s) of each round s, the copy of that round
-        being today's less the differences since.
-        """
-        if self.spec.push_sum and unreceived:
-            copy = self.replicas.own.copy()
-            for message in sorted(unreceived, key=lambda message: -message.round):
-                scale = self.node.averaging_rate * message.mixing_weight
-                add_scaled_(self.x, scale, copy)
-                self.u += scale * message.push_weight
-                add_decompressed_(copy, message.layers, self.node.layout, -1.0)
+    def without(self, peer: int) -> None:
+        """Send a lost peer nothing more and keep no copy of it."""
         senders = [j for j in self.replicas.senders if j != peer]
         receivers = [j for j in self.replicas.receivers if j != peer]
         self.replicas.change_edges(senders, receivers, 0)
@@ -368,8 +395,8 @@ class ChocoSgd(ReplicaAlgorithm):
         scale = self.node.averaging_rate * message.mixing_weight
         add_scaled_(self.x, scale, self.replicas.apply_(message))
 
-    def without(self, peer: int, unreceived: Sequence[Message]) -> None:
-        super().without(peer, unreceived)
+    def without(self, peer: int) -> None:
+        super().without(peer)
         self._held.forget(peer)
 
     def metrics(self) -> Metrics:
@@ -435,6 +462,13 @@ class QuantSgp(ReplicaAlgorithm):
         scale = self.node.averaging_rate * message.mixing_weight
         copy = self.replicas.apply_(message)
         if scale > 0.0:
+            add_scaled_(self.x, scale, copy)
+            self.u += scale * message.push_weight
+
+    def take_back(self, unreceived: Sequence[Message]) -> None:
+        """Add η W x̂(s) and η W u(s) of each round s."""
+        for message, copy in self.replicas.own_after(unreceived):
+            scale = self.node.averaging_rate * message.mixing_weight
             add_scaled_(self.x, scale, copy)
             self.u += scale * message.push_weight
 

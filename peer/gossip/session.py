@@ -107,6 +107,12 @@ class Session:
         """Peers that are lost for good."""
         return frozenset(self.lost_peers.peers)
 
+    @property
+    def is_unsettled(self) -> bool:
+        """Whether something may still come back of a lost peer when others have reported of it: between rounds, `state`
+        would not hold that."""
+        return self.lost_peers.is_unsettled(self.round)
+
     def unchanged(self) -> Effects:
         """Return the effects of a call that changes nothing: the timer stays where it is."""
         return Effects(wake_at=self._wake_at)
@@ -135,6 +141,7 @@ class Session:
         if left_out and not self.algorithm.spec.push_sum:
             raise LocalProtocolError(f"{self.algorithm.spec.name} cannot leave a receiver out of a round")
         effects = self.absorb_late()
+        self.lost_peers.forget_old_copies(self.round)
         node = self.algorithm.node
         # Only while neighbours owe it something: a peer that hears everybody has the weight that the graph gives it,
         # however small, and gets no more by keeping it.
@@ -159,7 +166,7 @@ class Session:
             self.algorithm.absorb_late(message)
             self._applied.append((message.round, message.sender))
         effects = self.unchanged()
-        effects.returned = self.lost_peers.take_back_()
+        effects.returned = self.lost_peers.settle_(self.round)
         return effects
 
     def receive(self, message: Message, now: float) -> Effects:

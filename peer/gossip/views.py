@@ -116,6 +116,14 @@ class ViewSchedule:
         graph = self._graph_of(members)
         return (graph.diameter or len(members)) * max(1, graph.cycle_rounds) + 1
 
+    def is_steady(self, t: int) -> bool:
+        """Return whether a peer that comes to round t knows that all others have come to a round with the same members:
+        so long ago was the last change, and nobody is lost whom the graph of the round still has."""
+        members = self.membership.members(t)
+        if not {*members}.isdisjoint(self._absent_in(t)):
+            return False
+        return t >= self.membership.same_since(t) + self.lead(members)
+
     @property
     def _is_plain(self) -> bool:
         return self._all is not None and self.membership.is_settled and not self._absent

@@ -356,9 +356,11 @@ class DurablePeer:
         """Take a checkpoint, between rounds, and begin a new journal; return the new receipts. Raises StateError.
 
         Where there is a checkpoint of this round already, its journal is enough, and is synced; `anew` writes it once
-        more, with what has come late since.
+        more, with what has come late since. Nor is there a new one while it is open what comes back of a lost peer.
         """
         round_ = self.participant.round
+        if self.participant.session.is_unsettled:
+            return self.sync()
         if round_ == self.disk_state.base_round and self.disk_state.checkpoint_bytes and not anew:
             return self.sync()
         values, arrays = self.participant.state().to_checkpoint()

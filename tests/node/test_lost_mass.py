@@ -1,0 +1,120 @@
+"""What comes back of a lost peer is what it never had, whatever changed shortly before the loss.
+
+What has to be left follows from the lost peer's own state: all that there was before its last round, less what it kept
+of itself and what it gave to those that never heard of that round.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from peer.gossip.effects import Effects
+from peer.gossip.membership import ChangeKind
+from peer.gossip.mixing import own_weight
+from peer.gossip.replicas import QuantSgp
+from tests.node.changing_members import Cluster
+
+pytestmark = pytest.mark.slow
+
+CHANGES = [
+    # The heir, and the sponsor: their replicas restart at the peer that is lost.
+    (ChangeKind.LEAVE, 2, "ring", 4, 3),
+    (ChangeKind.JOIN, 5, "ring", 2, 3),
+    # It sends its differences to peer 5 from then on, and no more to the peer that is lost.
+    (ChangeKind.JOIN, 5, "directed-ring", 0, 4),
+]
+"""(kind, subject, graph, who is lost, who had sent it something)"""
+
+
+def lost_at_the_change(cluster: Cluster, effective: int, lost: int) -> tuple[npt.NDArray[np.float64], float]:
+    """Let a peer be gone that got nothing any more of the last round before a change, when others have done that round;
+    return what it kept of x and u in it."""
+    cluster.run(effective - 1)
+    cluster.cut |= {(other, lost) for other in range(cluster.num_peers)}
+    cluster.run(effective)
+    algorithm, session = cluster.peers[lost].participant.algorithm, cluster.peers[lost].participant.session
+    assert isinstance(algorithm, QuantSgp)
+    assert (session.round, session.in_round) == (effective - 1, True)
+    cluster.kill(lost)
+    given = algorithm.node.averaging_rate * (1.0 - own_weight(algorithm.node, session.round))
+    return algorithm.x.astype(np.float64) - given * algorithm.replicas.own, (1.0 - given) * algorithm.u
+
+
+@pytest.mark.parametrize("stage", ["between rounds", "in a round", "recovered"])
+@pytest.mark.parametrize(("kind", "subject", "graph", "lost", "sender"), CHANGES)
+def test_what_was_sent_before_replicas_restarted_comes_back(
+    kind: ChangeKind, subject: int, graph: str, lost: int, sender: int, stage: str
+) -> None:
+    cluster = Cluster("quant-sgp", graph, seed=2)
+    drift = cluster.drift()
+    cluster.run(3)
+    change = cluster.announce(subject if kind is ChangeKind.LEAVE else 3, kind, subject)
+    x, u = lost_at_the_change(cluster, change.effective, lost)
+    assert cluster.rounds()[sender] == change.effective
+    if stage == "in a round":
+        cluster.peers[sender].step()
+        cluster.perform(sender, cluster.peers[sender].begin(0.0))
+        assert cluster.peers[sender].participant.session.in_round
+    elif stage == "recovered":
+        cluster.perform(sender, Effects(receipts=cluster.peers[sender].save({})))
+        assert cluster.peers[sender].disk_state.base_round == change.effective
+        cluster.restart(sender)
+    cluster.declare_lost(lost)
+    cluster.run(60)
+    assert set(cluster.rounds().values()) == {60}
+    assert cluster.weight() == pytest.approx(5.0 - u, abs=1e-12)
+    np.testing.assert_allclose(cluster.drift(), drift - x, atol=2e-5)
+
+
+@pytest.mark.parametrize(("kind", "subject", "graph", "lost", "sender"), CHANGES)
+def test_old_copies_are_forgotten(kind: ChangeKind, subject: int, graph: str, lost: int, sender: int) -> None:
+    cluster = Cluster("quant-sgp", graph, seed=2)
+    cluster.run(3)
+    change = cluster.announce(subject if kind is ChangeKind.LEAVE else 3, kind, subject)
+    cluster.run(change.effective + 10)
+    assert not _kept(cluster)
+    cluster.kill(lost)
+    cluster.run(60)
+    loss = cluster.declare_lost(lost)
+    cluster.run(loss.effective)
+    assert sender in _kept(cluster)
+    cluster.run(loss.effective + 10)
+    assert not _kept(cluster)
+
+
+@pytest.mark.parametrize("is_recovered", [False, True])
+@pytest.mark.parametrize("algorithm", ["sgp", "sparse-push", "quant-sgp"])
+def test_nothing_comes_back_before_all_have_said_what_they_heard(algorithm: str, is_recovered: bool) -> None:
+    """A peer learns of a loss between rounds. Another has heard of the round in which the lost peer had what this peer
+    sent it last."""
+    cluster = Cluster(algorithm, "exponential", seed=2)
+    cluster.run(5)
+    for peer in (1, 4):
+        cluster.peers[peer].step()
+        cluster.perform(peer, cluster.peers[peer].begin(0.0))
+    ((seq, frame),) = cluster.queues.pop((4, 1))
+    cluster.perform(1, cluster.peers[1].receive(4, seq, frame, 0.0))
+    cluster.kill(4)
+    cluster.queues = {pair: queue for pair, queue in cluster.queues.items() if pair[0] != 4}
+    assert [cluster.peers[peer].participant.session.last_heard(4) for peer in (0, 1)] == [4, 5]
+    announcer = cluster.peers[0]
+    assert announcer.links.out[4].backlog, "it has confirmed all"
+    cluster.announce(0, ChangeKind.LOST, 4)
+    if is_recovered:
+        # There is no checkpoint before that is settled.
+        before = announcer.disk_state.base_round
+        announcer.save({}, anew=True)
+        assert announcer.disk_state.base_round == before < 5
+        cluster.restart(0)
+    cluster.peers[0].step()
+    cluster.perform(0, cluster.peers[0].begin(0.0))
+    cluster.run(60)
+    lost = cluster.peers[4].participant.algorithm
+    given = lost.node.averaging_rate * float(lost.node.schedule.matrix(5)[1, 4])
+    assert cluster.weight() == pytest.approx(5.0 - (1.0 - given) * lost.u, abs=1e-12)
+
+
+def _kept(cluster: Cluster) -> set[int]:
+    return {member.peer for member in cluster.members if any(".kept." in name for name in member.algorithm.state())}
