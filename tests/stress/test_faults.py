@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ from peer.gossip.effects import Effects
 from peer.gossip.error_feedback import SparsePush
 from peer.gossip.exact import Sgp
 from peer.gossip.judge import Judge
-from peer.gossip.membership import ChangeKind
+from peer.gossip.lost_peers import LostPeers
+from peer.gossip.membership import Change, ChangeKind
 from peer.gossip.views import ViewSchedule
 from peer.node.durable import DurablePeer
 from peer.node.membership import PeerMembership
@@ -26,6 +28,9 @@ from tests.stress.faults.scenario import CASES
 
 MEMBERS = (1, 16, 17, 26, 34, 39, 59, 73, 80, 83, 86, 88, 99, 355)
 """Seeds in which somebody joins, leaves or is lost."""
+
+RESTARTED = (355, 1043)
+"""Seeds in which a peer is lost soon after an heir has sent it its replica whole again."""
 
 STUCK = (2058, 2067, 3096)
 """Seeds that were stuck: two peers are lost before they join, and the third cuts off one that is about to leave."""
@@ -39,6 +44,11 @@ def test_nothing_that_goes_wrong_changes_what_must_not_change(seed: int) -> None
 
 @pytest.mark.parametrize("seed", STUCK)
 def test_nobody_waits_for_ever_for_a_peer_that_is_lost_as_others_come_and_go(seed: int) -> None:
+    assert simulate(seed, rounds=100).rounds == 100
+
+
+@pytest.mark.parametrize("seed", RESTARTED)
+def test_what_was_sent_before_a_replica_restarted_comes_back(seed: int) -> None:
     assert simulate(seed, rounds=100).rounds == 100
 
 
@@ -194,14 +204,24 @@ def test_a_share_that_is_given_and_kept_is_caught(monkeypatch: pytest.MonkeyPatc
 
 
 def test_what_returns_twice_from_a_lost_peer_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    without = Sgp.without
+    take_back = Sgp.take_back
 
-    def twice(self: Sgp, peer: int, unreceived: Sequence[Message]) -> None:
-        without(self, peer, unreceived)
-        without(self, peer, unreceived)
+    def twice(self: Sgp, unreceived: Sequence[Message]) -> None:
+        take_back(self, unreceived)
+        take_back(self, unreceived)
 
-    monkeypatch.setattr(Sgp, "without", twice)
+    monkeypatch.setattr(Sgp, "take_back", twice)
     assert "Σu is" in caught([16], rounds=60)
+
+
+def test_what_returns_though_others_have_heard_of_it_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    reports = LostPeers._reports
+
+    def heard_nothing(self: LostPeers, peer: int) -> list[Change]:
+        return [replace(report, heard_round=0) for report in reports(self, peer)]
+
+    monkeypatch.setattr(LostPeers, "_reports", heard_nothing)
+    assert "holds it" in caught([16], rounds=60)
 
 
 def test_a_late_message_that_is_dropped_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

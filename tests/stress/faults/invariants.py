@@ -137,6 +137,7 @@ class Auditor:
         elif what == "returned":
             is_share = self._decoded(frame).phase != 0
             self._returned[peer, round_, is_share] = participant.round + participant.session.in_round
+            self._check_returned()
         else:
             self._undo(peer, round_)
             entry = self._open[peer]
@@ -177,6 +178,8 @@ class Auditor:
                 raise InvariantBroken(f"peer {peer} applied the message of peer {pair[1]}, round {pair[0]}, twice")
             self._applied[peer].add(pair)
         self._rounds[peer][t] = entry
+        if any(sender == self._outside for _, sender in entry.applied):
+            self._check_returned()
         self._check_replicas(participant)
         for done in range(len(self._balances) - 1, self.completed):
             self._check_mass(done)
@@ -270,6 +273,19 @@ class Auditor:
             # The sender may not have ended that round yet: then it is compared when it has, by the receivers' next.
             if known is not None and sender != peer and known != replicas.of[sender].tobytes():
                 raise InvariantBroken(f"peer {peer} holds another replica of peer {sender} after {count} differences")
+
+    def _check_returned(self) -> None:
+        """Nothing returns that the lost peer had when it made a message which anybody has."""
+        if not self._returned or self._outside is None:
+            return
+        inside = (applied for peer, applied in enumerate(self._applied) if peer != self._outside)
+        heard = max((t for applied in inside for t, sender in applied if sender == self._outside), default=-1)
+        for peer, t, _ in self._returned:
+            if t < heard:
+                raise InvariantBroken(
+                    f"peer {peer} took back what it sent the lost peer in round {t}, whose message of round {heard} "
+                    "holds it"
+                )
 
     def _check_mass(self, t: int) -> None:
         """Σx and Σu after round t of every peer, with what was sent by then and not applied by then."""

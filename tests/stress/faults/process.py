@@ -169,11 +169,22 @@ class VirtualProcess:
             self._plan_timer()
             self._plan_work()
         elif self.participant.round < self.world.scenario.rounds and self.participant.membership.is_member:
+            if self.world.scenario.has_budgets:
+                self.later(STEP_S * self._random.uniform(0.0, 2.0), self._begin_round)
+                self._plan_work()
+            else:
+                self._begin_round()
+        else:
+            self._do(lambda: self._confirming(self.peer.save(self._description(), anew=True)), self._plan_work)
+
+    def _begin_round(self) -> None:
+        """Begin the next round as soon as nothing else is done."""
+        if self._busy and self.world.scenario.has_budgets:
+            self.later(STEP_S * 0.1, self._begin_round)
+        else:
             self._busy = True
             step_s = STEP_S * self.slow * self._random.uniform(0.8, 1.2)
             self.later(step_s, lambda: self._do(self._step_and_begin, self._plan_timer))
-        else:
-            self._do(lambda: self._confirming(self.peer.save(self._description(), anew=True)), self._plan_work)
 
     def _after_round(self) -> None:
         if self.participant.round % self.world.plan.checkpoint_every_rounds:
@@ -233,7 +244,8 @@ class VirtualProcess:
         world = self.world
         for outgoing in self.peer.publish(effects):
             receiver, seq, frame = outgoing.receiver, outgoing.seq, outgoing.frame
-            if world.streams.is_up(self.me, receiver):
+            # A link to a lost peer is closed, though the peer may live on.
+            if world.streams.is_up(self.me, receiver) and receiver not in self.participant.session.lost:
                 if seq:
                     world.auditor.put_on_stream(self.me, receiver, seq, frame)
                 self.put(receiver, seq, frame)

@@ -122,6 +122,11 @@ class Scenario:
         return self.lies and additive and Random(f"two-faced {self.seed}").random() < 0.5
 
     @cached_property
+    def has_budgets(self) -> bool:
+        """Whether peers wait before a round, as for a bandwidth budget, and take what comes meanwhile."""
+        return Random(f"budgets {self.seed}").random() < 0.25
+
+    @cached_property
     def members_can_change(self) -> bool:
         """Whether the peers heed what they are told of members."""
         return bool(self.happenings) or (self.lies and self.spec.changes_members and not self.case.late)

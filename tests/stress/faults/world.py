@@ -315,7 +315,8 @@ class World:
                     self.streams.cut(pair, float("inf"))
         else:
             self._end(subject, "is gone for good")
-        self._ask(lambda: self._declare_lost(subject), 3.0)
+        # Where peers hear of it between rounds, some still have to be between rounds.
+        self._ask(lambda: self._declare_lost(subject), 0.05 if self.scenario.has_budgets else 3.0)
 
     def _declare_lost(self, subject: int) -> None:
         members = [each for each in self._present() if each.participant.membership.is_member]
