@@ -20,6 +20,8 @@ SOURCES = (
     "processor.c",
     "wire.c",
     "wire_groups.c",
+    "wire_layers.c",
+    "wire_tables.c",
 )
 OPTIONS = ("-O3", "-std=gnu11", "-ffp-contract=off", "-fno-math-errno", "-Wall", "-Wextra", "-Wno-psabi")
 

@@ -3,7 +3,7 @@
    within the sizes it is given. */
 #include "wire.h"
 
-#include <string.h>
+#include "wire_bits.h"
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "the kernels read words as they lie in memory; a big-endian machine uses numpy"
@@ -18,55 +18,6 @@
     case 4: BODY(uint32_t) break;                                                                                      \
     default: BODY(uint64_t) break;                                                                                     \
     }
-
-static inline uint64_t low_bits(int width) { return width >= 64 ? ~0ull : (1ull << width) - 1; }
-
-/* Writes bits one integer after another, and never beyond `end`. */
-typedef struct {
-    uint8_t *at, *end;
-    uint64_t bits;
-    int filled;
-} bit_writer;
-
-/* Appends up to 56 bits. Far from the end it always stores eight bytes, of which the full ones count. */
-static inline int put(bit_writer *w, uint64_t v, int width) {
-    w->bits |= v << w->filled;
-    w->filled += width;
-    if (w->end - w->at >= 8) {
-        memcpy(w->at, &w->bits, 8);
-    } else if (w->end - w->at >= w->filled >> 3) {
-        memcpy(w->at, &w->bits, (size_t)(w->filled >> 3));
-    } else {
-        return -1;
-    }
-    w->at += w->filled >> 3;
-    w->bits >>= w->filled & 56;
-    w->filled &= 7;
-    return 0;
-}
-
-static inline int put_long(bit_writer *w, uint64_t v, int width) {
-    if (width <= 56) return put(w, v, width);
-    return put(w, v & 0xffffffff, 32) || put(w, v >> 32, width - 32) ? -1 : 0;
-}
-
-static inline int flush(bit_writer *w) {
-    if (w->filled == 0) return 0;
-    if (w->at >= w->end) return -1;
-    *w->at++ = (uint8_t)w->bits;
-    return 0;
-}
-
-/* Reads `width` (0 to 64) bits at bit `position`, which with them lies within `size` bytes. */
-static inline uint64_t bits_at(const uint8_t *data, uint64_t size, uint64_t position, int width) {
-    uint64_t at = position >> 3, word = 0;
-    int shift = position & 7;
-    uint64_t left = size - at;
-    memcpy(&word, data + at, left < 8 ? left : 8);
-    word >>= shift;
-    if (width + shift > 64) word |= (uint64_t)data[at + 8] << (64 - shift);
-    return word & low_bits(width);
-}
 
 static inline uint64_t load8(const uint8_t *p) {
     uint64_t x;
@@ -169,7 +120,8 @@ int64_t wire_rice_decode(const uint8_t *data, uint64_t size, uint64_t n, int r, 
         memcpy(&word, data + at, step);
         for (; word && found < n; word &= word - 1) {
             uint64_t one = 8 * at + (uint64_t)__builtin_ctzll(word);
-            values[found++] = (int64_t)(one - before);
+            if (values != NULL) values[found] = (int64_t)(one - before);
+            found++;
             before = one + 1;
         }
         at += step;
@@ -178,7 +130,7 @@ int64_t wire_rice_decode(const uint8_t *data, uint64_t size, uint64_t n, int r, 
     uint64_t bits = before + n * (uint64_t)r, used = (bits + 7) / 8;
     if (used > size) return -1;
     if (bits % 8 && data[used - 1] >> bits % 8) return -2;
-    if (r)
+    if (r && values != NULL)
         for (uint64_t i = 0; i < n; i++)
             values[i] = values[i] << r | (int64_t)bits_at(data, used, before + i * (uint64_t)r, r);
     return (int64_t)used;

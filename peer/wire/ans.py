@@ -14,7 +14,6 @@ x < 2^16, x ← 2^16 x + the next word. After the last token every state is 2^16
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -39,6 +38,9 @@ LOWEST_STATE = 1 << 16
 _MANY_LANES_LOG2 = 5
 _FIRST_Q = 60
 _LAST_Q = 63
+_MAX_TABLE_BYTES = 608
+"""256 steps below 128 in a Rice code of parameter 3, which the best is no longer than."""
+_BEYOND_WEIGHTS = "a table of frequencies leaves the range of its weights"
 _WEIGHTS = np.array([(4 + q % 4) << q // 4 for q in range(_LAST_Q + 1)], np.int64)
 # Halfway (geometrically) between one weight and the next.
 _BETWEEN = np.sqrt(_WEIGHTS[:-1].astype(np.float64) * _WEIGHTS[1:])
@@ -69,51 +71,73 @@ class Spans:
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
-    """How the 2**14 slots are shared out among tokens. `quantized: int64[m]`, each 0 to 63; m from 1 to 256."""
+class Tables:
+    """How the 2**14 slots are shared out among tokens, in each table of a stream."""
 
-    quantized: IntegerArray
-
-    @classmethod
-    def of_counts(cls, counts: IntegerArray, coarse: bool) -> Table:
-        """Return a table close to the best for tokens that occur `counts: int64[≥ m]` times."""
-        counts = counts[: int(counts.nonzero()[0][-1]) + 1]
-        # A token that does not occur is given a little: the less its weight falls, the shorter the table.
-        relative = np.maximum(counts, 0.4) * (float(_WEIGHTS[_FIRST_Q]) / max(int(counts.max()), 1))
-        fine = np.searchsorted(_BETWEEN, relative, side="right").astype(np.int64)
-        return cls((fine + 2) // 4 * 4 if coarse else fine)
-
-    @property
-    def num_tokens(self) -> int:
-        return self.quantized.size
-
-    @cached_property
-    def bounds(self) -> IntegerArray:
-        """First slot of every token, and 2**14: int64[m + 1]."""
-        total = np.zeros(self.quantized.size + 1, np.int64)
-        np.cumsum(_WEIGHTS[self.quantized], out=total[1:])
-        slots = (1 << SCALE) - self.quantized.size
-        return total * slots // int(total[-1]) + np.arange(total.size)
+    num_tokens: ByteArray
+    """m − 1 of each table: uint8[tables]"""
+    bounds: IntegerArray
+    """First slot of every token, and 2**14 from the m-th on: int64[tables, 257]"""
 
     @cached_property
     def frequencies(self) -> IntegerArray:
-        """Number of slots of every token: int64[m], all at least 1."""
-        return self.bounds[1:] - self.bounds[:-1]
+        """Number of slots of every token, int64[tables, 256]: at least 1 for the m that there are."""
+        return self.bounds[:, 1:] - self.bounds[:, :-1]
+
+    @cached_property
+    def code_anything(self) -> bool:
+        """Whether any table has more than one token."""
+        return bool(self.num_tokens.any())
 
     def bits_for(self, counts: IntegerArray) -> float:
-        """Return how many bits tokens that occur `counts: int64[≥ m]` times take, none of them beyond the table."""
-        return float(counts[: self.num_tokens] @ (SCALE - np.log2(self.frequencies)))
+        """Return how many bits tokens take that occur `counts: int64[tables, 256]` times, none of them beyond m."""
+        return float((counts * (SCALE - np.log2(np.maximum(self.frequencies, 1)))).sum())
 
-    def steps(self, coarse: bool) -> IntegerArray:
-        """Return what travels, before Rice coding: int64[m], or nothing where m is 1."""
-        if self.num_tokens == 1:
-            return self.quantized[:0]
-        scaled = self.quantized // 4 if coarse else self.quantized
-        steps = scaled.copy()
-        steps[0] -= _FIRST_Q // 4 if coarse else _FIRST_Q
-        steps[1:] -= scaled[:-1]
-        folded: IntegerArray = (steps << 1) ^ (steps >> 63)
-        return folded
+
+def make_tables(counts: IntegerArray, coarse: bool) -> tuple[Tables, int, bytes]:
+    """Return tables close to the best for tokens that occur `counts: int64[tables, 256]` times, the best Rice parameter
+    for them, 0 to 3, and their Rice code."""
+    num_tokens, bounds = np.empty(len(counts), np.uint8), np.empty((len(counts), MAX_TOKENS + 1), np.int64)
+    tables = Tables(num_tokens, bounds)
+    if native.lib is not None:
+        parameter, code = native.ffi.new("int *"), np.zeros(_MAX_TABLE_BYTES * len(counts), np.uint8)
+        size = native.lib.wire_make_tables(
+            rice.pointer64(counts), len(counts), coarse, pointer(num_tokens), rice.pointer64(bounds), parameter,
+            pointer(code), code.size,
+        )  # fmt: skip
+        assert size >= 0, "the best of four Rice codes has room"
+        return tables, parameter[0], code[:size].tobytes()
+    steps = []
+    for number, row in enumerate(counts):
+        quantized = _quantized(row, coarse)
+        num_tokens[number], bounds[number] = quantized.size - 1, _bounds(quantized)
+        if quantized.size > 1:
+            scaled = quantized // 4 if coarse else quantized
+            changes = np.diff(scaled, prepend=_FIRST_Q // 4 if coarse else _FIRST_Q)
+            steps.append((changes << 1) ^ (changes >> 63))
+    if not steps:
+        return tables, 0, b""
+    joined = np.concatenate(steps)
+    best = min(range(4), key=lambda r: rice.size_in_bits(joined, r))
+    return tables, best, rice.encode(joined, best)
+
+
+def _quantized(counts: IntegerArray, coarse: bool) -> IntegerArray:
+    """Return the q of every token: int64[m]."""
+    counts = counts[: int(counts.nonzero()[0][-1]) + 1]
+    # A token that does not occur is given a little: the less its weight falls, the shorter the table.
+    relative = np.maximum(counts, 0.4) * (float(_WEIGHTS[_FIRST_Q]) / max(int(counts.max()), 1))
+    fine = np.searchsorted(_BETWEEN, relative, side="right").astype(np.int64)
+    return (fine + 2) // 4 * 4 if coarse else fine
+
+
+def _bounds(quantized: IntegerArray) -> IntegerArray:
+    """Return the first slot of every token of a table, and 2**14 from the m-th on: int64[257]."""
+    bounds = np.full(MAX_TOKENS + 1, 1 << SCALE, np.int64)
+    total = np.cumsum(_WEIGHTS[quantized])
+    slots = (1 << SCALE) - quantized.size
+    bounds[: quantized.size] = (total - _WEIGHTS[quantized]) * slots // int(total[-1]) + np.arange(quantized.size)
+    return bounds
 
 
 def worth_being_coarse(counts: IntegerArray) -> bool:
@@ -124,33 +148,35 @@ def worth_being_coarse(counts: IntegerArray) -> bool:
     return int(counts.sum()) < 64 * int(np.count_nonzero(counts))
 
 
-def encode_tables(tables: Sequence[Table], coarse: bool) -> tuple[int, bytes]:
-    """Return the best Rice parameter, 0 to 3, and the Rice code of all tables."""
-    steps = np.concatenate([table.steps(coarse) for table in tables])
-    if not steps.size:
-        return 0, b""
-    parameter = min(range(4), key=lambda r: rice.size_in_bits(steps, r))
-    return parameter, rice.encode(steps, parameter)
-
-
-def decode_tables(reader: Reader, num_tokens: Sequence[int], rice_parameter: int, coarse: bool) -> list[Table]:
-    """Return the tables that the reader is at, of so many tokens each."""
-    total = sum(m for m in num_tokens if m > 1)
+def read_tables(reader: Reader, num_tokens: ByteArray, rice_parameter: int, coarse: bool) -> Tables:
+    """Return the tables that the reader is at, of `num_tokens` and one more tokens each."""
+    tables = Tables(num_tokens, np.empty((num_tokens.size, MAX_TOKENS + 1), np.int64))
+    total = int(num_tokens.sum(dtype=np.int64)) + int(np.count_nonzero(num_tokens))
+    if native.lib is not None:
+        ahead = reader.data[reader.position : reader.end]
+        used = native.lib.wire_read_tables(
+            pointer(ahead), len(ahead), pointer(num_tokens), num_tokens.size, rice_parameter, coarse,
+            rice.pointer64(tables.bounds),
+        )  # fmt: skip
+        if used == -3:
+            raise MalformedEntropyCode(_BEYOND_WEIGHTS)
+        reader.take(rice.checked(used, total))
+        return tables
     codes = rice.decode(reader, total, rice_parameter, total * 2 * (_LAST_Q + 1))
     steps = (codes >> 1) ^ -(codes & 1)
-    tables, start = [], 0
-    for m in num_tokens:
-        if m == 1:
-            tables.append(Table(np.full(1, _FIRST_Q)))
+    start = 0
+    for number, last in enumerate(num_tokens.tolist()):
+        if last == 0:
+            tables.bounds[number] = _bounds(np.full(1, _FIRST_Q))
             continue
-        quantized = np.cumsum(steps[start : start + m])
+        quantized = np.cumsum(steps[start : start + last + 1])
         quantized += _FIRST_Q // 4 if coarse else _FIRST_Q
         if coarse:
             quantized *= 4
         if quantized.min() < 0 or quantized.max() > _LAST_Q:
-            raise MalformedEntropyCode("a table of frequencies leaves the range of its weights")
-        tables.append(Table(quantized))
-        start += m
+            raise MalformedEntropyCode(_BEYOND_WEIGHTS)
+        tables.bounds[number] = _bounds(quantized)
+        start += last + 1
     return tables
 
 
@@ -160,7 +186,7 @@ def lanes_for(num_bits: float) -> int:
 
 
 def encode(
-    tokens: ByteArray, tables: Sequence[Table], spans: Spans, lanes_log2: int, num_bits: float
+    tokens: ByteArray, tables: Tables, spans: Spans, lanes_log2: int, num_bits: float
 ) -> tuple[StateArray, WordArray]:
     """Return the states to start decoding from and the words, of `tokens: uint8[n]`, which take `num_bits`."""
     if native.lib is not None:
@@ -193,7 +219,7 @@ def encode(
     return state.astype(np.uint32), words[at:]
 
 
-def decode(states: StateArray, reader: Reader, tables: Sequence[Table], spans: Spans, alphabet: ByteArray) -> ByteArray:
+def decode(states: StateArray, reader: Reader, tables: Tables, spans: Spans, alphabet: ByteArray) -> ByteArray:
     """Return what `alphabet: uint8[256]` has for each token, uint8[n]; the reader is left behind their last word.
 
     Raises `MalformedEntropyCode` where words run out or states do not end where they should.
@@ -215,15 +241,9 @@ def _likely_words(num_bits: float, num_tokens: int) -> int:
     return min(int(num_bits * 1.02) // 16 + 16, num_tokens)
 
 
-def _flat(tables: Sequence[Table]) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
+def _flat(tables: Tables) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
     """Return frequencies and first slots, uint64[256 · tables]: those of table t from 256 t on."""
-    frequency = np.zeros(MAX_TOKENS * len(tables), np.uint64)
-    first = np.zeros(MAX_TOKENS * len(tables), np.uint64)
-    for number, table in enumerate(tables):
-        part = slice(MAX_TOKENS * number, MAX_TOKENS * number + table.num_tokens)
-        frequency[part] = table.frequencies
-        first[part] = table.bounds[:-1]
-    return frequency, first
+    return tables.frequencies.astype(np.uint64).reshape(-1), tables.bounds[:, :-1].astype(np.uint64).reshape(-1)
 
 
 def _symbols(tokens: ByteArray, spans: Spans) -> npt.NDArray[np.uint8 | np.uint16]:
@@ -233,13 +253,14 @@ def _symbols(tokens: ByteArray, spans: Spans) -> npt.NDArray[np.uint8 | np.uint1
     return np.repeat(spans.tables.astype(np.uint16) << np.uint16(8), spans.sizes) | tokens
 
 
-def _owners(tables: Sequence[Table]) -> ByteArray:
+def _owners(tables: Tables) -> ByteArray:
     """Return the token that owns each slot: uint8[2**14 · tables]."""
-    return np.concatenate([np.repeat(np.arange(t.num_tokens, dtype=np.uint8), t.frequencies) for t in tables])
+    tokens = np.arange(MAX_TOKENS, dtype=np.uint8)
+    return np.concatenate([np.repeat(tokens, frequencies) for frequencies in tables.frequencies])
 
 
 def _decode_many_lanes(
-    states: StateArray, words: WordArray, tables: Sequence[Table], spans: Spans
+    states: StateArray, words: WordArray, tables: Tables, spans: Spans
 ) -> tuple[ByteArray, int]:
     """Return the tokens and how many words they take; all lanes at once."""
     lanes, count = states.size, spans.size
@@ -247,7 +268,7 @@ def _decode_many_lanes(
     mask = np.uint64((1 << SCALE) - 1)
     owners = _owners(tables)
     frequency, first = _flat(tables)
-    which = np.repeat(spans.tables, spans.sizes) if len(tables) > 1 else None
+    which = np.repeat(spans.tables, spans.sizes) if len(tables.bounds) > 1 else None
     tokens = np.empty(count, np.uint8)
     state = states.astype(np.uint64)
     at = 0
@@ -301,7 +322,7 @@ def _encode_few_lanes(
 
 
 def _decode_few_lanes(
-    states: StateArray, words: WordArray, tables: Sequence[Table], spans: Spans
+    states: StateArray, words: WordArray, tables: Tables, spans: Spans
 ) -> tuple[ByteArray, int]:
     frequencies, firsts = _flat(tables)
     frequency, first, owners = frequencies.tolist(), firsts.tolist(), _owners(tables).tobytes()
@@ -334,15 +355,12 @@ def _check_end(even: bool) -> None:
 
 
 def _native_arguments(
-    tables: Sequence[Table], spans: Spans
+    tables: Tables, spans: Spans
 ) -> tuple[native.CData, int, int, native.CData, native.CData, int]:
     """Return the bounds of all tables, how many tables there are, and the spans, as the kernels take them."""
-    bounds = np.full((len(tables), MAX_TOKENS + 1), 1 << SCALE, np.int64)
-    for number, table in enumerate(tables):
-        bounds[number, : table.num_tokens + 1] = table.bounds
     return (
-        rice.pointer64(bounds.reshape(-1)),
-        len(tables),
+        rice.pointer64(tables.bounds),
+        len(tables.bounds),
         SCALE,
         rice.pointer64(spans.sizes),
         pointer(spans.tables),
@@ -351,7 +369,7 @@ def _native_arguments(
 
 
 def _encode_native(
-    kernels: Kernels, tokens: ByteArray, tables: Sequence[Table], spans: Spans, lanes_log2: int, num_bits: float
+    kernels: Kernels, tokens: ByteArray, tables: Tables, spans: Spans, lanes_log2: int, num_bits: float
 ) -> tuple[StateArray, WordArray]:
     states = np.empty(1 << lanes_log2, np.uint32)
     arguments = _native_arguments(tables, spans)
@@ -373,7 +391,7 @@ def _encode_native(
 
 
 def _decode_native(
-    kernels: Kernels, states: StateArray, reader: Reader, tables: Sequence[Table], spans: Spans, alphabet: ByteArray
+    kernels: Kernels, states: StateArray, reader: Reader, tables: Tables, spans: Spans, alphabet: ByteArray
 ) -> ByteArray:
     states = states.copy()
     tokens = np.empty(spans.size, np.uint8)

@@ -98,12 +98,10 @@ def _entropy_encode(values: UnsignedArray, plan: Plan, worth: int, sizes: Intege
             histograms[group] = of_spans[plan.groups == group].sum(axis=0)
     num_tables = len(histograms)
     coarse = ans.worth_being_coarse(histograms)
-    tables = [ans.Table.of_counts(histogram, coarse) for histogram in histograms]
-    cost = sum(table.bits_for(histogram) for table, histogram in zip(tables, histograms, strict=True))
-    raw_bits = int(histograms.sum(axis=0) @ tokens.raw_widths.astype(np.int64))
-    coded = any(table.num_tokens > 1 for table in tables)
-    lanes_log2 = ans.lanes_for(cost) if coded else 0
-    parameter, code = ans.encode_tables(tables, coarse)
+    tables, parameter, code = ans.make_tables(histograms, coarse)
+    cost = tables.bits_for(histograms)
+    raw_bits = int(histograms.sum(axis=0) @ tokens.raw_widths.astype(np.int64)) if tokens.has_raw_bits else 0
+    lanes_log2 = ans.lanes_for(cost) if tables.code_anything else 0
     header = bytearray((lanes_log2 | (num_tables > 1) * _SEVERAL | parameter << 5 | coarse * _COARSE,))
     header.append(tokens.direct | tokens.folds * _FOLDS | bool(tokens.raw_bits) * _HAS_RAW_BITS)
     header += bytes((tokens.raw_bits,)) if tokens.raw_bits else b""
@@ -111,11 +109,11 @@ def _entropy_encode(values: UnsignedArray, plan: Plan, worth: int, sizes: Intege
     if num_tables > 1:
         header.append(num_tables - 1)
         header += bits.pack(spans.tables, (num_tables - 1).bit_length()).tobytes()
-    header += bytes(table.num_tokens - 1 for table in tables) + code
+    header += tables.num_tokens.tobytes() + code
     if len(header) + (cost + raw_bits) / 8 >= worth:
         return None
     parts: list[Part] = [bytes(header)]
-    if coded:
+    if tables.code_anything:
         states, words = ans.encode(symbols, tables, spans, lanes_log2, cost)
         parts += [bits.as_bytes(states).data, bits.as_bytes(words).data]
     if raw_bits:
@@ -138,15 +136,15 @@ def _entropy_decode(reader: Reader, width: int, dtype: npt.DTypeLike, sizes: Int
         which = bits.unpack(reader.take(bits.packed_size(sizes.size, each)), sizes.size, each, np.uint8)
         if int(which.max(initial=0)) >= num_tables:
             raise ParameterOutOfRange("a span of an entropy-coded stream names a table that it does not have")
-    num_tokens = [byte + 1 for byte in reader.take(num_tables)]
-    if max(num_tokens) > tokens.max_tokens:
-        raise LevelOutOfRange(f"a stream has {max(num_tokens)} tokens where {tokens.max_tokens} suffice")
-    tables = ans.decode_tables(reader, num_tokens, first >> 5 & 3, bool(first & _COARSE))
+    num_tokens = np.frombuffer(reader.take(num_tables), np.uint8)
+    if (most := int(num_tokens.max()) + 1) > tokens.max_tokens:
+        raise LevelOutOfRange(f"a stream has {most} tokens where {tokens.max_tokens} suffice")
+    tables = ans.read_tables(reader, num_tokens, first >> 5 & 3, bool(first & _COARSE))
     spans = ans.Spans(sizes, which)
     # A code of up to eight bits without raw ones is its token's alone.
     direct = not tokens.has_raw_bits and np.dtype(dtype) == np.uint8
     alphabet = tokens.values(_ALL_TOKENS, memoryview(b""), np.uint8) if direct else _ALL_TOKENS
-    if max(num_tokens) > 1:
+    if tables.code_anything:
         states = np.frombuffer(reader.take(4 << (first & 7)), "<u4").astype(np.uint32)
         symbols = ans.decode(states, reader, tables, spans, alphabet)
     else:

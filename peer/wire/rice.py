@@ -112,12 +112,17 @@ def _decode_native(
     values = np.empty(count, np.int64)
     ahead = reader.data[reader.position : reader.end]
     used = kernels.wire_rice_decode(bits.pointer(ahead), len(ahead), count, parameter, greatest_sum, pointer64(values))
+    reader.take(checked(used, count))
+    return values
+
+
+def checked(used: int, count: int) -> int:
+    """Return how many bytes a kernel has read for `count` integers, or raise the error that its answer stands for."""
     if used == -1:
         raise TruncatedFrame(f"a Rice code of {count} integers ends before the last")
     if used == -2:
         raise PaddingNotZero("the unused bits at the end of a Rice code are not zero")
-    reader.take(used)
-    return values
+    return used
 
 
 def pointer64(values: npt.NDArray[np.int64]) -> native.CData:

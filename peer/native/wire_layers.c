@@ -1,0 +1,364 @@
+/* The sections of a frame for all layers in one call. peer/wire/section_writer.py and section_reader.py are the twins,
+   which know every payload and every error; what is read here and is not as expected is left to them. */
+#include "wire_layers.h"
+
+#include <math.h>
+
+#include "wire.h"
+#include "wire_bits.h"
+
+enum { DENSE = 0, LEVELS = 1, RESIDUES = 2, SPARSE = 4 };
+enum { TAG_DENSE = 0, TAG_LEVELS = 1, TAG_SPARSE = 2, TAG_RESIDUES = 3 };
+enum { SAME = 1 << 3, SAME_THETA = 1 << 4, PREDICTED = 1 << 5, CODEC = 6, POOLED = 3 };
+enum { FIXED = 29, ENTROPY = 30, ALL = 31, MAX_RICE = 28, MAX_FIXED = 8 };
+#define EXACT (1ull << 53)
+
+static int bit_length(uint64_t v) { return v ? 64 - __builtin_clzll(v) : 0; }
+
+/* ---- indices ---- */
+
+int wire_index_codes(const int64_t *indices, const int64_t *counts, const int64_t *sizes, uint64_t layers,
+                     int64_t *gaps, uint8_t *codes, int64_t *totals) {
+    totals[0] = totals[1] = totals[2] = 0;
+    for (uint64_t layer = 0; layer < layers; indices += counts[layer], gaps += counts[layer], layer++) {
+        int64_t k = counts[layer], n = sizes[layer], next = 0;
+        for (int64_t i = 0; i < k; i++) {
+            if (indices[i] < next || indices[i] >= n) return -1;
+            gaps[i] = indices[i] - next;
+            next = indices[i] + 1;
+        }
+        codes[layer] = k == n ? ALL : 0;
+        if (k == n || k == 0) continue;
+        /* For geometric gaps the best parameter is about log2(ln 2 mean). */
+        double scaled = 0.69 * (double)(n - k) / (double)k;
+        int guess = bit_length((uint64_t)(scaled > 1.0 ? scaled : 1.0)) - 1, best = guess;
+        uint64_t needed = UINT64_MAX;
+        for (int r = guess - 1; r <= guess + 1; r++) {
+            int parameter = r < 0 ? 0 : r > MAX_RICE ? MAX_RICE : r;
+            uint64_t cost = wire_rice_bits(gaps, (uint64_t)k, parameter);
+            if (cost < needed) {
+                needed = cost;
+                best = parameter;
+            }
+        }
+        uint64_t bytes = (needed + 7) / 8, fixed = (uint64_t)k * (uint64_t)bit_length((uint64_t)(n - k));
+        if (fixed <= 8 || (k <= MAX_FIXED && fixed < 8 * bytes)) {
+            codes[layer] = FIXED;
+            totals[2] += (int64_t)fixed;
+        } else {
+            codes[layer] = (uint8_t)best;
+            totals[0] += k;
+            totals[1] += (int64_t)bytes;
+        }
+    }
+    return 0;
+}
+
+void wire_fixed_gaps(const int64_t *gaps, const int64_t *counts, const int64_t *sizes, const uint8_t *codes,
+                     uint64_t layers, uint8_t *out, uint64_t size) {
+    bit_writer w = {out, out + size, 0, 0};
+    for (uint64_t layer = 0; layer < layers; gaps += counts[layer++]) {
+        if (codes[layer] != FIXED) continue;
+        int width = bit_length((uint64_t)(sizes[layer] - counts[layer]));
+        for (int64_t i = 0; i < counts[layer]; i++) put_long(&w, (uint64_t)gaps[i], width);
+    }
+    flush(&w);
+}
+
+/* ---- writing ---- */
+
+typedef struct {
+    uint8_t *at, *end;
+    const uint8_t *described;
+    uint64_t described_size;
+    const double *scalars;
+    int value_type, wide, has_described;
+} section_writer;
+
+static uint8_t *put_varint(uint8_t *at, uint64_t v) {
+    for (; v >= 0x80; v >>= 7) *at++ = (uint8_t)(v | 0x80);
+    *at++ = (uint8_t)v;
+    return at;
+}
+
+static uint8_t *put_scalar(uint8_t *at, double value, int wide) {
+    if (wide) {
+        memcpy(at, &value, 8);
+        return at + 8;
+    }
+    float single = (float)value;
+    memcpy(at, &single, 4);
+    return at + 4;
+}
+
+/* The head of reals or levels; an empty stream has nothing to pool. */
+static void put_values(section_writer *w, int form, int64_t count, double scalar) {
+    uint8_t codec = count > 0 ? POOLED << CODEC : 0;
+    if ((form & 3) == DENSE) {
+        *w->at++ = (uint8_t)(TAG_DENSE | w->value_type << 3 | codec);
+        return;
+    }
+    *w->at++ = (uint8_t)(TAG_LEVELS | codec | (w->has_described ? SAME : 0));
+    if (!w->has_described) {
+        memcpy(w->at, w->described, w->described_size);
+        w->at += w->described_size;
+        w->has_described = 1;
+    }
+    w->at = put_scalar(w->at, scalar, w->wide);
+}
+
+int64_t wire_write_sections(uint64_t layers, const uint8_t *forms, const int64_t *counts, const uint8_t *codes,
+                            const int64_t *gaps, int value_type, const uint8_t *described, uint64_t described_size,
+                            const double *scalars, int wide, const uint64_t *checks, const uint8_t *predicted,
+                            uint8_t *out, uint64_t capacity) {
+    section_writer w = {out, out + capacity, described, described_size, scalars, value_type, wide, 0};
+    double theta = 0;
+    int has_theta = 0;
+    /* Two tags, a varint, a scalar and a check, beside what describes the codes. */
+    const uint64_t room = 2 + 10 + 8 + 8 + described_size;
+    for (uint64_t layer = 0; layer < layers; layer++) {
+        int form = forms[layer];
+        int64_t count = counts[layer];
+        if ((uint64_t)(w.end - w.at) < room) return -1;
+        if (form & SPARSE) {
+            int code = *codes++;
+            *w.at++ = (uint8_t)(TAG_SPARSE | code << 3);
+            w.at = put_varint(w.at, (uint64_t)count);
+            if (code <= MAX_RICE && count > 0) {
+                uint64_t bytes = (wire_rice_bits(gaps, (uint64_t)count, code) + 7) / 8;
+                if ((uint64_t)(w.end - w.at) < bytes + room) return -1;
+                memset(w.at, 0, bytes);
+                wire_rice_encode(gaps, (uint64_t)count, code, w.at, bytes);
+                w.at += bytes;
+            }
+            gaps += count;
+        }
+        if ((form & 3) != RESIDUES) {
+            put_values(&w, form, count, scalars[layer]);
+            continue;
+        }
+        int same_theta = has_theta && theta == scalars[layer];
+        *w.at++ = (uint8_t)(TAG_RESIDUES | (count > 0 ? POOLED << CODEC : 0) | (w.has_described ? SAME : 0)
+                            | (same_theta ? SAME_THETA : 0) | (predicted != NULL && predicted[layer] ? PREDICTED : 0));
+        if (!w.has_described) {
+            memcpy(w.at, described, described_size);
+            w.at += described_size;
+            w.has_described = 1;
+        }
+        if (!same_theta) w.at = put_scalar(w.at, scalars[layer], wide);
+        theta = scalars[layer];
+        has_theta = 1;
+        if (checks != NULL) {
+            memcpy(w.at, checks + layer, 8);
+            w.at += 8;
+        }
+    }
+    return w.at - out;
+}
+
+/* ---- reading ---- */
+
+enum {
+    VALUE_TYPE, DIVISOR, BASE, STEP, BITS, RESIDUE_BYTE, NUM_INDICES, NUM_REALS, NUM_CODES, NUM_FIXED, NUM_ENTROPY,
+    FIXED_BITS, LARGEST_ENTROPY, NUM_PREDICTED
+};
+
+typedef struct {
+    const uint8_t *at, *end;
+    int64_t *summary;
+    double greatest_level, greatest_scalar, theta;
+    int wide, single, has_theta, failed;
+} section_reader;
+
+static uint8_t get_byte(section_reader *r) {
+    if (r->at >= r->end) {
+        r->failed = 1;
+        return 0;
+    }
+    return *r->at++;
+}
+
+static uint64_t get_varint(section_reader *r) {
+    uint64_t value = 0;
+    for (int shift = 0; shift < 64; shift += 7) {
+        uint8_t byte = get_byte(r);
+        if (shift == 63 && byte > 1) break;
+        value |= (uint64_t)(byte & 0x7f) << shift;
+        if (byte < 0x80) {
+            if (byte == 0 && shift) break;
+            return value;
+        }
+    }
+    r->failed = 1;
+    return 0;
+}
+
+static double get_scalar(section_reader *r, double greatest_level) {
+    double value = 0;
+    uint64_t bytes = r->wide ? 8 : 4;
+    if ((uint64_t)(r->end - r->at) < bytes) {
+        r->failed = 1;
+        return 0;
+    }
+    if (r->wide) {
+        memcpy(&value, r->at, 8);
+    } else {
+        float single;
+        memcpy(&single, r->at, 4);
+        value = single;
+    }
+    r->at += bytes;
+    if (!isfinite(value) || !(fabs(value) * greatest_level <= r->greatest_scalar)) r->failed = 1;
+    return value;
+}
+
+/* divisor, base, step and bits of levels, as check_level_parameters in peer/wire/sections.py lets them by. */
+static void get_level_parameters(section_reader *r) {
+    int64_t *s = r->summary;
+    int bits = get_byte(r) + 1;
+    uint64_t divisor = get_varint(r), zigzag = get_varint(r), step = get_varint(r);
+    uint64_t magnitude = (zigzag >> 1) + (zigzag & 1);
+    if (bits > 16 || divisor < 1 || divisor > EXACT || step < 1 || magnitude > EXACT
+        || step > (EXACT - magnitude) >> bits) {
+        r->failed = 1;
+        return;
+    }
+    int64_t base = zigzag & 1 ? -(int64_t)magnitude : (int64_t)magnitude, highest = base + ((int64_t)step << bits);
+    s[DIVISOR] = (int64_t)divisor;
+    s[BASE] = base;
+    s[STEP] = (int64_t)step;
+    s[BITS] = bits;
+    double low = fabs((double)base), high = fabs((double)highest);
+    r->greatest_level = low > high ? low : high;
+}
+
+/* Whether a stream of `count` integers has the codec that a writer that pools gives it. */
+static int is_pooled(uint8_t tag, int64_t count) { return tag >> CODEC == (count > 0 ? POOLED : 0); }
+
+static int get_values(section_reader *r, uint8_t tag, int64_t count, double *scalar) {
+    int64_t *s = r->summary;
+    *scalar = 0;
+    if (!is_pooled(tag, count)) r->failed = 1;
+    if ((tag & 7) == TAG_DENSE && !(tag & PREDICTED)) {
+        int value_type = tag >> 3 & 3;
+        if ((s[VALUE_TYPE] >= 0 && s[VALUE_TYPE] != value_type) || (r->single && value_type == 0)) r->failed = 1;
+        s[VALUE_TYPE] = value_type;
+        s[NUM_REALS] += count;
+        return DENSE;
+    }
+    if ((tag & 7) != TAG_LEVELS || tag & (SAME_THETA | PREDICTED) || s[RESIDUE_BYTE] >= 0) r->failed = 1;
+    if (!(tag & SAME) == (s[BITS] > 0)) r->failed = 1;
+    if (!(tag & SAME)) get_level_parameters(r);
+    *scalar = get_scalar(r, r->greatest_level);
+    s[NUM_CODES] += count;
+    return LEVELS;
+}
+
+static void get_residues(section_reader *r, uint8_t tag, int64_t count, double *scalar, uint64_t *check,
+                         uint8_t *predicted) {
+    int64_t *s = r->summary;
+    if (!is_pooled(tag, count) || s[BITS] > 0 || !(tag & SAME) == (s[RESIDUE_BYTE] >= 0)) r->failed = 1;
+    if (!(tag & SAME)) {
+        uint8_t byte = get_byte(r);
+        if (byte >> 7 || (byte >> 4 & 3) > 2) r->failed = 1;
+        s[RESIDUE_BYTE] = byte;
+    }
+    if (!(tag & SAME_THETA)) {
+        r->theta = get_scalar(r, 1.0);
+        r->has_theta = 1;
+    }
+    if (!r->has_theta) r->failed = 1;
+    *scalar = r->theta;
+    *check = 0;
+    if (s[RESIDUE_BYTE] & 64) {
+        if (r->end - r->at < 8) {
+            r->failed = 1;
+            return;
+        }
+        memcpy(check, r->at, 8);
+        r->at += 8;
+    }
+    *predicted = tag & PREDICTED ? 1 : 0;
+    s[NUM_PREDICTED] += *predicted;
+    s[NUM_CODES] += count;
+}
+
+int64_t wire_read_sections(const uint8_t *data, uint64_t size, const int64_t *sizes, uint64_t layers, int wide,
+                           int single, uint8_t *forms, int64_t *counts, uint8_t *codes, int64_t *places,
+                           double *scalars, uint64_t *checks, uint8_t *predicted, int64_t *summary) {
+    section_reader r = {data, data + size, summary, 0, wide ? 0x1.fffffffffffffp1023 : 0x1.fffffep127, 0, wide,
+                        single, 0, 0};
+    memset(summary, 0, (NUM_PREDICTED + 1) * sizeof *summary);
+    summary[VALUE_TYPE] = summary[RESIDUE_BYTE] = -1;
+    for (uint64_t layer = 0; layer < layers && !r.failed; layer++) {
+        int64_t n = sizes[layer], count = n;
+        uint8_t tag = get_byte(&r), form = 0;
+        if ((tag & 7) == TAG_RESIDUES) {
+            forms[layer] = RESIDUES;
+            counts[layer] = n;
+            get_residues(&r, tag, n, &scalars[layer], &checks[layer], &predicted[layer]);
+            continue;
+        }
+        checks[layer] = predicted[layer] = 0;
+        if ((tag & 7) == TAG_SPARSE) {
+            uint64_t told = get_varint(&r);
+            if (told > (uint64_t)n) return -1;
+            count = (int64_t)told;
+            int code = tag >> 3;
+            form = SPARSE;
+            *codes++ = (uint8_t)code;
+            *places++ = r.at - data;
+            summary[NUM_INDICES] += count;
+            if (code == FIXED) {
+                summary[NUM_FIXED]++;
+                summary[FIXED_BITS] += count * bit_length((uint64_t)(n - count));
+            } else if (code == ENTROPY) {
+                summary[NUM_ENTROPY]++;
+                if (n > summary[LARGEST_ENTROPY]) summary[LARGEST_ENTROPY] = n;
+            } else if (code == ALL) {
+                if (count != n) return -1;
+            } else {
+                int64_t used = wire_rice_decode(r.at, (uint64_t)(r.end - r.at), told, code, (uint64_t)n - told, NULL);
+                if (used < 0) return -1;
+                r.at += used;
+            }
+            tag = get_byte(&r);
+        }
+        counts[layer] = count;
+        forms[layer] = (uint8_t)(form | get_values(&r, tag, count, &scalars[layer]));
+    }
+    return r.failed ? -1 : r.at - data;
+}
+
+int wire_read_indices(const uint8_t *data, uint64_t size, const int64_t *sizes, uint64_t layers, const uint8_t *forms,
+                      const int64_t *counts, const uint8_t *codes, const int64_t *places, const uint8_t *fixed,
+                      uint64_t fixed_size, const int64_t *entropy, int64_t *indices) {
+    uint64_t position = 0;
+    for (uint64_t layer = 0; layer < layers; layer++) {
+        if (!(forms[layer] & SPARSE)) continue;
+        int64_t k = counts[layer], n = sizes[layer], next = 0;
+        int code = *codes++;
+        uint64_t place = (uint64_t)*places++;
+        if (code == FIXED) {
+            int width = bit_length((uint64_t)(n - k));
+            if (8 * fixed_size - position < (uint64_t)k * (uint64_t)width) return -1;
+            for (int64_t i = 0; i < k; i++, position += (uint64_t)width)
+                indices[i] = width ? (int64_t)bits_at(fixed, fixed_size, position, width) : 0;
+        } else if (code == ENTROPY) {
+            if (k > 0) memcpy(indices, entropy, (size_t)k * sizeof *indices);
+            entropy += k;
+        } else if (code == ALL) {
+            memset(indices, 0, (size_t)k * sizeof *indices);
+        } else if (place > size
+                   || wire_rice_decode(data + place, size - place, (uint64_t)k, code, (uint64_t)(n - k), indices) < 0) {
+            return -1;
+        }
+        for (int64_t i = 0; i < k; i++) {
+            if (indices[i] < 0 || indices[i] >= n - next) return -1;
+            indices[i] += next;
+            next = indices[i] + 1;
+        }
+        indices += k;
+    }
+    return 0;
+}
