@@ -6,6 +6,9 @@ import hashlib
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
+import numpy.typing as npt
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -33,6 +36,13 @@ class Layout:
             result.append(slice(start, start + size))
             start += size
         return tuple(result)
+
+    @cached_property
+    def size_array(self) -> npt.NDArray[np.int64]:
+        """The sizes as kernels take them, int64[layers]; nobody writes to it."""
+        sizes = np.array(self.sizes, np.int64)
+        sizes.flags.writeable = False
+        return sizes
 
     @property
     def num_layers(self) -> int:

@@ -8,6 +8,7 @@ in the float type of the vector they came from (float32 in production, float64 i
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -103,8 +104,8 @@ class WholeIntegers:
 
 
 LayerPayload: TypeAlias = Dense | Levels | Sparse | Residues | MoreBits | WholeIntegers
-Payload: TypeAlias = tuple[LayerPayload, ...]
-"""One entry for each layer, in the order of the layout."""
+Payload: TypeAlias = Sequence[LayerPayload]
+"""One entry for each layer, in the order of the layout: a tuple, or `columns.Columns`."""
 
 
 def num_values(payload: LayerPayload) -> int:

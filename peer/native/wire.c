@@ -90,12 +90,6 @@ uint64_t wire_rice_bits(const int64_t *values, uint64_t n, int r) {
     return bits;
 }
 
-void wire_rice_sizes(const int64_t *values, const int64_t *starts, const int64_t *counts, const int64_t *parameters,
-                     uint64_t sequences, int64_t *bits) {
-    for (uint64_t i = 0; i < sequences; i++)
-        bits[i] = (int64_t)wire_rice_bits(values + starts[i], (uint64_t)counts[i], (int)parameters[i]);
-}
-
 void wire_rice_encode(const int64_t *values, uint64_t n, int r, uint8_t *out, uint64_t size) {
     bit_writer w = {out, out + size, 0, 0};
     for (uint64_t i = 0; i < n; i++) {

@@ -9,14 +9,11 @@ void wire_pack(const void *values, int itemsize, uint64_t n, int width, uint8_t 
 /* The inverse. Returns 0, or -1 if `size` is not that of such a string. */
 int wire_unpack(const uint8_t *data, uint64_t size, uint64_t n, int width, void *out, int itemsize);
 
-/* Rice codes (see peer/wire/rice.py) of `n` integers. `bits` returns the length without padding, `sizes` that of several
-   sequences; `encode` fills exactly
+/* Rice codes (see peer/wire/rice.py) of `n` integers. `bits` returns the length without padding; `encode` fills exactly
    the bytes that this takes, zeroed before. `decode` returns how many of the `size` bytes it read, -1 if they do not
    suffice or if the unary part is longer than n + greatest_sum / 2^r bits, -2 if padding is not zero; with `values`
    NULL it writes nothing. */
 uint64_t wire_rice_bits(const int64_t *values, uint64_t n, int r);
-void wire_rice_sizes(const int64_t *values, const int64_t *starts, const int64_t *counts, const int64_t *parameters,
-                     uint64_t sequences, int64_t *bits);
 void wire_rice_encode(const int64_t *values, uint64_t n, int r, uint8_t *out, uint64_t size);
 int64_t wire_rice_decode(const uint8_t *data, uint64_t size, uint64_t n, int r, uint64_t greatest_sum,
                          int64_t *values);

@@ -18,8 +18,8 @@ static int bit_length(uint64_t v) { return v ? 64 - __builtin_clzll(v) : 0; }
 /* ---- indices ---- */
 
 int wire_index_codes(const int64_t *indices, const int64_t *counts, const int64_t *sizes, uint64_t layers,
-                     int64_t *gaps, uint8_t *codes, int64_t *totals) {
-    totals[0] = totals[1] = totals[2] = 0;
+                     int64_t *gaps, uint8_t *codes, int64_t *rice_bytes) {
+    *rice_bytes = 0;
     for (uint64_t layer = 0; layer < layers; indices += counts[layer], gaps += counts[layer], layer++) {
         int64_t k = counts[layer], n = sizes[layer], next = 0;
         for (int64_t i = 0; i < k; i++) {
@@ -44,11 +44,9 @@ int wire_index_codes(const int64_t *indices, const int64_t *counts, const int64_
         uint64_t bytes = (needed + 7) / 8, fixed = (uint64_t)k * (uint64_t)bit_length((uint64_t)(n - k));
         if (fixed <= 8 || (k <= MAX_FIXED && fixed < 8 * bytes)) {
             codes[layer] = FIXED;
-            totals[2] += (int64_t)fixed;
         } else {
             codes[layer] = (uint8_t)best;
-            totals[0] += k;
-            totals[1] += (int64_t)bytes;
+            *rice_bytes += (int64_t)bytes;
         }
     }
     return 0;

@@ -7,10 +7,10 @@
    `counts` say how many reals or codes a layer has. */
 
 /* Of sparse layers, whose indices follow one another: their gaps, and of each the code of its indices as
-   peer/wire/indices.py chooses it, leaving out the entropy code. totals[0] is the number of gaps in Rice codes, totals[1]
-   their bytes, totals[2] the bits of the fixed gaps. Returns 0, or -1 where indices do not ascend strictly below `sizes`. */
+   peer/wire/indices.py chooses it, leaving out the entropy code. `rice_bytes` gets the bytes of all
+   Rice codes. Returns 0, or -1 where indices do not ascend strictly below `sizes`. */
 int wire_index_codes(const int64_t *indices, const int64_t *counts, const int64_t *sizes, uint64_t layers,
-                     int64_t *gaps, uint8_t *codes, int64_t *totals);
+                     int64_t *gaps, uint8_t *codes, int64_t *rice_bytes);
 /* The bit string of the fixed gaps; `out` has exactly the bytes that it takes, zeroed. */
 void wire_fixed_gaps(const int64_t *gaps, const int64_t *counts, const int64_t *sizes, const uint8_t *codes,
                      uint64_t layers, uint8_t *out, uint64_t size);

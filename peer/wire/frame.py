@@ -10,10 +10,11 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from peer.compress.columns import Columns
 from peer.compress.layout import Layout
-from peer.compress.payload import LayerPayload, MoreBits, WholeIntegers
+from peer.compress.payload import LayerPayload, MoreBits, Payload, WholeIntegers
 from peer.errors import LocalProtocolError
-from peer.wire import section_reader, section_writer
+from peer.wire import section_columns, section_reader, section_writer
 from peer.wire.errors import (
     BadMagic,
     ChecksumMismatch,
@@ -66,14 +67,15 @@ def encode(message: Message, layout: Layout, *, previous: Message | None = None)
         comparable and previous.sender == message.sender and _has_residues(previous, layout)
     ):
         previous = None
-    numbers = range(layout.num_layers) if message.layer_ids is None else message.layer_ids
     wide = section_writer.needs_double(message.layers)
-    parts, predicted = section_writer.encode(
-        message.layers,
-        [layout.sizes[number] for number in numbers[: len(message.layers)]],
-        None if previous is None else previous.layers,
-        wide,
-    )
+    earlier = None if previous is None else previous.layers
+    is_whole = message.layer_ids is None and len(message.layers) > 0
+    written = section_columns.encode(message.layers, layout.size_array, earlier, wide) if is_whole else None
+    if written is None:
+        numbers = range(layout.num_layers) if message.layer_ids is None else message.layer_ids
+        sizes = [layout.sizes[number] for number in numbers[: len(message.layers)]]
+        written = section_writer.encode(message.layers, sizes, earlier, wide)
+    parts, predicted = written
     header = bytearray(MAGIC)
     header += bytes((VERSION, message.kind | wide * _WIDE | predicted * _PREDICTED))
     header += varint(message.sender) + varint(message.round) + varint(message.phase)
@@ -164,14 +166,19 @@ def decode(
         numbers = layer_ids = _read_numbers(reader, count, layout.num_layers)
     if ledgers is not None:
         ledgers[0].book(reader, "header")
-    layers = section_reader.decode(
-        reader,
-        [(layout.sizes[number], None if earlier is None else earlier[number]) for number in numbers],
-        repairs=kind is MessageKind.REPAIR,
-        wide=bool(flags & _WIDE),
-        single=single,
-        ledgers=ledgers,
-    )
+    layers: Payload | None = None
+    wide = bool(flags & _WIDE)
+    if ledgers is None and kind is not MessageKind.REPAIR and len(numbers) > 1:
+        layers = section_columns.decode(reader, layout.size_array, earlier, wide=wide, single=single)
+    if layers is None:
+        layers = section_reader.decode(
+            reader,
+            [(layout.sizes[number], None if earlier is None else earlier[number]) for number in numbers],
+            repairs=kind is MessageKind.REPAIR,
+            wide=wide,
+            single=single,
+            ledgers=ledgers,
+        )
     if reader.left:
         raise TrailingBytes(f"{reader.left} bytes follow the last section")
     return Message(kind, sender, round_, phase, mixing_weight, push_weight, layers, layer_ids, wanted)
@@ -216,7 +223,11 @@ def _check_message(message: Message, layout: Layout) -> None:
         expected = layout.num_layers
     if len(message.layers) != expected or (ids is not None) != (kind is MessageKind.REPAIR):
         raise LocalProtocolError(f"a {kind.name} message has {expected} layers here, not {len(message.layers)}")
-    if any(isinstance(layer, _REPAIRS) != (kind is MessageKind.REPAIR) for layer in message.layers):
+    if isinstance(message.layers, Columns):
+        fits = kind is not MessageKind.REPAIR
+    else:
+        fits = all(isinstance(layer, _REPAIRS) == (kind is MessageKind.REPAIR) for layer in message.layers)
+    if not fits:
         raise LocalProtocolError(f"a {kind.name} message cannot hold these payloads: {message}")
     if message.wanted and kind is not MessageKind.REPAIR_REQUEST:
         raise LocalProtocolError(f"a {kind.name} message cannot ask for repairs")

@@ -12,12 +12,13 @@ Rice's ends at the sum of the floored gaps.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
+from peer import native
 from peer.errors import LocalProtocolError
 from peer.wire import bits, integers, rice
 from peer.wire.errors import IndexCountOutOfRange, IndexOutOfRange
@@ -31,55 +32,98 @@ MAX_FIXED = 8
 """Indices of a layer beyond which the writer does not use the fixed code."""
 WORTH_MODELLING = 48
 """Indices of all layers below which a table costs more than it can save."""
+_NOT_ASCENDING = "sparse indices must be strictly ascending and within their layer"
 
 IndexArray = npt.NDArray[np.int64]
 
 
-def encode(sets: Sequence[tuple[IndexArray, int]]) -> tuple[list[tuple[int, bytes]], list[Part]]:
-    """Return for each set its code and what of it belongs into its section, and what belongs behind all sections.
+@dataclass(frozen=True)
+class Coded:
+    """How some sets of indices are sent."""
 
-    `sets`: of each layer its indices, int64[k], and its size n. Raises `LocalProtocolError` unless they ascend
-    strictly below n.
+    codes: npt.NDArray[np.uint8]
+    """The code of each set: uint8[sets]."""
+    gaps: IndexArray
+    """Of all sets, one after another. Sets with a Rice code have theirs in their sections."""
+    behind: list[Part]
+    """What belongs behind all sections."""
+
+    def in_sections(self, counts: IndexArray) -> Iterator[tuple[int, bytes]]:
+        """Yield for each set its code and what of it belongs into its section."""
+        start = 0
+        for code, count in zip(self.codes.tolist(), counts.tolist(), strict=True):
+            yield code, rice.encode(self.gaps[start : start + count], code) if code <= MAX_RICE else b""
+            start += count
+
+
+def encode(where: IndexArray, counts: IndexArray, sizes: IndexArray) -> Coded:
+    """Return how sets of indices, which follow one another in `where`, are sent.
+
+    `counts` and `sizes`, int64[sets]: of each its k and the n of its layer. Raises `LocalProtocolError` unless the
+    indices of each ascend strictly below n.
     """
-    counts = np.array([where.size for where, _ in sets], np.int64)
-    sizes = np.array([size for _, size in sets], np.int64)
-    gaps = _gaps([where for where, _ in sets], counts, sizes)
-    starts = np.cumsum(counts) - counts
-    codes = np.where(counts == sizes, ALL, 0)
-    own = np.flatnonzero((codes != ALL) & (counts > 0))
-    if own.size:
-        parameters, needed = _best_rice(gaps, starts[own], counts[own], sizes[own])
-        codes[own] = parameters
-        in_bytes = (needed + 7) // 8
-        fixed = counts[own] * _bit_lengths(sizes[own] - counts[own])
-        # Where a Rice code takes a byte of its own, so few bits beside those of other layers are always fewer.
-        few = (fixed <= 8) | (counts[own] <= MAX_FIXED) & (fixed < 8 * in_bytes)
-        codes[own[few]] = FIXED
-        own, in_bytes = own[~few], in_bytes[~few]
+    gaps, codes, rice_bytes = _with_own_codes(where, counts, sizes)
     parts: list[Part] = []
-    if own.size and int(counts[own].sum()) >= WORTH_MODELLING:
-        plain = gaps if own.size == counts.size else _chosen(gaps, starts, counts, own)
-        width = gap_width(int(sizes[own].max()))
-        plan = plan_gaps(plain.view(np.uint64), width, counts[own])
-        if plan.bits_needed < 8 * int(in_bytes.sum()):
-            codec, stream = integers.encode(plain.view(np.uint64), width, plan, counts[own])
+    own = (codes <= MAX_RICE) & (counts > 0)
+    if own.any() and int(counts[own].sum()) >= WORTH_MODELLING:
+        spans = counts[own]
+        plain = gaps if own.all() else gaps[np.repeat(own, counts)]
+        plan = plan_gaps(plain.view(np.uint64), gap_width(int(sizes[own].max())), spans)
+        if plan.bits_needed < 8 * rice_bytes:
+            codec, stream = integers.encode(plain.view(np.uint64), gap_width(int(sizes[own].max())), plan, spans)
             if codec is Codec.ENTROPY:
                 codes[own] = ENTROPY
                 parts = stream
-    fixed_gaps = np.flatnonzero(codes == FIXED)
-    if fixed_gaps.size:
-        chosen = _chosen(gaps, starts, counts, fixed_gaps)
-        widths = np.repeat(_bit_lengths(sizes[fixed_gaps] - counts[fixed_gaps]), counts[fixed_gaps]).astype(np.uint8)
-        writer = bits.Writer(int(widths.sum(dtype=np.int64)))
-        for start in range(0, chosen.size, bits.CHUNK):
-            part = slice(start, start + bits.CHUNK)
-            writer.append(chosen[part].view(np.uint64), widths[part])
-        parts = [writer.finish().tobytes(), *parts]
-    in_sections = [
-        (code, rice.encode(gaps[start : start + count], code) if code <= MAX_RICE else b"")
-        for code, start, count in zip(codes.tolist(), starts.tolist(), counts.tolist(), strict=True)
-    ]
-    return in_sections, parts
+    if FIXED in codes:
+        parts = [_fixed(gaps, counts, sizes, codes), *parts]
+    return Coded(codes, gaps, parts)
+
+
+def _with_own_codes(
+    where: IndexArray, counts: IndexArray, sizes: IndexArray
+) -> tuple[IndexArray, npt.NDArray[np.uint8], int]:
+    """Return the gaps of all sets, the best code of each that leaves the others' alone, and the bytes of those in Rice
+    codes."""
+    gaps, codes = np.empty(where.size, np.int64), np.zeros(counts.size, np.uint8)
+    if native.lib is not None:
+        rice_bytes = np.empty(1, np.int64)
+        arguments = [rice.pointer64(array) for array in (where, counts, sizes)]
+        bad = native.lib.wire_index_codes(
+            *arguments, counts.size, rice.pointer64(gaps), bits.pointer(codes), rice.pointer64(rice_bytes)
+        )
+        if bad:
+            raise LocalProtocolError(_NOT_ASCENDING)
+        return gaps, codes, int(rice_bytes[0])
+    _write_gaps(gaps, where, counts, sizes)
+    codes[counts == sizes] = ALL
+    own = np.flatnonzero((codes != ALL) & (counts > 0))
+    if not own.size:
+        return gaps, codes, 0
+    starts = np.cumsum(counts) - counts
+    codes[own], needed = _best_rice(gaps, starts[own], counts[own], sizes[own])
+    in_bytes = (needed + 7) // 8
+    fixed = counts[own] * _bit_lengths(sizes[own] - counts[own])
+    # Where a Rice code takes a byte of its own, so few bits beside those of other layers are always fewer.
+    few = (fixed <= 8) | (counts[own] <= MAX_FIXED) & (fixed < 8 * in_bytes)
+    codes[own[few]] = FIXED
+    return gaps, codes, int(in_bytes[~few].sum())
+
+
+def _fixed(gaps: IndexArray, counts: IndexArray, sizes: IndexArray, codes: npt.NDArray[np.uint8]) -> bytes:
+    """Return the bit string of the gaps of all sets in the fixed code."""
+    each = np.where(codes == FIXED, _bit_lengths(sizes - counts), 0)
+    num_bits = int((counts * each).sum())
+    if native.lib is not None:
+        out = np.zeros((num_bits + 7) // 8, np.uint8)
+        arguments = [rice.pointer64(array) for array in (gaps, counts, sizes)]
+        native.lib.wire_fixed_gaps(*arguments, bits.pointer(codes), counts.size, bits.pointer(out), out.size)
+        return out.tobytes()
+    writer = bits.Writer(num_bits)
+    widths = np.repeat(each.astype(np.uint8), counts)
+    for start in range(0, gaps.size, bits.CHUNK):
+        part = slice(start, start + bits.CHUNK)
+        writer.append(gaps[part].view(np.uint64), widths[part])
+    return writer.finish().tobytes()
 
 
 @dataclass
@@ -142,23 +186,16 @@ def name(code: int) -> str:
     return {FIXED: "pooled-fixed", ENTROPY: "pooled", ALL: "all"}.get(code, f"rice-{code}")
 
 
-def _gaps(sets: Sequence[IndexArray], counts: IndexArray, sizes: IndexArray) -> IndexArray:
-    """Return the gaps of all sets one after another."""
-    where = np.concatenate(sets) if len(sets) > 1 else sets[0]
-    gaps = where.copy()
+def _write_gaps(gaps: IndexArray, where: IndexArray, counts: IndexArray, sizes: IndexArray) -> None:
+    """Write the gaps of all sets one after another."""
+    gaps[:] = where
     gaps[1:] -= where[:-1]
     gaps[1:] -= 1
     held = counts > 0
     starts = (np.cumsum(counts) - counts)[held]
     gaps[starts] = where[starts]
     if gaps.size and (int(gaps.min()) < 0 or np.any(where[starts + counts[held] - 1] >= sizes[held])):
-        raise LocalProtocolError("sparse indices must be strictly ascending and within their layer")
-    return gaps
-
-
-def _chosen(gaps: IndexArray, starts: IndexArray, counts: IndexArray, own: IndexArray) -> IndexArray:
-    """Return the gaps of some sets one after another."""
-    return np.concatenate([gaps[starts[i] : starts[i] + counts[i]] for i in own.tolist()])
+        raise LocalProtocolError(_NOT_ASCENDING)
 
 
 def _best_rice(

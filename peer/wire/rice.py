@@ -37,12 +37,6 @@ def sizes_in_bits(
     """Return `size_in_bits` of several sequences within `values`, each with its own parameter and none of them empty:
     int64[sequences]."""
     result = np.empty(starts.size, np.int64)
-    if native.lib is not None:
-        native.lib.wire_rice_sizes(
-            pointer64(values), pointer64(starts), pointer64(counts), pointer64(parameters), starts.size,
-            pointer64(result),
-        )  # fmt: skip
-        return result
     for number, (start, count, r) in enumerate(zip(starts.tolist(), counts.tolist(), parameters.tolist(), strict=True)):
         result[number] = size_in_bits(values[start : start + count], r)
     return result

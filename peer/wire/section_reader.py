@@ -194,7 +194,7 @@ class _Reader:
             key, start, end = self._promised(dense_pool(value_type), size)
             self._book("values", codec)
             return lambda: Dense(self._found[key][start:end], value_type)
-        values = _decode_reals(self._reader, codec, value_type, one_span(size))
+        values = decode_reals(self._reader, codec, value_type, one_span(size))
         self._book("values", codec)
         return lambda: Dense(values, value_type)
 
@@ -288,7 +288,7 @@ class _Reader:
         is_codes, which = key
         if is_codes:
             return integers.decode(self._reader, codec, which, code_type(which), sizes)
-        return _decode_reals(self._reader, codec, ValueType(which), sizes)
+        return decode_reals(self._reader, codec, ValueType(which), sizes)
 
     def _scalar(self) -> float:
         value: float
@@ -309,7 +309,8 @@ class _Reader:
             self._ledger.book(self._reader, account, None if codec is None else Codec(codec).name.lower())
 
 
-def _decode_reals(reader: Reader, codec: int, value_type: ValueType, sizes: IntegerArray) -> FloatArray:
+def decode_reals(reader: Reader, codec: int, value_type: ValueType, sizes: IntegerArray) -> FloatArray:
+    """Return the reals of a stream, float64 or float32, in spans of `sizes`. Raises `NonFiniteValue` among others."""
     width, _, dtype = FORMATS[value_type]
     patterns = integers.decode(reader, codec, width, dtype, sizes)
     if codec == Codec.ENTROPY:

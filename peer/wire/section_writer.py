@@ -7,10 +7,11 @@ by layer, setting aside what is pooled; the pools.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from peer.compress.columns import Columns
 from peer.compress.norms import NotFiniteError
 from peer.compress.payload import (
     Dense,
@@ -80,8 +81,16 @@ def encode(
     for payload in sparse:
         if payload.indices.dtype != np.int64 or num_values(payload.values) != payload.indices.size:
             raise LocalProtocolError("a sparse payload needs int64 indices and one value for each")
-    in_sections, behind = indices.encode([(p.indices, p.size) for p in sparse]) if sparse else ([], [])
-    where = iter(in_sections)
+    behind: list[Part] = []
+    where: Iterator[tuple[int, bytes]] = iter(())
+    if sparse:
+        counts = np.array([payload.indices.size for payload in sparse], np.int64)
+        coded = indices.encode(
+            np.concatenate([payload.indices for payload in sparse]),
+            counts,
+            np.array([payload.size for payload in sparse], np.int64),
+        )
+        where, behind = coded.in_sections(counts), coded.behind
     changes = {} if previous is None else _changes(layers, previous)
     for number, payload in enumerate(layers):
         if isinstance(payload, Sparse):
@@ -101,14 +110,17 @@ def encode(
 
 def needs_double(layers: Sequence[LayerPayload]) -> bool:
     """Return whether a scale or θ is not a float32 exactly, so that all of the frame's are sent as float64."""
-    scalars: list[float] = []
-    for layer in layers:
-        inner = layer.values if isinstance(layer, Sparse) else layer
-        if isinstance(inner, Residues):
-            scalars.append(inner.theta)
-        elif isinstance(inner, Levels):
-            scalars.append(inner.scale)
-    whole = np.array(scalars, np.float64)
+    if isinstance(layers, Columns):
+        whole = layers.scalars
+    else:
+        scalars: list[float] = []
+        for layer in layers:
+            inner = layer.values if isinstance(layer, Sparse) else layer
+            if isinstance(inner, Residues):
+                scalars.append(inner.theta)
+            elif isinstance(inner, Levels):
+                scalars.append(inner.scale)
+        whole = np.array(scalars, np.float64)
     with np.errstate(over="ignore"):
         rounded = whole.astype(np.float32)
     return bool(np.any(rounded != whole))
@@ -190,7 +202,7 @@ class _Writer:
             self._pools.setdefault(dense_pool(value_type), []).append(values)
             self.head(bytes((tag | Codec.POOLED << CODEC,)))
             return
-        codec, stream = _encode_reals(np.ascontiguousarray(values), value_type)
+        codec, stream = encode_reals(np.ascontiguousarray(values), value_type)
         self.head(bytes((tag | codec << CODEC,)), stream)
 
     def residues(self, payload: Residues, change: Change | None) -> None:
@@ -245,7 +257,7 @@ class _Writer:
         if self._pooling and 0 < codes.size <= LARGE:
             self._pools.setdefault(code_pool(width), []).append(codes)
             return Codec.POOLED, []
-        _check_codes(codes, width)
+        check_codes(codes, width)
         return integers.encode(codes, width, plan or plan_codes(codes, width))
 
     def sections(self) -> list[Part]:
@@ -259,15 +271,15 @@ class _Writer:
             sizes = np.array([array.size for array in arrays], np.int64)
             joined = np.concatenate(arrays) if len(arrays) > 1 else np.ascontiguousarray(arrays[0])
             if is_codes:
-                _check_codes(joined, which)
+                check_codes(joined, which)
                 codec, stream = integers.encode(joined, which, plan_codes(joined, which, sizes), sizes)
             else:
-                codec, stream = _encode_reals(joined, ValueType(which), sizes)
+                codec, stream = encode_reals(joined, ValueType(which), sizes)
             parts += [bytes((codec,)), *stream]
         return parts
 
 
-def _encode_reals(
+def encode_reals(
     values: np.ndarray, value_type: ValueType, sizes: IntegerArray | None = None
 ) -> tuple[Codec, list[Part]]:
     """Return the codec and the stream of reals in spans of `sizes`, or in one."""
@@ -314,6 +326,6 @@ def _check_residues(payload: Residues) -> None:
         raise LocalProtocolError("residues have 1 to 16 bits and a check of 64 bits or none")
 
 
-def _check_codes(codes: UnsignedArray, width: int) -> None:
+def check_codes(codes: UnsignedArray, width: int) -> None:
     if width < 8 * codes.itemsize and codes.size and int(codes.max()) >> width:
         raise LocalProtocolError(f"a code exceeds its {width} bits")

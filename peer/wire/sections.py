@@ -122,9 +122,15 @@ def check_level_parameters(divisor: int, base: int, step: int, bits: int, error:
         )
 
 
+def greatest_level(levels: tuple[int, int, int, int] | None) -> int:
+    """Return the largest magnitude of a level; 1 for a scalar that multiplies none."""
+    if levels is None:
+        return 1
+    _, base, step, bits = levels
+    return max(abs(base), abs(base + (step << bits)))
+
+
 def check_scaled(scale: float, levels: tuple[int, int, int, int] | None, wide: bool, error: type[Exception]) -> None:
     """Raise `error` unless scale · level is finite for every level, in the float type of the frame."""
-    greatest = 1 if levels is None else max(abs(levels[1]), abs(levels[1] + (levels[2] << levels[3])))
-    limit = GREATEST[wide]
-    if not (math.isfinite(scale) and abs(scale) * greatest <= limit):
+    if not (math.isfinite(scale) and abs(scale) * greatest_level(levels) <= GREATEST[wide]):
         raise error(f"a scale or θ of {scale} is not finite, or a level times it is not")
