@@ -7,6 +7,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from peer.compress.columns import Columns
 from peer.compress.layout import Layout
 from peer.compress.payload import Dense, FloatArray, LayerPayload, Payload, ValueType
 
@@ -53,9 +54,9 @@ class Compressor(Protocol):
 
 @runtime_checkable
 class AllAtOnce(Protocol):
-    """A compressor that draws nothing and is faster on all layers of a vector than on each."""
+    """A compressor that is faster on all layers of a vector than on each."""
 
-    def compress_all(self, v: FloatArray, layout: Layout) -> Payload | None:
+    def compress_all(self, v: FloatArray, layout: Layout, draws: Draws) -> Columns | None:
         """Return the payloads that `compress` returns for every layer, to the bit, or None to be asked for each."""
         ...
 
@@ -69,7 +70,7 @@ def compress_layers(
     cost little and suffer most. What they cost is counted like everything else.
     """
     if whole_below == 0 and isinstance(compressor, AllAtOnce):
-        payload = compressor.compress_all(v, layout)
+        payload = compressor.compress_all(v, layout, draws)
         if payload is not None:
             return payload
     whole_type = ValueType.FLOAT64 if v.dtype == np.float64 else ValueType.FLOAT32

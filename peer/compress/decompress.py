@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from peer.compress.columns import Columns
 from peer.compress.layout import Layout
-from peer.compress.levels import add_levels_, level_values
+from peer.compress.levels import add_levels_, are_safe, level_values
 from peer.compress.payload import Dense, FloatArray, LayerPayload, Levels, Payload, Sparse, num_values
 from peer.errors import RemoteProtocolError
 from peer.native import lib, pointer
@@ -51,6 +52,8 @@ def add_decompressed_(out: FloatArray, payload: Payload, layout: Layout, scale: 
     A sparse layer touches only its k coordinates. That is bit for bit what adding all of its values would give, but for
     a −0.0 in `out`, which stays −0.0 where nothing was sent.
     """
+    if isinstance(payload, Columns) and _add_columns_(out, payload, layout, scale):
+        return
     for part, layer in zip(layout.slices, _checked(payload, layout), strict=True):
         target = out[part]
         if isinstance(layer, Sparse):
@@ -60,6 +63,31 @@ def add_decompressed_(out: FloatArray, payload: Payload, layout: Layout, scale: 
             add_levels_(target, layer, scale)
         else:
             add_dense_(target, _values(layer, out.dtype), scale)
+
+
+def _add_columns_(out: FloatArray, payload: Columns, layout: Layout, weight: float) -> bool:
+    """Add all layers in one call of a kernel, or return False and add nothing."""
+    divisor, base, step, bits = payload.levels or (1, 0, 0, 0)
+    if (
+        lib is None
+        or payload.residues is not None
+        or out.dtype != np.float32
+        or not out.flags.c_contiguous
+        or payload.reals.dtype != np.float32
+        or not np.array_equal(payload.sizes, layout.size_array)
+        or not are_safe(divisor, base, step, bits, float(np.abs(payload.scalars).max(initial=0.0)))
+    ):
+        return False
+    # The kernel checks every index itself: memory must not depend on what was promised.
+    outside = lib.add_columns(
+        pointer(out, "float[]"), pointer(payload.sizes, "int64_t[]"), pointer(payload.forms, "uint8_t[]"),
+        pointer(payload.counts, "int64_t[]"), pointer(payload.scalars, "double[]"), len(payload),
+        pointer(payload.indices, "int64_t[]"), pointer(payload.reals, "float[]"), pointer(payload.codes, "uint8_t[]"),
+        payload.codes.itemsize, base, step, divisor, weight,
+    )  # fmt: skip
+    if outside:
+        raise RemoteProtocolError(f"{outside} indices lie outside of their layers")
+    return True
 
 
 def _add_sparse_(out: FloatArray, indices: npt.NDArray[np.int64], values: FloatArray, weight: float) -> None:

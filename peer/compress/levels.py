@@ -45,12 +45,8 @@ def level_values(levels: Levels, dtype: npt.DTypeLike) -> FloatArray:
 def add_levels_(out: FloatArray, levels: Levels, weight: float) -> None:
     """Add `weight` times the values of the codes to `out`, in place: the bits of `out += weight * level_values(…)`."""
     codes = levels.codes
-    ends = abs(levels.base) + abs(levels.step) * 2**levels.bits
-    safe = (
-        codes.dtype in (np.uint8, np.uint16)
-        and ends < 2**31
-        and levels.divisor < 2**24
-        and ends * abs(levels.scale) < float(np.finfo(np.float32).max)
+    safe = codes.dtype in (np.uint8, np.uint16) and are_safe(
+        levels.divisor, levels.base, levels.step, levels.bits, levels.scale
     )
     if codes.shape != out.shape:
         raise ValueError(f"{codes.size} codes cannot be added to {out.size} numbers")
@@ -62,6 +58,12 @@ def add_levels_(out: FloatArray, levels: Levels, weight: float) -> None:
         pointer(out, "float[]"), pointer(np.ascontiguousarray(codes), "uint8_t[]"), codes.itemsize,
         out.size, levels.scale, levels.base, levels.step, levels.divisor, weight,
     )  # fmt: skip
+
+
+def are_safe(divisor: int, base: int, step: int, bits: int, scale: float) -> bool:
+    """Return whether the kernels compute such levels: in 32-bit integers, and finite in float32."""
+    ends = abs(base) + abs(step) * 2**bits
+    return ends < 2**31 and divisor < 2**24 and ends * abs(scale) < float(np.finfo(np.float32).max)
 
 
 def _values(levels: Levels, codes: npt.NDArray[np.integer[Any]], dtype: np.dtype[Any]) -> FloatArray:
@@ -125,6 +127,21 @@ def _stochastic_codes_numpy(v: FloatArray, scale: Any, steps: int, uniforms: Flo
     return codes
 
 
+def stochastic_codes_of_each(
+    v: FloatArray, sizes: npt.NDArray[np.int64], scales: npt.NDArray[np.float64], steps: int, stream: Stream
+) -> CodeArray:
+    """Return `stochastic_codes` of float32 layers that follow one another, each with the stream of its number in the
+    place of that of `stream`; for the kernels alone."""
+    assert lib is not None
+    codes = np.empty(v.size, code_type((2 * steps).bit_length()))
+    key0, key1, _, round_ = stream.counter
+    lib.stochastic_codes_of_each(
+        pointer(v, "float[]"), pointer(sizes, "int64_t[]"), sizes.size, steps, pointer(scales, "double[]"), key0, key1,
+        round_, codes.itemsize, pointer(codes, "uint8_t[]"),
+    )  # fmt: skip
+    return codes
+
+
 def _uniform_arguments(uniforms: FloatArray | Stream, v: FloatArray) -> tuple[CData, tuple[int, int, int, int]]:
     """Return a pointer to uniforms, or NULL and the names of the stream to draw them from."""
     if isinstance(uniforms, Stream):
@@ -157,7 +174,7 @@ def nearest_levels(v: FloatArray, bits: int, layer: int) -> Levels:
     best_codes: CodeArray = np.full(v.size, steps, code_type(bits))
     codes = np.empty_like(best_codes)
     for i in range(_SCALES):
-        scale = float(v.dtype.type(largest * 2.0 ** (-i / 4)))
+        scale = float(v.dtype.type(largest * float(_SHRINKS[i])))
         if scale < tiny * steps:
             # A step of this scale would be denormal, or the layer is zero.
             break
@@ -169,6 +186,30 @@ def nearest_levels(v: FloatArray, bits: int, layer: int) -> Levels:
 
 
 _SCALES = 12
+_SHRINKS = np.array([2.0 ** (-i / 4) for i in range(_SCALES)])
+
+
+def nearest_levels_of_each(
+    v: FloatArray, counts: npt.NDArray[np.int64], bits: int
+) -> tuple[tuple[int, int, int, int], npt.NDArray[np.float64], CodeArray] | None:
+    """Return the parameters, the scale of each layer and the codes of `nearest_levels` for layers that follow one
+    another in `v`, with `counts` numbers each. None where the kernels were not built or do not take `v`, or where a layer
+    is to blame for something."""
+    if lib is None or v.dtype != np.float32 or not v.flags.c_contiguous:
+        return None
+    scales, steps = np.empty(counts.size), 2 ** (bits - 1) - 1
+    room = 0 if bits == 1 else 2 * int(counts.max())
+    codes = np.empty(v.size + room, code_type(bits))
+    layers = pointer(v, "float[]"), pointer(counts, "int64_t[]"), counts.size
+    target = pointer(codes, "uint8_t[]"), pointer(scales, "double[]")
+    if bits == 1:
+        parameters, failed = (1, -1, 2, 1), lib.signs_of_each(*layers, *target)
+    else:
+        parameters = steps, -steps, 1, bits
+        failed = lib.nearest_levels_of_each(
+            *layers, steps, pointer(_SHRINKS, "double[]"), _SCALES, codes.itemsize, *target
+        )
+    return None if failed >= 0 else (parameters, scales, codes[: v.size])
 
 
 def _nearest_codes(v: FloatArray, scale: float, steps: int, codes: CodeArray) -> float:

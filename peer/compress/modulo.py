@@ -33,14 +33,16 @@ import xxhash
 
 from peer.compress.base import Draws
 from peer.compress.bound import ErrorBound
+from peer.compress.columns import RESIDUES, Columns
+from peer.compress.layout import Layout
 from peer.compress.levels import CodeArray, code_type
 from peer.compress.norms import NotFiniteError, max_magnitude, not_finite
-from peer.compress.payload import FloatArray, MoreBits, Residues, Rounding, WholeIntegers
+from peer.compress.payload import FloatArray, MoreBits, Payload, Residues, Rounding, WholeIntegers
 from peer.compress.settings import require_flag, require_positive, require_whole
 from peer.compress.sources import shared_uniforms
 from peer.errors import DivergenceError, RemoteProtocolError
 from peer.native import CData, ffi, lib, pointer
-from peer.random import Stream
+from peer.random import PeerDraws, Stream
 
 Omega = FloatArray | Stream | None
 """ω: uniforms of the layer, or the stream that they are drawn from, or None for `nearest`."""
@@ -48,6 +50,8 @@ Omega = FloatArray | Stream | None
 IntegerArray = npt.NDArray[np.int64]
 
 _CHUNK = 1 << 15
+_MOST_AT_ONCE = 1 << 20
+"""Integers K that are held at once for their hashes."""
 MOST_KNOWN_BITS = 52
 """Low bits of K that residues and repairs may hold together; beyond these, only all of K can be sent."""
 
@@ -302,7 +306,56 @@ def recover_checked(
 
 def require_readable(payload: Residues, dtype: npt.DTypeLike) -> None:
     """Raise RemoteProtocolError if no vector of the type can have these residues."""
-    _code_of(payload)._modulus(payload.theta, np.dtype(dtype), RemoteProtocolError)
+    _code_of((payload.bits, payload.rounding))._modulus(payload.theta, np.dtype(dtype), RemoteProtocolError)
+
+
+def recover_all(
+    payload: Payload, y: FloatArray, layout: Layout, draws: Draws, out: FloatArray, *, verified: bool
+) -> bool:
+    """Write the sender's x̂ of all layers to `out`, as `recover` does for each or, verified, `recover_checked`, and
+    return True; or False where a layer was not recovered, and has to be looked at by itself, or where the kernels do not
+    take the payload."""
+    if not isinstance(payload, Columns) or payload.residues is None or bool(payload.has_reals.any()):
+        return False
+    _require_like(out, y)
+    bits, rounding = payload.residues
+    sizes = layout.size_array
+    checks = payload.checks if verified else None
+    if not np.array_equal(payload.sizes, sizes) or verified and (checks is None or layout.size > _MOST_AT_ONCE):
+        return False
+    call = _for_all(_code_of(payload.residues), y, sizes, payload.scalars, draws)
+    if call is None or lib is None or not out.flags.c_contiguous:
+        return False
+    _, moduli, words = call
+    integers = None if checks is None else np.empty(y.size, np.int64)
+    failed = lib.modulo_recover_of_each(
+        pointer(payload.codes, "uint8_t[]"), payload.codes.itemsize, pointer(y, "float[]"),
+        pointer(sizes, "int64_t[]"), sizes.size, pointer(moduli, "double[]"), bits, int(rounding),
+        2 * largest_integer(y.dtype), *words, pointer(integers, "int64_t[]"), pointer(out, "float[]"),
+    )  # fmt: skip
+    return failed < 0 and (integers is None or checks is None or np.array_equal(_hashes(integers, layout), checks))
+
+
+def _for_all(
+    code: ModuloCode, v: FloatArray, sizes: IntegerArray, thetas: npt.NDArray[np.float64], draws: Draws
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], tuple[int, int, int]] | None:
+    """Return θ and B of each layer as float32 holds them, and the words of the stream of ω but for the layer's; None
+    where the kernels do not take `v`, or a θ is no usable number."""
+    if not isinstance(draws, PeerDraws) or v.dtype != np.float32 or not v.flags.c_contiguous:
+        return None
+    with np.errstate(over="ignore"):
+        held = thetas.astype(np.float32).astype(np.float64)
+    found = {theta: _held_modulus(theta, code.bits, code.rounding, v.dtype) for theta in set(held.tolist()) if theta > 0}
+    if not np.isfinite(held).all() or len(found) != len(set(held.tolist())) or None in found.values():
+        return None
+    moduli = np.array([found[theta] for theta in held.tolist()], np.float64)
+    key0, key1, _, round_ = draws.shared_stream(0).counter
+    return held, moduli, (key0, key1, round_)
+
+
+def _hashes(integers: IntegerArray, layout: Layout) -> npt.NDArray[np.uint64]:
+    """Return `hash_integers` of each layer: uint64[layers]."""
+    return np.array([hash_integers(integers[part]) for part in layout.slices], np.uint64)
 
 
 def hash_integers(integers: IntegerArray) -> int:
@@ -325,7 +378,7 @@ def apply_repair(
     compares `hash_integers` of the result with `first.check`, and takes `values_of` it for x̂. Raises
     RemoteProtocolError where the repairs do not continue each other, ThetaTooSmall where only all of K helps.
     """
-    code = _code_of(first)
+    code = _code_of((first.bits, first.rounding))
     if repairs and isinstance(repairs[-1], WholeIntegers):
         integers = repairs[-1].integers
         if integers.shape != y.shape:
@@ -360,7 +413,7 @@ def values_of(
     first: Residues, integers: IntegerArray, omega: Omega, dtype: npt.DTypeLike, out: FloatArray | None = None
 ) -> FloatArray:
     """Return x̂ of repaired integers, with the settings of the payload they belong to."""
-    return _code_of(first).values(integers, first.theta, omega, dtype, out)
+    return _code_of((first.bits, first.rounding)).values(integers, first.theta, omega, dtype, out)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -410,6 +463,36 @@ class Modulo:
                 raise not_finite(layer) from None
             raise
 
+    def compress_all(
+        self, v: FloatArray, layout: Layout, draws: Draws, thetas: npt.NDArray[np.float64] | None = None
+    ) -> Columns | None:
+        """Return what `compress` returns for every layer, at once where that is faster, or None. `thetas:
+        float64[layers]`; None takes the setting."""
+        if thetas is None and self.theta is not None:
+            thetas = np.full(layout.num_layers, self.theta)
+        # In verified mode all of K is held, for its hashes.
+        if thetas is None or (self.verified and layout.size > _MOST_AT_ONCE):
+            return None
+        call = _for_all(self.code, v, layout.size_array, thetas, draws)
+        if call is None or lib is None:
+            return None
+        held, moduli, words = call
+        integers = np.empty(v.size, np.int64) if self.verified else None
+        residues = np.empty(v.size, code_type(self.bits))
+        failed = lib.modulo_encode_of_each(
+            pointer(v, "float[]"), pointer(layout.size_array, "int64_t[]"), layout.num_layers,
+            pointer(moduli, "double[]"), self.bits, int(self.rounding), largest_integer(v.dtype), *words,
+            pointer(integers, "int64_t[]"), residues.itemsize, pointer(residues, "uint8_t[]"),
+        )  # fmt: skip
+        if failed >= 0:
+            # Layer by layer the error names the one that is to blame.
+            return None
+        return Columns(
+            sizes=layout.size_array, forms=np.full(layout.num_layers, RESIDUES, np.uint8), counts=layout.size_array,
+            scalars=held, codes=residues, residues=(self.bits, self.rounding),
+            checks=None if integers is None else _hashes(integers, layout),
+        )  # fmt: skip
+
     def bits_per_value(self, size: int, float_bits: int = 32) -> float:
         return self.bits + (64.0 / size if self.verified else 0.0)
 
@@ -430,9 +513,9 @@ def _low_bits(integers: IntegerArray, bits: int) -> CodeArray:
     return codes
 
 
-def _code_of(payload: Residues) -> ModuloCode:
+def _code_of(settings: tuple[int, Rounding]) -> ModuloCode:
     try:
-        return _code(payload.bits, payload.rounding)
+        return _code(*settings)
     except ValueError as error:
         raise RemoteProtocolError(f"a modulo code that cannot be: {error}") from None
 
@@ -446,7 +529,7 @@ def _recover(
     values: FloatArray | None,
 ) -> None:
     """Write the recovered K and its values, whichever is asked for."""
-    code = _code_of(payload)
+    code = _code_of((payload.bits, payload.rounding))
     _require_like(values, y)
     if payload.residues.shape != y.shape or payload.residues.dtype != code_type(payload.bits):
         raise RemoteProtocolError(f"a modulo code has {payload.residues.size} residues for a layer of {y.size}")

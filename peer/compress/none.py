@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+
 from peer.compress.base import Draws
 from peer.compress.bound import ErrorBound
+from peer.compress.columns import DENSE, Columns
 from peer.compress.float_types import BITS, RELATIVE_ERROR, own_type, rounded
-from peer.compress.norms import require_finite
+from peer.compress.layout import Layout
+from peer.compress.norms import max_magnitude, require_finite
 from peer.compress.payload import Dense, FloatArray, ValueType
 
 
@@ -32,6 +36,18 @@ class NoCompression:
         """Return all of `v`."""
         require_finite(v, layer)
         return rounded(v, own_type(v) if self.value_type is None else self.value_type)
+
+    def compress_all(self, v: FloatArray, layout: Layout, draws: Draws) -> Columns | None:
+        """Return what `compress` returns for every layer at once, or None."""
+        if v.dtype != np.float32 or not np.isfinite(max_magnitude(v)):
+            # Layer by layer the error names the one that is to blame.
+            return None
+        written = rounded(v, self.value_type or ValueType.FLOAT32)
+        sizes = layout.size_array
+        return Columns(
+            sizes=sizes, forms=np.full(sizes.size, DENSE, np.uint8), counts=sizes, scalars=np.zeros(sizes.size),
+            reals=written.values, value_type=written.value_type,
+        )  # fmt: skip
 
     def bits_per_value(self, size: int, float_bits: int = 32) -> float:
         return float(float_bits if self.value_type is None else BITS[self.value_type])

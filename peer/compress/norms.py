@@ -57,6 +57,18 @@ def sum_of_squares(v: FloatArray) -> float:
     return _sum_numpy(v, lambda part, out: np.multiply(part, part, out=out, dtype=np.float64))
 
 
+def sums_of_squares(v: FloatArray, sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.float64] | None:
+    """Return `sum_of_squares` of layers that follow one another, float64[layers]; None where the kernels were not built
+    or do not take `v`."""
+    if lib is None or not v.flags.c_contiguous or v.dtype != np.float32:
+        return None
+    sums = np.empty(sizes.size)
+    lib.sums_of_squares_of_each(
+        pointer(v, "float[]"), pointer(sizes, "int64_t[]"), sizes.size, pointer(sums, "double[]")
+    )
+    return sums
+
+
 def sum_of_magnitudes(v: FloatArray) -> float:
     """Return Σ |v_i| in float64 (see the module docstring for its order)."""
     if lib is not None and v.flags.c_contiguous and v.dtype == np.float32:

@@ -9,10 +9,13 @@ import numpy as np
 
 from peer.compress.base import Draws
 from peer.compress.bound import ErrorBound
+from peer.compress.columns import DENSE, LEVELS, SPARSE, Columns
+from peer.compress.float_types import rounded
 from peer.compress.kept_values import KeptValues
 from peer.compress.layout import Layout
+from peer.compress.levels import nearest_levels_of_each
 from peer.compress.norms import not_finite
-from peer.compress.payload import Dense, FloatArray, Sparse, ValueType
+from peer.compress.payload import FloatArray, Sparse, ValueType
 from peer.compress.selection import count_of, largest_magnitudes, largest_of_each
 
 
@@ -37,12 +40,11 @@ class TopK(KeptValues):
             raise not_finite(layer)
         return Sparse(v.size, indices, self.written(kept, layer))
 
-    def compress_all(self, v: FloatArray, layout: Layout) -> tuple[Sparse, ...] | None:
+    def compress_all(self, v: FloatArray, layout: Layout, draws: Draws) -> Columns | None:
         """Return what `compress` returns for every layer, at once where that is faster, or None."""
-        if self.value_bits is not None or self.value_type not in (None, ValueType.FLOAT32):
-            return None
-        sizes = np.array(layout.sizes, np.int64)
-        counts = np.array([count_of(self.fraction, size) for size in layout.sizes], np.int64)
+        sizes = layout.size_array
+        # As `count_of` has it.
+        counts = np.minimum(np.maximum(np.rint(self.fraction * sizes), 1), sizes).astype(np.int64)
         indices = largest_of_each(v, sizes, counts)
         if indices is None:
             return None
@@ -50,13 +52,20 @@ class TopK(KeptValues):
         if not np.isfinite(kept).all():
             # Layer by layer the error names the one that is to blame.
             return None
-        ends = np.cumsum(counts).tolist()
-        return tuple(
-            [
-                Sparse(size, indices[start:end], Dense(kept[start:end], ValueType.FLOAT32))
-                for size, start, end in zip(layout.sizes, [0, *ends], ends, strict=False)
-            ]
-        )
+        if self.value_bits is None:
+            written = rounded(kept, self.value_type or ValueType.FLOAT32)
+            return Columns(
+                sizes=sizes, forms=np.full(sizes.size, SPARSE | DENSE, np.uint8), counts=counts,
+                scalars=np.zeros(sizes.size), indices=indices, reals=written.values, value_type=written.value_type,
+            )  # fmt: skip
+        found = nearest_levels_of_each(kept, counts, self.value_bits)
+        if found is None:
+            return None
+        levels, scales, codes = found
+        return Columns(
+            sizes=sizes, forms=np.full(sizes.size, SPARSE | LEVELS, np.uint8), counts=counts, scalars=scales,
+            indices=indices, codes=codes, levels=levels,
+        )  # fmt: skip
 
     def bits_per_value(self, size: int, float_bits: int = 32) -> float:
         return self.bits_with_indices(size, count_of(self.fraction, size), float_bits)

@@ -33,6 +33,7 @@ from peer.compress.modulo import (
     modulus,
     more_bits,
     recover,
+    recover_all,
     recover_checked,
     require_readable,
     theta_floor,
@@ -327,11 +328,18 @@ class ModuloGossip:
         draws = node.draw_source.draws(t)
         imposed = node.imposed.pop(t, None)
         self._is_imposed = imposed is not None
-        self._own = imposed or tuple(
-            whole_layer(reference[part])
-            if part.stop - part.start < node.whole_below
-            else compressor.compress(reference[part], layer, draws, theta=float(thetas[layer]))
-            for layer, part in enumerate(node.layout.slices)
+        at_once = None
+        if imposed is None and node.whole_below == 0:
+            at_once = compressor.compress_all(reference, node.layout, draws, thetas)
+        self._own = (
+            imposed
+            or at_once
+            or tuple(
+                whole_layer(reference[part])
+                if part.stop - part.start < node.whole_below
+                else compressor.compress(reference[part], layer, draws, theta=float(thetas[layer]))
+                for layer, part in enumerate(node.layout.slices)
+            )
         )
         if imposed is not None:
             thetas = np.array([sent.theta if isinstance(sent, Residues) else 0.0 for sent in imposed])
@@ -462,8 +470,12 @@ class ModuloGossip:
     def _recover(self, sender: int) -> list[RepairWish]:
         """Write x̂_j to the scratch vector and return what is wanted for the layers that cannot be read yet."""
         assert self._scratch is not None
+        node, layers = self._node, self._messages[sender].layers
+        draws, verified = node.draw_source.draws(self._t), self._compressor.verified
+        if recover_all(layers, self._reference, node.layout, draws, self._scratch, verified=verified):
+            return []
         wishes = []
-        for layer, part in enumerate(self._node.layout.slices):
+        for layer, part in enumerate(node.layout.slices):
             sent, out, reference = self._messages[sender].layers[layer], self._scratch[part], self._reference[part]
             if isinstance(sent, Dense):
                 out[:] = sent.values

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from peer.compress.columns import Columns
 from peer.compress.norms import max_magnitude
 from peer.compress.payload import Dense, LayerPayload, Levels, Residues, Sparse
 from peer.gossip.base import NodeContext
@@ -32,8 +33,18 @@ def excess(message: Message, dtype: npt.DTypeLike, node: NodeContext) -> float |
     """Return the largest magnitude in a message if it is more than may be sent; None if all is well. Where the numbers
     will be divided by a push-sum weight below 1, that counts too."""
     limit = largest_value(dtype, node) * min(1.0, message.push_weight)
-    largest = max(map(_magnitude, message.layers), default=0.0)
+    layers = message.layers
+    largest = _largest(layers) if isinstance(layers, Columns) else max(map(_magnitude, layers), default=0.0)
     return None if largest <= limit else largest
+
+
+def _largest(layers: Columns) -> float:
+    """Return the largest `_magnitude` of the layers."""
+    of_codes = np.abs(layers.scalars)
+    if layers.levels is not None:
+        divisor, base, step, bits = layers.levels
+        of_codes = of_codes * float(max(abs(base), abs(base + step * ((1 << bits) - 1)))) / divisor
+    return max(max_magnitude(layers.reals), float(of_codes.max(initial=0.0)))
 
 
 def _magnitude(layer: LayerPayload) -> float:

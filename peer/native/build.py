@@ -12,6 +12,7 @@ from cffi import FFI
 HERE = Path(__file__).parent
 SOURCES = (
     "compress.c",
+    "compress_layers.c",
     "eight_bit.c",
     "eight_bit_conv.c",
     "eight_bit_linear.c",

@@ -28,6 +28,16 @@ int widest_registers = 512;
 #define CHUNK 1024
 #define SUM_LANES 1024
 
+/* How many lanes a sum over n numbers needs: with fewer than all, those left out would be zero, and adding them would
+   change no bit. */
+static inline int lanes_for(uint64_t n)
+{
+    int used = SUM_LANES;
+    while (used > 1 && (uint64_t)used / 2 >= n)
+        used /= 2;
+    return used;
+}
+
 /* Philox: groups of 32 blocks, whose 128 words come out in order. Compilers do not find the widening products in the
    portable loop, hence one version by hand for each of the wide registers. */
 #define GROUP 32
@@ -507,8 +517,10 @@ CLONES void grid_multiples(const float *restrict v, uint64_t n, float step, int 
 
 CLONES double nearest_codes(const float *v, uint64_t n, float scale, int32_t steps, int width, uint8_t *codes)
 {
-    double lanes[SUM_LANES] = {0};
+    double lanes[SUM_LANES];
+    const int used = lanes_for(n);
     const float most = (float)steps;
+    memset(lanes, 0, (size_t)used * sizeof *lanes);
     for (uint64_t done = 0; done < n; done += SUM_LANES) {
         int count = n - done < SUM_LANES ? (int)(n - done) : SUM_LANES;
         int32_t code[SUM_LANES];
@@ -528,7 +540,7 @@ CLONES double nearest_codes(const float *v, uint64_t n, float scale, int32_t ste
             for (int i = 0; i < count; i++)
                 ((uint16_t *)codes)[done + i] = (uint16_t)code[i];
     }
-    for (int half = SUM_LANES / 2; half > 0; half /= 2)
+    for (int half = used / 2; half > 0; half /= 2)
         for (int l = 0; l < half; l++)
             lanes[l] += lanes[l + half];
     return lanes[0];

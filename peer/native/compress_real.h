@@ -21,7 +21,9 @@ CLONES REAL NAME(max_magnitude)(const REAL *v, uint64_t n)
 }
 
 #define SUM_IN_LANES(TERM)                                  \
-    double lanes[SUM_LANES] = {0};                          \
+    double lanes[SUM_LANES];                                \
+    const int used = lanes_for(n);                          \
+    memset(lanes, 0, (size_t)used * sizeof *lanes);         \
     uint64_t i = 0;                                         \
     for (; i + SUM_LANES <= n; i += SUM_LANES)              \
         for (int l = 0; l < SUM_LANES; l++) {               \
@@ -32,7 +34,7 @@ CLONES REAL NAME(max_magnitude)(const REAL *v, uint64_t n)
         double x = (double)v[i + l];                        \
         lanes[l] += TERM;                                   \
     }                                                       \
-    for (int half = SUM_LANES / 2; half > 0; half /= 2)     \
+    for (int half = used / 2; half > 0; half /= 2)          \
         for (int l = 0; l < half; l++)                      \
             lanes[l] += lanes[l + half];                    \
     return lanes[0];
