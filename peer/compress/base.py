@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from functools import cache
+from typing import Protocol, cast, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -61,6 +62,12 @@ class AllAtOnce(Protocol):
         ...
 
 
+@cache
+def _is_all_at_once(kind: type) -> bool:
+    """Remembered, as looking for the methods of a protocol takes longer than compressing a small model."""
+    return issubclass(kind, AllAtOnce)
+
+
 def compress_layers(
     compressor: Compressor, v: FloatArray, layout: Layout, draws: Draws, *, whole_below: int = 0
 ) -> Payload:
@@ -69,8 +76,8 @@ def compress_layers(
     Layers of fewer than `whole_below` numbers are sent whole, in the float type of `v`: norm parameters and biases
     cost little and suffer most. What they cost is counted like everything else.
     """
-    if whole_below == 0 and isinstance(compressor, AllAtOnce):
-        payload = compressor.compress_all(v, layout, draws)
+    if whole_below == 0 and _is_all_at_once(type(compressor)):
+        payload = cast(AllAtOnce, compressor).compress_all(v, layout, draws)
         if payload is not None:
             return payload
     whole_type = ValueType.FLOAT64 if v.dtype == np.float64 else ValueType.FLOAT32

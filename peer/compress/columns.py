@@ -72,7 +72,8 @@ class Columns(Sequence[LayerPayload]):
     @cached_property
     def has_reals(self) -> npt.NDArray[np.bool_]:
         """Which layers hold reals: bool[layers]."""
-        return (self.forms & 3) == DENSE
+        reals: npt.NDArray[np.bool_] = (self.forms & 3) == DENSE
+        return reals
 
     def __len__(self) -> int:
         return self.sizes.size

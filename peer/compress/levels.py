@@ -193,8 +193,8 @@ def nearest_levels_of_each(
     v: FloatArray, counts: npt.NDArray[np.int64], bits: int
 ) -> tuple[tuple[int, int, int, int], npt.NDArray[np.float64], CodeArray] | None:
     """Return the parameters, the scale of each layer and the codes of `nearest_levels` for layers that follow one
-    another in `v`, with `counts` numbers each. None where the kernels were not built or do not take `v`, or where a layer
-    is to blame for something."""
+    another in `v`, with `counts` numbers each. None where the kernels were not built or do not take `v`, or where a
+    layer is to blame for something."""
     if lib is None or v.dtype != np.float32 or not v.flags.c_contiguous:
         return None
     scales, steps = np.empty(counts.size), 2 ** (bits - 1) - 1

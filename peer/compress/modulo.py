@@ -313,15 +313,15 @@ def recover_all(
     payload: Payload, y: FloatArray, layout: Layout, draws: Draws, out: FloatArray, *, verified: bool
 ) -> bool:
     """Write the sender's x̂ of all layers to `out`, as `recover` does for each or, verified, `recover_checked`, and
-    return True; or False where a layer was not recovered, and has to be looked at by itself, or where the kernels do not
-    take the payload."""
+    return True; or False where a layer was not recovered, and has to be looked at by itself, or where the kernels do
+    not take the payload."""
     if not isinstance(payload, Columns) or payload.residues is None or bool(payload.has_reals.any()):
         return False
     _require_like(out, y)
     bits, rounding = payload.residues
     sizes = layout.size_array
     checks = payload.checks if verified else None
-    if not np.array_equal(payload.sizes, sizes) or verified and (checks is None or layout.size > _MOST_AT_ONCE):
+    if not np.array_equal(payload.sizes, sizes) or (verified and (checks is None or layout.size > _MOST_AT_ONCE)):
         return False
     call = _for_all(_code_of(payload.residues), y, sizes, payload.scalars, draws)
     if call is None or lib is None or not out.flags.c_contiguous:
@@ -345,7 +345,9 @@ def _for_all(
         return None
     with np.errstate(over="ignore"):
         held = thetas.astype(np.float32).astype(np.float64)
-    found = {theta: _held_modulus(theta, code.bits, code.rounding, v.dtype) for theta in set(held.tolist()) if theta > 0}
+    found = {
+        theta: _held_modulus(theta, code.bits, code.rounding, v.dtype) for theta in set(held.tolist()) if theta > 0
+    }
     if not np.isfinite(held).all() or len(found) != len(set(held.tolist())) or None in found.values():
         return None
     moduli = np.array([found[theta] for theta in held.tolist()], np.float64)

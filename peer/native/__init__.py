@@ -36,7 +36,9 @@ def pointer(memory: npt.NDArray[Any] | memoryview | None, kind: str) -> CData:
     """Return where a contiguous array or buffer lies, which C reads as `kind`, such as "float[]"; NULL for None."""
     if memory is None:
         return ffi.NULL
-    return ffi.from_buffer(kind, memory if isinstance(memory, memoryview) else memory.data)
+    # An array has the buffer protocol, whatever the types of numpy say before Python 3.12; a view of it costs as much.
+    buffer: Any = memory
+    return ffi.from_buffer(kind, buffer)
 
 
 def bfloat16_is_emulated() -> bool:

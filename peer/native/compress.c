@@ -235,7 +235,7 @@ CLONES void philox_uniforms_f64(double *out, uint64_t n, uint64_t start, uint32_
 #define FABS fabs
 #include "compress_real.h"
 
-/* The r-th largest of the keys (r from 1), all of them at least `floor`, by three counting passes; `above` gets how many
+/* The r-th largest of the keys (r from 1), all of them at least `floor`, by a few counting passes; `above` gets how many
    are larger. Counting what exceeds the floor, from its highest bit in use, spreads the first pass over all counters:
    the keys of the largest magnitudes differ little in their upper bits, and increments of one counter wait for each other. */
 static uint32_t rth_largest(const uint32_t *keys, uint64_t n, uint64_t r, uint32_t floor, uint64_t *above)
@@ -244,13 +244,18 @@ static uint32_t rth_largest(const uint32_t *keys, uint64_t n, uint64_t r, uint32
     uint64_t larger = 0;
     for (uint64_t i = 0; i < n; i++)
         largest = keys[i] > largest ? keys[i] : largest;
+    *above = 0;
+    if (r == 1)
+        return largest;
+    /* Of few keys, fewer at a time: clearing the counters is then most of the work. */
+    const int most = n < 512 ? 7 : 11;
     int bits = 0;
     while (bits < 32 && ((uint64_t)largest - floor) >> bits)
         bits++;
     while (bits > 0) {
-        int shift = bits > 11 ? bits - 11 : 0;
+        int shift = bits > most ? bits - most : 0;
         uint32_t digits = ((uint32_t)1 << (bits - shift)) - 1;
-        memset(counts, 0, sizeof counts);
+        memset(counts, 0, ((size_t)digits + 1) * sizeof *counts);
         for (uint64_t i = 0; i < n; i++) {
             uint32_t key = keys[i] - floor;
             if ((key & decided) == prefix)
@@ -331,7 +336,8 @@ int select_largest(const uint32_t *raw, uint64_t n, uint64_t k, uint32_t mask, u
 {
     /* An evenly spaced sample gives a floor that, nearly always, somewhat more than k keys reach. Only speed depends on
        it: if too few or too many do, all keys are looked at. */
-    uint64_t sampled = n / 64 < 16384 ? n / 64 : 16384, room = n;
+    uint64_t few = n / 8 < 256 ? n / 8 : 256, sampled = n / 64 > few ? n / 64 : few, room = n;
+    sampled = sampled < 16384 ? sampled : 16384;
     uint32_t floor = 0;
     if (sampled >= 64) {
         uint32_t *sample = malloc(sampled * sizeof *sample);

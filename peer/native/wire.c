@@ -160,6 +160,14 @@ void wire_tokens(const void *values, int itemsize, uint64_t n, int width, uint64
         for (uint64_t i = 0; i < n; i++) tokens[i] = table[in[i]];
         return;
     }
+    if (itemsize == 2 && n >> (width - 1) != 0) {
+        uint8_t table[1 << 16];
+        for (uint64_t v = 0; v < 1ull << width; v++) table[v] = token_of(folded(v, width, centre, folds), raw_bits, direct);
+        const uint16_t *in = values;
+        const uint16_t mask = (uint16_t)low_bits(width);
+        for (uint64_t i = 0; i < n; i++) tokens[i] = table[in[i] & mask];
+        return;
+    }
     if (width <= raw_bits + direct) {
         /* All tokens are direct. */
 #define BODY(type)                                                                                                     \
@@ -199,6 +207,20 @@ void wire_counts(const uint8_t *tokens, const int64_t *sizes, uint64_t spans, in
         }
         memset(counts + 256 * span, 0, 256 * sizeof *counts);
         for (int64_t i = 0; i < sizes[span]; i++) counts[256 * span + tokens[i]]++;
+    }
+}
+
+void wire_counts_of_groups(const uint8_t *tokens, const int64_t *sizes, const uint8_t *groups, uint64_t spans,
+                           int64_t num_groups, int64_t *counts) {
+    memset(counts, 0, (size_t)num_groups * 256 * sizeof *counts);
+    for (uint64_t span = 0; span < spans; tokens += sizes[span++]) {
+        int64_t *to = counts + 256 * groups[span], part[256];
+        if (sizes[span] >= 1024) {
+            count(tokens, (uint64_t)sizes[span], part);
+            for (int t = 0; t < 256; t++) to[t] += part[t];
+            continue;
+        }
+        for (int64_t i = 0; i < sizes[span]; i++) to[tokens[i]]++;
     }
 }
 
@@ -362,6 +384,8 @@ int64_t wire_rans_decode(uint32_t *states, uint64_t lanes, const uint8_t *words,
             memset(d->owners + first[t], t, (size_t)(first[t + 1] - first[t]));
         }
     }
+    for (uint64_t lane = 0; lane < lanes; lane++)
+        if (states[lane] < LOWEST_STATE) return -2;
     const uint32_t mask = (1u << scale) - 1;
     uint64_t at = 0, start = 0;
     for (uint64_t span = 0; span < spans; span++) {

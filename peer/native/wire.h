@@ -22,6 +22,9 @@ int64_t wire_rice_decode(const uint8_t *data, uint64_t size, uint64_t n, int r, 
 void wire_tokens(const void *values, int itemsize, uint64_t n, int width, uint64_t centre, int folds, int raw_bits,
                  int direct, uint8_t *tokens);
 void wire_counts(const uint8_t *tokens, const int64_t *sizes, uint64_t spans, int64_t *counts);
+/* How often each occurs in each group of spans; `groups` are below `num_groups`. */
+void wire_counts_of_groups(const uint8_t *tokens, const int64_t *sizes, const uint8_t *groups, uint64_t spans,
+                           int64_t num_groups, int64_t *counts);
 /* The raw bits of `n` integers whose tokens are known; `out` has `size` zeroed bytes. Returns 0, or -1 if too few. */
 int wire_raw_bits(const void *values, int itemsize, uint64_t n, int width, uint64_t centre, int folds,
                   const uint8_t *tokens, const uint8_t *raw_widths, uint8_t *out, uint64_t size);
@@ -36,8 +39,8 @@ int wire_values(const uint8_t *tokens, uint64_t n, const uint8_t *raw, uint64_t 
 int64_t wire_rans_encode(const uint8_t *tokens, const int64_t *first, int num_tables, int scale, const int64_t *sizes,
                          const uint8_t *tables, uint64_t spans, uint32_t *states, uint64_t lanes, uint16_t *words,
                          int64_t capacity);
-/* Writes alphabet[token] for each token. Returns how many of the words the `n` tokens take, or -1 if they run out or the states do not end where they
-   should. */
+/* Writes alphabet[token] for each token. Returns how many of the words the `n` tokens take, -1 if they run out or the
+   states do not end where they should, and -2 if the states cannot be those of any stream. */
 int64_t wire_rans_decode(uint32_t *states, uint64_t lanes, const uint8_t *words, uint64_t num_words,
                          const int64_t *first, int num_tables, int scale, const int64_t *sizes, const uint8_t *tables,
                          uint64_t spans, const uint8_t *alphabet, uint8_t *tokens, uint64_t n);

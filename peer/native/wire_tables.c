@@ -25,21 +25,34 @@ static void share_slots(const int64_t *quantized, int tokens, int64_t *bounds) {
     for (int t = tokens; t <= TOKENS; t++) bounds[t] = SLOTS;
 }
 
-int64_t wire_make_tables(const int64_t *counts, int tables, int coarse, uint8_t *num_tokens, int64_t *bounds,
-                         int *parameter, uint8_t *code, uint64_t capacity) {
+/* Octaves cost about 1/32 of a bit a token more than their quarters, and save about two bits of table for each. */
+static int worth_being_coarse(const int64_t *counts, int tables) {
+    int64_t all = 0, present = 0;
+    for (int t = 0; t < tables * TOKENS; t++) {
+        all += counts[t];
+        present += counts[t] > 0;
+    }
+    return all < 64 * present;
+}
+
+int64_t wire_make_tables(const uint8_t *tokens, const int64_t *sizes, const uint8_t *tables, uint64_t spans,
+                         int num_tables, int64_t *counts, uint8_t *num_tokens, int64_t *bounds, int *form,
+                         uint8_t *code, uint64_t capacity) {
     int64_t steps[MOST_TABLES * TOKENS], quantized[TOKENS], num_steps = 0;
     double between[LAST_Q];
-    if (tables < 1 || tables > MOST_TABLES) return -1;
+    if (num_tables < 1 || num_tables > MOST_TABLES) return -1;
+    wire_counts_of_groups(tokens, sizes, tables, spans, num_tables, counts);
+    const int coarse = form[1] = worth_being_coarse(counts, num_tables);
     for (int q = 0; q < LAST_Q; q++) between[q] = sqrt((double)weight(q) * (double)weight(q + 1));
-    for (int table = 0; table < tables; table++, counts += TOKENS, bounds += TOKENS + 1) {
+    for (int table = 0; table < num_tables; table++, counts += TOKENS, bounds += TOKENS + 1) {
         int64_t most = 1;
-        int tokens = 1;
+        int present = 1;
         for (int t = 0; t < TOKENS; t++) {
             most = counts[t] > most ? counts[t] : most;
-            tokens = counts[t] ? t + 1 : tokens;
+            present = counts[t] ? t + 1 : present;
         }
         double scale = (double)weight(FIRST_Q) / (double)most;
-        for (int t = 0; t < tokens; t++) {
+        for (int t = 0; t < present; t++) {
             /* A token that does not occur is given a little: the less its weight falls, the shorter the table. */
             double relative = (counts[t] ? (double)counts[t] : 0.4) * scale;
             int low = 0, high = LAST_Q;
@@ -53,28 +66,28 @@ int64_t wire_make_tables(const int64_t *counts, int tables, int coarse, uint8_t 
             }
             quantized[t] = coarse ? (low + 2) / 4 * 4 : low;
         }
-        num_tokens[table] = (uint8_t)(tokens - 1);
-        share_slots(quantized, tokens, bounds);
+        num_tokens[table] = (uint8_t)(present - 1);
+        share_slots(quantized, present, bounds);
         int64_t before = coarse ? FIRST_Q / 4 : FIRST_Q;
-        for (int t = 0; tokens > 1 && t < tokens; t++) {
+        for (int t = 0; present > 1 && t < present; t++) {
             int64_t scaled = coarse ? quantized[t] / 4 : quantized[t], step = scaled - before;
             steps[num_steps++] = step >= 0 ? 2 * step : -2 * step - 1;
             before = scaled;
         }
     }
-    *parameter = 0;
+    form[0] = 0;
     if (num_steps == 0) return 0;
     uint64_t needed = UINT64_MAX;
     for (int r = 0; r < 4; r++) {
         uint64_t bits = wire_rice_bits(steps, (uint64_t)num_steps, r);
         if (bits < needed) {
             needed = bits;
-            *parameter = r;
+            form[0] = r;
         }
     }
     uint64_t bytes = (needed + 7) / 8;
     if (bytes > capacity) return -1;
-    wire_rice_encode(steps, (uint64_t)num_steps, *parameter, code, bytes);
+    wire_rice_encode(steps, (uint64_t)num_steps, form[0], code, bytes);
     return (int64_t)bytes;
 }
 

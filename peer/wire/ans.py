@@ -26,6 +26,7 @@ from peer.wire import rice
 from peer.wire.bits import ByteArray, pointer
 from peer.wire.errors import MalformedEntropyCode
 from peer.wire.reader import Reader
+from peer.wire.tokens import counts_of_groups
 
 if TYPE_CHECKING:
     from peer.native._kernels import Kernels
@@ -40,6 +41,7 @@ _FIRST_Q = 60
 _LAST_Q = 63
 _MAX_TABLE_BYTES = 608
 """256 steps below 128 in a Rice code of parameter 3, which the best is no longer than."""
+_BAD_BEGIN = "an entropy-coded stream begins in a state that no encoder leaves"
 _BEYOND_WEIGHTS = "a table of frequencies leaves the range of its weights"
 _WEIGHTS = np.array([(4 + q % 4) << q // 4 for q in range(_LAST_Q + 1)], np.int64)
 # Halfway (geometrically) between one weight and the next.
@@ -59,15 +61,13 @@ class Spans:
     tables: ByteArray
     """uint8[spans]"""
 
+    size: int
+    """The number of tokens."""
+
     @classmethod
     def one(cls, size: int) -> Spans:
         """Return a single span."""
-        return cls(np.array([size], np.int64), np.zeros(1, np.uint8))
-
-    @cached_property
-    def size(self) -> int:
-        """The number of tokens."""
-        return int(self.sizes.sum())
+        return cls(np.array([size], np.int64), np.zeros(1, np.uint8), size)
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,24 +89,44 @@ class Tables:
         """Whether any table has more than one token."""
         return bool(self.num_tokens.any())
 
-    def bits_for(self, counts: IntegerArray) -> float:
-        """Return how many bits tokens take that occur `counts: int64[tables, 256]` times, none of them beyond m."""
-        return float((counts * (SCALE - np.log2(np.maximum(self.frequencies, 1)))).sum())
+
+@dataclass(frozen=True, eq=False)
+class OwnTables:
+    """The tables of a stream that is being written."""
+
+    tables: Tables
+    coarse: bool
+    parameter: int
+    """The best Rice parameter for them, 0 to 3."""
+    code: bytes
+    """Their Rice code."""
+    counts: IntegerArray
+    """How often each token occurs under each table: int64[tables, 256]."""
+
+    @cached_property
+    def bits_needed(self) -> float:
+        """How many bits all tokens take."""
+        frequencies = np.maximum(self.tables.frequencies, 1)
+        return float((self.counts * (SCALE - np.log2(frequencies))).sum())
 
 
-def make_tables(counts: IntegerArray, coarse: bool) -> tuple[Tables, int, bytes]:
-    """Return tables close to the best for tokens that occur `counts: int64[tables, 256]` times, the best Rice parameter
-    for them, 0 to 3, and their Rice code."""
-    num_tokens, bounds = np.empty(len(counts), np.uint8), np.empty((len(counts), MAX_TOKENS + 1), np.int64)
+def make_tables(tokens: ByteArray, spans: Spans) -> OwnTables:
+    """Return tables close to the best for the tokens of a stream: uint8[n]."""
+    num_tables = int(spans.tables.max()) + 1
+    num_tokens, bounds = np.empty(num_tables, np.uint8), np.empty((num_tables, MAX_TOKENS + 1), np.int64)
     tables = Tables(num_tokens, bounds)
     if native.lib is not None:
-        parameter, code = native.ffi.new("int *"), np.zeros(_MAX_TABLE_BYTES * len(counts), np.uint8)
+        counts = np.empty((num_tables, MAX_TOKENS), np.int64)
+        form, written = native.ffi.new("int[2]"), np.zeros(_MAX_TABLE_BYTES * num_tables, np.uint8)
         size = native.lib.wire_make_tables(
-            rice.pointer64(counts), len(counts), coarse, pointer(num_tokens), rice.pointer64(bounds), parameter,
-            pointer(code), code.size,
+            pointer(tokens), rice.pointer64(spans.sizes), pointer(spans.tables), spans.sizes.size, num_tables,
+            rice.pointer64(counts), pointer(num_tokens), rice.pointer64(bounds), form, pointer(written), written.size,
         )  # fmt: skip
         assert size >= 0, "the best of four Rice codes has room"
-        return tables, parameter[0], code[:size].tobytes()
+        return OwnTables(tables, bool(form[1]), form[0], written[:size].tobytes(), counts)
+    counts = counts_of_groups(tokens, spans.sizes, spans.tables)
+    # Octaves cost about 1/32 of a bit a token more than their quarters, and save about two bits of table for each.
+    coarse = int(counts.sum()) < 64 * int(np.count_nonzero(counts))
     steps = []
     for number, row in enumerate(counts):
         quantized = _quantized(row, coarse)
@@ -115,11 +135,9 @@ def make_tables(counts: IntegerArray, coarse: bool) -> tuple[Tables, int, bytes]
             scaled = quantized // 4 if coarse else quantized
             changes = np.diff(scaled, prepend=_FIRST_Q // 4 if coarse else _FIRST_Q)
             steps.append((changes << 1) ^ (changes >> 63))
-    if not steps:
-        return tables, 0, b""
-    joined = np.concatenate(steps)
+    joined = np.concatenate(steps) if steps else np.zeros(0, np.int64)
     best = min(range(4), key=lambda r: rice.size_in_bits(joined, r))
-    return tables, best, rice.encode(joined, best)
+    return OwnTables(tables, coarse, best, rice.encode(joined, best), counts)
 
 
 def _quantized(counts: IntegerArray, coarse: bool) -> IntegerArray:
@@ -140,23 +158,16 @@ def _bounds(quantized: IntegerArray) -> IntegerArray:
     return bounds
 
 
-def worth_being_coarse(counts: IntegerArray) -> bool:
-    """Return whether tables for these counts, int64[tables, tokens], are better coarse.
-
-    Octaves cost about 1/32 of a bit a token more than their quarters, and save about two bits of table for each.
-    """
-    return int(counts.sum()) < 64 * int(np.count_nonzero(counts))
-
-
-def read_tables(reader: Reader, num_tokens: ByteArray, rice_parameter: int, coarse: bool) -> Tables:
+def read_tables(reader: Reader, num_tokens: bytes, rice_parameter: int, coarse: bool) -> Tables:
     """Return the tables that the reader is at, of `num_tokens` and one more tokens each."""
-    tables = Tables(num_tokens, np.empty((num_tokens.size, MAX_TOKENS + 1), np.int64))
-    total = int(num_tokens.sum(dtype=np.int64)) + int(np.count_nonzero(num_tokens))
+    bounds = np.empty((len(num_tokens), MAX_TOKENS + 1), np.int64)
+    tables = Tables(np.frombuffer(num_tokens, np.uint8), bounds)
+    total = sum(last + 1 for last in num_tokens if last)
     if native.lib is not None:
         ahead = reader.data[reader.position : reader.end]
         used = native.lib.wire_read_tables(
-            pointer(ahead), len(ahead), pointer(num_tokens), num_tokens.size, rice_parameter, coarse,
-            rice.pointer64(tables.bounds),
+            pointer(ahead), len(ahead), pointer(tables.num_tokens), len(num_tokens), rice_parameter, coarse,
+            rice.pointer64(bounds),
         )  # fmt: skip
         if used == -3:
             raise MalformedEntropyCode(_BEYOND_WEIGHTS)
@@ -165,9 +176,9 @@ def read_tables(reader: Reader, num_tokens: ByteArray, rice_parameter: int, coar
     codes = rice.decode(reader, total, rice_parameter, total * 2 * (_LAST_Q + 1))
     steps = (codes >> 1) ^ -(codes & 1)
     start = 0
-    for number, last in enumerate(num_tokens.tolist()):
+    for number, last in enumerate(num_tokens):
         if last == 0:
-            tables.bounds[number] = _bounds(np.full(1, _FIRST_Q))
+            bounds[number] = _bounds(np.full(1, _FIRST_Q))
             continue
         quantized = np.cumsum(steps[start : start + last + 1])
         quantized += _FIRST_Q // 4 if coarse else _FIRST_Q
@@ -175,7 +186,7 @@ def read_tables(reader: Reader, num_tokens: ByteArray, rice_parameter: int, coar
             quantized *= 4
         if quantized.min() < 0 or quantized.max() > _LAST_Q:
             raise MalformedEntropyCode(_BEYOND_WEIGHTS)
-        tables.bounds[number] = _bounds(quantized)
+        bounds[number] = _bounds(quantized)
         start += last + 1
     return tables
 
@@ -221,13 +232,14 @@ def encode(
 
 def decode(states: StateArray, reader: Reader, tables: Tables, spans: Spans, alphabet: ByteArray) -> ByteArray:
     """Return what `alphabet: uint8[256]` has for each token, uint8[n]; the reader is left behind their last word.
+    `states` are changed.
 
     Raises `MalformedEntropyCode` where words run out or states do not end where they should.
     """
-    if states.min() < LOWEST_STATE:
-        raise MalformedEntropyCode("an entropy-coded stream begins in a state that no encoder leaves")
     if native.lib is not None:
         return _decode_native(native.lib, states, reader, tables, spans, alphabet)
+    if states.min() < LOWEST_STATE:
+        raise MalformedEntropyCode(_BAD_BEGIN)
     words = np.frombuffer(reader.data[reader.position : reader.position + reader.left // 2 * 2], "<u2")
     decode_rows = _decode_few_lanes if states.size < 1 << _MANY_LANES_LOG2 else _decode_many_lanes
     tokens, used = decode_rows(states, words, tables, spans)
@@ -259,9 +271,7 @@ def _owners(tables: Tables) -> ByteArray:
     return np.concatenate([np.repeat(tokens, frequencies) for frequencies in tables.frequencies])
 
 
-def _decode_many_lanes(
-    states: StateArray, words: WordArray, tables: Tables, spans: Spans
-) -> tuple[ByteArray, int]:
+def _decode_many_lanes(states: StateArray, words: WordArray, tables: Tables, spans: Spans) -> tuple[ByteArray, int]:
     """Return the tokens and how many words they take; all lanes at once."""
     lanes, count = states.size, spans.size
     scale = np.uint64(SCALE)
@@ -321,9 +331,7 @@ def _encode_few_lanes(
     return np.array(state, np.uint32), words[at:]
 
 
-def _decode_few_lanes(
-    states: StateArray, words: WordArray, tables: Tables, spans: Spans
-) -> tuple[ByteArray, int]:
+def _decode_few_lanes(states: StateArray, words: WordArray, tables: Tables, spans: Spans) -> tuple[ByteArray, int]:
     frequencies, firsts = _flat(tables)
     frequency, first, owners = frequencies.tolist(), firsts.tolist(), _owners(tables).tobytes()
     state = states.tolist()
@@ -354,9 +362,7 @@ def _check_end(even: bool) -> None:
         raise MalformedEntropyCode("an entropy-coded stream does not end in the state that it began with")
 
 
-def _native_arguments(
-    tables: Tables, spans: Spans
-) -> tuple[native.CData, int, int, native.CData, native.CData, int]:
+def _native_arguments(tables: Tables, spans: Spans) -> tuple[native.CData, int, int, native.CData, native.CData, int]:
     """Return the bounds of all tables, how many tables there are, and the spans, as the kernels take them."""
     return (
         rice.pointer64(tables.bounds),
@@ -393,7 +399,6 @@ def _encode_native(
 def _decode_native(
     kernels: Kernels, states: StateArray, reader: Reader, tables: Tables, spans: Spans, alphabet: ByteArray
 ) -> ByteArray:
-    states = states.copy()
     tokens = np.empty(spans.size, np.uint8)
     words = reader.data[reader.position : reader.end]
     used = kernels.wire_rans_decode(
@@ -406,6 +411,8 @@ def _decode_native(
         pointer(tokens),
         tokens.size,
     )
+    if used == -2:
+        raise MalformedEntropyCode(_BAD_BEGIN)
     _check_end(used >= 0)
     reader.take(2 * used)
     return tokens

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -110,7 +111,7 @@ def entropy_bound_bits(message: Message, *, previous: Message | None = None) -> 
     scale and θ; 64 bits for a check. Layers with fewer than 256 codes are taken together, by bits, for their
     entropy: that of a handful of codes is near zero whatever they are.
     """
-    earlier: tuple[LayerPayload | None, ...] = (None,) * len(message.layers)
+    earlier: Sequence[LayerPayload | None] = (None,) * len(message.layers)
     if previous is not None and message.layer_ids is None and len(previous.layers) == len(message.layers):
         earlier = previous.layers
     scalar_bits = 64 if section_writer.needs_double(message.layers) else 32

@@ -87,10 +87,10 @@ def _with_own_codes(
     gaps, codes = np.empty(where.size, np.int64), np.zeros(counts.size, np.uint8)
     if native.lib is not None:
         rice_bytes = np.empty(1, np.int64)
-        arguments = [rice.pointer64(array) for array in (where, counts, sizes)]
         bad = native.lib.wire_index_codes(
-            *arguments, counts.size, rice.pointer64(gaps), bits.pointer(codes), rice.pointer64(rice_bytes)
-        )
+            rice.pointer64(where), rice.pointer64(counts), rice.pointer64(sizes), counts.size, rice.pointer64(gaps),
+            bits.pointer(codes), rice.pointer64(rice_bytes),
+        )  # fmt: skip
         if bad:
             raise LocalProtocolError(_NOT_ASCENDING)
         return gaps, codes, int(rice_bytes[0])
@@ -115,8 +115,10 @@ def _fixed(gaps: IndexArray, counts: IndexArray, sizes: IndexArray, codes: npt.N
     num_bits = int((counts * each).sum())
     if native.lib is not None:
         out = np.zeros((num_bits + 7) // 8, np.uint8)
-        arguments = [rice.pointer64(array) for array in (gaps, counts, sizes)]
-        native.lib.wire_fixed_gaps(*arguments, bits.pointer(codes), counts.size, bits.pointer(out), out.size)
+        native.lib.wire_fixed_gaps(
+            rice.pointer64(gaps), rice.pointer64(counts), rice.pointer64(sizes), bits.pointer(codes), counts.size,
+            bits.pointer(out), out.size,
+        )  # fmt: skip
         return out.tobytes()
     writer = bits.Writer(num_bits)
     widths = np.repeat(each.astype(np.uint8), counts)

@@ -6,6 +6,7 @@ which codec; `pools` joins the streams of several layers.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TypeAlias
 
 import numpy as np
@@ -13,7 +14,7 @@ import numpy.typing as npt
 import zstandard
 
 from peer.wire import ans, bits
-from peer.wire.bits import UnsignedArray
+from peer.wire.bits import ByteArray, UnsignedArray
 from peer.wire.errors import (
     DecompressionBomb,
     LevelOutOfRange,
@@ -23,7 +24,7 @@ from peer.wire.errors import (
 )
 from peer.wire.plans import ZSTD_LEVEL, Codec, IntegerArray, Plan
 from peer.wire.reader import Reader, varint
-from peer.wire.tokens import MAX_DIRECT, MIN_DIRECT, TokenMap, counts, counts_of_spans
+from peer.wire.tokens import MAX_DIRECT, MIN_DIRECT, TokenMap, counts
 
 MAX_WINDOW = 8 << 20
 """RFC 8878 recommends that decoders support at least this window; frames that need more are refused."""
@@ -62,7 +63,7 @@ def decode(reader: Reader, codec: int, width: int, dtype: npt.DTypeLike, sizes: 
     if codec == Codec.PACKED:
         return bits.unpack(reader.take(bits.packed_size(count, width)), count, width, dtype)
     if codec == Codec.ENTROPY:
-        return _entropy_decode(reader, width, dtype, sizes)
+        return _entropy_decode(reader, width, dtype, sizes, count)
     if codec == Codec.ZSTD:
         return _zstd_decode(reader, count, width, dtype)
     raise UnknownCodec(f"a stream of integers cannot have the codec {codec} here")
@@ -86,30 +87,24 @@ def _entropy_encode(values: UnsignedArray, plan: Plan, worth: int, sizes: Intege
     """Return the entropy-coded stream, or None where it takes `worth` bytes or more."""
     tokens = plan.tokens
     assert tokens is not None, "who plans entropy coding has found a map"
-    symbols = tokens.tokens(values)
-    if plan.groups is None or sizes is None:
-        spans = ans.Spans.one(values.size)
-        histograms = counts(symbols)[None]
-    else:
-        spans = ans.Spans(sizes, plan.groups)
-        of_spans = counts_of_spans(symbols, sizes)
-        histograms = np.zeros((int(plan.groups.max()) + 1, 256), np.int64)
-        for group in range(len(histograms)):
-            histograms[group] = of_spans[plan.groups == group].sum(axis=0)
-    num_tables = len(histograms)
-    coarse = ans.worth_being_coarse(histograms)
-    tables, parameter, code = ans.make_tables(histograms, coarse)
-    cost = tables.bits_for(histograms)
-    raw_bits = int(histograms.sum(axis=0) @ tokens.raw_widths.astype(np.int64)) if tokens.has_raw_bits else 0
+    symbols = tokens.tokens(values) if plan.symbols is None else plan.symbols
+    spans = (
+        ans.Spans.one(values.size)
+        if plan.groups is None or sizes is None
+        else ans.Spans(sizes, plan.groups, values.size)
+    )
+    own = ans.make_tables(symbols, spans)
+    tables, cost, num_tables = own.tables, own.bits_needed, len(own.counts)
+    raw_bits = int(own.counts.sum(axis=0) @ tokens.raw_widths.astype(np.int64)) if tokens.has_raw_bits else 0
     lanes_log2 = ans.lanes_for(cost) if tables.code_anything else 0
-    header = bytearray((lanes_log2 | (num_tables > 1) * _SEVERAL | parameter << 5 | coarse * _COARSE,))
+    header = bytearray((lanes_log2 | (num_tables > 1) * _SEVERAL | own.parameter << 5 | own.coarse * _COARSE,))
     header.append(tokens.direct | tokens.folds * _FOLDS | bool(tokens.raw_bits) * _HAS_RAW_BITS)
     header += bytes((tokens.raw_bits,)) if tokens.raw_bits else b""
     header += varint(tokens.centre)
     if num_tables > 1:
         header.append(num_tables - 1)
         header += bits.pack(spans.tables, (num_tables - 1).bit_length()).tobytes()
-    header += tables.num_tokens.tobytes() + code
+    header += tables.num_tokens.tobytes() + own.code
     if len(header) + (cost + raw_bits) / 8 >= worth:
         return None
     parts: list[Part] = [bytes(header)]
@@ -121,7 +116,7 @@ def _entropy_encode(values: UnsignedArray, plan: Plan, worth: int, sizes: Intege
     return None if sum(map(len, parts)) >= worth else parts
 
 
-def _entropy_decode(reader: Reader, width: int, dtype: npt.DTypeLike, sizes: IntegerArray) -> UnsignedArray:
+def _entropy_decode(reader: Reader, width: int, dtype: npt.DTypeLike, sizes: IntegerArray, count: int) -> UnsignedArray:
     first = reader.byte()
     if first & _UNUSED:
         raise ParameterOutOfRange("an entropy-coded stream sets a bit that has no meaning")
@@ -136,19 +131,19 @@ def _entropy_decode(reader: Reader, width: int, dtype: npt.DTypeLike, sizes: Int
         which = bits.unpack(reader.take(bits.packed_size(sizes.size, each)), sizes.size, each, np.uint8)
         if int(which.max(initial=0)) >= num_tables:
             raise ParameterOutOfRange("a span of an entropy-coded stream names a table that it does not have")
-    num_tokens = np.frombuffer(reader.take(num_tables), np.uint8)
-    if (most := int(num_tokens.max()) + 1) > tokens.max_tokens:
+    num_tokens = bytes(reader.take(num_tables))
+    if (most := max(num_tokens) + 1) > tokens.max_tokens:
         raise LevelOutOfRange(f"a stream has {most} tokens where {tokens.max_tokens} suffice")
     tables = ans.read_tables(reader, num_tokens, first >> 5 & 3, bool(first & _COARSE))
-    spans = ans.Spans(sizes, which)
+    spans = ans.Spans(sizes, which, count)
     # A code of up to eight bits without raw ones is its token's alone.
     direct = not tokens.has_raw_bits and np.dtype(dtype) == np.uint8
-    alphabet = tokens.values(_ALL_TOKENS, memoryview(b""), np.uint8) if direct else _ALL_TOKENS
-    if tables.code_anything:
+    alphabet = _alphabet(tokens) if direct else _ALL_TOKENS
+    if most > 1:
         states = np.frombuffer(reader.take(4 << (first & 7)), "<u4").astype(np.uint32)
         symbols = ans.decode(states, reader, tables, spans, alphabet)
     else:
-        symbols = np.full(spans.size, alphabet[0])
+        symbols = np.full(count, alphabet[0])
     if direct:
         return symbols
     if not tokens.has_raw_bits:
@@ -160,6 +155,12 @@ def _entropy_decode(reader: Reader, width: int, dtype: npt.DTypeLike, sizes: Int
 
 
 _ALL_TOKENS = np.arange(256, dtype=np.uint8)
+
+
+@lru_cache(maxsize=256)
+def _alphabet(tokens: TokenMap) -> ByteArray:
+    """Return the integer of up to eight bits that each token is: uint8[256]."""
+    return tokens.values(_ALL_TOKENS, memoryview(b""), np.uint8).astype(np.uint8)
 
 
 def _read_map(reader: Reader, width: int) -> TokenMap:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import zstandard
 
 from peer.wire import bits
-from peer.wire.bits import UnsignedArray
+from peer.wire.bits import ByteArray, UnsignedArray
 from peer.wire.grouping import HEADER_BITS, group_spans, table_bits
 from peer.wire.tokens import MAX_DIRECT, MIN_DIRECT, TokenMap, counts, counts_of_spans
 
@@ -42,13 +42,14 @@ class Codec(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Plan:
-    """What the histogram said: a codec, about how many bits it needs, and for entropy coding the map of tokens and the
-    table of each span, uint8[spans] (None: one table)."""
+    """What the histogram said: a codec, about how many bits it needs, and for entropy coding the map of tokens, the
+    table of each span, uint8[spans] (None: one table), and the tokens where they are known already, uint8[n]."""
 
     codec: Codec
     bits_needed: float = 0.0
     tokens: TokenMap | None = None
     groups: npt.NDArray[np.uint8] | None = None
+    symbols: ByteArray | None = None
 
 
 def packed_plan(count: int, width: int) -> Plan:
@@ -73,7 +74,8 @@ def plan_codes(values: UnsignedArray, width: int, sizes: IntegerArray | None = N
         return packed_plan(values.size, width)
     raw = 0.0 if width <= 8 else float(table.sum(axis=0) @ tokens.raw_widths)
     groups, coded = group_spans(table)
-    return _better(Plan(Codec.ENTROPY, coded + raw, tokens, groups), sample, values.size, width, 0.99)
+    known = None if width <= 8 else symbols
+    return _better(Plan(Codec.ENTROPY, coded + raw, tokens, groups, known), sample, values.size, width, 0.99)
 
 
 def _is_spread_evenly(table: IntegerArray, sizes: IntegerArray, width: int) -> bool:
@@ -145,9 +147,10 @@ def plan_gaps(gaps: UnsignedArray, width: int, sizes: IntegerArray | None = None
     """Return the entropy code of `gaps: uint64[k]` between indices."""
     tokens = TokenMap(width, direct=min(4, max(width, MIN_DIRECT)))
     spans = np.array([gaps.size], np.int64) if sizes is None else sizes
-    table = counts_of_spans(tokens.tokens(gaps), spans)
+    symbols = tokens.tokens(gaps)
+    table = counts_of_spans(symbols, spans)
     groups, coded = group_spans(table)
-    return Plan(Codec.ENTROPY, coded + float(table.sum(axis=0) @ tokens.raw_widths), tokens, groups)
+    return Plan(Codec.ENTROPY, coded + float(table.sum(axis=0) @ tokens.raw_widths), tokens, groups, symbols)
 
 
 def plan_wide(values: UnsignedArray, width: int) -> Plan:
@@ -198,14 +201,14 @@ def _map_for(histogram: IntegerArray, count: int, width: int) -> TokenMap:
     # Of codes in two heaps, such as those of kept values, the natural order makes the shorter table. It begins behind
     # the longest run of codes that do not occur, in a circle.
     present = histogram.nonzero()[0]
-    gaps = np.diff(present, prepend=present[-1] - (1 << width))
+    gaps = present.copy()
+    gaps[1:] -= present[:-1]
+    gaps[0] += (1 << width) - present[-1]
     natural = TokenMap(width, int(present[int(gaps.argmax())]))
-    codes: UnsignedArray = np.arange(1 << width, dtype=np.uint8)
     weights = np.log2(np.maximum(histogram, 0.4))
     roughness = []
     for tokens in (folded, natural):
-        ordered = np.zeros(1 << width)
-        ordered[tokens.tokens(codes)] = weights
+        ordered = weights[tokens.order_of_codes]
         roughness.append(np.abs(ordered[1:] - ordered[:-1]).sum())
     return natural if roughness[1] < roughness[0] else folded
 

@@ -196,7 +196,7 @@ def _decode(
     if totals[_NUM_REALS]:
         held = counts[has_reals]
         reals = decode_reals(reader, reader.byte(), value_type, held[held > 0])
-    levels = tuple(totals[_DIVISOR : _BITS + 1]) if totals[_BITS] else None
+    levels = (totals[_DIVISOR], totals[_BASE], totals[_STEP], totals[_BITS]) if totals[_BITS] else None
     byte = totals[_RESIDUE_BYTE]
     residues = ((byte & 15) + 1, Rounding(byte >> 4 & 3)) if byte >= 0 else None
     bits = totals[_BITS] or (0 if residues is None else residues[0])

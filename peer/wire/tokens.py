@@ -59,6 +59,11 @@ class TokenMap:
         return self.width > self.direct or self.raw_bits > 0
 
     @property
+    def order_of_codes(self) -> npt.NDArray[np.int64]:
+        """The code of each token, where every code of the up to eight bits is a token: int64[2**width]."""
+        return _order_of_codes(self.width, self.centre, self.folds)
+
+    @property
     def _rule(self) -> tuple[int, int, bool]:
         return self.width, self.centre, self.folds
 
@@ -141,6 +146,12 @@ class TokenMap:
 
 
 @lru_cache(maxsize=256)
+def _order_of_codes(width: int, centre: int, folds: bool) -> npt.NDArray[np.int64]:
+    tokens = TokenMap(width, centre, folds).tokens(np.arange(1 << width, dtype=np.uint8))
+    return np.argsort(tokens)
+
+
+@lru_cache(maxsize=256)
 def _tables(num_tokens: int, raw_bits: int, direct: int) -> tuple[npt.NDArray[np.uint64], ByteArray]:
     """Return the base and the number of raw bits of every token."""
     tokens = np.arange(num_tokens)
@@ -175,3 +186,17 @@ def counts_of_spans(tokens: ByteArray, sizes: npt.NDArray[np.int64]) -> npt.NDAr
             result[number] += np.bincount(tokens[start : min(start + CHUNK, begin + size)], minlength=256)
         begin += size
     return result
+
+
+def counts_of_groups(tokens: ByteArray, sizes: npt.NDArray[np.int64], groups: ByteArray) -> npt.NDArray[np.int64]:
+    """Return how often each token occurs in each group of spans that follow one another: int64[groups, 256]."""
+    num_groups = int(groups.max()) + 1
+    if native.lib is not None:
+        result = np.empty((num_groups, 256), np.int64)
+        pointers = native.ffi.cast("int64_t *", pointer(sizes)), native.ffi.cast("int64_t *", pointer(result))
+        native.lib.wire_counts_of_groups(
+            pointer(tokens), pointers[0], pointer(groups), sizes.size, num_groups, pointers[1]
+        )
+        return result
+    of_spans = counts_of_spans(tokens, sizes)
+    return np.stack([of_spans[groups == group].sum(axis=0) for group in range(num_groups)])
