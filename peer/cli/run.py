@@ -8,6 +8,7 @@ import click
 
 from peer.cli.app import SottoCommand, raise_log_level
 from peer.cli.options import config_option, load_peer, set_option
+from peer.startup import quick_imports
 
 
 @click.command(cls=SottoCommand)
@@ -28,7 +29,8 @@ def run(config_file: Path | None, settings: tuple[str, ...]) -> int:
     """
     config, base = load_peer(config_file, settings)
     # Imported once the configuration is known to be sound: torch takes most of the time of a start.
-    from peer.daemon import process
+    with quick_imports():
+        from peer.daemon import process
 
     raise_log_level()
     return process.run(config, base, lambda: load_peer(config_file, settings)[0])

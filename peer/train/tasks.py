@@ -17,6 +17,7 @@ from torch import nn
 
 from peer.errors import ConfigError, DataError
 from peer.random import SHARED, Purpose, stream
+from peer.startup import complete_torch
 from peer.train.data import Batch, Classification, ImageData, TensorData, crop_and_flip
 from peer.train.datasets.image_files import (
     CIFAR10,
@@ -418,6 +419,7 @@ def _import(name: str) -> Callable[..., Any]:
     # Last, so that a file beside the configuration never hides an installed package.
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
+    complete_torch()
     with UserCode(module_name).runs():
         try:
             module = importlib.import_module(module_name)
