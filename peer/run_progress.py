@@ -39,16 +39,23 @@ class Progress:
     """The whole run at one moment."""
 
     phase: str
-    """What is going on, in two or three words: "starting peers", "training", "one process on all data"."""
+    """What is going on, in two or three words: "preparing", "starting peers", "training", "one process on all data"."""
     rounds: int
     """Rounds of the whole run."""
     elapsed_s: float
     """Real seconds since the run began."""
     peers: tuple[PeerProgress, ...] = ()
+    ready: int | None = None
+    """How many peers can begin; None where none is awaited any more."""
     averaged_accuracy: float | None = None
     consensus_distance: float | None = None
     virtual_s: float | None = None
     """Seconds on the virtual clock of a simulation."""
+
+    @property
+    def activity(self) -> str:
+        """The phase, and of how many peers it is known that they can begin."""
+        return self.phase if self.ready is None else f"{self.phase} {self.ready}/{len(self.peers)}"
 
     @property
     def round(self) -> int:

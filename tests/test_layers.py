@@ -62,9 +62,10 @@ ROOMS: dict[str, set[str]] = {
     },
     "cli": {
         "compress", "config", "config_writer", "daemon", "errors", "foreign_text", "gossip", "links", "ops", "planning",
-        "report", "run_plan", "simulate", "startup", "state", "study", "train",
+        "report", "run_plan", "run_progress", "simulate", "startup", "state", "study", "train",
     },
     "entry": {"cli"},
+    "fork_server": {"cli", "daemon", "startup"},
     "__main__": {"entry"},
 }  # fmt: skip
 

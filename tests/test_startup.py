@@ -114,3 +114,27 @@ def test_help_and_a_wrong_option_need_nothing_that_is_slow_to_import(arguments: 
     done = subprocess.run([sys.executable, "-c", SOTTO, *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == code
     assert not SLOW.intersection(json.loads(done.stderr.splitlines()[-1]))
+
+
+def test_up_says_what_it_does_before_it_imports_what_is_slow(tmp_path: Path) -> None:
+    """The first line that is printed ends the process, and with it the fork server."""
+    program = (
+        "import sys\n"
+        "from peer.entry import main\n"
+        "from peer.report.live import LineView\n"
+        "printed = LineView.update\n"
+        "def update(view, progress):\n"
+        "    printed(view, progress)\n"
+        "    print(*{'torch', 'numpy', 'grpc'}.intersection(sys.modules))\n"
+        "    raise KeyboardInterrupt\n"
+        "LineView.update = update\n"
+        "main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, "up"], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert done.returncode == 130, done.stderr
+    assert done.stderr.splitlines()[0].split()[-1] == "preparing"
+    assert done.stdout.strip() == ""
+    assert list(tmp_path.iterdir()) == [tmp_path / "runs"]
+    assert not list((tmp_path / "runs").iterdir()), "a run that never began leaves no folder"

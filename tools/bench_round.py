@@ -268,7 +268,7 @@ def run_trial(
             ["--as-reducer", str(index), str(num_peers), str(size), str(rounds), str(store), str(result)]
             for index, result in enumerate(results)
         ]
-    from peer.ops.local_cluster import peer_environment
+    from peer.ops.peer_processes import peer_environment
 
     environment = peer_environment() | {"PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"}
     processes, logs = [], [folder / f"log-{index}.txt" for index in range(num_peers)]

@@ -109,7 +109,7 @@ def simulate(
             write_resolved(config, directory / "config.toml")
             draw_graph(config, base, count, directory)
         stop = stack.enter_context(StopOnSignal())
-        view = stack.enter_context(open_view(no_live))
+        show = stack.enter_context(open_view(no_live, config))
         simulation = simulator.run(
             config,
             base,
@@ -120,7 +120,7 @@ def simulate(
             slow=slower,
             stacked=stacked,
             baseline=not no_baseline,
-            on_progress=view.update,
+            on_progress=show,
             stop=stop.event,
         )
     return finish(simulation.summary, None if no_save else directory, as_json, interrupted=stop.event.is_set())

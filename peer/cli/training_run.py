@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Iterator
-from dataclasses import asdict
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,7 +17,10 @@ from peer.errors import ConfigError, DivergenceError, SottoError
 
 if TYPE_CHECKING:
     from peer.config import Config
+    from peer.run_progress import Progress
     from peer.state.metrics import Summary
+
+RUNS_DIR = Path("runs")
 
 name_option = click.option(
     "--name",
@@ -26,7 +30,7 @@ name_option = click.option(
 runs_option = click.option(
     "--runs-dir",
     type=click.Path(path_type=Path),
-    default=Path("runs"),
+    default=RUNS_DIR,
     show_default=True,
     metavar="DIR",
     help="Folder that contains the run folders.",
@@ -76,11 +80,22 @@ def warn(config: Config, base: Path, num_peers: int) -> None:
         click.echo(f"{finding.key}: {finding.sentence}" if finding.key else finding.sentence, err=True)
 
 
-def open_view(no_live: bool) -> Any:
-    """Return the view of a run's progress: live where a person watches, otherwise lines."""
+@contextlib.contextmanager
+def open_view(no_live: bool, config: Config) -> Iterator[Callable[[Progress], None]]:
+    """Show the progress of a run, with the time since now: live where a person watches, otherwise in lines. The context
+    is the function that shows it."""
     from peer.report import live
+    from peer.run_progress import Progress
 
-    return live.open_view(live=is_interactive() and not no_live)
+    began = time.monotonic()
+
+    def show(progress: Progress) -> None:
+        view.update(replace(progress, elapsed_s=time.monotonic() - began))
+
+    with live.open_view(live=is_interactive() and not no_live) as view:
+        # What follows imports libraries and reads data, which takes seconds.
+        show(Progress(phase="preparing", rounds=config.run.rounds, elapsed_s=0.0))
+        yield show
 
 
 def draw_graph(config: Config, base: Path, num_peers: int, directory: Path) -> None:
@@ -96,12 +111,12 @@ def draw_graph(config: Config, base: Path, num_peers: int, directory: Path) -> N
 def report_in_any_case(directory: Path) -> Iterator[None]:
     """Write the report of a run that ends with an error too, since it shows what led there; remove the folder of one
     that never began. Where peers were started, their states stay, whatever is missing beside them."""
-    from peer.report.html import write_report
-
     try:
         yield
     except (SottoError, KeyboardInterrupt):
         if (directory / "summary.json").exists():
+            from peer.report.html import write_report
+
             with contextlib.suppress(SottoError):  # The run's own error is the one to tell.
                 click.echo(f"report: {write_report(directory)}", err=True)
         elif not any(directory.glob("peers/*/log.txt")):

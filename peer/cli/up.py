@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
 
-from peer.cli.app import SottoCommand, StopOnSignal, debug_wanted
+from peer.cli.app import INTERRUPTED, SottoCommand, StopOnSignal, debug_wanted
 from peer.cli.options import count_peers, job_options, json_option, load_config, peers_option
 from peer.cli.training_run import (
+    RUNS_DIR,
     baseline_option,
     draw_graph,
     finish,
@@ -22,6 +25,7 @@ from peer.cli.training_run import (
     warn,
 )
 from peer.errors import ConfigError
+from peer.startup import quick_imports
 
 
 @click.command(cls=SottoCommand)
@@ -77,30 +81,60 @@ def up(
     else:
         config, base = load_config(config_file, settings)
         count = count_peers(config, num_peers)
-    warn(config, base, count)
-    # Before the folder is made: it takes a while, and Ctrl-C in it should leave nothing behind.
-    from peer.ops import local_cluster
-    from peer.ops.resize import line_up
-
-    lineup = None if resume is None else line_up(directory / "peers", config, num_peers)
-    if resume is None:
         directory = make_directory(runs_dir, name, config.run.name)
-    with report_in_any_case(directory) if resume is None else contextlib.nullcontext():
+    from peer.ops.peer_processes import ForkServer
+
+    with (
+        resume_command_at_interrupt(directory, runs_dir),
+        report_in_any_case(directory) if resume is None else contextlib.nullcontext(),
+        # It imports the libraries of the peers while this process imports those that it needs itself.
+        ForkServer() as fork_server,
+        open_view(no_live, config) as show,
+    ):
+        warn(config, base, count)
+        with quick_imports():
+            from peer.ops import local_cluster
+        from peer.ops.resize import line_up
+
+        lineup = None if resume is None else line_up(directory / "peers", config, num_peers)
         if resume is None:
             draw_graph(config, base, count, directory)
-        with StopOnSignal() as stop, open_view(no_live) as view:
+        with StopOnSignal() as stop:
             summary = local_cluster.up(
                 config,
                 base,
                 num_peers=count,
                 directory=directory,
-                on_progress=view.update,
+                on_progress=show,
                 stop=stop.event,
                 baseline=not no_baseline,
                 lineup=lineup,
+                fork_server=fork_server,
                 debug=debug_wanted(),
             )
-    return finish(summary, directory, as_json, interrupted=stop.event.is_set())
+    code = finish(summary, directory, as_json, interrupted=stop.event.is_set())
+    if code == INTERRUPTED:
+        say_how_to_resume(directory, runs_dir)
+    return code
+
+
+@contextlib.contextmanager
+def resume_command_at_interrupt(directory: Path, runs_dir: Path) -> Iterator[None]:
+    """Print the command that resumes a run when Ctrl-C ends this context."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        say_how_to_resume(directory, runs_dir)
+        raise
+
+
+def say_how_to_resume(directory: Path, runs_dir: Path) -> None:
+    """Print the command that resumes a run, unless it never began or is complete."""
+    if any(directory.glob("peers/*/log.txt")) and not (directory / "model.safetensors").exists():
+        words = ["sotto", "up", "--resume", directory.name]
+        if runs_dir != RUNS_DIR:
+            words += ["--runs-dir", str(runs_dir)]
+        click.echo(f"resume with: {shlex.join(words)}", err=True)
 
 
 def find_run_to_resume(runs_dir: Path, name: str) -> Path:

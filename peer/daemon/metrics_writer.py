@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -25,7 +26,7 @@ class MetricsWriter:
         self._metrics, self._neighbors = metrics, neighbors
         self._protobuf_bytes = 0
         """What was sent by the end of the last round, since this process began."""
-        self._flushed_at = 0.0
+        self._flushed_at = -math.inf
 
     def put_round(self, record: RoundRecord, link_round: int | None = None) -> None:
         """Write the row of a round, with what went over the sockets since the last one, and the rows of its links,

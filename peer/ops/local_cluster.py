@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import re
 import signal
 import socket
@@ -18,7 +17,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 
@@ -28,6 +26,7 @@ from peer.config_writer import write_resolved
 from peer.errors import DataError, DivergenceError, PeerUnreachable, RemoteError, SecurityError, SottoError, StateError
 from peer.ops import control
 from peer.ops.cluster_files import Host, write_cluster
+from peer.ops.peer_processes import ForkServer, PeerProcess, start_process
 from peer.ops.resize import Lineup, add_peers
 from peer.ops.rollback import newest_common_round, put_back
 from peer.run_plan import refuse_errors, refuse_own_data, validate_config
@@ -59,28 +58,6 @@ _TRACEBACK = re.compile(
 """At the end of a log: what --debug prints before the sentence. Lines of log records begin with the date."""
 
 
-def peer_environment() -> dict[str, str]:
-    """Return the environment of a peer process: what has to be set before Python starts."""
-    environment = dict(os.environ)
-    # One thread a process (bit identity, and N peers share the cores); keep freed memory instead of giving every
-    # large block back to the kernel and paying its page faults again in the next round.
-    defaults = {
-        "OMP_NUM_THREADS": "1",
-        "MKL_NUM_THREADS": "1",
-        "OPENBLAS_NUM_THREADS": "1",
-        "MALLOC_MMAP_THRESHOLD_": "1073741824",
-        "MALLOC_TRIM_THRESHOLD_": "4294967296",
-        "MALLOC_TOP_PAD_": "67108864",
-        "MALLOC_ARENA_MAX": "2",
-        "GRPC_VERBOSITY": "ERROR",
-        "PYTHONUNBUFFERED": "1",
-    }
-    for name, value in defaults.items():
-        environment.setdefault(name, value)
-    environment["SOTTO_PARENT"] = str(os.getpid())
-    return environment
-
-
 def free_ports(count: int) -> list[int]:
     """Return ports of the loopback interface that nobody listens on now."""
     with contextlib.ExitStack() as stack:
@@ -101,17 +78,19 @@ class Cluster:
         num_peers: int,
         directory: Path,
         hosts: Sequence[Host] | None = None,
-        launcher: Callable[[int], Sequence[str]] = lambda index: (),
+        launcher: Callable[[int], Sequence[str]] | None = None,
+        fork_server: ForkServer | None = None,
         lineup: Lineup | None = None,
         debug: bool = False,
     ) -> None:
         """Check the configuration and write everything the peers need below `directory`. Raises SottoError.
 
-        `hosts` says where the peers listen, by default on free ports of the loopback interface; `launcher(index)` is
-        put before the command of a peer, to start it in a network of its own. With a `lineup` the folder holds a run
-        that was stopped or broke off, which those peers go on with, and only what joining ones need is written;
-        `config` is that of one of its peers, `num_peers` how many the run began with. With `debug` the peers log the
-        traceback of whatever ends them.
+        `hosts` says where the peers listen, by default on free ports of the loopback interface. Peers are forked from
+        `fork_server`, by default one of the cluster's own; with `launcher`, each is started anew instead, with
+        `launcher(index)` before its command, for a network of its own. With a `lineup` the folder holds a run that was
+        stopped or broke off, which those peers go on with, and only what joining ones need is written; `config` is that
+        of one of its peers, `num_peers` how many the run began with. With `debug` the peers log the traceback of
+        whatever ends them.
         """
         use_one_thread()
         self.directory = directory
@@ -130,7 +109,7 @@ class Cluster:
         self.config = config.model_copy(
             update={"evaluation": config.evaluation.model_copy(update={"keep_models": keep})}
         )
-        self._launcher = launcher
+        self._launcher, self._fork_server = launcher, fork_server
         self._options = ["--debug"] if debug else []
         if lineup is not None:
             ports = free_ports(len(lineup.joining))
@@ -148,8 +127,7 @@ class Cluster:
         self.num_peers = len(self.numbers)
         self.state_folders = [file.parent / config.state.directory for file in self.peer_files]
         self.names = [file.parent.name for file in self.peer_files]
-        self.processes: list[subprocess.Popen[bytes]] = []
-        self._logs: list[IO[bytes]] = []
+        self.processes: list[PeerProcess] = []
         self._stores: list[MetricsStore | None] = [None] * len(self.numbers)
         self._first_round: list[int | None] = [None] * len(self.numbers)
         self._last_round = [-1] * len(self.numbers)
@@ -165,21 +143,19 @@ class Cluster:
         for index in range(len(self.numbers)):
             self.start_peer(index)
 
-    def start_peer(self, index: int) -> subprocess.Popen[bytes]:
+    def start_peer(self, index: int) -> PeerProcess:
         """Start one peer, or start it again after it ended."""
         file = self.peer_files[index]
+        log = file.parent / "log.txt"
+        arguments = ["run", "--config", str(file), *self._options]
         with private_files():
-            log = open(file.parent / "log.txt", "ab")  # noqa: SIM115 - the process writes to it as long as it lives
-        process = subprocess.Popen(
-            [*self._launcher(index), sys.executable, "-m", "peer", "run", "--config", str(file), *self._options],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            env=peer_environment(),
-            # A session of its own: Ctrl-C in the terminal comes here first, and the peers are told in order.
-            start_new_session=True,
-        )
-        log.close()
+            log.touch()
+        if self._launcher is not None:
+            process = start_process([*self._launcher(index), sys.executable, "-m", "peer", *arguments], log)
+        else:
+            if self._fork_server is None:
+                self._fork_server = ForkServer()
+            process = self._fork_server.start(arguments, log)
         if index < len(self.processes):
             self.processes[index] = process
         else:
@@ -187,7 +163,8 @@ class Cluster:
         return process
 
     def stop(self, *, grace_s: float = _STOP_S) -> None:
-        """Ask every peer that still runs to finish its round and save; kill those that do not in time."""
+        """Ask every peer that still runs to finish its round and save; kill those that do not in time. Closes the fork
+        server."""
         for process in self.processes:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
@@ -198,6 +175,7 @@ class Cluster:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+        self._close_fork_server()
 
     def poll(self) -> list[PeerProgress]:
         """Read what the peers have written since the last call; return where each of them is."""
@@ -205,6 +183,11 @@ class Cluster:
             self._poll_peer(index)
         self._evaluate_new_models()
         return list(self._seen)
+
+    @property
+    def num_ready(self) -> int:
+        """How many peers have read their data and can begin."""
+        return sum(store is not None for store in self._stores)
 
     @property
     def staying(self) -> list[int]:
@@ -254,6 +237,8 @@ class Cluster:
     def failure(self) -> SottoError | None:
         """Return what to tell of the first process that ended with an error, of the kind that its exit code names."""
         failed = self.failed()
+        if self._fork_server is not None and (lost := self._fork_server.failure()) is not None:
+            return lost
         if failed is None:
             return None
         index, code = failed
@@ -288,13 +273,20 @@ class Cluster:
         return [record for store in self._stores if store is not None for record in store.links()]
 
     def close(self) -> None:
-        """Close the metrics files, when the peers have ended."""
+        """Close the metrics files and the fork server, when the peers have ended."""
+        self._close_fork_server()
         self.central.close()
         for store, folder in zip(self._stores, self.state_folders, strict=True):
             if store is not None:
                 store.close()
                 # The peers could not tidy up behind themselves while this process was reading.
                 MetricsStore(folder / "metrics.sqlite").close()
+
+    def _close_fork_server(self) -> None:
+        """Release its memory when no peer is left. Whoever starts one again gets another server."""
+        if self._fork_server is not None:
+            self._fork_server.close()
+            self._fork_server = None
 
     def final_states(self) -> list[tuple[FloatArray, float]]:
         """Return (x, u) of the newest checkpoint of every peer that stays to the end."""
@@ -419,9 +411,11 @@ def up(
     stop: threading.Event | None = None,
     baseline: bool = True,
     lineup: Lineup | None = None,
+    fork_server: ForkServer | None = None,
     debug: bool = False,
 ) -> Summary:
-    """Run all peers of a job on this machine to the end; return what it came to. `debug` as for `Cluster`.
+    """Run all peers of a job on this machine to the end; return what it came to. `fork_server` and `debug` as for
+    `Cluster`.
 
     Everything lands in `directory`, which exists and is empty, unless there is a `lineup` (see `Cluster`):
     configuration, peers with their states and logs, metrics, the averaged model, the summary. When `stop` is set the
@@ -429,13 +423,16 @@ def up(
     """
     started = time.monotonic()
     stop = stop or threading.Event()
-    cluster = Cluster(config, base, num_peers=num_peers, directory=directory, lineup=lineup, debug=debug)
+    cluster = Cluster(
+        config, base, num_peers=num_peers, directory=directory, fork_server=fork_server, lineup=lineup, debug=debug
+    )
 
     def show(phase: str, peers: list[PeerProgress]) -> None:
         if on_progress is not None:
             on_progress(
                 Progress(
                     phase=phase,
+                    ready=None if (ready := cluster.num_ready) == cluster.num_peers else ready,
                     rounds=config.run.rounds,
                     elapsed_s=time.monotonic() - started,
                     peers=tuple(peers),
@@ -452,6 +449,7 @@ def up(
     ended: str = "completed"
     failure: SottoError | None = None
     try:
+        begin = [peer.round for peer in cluster.poll()]
         cluster.start()
         while not cluster.finished():
             if stop.is_set():
@@ -466,7 +464,7 @@ def up(
                 failure = error
                 break
             peers = cluster.poll()
-            show("starting peers" if all(peer.round == 0 for peer in peers) else "training", peers)
+            show("starting peers" if [peer.round for peer in peers] == begin else "training", peers)
             stop.wait(_POLL_S)
         failure = failure or cluster.failure()
         if failure is not None:

@@ -109,7 +109,7 @@ class LineView:
 
 def line(progress: Progress) -> str:
     """Return the run as one line."""
-    parts = [f"{duration(progress.elapsed_s):>10}", progress.phase]
+    parts = [f"{duration(progress.elapsed_s):>10}", progress.activity]
     if progress.peers:
         parts.append(f"round {progress.round}/{progress.rounds}")
         losses = [peer.loss for peer in progress.peers if peer.loss is not None]
@@ -147,7 +147,7 @@ class _RunView:
 def _header(progress: Progress) -> RenderableType:
     grid = Table.grid(padding=(0, 2))
     cells: list[RenderableType] = [
-        Text(progress.phase, style="bold"),
+        Text(progress.activity, style="bold"),
         ProgressBar(total=max(1, progress.rounds), completed=progress.round, width=24),
         Text(f"round {progress.round} of {progress.rounds}"),
         Text(duration(progress.elapsed_s), style="dim"),

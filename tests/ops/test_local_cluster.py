@@ -93,6 +93,7 @@ def test_ctrl_c_leaves_nothing_running(tmp_path: Path, moment: str) -> None:
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     assert "Traceback" not in err
+    assert f"resume with: sotto up --resume digits --runs-dir {tmp_path}" in err
     wait_until(lambda: not peers_below(tmp_path), timeout_s=5.0)
 
 
@@ -130,6 +131,18 @@ def test_a_peer_that_dies_ends_the_run_with_its_last_words(tmp_path: Path) -> No
     assert process.returncode == 4, err
     assert "training.learning_rate" in err
     assert "Traceback" not in err
+    assert not peers_below(tmp_path)
+
+
+def test_a_run_ends_when_the_process_that_peers_are_forked_from_is_killed(tmp_path: Path) -> None:
+    process = sotto_up(tmp_path, "--peers", "2", "--set", "run.rounds=100000")
+    wait_until(lambda: len(peers_below(tmp_path)) == 2)
+    parent = int(Path(f"/proc/{peers_below(tmp_path)[0]}/stat").read_text().rpartition(")")[2].split()[1])
+    assert parent != process.pid
+    os.kill(parent, signal.SIGKILL)
+    _, err = process.communicate(timeout=200)
+    assert process.returncode == 1, err
+    assert "the process that peers are forked from was killed by SIGKILL" in err
     assert not peers_below(tmp_path)
 
 

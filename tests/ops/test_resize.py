@@ -15,7 +15,6 @@ from peer.ops.resize import Lineup, line_up
 from peer.run_progress import Progress
 from peer.state.checkpoints import find_checkpoints, load_checkpoint
 from peer.state.metrics import MetricsStore, Summary
-from tests.forked import ForkedCluster
 
 JOB = (
     "run.rounds=400",
@@ -53,8 +52,7 @@ def go_on(
 
 
 @pytest.mark.slow
-def test_a_run_grows_and_shrinks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_cluster, "Cluster", ForkedCluster)
+def test_a_run_grows_and_shrinks(tmp_path: Path) -> None:
     directory = tmp_path / "run"
     directory.mkdir()
     go_on(directory, None, lambda progress: min(peer.round for peer in progress.peers) >= 5)

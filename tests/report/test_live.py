@@ -76,6 +76,13 @@ def test_before_the_first_round_nothing_is_made_up() -> None:
     assert "×" not in text
 
 
+def test_while_peers_start_it_says_how_many_are_ready() -> None:
+    run = replace(RUN, phase="starting peers", ready=1)
+    assert "starting peers 1/2" in shown(run)
+    assert "starting peers 1/2" in line(run)
+    assert "starting peers  " in line(replace(run, ready=None))
+
+
 def test_the_slowest_peer_is_the_round_of_the_run_and_the_worst_needs_all() -> None:
     assert RUN.round == 40
     assert RUN.worst_accuracy == 0.9

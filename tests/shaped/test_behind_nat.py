@@ -18,7 +18,7 @@ import pytest
 
 from peer.config import Config, load
 from peer.ops.cluster_files import Host, write_cluster
-from peer.ops.local_cluster import peer_environment
+from peer.ops.peer_processes import peer_environment
 from peer.state.metrics import MetricsStore
 from tools import behind_nat
 

@@ -10,8 +10,8 @@ random round, or, one time in four, right after the one before, so that peers di
 away. A peer that was killed is started again at once. The row says whether all models are equal to the last bit, and
 how long it took from the start of a process until its peer had done another round.
 
-The processes are forked from one that has the libraries loaded (`forked`), so that this time is what comes beyond the
-start of a process; with `--cold` every peer starts as under `sotto up`.
+The processes are forked, as under `sotto up`; with `--cold` every peer starts anew and imports its libraries, as on a
+device of its own.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from pathlib import Path
 from peer.config import Config, load
 from peer.errors import SottoError
 from peer.ops.local_cluster import Cluster
-from tests.forked import ForkedCluster
 
 JOBS = {
     "sparse-push": ["compressor.kind=top_k", "compressor.fraction=0.1"],
@@ -124,11 +123,10 @@ def plan(seed: int, kills: int, peers: int, rounds: int) -> list[Kill]:
 class Killer:
     """Runs one cluster, with or without kills."""
 
-    def __init__(
-        self, config: Config, peers: int, directory: Path, kills: list[Kill], kind: type[Cluster] = ForkedCluster
-    ) -> None:
+    def __init__(self, config: Config, peers: int, directory: Path, kills: list[Kill], *, cold: bool = False) -> None:
         directory.mkdir()
-        self.cluster = kind(config, Path(), num_peers=peers, directory=directory)
+        launcher = (lambda index: ()) if cold else None
+        self.cluster = Cluster(config, Path(), num_peers=peers, directory=directory, launcher=launcher)
         self._waiting = list(kills)
         self._cued_at: float | None = None
         self._away: dict[int, tuple[Kill, float]] = {}
@@ -197,12 +195,11 @@ class Killer:
 def measure(algorithm: str, arguments: argparse.Namespace, directory: Path) -> Row:
     """Run one algorithm with and without kills."""
     config = job(algorithm, arguments.rounds, arguments.set)
-    kind = Cluster if arguments.cold else ForkedCluster
     row = Row(algorithm=algorithm, peers=arguments.peers, rounds=arguments.rounds, seed=arguments.seed)
-    undisturbed = Killer(config, arguments.peers, directory / "undisturbed", [], kind)
+    undisturbed = Killer(config, arguments.peers, directory / "undisturbed", [], cold=arguments.cold)
     row.undisturbed_s = undisturbed.run()
     kills = plan(arguments.seed, arguments.kills, arguments.peers, arguments.rounds)
-    disturbed = Killer(config, arguments.peers, directory / "killed", kills, kind)
+    disturbed = Killer(config, arguments.peers, directory / "killed", kills, cold=arguments.cold)
     row.disturbed_s = disturbed.run()
     row.kills, row.plan = len(disturbed.done), disturbed.done
     row.of_down = sum(kill.was_down for kill in disturbed.done)

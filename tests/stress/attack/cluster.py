@@ -19,7 +19,8 @@ from peer.errors import SottoError
 from peer.net.security.authority import CertificateAuthority
 from peer.ops import control
 from peer.ops.cluster_files import Host, write_cluster
-from peer.ops.local_cluster import free_ports, peer_environment
+from peer.ops.local_cluster import free_ports
+from peer.ops.peer_processes import peer_environment
 from peer.run_setup import RunSetup
 from peer.state.metrics import MetricsStore
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from peer.ops.local_cluster import peer_environment
+from peer.ops.peer_processes import peer_environment
 
 _START_S = 120.0
 _FORK_SERVER = Path(__file__).with_name("fork_server.py")

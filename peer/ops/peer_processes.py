@@ -1,0 +1,236 @@
+"""Processes of peers on this machine: forked from one that has imported what they need, or started one by one.
+
+Requests and reports are lines of JSON over a pair of sockets:
+
+    → {"process": 3, "arguments": ["run", "--config", FILE], "log": FILE}    fork a process, number 3 from now on
+    → {"process": 3, "signal": 15}                                          send it a signal, if it still runs
+    ← {"process": 3, "pid": 4711}
+    ← {"process": 3, "exited": 0}                                           −n: ended by signal n
+
+When the socket closes, the fork server ends, and the peers when they notice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol
+
+from peer.errors import SottoError
+
+_ROOM_FOR_COMMAND_LINE = " " * 1024
+"""A process can be renamed only within the memory of the command line that it was started with."""
+
+
+class PeerProcess(Protocol):
+    """The process of one peer: what `subprocess.Popen` has of this, and means by it."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def returncode(self) -> int | None: ...
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+    def send_signal(self, sig: int, /) -> None: ...
+
+    def kill(self) -> None: ...
+
+
+def peer_environment() -> dict[str, str]:
+    """Return the environment of a peer process: what has to be set before Python starts."""
+    environment = dict(os.environ)
+    # One thread a process (bit identity, and N peers share the cores); keep freed memory instead of giving every
+    # large block back to the kernel and paying its page faults again in the next round.
+    defaults = {
+        "OMP_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+        "MALLOC_MMAP_THRESHOLD_": "1073741824",
+        "MALLOC_TRIM_THRESHOLD_": "4294967296",
+        "MALLOC_TOP_PAD_": "67108864",
+        "MALLOC_ARENA_MAX": "2",
+        "GRPC_VERBOSITY": "ERROR",
+        "PYTHONUNBUFFERED": "1",
+    }
+    for name, value in defaults.items():
+        environment.setdefault(name, value)
+    environment["SOTTO_PARENT"] = str(os.getpid())
+    return environment
+
+
+def start_process(command: Sequence[str], log: Path) -> PeerProcess:
+    """Start a command as the process of a peer, with its output at the end of `log`."""
+    with open(log, "ab") as output:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=peer_environment(),
+            # A session of its own: Ctrl-C in the terminal comes here first, and the peers are told in order.
+            start_new_session=True,
+        )
+
+
+class ForkServer:
+    """A process that has imported what peers need, and forks them. Closing it ends what still runs."""
+
+    def __init__(self) -> None:
+        """Start it; whoever asks for a process meanwhile does not wait."""
+        self._socket, theirs = socket.socketpair()
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the process that writes to it
+        with theirs:
+            self._server = subprocess.Popen(
+                [sys.executable, "-m", "peer.fork_server", str(theirs.fileno()), _ROOM_FOR_COMMAND_LINE],
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=self._output,
+                env=peer_environment(),
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        self._processes: list[ForkedProcess] = []
+        self._unread = b""
+        self._is_lost = False
+
+    @property
+    def pid(self) -> int:
+        return self._server.pid
+
+    def start(self, arguments: Sequence[str], log: Path) -> PeerProcess:
+        """Start `sotto` with these arguments as the process of a peer, with its output at the end of `log`."""
+        process = ForkedProcess(self, len(self._processes))
+        self._processes.append(process)
+        if self._is_lost:
+            process.abandon()
+            return process
+        self.send({"process": process.number, "arguments": [*arguments], "log": str(log.absolute())})
+        return process
+
+    def failure(self) -> SottoError | None:
+        """Return what to tell if the server ended before it was closed, and with it all that it had forked."""
+        if not self._is_lost:
+            return None
+        code = self._server.wait()
+        self._output.seek(0)
+        lines = self._output.read().decode(errors="replace").strip().splitlines()
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        return SottoError(f"the process that peers are forked from {how}{f': {lines[-1]}' if lines else ''}")
+
+    def close(self) -> None:
+        """End the server, and whatever it has forked that still runs. May be called again."""
+        self.read(0.0)
+        for process in self._processes:
+            process.abandon()
+        self._socket.close()
+        # It may be importing still, and would notice only then.
+        self._server.terminate()
+        self._server.wait()
+        self._output.close()
+
+    def __enter__(self) -> ForkServer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def send(self, request: dict[str, object]) -> None:
+        """Send a request."""
+        # Of a server that is gone, `read` knows.
+        with contextlib.suppress(BrokenPipeError):
+            self._socket.sendall(json.dumps(request).encode() + b"\n")
+
+    def read(self, timeout_s: float | None) -> None:
+        """Wait up to `timeout_s`, without end if it is None, for reports, and note what they say."""
+        is_closed = self._socket.fileno() < 0
+        if self._is_lost or is_closed or not select.select([self._socket], [], [], timeout_s)[0]:
+            return
+        try:
+            read = self._socket.recv(1 << 16)
+        except ConnectionResetError:
+            read = b""
+        *lines, self._unread = (self._unread + read).split(b"\n")
+        for report in map(json.loads, lines):
+            self._processes[report["process"]].note(report)
+        if not read:
+            self._is_lost = True
+            for process in self._processes:
+                process.abandon()
+
+
+class ForkedProcess:
+    """A `PeerProcess` that was forked."""
+
+    def __init__(self, server: ForkServer, number: int) -> None:
+        self._server, self.number = server, number
+        self._pid: int | None = None
+        self._code: int | None = None
+
+    @property
+    def pid(self) -> int:
+        """The id of the process. Waits until it is forked; raises SottoError if it cannot be any more."""
+        while self._pid is None:
+            self._server.read(None)
+            if self._pid is None and (failure := self._server.failure()) is not None:
+                raise failure
+        return self._pid
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit code, if it was looked for already."""
+        return self._code
+
+    def poll(self) -> int | None:
+        """Return the exit code; None while the process runs, or is yet to be forked."""
+        if self._code is None:
+            self._server.read(0.0)
+        return self._code
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return the exit code. Raises subprocess.TimeoutExpired."""
+        until = None if timeout is None else time.monotonic() + timeout
+        while self._code is None:
+            left = None if until is None else max(0.0, until - time.monotonic())
+            self._server.read(left)
+            if self._code is None and left == 0.0:
+                raise subprocess.TimeoutExpired("sotto", timeout or 0.0)
+        return self._code
+
+    def send_signal(self, sig: int, /) -> None:
+        """Send a signal, unless the process has ended."""
+        if self._code is None:
+            self._server.send({"process": self.number, "signal": sig})
+
+    def kill(self) -> None:
+        """End the process at once."""
+        self.send_signal(signal.SIGKILL)
+
+    def note(self, report: Mapping[str, int]) -> None:
+        """Take over what the server reports of this process."""
+        self._pid = report.get("pid", self._pid)
+        self._code = report.get("exited")
+
+    def abandon(self) -> None:
+        """End the process, of which nobody will report any more."""
+        if self._code is None:
+            self._code = -signal.SIGKILL
+            if self._pid is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self._pid, signal.SIGKILL)
