@@ -199,6 +199,8 @@ class Daemon:
         self.operator.state = "left" if self.loop.has_left else "completed" if completed else "stopped"
         self._metrics.flush()
         if not completed:
+            done, all_ = self.loop.round, self._config.run.rounds
+            log.info("%s: stopped after round %d of %d; the same command resumes it", self.local.name, done, all_)
             return
         await self.loop.linger()
         models = await self.loop.models()
