@@ -220,8 +220,8 @@ class Replicas:
         return bool(self._kept)
 
     def keep_own(self, t: int) -> None:
-        """Keep the own copy as it is, before the difference of round t: it restarts, or whoever was sent the differences
-        before gets none from now on."""
+        """Keep the own copy as it is, before the difference of round t: it restarts, or somebody who was sent the
+        differences before gets none from now on."""
         self._kept.setdefault(t, self.own.copy())
 
     def forget_kept(self) -> None:

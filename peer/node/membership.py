@@ -235,14 +235,30 @@ class PeerMembership:
         ):
             state = "a member from the start" if kind is ChangeKind.JOIN else "no member"
             raise RemoteProtocolError(f"told of the {kind.name} of peer {who}, which is {state}", peer=sender)
-        if self.peer in membership.members(t) and effective <= t + 1:
+        notice_rounds = self._notice_rounds(change, sender)
+        if self.peer in membership.members(t) and effective <= t + notice_rounds:
             # By the rule of `plan` every member hears of a change in time, unless it changes nothing any more.
             after = Membership(membership.members(0), (*membership.changes, change))
-            if after.members(t + 1) != membership.members(t + 1):
+            coming = range(t + 1, t + notice_rounds + 1)
+            if any(after.members(round_) != membership.members(round_) for round_ in coming):
+                how_soon = "past" if effective <= t + 1 else "too soon for all to hear of it"
                 raise RemoteProtocolError(
-                    f"told in round {t} of the {kind.name} of peer {who} from round {effective}, which is past",
+                    f"told in round {t} of the {kind.name} of peer {who} from round {effective}, which is {how_soon}",
                     peer=sender,
                 )
+
+    def _notice_rounds(self, change: Change, sender: int) -> int:
+        """Return after how many rounds from the coming one, or the one under way, a change may count at the earliest
+        that `sender` tells of.
+
+        Its issuer knows a change first. If it leaves less time than the news takes from here to everybody, some would
+        believe it, pass it on, and be refused by those who are ahead: the members would split over one lie. Whoever
+        passes a change on may tell of it until it counts. So who lies in another's name can still bring that about.
+        """
+        assert self._views is not None
+        if change.issuer != sender:
+            return 1
+        return 1 + self._views.lead(self._views.membership.members(self._session.round))
 
     def _is_excess(self, change: Change) -> bool:
         """Whether so much was told already in the name of this issuer about this subject that more is not believed."""

@@ -381,6 +381,26 @@ def test_changes_that_cannot_be_are_refused() -> None:
         assert change not in membership.changes
 
 
+@pytest.mark.parametrize("effective", range(1, 12))
+def test_a_change_that_one_believes_is_believed_by_all(effective: int) -> None:
+    """A member that lies leaves less time than its announcement takes to get around."""
+    cluster = Cluster("sparse-push", "directed-ring", seed=1)
+    cluster.cut.add((1, 2))
+    cluster.run(30)
+    assert cluster.rounds() == {2: 0, 3: 1, 4: 2, 0: 3, 1: 4}
+    leave, hearer = Change(ChangeKind.LEAVE, 1, 1, effective), cluster.peers[2]
+    seq = hearer.links.incoming[1].last_seq + 1
+    if effective < 7:
+        with pytest.raises(RemoteProtocolError, match="which is past" if effective == 1 else "too soon for all"):
+            hearer.receive(1, seq, encode(leave), 0.0)
+    else:
+        effects = hearer.receive(1, seq, encode(leave), 0.0)
+        cluster.kill(1)
+        cluster.perform(2, effects)
+        cluster.run(30)
+        assert all(leave in member.membership.changes for member in cluster.members)
+
+
 @pytest.mark.parametrize("kind", [ChangeKind.LEAVE, ChangeKind.LOST])
 def test_a_former_member_cannot_come_back(kind: ChangeKind) -> None:
     cluster = Cluster("sparse-push", "exponential", seed=12)

@@ -70,7 +70,7 @@ DEFECTS = (
         name="payloads that the algorithm cannot read",
         checks=(("peer.gossip.mixing", "where the algorithm cannot use it"),),
     ),
-    Defect(name="a LEAVE or LOST of a past round", checks=((_MEMBERS, "which is past"),)),
+    Defect(name="a LEAVE or LOST of a past round", checks=((_MEMBERS, "too soon for all"),)),
     Defect(name="a LOST of the peer that hears it", checks=((_MEMBERS, "told this peer of its own"),)),
     Defect(
         name="an evaluation with senseless counts",
