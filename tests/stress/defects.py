@@ -1,4 +1,4 @@
-"""The defects that an audit found in the running daemon, put back one at a time: does the fuzzer of meaning find them?
+"""Defects that an audit found in the running daemon, and like ones, put back one at a time: are they found?
 
     python -m tests.stress.defects              # a table: defect, cases until it was found, what was found
     python -m tests.stress.defects --cases 20000
@@ -21,6 +21,8 @@ import pytest
 from peer.daemon import divergence as divergence_module
 from peer.daemon import notes
 from peer.daemon.divergence import Divergence
+from peer.net.relay import PieceStream
+from peer.proto.sottovoce.v1.relay_pb2 import Piece
 from tests.stress.fuzz_meaning import quiet
 from tests.stress.meaning.circumstances import circumstances_of
 from tests.stress.meaning.disabling import disabled
@@ -55,6 +57,14 @@ def _stop_with_others(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Divergence, "heard", heard)
 
 
+def _read_any_piece(patch: pytest.MonkeyPatch) -> None:
+    async def read(stream: PieceStream) -> Piece | None:
+        data = await stream._stream.read()
+        return None if data is None else Piece.FromString(data)
+
+    patch.setattr(PieceStream, "read", read)
+
+
 DEFECTS = (
     Defect(name="a mixing weight of 2, a round early", checks=((_JUDGE, "not is_weight or all"),)),
     Defect(name="a push-sum weight of 1e300", checks=((_JUDGE, "not possible"),), algorithm="sgp"),
@@ -81,6 +91,8 @@ DEFECTS = (
         algorithm="",
     ),
     Defect(name="another's divergence, heeded", instead=_stop_with_others, algorithm=""),
+    Defect(name="arguments that are no object", checks=(("peer.net.control", "not an object"),), algorithm=""),
+    Defect(name="bytes that are no piece", instead=_read_any_piece, algorithm=""),
 )
 
 

@@ -1,8 +1,9 @@
 """What enters the daemon beside frames, told lies: the real parts of a peer, assembled as in production, no sockets.
 
-Notes, hellos, envelopes, goodbyes, receipts, introductions, certificates, revocation lists and control calls are well
-formed and hostile. Whatever they say, a neighbour is to blame (RemoteError) or a credential (SecurityError), the peer
-still answers `status` with JSON that is JSON, nobody else's word stops it, and its state folder stays as it was.
+Notes, hellos, envelopes, goodbyes, receipts, introductions, certificates, revocation lists, control calls and pieces of
+relayed connections are well formed and hostile. Whatever they say, a neighbour is to blame (RemoteError) or a
+credential (SecurityError), the peer still answers `status` with JSON that is JSON, nobody else's word stops it, and its
+state folder stays as it was.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from peer.gossip.membership import Newcomer
 from peer.net.handshake import Handshake
 from peer.net.hello import HelloInfo, check_identity
 from peer.net.inbox import Inbox, Limits
+from peer.net.rpc import CallRefused
 from peer.net.security.certificates import vouched_identity
 from peer.net.security.credentials import Credentials, load_credentials
 from peer.net.security.proofs import check_proof
@@ -43,6 +45,7 @@ from peer.ops.cluster_files import Host, write_cluster
 from peer.proto.sottovoce.v1 import exchange_pb2 as pb
 from peer.proto.sottovoce.v1 import membership_pb2
 from tests.hostile import forged_certificates as forged
+from tests.stress.meaning.calls import Callers
 from tests.stress.meaning.protobuf_lies import changed
 from tests.stress.meaning.report import Report
 from tests.stress.meaning.worlds import PromiseBroken
@@ -105,7 +108,9 @@ class _Peer:
         self.folder = _cluster(self.algorithm)
         self.config = load(self.folder / "peer.toml", environment={})
         self.parts = assemble(self.config, self.folder, None)
-        self.parts.common.neighbors.connect(self.parts.make_transport())
+        transport = self.parts.make_transport()
+        self.parts.common.neighbors.connect(transport)
+        self.calls = Callers(self.random, transport, self.folder, self.blobs)
         self.limits = Limits(window_bytes=1 << 20, chunk_bytes=1 << 16, max_frame_bytes=1 << 18)
         self.authority = forged.AUTHORITY.certificate
 
@@ -286,6 +291,14 @@ class _Peer:
 
         asyncio.run(call())
 
+    def control_call(self) -> None:
+        """A control call as bytes, from callers who may make it and who may not."""
+        self.calls.control()
+
+    def relay(self) -> None:
+        """Pieces of relayed connections, at a relay and at a peer that uses one."""
+        self.random.choice((self.calls.relay, self.calls.tunnel))()
+
     # What must hold.
 
     def judge(self, before: dict[str, bytes]) -> None:
@@ -322,6 +335,8 @@ _TOLD: tuple[tuple[str, Callable[[_Peer], None], tuple[type[Exception], ...]], .
     ("envelopes", _Peer.envelope, (RemoteProtocolError,)),
     ("certificates", _Peer.certificate, (SecurityError, ConfigError)),
     ("control calls", _Peer.control, (SottoError,)),
+    ("control calls", _Peer.control_call, (CallRefused,)),
+    ("relayed pieces", _Peer.relay, ()),
 )
 """Kind, call, and what may be raised."""
 
@@ -347,7 +362,7 @@ def try_handlers(seed: int, cases: int, report: Report) -> None:
             except Exception as error:
                 report.find(kind, LEVEL, seed, error, "")
                 continue
-            if kind in ("notes", "control calls", "links"):
+            if kind in ("notes", "control calls", "links", "relayed pieces"):
                 try:
                     told.judge(before)
                 except Exception as error:
