@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from peer.criterion import ACCURACY, Criterion
+
 
 @dataclass(frozen=True, kw_only=True)
 class PeerProgress:
@@ -14,8 +16,8 @@ class PeerProgress:
     """Completed rounds."""
     loss: float | None = None
     """Training loss of the last round."""
-    accuracy: float | None = None
-    """Of its own model on the common test set, a fraction; as of the last evaluation."""
+    figure: float | None = None
+    """Of its own model on the common test set, by the criterion of the run; as of the last evaluation."""
     payload_bytes: int = 0
     frame_bytes: int = 0
     socket_bytes: int | None = None
@@ -47,7 +49,9 @@ class Progress:
     peers: tuple[PeerProgress, ...] = ()
     ready: int | None = None
     """How many peers can begin; None where none is awaited any more."""
-    averaged_accuracy: float | None = None
+    criterion: Criterion = ACCURACY
+    """What models are compared by."""
+    averaged_figure: float | None = None
     consensus_distance: float | None = None
     virtual_s: float | None = None
     """Seconds on the virtual clock of a simulation."""
@@ -73,6 +77,7 @@ class Progress:
         return 4 * sum(peer.values for peer in self.peers) / payload if payload else None
 
     @property
-    def worst_accuracy(self) -> float | None:
-        known = [peer.accuracy for peer in self.peers if peer.accuracy is not None]
-        return min(known) if known and len(known) == len(self.peers) else None
+    def worst_figure(self) -> float | None:
+        """Of the worst peer, once all have been evaluated."""
+        known = [peer.figure for peer in self.peers if peer.figure is not None]
+        return self.criterion.worst(known) if known and len(known) == len(self.peers) else None

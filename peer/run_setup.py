@@ -20,6 +20,7 @@ from peer.compress.bound import BoundedCompressor
 from peer.compress.layout import Layout
 from peer.compress.modulo import Modulo
 from peer.config import Config, TrainingOptions
+from peer.criterion import Criterion
 from peer.errors import ConfigError
 from peer.gossip import topology
 from peer.gossip.base import Algorithm, AlgorithmSpec, NodeContext
@@ -49,6 +50,7 @@ from peer.train import tasks
 from peer.train.label_adjustment import declared_shares
 from peer.train.learning_rate import learning_rates, step_size_decay
 from peer.train.local_step import Trainer, check_data
+from peer.train.own_task import criteria_of
 from peer.train.partition import Manifest, OwnSamples, own_samples, partition
 from peer.train.task import Data, Task
 from peer.wire.last_codes import LastCodes
@@ -101,6 +103,16 @@ class RunSetup:
     @cached_property
     def spec(self) -> AlgorithmSpec:
         return algorithm_spec(self.config)
+
+    @cached_property
+    def criteria(self) -> tuple[Criterion, ...]:
+        """The figures of an evaluation, the one that models are compared by first."""
+        return criteria_of(self.task)
+
+    @property
+    def criterion(self) -> Criterion:
+        """What models are compared by."""
+        return self.criteria[0]
 
     @cached_property
     def variants(self) -> tuple[BoundedCompressor, ...]:

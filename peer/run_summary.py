@@ -13,12 +13,14 @@ from peer import __version__
 from peer.compress.layout import Layout
 from peer.compress.payload import FloatArray
 from peer.config import Config
+from peer.criterion import ACCURACY
 from peer.gossip.error_feedback import final_rounds_for
 from peer.run_plan import describe_compressor
 from peer.run_setup import RunSetup
 from peer.state.metrics import ConsensusRecord, EvaluationRecord, MetricsStore, Summary, measured
 from peer.train.baseline import single_process
-from peer.train.local_step import Evaluation
+from peer.train.evaluation import Evaluation
+from peer.train.own_task import criteria_of
 from peer.train.precision import precision_of
 
 
@@ -37,6 +39,7 @@ def describe_run(config: Config, setup: RunSetup, layout: Layout) -> Summary:
         parameters=layout.size,
         seconds=0.0,
         peer_names=names,
+        criteria={criterion.name: criterion.better for criterion in criteria_of(setup.task)},
         version=__version__,
         machine=machine_facts(),
     )
@@ -51,6 +54,7 @@ def evaluation_record(peer: int, done: int, split: str, found: Evaluation) -> Ev
         correct=tuple(int(n) for n in found.correct),
         total=tuple(int(n) for n in found.total),
         loss=found.loss,
+        metrics=dict(found.metrics),
     )
 
 
@@ -67,7 +71,7 @@ def consensus(done: int, models: Sequence[FloatArray]) -> ConsensusRecord:
 def finish_summary(
     summary: Summary, stores: Sequence[MetricsStore], config: Config, setup: RunSetup, *, baseline: bool
 ) -> None:
-    """Fill in what the metrics say, and the accuracy of one process trained on all data if wanted. Where
+    """Fill in what the metrics say, and the figures of one process trained on all data if wanted. Where
     `summary.members` names somebody, the accuracies are theirs alone."""
     files = [(store.rounds(), store.evaluations()) for store in stores]
     rounds = [record for rows, _ in files for record in rows]
@@ -99,14 +103,20 @@ def finish_summary(
     summary.seconds_per_round = max((r.time_s for r in last_of_peer.values()), default=0.0) / max(1, completed)
     newest = {record.peer: record for record in sorted(evaluations, key=lambda record: record.round)}
     own = [newest[peer] for peer in sorted(newest) if peer >= 0 and peer in (summary.members or newest)]
-    summary.peer_accuracy = [record.accuracy for record in own]
-    if -1 in newest:
-        summary.averaged_accuracy = newest[-1].accuracy
-    if own:
-        worst = min(own, key=lambda record: record.accuracy)
-        summary.class_accuracy = [c / n if n else 0.0 for c, n in zip(worst.correct, worst.total, strict=True)]
     kept = {record.peer: record for record in measured(files) if record.split == "holdout"}
-    summary.holdout_accuracy = [kept[peer].accuracy for peer in sorted(kept)]
+    holdouts = [kept[peer] for peer in sorted(kept)]
+    has_accuracy = ACCURACY.name in summary.criteria
+    if has_accuracy:
+        summary.peer_accuracy = [record.accuracy for record in own]
+        summary.holdout_accuracy = [record.accuracy for record in holdouts]
+    summary.peer_metrics, summary.holdout_metrics = _by_metric(own), _by_metric(holdouts)
+    if -1 in newest:
+        summary.averaged_accuracy = newest[-1].accuracy if has_accuracy else None
+        summary.averaged_metrics = dict(newest[-1].metrics)
+    compared = [(figure, record) for record in own if (figure := record.figure(summary.criterion)) is not None]
+    if compared and has_accuracy:
+        _, worst = min(compared, key=lambda each: summary.criterion.rank(each[0]))
+        summary.class_accuracy = [c / n if n else 0.0 for c, n in zip(worst.correct, worst.total, strict=True)]
     if distances:
         last = max(distances, key=lambda record: record.round)
         summary.consensus_distance = last.consensus_distance
@@ -114,11 +124,18 @@ def finish_summary(
         if last.model_norm > 0.0 and 0.0 <= contraction < 1.0:
             summary.rounds_to_consensus = final_rounds_for(last.consensus_distance, contraction, 1e-3 * last.model_norm)
     if baseline:
-        summary.single_process_accuracy = train_single_process(config, setup)
+        compare_with_single_process(summary, config, setup)
 
 
-def train_single_process(config: Config, setup: RunSetup) -> float:
-    """Return the accuracy of one process that trains on all data with the same schedule.
+def compare_with_single_process(summary: Summary, config: Config, setup: RunSetup) -> None:
+    """Fill in the figures of one process that trains on all data."""
+    found = train_single_process(config, setup)
+    summary.single_process_accuracy = found.accuracy if ACCURACY.name in summary.criteria else None
+    summary.single_process_metrics = dict(found.metrics)
+
+
+def train_single_process(config: Config, setup: RunSetup) -> Evaluation:
+    """Return how a model does that one process trains on all data with the same schedule.
 
     Its batch is that of all peers together, so that it sees as many samples as the whole run; it computes in full
     precision, so that the comparison shows what bfloat16 or 8 bits cost as well.
@@ -132,7 +149,14 @@ def train_single_process(config: Config, setup: RunSetup) -> float:
         device=config.peer.device,
         base=setup.base,
     )
-    return baseline.evaluation.accuracy
+    return baseline.evaluation
+
+
+def _by_metric(records: Sequence[EvaluationRecord]) -> dict[str, list[float]]:
+    """Return the figures of the peers by metric, of those that all of them have."""
+    names = records[0].metrics if records else ()
+    known = [name for name in names if all(name in record.metrics for record in records)]
+    return {name: [record.metrics[name] for record in records] for name in known}
 
 
 def machine_facts() -> dict[str, str]:

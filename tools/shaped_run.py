@@ -259,7 +259,7 @@ def run_shaped(
             return ShapedRun(
                 seconds=seconds,
                 links=list(links.values()),
-                accuracy=cluster.averaged_accuracy,
+                accuracy=cluster.averaged_figure,
                 settings=[
                     [float(r.fraction or r.bits or 0.0) for r in store.rounds()] for store in cluster.stores()[1:]
                 ],

@@ -6,7 +6,7 @@ import contextlib
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -133,7 +133,7 @@ def finish(summary: Summary, directory: Path | None, as_json: bool, *, interrupt
         report = write_report(directory)
     if as_json:
         places = {"directory": str(directory) if directory else None, "report": str(report) if report else None}
-        print_json(asdict(summary) | {"worst_accuracy": summary.worst_accuracy} | places)
+        print_json(summary.document() | places)
     else:
         from rich.console import Console
 

@@ -10,6 +10,7 @@ import click
 
 from peer.cli.app import INTERRUPTED, SottoCommand, StopOnSignal, print_json
 from peer.cli.options import job_options, json_option, load_job, peers_option
+from peer.criterion import ACCURACY, Criterion
 from peer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -55,12 +56,13 @@ def tune(
     """Find a good averaging rate η and learning rate γ for a configuration.
 
     Simulates the run with rates around the configured ones: many short runs, then fewer and longer ones, the last of
-    them in full length. Results are ranked by the accuracy of the worst peer, then by consensus distance. With strong
-    compression, accuracy rises with both rates up to a cliff, beyond which models collapse or diverge. The table shows
-    the cliff, and the chosen rates stay one step away from it. What is left of trials and time goes into longer runs of
-    the best points and into repetitions with other seeds. The last lines say how far the result can be trusted, and
-    whether the worst peer learned enough to be of use: at least 80 % of what one process with all data gains over
-    guessing. Runs are repeatable; how many there are depends on --trials and on the time that they take.
+    them in full length. Results are ranked by the accuracy of the worst peer, or by the first metric of your own task,
+    then by consensus distance. With strong compression, accuracy rises with both rates up to a cliff, beyond which
+    models collapse or diverge. The table shows the cliff, and the chosen rates stay one step away from it. What is left
+    of trials and time goes into longer runs of the best points and into repetitions with other seeds. The last lines
+    say how far the result can be trusted, and whether the worst peer learned enough to be of use: at least 80 % of what
+    one process with all data gains over guessing. Runs are repeatable; how many there are depends on --trials and on
+    the time that they take.
 
     \b
     Examples:
@@ -105,12 +107,16 @@ def _document(found: Tuning) -> dict[str, Any]:
         "safe": found.safe,
         "worst_accuracy": best.worst_accuracy,
         "averaged_accuracy": best.averaged_accuracy,
+        "criterion": found.criterion.name,
+        "worst_figure": best.worst_figure,
+        "averaged_figure": best.averaged_figure,
         "consensus_distance": best.consensus_distance,
         "seeds": list(found.repeats),
         "confidence": _confidence(found),
         "useful": found.is_useful,
         "guessing": found.guessing,
         "single_process_accuracy": found.single_process_accuracy,
+        "single_process_figure": found.single_process_figure,
         "next_best": None if found.next_best is None else _next_best(found, found.next_best),
         "rounds": best.rounds,
         "shortened": found.shortened,
@@ -130,15 +136,12 @@ def _next_best(found: Tuning, trial: Trial) -> dict[str, Any]:
 
 def _confidence(found: Tuning) -> str:
     """Return how far the chosen point can be trusted, in a sentence."""
-    from peer.report.numbers import percent
+    from peer.report.numbers import figure
 
-    seeds = found.repeats
+    seeds, criterion = found.repeats, found.criterion
     if len(seeds) < 2:
-        return (
-            "low confidence: one seed only, so a difference of a few points may be chance; raise --trials or"
-            " --budget-seconds"
-        )
-    text = f"{len(seeds)} seeds: worst peer {percent(min(seeds))} to {percent(max(seeds))}"
+        return "low confidence: one seed only, so a small difference may be chance; raise --trials or --budget-seconds"
+    text = f"{len(seeds)} seeds: worst peer {figure(criterion, min(seeds))} to {figure(criterion, max(seeds))}"
     others = found.next_best_repeats
     if not others or found.next_best is None:
         return f"{text}; no other safe point came close"
@@ -146,11 +149,21 @@ def _confidence(found: Tuning) -> str:
     gap = (sum(seeds[:common]) - sum(others[:common])) / common
     spread = max(max(seeds) - min(seeds), max(others) - min(others))
     rates = f"η {found.next_best.averaging_rate:g}, " if found.averages else ""
-    second = f"the next best ({rates}γ {found.next_best.learning_rate:g}) is {100 * gap:.1f} points lower on average"
-    verdict = (
-        "more than seeds differ by" if gap > spread else f"within the {100 * spread:.1f} points that seeds differ by"
+    if criterion.better == "lower":
+        gap = -gap
+    lower = "lower" if criterion.better == "higher" else "higher"
+    second = (
+        f"the next best ({rates}γ {found.next_best.learning_rate:g}) is {_amount(criterion, gap)} {lower} on average"
     )
+    within = f"within the {_amount(criterion, spread)} that seeds differ by"
+    verdict = "more than seeds differ by" if gap > spread else within
     return f"{text}; {second}, {verdict}"
+
+
+def _amount(criterion: Criterion, difference: float) -> str:
+    from peer.report.numbers import significant
+
+    return f"{100 * difference:.1f} points" if criterion == ACCURACY else significant(difference)
 
 
 def _print(found: Tuning, written: str | None, *, asked_to_write: bool) -> None:
@@ -170,8 +183,8 @@ def _print(found: Tuning, written: str | None, *, asked_to_write: bool) -> None:
     click.echo()
     click.echo(f"{_sentence(best)}; {len(found.trials)} trials in {found.seconds:.0f} s")
     click.echo(_confidence(found))
-    if found.is_useful and found.single_process_accuracy is not None:
-        click.echo(f"one process with all data: {100 * found.single_process_accuracy:.1f} %")
+    if found.is_useful:
+        click.echo(f"one process with all data: {_alone(found)}")
     if not found.safe:
         click.echo(
             f"not confirmed: {_REASONS[found.ended]}, so not all rates next to the chosen ones were run in full length"
@@ -184,14 +197,23 @@ def _print(found: Tuning, written: str | None, *, asked_to_write: bool) -> None:
         click.echo("nothing was written")
 
 
-def _of_no_use(found: Tuning) -> str:
-    from peer.report.numbers import percent
+def _alone(found: Tuning) -> str:
+    from peer.report.numbers import figure
 
-    guessing = "" if found.guessing is None else f" and guessing {percent(found.guessing)}"
+    own = found.criterion != ACCURACY
+    return figure(found.criterion, found.single_process_figure if own else found.single_process_accuracy)
+
+
+def _of_no_use(found: Tuning) -> str:
+    from peer.report.numbers import figure
+
+    untrained = "guessing" if found.criterion == ACCURACY else "the untrained model"
+    guessing = "" if found.guessing is None else f" and {untrained} {figure(found.criterion, found.guessing)}"
+    name = "" if found.criterion == ACCURACY else f"{found.criterion.name} "
     return (
-        f"no recommendation: in {found.best.rounds} rounds, no point brought the worst peer to a useful accuracy. It"
-        f" reached {percent(found.best.worst_accuracy)}, one process with all data"
-        f" {percent(found.single_process_accuracy)}{guessing}. Train longer (run.rounds), send more"
+        f"no recommendation: in {found.best.rounds} rounds, no point brought the worst peer to a useful model. It"
+        f" reached {name}{figure(found.criterion, found.best.worst)}, one process with all data"
+        f" {_alone(found)}{guessing}. Train longer (run.rounds), send more"
         " (compressor.fraction), or compare algorithms and graphs with `sotto plan`"
     )
 
@@ -205,14 +227,15 @@ _REASONS = {
 
 
 def _table(found: Tuning) -> Table:
-    """Return the worst peer's accuracy at each point, from its longest run: γ to the right, η upward."""
+    """Return the worst peer's figure at each point, from its longest run: γ to the right, η upward."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
+    unit = "%" if found.criterion == ACCURACY else found.criterion.name
     newest = found.newest()
     etas, gammas = sorted({eta for eta, _ in newest}, reverse=True), sorted({gamma for _, gamma in newest})
-    table = Table(box=box.SIMPLE_HEAD, title="worst peer, % (chosen: ◆, over the cliff: ✗)", title_style="bold")
+    table = Table(box=box.SIMPLE_HEAD, title=f"worst peer, {unit} (chosen: ◆, over the cliff: ✗)", title_style="bold")
     table.add_column("η \\ γ" if found.averages else "γ", justify="right", style="bold")
     for gamma in gammas:
         table.add_column(f"{gamma:g}", justify="right")
@@ -231,9 +254,11 @@ def _table(found: Tuning) -> Table:
 def _cell(found: Tuning, trial: Trial) -> Any:
     from rich.text import Text
 
-    if trial.verdict != "held" or trial.worst_accuracy is None:
+    from peer.report.numbers import significant
+
+    if trial.verdict != "held" or trial.worst is None:
         return Text("✗ " + trial.verdict, style="red")
-    text = f"{100 * trial.worst_accuracy:.1f}"
+    text = f"{100 * trial.worst:.1f}" if found.criterion == ACCURACY else significant(trial.worst)
     if trial is found.best:
         return Text(f"◆ {text}", style="bold green")
     if found.over_the_cliff(trial):
@@ -248,4 +273,5 @@ def _sentence(trial: Trial) -> str:
     if trial.verdict != "held":
         return f"{rates}  {trial.verdict}: {trial.reason}"
     distance = significant(trial.consensus_distance)
-    return f"{rates}  worst peer {percent(trial.worst_accuracy)}, consensus distance {distance}"
+    worst = percent(trial.worst_accuracy) if trial.worst_figure is None else significant(trial.worst_figure)
+    return f"{rates}  worst peer {worst}, consensus distance {distance}"

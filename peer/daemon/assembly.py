@@ -154,6 +154,7 @@ def _common_parts(local: LocalPeer) -> CommonParts:
             broadcast=neighbors.broadcast,
             on_news=runtime.wake,
             now=runtime.now,
+            criteria=local.setup.criteria,
         ),
         own=OwnEvaluation(local.index, local.trainer, splits, keep_in),
         divergence=Divergence(

@@ -17,13 +17,15 @@ import numpy as np
 
 from peer.compress.payload import FloatArray
 from peer.config import EvaluationOptions
+from peer.criterion import ACCURACY, Criterion
 from peer.daemon import notes
 from peer.node.evaluation_cadence import is_evaluated, is_shared
 from peer.rate_limits import Allowances
 from peer.run_summary import evaluation_record
 from peer.state.disk import writing
 from peer.state.metrics import EvaluationRecord
-from peer.train.local_step import Evaluation, Split
+from peer.train.evaluation import Evaluation
+from peer.train.local_step import Split
 
 log = logging.getLogger("sotto")
 
@@ -88,16 +90,20 @@ class Evaluations:
         broadcast: Callable[[str, bytes, int | None], None],
         on_news: Callable[[], None],
         now: Callable[[], float],
+        criteria: Sequence[Criterion] = (ACCURACY,),
     ) -> None:
         """`rounds`: how many the run has. `peers`: of whom something may be said. `is_up(peer)` returns whether there
         is a link to it. `broadcast(topic, note, besides)` tells the neighbours; `on_news` is called after each
-        evaluation that was not known. `now()` in seconds."""
+        evaluation that was not known. `now()` in seconds. `criteria`: the figures of an evaluation, the one that models
+        are compared by first."""
         self.newest: dict[tuple[int, str], EvaluationRecord] = {}
         """(peer, split) → newest known evaluation."""
         self._told_by: dict[tuple[int, str], int] = {}
         """(peer, split) → who said so; nobody for what was measured here or is known from before a restart."""
         self._peer, self._options, self._rounds = peer, options, rounds
         self._peers, self._samples, self._is_up = peers, samples, is_up
+        self.criteria = tuple(criteria)
+        self._metrics = [criterion.name for criterion in criteria if criterion != ACCURACY]
         self._broadcast, self._on_news, self._now = broadcast, on_news, now
         self._news = Allowances(**_NEWS)
         self._complained_of: set[int] = set()
@@ -126,7 +132,7 @@ class Evaluations:
 
     def heard(self, source: int, note: bytes) -> None:
         """Judge a note of a neighbour, and pass it on if it is news. Raises RemoteProtocolError for what is none."""
-        record = notes.decode_evaluation(note, self._rounds)
+        record = notes.decode_evaluation(note, self._rounds, self._metrics)
         if not notes.is_heeded(record.peer, source, own=self._peer, peers=self._peers, is_up=self._is_up):
             return
         if not self._samples.fit(record):
@@ -179,9 +185,11 @@ class Evaluations:
         return self.newest.get((self._peer, "test"))
 
     def worst(self) -> EvaluationRecord | None:
-        """Return the lowest newest accuracy on the common test set."""
-        tested = (record for (_, split), record in self.newest.items() if split == "test")
-        return min(tested, key=lambda record: record.accuracy, default=None)
+        """Return the newest evaluation on the common test set of the peer that does worst."""
+        tested = [record for (_, split), record in self.newest.items() if split == "test"]
+        criterion = self.criteria[0]
+        known = [(value, record) for record in tested if (value := record.figure(criterion)) is not None]
+        return min(known, key=lambda each: criterion.rank(each[0]))[1] if known else None
 
     def told_by(self, record: EvaluationRecord) -> int | None:
         """Return the neighbour that told of a known evaluation; None for what is known from this peer itself."""
@@ -222,10 +230,14 @@ class SampleCounts:
 
 def stored(record: EvaluationRecord) -> str:
     """Return an evaluation as checkpoints hold it."""
-    return json.dumps([record.peer, record.round, record.split, record.correct, record.total], separators=(",", ":"))
+    values = [record.peer, record.round, record.split, record.correct, record.total]
+    return json.dumps(values + [record.metrics] * bool(record.metrics), separators=(",", ":"))
 
 
 def parse_stored(text: str) -> EvaluationRecord:
     """Return what `stored` made. Raises ValueError or TypeError if it cannot be that."""
-    peer, round_, split, correct, total = json.loads(text)
-    return EvaluationRecord(peer=peer, round=round_, split=split, correct=tuple(correct), total=tuple(total))
+    peer, round_, split, correct, total, *rest = json.loads(text)
+    metrics = {str(name): float(value) for name, value in rest[0].items()} if rest else {}
+    return EvaluationRecord(
+        peer=peer, round=round_, split=split, correct=tuple(correct), total=tuple(total), metrics=metrics
+    )

@@ -133,6 +133,8 @@ class Exporter:
         yield _metric("gauge", "last_round_timestamp_seconds", help_, own, [({}, last_round_at)])
         help_ = "Accuracy of this peer's model on the common test set, from 0 to 1."
         yield _metric("gauge", "accuracy", help_, own, [({}, status["accuracy"])])
+        help_ = "A metric of the task, of this peer's model on the common test set."
+        yield _metric("gauge", "metric", help_, own, [({"metric": n}, v) for n, v in status["metrics"].items()])
         help_ = "Neighbours whose message the round under way lacks."
         waiting = None if "waiting_for" not in status else len(status["waiting_for"])
         yield _metric("gauge", "waiting_for", help_, own, [({}, waiting)])

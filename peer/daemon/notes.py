@@ -52,12 +52,18 @@ def encode_evaluation(record: EvaluationRecord) -> bytes:
     if len(correct) > MOST_CLASSES:
         correct, total = (sum(correct),), (sum(total),)
     return pb.EvaluationNote(
-        peer=record.peer, round=record.round, split=_SPLITS[record.split], correct=correct, total=total
+        peer=record.peer,
+        round=record.round,
+        split=_SPLITS[record.split],
+        correct=correct,
+        total=total,
+        metrics=record.metrics.values(),
     ).SerializeToString()
 
 
-def decode_evaluation(note: bytes, rounds: int) -> EvaluationRecord:
-    """Return what `encode_evaluation` made, in a run of so many rounds."""
+def decode_evaluation(note: bytes, rounds: int, metrics: Sequence[str] = ()) -> EvaluationRecord:
+    """Return what `encode_evaluation` made, in a run of so many rounds with a task of these `metrics`. Figures of
+    another number of metrics come from another version of the task's code, and are left out."""
     message = _parse(pb.EvaluationNote, note)
     split = _SPLIT_NAMES.get(message.split)
     if split is None:
@@ -68,7 +74,15 @@ def decode_evaluation(note: bytes, rounds: int) -> EvaluationRecord:
     if not all(c <= n <= _MOST_SAMPLES for c, n in zip(correct, total, strict=True)):
         raise RemoteProtocolError("told of an evaluation whose counts are none")
     _check_round(message.round, rounds)
-    return EvaluationRecord(peer=_peer(message.peer), round=message.round, split=split, correct=correct, total=total)
+    figures = message.metrics if len(message.metrics) == len(metrics) else ()
+    return EvaluationRecord(
+        peer=_peer(message.peer),
+        round=message.round,
+        split=split,
+        correct=correct,
+        total=total,
+        metrics=dict(zip(metrics, figures, strict=False)),
+    )
 
 
 def encode_divergence(peer: int, round_: int, reason: str) -> bytes:

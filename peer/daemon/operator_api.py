@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from peer import __version__
+from peer.criterion import ACCURACY
 from peer.daemon.divergence import Divergence
 from peer.daemon.evaluations import Evaluations
 from peer.daemon.local_peer import LocalPeer
@@ -78,8 +79,10 @@ class OperatorApi:
             "round": self._loop.round,
             "rounds": self._local.config.run.rounds,
             "loss": self._metrics.last_loss,
-            "accuracy": None if own is None else own.accuracy,
-            "worst": None if worst is None else self._claimed_accuracy(worst),
+            "accuracy": None if own is None else self._accuracy(own),
+            "metrics": {} if own is None else dict(own.metrics),
+            "criterion": self._evaluations.criteria[0].name,
+            "worst": None if worst is None else self._claimed(worst),
             "diverged": self._diverged(),
             "neighbors": len(links),
             "neighbors_up": sum(link.up for link in links.values()),
@@ -125,11 +128,20 @@ class OperatorApi:
             for name, link in named
         ]
 
-    def _claimed_accuracy(self, record: EvaluationRecord) -> dict[str, object]:
+    def _accuracy(self, record: EvaluationRecord) -> float | None:
+        """Return the accuracy of an evaluation; None where the task has metrics in its place."""
+        return record.accuracy if ACCURACY in self._evaluations.criteria else None
+
+    def _claimed(self, record: EvaluationRecord) -> dict[str, object]:
         """Return an evaluation, and who told of it: null for what was measured here, or known before a restart."""
         name, told_by = self._local.roster.name, self._evaluations.told_by(record)
         teller = None if told_by is None else name(told_by)
-        return {"peer": name(record.peer), "accuracy": record.accuracy, "told_by": teller}
+        return {
+            "peer": name(record.peer),
+            "accuracy": self._accuracy(record),
+            "metrics": dict(record.metrics),
+            "told_by": teller,
+        }
 
     def _diverged(self) -> list[dict[str, object]]:
         """Return what others say of peers that ended because they diverged."""

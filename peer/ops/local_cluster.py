@@ -32,7 +32,7 @@ from peer.ops.rollback import newest_common_round, put_back
 from peer.run_plan import refuse_errors, refuse_own_data, validate_config
 from peer.run_progress import PeerProgress, Progress
 from peer.run_setup import RunSetup
-from peer.run_summary import consensus, describe_run, evaluation_record, finish_summary, train_single_process
+from peer.run_summary import compare_with_single_process, consensus, describe_run, evaluation_record, finish_summary
 from peer.state.checkpoints import checkpoint_round, find_checkpoints, load_checkpoint
 from peer.state.disk import private_files, writing
 from peer.state.metrics import EvaluationRecord, LinkRecord, MetricsStore, Summary
@@ -135,7 +135,7 @@ class Cluster:
         self.central = MetricsStore(directory / "metrics.sqlite")
         """Figures over all peers: the averaged model's accuracy, the consensus distance."""
         self._evaluated: set[int] = set()
-        self.averaged_accuracy: float | None = None
+        self.averaged_figure: float | None = None
         self.consensus_distance: float | None = None
 
     def start(self) -> None:
@@ -333,7 +333,7 @@ class Cluster:
         sockets = [link.socket_bytes for link in links]
         self._seen[index] = dataclasses.replace(
             seen,
-            accuracy=own[-1].accuracy if own else seen.accuracy,
+            figure=own[-1].figure(self.setup.criterion) if own else seen.figure,
             socket_bytes=sum(size or 0 for size in sockets) if sockets and None not in sockets else None,
             neighbors=len(neighbors),
             neighbors_up=sum(link.up for link in links),
@@ -389,7 +389,7 @@ class Cluster:
         averaged = evaluation_record(-1, done, "test", self.trainer.evaluate(average(states), averaged=True))
         self.central.put(record, averaged)
         self.central.flush()
-        self.averaged_accuracy, self.consensus_distance = averaged.accuracy, record.consensus_distance
+        self.averaged_figure, self.consensus_distance = averaged.figure(self.setup.criterion), record.consensus_distance
         return averaged
 
 
@@ -436,7 +436,8 @@ def up(
                     rounds=config.run.rounds,
                     elapsed_s=time.monotonic() - started,
                     peers=tuple(peers),
-                    averaged_accuracy=cluster.averaged_accuracy,
+                    criterion=cluster.setup.criterion,
+                    averaged_figure=cluster.averaged_figure,
                     consensus_distance=cluster.consensus_distance,
                 )
             )
@@ -485,7 +486,7 @@ def up(
         finish_summary(summary, cluster.stores(), config, cluster.setup, baseline=False)
         if ended == "completed" and baseline:
             show("one process on all data", cluster.poll())
-            summary.single_process_accuracy = train_single_process(config, cluster.setup)
+            compare_with_single_process(summary, config, cluster.setup)
         with writing("summary.json"):
             summary.save(directory / "summary.json")
     except StateError:

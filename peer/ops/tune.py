@@ -12,8 +12,9 @@ logarithmic grid, followed by a climb at full length:
 4. with what is left of the budget: longer runs of the best where all runs had to be shortened, and then up to three
    safe points again with other seeds. The result is the safe point with the best mean over the same seeds.
 
-Points are compared by their worst peer. Short runs have the whole schedule of γ, warm-up included, in proportion. The
-same accuracies and durations of runs always lead to the same result.
+Points are compared by their worst peer: by its accuracy, or by the first metric of an own task (`gain_of`). Short runs
+have the whole schedule of γ, warm-up included, in proportion. The same figures and durations of runs always lead to
+the same result.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -34,6 +36,7 @@ from tomlkit.exceptions import TOMLKitError
 from peer import run_plan
 from peer.config import Config
 from peer.config_writer import write_bytes
+from peer.criterion import ACCURACY, Criterion
 from peer.errors import ConfigError, DataError, DivergenceError, SottoError
 from peer.run_setup import RunSetup
 from peer.run_summary import train_single_process
@@ -48,6 +51,13 @@ SCREENING, SHORTLIST = 1 / 8, 1 / 3
 
 SHORTEST = 20
 """Rounds; shorter runs tell nothing."""
+
+_HALVING = 0.1
+"""What half of a metric of which lower values are better counts for, where accuracies count as they are: an error that
+doubles is a collapse of ten points."""
+
+_WORST_GAIN = -0.99
+"""Of a figure that is no number; trials that did not hold are below it."""
 
 CLIFF_DROP = 0.1
 """A point with a larger η or γ than the best point of the same length collapsed if its worst peer is this far below, as
@@ -105,18 +115,33 @@ class Trial:
     worst_accuracy: float | None = None
     """Fraction of the test samples that the worst peer's model gets right."""
     averaged_accuracy: float | None = None
+    worst_figure: float | None = None
+    """Of the worst peer, by the first metric of an own task; None where there is none."""
+    averaged_figure: float | None = None
+    worst_gain: float | None = None
+    """What `worst_figure` counts for: see `gain_of`."""
     consensus_distance: float | None = None
     payload_bytes: int = 0
     """Of all peers."""
     seconds: float = 0.0
 
     @property
+    def gain(self) -> float | None:
+        """What the worst peer counts for; its accuracy where the task has no metrics."""
+        return self.worst_accuracy if self.worst_figure is None else self.worst_gain
+
+    @property
+    def worst(self) -> float | None:
+        """The worst peer's figure as it is shown."""
+        return self.worst_accuracy if self.worst_figure is None else self.worst_figure
+
+    @property
     def score(self) -> tuple[float, float]:
         """What trials of equal length are compared by: worst peer first, then consensus."""
-        if self.verdict != "held" or self.worst_accuracy is None:
+        if self.verdict != "held" or self.gain is None:
             return -1.0, -math.inf
         distance = self.consensus_distance
-        return round(self.worst_accuracy / RESOLUTION) * RESOLUTION, -math.inf if distance is None else -distance
+        return round(self.gain / RESOLUTION) * RESOLUTION, -math.inf if distance is None else -distance
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,15 +159,20 @@ class Tuning:
     """Whether these are shorter than the job, for want of time."""
     ended: Literal["done", "trials used up", "time used up", "stopped"]
     """How the search for a safe point ended; what is repeated after that does not count."""
+    criterion: Criterion = ACCURACY
+    """What trials are compared by."""
     repeats: tuple[float, ...] = ()
-    """Accuracies of the worst peer of the best point, one for each seed, in its longest runs."""
+    """Figures of the worst peer of the best point, one for each seed, in its longest runs."""
     next_best: Trial | None = None
     """The best of the other safe points, if one was run with the same seeds."""
     next_best_repeats: tuple[float, ...] = ()
     guessing: float | None = None
-    """Accuracy of a model that gives every class equally often; None where a task has no classes."""
+    """Accuracy of a model that gives every class equally often; None where a task has no classes. Where an own task has
+    metrics, the figure of the untrained model."""
     single_process_accuracy: float | None = None
     """Of one process with all data and the best γ that sees as many samples; None if there was no time for it."""
+    single_process_figure: float | None = None
+    """The same by the first metric of an own task."""
     trials: tuple[Trial, ...]
     """In the order in which they ran."""
     seconds: float
@@ -150,10 +180,15 @@ class Tuning:
     @property
     def is_useful(self) -> bool | None:
         """Whether the worst peer learned at least `USEFUL` of what one process learns; None where that is not known."""
-        worst, alone = self.best.worst_accuracy, self.single_process_accuracy
+        if self.criterion == ACCURACY:
+            worst, alone, guessing = self.best.worst_accuracy, self.single_process_accuracy, self.guessing or 0.0
+        elif self.guessing is None or self.single_process_figure is None:
+            return None
+        else:
+            worst, alone = self.best.gain, gain_of(self.criterion, self.single_process_figure, self.guessing)
+            guessing = gain_of(self.criterion, self.guessing, self.guessing)
         if worst is None or alone is None:
             return None
-        guessing = self.guessing or 0.0
         return worst - guessing >= USEFUL * (alone - guessing)
 
     def newest(self) -> dict[tuple[float, float], Trial]:
@@ -171,6 +206,20 @@ class Tuning:
         """Return whether a trial diverged, was refused, or collapsed."""
         same = [t for t in self.trials if (t.rounds, t.repeat) == (trial.rounds, trial.repeat)]
         return _is_over(trial, same)
+
+
+def gain_of(criterion: Criterion, figure: float, start: float) -> float:
+    """Return what a figure counts for, on the scale of accuracies. Figures of which higher values are better count as
+    they are; of others, each halving of `start`, that of the untrained model, counts for ten points."""
+    if not math.isfinite(figure):
+        return _WORST_GAIN
+    if criterion.better == "higher":
+        return max(_WORST_GAIN, figure)
+    if not math.isfinite(start):
+        start = 1.0
+    # Logarithms need an error; what may be below 0, such as a log-likelihood, has no halves.
+    gain = math.log2(start / figure) if min(start, figure) > 0 else (start - figure) / max(1.0, abs(start))
+    return max(_WORST_GAIN, _HALVING * gain)
 
 
 Run: TypeAlias = Callable[[float, float, int, int], Trial]
@@ -212,6 +261,7 @@ def tune(
         stop=stop,
         clock=clock,
     )
+    found = replace(found, criterion=simulated.criterion)
     # One process that sees as many samples as all peers takes no longer than they do together.
     fits = clock() + found.best.seconds <= deadline
     return simulated.compared(found) if fits and found.ended != "stopped" else found
@@ -512,8 +562,8 @@ class _Search:
                 if self._affords(2 + FINALISTS):
                     self.try_(point, self.full)
         for point in self._ranking(self.full):
-            accuracy = self.found[point, self.full].worst_accuracy or 0.0
-            if self.finalists and accuracy < (self.found[self.finalists[0], self.full].worst_accuracy or 0.0) - CLOSE:
+            gain = self.found[point, self.full].gain or 0.0
+            if self.finalists and gain < (self.found[self.finalists[0], self.full].gain or 0.0) - CLOSE:
                 return
             if point not in self.unsafe and not self._is_over(point) and self._is_safe(point):
                 self.finalists.append(point)
@@ -567,9 +617,9 @@ class _Search:
                     rounds=self.full,
                     shortened=self.full < self.rounds,
                     ended=self.ended,
-                    repeats=self._accuracies(best, rounds),
+                    repeats=self._worst(best, rounds),
                     next_best=None if second is None else self.found[second, rounds],
-                    next_best_repeats=() if second is None else self._accuracies(second, rounds),
+                    next_best_repeats=() if second is None else self._worst(second, rounds),
                     trials=tuple(self.trials),
                     seconds=self.clock() - self.started,
                 )
@@ -581,16 +631,17 @@ class _Search:
             f"{min(trial.learning_rate for trial in self.found.values()):g}; the last one: {reasons[-1]}"
         )
 
-    def _accuracies(self, point: Point, rounds: int) -> tuple[float, ...]:
-        """Return the worst peer's accuracy in each run of that length, the configured seed first."""
-        again = self.again.get(point, []) if rounds == self.full else []
-        trials = [self.found[point, rounds], *again]
-        return tuple(trial.worst_accuracy for trial in trials if trial.worst_accuracy is not None)
+    def _worst(self, point: Point, rounds: int) -> tuple[float, ...]:
+        """Return the worst peer's figure in each run of that length, the configured seed first."""
+        return tuple(trial.worst for trial in self._of_all_seeds(point, rounds) if trial.worst is not None)
+
+    def _of_all_seeds(self, point: Point, rounds: int) -> list[Trial]:
+        return [self.found[point, rounds], *(self.again.get(point, []) if rounds == self.full else [])]
 
     def _over_seeds(self, point: Point) -> tuple[float, float, int, int]:
         """Return what finalists are compared by: the mean over the seeds that all of them ran with."""
         common = 1 + min(len(self.again.get(other, ())) for other in self.finalists)
-        known = self._accuracies(point, self.full)[:common]
+        known = [t.gain for t in self._of_all_seeds(point, self.full) if t.gain is not None][:common]
         mean = sum(known) / len(known) if known else -1.0
         # Among equals the smaller distance, then the smaller rates, as for single runs.
         return round(mean / RESOLUTION) * RESOLUTION, self.found[point, self.full].score[1], -point[1], -point[0]
@@ -679,6 +730,19 @@ class _Simulated:
     clock: Callable[[], float]
     stacked: bool = True
 
+    @cached_property
+    def _untrained(self) -> tuple[Criterion, float | None]:
+        """What trials are compared by, and where it is a metric, that of the model that runs start from."""
+        setup = RunSetup.open(self.config, self.base, self.num_peers)
+        if setup.criterion == ACCURACY:
+            return ACCURACY, None
+        trainer = setup.trainer(0)
+        return setup.criterion, trainer.evaluate(trainer.initial_vector()).metrics[setup.criterion.name]
+
+    @property
+    def criterion(self) -> Criterion:
+        return self._untrained[0]
+
     def __call__(self, averaging_rate: float, learning_rate: float, rounds: int, repeat: int) -> Trial:
         """Return what came of a run with these rates, that many rounds and the seed of that repetition."""
         config = with_rates(self.config, averaging_rate, learning_rate, rounds, repeat)
@@ -692,11 +756,16 @@ class _Simulated:
             summary = self._simulate(config)
         except DivergenceError as error:
             return Trial(**given, verdict="diverged", reason=str(error), seconds=self.clock() - started)
+        criterion, start = self._untrained
+        worst = None if start is None else summary.worst(criterion)
         return Trial(
             **given,
             verdict="held" if summary.ended == "completed" else "cut off",
             worst_accuracy=summary.worst_accuracy,
             averaged_accuracy=summary.averaged_accuracy,
+            worst_figure=worst,
+            averaged_figure=None if start is None else summary.averaged(criterion),
+            worst_gain=None if start is None or worst is None else gain_of(criterion, worst, start),
             consensus_distance=summary.consensus_distance,
             payload_bytes=summary.payload_bytes,
             seconds=self.clock() - started,
@@ -707,9 +776,12 @@ class _Simulated:
         best = found.best
         config = with_rates(self.config, best.averaging_rate, best.learning_rate, best.rounds)
         setup = RunSetup.open(config, self.base, self.num_peers)
-        classes = setup.task.num_classes
         alone = train_single_process(config, setup)
-        return replace(found, guessing=1 / classes if classes else None, single_process_accuracy=alone)
+        criterion, start = self._untrained
+        if criterion != ACCURACY:
+            return replace(found, guessing=start, single_process_figure=alone.metrics[criterion.name])
+        classes = setup.task.num_classes
+        return replace(found, guessing=1 / classes if classes else None, single_process_accuracy=alone.accuracy)
 
     def _simulate(self, config: Config) -> Summary:
         cut = threading.Event()
@@ -757,11 +829,11 @@ def with_rates(config: Config, averaging_rate: float, learning_rate: float, roun
 
 
 def _is_over(trial: Trial, same_length: list[Trial]) -> bool:
-    if trial.verdict != "held" or trial.worst_accuracy is None:
+    if trial.verdict != "held" or trial.gain is None:
         return trial.verdict in ("diverged", "refused")
     best = max(same_length, key=lambda other: other.score)
     larger = trial.averaging_rate > best.averaging_rate or trial.learning_rate > best.learning_rate
-    return larger and trial.worst_accuracy < (best.worst_accuracy or 0.0) - CLIFF_DROP
+    return larger and trial.gain < (best.gain or 0.0) - CLIFF_DROP
 
 
 def _step(rate: float, steps: int) -> float:

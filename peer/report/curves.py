@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+from peer.criterion import ACCURACY, Criterion
 from peer.report.line_chart import Axis, Chart, Line, line_chart, smooth, thin_out
 from peer.report.numbers import short, short_duration, short_size
 from peer.report.run_data import RunData, mean
@@ -60,20 +62,25 @@ def measures(data: RunData) -> list[Against]:
     return result
 
 
-def accuracy_charts(data: RunData) -> list[Chart]:
-    """Return accuracy on the common test set against each measure."""
+def figure_charts(data: RunData, criterion: Criterion) -> list[Chart]:
+    """Return accuracy, or another figure, on the common test set against each measure."""
     rows = [row for row in data.evaluations if row.split == "test"]
     by_peer: dict[int, list[tuple[int, float]]] = {}
     for row in rows:
-        by_peer.setdefault(row.peer, []).append((row.round, row.accuracy))
+        value = row.figure(criterion)
+        if value is not None and math.isfinite(value):
+            by_peer.setdefault(row.peer, []).append((row.round, value))
     own = {peer: points for peer, points in by_peer.items() if peer >= 0}
     by_round: dict[int, list[float]] = {}
     for points in own.values():
-        for done, accuracy in points:
-            by_round.setdefault(done, []).append(accuracy)
+        for done, value in points:
+            by_round.setdefault(done, []).append(value)
     # A round that only some peers have finished says nothing about the worst of all.
-    worst = [(done, min(values)) for done, values in sorted(by_round.items()) if len(values) == len(own)]
-    single = data.summary.single_process_accuracy if data.summary is not None else None
+    worst = [(done, criterion.worst(values)) for done, values in sorted(by_round.items()) if len(values) == len(own)]
+    single = data.summary.single_process(criterion) if data.summary is not None else None
+    vertical = Axis(label=criterion.name, write=short)
+    if criterion == ACCURACY:
+        vertical = Axis(label="accuracy", write=_percent, low=_accuracy_floor(worst), high=1.0)
     charts = []
     for measure in measures(data):
         lines = [
@@ -87,15 +94,8 @@ def accuracy_charts(data: RunData) -> list[Chart]:
         if single is not None and ends:
             level = [(0.0, single), (max(ends), single)]
             lines.append(Line(label="one process, all data, full precision", points=level, style="baseline"))
-        low = _accuracy_floor(worst)
-        charts.append(
-            line_chart(
-                f"Accuracy by {measure.name}",
-                lines,
-                measure.axis,
-                Axis(label="accuracy", write=_percent, low=low, high=1.0),
-            )
-        )
+        name = criterion.name[:1].upper() + criterion.name[1:]
+        charts.append(line_chart(f"{name} by {measure.name}", lines, measure.axis, vertical))
     return charts
 
 

@@ -13,10 +13,11 @@ from html import escape
 from pathlib import Path
 
 from peer import __version__
+from peer.criterion import ACCURACY, Criterion
 from peer.errors import StateError
-from peer.report.curves import MOST_PEERS, accuracy_charts, health_charts, loss_charts
+from peer.report.curves import MOST_PEERS, figure_charts, health_charts, loss_charts
 from peer.report.line_chart import Chart
-from peer.report.numbers import MISSING, count, duration, percent, points, significant, size, times
+from peer.report.numbers import MISSING, count, difference, duration, figure, percent, significant, size, times
 from peer.report.run_data import RunData, load_run, mean
 from peer.report.style import STYLE
 from peer.report.summary_table import precision_name, reduction
@@ -44,11 +45,7 @@ def render(data: RunData) -> str:
     """Return the page."""
     sections = (
         ("figures", "Key figures", _key_figures(data)),
-        (
-            "accuracy",
-            "Accuracy",
-            _charts(data, accuracy_charts(data), "Every peer's own model on the common test set."),
-        ),
+        *(_figure_section(data, criterion) for criterion in _criteria(data)),
         (
             "loss",
             "Training loss",
@@ -79,6 +76,19 @@ def render(data: RunData) -> str:
     )
 
 
+def _criteria(data: RunData) -> list[Criterion]:
+    return data.summary.all_criteria if data.summary is not None else [ACCURACY]
+
+
+def _figure_section(data: RunData, criterion: Criterion) -> tuple[str, str, str]:
+    anchor = re.sub(r"[^a-z0-9]+", "-", criterion.name.lower()).strip("-") or "metric"
+    heading = criterion.name[:1].upper() + criterion.name[1:]
+    remark = "Every peer's own model on the common test set."
+    if criterion != ACCURACY:
+        anchor, remark = f"metric-{anchor}", f"{remark} {criterion.better.capitalize()} values are better."
+    return anchor, heading, _charts(data, figure_charts(data, criterion), remark)
+
+
 def _header(data: RunData) -> str:
     summary = data.summary
     parts = [f"<header><p class='kicker'>Run</p><h1>{escape(data.name)}</h1>"]
@@ -104,8 +114,7 @@ def _key_figures(data: RunData) -> str:
     if summary is None:
         return _missing("They are written when a run ends.")
     cards = [
-        _card("Worst peer", percent(summary.worst_accuracy), _against_single(summary)),
-        _card("Averaged model", percent(summary.averaged_accuracy), "Σ x over Σ u of all peers"),
+        *(_card(*each) for criterion in summary.all_criteria for each in _figure_cards(summary, criterion)),
         _card(
             "Payload",
             times(reduction(summary, summary.payload_bytes)),
@@ -137,11 +146,19 @@ def _key_figures(data: RunData) -> str:
     return f'<div class="cards">{"".join(cards)}</div>'
 
 
-def _against_single(summary: Summary) -> str:
-    single, worst = summary.single_process_accuracy, summary.worst_accuracy
-    if single is None or worst is None:
-        return "on the common test set"
-    return f"{points(worst - single)} points against one process on all data in full precision ({percent(single)})"
+def _figure_cards(summary: Summary, criterion: Criterion) -> list[tuple[str, str, str]]:
+    single, worst = summary.single_process(criterion), summary.worst(criterion)
+    against = "on the common test set"
+    if single is not None and worst is not None:
+        against = (
+            f"{difference(criterion, worst - single)} against one process on all data in full precision"
+            f" ({figure(criterion, single)})"
+        )
+    name = "" if criterion == ACCURACY else f", {criterion.name}"
+    return [
+        (f"Worst peer{name}", figure(criterion, worst), against),
+        (f"Averaged model{name}", figure(criterion, summary.averaged(criterion)), "Σ x over Σ u of all peers"),
+    ]
 
 
 def _card(label: str, figure: str, note: str) -> str:
@@ -163,7 +180,7 @@ def _charts(data: RunData, charts: Sequence[Chart], note: str = "") -> str:
 
 def _classes(data: RunData) -> str:
     worst = _worst_evaluation(data)
-    if worst is None or len(worst.total) < 2:
+    if worst is None or len(worst.total) < 2 or ACCURACY not in _criteria(data):
         return _missing("No accuracy by class was recorded.")
     rows = []
     for index, (right, total) in enumerate(zip(worst.correct, worst.total, strict=True)):
@@ -177,8 +194,9 @@ def _classes(data: RunData) -> str:
 
 
 def _worst_evaluation(data: RunData) -> EvaluationRecord | None:
-    newest = _newest(data, "test")
-    return min(newest.values(), key=lambda row: row.accuracy) if newest else None
+    criterion = _criteria(data)[0]
+    known = [(value, row) for row in _newest(data, "test").values() if (value := row.figure(criterion)) is not None]
+    return min(known, key=lambda each: criterion.rank(each[0]))[1] if known else None
 
 
 def _newest(data: RunData, split: str) -> dict[int, EvaluationRecord]:
@@ -190,8 +208,9 @@ def _peers(data: RunData) -> str:
     if not data.peers:
         return _missing("No peer has recorded a round.")
     test, holdout = _newest(data, "test"), _newest(data, "holdout")
-    heads = ["peer", "rounds", "loss", "test accuracy"]
-    heads += ["hold-out accuracy"] if holdout else []
+    criteria = _criteria(data)
+    heads = ["peer", "rounds", "loss", *(f"test {c.name.removeprefix('test ')}" for c in criteria)]
+    heads += [f"hold-out {c.name.removeprefix('test ')}" for c in criteria] if holdout else []
     heads += ["payload", "frames", "bits a parameter", "late neighbours", "repairs", "u"]
     rows = []
     for peer in data.peers[:MOST_ROWS]:
@@ -202,10 +221,10 @@ def _peers(data: RunData) -> str:
             data.peer_name(peer),
             count(records[-1].round + 1) if records else MISSING,
             significant(mean(losses)) if losses else MISSING,
-            percent(test[peer].accuracy) if peer in test else MISSING,
+            *(figure(c, test[peer].figure(c)) if peer in test else MISSING for c in criteria),
         ]
         if holdout:
-            cells.append(percent(holdout[peer].accuracy) if peer in holdout else MISSING)
+            cells += [figure(c, holdout[peer].figure(c)) if peer in holdout else MISSING for c in criteria]
         cells += [
             size(payload),
             size(sum(r.frame_bytes for r in records)),

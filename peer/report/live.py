@@ -5,6 +5,7 @@ Both write to stderr, so that stdout stays free for results, and take `Progress`
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -17,7 +18,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from peer.report.numbers import MISSING, duration, percent, significant, size, times
+from peer.criterion import ACCURACY, Criterion
+from peer.report.numbers import MISSING, duration, figure, significant, size, times
 from peer.run_progress import PeerProgress, Progress
 
 LINE_EVERY_S = 5.0
@@ -115,10 +117,10 @@ def line(progress: Progress) -> str:
         losses = [peer.loss for peer in progress.peers if peer.loss is not None]
         if losses:
             parts.append(f"loss {significant(sum(losses) / len(losses))}")
-        if progress.worst_accuracy is not None:
-            parts.append(f"worst peer {percent(progress.worst_accuracy)}")
-        if progress.averaged_accuracy is not None:
-            parts.append(f"averaged {percent(progress.averaged_accuracy)}")
+        if progress.worst_figure is not None:
+            parts.append(f"worst peer {_compared(progress, progress.worst_figure)}")
+        if progress.averaged_figure is not None:
+            parts.append(f"averaged {_compared(progress, progress.averaged_figure)}")
         if progress.payload_bytes:
             parts.append(f"sent {size(progress.payload_bytes)} ({times(progress.reduction)} less)")
         troubled = [f"{peer.name} {peer.state}" for peer in progress.peers if peer.state in {"diverged", "lost"}]
@@ -159,8 +161,8 @@ def _header(progress: Progress) -> RenderableType:
         cells.append(Text(f"about {duration(remaining)} left", style="dim"))
     grid.add_row(*cells)
     figures = [
-        ("worst peer", percent(progress.worst_accuracy)),
-        ("averaged", percent(progress.averaged_accuracy)),
+        ("worst peer", _compared(progress, progress.worst_figure)),
+        ("averaged", _compared(progress, progress.averaged_figure)),
         ("consensus distance", significant(progress.consensus_distance)),
         (
             "sent",
@@ -168,10 +170,16 @@ def _header(progress: Progress) -> RenderableType:
         ),
     ]
     text = Text()
-    for label, figure in figures:
-        if figure != MISSING:
-            text.append(f"{label} ", style="dim").append(figure, style="bold").append("   ")
+    for label, written in figures:
+        if written != MISSING:
+            text.append(f"{label} ", style="dim").append(written, style="bold").append("   ")
     return Group(grid, text) if text.plain else grid
+
+
+def _compared(progress: Progress, value: float | None) -> str:
+    """Return a figure that models are compared by; the unit or the name says which it is."""
+    written = figure(progress.criterion, value)
+    return written if progress.criterion == ACCURACY or value is None else f"{progress.criterion.name} {written}"
 
 
 def _remaining_s(progress: Progress) -> float | None:
@@ -183,11 +191,15 @@ def _remaining_s(progress: Progress) -> float | None:
 
 def _peer_table(progress: Progress, width: int) -> RenderableType:
     heard = any(peer.heard for peer in progress.peers)
-    columns = [column for column in _COLUMNS if width >= column.min_width and (heard or column.heading != "heard")]
+    columns = [
+        column
+        for column in _columns(progress.criterion)
+        if width >= column.min_width and (heard or column.heading != "heard")
+    ]
     table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 1))
     for column in columns:
         table.add_column(column.heading, justify=column.justify, no_wrap=True)
-    rows = select_rows(progress.peers)
+    rows = select_rows(progress.peers, progress.criterion)
     for peer in rows:
         table.add_row(*(column.cell(peer) for column in columns))
     if len(rows) < len(progress.peers):
@@ -210,22 +222,23 @@ def _neighbors(peer: PeerProgress) -> Text:
     return Text(f"{peer.neighbors_up}/{peer.neighbors}", style="yellow" if missed else "")
 
 
-_COLUMNS = (
-    _Column("peer", lambda peer: Text(peer.name), justify="left"),
-    _Column("round", lambda peer: str(peer.round)),
-    _Column("loss", lambda peer: significant(peer.loss)),
-    _Column("accuracy", lambda peer: percent(peer.accuracy)),
-    _Column("payload", lambda peer: size(peer.payload_bytes)),
-    _Column("frames", lambda peer: size(peer.frame_bytes), min_width=90),
-    _Column("socket", lambda peer: size(peer.socket_bytes), min_width=70),
-    _Column("neighbours", _neighbors),
-    _Column("heard", lambda peer: f"{peer.heard}/{peer.awaited}", min_width=100),
-    _Column("state", lambda peer: Text(peer.state, style=_STATE_STYLES.get(peer.state, "")), justify="left"),
-)
+def _columns(criterion: Criterion) -> tuple[_Column, ...]:
+    return (
+        _Column("peer", lambda peer: Text(peer.name), justify="left"),
+        _Column("round", lambda peer: str(peer.round)),
+        _Column("loss", lambda peer: significant(peer.loss)),
+        _Column(criterion.name, lambda peer: figure(criterion, peer.figure)),
+        _Column("payload", lambda peer: size(peer.payload_bytes)),
+        _Column("frames", lambda peer: size(peer.frame_bytes), min_width=90),
+        _Column("socket", lambda peer: size(peer.socket_bytes), min_width=70),
+        _Column("neighbours", _neighbors),
+        _Column("heard", lambda peer: f"{peer.heard}/{peer.awaited}", min_width=100),
+        _Column("state", lambda peer: Text(peer.state, style=_STATE_STYLES.get(peer.state, "")), justify="left"),
+    )
 
 
-def select_rows(peers: Sequence[PeerProgress]) -> list[PeerProgress]:
-    """Return all peers; of too many those in trouble, the slowest and the least accurate."""
+def select_rows(peers: Sequence[PeerProgress], criterion: Criterion = ACCURACY) -> list[PeerProgress]:
+    """Return all peers; of too many those in trouble, the slowest and the worst."""
     if len(peers) <= MAX_ROWS:
         return list(peers)
 
@@ -233,7 +246,7 @@ def select_rows(peers: Sequence[PeerProgress]) -> list[PeerProgress]:
         return (
             peer.state not in {"diverged", "lost"},
             peer.round,
-            peer.accuracy if peer.accuracy is not None else 2.0,
+            criterion.rank(peer.figure) if peer.figure is not None else math.inf,
         )
 
     chosen = {id(peer) for peer in sorted(peers, key=urgency)[:MAX_ROWS]}

@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
+from peer.criterion import ACCURACY, Criterion
+
 MISSING = "–"
+
+
+def figure(criterion: Criterion, value: float | None) -> str:
+    """Return an accuracy as "95.1 %", any other figure as a number."""
+    return percent(value) if criterion == ACCURACY else significant(value)
+
+
+def difference(criterion: Criterion, value: float) -> str:
+    """Return the difference of two figures with its sign: "−2.5 points" of accuracies, "−0.0120" of others."""
+    if criterion == ACCURACY:
+        return f"{points(value)} points"
+    return f"{'−' if value < 0 else '+'}{significant(abs(value))}"
 
 
 def percent(fraction: float | None, digits: int = 1) -> str:

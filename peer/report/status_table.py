@@ -10,6 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from peer.criterion import ACCURACY
 from peer.report.numbers import MISSING, percent, significant, size
 
 
@@ -21,11 +22,12 @@ def status_table(answers: Sequence[Mapping[str, Any]]) -> RenderableType:
     # Only peers of an asynchronous run have a staleness. Eighty columns have no room for both.
     asynchronous = any("staleness" in answer for answer in answers)
     varying = ["staleness"] if asynchronous else ["payload"]
-    for heading in ["round", "loss", "accuracy", *varying, "socket", "links"]:
+    compared_by = next((str(answer["criterion"]) for answer in answers if "criterion" in answer), ACCURACY.name)
+    for heading in ["round", "loss", compared_by, *varying, "socket", "links"]:
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("state", no_wrap=True)
     for answer in answers:
-        table.add_row(*_cells(answer, asynchronous))
+        table.add_row(*_cells(answer, compared_by, asynchronous))
     errors = [Text(f"{_name(answer)}: {answer['error']}", style="red") for answer in answers if "error" in answer]
     return Group(table, *_diverged(answers), *errors, *_offenders(answers))
 
@@ -41,14 +43,16 @@ def _offenders(answers: Sequence[Mapping[str, Any]]) -> list[Text]:
     return lines + [Text(f"{name}: {sentence}") for name, sentence in advice.items()]
 
 
-def _cells(answer: Mapping[str, Any], asynchronous: bool) -> list[RenderableType]:
+def _cells(answer: Mapping[str, Any], compared_by: str, asynchronous: bool) -> list[RenderableType]:
     round_, rounds = answer.get("round"), answer.get("rounds")
     neighbors, neighbors_up = answer.get("neighbors"), answer.get("neighbors_up")
     return [
         Text(_name(answer)),
         MISSING if round_ is None else f"{round_}" + (f"/{rounds}" if rounds is not None else ""),
         significant(answer.get("loss")),
-        percent(answer.get("accuracy")),
+        percent(answer.get("accuracy"))
+        if compared_by == ACCURACY.name
+        else significant(answer.get("metrics", {}).get(compared_by)),
         significant(answer.get("staleness")) if asynchronous else size(answer.get("payload_bytes")),
         size(answer.get("socket_bytes")),
         MISSING if neighbors is None else f"{neighbors_up}/{neighbors}",

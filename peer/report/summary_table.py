@@ -9,7 +9,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from peer.report.numbers import MISSING, count, duration, percent, points, significant, size, times
+from peer.criterion import ACCURACY, Criterion
+from peer.report.numbers import MISSING, count, difference, duration, figure, percent, significant, size, times
 from peer.state.metrics import Summary
 
 MAX_PEERS = 16
@@ -26,7 +27,7 @@ def summary_table(summary: Summary) -> RenderableType:
     if summary.ended != "completed":
         parts.append(Text(f"ended early: {summary.ended}", style="bold red"))
     grid = Table.grid(padding=(0, 2))
-    grid.add_row(_accuracy(summary), _traffic(summary))
+    grid.add_row(Group(*(_figures(summary, criterion) for criterion in summary.all_criteria)), _traffic(summary))
     parts.extend([Text(), grid, Text()])
     return Group(*parts)
 
@@ -43,28 +44,29 @@ def reduction(summary: Summary, num_bytes: int | None) -> float | None:
     return summary.full_precision_payload_bytes / num_bytes
 
 
-def _accuracy(summary: Summary) -> Table:
-    table = _table("test accuracy", "")
-    named = list(zip(_names(summary), summary.peer_accuracy, strict=False))
-    worst = summary.worst_accuracy
-    if len(named) <= MAX_PEERS:
-        for name, accuracy in named:
-            table.add_row(Text(name), percent(accuracy))
-    else:
-        ordered = sorted(summary.peer_accuracy)
-        table.add_row("median peer", percent(ordered[len(ordered) // 2]))
-        table.add_row("best peer", percent(ordered[-1]))
-    table.add_section()
-    table.add_row("worst peer", percent(worst), style="bold")
-    if len(summary.class_accuracy) > 1:
+def _figures(summary: Summary, criterion: Criterion) -> Table:
+    """Return one figure of all models. Only what they are compared by has a row for each peer."""
+    table = _table("test accuracy" if criterion == ACCURACY else criterion.name, "")
+    figures, worst, single = summary.of_peers(criterion), summary.worst(criterion), summary.single_process(criterion)
+    ordered = sorted(figures, key=criterion.rank)
+    if criterion == summary.criterion and len(figures) <= MAX_PEERS:
+        for name, value in zip(_names(summary), figures, strict=False):
+            table.add_row(Text(name), figure(criterion, value))
+        table.add_section()
+    elif figures:
+        table.add_row("median peer", figure(criterion, ordered[len(ordered) // 2]))
+        table.add_row("best peer", figure(criterion, ordered[-1]))
+        table.add_section()
+    table.add_row("worst peer", figure(criterion, worst), style="bold")
+    if criterion == ACCURACY and len(summary.class_accuracy) > 1:
         lowest = min(range(len(summary.class_accuracy)), key=summary.class_accuracy.__getitem__)
         table.add_row(f"its class {lowest}, its lowest", percent(summary.class_accuracy[lowest]))
-    if summary.holdout_accuracy:
-        table.add_row("worst on its own hold-out", percent(min(summary.holdout_accuracy)))
-    table.add_row("averaged model", percent(summary.averaged_accuracy), style="bold")
-    table.add_row("one process, float32", percent(summary.single_process_accuracy))
-    if worst is not None and summary.single_process_accuracy is not None:
-        table.add_row("worst − one process", f"{points(worst - summary.single_process_accuracy)} pts")
+    if holdouts := summary.of_holdouts(criterion):
+        table.add_row("worst on its own hold-out", figure(criterion, criterion.worst(holdouts)))
+    table.add_row("averaged model", figure(criterion, summary.averaged(criterion)), style="bold")
+    table.add_row("one process, float32", figure(criterion, single))
+    if worst is not None and single is not None:
+        table.add_row("worst − one process", difference(criterion, worst - single).replace("points", "pts"))
     return table
 
 

@@ -29,7 +29,8 @@ from peer.run_summary import consensus, evaluation_record
 from peer.simulate.network import Agenda, LinkModel, VirtualNetwork
 from peer.simulate.rows import StackedRows
 from peer.state.metrics import ConsensusRecord, EvaluationRecord, LinkRecord, MetricsStore
-from peer.train.local_step import Evaluation, Trainer
+from peer.train.evaluation import Evaluation
+from peer.train.local_step import Trainer
 from peer.train.threads import use_one_thread
 
 MODELS_EVALUATED_MAX = 64
@@ -111,7 +112,7 @@ class VirtualRun(ABC, Generic[AnyParticipant]):
         """(sender, receiver) → frames, payload bytes, frame bytes."""
         self._totals = [_Totals() for _ in range(num_peers)]
         self.now = 0.0
-        self.averaged_accuracy: float | None = None
+        self.averaged_figure: float | None = None
         self.last_consensus: float | None = None
 
     @abstractmethod
@@ -167,14 +168,15 @@ class VirtualRun(ABC, Generic[AnyParticipant]):
             rounds=self.config.run.rounds,
             elapsed_s=elapsed_s,
             virtual_s=self.now,
-            averaged_accuracy=self.averaged_accuracy,
+            criterion=self.setup.criterion,
+            averaged_figure=self.averaged_figure,
             consensus_distance=self.last_consensus,
             peers=tuple(
                 PeerProgress(
                     name=f"peer-{peer}",
                     round=self.participants[peer].round,
                     loss=self._totals[peer].loss,
-                    accuracy=self._totals[peer].accuracy,
+                    figure=self._totals[peer].figure,
                     payload_bytes=self._totals[peer].payload_bytes,
                     frame_bytes=self._totals[peer].frame_bytes,
                     values=self._totals[peer].values,
@@ -239,13 +241,14 @@ class VirtualRun(ABC, Generic[AnyParticipant]):
         record = consensus(done, models)
         self.last_consensus = record.consensus_distance
         found = self.trainer.evaluate(averaged, averaged=True)
-        self.averaged_accuracy = found.accuracy
-        records: list[EvaluationRecord | ConsensusRecord] = [record, evaluation_record(-1, done, "test", found)]
+        averaged_record = evaluation_record(-1, done, "test", found)
+        self.averaged_figure = averaged_record.figure(self.setup.criterion)
+        records: list[EvaluationRecord | ConsensusRecord] = [record, averaged_record]
         step = max(1, -(-self.num_peers // MODELS_EVALUATED_MAX))
         for peer in range(0, self.num_peers, step):
-            found = self._evaluate_peer(peer, models[peer])
-            self._totals[peer].accuracy = found.accuracy
-            records.append(evaluation_record(peer, done, "test", found))
+            own = evaluation_record(peer, done, "test", self._evaluate_peer(peer, models[peer]))
+            self._totals[peer].figure = own.figure(self.setup.criterion)
+            records.append(own)
         if self._rows is None:
             for peer, participant in enumerate(self.participants):
                 if len(self.setup.manifest.holdout[peer]) and isinstance(participant.local_steps, Trainer):
@@ -268,7 +271,7 @@ class _Totals:
     """Running figures of one peer, for the live view."""
 
     loss: float | None = None
-    accuracy: float | None = None
+    figure: float | None = None
     payload_bytes: int = 0
     frame_bytes: int = 0
     values: int = 0

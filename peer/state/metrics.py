@@ -10,11 +10,12 @@ from __future__ import annotations
 import contextlib
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from peer.criterion import ACCURACY, Better, Criterion
 from peer.errors import StateError
 from peer.round_record import RoundRecord
 from peer.state.disk import cannot_be_written
@@ -32,11 +33,17 @@ class EvaluationRecord:
     """For each class; one entry where the task has no classes."""
     total: tuple[int, ...]
     loss: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """The task's own, by name."""
 
     @property
     def accuracy(self) -> float:
         """Fraction in [0, 1]."""
         return sum(self.correct) / max(1, sum(self.total))
+
+    def figure(self, criterion: Criterion) -> float | None:
+        """Return the accuracy or metric of that name; None where it is not known."""
+        return self.accuracy if criterion == ACCURACY else self.metrics.get(criterion.name)
 
 
 def measured(
@@ -123,19 +130,27 @@ class Summary:
     parameters: int
     seconds: float
     peer_names: list[str] = field(default_factory=list)
+    criteria: dict[str, Better] = field(default_factory=lambda: {ACCURACY.name: ACCURACY.better})
+    """The figures that models are measured by, and which values are better. The first is the one that they are compared
+    by."""
     peer_accuracy: list[float] = field(default_factory=list)
-    """Of each peer's de-biased model on the common test set, fractions."""
+    """Of each peer's de-biased model on the common test set, fractions; empty where a task has metrics in its place."""
+    peer_metrics: dict[str, list[float]] = field(default_factory=dict)
+    """The same of the task's own metrics, by name."""
     members: list[int] = field(default_factory=list)
     """Numbers of the peers whose accuracies these are, where not all that ever took part were there in the end."""
     averaged_accuracy: float | None = None
+    averaged_metrics: dict[str, float] = field(default_factory=dict)
     precision: str = "float32"
     """In which the peers trained: float32 or int8."""
     single_process_accuracy: float | None = None
     """One process trained in full precision on all data with the same schedule."""
+    single_process_metrics: dict[str, float] = field(default_factory=dict)
     class_accuracy: list[float] = field(default_factory=list)
     """Of the worst peer, for each class."""
     holdout_accuracy: list[float] = field(default_factory=list)
     """Of each peer's model on its own hold-out split, fractions; empty without hold-outs."""
+    holdout_metrics: dict[str, list[float]] = field(default_factory=dict)
     consensus_distance: float | None = None
     rounds_to_consensus: int | None = None
     """Rounds of full-precision gossip that would bring that distance below 0.1 % of the model's norm (SCSP's rule)."""
@@ -169,9 +184,47 @@ class Summary:
     def worst_accuracy(self) -> float | None:
         return min(self.peer_accuracy) if self.peer_accuracy else None
 
+    @property
+    def criterion(self) -> Criterion:
+        """What models are compared by."""
+        return next(iter(self.all_criteria))
+
+    @property
+    def all_criteria(self) -> list[Criterion]:
+        return [Criterion(name, better) for name, better in self.criteria.items()]
+
+    def of_peers(self, criterion: Criterion) -> list[float]:
+        """Return the figure of each peer's model, as `peer_accuracy`."""
+        return self.peer_accuracy if criterion == ACCURACY else self.peer_metrics.get(criterion.name, [])
+
+    def of_holdouts(self, criterion: Criterion) -> list[float]:
+        """Return the figure of each peer's model on its hold-out, as `holdout_accuracy`."""
+        return self.holdout_accuracy if criterion == ACCURACY else self.holdout_metrics.get(criterion.name, [])
+
+    def worst(self, criterion: Criterion) -> float | None:
+        """Return the figure of the worst peer's model."""
+        figures = self.of_peers(criterion)
+        return criterion.worst(figures) if figures else None
+
+    def averaged(self, criterion: Criterion) -> float | None:
+        """Return the figure of the averaged model."""
+        return self.averaged_accuracy if criterion == ACCURACY else self.averaged_metrics.get(criterion.name)
+
+    def single_process(self, criterion: Criterion) -> float | None:
+        """Return the figure of one process trained on all data."""
+        if criterion == ACCURACY:
+            return self.single_process_accuracy
+        return self.single_process_metrics.get(criterion.name)
+
+    def document(self) -> dict[str, Any]:
+        """Return what is written as JSON."""
+        own = [criterion for criterion in self.all_criteria if criterion != ACCURACY]
+        worst = {"worst_metrics": {criterion.name: self.worst(criterion) for criterion in own}}
+        return asdict(self) | {"worst_accuracy": self.worst_accuracy} | worst
+
     def save(self, path: Path) -> None:
         """Write as JSON."""
-        path.write_text(json.dumps(asdict(self) | {"worst_accuracy": self.worst_accuracy}, indent=2) + "\n")
+        path.write_text(json.dumps(self.document(), indent=2) + "\n")
 
     @classmethod
     def load(cls, path: Path) -> Summary:
@@ -215,7 +268,7 @@ class MetricsStore:
         """Insert or replace rows."""
         for record in records:
             table = next(name for name, (kind, _) in _TABLES.items() if kind is type(record))
-            values = [json.dumps(v) if isinstance(v, tuple) else v for v in _values(record)]
+            values = [json.dumps(v) if isinstance(v, tuple | dict) else v for v in _values(record)]
             columns = ", ".join(f'"{item.name}"' for item in fields(record))
             marks = ", ".join("?" * len(values))
             with _writing(self._name):
@@ -272,6 +325,9 @@ class MetricsStore:
             for name in ("correct", "total"):
                 if name in values:
                     values[name] = tuple(json.loads(values[name]))
+            if "metrics" in values:
+                # A file of an earlier release has none.
+                values["metrics"] = json.loads(values["metrics"] or "{}")
             result.append(record(**values))
         return result
 

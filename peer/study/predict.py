@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 
 from peer.config import Config
+from peer.criterion import ACCURACY
 from peer.gossip.base import Memory
 from peer.gossip.topology import Schedule
 from peer.links.profiles import Profile
@@ -96,7 +97,8 @@ def rounds_to_target(config: Config, num_peers: int, accuracy: float) -> int | N
     stop = threading.Event()
 
     def look(progress: Progress) -> None:
-        if progress.averaged_accuracy is not None and progress.averaged_accuracy >= accuracy:
+        averaged = progress.averaged_figure
+        if progress.criterion == ACCURACY and averaged is not None and averaged >= accuracy:
             stop.set()
 
     with tempfile.TemporaryDirectory(prefix="sotto-target-") as name:

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from peer.config import TrainingOptions
-from peer.train.local_step import Evaluation, Trainer, Vector
+from peer.train.evaluation import Evaluation
+from peer.train.local_step import Trainer, Vector
 from peer.train.task import Task
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 
 from peer.errors import DataError
 from peer.train.layers import FULL_PRECISION, Layers
+from peer.train.metrics import Metric
 from peer.train.precision import Precision, no_eight_bits, takes_layers
 from peer.train.task import Data
 
@@ -90,16 +91,24 @@ class ImageData:
         return ImageData(self._images.to(device), self._labels, mean=self._mean, std=self._std)
 
 
+def logits_of(model: torch.nn.Module, batch: Batch | dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the model's logits float32[b, classes] and the targets, which come last in a batch; what precedes them are
+    the model's arguments, of a dict its keyword arguments."""
+    if isinstance(batch, dict):
+        *names, last = batch
+        return model(**{name: batch[name] for name in names}), batch[last]
+    *inputs, targets = batch
+    return model(*inputs), targets
+
+
 def cross_entropy(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
     """Return the mean cross-entropy of the model's logits against the targets."""
-    *inputs, targets = batch
-    return torch.nn.functional.cross_entropy(model(*inputs), targets)
+    return torch.nn.functional.cross_entropy(*logits_of(model, batch))
 
 
 def most_likely_is_right(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
     """Return bool[b]: whether the largest logit is that of the target."""
-    *inputs, targets = batch
-    logits: torch.Tensor = model(*inputs)
+    logits, targets = logits_of(model, batch)
     return logits.argmax(dim=1) == targets
 
 
@@ -119,6 +128,10 @@ class Classification:
     """Changes a training batch, with `uniforms: float32[b, 4]` as its only randomness."""
     precision: Precision = "float32"
     """In which the task is trained unless the configuration says otherwise."""
+    metrics: Sequence[Metric] = ()
+    """Figures of a test set beside accuracy; models are compared by the first."""
+    measures: Callable[[torch.nn.Module, Batch], dict[str, torch.Tensor]] | None = None
+    """Returns the values of a batch that `metrics` are computed from."""
     _read: dict[str, Data] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def make_model(self, layers: Layers = FULL_PRECISION) -> torch.nn.Module:
@@ -135,8 +148,8 @@ class Classification:
     def adjusted_loss(self, model: torch.nn.Module, batch: Batch, adjustment: torch.Tensor) -> torch.Tensor:
         """Return the mean cross-entropy of the logits plus `adjustment: float32[b, num_classes]`; −∞ takes a class out
         of the sum."""
-        *inputs, targets = batch
-        return torch.nn.functional.cross_entropy(model(*inputs) + adjustment, targets)
+        logits, targets = logits_of(model, batch)
+        return torch.nn.functional.cross_entropy(logits + adjustment, targets)
 
     def train_data(self) -> Data:
         return self._data("train", self.train)
@@ -147,10 +160,12 @@ class Classification:
     def correct(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
         return most_likely_is_right(model, batch)
 
+    def measure(self, model: torch.nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
+        return {} if self.measures is None else self.measures(model, batch)
+
     def judge(self, model: torch.nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Return what `loss` and `correct` return, from one forward pass."""
-        *inputs, targets = batch
-        logits: torch.Tensor = model(*inputs)
+        logits, targets = logits_of(model, batch)
         return torch.nn.functional.cross_entropy(logits, targets), logits.argmax(dim=1) == targets
 
     def augment(self, batch: Batch, uniforms: torch.Tensor) -> Batch:

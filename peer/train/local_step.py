@@ -27,6 +27,7 @@ from peer.config import TrainingOptions
 from peer.errors import ConfigError, DataError, LocalProtocolError
 from peer.random import SHARED, Purpose, Stream, stream
 from peer.train.data import Classification
+from peer.train.evaluation import Evaluation, class_labels, evaluate_model
 from peer.train.label_adjustment import deal_locally, training_loss
 from peer.train.learning_rate import learning_rates
 from peer.train.memory import aligned, open_device, own_memory_
@@ -46,8 +47,6 @@ _ADJUSTED = "label_adjustment"
 """Name of the entry of a state."""
 _TRIED = 8
 """Samples of the evaluation that tries an own task."""
-EVALUATION_BATCH = 256
-"""Samples of a batch in evaluation: fixed, so that the sums do not depend on settings."""
 
 
 @dataclass(frozen=True)
@@ -60,22 +59,6 @@ class LocalStep:
     loss: float
     """Mean over the local steps of the mean loss of the batch, logit adjustment included, before each step."""
     samples: int
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """How many samples of each class a model gets right."""
-
-    correct: npt.NDArray[np.int64]
-    """int64[classes]; one entry where the task has no classes."""
-    total: npt.NDArray[np.int64]
-    loss: float
-    """Mean over the samples."""
-
-    @property
-    def accuracy(self) -> float:
-        """Fraction in [0, 1]."""
-        return float(self.correct.sum() / max(1, self.total.sum()))
 
 
 class Trainer:
@@ -335,40 +318,6 @@ class Trainer:
         return *batch, *aligned((torch.from_numpy(self._adjustment.rows(step)),), self.device)
 
 
-def evaluate_model(
-    task: Task, model: torch.nn.Module, data: Data, indices: npt.NDArray[np.int64], device: torch.device
-) -> Evaluation:
-    """Return how a model in training mode does on the samples at `indices`; it is left as it was."""
-    classes = max(1, task.num_classes)
-    correct, total = np.zeros(classes, np.int64), np.zeros(classes, np.int64)
-    loss = 0.0
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    model.eval()
-    try:
-        with torch.no_grad():
-            for start in range(0, len(indices), EVALUATION_BATCH):
-                part = torch.from_numpy(indices[start : start + EVALUATION_BATCH])
-                batch_loss, right = judge(task, model, aligned(data.batch(part), device))
-                labels = class_labels(task, data, part)
-                correct += np.bincount(labels[right.cpu().numpy()], minlength=classes)
-                total += np.bincount(labels, minlength=classes)
-                loss += float(batch_loss) * len(part)
-    finally:
-        model.train()
-        # An own model may write to its buffers even in evaluation.
-        for buffer, value in buffers:
-            buffer.copy_(value)
-    return Evaluation(correct, total, loss / max(1, len(indices)))
-
-
-def class_labels(task: Task, data: Data, indices: torch.Tensor) -> npt.NDArray[np.int64]:
-    """Return the class of each sample, int64[b]; all 0 where the task has no classes."""
-    if not task.num_classes:
-        return np.zeros(len(indices), np.int64)
-    labels: npt.NDArray[np.int64] = data.labels[indices].numpy()
-    return labels
-
-
 def make_momentum(options: TrainingOptions) -> Momentum:
     """Return the configured momentum, at rest."""
     return Momentum(
@@ -438,15 +387,6 @@ def augments(task: Task) -> bool:
     """Return whether training batches are to be augmented, as far as one can tell."""
     kind = inner_task(task)
     return not (isinstance(kind, Classification) and kind.augmentation is None)
-
-
-def judge(task: Task, model: torch.nn.Module, batch: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the mean loss and bool[b], which samples are right; classifications take one forward pass for both."""
-    kind = inner_task(task)
-    if isinstance(kind, Classification):
-        with errors_of(task):
-            return kind.judge(model, batch)
-    return task.loss(model, batch), task.correct(model, batch)
 
 
 def seed_operators(seed: int, peer: int, t: int, local: int, device: torch.device) -> None:

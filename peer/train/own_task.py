@@ -9,15 +9,17 @@ from __future__ import annotations
 import inspect
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 import peer
+from peer.criterion import ACCURACY, Criterion
 from peer.errors import SottoError, TaskError
+from peer.train.metrics import metrics_of
 from peer.train.task import Data, Task
 
 Batch = tuple[torch.Tensor, ...]
@@ -77,12 +79,45 @@ class UserCode:
         return not is_library or module.partition(".")[0] == self._package
 
 
+class BatchForm:
+    """Whether the batches of a task are tuples or dicts of tensors. The package handles tuples; own code gets its dicts
+    back."""
+
+    def __init__(self, code: UserCode) -> None:
+        self._code = code
+        self._names: tuple[str, ...] | None = None
+        """Keys of the first dict; empty for tuples, None before the first batch."""
+
+    def plain(self, batch: object, name: str, function: Callable[..., Any]) -> Batch:
+        """Return the tensors of what a function of the user's returned. Raises TaskError if it is no batch, or one of
+        another form than those before."""
+        if not isinstance(batch, dict):
+            parts, names = checked_batch(batch, name, function, self._code), ()
+        else:
+            parts, names = checked_batch(tuple(batch.values()), name, function, self._code), tuple(batch)
+        if self._names is None:
+            self._names = names
+        if set(names) != set(self._names):
+            problem = f"{name}() returned a batch with {_keys(names)}; those before had {_keys(self._names)}"
+            raise self._code.breach(problem, function)
+        return parts if names == self._names else tuple(parts[names.index(each)] for each in self._names)
+
+    def own(self, batch: Batch) -> Batch:
+        """Return a batch as the user's code takes it."""
+        if not self._names:
+            return batch
+        # The protocol of tasks can name only one of the two forms.
+        return cast(Batch, dict(zip(self._names, batch, strict=True)))
+
+
 class OwnTask:
     """A user's task whose errors are the user's."""
 
     def __init__(self, task: Task, code: UserCode) -> None:
         self.inner, self.code = task, code
         self.name, self.num_classes = task.name, task.num_classes
+        self.metrics = metrics_of(task)
+        self.form = BatchForm(code)
 
     def make_model(self, **options: Any) -> torch.nn.Module:
         with self.code.runs():
@@ -90,14 +125,14 @@ class OwnTask:
 
     def loss(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
         with self.code.runs():
-            loss = self.inner.loss(model, batch)
+            loss = self.inner.loss(model, self.form.own(batch))
         return self._scalar(loss, self.inner.loss)
 
     def adjusted_loss(self, model: torch.nn.Module, batch: Batch, adjustment: torch.Tensor) -> torch.Tensor:
         """Return what the task's own `adjusted_loss` returns; to be called where the task has one."""
         inner: Any = self.inner
         with self.code.runs():
-            loss = inner.adjusted_loss(model, batch, adjustment)
+            loss = inner.adjusted_loss(model, self.form.own(batch), adjustment)
         return self._scalar(loss, inner.adjusted_loss)
 
     def train_data(self) -> Data:
@@ -109,17 +144,47 @@ class OwnTask:
             return self._own(self.inner.test_data())
 
     def correct(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+        """Return which samples are right: none where the task has metrics in place of `correct`."""
+        if not callable(getattr(self.inner, "correct", None)):
+            return torch.zeros(len(batch[0]), dtype=torch.bool)
         with self.code.runs():
-            right = self.inner.correct(model, batch)
+            right = self.inner.correct(model, self.form.own(batch))
         if not isinstance(right, torch.Tensor) or right.dtype != torch.bool or right.shape != (len(batch[0]),):
             problem = f"correct() returned {_described(right)}; it must return one bool per sample"
             raise self.code.breach(problem, self.inner.correct)
         return right
 
+    def measure(self, model: torch.nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
+        """Return the values of a batch that the task's metrics are computed from; none where it has no `measure`."""
+        measure = getattr(self.inner, "measure", None)
+        if not callable(measure):
+            return {}
+        with self.code.runs():
+            values = measure(model, self.form.own(batch))
+        if not isinstance(values, dict):
+            problem = f"measure() returned {_described(values)}; it must return a dict of tensors"
+            raise self.code.breach(problem, measure)
+        for name, value in values.items():
+            if not isinstance(value, torch.Tensor):
+                problem = f"measure() returned {_described(value)} as {name!r}; it must return tensors"
+                raise self.code.breach(problem, measure)
+        return values
+
+    def figures(self, means: Mapping[str, float]) -> dict[str, float]:
+        """Return each metric by its name, from the means of what `measure` returned."""
+        figures = {}
+        for metric in self.metrics:
+            with self.code.runs():
+                figure = metric.of(means)
+            if not isinstance(figure, int | float):
+                raise self.code.breach(f"the metric {metric.name} is {_described(figure)}, not a number", metric.of)
+            figures[metric.name] = float(figure)
+        return figures
+
     def augment(self, batch: Batch, uniforms: torch.Tensor) -> Batch:
         with self.code.runs():
-            augmented = self.inner.augment(batch, uniforms)
-        return checked_batch(augmented, "augment", self.inner.augment, self.code)
+            augmented = self.inner.augment(self.form.own(batch), uniforms)
+        return self.form.plain(augmented, "augment", self.inner.augment)
 
     def loss_error(self, problem: str, *, adjusted: bool) -> TaskError:
         """Return the error of a loss, or an adjusted one, with which training makes no sense."""
@@ -134,14 +199,14 @@ class OwnTask:
 
     def _own(self, data: Data) -> Data:
         # The package's own data sets run no code of the user's, and some of them can move to a device.
-        return data if type(data).__module__.startswith("peer.") else OwnData(data, self.code)
+        return data if type(data).__module__.startswith("peer.") else OwnData(data, self.code, self.form)
 
 
 class OwnData:
     """A user's data set whose errors are the user's."""
 
-    def __init__(self, data: Data, code: UserCode) -> None:
-        self._data, self._code = data, code
+    def __init__(self, data: Data, code: UserCode, form: BatchForm) -> None:
+        self._data, self._code, self._form = data, code, form
 
     def __len__(self) -> int:
         with self._code.runs():
@@ -155,7 +220,7 @@ class OwnData:
     def batch(self, indices: torch.Tensor) -> Batch:
         with self._code.runs():
             batch = self._data.batch(indices)
-        return checked_batch(batch, "batch", self._data.batch, self._code)
+        return self._form.plain(batch, "batch", self._data.batch)
 
 
 def inner_task(task: Task) -> Task:
@@ -169,15 +234,26 @@ def errors_of(task: Task) -> AbstractContextManager[None]:
     return task.code.runs() if isinstance(task, OwnTask) else nullcontext()
 
 
+def criteria_of(task: Task) -> tuple[Criterion, ...]:
+    """Return the figures of a task's evaluations, the one that it is judged by first: its metrics, and accuracy where
+    it says which samples are right."""
+    own = tuple(metric.criterion for metric in metrics_of(task))
+    return (*own, ACCURACY) if not own or callable(getattr(inner_task(task), "correct", None)) else own
+
+
 def checked_batch(batch: object, name: str, function: Callable[..., Any], code: UserCode) -> Batch:
     """Return the batch that a function of the user's returned. Raises TaskError if it is no tuple of tensors."""
     if not isinstance(batch, tuple | list) or not batch:
-        raise code.breach(f"{name}() returned {_described(batch)}; it must return a tuple of tensors", function)
+        raise code.breach(f"{name}() returned {_described(batch)}; it must return a tuple or dict of tensors", function)
     for part in batch:
         if not isinstance(part, torch.Tensor):
             problem = f"{name}() returned a {type(batch).__name__} with {_described(part)} in it"
-            raise code.breach(f"{problem}; it must return a tuple of tensors", function)
+            raise code.breach(f"{problem}; it must return a tuple or dict of tensors", function)
     return tuple(batch)
+
+
+def _keys(names: tuple[str, ...]) -> str:
+    return f"the keys {', '.join(map(str, names))}" if names else "no keys"
 
 
 def _described(value: object) -> str:

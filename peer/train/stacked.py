@@ -24,25 +24,22 @@ from peer.errors import DataError, LocalProtocolError, TaskError
 from peer.train.bfloat16 import computes_in_bfloat16
 from peer.train.data import Batch, Classification, ImageData, TensorData, crop_and_flip
 from peer.train.eight_bit import Network
+from peer.train.evaluation import EVALUATION_BATCH, Evaluation, class_labels, evaluate_model, judge
 from peer.train.label_adjustment import Loss, deal_locally, training_loss
 from peer.train.learning_rate import learning_rates
 from peer.train.local_step import (
-    EVALUATION_BATCH,
-    Evaluation,
     Split,
     Vector,
     augments,
     check_data,
     checked_indices,
-    class_labels,
-    evaluate_model,
-    judge,
     make_momentum,
     make_start_model,
     seed_operators,
     trained_parameters,
 )
 from peer.train.memory import aligned, open_device, own_memory_
+from peer.train.metrics import metrics_of
 from peer.train.own_task import errors_of, inner_task
 from peer.train.sampling import BatchDraw, augmentation_uniforms, joined
 from peer.train.task import Data, Task
@@ -287,6 +284,10 @@ class _Stacked:
 
     def evaluate_all(self, z: Matrix, data: Data) -> list[Evaluation]:
         """Return the evaluation of all peers on the same samples."""
+        if metrics_of(self._task):
+            # What an own task measures may have any shape, which vmap does not take.
+            everything = np.arange(len(data), dtype=np.int64)
+            return [self.evaluate(peer, z[peer], data, everything) for peer in range(len(z))]
         return [
             evaluation
             for start in range(0, len(z), _EVALUATED_AT_ONCE)

@@ -23,7 +23,9 @@ class Data(Protocol):
         ...
 
     def batch(self, indices: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return the samples at `indices: int64[b]`, inputs first and targets last, stacked along dimension 0."""
+        """Return the samples at `indices: int64[b]`, inputs first and targets last, stacked along dimension 0.
+
+        An own task may use dicts of tensors in the place of tuples, with the same keys in all batches."""
         ...
 
 
@@ -51,7 +53,8 @@ class Task(Protocol):
         ...
 
     def correct(self, model: torch.nn.Module, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        """Return bool[b]: which samples of the batch the model gets right."""
+        """Return bool[b]: which samples of the batch the model gets right. A task with an attribute `metrics`
+        (`peer.train.metrics`) may do without."""
         ...
 
     def augment(self, batch: tuple[torch.Tensor, ...], uniforms: torch.Tensor) -> tuple[torch.Tensor, ...]:

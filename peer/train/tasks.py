@@ -35,6 +35,7 @@ from peer.train.datasets.text_files import Sentences, read_ag_news, read_sentenc
 from peer.train.datasets.tokens import PADDING, TextData, make_tokenizer, read_vocabulary
 from peer.train.full_precision.norms import NORMS, Norm
 from peer.train.layers import FULL_PRECISION
+from peer.train.metrics import why_no_metrics
 from peer.train.models import (
     DistilBertSize,
     Quadratic,
@@ -464,7 +465,12 @@ _METHODS = ("make_model", "loss", "train_data", "test_data", "correct", "augment
 
 def _check_task(task: object, name: str) -> None:
     lacking = [member for member in ("name", "num_classes") if not hasattr(task, member)]
-    lacking += [f"{method}()" for method in _METHODS if not callable(getattr(task, method, None))]
+    metrics = getattr(task, "metrics", ())
+    if (problem := why_no_metrics(metrics)) is not None:
+        raise DataError(f"training.task: the attribute metrics of what {name} returned {problem}")
+    # Metrics may stand in the place of an accuracy.
+    methods = [method for method in _METHODS if not (method == "correct" and metrics)]
+    lacking += [f"{method}()" for method in methods if not callable(getattr(task, method, None))]
     if lacking:
         raise DataError(f"training.task: {name} returned a {type(task).__name__} that lacks {', '.join(lacking)}")
     num_classes = task.num_classes  # type: ignore[attr-defined]

@@ -118,7 +118,7 @@ def test_nothing_is_recommended_or_written_where_the_worst_peer_learned_too_litt
     path.write_text("[training]\nlearning_rate = 0.5\n")
     result = sotto("tune", "--config", str(path), "--write")
     assert result.exit_code == 0
-    assert "no recommendation: in 800 rounds, no point brought the worst peer to a useful accuracy" in result.stdout
+    assert "no recommendation: in 800 rounds, no point brought the worst peer to a useful model" in result.stdout
     assert "It reached 45.0 %, one process with all data 97.0 % and guessing 10.0 %" in result.stdout
     assert "nothing was written" in result.stdout
     assert path.read_text() == "[training]\nlearning_rate = 0.5\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,11 +10,13 @@ import pytest
 
 from peer.compress.payload import FloatArray
 from peer.config import EvaluationOptions
+from peer.criterion import ACCURACY, Criterion
 from peer.daemon.evaluations import Evaluations, Models, OwnEvaluation, SampleCounts, parse_stored, stored
 from peer.daemon.notes import decode_evaluation, encode_evaluation
 from peer.errors import StateError
 from peer.state.metrics import EvaluationRecord
-from peer.train.local_step import Evaluation, Split
+from peer.train.evaluation import Evaluation
+from peer.train.local_step import Split
 
 ROUNDS = 100
 PEERS = range(4)
@@ -29,7 +32,11 @@ class Sent:
         self.now = 0.0
 
     def evaluations(
-        self, options: EvaluationOptions, rounds: int = ROUNDS, samples: SampleCounts | None = None
+        self,
+        options: EvaluationOptions,
+        rounds: int = ROUNDS,
+        samples: SampleCounts | None = None,
+        criteria: tuple[Criterion, ...] = (ACCURACY,),
     ) -> Evaluations:
         """Return those of peer 0. The test set has 12 samples of two classes, the training data 40."""
         return Evaluations(
@@ -42,6 +49,7 @@ class Sent:
             broadcast=self.broadcast,
             on_news=self.on_news,
             now=lambda: self.now,
+            criteria=criteria,
         )
 
     def broadcast(self, topic: str, note: bytes, besides: int | None) -> None:
@@ -102,6 +110,16 @@ def test_nobody_tells_a_peer_its_own_accuracy(evaluations: Evaluations, sent: Se
     evaluations.heard(1, encode_evaluation(record(0, 40, correct=0)))
     assert evaluations.own() == record(0, 20, correct=9)
     assert sent.news == 1
+
+
+def test_the_worst_peer_is_that_of_the_largest_error_where_lower_values_are_better(sent: Sent) -> None:
+    evaluations = sent.evaluations(EvaluationOptions(), criteria=(Criterion("RMSE", "lower"), ACCURACY))
+    for peer, error in ((1, 0.25), (2, 0.75), (3, 0.5)):
+        evaluations.heard(peer, encode_evaluation(replace(record(peer, 40, correct=peer), metrics={"RMSE": error})))
+    worst = evaluations.worst()
+    assert worst is not None
+    assert (worst.peer, worst.metrics) == (2, {"RMSE": 0.75})
+    assert parse_stored(stored(worst)) == worst
 
 
 def test_the_worst_peer_and_who_has_finished(evaluations: Evaluations) -> None:

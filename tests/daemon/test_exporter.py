@@ -27,7 +27,14 @@ LINK = {
 
 def status(**changes: Any) -> dict[str, Any]:
     """Return an answer to `sotto status`, as far as it is exported."""
-    answer = {"name": "kitchen", "run": "digits", "round": 40, "rounds": 100, "accuracy": 0.9}
+    answer = {
+        "name": "kitchen",
+        "run": "digits",
+        "round": 40,
+        "rounds": 100,
+        "accuracy": 0.9,
+        "metrics": {"RMSE": 0.25},
+    }
     links = {"garage": LINK, "attic": {**LINK, "up": False, "socket_bytes": None, "packet_bytes": None}}
     return {**answer, "waiting_for": ["attic"], "links": links, **changes}
 
@@ -49,7 +56,12 @@ def scrape(*records: RoundRecord, **changes: Any) -> dict[tuple[str, str], float
         for sample in family.samples:
             if sample.name.startswith("sotto_"):
                 assert (sample.labels["run"], sample.labels["peer"]) == ("digits", "kitchen")
-                found[sample.name, sample.labels.get("neighbor") or sample.labels.get("part") or ""] = sample.value
+                found[
+                    sample.name,
+                    next(
+                        (sample.labels[label] for label in ("neighbor", "part", "metric") if label in sample.labels), ""
+                    ),
+                ] = sample.value
     return found
 
 
@@ -71,6 +83,7 @@ def test_gauges_are_those_of_the_last_round_and_counters_add_up() -> None:
     assert found["sotto_error_norm", ""] == 4.0
     assert found["sotto_push_weight", ""] == 0.7
     assert found["sotto_late_messages_total", ""] == 3
+    assert (found["sotto_accuracy", ""], found["sotto_metric", "RMSE"]) == (0.9, 0.25)
     assert found["sotto_messages_total", ""] == 4
     assert found["sotto_seconds_total", "train"] == 0.75
     assert (found["sotto_round", ""], found["sotto_rounds", ""], found["sotto_waiting_for", ""]) == (40, 100, 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from google.protobuf.message import Message
@@ -30,6 +31,15 @@ def test_an_evaluation_comes_back_as_it_was_measured() -> None:
     for split in ("test", "holdout"):
         told = EvaluationRecord(peer=3, round=20, split=split, correct=(5, 0), total=(10, 2))
         assert decode_evaluation(encode_evaluation(told), ROUNDS) == told
+
+
+def test_metrics_of_the_task_are_told_in_the_order_of_its_code() -> None:
+    plain = EvaluationRecord(peer=3, round=20, split="test", correct=(5, 0), total=(10, 2))
+    told = replace(plain, metrics={"RMSE": 0.5, "F1": float("inf")})
+    assert decode_evaluation(encode_evaluation(told), ROUNDS, ("RMSE", "F1")) == told
+    for others in ((), ("RMSE",), ("RMSE", "F1", "recall")):
+        assert decode_evaluation(encode_evaluation(told), ROUNDS, others) == plain, "another version of the code"
+    assert decode_evaluation(encode_evaluation(plain), ROUNDS, ("RMSE", "F1")) == plain, "an earlier release"
 
 
 def test_of_very_many_classes_the_sum_is_told() -> None:

@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from peer.config import PeerAddress
+from peer.criterion import ACCURACY
 from peer.daemon.divergence import Claim, Divergence
 from peer.daemon.evaluations import Evaluations
 from peer.daemon.local_peer import LocalPeer
@@ -64,7 +65,7 @@ class Asked:
             loop=cast(Loop, loop),
             saver=cast(Saver, self.saver),
             members=self.members,
-            evaluations=cast(Evaluations, SimpleNamespace(own=lambda: None, worst=lambda: None)),
+            evaluations=cast(Evaluations, SimpleNamespace(own=lambda: None, worst=lambda: None, criteria=(ACCURACY,))),
             divergence=cast(Divergence, SimpleNamespace(claims=lambda: self.claims)),
             metrics=cast(MetricsWriter, SimpleNamespace(last_loss=0.5)),
             peer_list=cast(PeerList, None),

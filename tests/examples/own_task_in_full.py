@@ -9,6 +9,8 @@ import math
 import torch
 from torch import nn
 
+from peer.train.metrics import RMSE
+
 
 class Waves:
     """(x, y) pairs of a sine with noise, computed when they are asked for."""
@@ -37,6 +39,7 @@ class Waves:
 class WaveTask:
     name = "waves"
     num_classes = 0
+    metrics = (RMSE,)
 
     def __init__(self, hidden: int, tolerance: float) -> None:
         self.hidden, self.tolerance = hidden, tolerance
@@ -57,6 +60,10 @@ class WaveTask:
     def correct(self, model: nn.Module, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
         inputs, targets = batch
         return (model(inputs) - targets).abs().squeeze(1) < self.tolerance
+
+    def measure(self, model: nn.Module, batch: tuple[torch.Tensor, ...]) -> dict[str, torch.Tensor]:
+        inputs, targets = batch
+        return {"squared_error": (model(inputs) - targets) ** 2}
 
     def augment(self, batch: tuple[torch.Tensor, ...], uniforms: torch.Tensor) -> tuple[torch.Tensor, ...]:
         inputs, targets = batch

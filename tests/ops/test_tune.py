@@ -12,8 +12,9 @@ import pytest
 
 from peer import config as configuration
 from peer.config import Config
+from peer.criterion import Better, Criterion
 from peer.errors import ConfigError, DivergenceError
-from peer.ops.tune import MOST_SEEDS, Run, Trial, Tuning, search, tune, with_rates, write
+from peer.ops.tune import MOST_SEEDS, Run, Trial, Tuning, gain_of, search, tune, with_rates, write
 
 
 def landscape(
@@ -419,3 +420,37 @@ def test_a_file_that_cannot_be_read_is_left_alone(tmp_path: Path, text: str | No
     with pytest.raises(ConfigError, match=problem):
         write(path, tuned())
     assert not path.exists() or path.read_text() == text
+
+
+@pytest.mark.parametrize(("better", "figures"), [("lower", (0.5, 0.25, 2.0)), ("higher", (0.5, 0.6, 0.4))])
+def test_a_metric_counts_like_accuracy(better: Better, figures: tuple[float, float, float]) -> None:
+    start, good, bad = (gain_of(Criterion("own", better), figure, figures[0]) for figure in figures)
+    assert good - start == pytest.approx(0.1), "half the error counts for ten points"
+    assert bad < start
+    for nothing in (math.nan, math.inf):
+        assert -1.0 < gain_of(Criterion("own", better), nothing, 0.5) < bad
+    assert math.isfinite(gain_of(Criterion("log-likelihood", "lower"), -3.0, 2.0))
+
+
+@pytest.mark.slow
+def test_an_own_task_is_tuned_by_its_first_metric() -> None:
+    found = tune(
+        configuration.load(
+            overrides=(
+                "training.task=tests.train.measured_tasks:regression", "training.momentum=none", "run.rounds=60",
+                "training.warmup_rounds=0", "training.learning_rate=0.02", "compressor.fraction=1",
+            )
+        ),
+        Path(),
+        num_peers=3,
+        trials=12,
+    )  # fmt: skip
+    assert found.criterion == Criterion("RMSE", "lower")
+    assert found.best.worst_figure is not None
+    assert found.best.worst_accuracy is None
+    held = [trial for trial in found.trials if trial.rounds == found.best.rounds and trial.worst_figure is not None]
+    assert found.best.worst_figure < max(trial.worst_figure or 0.0 for trial in held)
+    assert found.best.learning_rate > 0.02, "a larger rate learns this line better"
+    assert found.guessing is not None
+    assert found.single_process_figure is not None
+    assert found.guessing > found.single_process_figure

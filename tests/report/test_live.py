@@ -15,7 +15,7 @@ PEERS = tuple(
         name=f"peer-{index}",
         round=40 + index,
         loss=0.5,
-        accuracy=0.9 + index / 100,
+        figure=0.9 + index / 100,
         payload_bytes=1_000,
         frame_bytes=1_200,
         socket_bytes=2_000,
@@ -27,9 +27,7 @@ PEERS = tuple(
     )
     for index in range(2)
 )
-RUN = Progress(
-    phase="training", rounds=100, elapsed_s=8.0, peers=PEERS, averaged_accuracy=0.95, consensus_distance=0.25
-)
+RUN = Progress(phase="training", rounds=100, elapsed_s=8.0, peers=PEERS, averaged_figure=0.95, consensus_distance=0.25)
 
 
 def shown(progress: Progress, width: int = 140) -> str:
@@ -85,9 +83,9 @@ def test_while_peers_start_it_says_how_many_are_ready() -> None:
 
 def test_the_slowest_peer_is_the_round_of_the_run_and_the_worst_needs_all() -> None:
     assert RUN.round == 40
-    assert RUN.worst_accuracy == 0.9
-    silent = replace(PEERS[0], accuracy=None)
-    assert replace(RUN, peers=(silent, PEERS[1])).worst_accuracy is None
+    assert RUN.worst_figure == 0.9
+    silent = replace(PEERS[0], figure=None)
+    assert replace(RUN, peers=(silent, PEERS[1])).worst_figure is None
 
 
 def test_of_many_peers_those_in_trouble_and_the_slowest_are_shown() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 
 import pytest
 from rich.console import Console, RenderableType
@@ -87,6 +88,28 @@ def test_status_shows_what_each_peer_said() -> None:
     text = shown(status_table(answers))
     for figure in ("kitchen", "7/10", "0.500", "90.0 %", "1.23 kB", "1/2", "training", "garage", "cannot be reached"):
         assert figure in text
+
+
+def test_status_shows_the_metric_of_an_own_task_in_the_place_of_accuracy() -> None:
+    own = {"criterion": "RMSE", "metrics": {"RMSE": 0.25, "F1": 0.5}, "accuracy": None}
+    text = shown(status_table([{"name": "a", **own}, {"name": "b", "state": "unreachable"}]))
+    assert "RMSE" in text
+    assert "0.250" in text
+    assert "accuracy" not in text
+    assert "%" not in text
+
+
+def test_the_table_at_the_end_shows_each_metric_and_marks_the_largest_error_as_the_worst() -> None:
+    summary = sample_summary(["a", "b"], 10)
+    summary.criteria = {"RMSE": "lower", "accuracy": "higher"}
+    summary.peer_metrics, summary.averaged_metrics = {"RMSE": [0.25, 0.75]}, {"RMSE": 0.125}
+    summary.single_process_metrics, summary.holdout_metrics = {"RMSE": 0.5}, {"RMSE": [0.3, 0.9]}
+    text = shown(summary_table(summary))
+    for row in (
+        "RMSE", "worst peer +0.750", "worst on its own hold-out +0.900", "averaged model +0.125",
+        r"worst − one process +\+0.250", "test accuracy", "worst peer +95.0 %",
+    ):  # fmt: skip
+        assert re.search(row, text), row
 
 
 def test_status_names_neighbours_that_break_the_protocol_and_says_once_what_to_do() -> None:

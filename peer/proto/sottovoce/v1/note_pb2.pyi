@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class EvaluationNote(_message.Message):
-    __slots__ = ("peer", "round", "split", "correct", "total")
+    __slots__ = ("peer", "round", "split", "correct", "total", "metrics")
     class Split(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         SPLIT_UNSPECIFIED: _ClassVar[EvaluationNote.Split]
@@ -22,12 +22,14 @@ class EvaluationNote(_message.Message):
     SPLIT_FIELD_NUMBER: _ClassVar[int]
     CORRECT_FIELD_NUMBER: _ClassVar[int]
     TOTAL_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
     peer: int
     round: int
     split: EvaluationNote.Split
     correct: _containers.RepeatedScalarFieldContainer[int]
     total: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, peer: _Optional[int] = ..., round: _Optional[int] = ..., split: _Optional[_Union[EvaluationNote.Split, str]] = ..., correct: _Optional[_Iterable[int]] = ..., total: _Optional[_Iterable[int]] = ...) -> None: ...
+    metrics: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, peer: _Optional[int] = ..., round: _Optional[int] = ..., split: _Optional[_Union[EvaluationNote.Split, str]] = ..., correct: _Optional[_Iterable[int]] = ..., total: _Optional[_Iterable[int]] = ..., metrics: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class DivergenceNote(_message.Message):
     __slots__ = ("peer", "round", "reason")

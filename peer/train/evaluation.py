@@ -1,0 +1,85 @@
+"""How well a model does on samples: which are right, the mean loss, and the metrics of an own task."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from peer.train.data import Batch, Classification
+from peer.train.memory import aligned
+from peer.train.metrics import LOSS, MeanValues
+from peer.train.own_task import OwnTask, errors_of, inner_task
+from peer.train.task import Data, Task
+
+EVALUATION_BATCH = 256
+"""Samples of a batch in evaluation: fixed, so that the sums do not depend on settings."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How many samples of each class a model gets right."""
+
+    correct: npt.NDArray[np.int64]
+    """int64[classes]; one entry where the task has no classes."""
+    total: npt.NDArray[np.int64]
+    loss: float
+    """Mean over the samples."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """The task's own, by name."""
+
+    @property
+    def accuracy(self) -> float:
+        """Fraction in [0, 1]."""
+        return float(self.correct.sum() / max(1, self.total.sum()))
+
+
+def evaluate_model(
+    task: Task, model: torch.nn.Module, data: Data, indices: npt.NDArray[np.int64], device: torch.device
+) -> Evaluation:
+    """Return how a model in training mode does on the samples at `indices`; it is left as it was."""
+    classes = max(1, task.num_classes)
+    correct, total = np.zeros(classes, np.int64), np.zeros(classes, np.int64)
+    loss, own_values = 0.0, MeanValues()
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            for start in range(0, len(indices), EVALUATION_BATCH):
+                part = torch.from_numpy(indices[start : start + EVALUATION_BATCH])
+                batch = aligned(data.batch(part), device)
+                batch_loss, right = judge(task, model, batch)
+                labels = class_labels(task, data, part)
+                correct += np.bincount(labels[right.cpu().numpy()], minlength=classes)
+                total += np.bincount(labels, minlength=classes)
+                loss += float(batch_loss) * len(part)
+                if isinstance(task, OwnTask) and task.metrics:
+                    own_values.add(task.measure(model, batch))
+    finally:
+        model.train()
+        # An own model may write to its buffers even in evaluation.
+        for buffer, value in buffers:
+            buffer.copy_(value)
+    loss /= max(1, len(indices))
+    figures = task.figures({LOSS: loss, **own_values.means()}) if isinstance(task, OwnTask) else {}
+    return Evaluation(correct, total, loss, figures)
+
+
+def class_labels(task: Task, data: Data, indices: torch.Tensor) -> npt.NDArray[np.int64]:
+    """Return the class of each sample, int64[b]; all 0 where the task has no classes."""
+    if not task.num_classes:
+        return np.zeros(len(indices), np.int64)
+    labels: npt.NDArray[np.int64] = data.labels[indices].numpy()
+    return labels
+
+
+def judge(task: Task, model: torch.nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the mean loss and bool[b], which samples are right; classifications take one forward pass for both."""
+    kind = inner_task(task)
+    if isinstance(kind, Classification):
+        with errors_of(task):
+            return kind.judge(model, task.form.own(batch) if isinstance(task, OwnTask) else batch)
+    return task.loss(model, batch), task.correct(model, batch)
