@@ -13,6 +13,7 @@ from peer.daemon import notes
 from peer.daemon.audit_log import AuditLog, EventLog
 from peer.daemon.change_requests import ChangeRequests, FixedMembers
 from peer.daemon.checkpoint_cadence import CheckpointCadence
+from peer.daemon.data_check import DataCheck
 from peer.daemon.divergence import Divergence, advice
 from peer.daemon.evaluations import Evaluations, OwnEvaluation, SampleCounts
 from peer.daemon.incoming import Incoming, Judge
@@ -39,6 +40,7 @@ from peer.net.transport import Transport
 from peer.node.durable import DurablePeer
 from peer.node.durable_pair import DurablePair
 from peer.run_plan import unreachable_pairs
+from peer.train.data_digest import data_digest
 from peer.train.local_step import Split
 from peer.train.partition import Manifest
 
@@ -107,6 +109,7 @@ def assemble(config: Config, base: Path, reread: Callable[[], Config] | None) ->
         metrics=common.metrics,
         peer_list=peer_list,
     )
+    data = _data_check(local)
     incoming = Incoming(
         runtime=common.runtime,
         neighbors=common.neighbors,
@@ -119,11 +122,21 @@ def assemble(config: Config, base: Path, reread: Callable[[], Config] | None) ->
             notes.EVALUATION: common.evaluations.heard,
             notes.DIVERGED: common.divergence.heard,
             **training.notes,
+            **({} if data is None else {notes.DATA: data.heard}),
         },
+        greetings={} if data is None else {notes.DATA: data.note},
         why_no_changes=local.setup.why_no_changes,
         num_peers=local.setup.num_peers,
     )
     return Parts(common=common, training=training, operator=operator, peer_list=peer_list, incoming=incoming)
+
+
+def _data_check(local: LocalPeer) -> DataCheck | None:
+    """Return what compares the data of devices; None where each has its own."""
+    task = local.setup.task
+    if local.config.data.partition == "own":
+        return None
+    return DataCheck(data_digest(task.train_data()), data_digest(task.test_data()), local.roster.name)
 
 
 def _common_parts(local: LocalPeer) -> CommonParts:

@@ -8,7 +8,7 @@ What it sends is judged by the part that knows what it is for:
 | frames, receipts, numbers of frames | `Frames`: `round_frames` or `pair_exchanges`, and the participant below |
 | notes: their form | `notes` |
 | evaluations, divergences | `evaluations`, `divergence` |
-| digests of replicas | `replica_check` |
+| digests of replicas, and of data | `replica_check`, `data_check` |
 | requests to join, and the answer to one | `change_requests`, `joining` |
 | calls of an operator | `operator_api` |
 
@@ -66,13 +66,15 @@ class Incoming:
         members: Members,
         operator: OperatorApi,
         notes: Mapping[str, Judge],
+        greetings: Mapping[str, bytes],
         why_no_changes: str | None,
         num_peers: int,
     ) -> None:
-        """`notes`: topic → who judges notes about it. `num_peers`: how many everybody lists."""
+        """`notes`: topic → who judges notes about it. `greetings`: topic → note that a neighbour gets when it is
+        connected. `num_peers`: how many everybody lists."""
         self._runtime, self._neighbors, self._roster = runtime, neighbors, roster
         self._frames, self._evaluations, self._members, self._operator = frames, evaluations, members, operator
-        self._notes = dict(notes)
+        self._notes, self._greetings = dict(notes), dict(greetings)
         rates = {**_NOTES, topics.EVALUATION: _evaluation_notes(num_peers)}
         self._budgets = {
             topic: Allowances(rate=rate, burst=burst)
@@ -95,6 +97,8 @@ class Incoming:
         frames = self._frames.frames_for(peer, remote_has)
         for note in self._evaluations.notes():
             self._neighbors.transport.bulletin(peer, topics.EVALUATION, note)
+        for topic, note in self._greetings.items():
+            self._neighbors.transport.bulletin(peer, topic, note)
         self._runtime.wake()
         return frames
 

@@ -23,6 +23,7 @@ REPLICA = "replica"
 JOIN = "join"
 """Topic of the note with which a peer asks to be let in; `node.membership_codec` knows its content."""
 REFUSAL = "no join"
+DATA = "data"
 
 MOST_CLASSES = 1000
 """Of more, only the sums are told."""
@@ -30,6 +31,7 @@ _MOST_SAMPLES = 1 << 53
 """More than any test set has; sums of so many classes stay integers that JSON, SQLite and floats can hold."""
 _MOST_PEERS = 1 << 31
 _REASON_CHARACTERS = 500
+_DIGEST_BYTES = 16
 
 _SPLITS = {"test": pb.EvaluationNote.TEST, "holdout": pb.EvaluationNote.HOLDOUT}
 _SPLIT_NAMES = {value: name for name, value in _SPLITS.items()}
@@ -109,6 +111,20 @@ def decode_digests(note: bytes, rounds: int, num_layers: int) -> tuple[int, tupl
     if len(message.digests) != num_layers:
         raise RemoteProtocolError(f"told digests of {len(message.digests)} layers, where there are {num_layers}")
     return message.round, tuple(message.digests)
+
+
+def encode_data(train: bytes, test: bytes) -> bytes:
+    """Return which data a peer reads, as digests of 16 bytes."""
+    return pb.DataNote(train_digest=train, test_digest=test).SerializeToString()
+
+
+def decode_data(note: bytes) -> tuple[bytes, bytes]:
+    """Return (training, test) of what `encode_data` made."""
+    message = _parse(pb.DataNote, note)
+    digests = message.train_digest, message.test_digest
+    if any(len(digest) != _DIGEST_BYTES for digest in digests):
+        raise RemoteProtocolError(f"told digests of its data of {len(digests[0])} and {len(digests[1])} bytes")
+    return digests
 
 
 def encode_refusal(reason: str) -> bytes:

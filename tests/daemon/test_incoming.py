@@ -61,6 +61,7 @@ class Peer:
             evaluations=cast(Evaluations, evaluations),
             members=self.members,
             operator=cast(OperatorApi, None),
+            greetings={"data": b"digests"},
             notes={"evaluation": self.judge, "replica": self.judge, "join": self.judge},
             why_no_changes="the members of this run cannot change",
             num_peers=3,
@@ -80,7 +81,7 @@ def peer() -> Peer:
 def test_a_neighbour_that_is_back_gets_its_frames_and_hears_the_news(peer: Peer) -> None:
     peer.neighbors.left[1] = "stopped"
     assert peer.incoming.link_up(1, 7) == [(8, b"next")]
-    assert peer.transport.notes == [(1, "evaluation", b"known")]
+    assert peer.transport.notes == [(1, "evaluation", b"known"), (1, "data", b"digests")]
     assert peer.neighbors.is_reachable(1)
     peer.incoming.link_down(1, "the connection broke")
     assert peer.frames.broken == [1]

@@ -10,10 +10,12 @@ import pytest
 from google.protobuf.message import Message
 
 from peer.daemon.notes import (
+    decode_data,
     decode_digests,
     decode_divergence,
     decode_evaluation,
     decode_refusal,
+    encode_data,
     encode_digests,
     encode_divergence,
     encode_evaluation,
@@ -58,6 +60,7 @@ def test_a_divergence_comes_back_short_and_printable() -> None:
 
 def test_digests_and_refusals_come_back() -> None:
     assert decode_digests(encode_digests(16, (1, 2**64 - 1)), ROUNDS, 2) == (16, (1, 2**64 - 1))
+    assert decode_data(encode_data(b"a" * 16, b"b" * 16)) == (b"a" * 16, b"b" * 16)
     assert decode_refusal(encode_refusal("it is\nabout to leave")) == "it is about to leave"
 
 
@@ -87,6 +90,8 @@ def test_other_impossible_notes_are_refused() -> None:
         decode_divergence(encode_divergence(2**32 - 1, 1, "why"), ROUNDS)
     with pytest.raises(RemoteProtocolError, match="digests of 3 layers, where there are 2"):
         decode_digests(encode_digests(16, (1, 2, 3)), ROUNDS, 2)
+    with pytest.raises(RemoteProtocolError, match="digests of its data of 16 and 15 bytes"):
+        decode_data(encode_data(b"a" * 16, b"b" * 15))
     with pytest.raises(RemoteProtocolError, match="told of round 1000"):
         decode_digests(encode_digests(1000, (1, 2)), ROUNDS, 2)
 
@@ -95,11 +100,12 @@ READERS: list[Callable[[bytes], object]] = [
     lambda note: decode_evaluation(note, ROUNDS),
     lambda note: decode_divergence(note, ROUNDS),
     lambda note: decode_digests(note, ROUNDS, 2),
+    decode_data,
     decode_refusal,
 ]
 
 
-@pytest.mark.parametrize("read", READERS, ids=["evaluation", "divergence", "digests", "refusal"])
+@pytest.mark.parametrize("read", READERS, ids=["evaluation", "divergence", "digests", "data", "refusal"])
 @pytest.mark.parametrize(
     "note",
     [

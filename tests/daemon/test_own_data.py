@@ -105,6 +105,24 @@ def test_every_device_trains_on_all_of_its_own(tmp_path: Path) -> None:
         export_model(tmp_path, tmp_path / "average.int8.safetensors", int8=True)
 
 
+@pytest.mark.parametrize(
+    ("partition", "samples", "warned"),
+    [("iid", "other", True), ("iid", "same", False), ("own", "other", False)],
+)
+def test_devices_that_read_other_data_than_each_other_are_warned(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, partition: str, samples: str, warned: bool
+) -> None:
+    folders = write_kits(tmp_path, f"data.partition={partition}", "run.rounds=4", "evaluation.every_rounds=0")
+    for folder in folders:
+        write_samples(folder / "samples", (40, 40, 40), 30, seed=1 if samples == "same" else folders.index(folder))
+    with caplog.at_level(logging.WARNING):
+        run_both(folders)
+    told = [record.getMessage() for record in caplog.records if "reads other" in record.getMessage()]
+    assert len(told) == (2 if warned else 0), "each is told once, however often they connect"
+    for name, sentence in zip(("peer-0", "peer-1"), sorted(told), strict=False):
+        assert sentence.startswith(f"{name} reads other training and test data than this device")
+
+
 def test_a_killed_peer_resumes_on_its_own_data_to_the_bit(tmp_path: Path) -> None:
     settings = ("run.rounds=80", "data.holdout_fraction=0.1", "data.weight_by_samples=true", "data.total_samples=800")
     (tmp_path / "undisturbed").mkdir()

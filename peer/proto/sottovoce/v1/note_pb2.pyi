@@ -49,6 +49,14 @@ class ReplicaNote(_message.Message):
     digests: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, round: _Optional[int] = ..., digests: _Optional[_Iterable[int]] = ...) -> None: ...
 
+class DataNote(_message.Message):
+    __slots__ = ("train_digest", "test_digest")
+    TRAIN_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    TEST_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    train_digest: bytes
+    test_digest: bytes
+    def __init__(self, train_digest: _Optional[bytes] = ..., test_digest: _Optional[bytes] = ...) -> None: ...
+
 class RefusalNote(_message.Message):
     __slots__ = ("reason",)
     REASON_FIELD_NUMBER: _ClassVar[int]
