@@ -247,11 +247,17 @@ class Trainer:
             self._adjustment, self._loss = None, training_loss(self.task, adjusted=False)
 
     def save_model(self, z: Vector, path: Path, *, averaged: bool = False) -> None:
-        """Write the whole model at z, frozen parameters and buffers included, as safetensors; `averaged` as in
-        `evaluate`."""
+        """Write the whole model at z, frozen parameters and buffers included, as safetensors that the task's model in
+        float32 can load; `averaged` as in `evaluate`."""
         self._load(z)
+        names = None
+        if precision_of(self.task, self.options) == "int8":
+            # A model that trains in 8 bits has ranges beside what the other has.
+            with GENERATOR, torch.random.fork_rng(devices=[]):
+                names = make_model(self.task, "float32").state_dict().keys()
         with self._statistics(averaged):
-            save_model(self._model, path, metadata={"task": self.task.name, "layout": self.layout.digest})
+            metadata = {"task": self.task.name, "layout": self.layout.digest}
+            save_model(self._model, path, names=names, metadata=metadata)
 
     def in_precision(self, z: Vector, precision: Precision) -> torch.nn.Module:
         """Return a new model at z that computes in that precision, with statistics and ranges from `statistics`."""

@@ -1,10 +1,10 @@
-"""Whole models on disk: safetensors with every parameter and buffer under its name."""
+"""Whole models on disk: safetensors with every entry of the model's state_dict."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
@@ -16,13 +16,25 @@ from safetensors.torch import save
 from peer.errors import DataError
 
 
-def save_model(model: torch.nn.Module, path: Path, *, metadata: Mapping[str, str] | None = None) -> None:
-    """Write all parameters and buffers of the model, beside the final name first, so that no reader sees half a file.
+def save_model(
+    model: torch.nn.Module,
+    path: Path,
+    *,
+    names: Collection[str] | None = None,
+    metadata: Mapping[str, str] | None = None,
+) -> None:
+    """Write the model's state_dict, beside the final name first, so that no reader sees half a file.
 
-    Tensors that the model holds under several names are written once, under the first.
+    A strict `load_state_dict` takes the file: tensors that the model holds under several names are written under each.
+    `names`: entries to write, where the model is to be loaded that has only these; by default all.
     """
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in named_tensors(model).items()}
-    write_tensors(tensors, path, metadata={"format": "pt", **(metadata or {})})
+    write_tensors(state_tensors(model, names), path, metadata={"format": "pt", **(metadata or {})})
+
+
+def state_tensors(model: torch.nn.Module, names: Collection[str] | None = None) -> dict[str, torch.Tensor]:
+    """Return the entries of the model's state_dict by name, each in memory of its own on the CPU."""
+    state = model.state_dict()
+    return {name: state[name].detach().cpu().clone().contiguous() for name in (state if names is None else names)}
 
 
 def write_tensors(tensors: Mapping[str, torch.Tensor], path: Path, *, metadata: Mapping[str, str]) -> None:
@@ -86,7 +98,8 @@ def load_model_(model: torch.nn.Module, path: Path) -> None:
         lacking = [name for name in wanted if name not in names]
         if lacking:
             raise DataError(f"model file {path} lacks {_listed(lacking)}")
-        excess = sorted(names - wanted.keys())
+        tied = _tied(model)
+        excess = sorted(names - wanted.keys() - tied.keys())
         if excess:
             raise DataError(f"model file {path} contains {_listed(excess)}, which the model does not have")
         for name, tensor in wanted.items():
@@ -96,6 +109,11 @@ def load_model_(model: torch.nn.Module, path: Path) -> None:
                     f"model file {path}: {name} has shape {shape}, but the model needs {list(tensor.shape)}"
                 )
         read = {name: file.get_tensor(name) for name in wanted}
+        for name in sorted(names & tied.keys()):
+            if not torch.equal(file.get_tensor(name), read[tied[name]]):
+                raise DataError(
+                    f"model file {path}: {name} and {tied[name]} differ, but the model has one tensor for both"
+                )
     refuse_not_finite(read, path)
     for name, tensor in read.items():
         if tensor.is_floating_point() != wanted[name].is_floating_point():
@@ -125,6 +143,13 @@ def named_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Return the parameters and buffers of the model's state_dict by name, each once."""
     kept = model.state_dict().keys()
     return {name: tensor for name, tensor in (*model.named_parameters(), *model.named_buffers()) if name in kept}
+
+
+def _tied(model: torch.nn.Module) -> dict[str, str]:
+    """Return further names of tensors that the model holds under several → the first."""
+    first: dict[int, str] = {}
+    state = model.state_dict(keep_vars=True)
+    return {name: first[id(tensor)] for name, tensor in state.items() if first.setdefault(id(tensor), name) != name}
 
 
 def _listed(names: list[str]) -> str:

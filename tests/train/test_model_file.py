@@ -39,12 +39,32 @@ def test_nothing_but_the_file_is_left_behind(tmp_path: Path):
     assert [path.name for path in tmp_path.iterdir()] == ["m.safetensors"]
 
 
-def test_tied_weights_are_written_once(tmp_path: Path):
+def tied() -> nn.Module:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     model[1].weight = model[0].weight
+    return model
+
+
+def test_tied_weights_are_written_under_both_names(tmp_path: Path):
+    model, other, strict = tied(), tied(), tied()
     save_model(model, tmp_path / "m.safetensors")
-    assert set(load_file(tmp_path / "m.safetensors")) == {"0.weight", "0.bias", "1.bias"}
-    load_model_(model, tmp_path / "m.safetensors")
+    strict.load_state_dict(load_file(tmp_path / "m.safetensors"), strict=True)
+    load_model_(other, tmp_path / "m.safetensors")
+    assert model_digest(strict) == model_digest(other) == model_digest(model)
+
+
+def test_a_file_of_an_earlier_release_has_tied_weights_once(tmp_path: Path):
+    stored = dict(tied().state_dict())
+    save_file({name: tensor for name, tensor in stored.items() if name != "1.weight"}, tmp_path / "m.safetensors")
+    load_model_(tied(), tmp_path / "m.safetensors")
+
+
+def test_tied_weights_that_differ_are_refused(tmp_path: Path):
+    stored = {name: tensor.clone() for name, tensor in tied().state_dict().items()}
+    stored["1.weight"] += 1
+    save_file(stored, tmp_path / "m.safetensors")
+    with pytest.raises(DataError, match=r"1\.weight and 0\.weight differ"):
+        load_model_(tied(), tmp_path / "m.safetensors")
 
 
 def test_the_digest_sees_names_shapes_and_values():
