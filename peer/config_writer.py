@@ -6,6 +6,7 @@ the caller says so.
 
 from __future__ import annotations
 
+import os
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -67,9 +68,28 @@ def write_peer_file(path: Path, config: Config | None = None, *, force: bool = F
     write_bytes(path, render(config or Config(), header=_PEER_HEADER).encode(), force=force)
 
 
-def write_resolved(config: Config, path: Path) -> None:
-    """Write the configuration so that `config.load` returns an equal one; an existing file is replaced."""
-    write_bytes(path, render(config, header=_RESOLVED_HEADER).encode())
+def write_resolved(config: Config, path: Path, base: Path) -> None:
+    """Write the configuration so that `config.load` returns an equal one; an existing file is replaced. Relative paths
+    start at `base`, and in the file lead to the same places."""
+    write_bytes(path, render(moved(config, base, path.parent), header=_RESOLVED_HEADER).encode())
+
+
+SHARED_PATHS = (("graph", "file"), ("training", "warm_start"), ("data", "directory"))
+"""Keys of shared sections whose value is a path relative to the file."""
+
+
+def moved(config: Config, old_base: Path, new_base: Path) -> Config:
+    """Return the configuration with relative paths that lead from `new_base` to where they led from `old_base`."""
+    for section, key in SHARED_PATHS:
+        value = getattr(getattr(config, section), key)
+        if value is not None and not Path(value).is_absolute():
+            config = with_path(config, section, key, os.path.relpath(old_base / value, new_base))
+    return config
+
+
+def with_path(config: Config, section: str, key: str, value: str) -> Config:
+    """Return the configuration with another value of a path."""
+    return config.model_copy(update={section: getattr(config, section).model_copy(update={key: value})})
 
 
 def render(config: Config, *, header: str) -> str:

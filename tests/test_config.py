@@ -154,7 +154,7 @@ def test_the_list_of_peers_belongs_to_the_job_but_their_addresses_do_not() -> No
 )
 def test_what_is_written_is_read_back_equal(overrides: list[str], tmp_path: Path) -> None:
     config = load(None, overrides=overrides, environment={}).model_copy(update={"peers": PEERS})
-    write_resolved(config, tmp_path / "config.toml")
+    write_resolved(config, tmp_path / "config.toml", tmp_path)
     assert load(tmp_path / "config.toml", environment={}) == config
 
 

@@ -143,6 +143,7 @@ def cluster(
 
     config, base = load_config(config_file, settings)
     places = place_peers(num_peers, hosts, port)
-    files = write_cluster(directory, config, places, base=base, force=force, relay=relay, join_later=join_later)
+    options = {"force": force, "to_be_copied": True}
+    files = write_cluster(directory, config, places, base=base, relay=relay, join_later=join_later, **options)
     click.echo(f"wrote {directory}: {len(files)} peers")
     click.echo(f"start each with: sotto run --config {files[0]}")

@@ -34,37 +34,63 @@ TOLERANCE = 1e-9
     help="File to write.",
 )
 @click.option("--int8", is_flag=True, help="Write 8-bit weights, for inference in 8-bit arithmetic.")
-@click.option("--force", is_flag=True, help="Overwrite the file if it exists.")
+@click.option("--torch-export", "program", is_flag=True, help="Also write a program for torch.export.load (.pt2).")
+@click.option("--onnx", is_flag=True, help="Also write the model in ONNX (.onnx).")
+@click.option(
+    "--onnx-int8", is_flag=True, help="Also write the model in ONNX with 8-bit weights and activations (.int8.onnx)."
+)
+@click.option("--no-card", is_flag=True, help="Do not write the model card (.card.md).")
+@click.option("--force", is_flag=True, help="Overwrite files that exist.")
 @json_option
-def export(source: Path, peer_index: int | None, output: Path, int8: bool, force: bool, as_json: bool) -> None:
+def export(
+    source: Path,
+    peer_index: int | None,
+    output: Path,
+    int8: bool,
+    program: bool,
+    onnx: bool,
+    onnx_int8: bool,
+    no_card: bool,
+    force: bool,
+    as_json: bool,
+) -> None:
     """Write a trained model to a safetensors file.
 
     SOURCE is a run folder (exports the average of all peers, or one peer with --peer) or the folder of one peer
-    (exports its newest checkpoint). The model is de-biased: push-sum values are divided by their weight. Tensor names
-    are those of the model's state_dict.
+    (exports its newest checkpoint). The model is de-biased: push-sum values are divided by their weight. A strict
+    load_state_dict of the task's model takes the file. A model card beside it says how the model was trained.
 
     With --int8 the file holds 8-bit codes and one scale for each matrix, and the ranges of activations measured on
-    2,048 training samples. `peer.train.int8_file.load_int8` reads such a file. The command also prints the accuracy of
-    the exported model and of the same weights in float32.
+    2,048 training samples. `peer.train.int8_file.load_int8` reads such a file. For 8 bits without this package, use
+    --onnx-int8, which works with any model. Both print the accuracy of the exported model and of the same weights in
+    float32. ONNX needs `pip install 'sottovoce[onnx]'`.
 
     \b
     Examples:
       sotto export runs/digits -o digits.safetensors
       sotto export runs/digits --int8 -o small.safetensors
+      sotto export runs/digits --onnx --onnx-int8 --torch-export -o digits.safetensors
       sotto export runs/digits --peer 3 -o third.safetensors
       sotto export kits/peer-0
     """
-    from peer.ops.export import export_model
+    from peer.ops.export import Beside, export_model
 
-    exported = export_model(source, output, peer_index=peer_index, int8=int8, force=force)
+    beside = Beside(program=program, onnx=onnx, onnx_int8=onnx_int8, card=not no_card)
+    exported = export_model(source, output, peer_index=peer_index, int8=int8, beside=beside, force=force)
     if as_json:
         row = {"file": str(output), "bytes": output.stat().st_size, "round": exported.round}
-        print_json({**row, "peers": list(exported.peers), "accuracy": dict(exported.accuracy)})
+        row |= {"files": [str(file) for file in exported.files], "figures": exported.figures}
+        print_json({**row, "peers": list(exported.peers), "accuracy": exported.accuracy})
         return
     click.echo(f"wrote {output}: {exported.description}")
-    if exported.accuracy:
-        full, eight = (f"{100 * exported.accuracy[precision]:.2f} %" for precision in ("float32", "int8"))
-        click.echo(f"test accuracy: {eight} in 8 bits, {full} in float32")
+    for file in exported.files[1:]:
+        click.echo(f"wrote {file}")
+    for precision, where in (("int8", "in 8 bits"), ("onnx-int8", "in 8 bits with ONNX Runtime")):
+        for name, value in exported.figures.get(precision, {}).items():
+            full = exported.figures["float32"][name]
+            eight, full_text = (f"{100 * v:.2f} %" if name == "accuracy" else f"{v:.4g}" for v in (value, full))
+            label = "test accuracy" if name == "accuracy" else name
+            click.echo(f"{label}: {eight} {where}, {full_text} in float32")
 
 
 @click.command(cls=SottoCommand)

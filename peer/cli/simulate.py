@@ -106,7 +106,7 @@ def simulate(
         else:
             directory = make_directory(runs_dir, name, f"{config.run.name}-simulated")
             stack.enter_context(report_in_any_case(directory))
-            write_resolved(config, directory / "config.toml")
+            write_resolved(config, directory / "config.toml", base)
             draw_graph(config, base, count, directory)
         stop = stack.enter_context(StopOnSignal())
         show = stack.enter_context(open_view(no_live, config))

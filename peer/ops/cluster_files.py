@@ -8,13 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from peer.config import Config, PeerAddress
-from peer.config_writer import refuse_existing, write_bytes, write_peer_file
+from peer.config_writer import moved, refuse_existing, with_path, write_bytes, write_peer_file
 from peer.errors import ConfigError
 from peer.net.security.authority import CertificateAuthority
 from peer.net.security.certificates import Role
-
-_SHARED_PATHS = (("graph", "file"), ("training", "warm_start"), ("data", "directory"))
-"""Keys of shared sections whose value is a path relative to the file."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +32,7 @@ def write_cluster(
     force: bool = False,
     relay: int | None = None,
     join_later: int = 0,
+    to_be_copied: bool = False,
 ) -> list[Path]:
     """Write a CA, an operator's certificate and one folder peer-K for each host; return the peer files.
 
@@ -42,6 +40,7 @@ def write_cluster(
     listens nowhere and dials out; peer `relay` connects such peers with each other. The last `join_later` are not yet
     members when the run begins. Where every host is this machine, peers listen on loopback only, otherwise on all
     interfaces. `base` is where the relative paths of `config` start; in the new files they lead to the same places.
+    With `to_be_copied` they lead to places in the folders: files are copied into them, and a data folder is linked.
     With `security.mode = "insecure"` no certificates are made. Raises ConfigError if the folder already holds a
     cluster, unless `force`.
     """
@@ -72,7 +71,8 @@ def write_cluster(
         file.unlink(missing_ok=True)
     for index, folder in enumerate(folders):
         mine = _peer_config(config, index, hosts, names, None if relay is None else names[relay], join_later)
-        write_peer_file(folder / "peer.toml", _move_paths(mine, base, folder), force=force)
+        mine = _self_contained(mine, base, folder) if to_be_copied else moved(mine, base, folder)
+        write_peer_file(folder / "peer.toml", mine, force=force)
     if config.security.mode == "mtls":
         authority = CertificateAuthority.create(config.run.name)
         authority.write(*authority_files)
@@ -149,15 +149,29 @@ def _peer_config(
     return config.model_copy(update={"peers": peers, "peer": own, "security": security})
 
 
-def _move_paths(config: Config, old_base: Path, new_base: Path) -> Config:
-    """Return the configuration with relative paths that lead from `new_base` to where they led from `old_base`."""
-    for name, key in _SHARED_PATHS:
-        section = getattr(config, name)
-        value = getattr(section, key)
-        if value is not None and not Path(value).is_absolute():
-            moved = os.path.relpath(old_base / value, new_base)
-            config = config.model_copy(update={name: section.model_copy(update={key: moved})})
-    return config
+def _self_contained(config: Config, base: Path, folder: Path) -> Config:
+    """Return the configuration of a folder that stays right wherever the folder is copied to."""
+    for section, key in (("graph", "file"), ("training", "warm_start")):
+        value = getattr(getattr(config, section), key)
+        if value is not None:
+            source = base / value
+            try:
+                write_bytes(folder / source.name, source.read_bytes())
+            except OSError as error:
+                raise ConfigError(f"cannot be read: {error.strerror}", key=f"{section}.{key}", value=value) from None
+            config = with_path(config, section, key, source.name)
+    directory = config.data.directory
+    if directory is None or Path(directory).is_absolute():
+        return config
+    # A path that leaves the folder of the configuration would lead anywhere on another device.
+    inside = Path(os.path.normpath(directory))
+    inside = Path(inside.name or "data") if ".." in inside.parts or inside == Path() else inside
+    link, source = folder / inside, base / directory
+    # What each device has of its own is nowhere but there.
+    if source.is_dir() and config.data.partition != "own" and not (link.exists() or link.is_symlink()):
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(os.path.relpath(source.resolve(), link.parent.resolve()), target_is_directory=True)
+    return with_path(config, "data", "directory", str(inside))
 
 
 def join_address(host: str, port: int) -> str:

@@ -1,4 +1,5 @@
-"""The trained model of a run or of one peer, as safetensors under the names of the model's state_dict.
+"""The trained model of a run or of one peer, as safetensors under the names of the model's state_dict; beside it, if
+wanted, forms that need neither this package nor the code of the task, and a card that says how it was trained.
 
 What a push-sum algorithm keeps is x and its weight u; the model is z = x / u. The average of all peers is Σ x / Σ u,
 taken at the newest round of which every peer has a checkpoint.
@@ -6,25 +7,60 @@ taken at the newest round of which every peer has a checkpoint.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from peer import config as configuration
 from peer.config import Config
 from peer.config_writer import write_bytes
+from peer.criterion import ACCURACY
 from peer.errors import ConfigError, StateError
+from peer.ops.model_card import CardFacts, model_card
 from peer.run_setup import RunSetup
 from peer.state.checkpoints import Checkpoint, find_checkpoints, load_checkpoint
+from peer.state.metrics import Summary
 from peer.train.int8_file import load_int8, save_int8
 from peer.train.local_step import Trainer
 from peer.train.model_file import load_model_
+from peer.train.portable import (
+    OnnxModel,
+    check_onnx,
+    example_of,
+    require_onnx,
+    save_onnx,
+    save_onnx_int8,
+    save_program,
+    trace,
+)
 from peer.train.statistics import has_statistics
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beside:
+    """What to write beside the model, under its name with another ending."""
+
+    program: bool = False
+    """.pt2, for `torch.export.load`."""
+    onnx: bool = False
+    """.onnx, in float32."""
+    onnx_int8: bool = False
+    """.int8.onnx."""
+    card: bool = False
+    """.card.md: how the model was trained."""
+
+    @property
+    def endings(self) -> list[str]:
+        """Of the files, the card last."""
+        wanted = ((self.program, ".pt2"), (self.onnx, ".onnx"), (self.onnx_int8, ".int8.onnx"), (self.card, ".card.md"))
+        return [ending for is_wanted, ending in wanted if is_wanted]
 
 
 @dataclass(frozen=True)
@@ -36,9 +72,26 @@ class Exported:
     peers: tuple[int, ...]
     """Whose models went into it; empty where the folder does not say."""
     description: str
-    accuracy: Mapping[str, float] = field(default_factory=dict)
-    """Of an export in 8 bits: precision → fraction of the test set that the model gets right; float32 is that of the
-    same weights in full precision."""
+    files: tuple[Path, ...] = ()
+    figures: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Of an export in 8 bits: "float32", "int8" or "onnx-int8" → criterion → figure on the test set; float32 is that of
+    the same weights in full precision."""
+
+    @property
+    def accuracy(self) -> dict[str, float]:
+        """Of each that was measured, the fraction of the test set that the model gets right."""
+        name = ACCURACY.name
+        return {precision: figures[name] for precision, figures in self.figures.items() if name in figures}
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """A model with what is needed to compute it."""
+
+    setup: RunSetup
+    trainer: Trainer
+    z: npt.NDArray[np.float32]
+    averaged: bool
 
 
 @dataclass(frozen=True)
@@ -52,21 +105,32 @@ class _PeerFolder:
 
 
 def export_model(
-    source: Path, output: Path, *, peer_index: int | None = None, int8: bool = False, force: bool = False
+    source: Path,
+    output: Path,
+    *,
+    peer_index: int | None = None,
+    int8: bool = False,
+    beside: Beside | None = None,
+    force: bool = False,
 ) -> Exported:
     """Write the model that `source` holds to `output`, with `int8` as `peer.train.int8_file` does; return what it is.
 
     `source` is the folder of a run (all peers, or one with `peer_index`), the folder of a peer, or its state folder.
-    Raises StateError if it holds no model, ConfigError if `output` exists (unless `force`), cannot be written, or the
-    task cannot compute in 8 bits.
+    Raises StateError if it holds no model, ConfigError if a file exists (unless `force`), cannot be written, or the
+    task cannot compute in 8 bits, DataError if the model has no such form.
     """
-    if output.exists() and not force:
-        raise ConfigError("already exists; --force overwrites it", file=str(output))
+    beside = beside or Beside()
+    files = [output, *(output.with_suffix(ending) for ending in beside.endings)]
+    for file in files:
+        if file.exists() and not force:
+            raise ConfigError("already exists; --force overwrites it", file=str(file))
+    if beside.onnx or beside.onnx_int8:
+        require_onnx()
     if not source.exists():
         raise StateError(f"{source}: no such folder")
     folders = _find_peers(source)
     if peer_index is None and not find_checkpoints(source) and (source / "model.safetensors").exists():
-        return _quantize(source, output) if int8 else _copy(source / "model.safetensors", output)
+        return _export_simulated(source, files, beside, int8=int8)
     if not folders:
         hint = "a simulation keeps only the averaged model; omit --peer" if peer_index is not None else ""
         raise StateError(f"{source}: contains neither peer.toml nor model.safetensors" + (f" ({hint})" if hint else ""))
@@ -75,12 +139,39 @@ def export_model(
             raise ConfigError("no such peer", key="--peer", value=peer_index, valid=f"0 to {len(folders) - 1}")
         folders = [folders[peer_index]]
     done = _newest_common_round(source, folders)
-    checkpoints = [load_checkpoint(folder.checkpoints[done]) for folder in folders]
-    accuracy = _save(folders[0], checkpoints, output, int8=int8)
+    opened = _open(folders[0], [load_checkpoint(folder.checkpoints[done]) for folder in folders], int8=int8)
     peers = tuple(folder.config.peer.index for folder in folders)
     whose = f"the average of {len(peers)} peers" if len(peers) > 1 else f"the model of peer {peers[0]}"
-    how = ", weights in 8 bits" if int8 else ""
-    return Exported(done, peers, f"{whose} after {done} rounds{how}", accuracy)
+    description = f"{whose} after {done} rounds" + (", weights in 8 bits" if int8 else "")
+    if int8:
+        figures = _save_int8(opened, output)
+    else:
+        figures = {}
+        with _written(output):
+            opened.trainer.save_model(opened.z, output, averaged=opened.averaged)
+    exported = Exported(done, peers, description, tuple(files), figures)
+    return _write_beside(exported, beside, folders[0].config, opened, _summary(source, exported))
+
+
+def _export_simulated(source: Path, files: Sequence[Path], beside: Beside, *, int8: bool) -> Exported:
+    """Write the averaged model of the folder of a simulation."""
+    config = configuration.load(source / "config.toml", environment={}) if (source / "config.toml").exists() else None
+    opened = None
+    if int8 or beside.program or beside.onnx or beside.onnx_int8:
+        if config is None:
+            raise StateError(f"{source}: contains no config.toml, which is needed to build the model")
+        setup = RunSetup.open(config, source, config.num_peers or 1)
+        trainer = setup.trainer(0)
+        load_model_(trainer.model, source / "model.safetensors")
+        opened = _Opened(setup, trainer, trainer.vector(), True)
+    description, figures = "the averaged model of the run", {}
+    if int8:
+        assert opened is not None
+        description, figures = f"{description}, weights in 8 bits", _save_int8(opened, files[0])
+    else:
+        _copy(source / "model.safetensors", files[0])
+    exported = Exported(None, (), description, tuple(files), figures)
+    return exported if config is None else _write_beside(exported, beside, config, opened, _summary(source, exported))
 
 
 def _find_peers(source: Path) -> list[_PeerFolder]:
@@ -116,8 +207,8 @@ def _newest_common_round(source: Path, folders: Sequence[_PeerFolder]) -> int:
     return max(common)
 
 
-def _save(folder: _PeerFolder, checkpoints: Sequence[Checkpoint], output: Path, *, int8: bool) -> Mapping[str, float]:
-    """Write the model; return its accuracy in both precisions where that was asked for."""
+def _open(folder: _PeerFolder, checkpoints: Sequence[Checkpoint], *, int8: bool) -> _Opened:
+    """Return the model of one checkpoint, or the average of several."""
     setup = RunSetup.open(folder.config, folder.base)
     trainer = setup.trainer(folder.config.peer.index)
     total, weight = np.zeros(trainer.layout.size), 0.0
@@ -142,32 +233,77 @@ def _save(folder: _PeerFolder, checkpoints: Sequence[Checkpoint], output: Path, 
             key="data.partition",
             value="own",
         )
-    z = (total / weight).astype(np.float32)
-    if int8:
-        return _save_int8(trainer, z, output)
-    with _written(output):
-        trainer.save_model(z, output, averaged=len(checkpoints) > 1)
-    return {}
+    return _Opened(setup, trainer, (total / weight).astype(np.float32), len(checkpoints) > 1)
 
 
-def _quantize(source: Path, output: Path) -> Exported:
-    """Write the averaged model of a run folder in 8 bits."""
-    if not (source / "config.toml").exists():
-        raise StateError(f"{source}: contains no config.toml, which is needed to build the model")
-    config = configuration.load(source / "config.toml", environment={})
-    trainer = RunSetup.open(config, source, config.num_peers or 1).trainer(0)
-    load_model_(trainer.model, source / "model.safetensors")
-    accuracy = _save_int8(trainer, trainer.vector(), output)
-    return Exported(None, (), "the averaged model of the run, weights in 8 bits", accuracy)
-
-
-def _save_int8(trainer: Trainer, z: npt.NDArray[np.float32], output: Path) -> Mapping[str, float]:
-    """Write the model at z in 8 bits, and return the accuracy of what was written, and of the same in float32."""
+def _save_int8(opened: _Opened, output: Path) -> dict[str, Mapping[str, float]]:
+    """Write the model in 8 bits, and return the figures of what was written, and of the same in float32."""
+    trainer, z = opened.trainer, opened.z
     with _written(output):
         metadata = {"task": trainer.task.name, "layout": trainer.layout.digest}
         save_int8(trainer.in_precision(z, "int8"), output, metadata=metadata)
     models = {"float32": trainer.in_precision(z, "float32"), "int8": load_int8(trainer.task, output).to(trainer.device)}
-    return {precision: trainer.judge(model).accuracy for precision, model in models.items()}
+    return {precision: _judged(opened, model) for precision, model in models.items()}
+
+
+def _judged(opened: _Opened, model: torch.nn.Module) -> dict[str, float]:
+    """Return how a model does on the test set, by criterion."""
+    found = opened.trainer.judge(model)
+    own = {ACCURACY.name: found.accuracy, **found.metrics}
+    return {criterion.name: own[criterion.name] for criterion in opened.setup.criteria}
+
+
+def _write_beside(
+    exported: Exported, beside: Beside, config: Config, opened: _Opened | None, summary: Summary | None
+) -> Exported:
+    """Write the files beside the model; return what was written, with the figures of int8 in ONNX."""
+    inputs: Sequence[str] = ()
+    output, figures = exported.files[0], dict(exported.figures)
+    if beside.program or beside.onnx or beside.onnx_int8:
+        assert opened is not None
+        trainer, name = opened.trainer, opened.trainer.task.name
+        model = trainer.portable_model(opened.z, averaged=opened.averaged)
+        example = example_of(trainer.task, trainer.train_data)
+        program = trace(model, example, name)
+        with _written(output):
+            if beside.program:
+                save_program(program, output.with_suffix(".pt2"))
+            if beside.onnx or beside.onnx_int8:
+                full = output.with_suffix(".onnx") if beside.onnx else output.with_suffix(f".part-{os.getpid()}.onnx")
+                try:
+                    save_onnx(program, full, name)
+                    inputs = check_onnx(model, full, example, name)
+                    if beside.onnx_int8:
+                        quantized = output.with_suffix(".int8.onnx")
+                        save_onnx_int8(full, quantized, trainer.train_data, seed=config.run.seed)
+                        figures.setdefault("float32", _judged(opened, model.to(trainer.device)))
+                        figures["onnx-int8"] = _judged(opened, OnnxModel(quantized))
+                finally:
+                    if not beside.onnx:
+                        full.unlink(missing_ok=True)
+    if beside.card:
+        others = [file for file in exported.files if not file.name.endswith(".card.md")]
+        facts = CardFacts(
+            description=exported.description,
+            round=exported.round,
+            num_peers=config.num_peers or (summary.num_peers if summary is not None else 1),
+            summary=summary,
+            measured=figures,
+            inputs=inputs,
+            is_int8="int8" in exported.figures,
+        )
+        write_bytes(exported.files[-1], model_card(config, facts, others).encode())
+    return replace(exported, figures=figures)
+
+
+def _summary(source: Path, exported: Exported) -> Summary | None:
+    """Return the summary of the run in a folder if it is about this model: that of all peers after the last round."""
+    try:
+        summary = Summary.load(source / "summary.json")
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # A kit, or a run that was cut off.
+    is_whole = exported.round in (None, summary.rounds) and len(exported.peers) in (0, summary.num_peers)
+    return summary if is_whole and summary.ended == "completed" else None
 
 
 @contextmanager
@@ -185,12 +321,11 @@ def _array(folder: _PeerFolder, checkpoint: Checkpoint, name: str) -> npt.NDArra
     return checkpoint.arrays[name]
 
 
-def _copy(model: Path, output: Path) -> Exported:
+def _copy(model: Path, output: Path) -> None:
     try:
         write_bytes(output, model.read_bytes())
     except OSError as error:
         raise StateError(f"{model}: cannot be read: {error.strerror}") from None
-    return Exported(None, (), "the averaged model of the run")
 
 
 def _round_of(path: Path) -> int:

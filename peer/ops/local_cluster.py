@@ -120,7 +120,7 @@ class Cluster:
             hosts = hosts or [Host("127.0.0.1", port) for port in free_ports(num_peers)]
             with private_files():
                 self.peer_files = write_cluster(directory / "peers", self.config, hosts, base=base)
-            write_resolved(self.config, directory / "config.toml")
+            write_resolved(self.config, directory / "config.toml", base)
         with contextlib.suppress(OSError):
             # Earlier releases left it to the umask.
             (directory / "peers").chmod(0o700)

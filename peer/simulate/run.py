@@ -85,7 +85,7 @@ def run(
         if directory is not None:
             with writing("model.safetensors"):
                 simulator.trainer.save_model(averaged, directory / "model.safetensors", averaged=True)
-            write_resolved(config, directory / "config.toml")
+            write_resolved(config, directory / "config.toml", base)
         models = [participant.model().copy() for participant in simulator.participants]
         return Simulation(summary, models, averaged, simulator.trainer)
     finally:

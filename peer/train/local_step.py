@@ -31,7 +31,7 @@ from peer.train.evaluation import Evaluation, class_labels, evaluate_model
 from peer.train.label_adjustment import deal_locally, training_loss
 from peer.train.learning_rate import learning_rates
 from peer.train.memory import aligned, open_device, own_memory_
-from peer.train.model_file import load_model_, model_digest, save_model
+from peer.train.model_file import load_model_, model_digest, save_model, state_tensors
 from peer.train.momentum import Momentum
 from peer.train.own_task import OwnTask, errors_of, inner_task
 from peer.train.precision import Precision, make_model, precision_of
@@ -118,6 +118,11 @@ class Trainer:
     def model(self) -> torch.nn.Module:
         """The model that the local step runs; its trained parameters hold whatever z it was last given."""
         return self._model
+
+    @property
+    def train_data(self) -> Data:
+        """The whole training set, of which this peer has a share."""
+        return self._train
 
     def initial_vector(self) -> Vector:
         """Return the vector that every peer of the run starts from, float32[n]."""
@@ -258,6 +263,16 @@ class Trainer:
         with self._statistics(averaged):
             metadata = {"task": self.task.name, "layout": self.layout.digest}
             save_model(self._model, path, names=names, metadata=metadata)
+
+    def portable_model(self, z: Vector, *, averaged: bool = False) -> torch.nn.Module:
+        """Return a new model of the task at z, in float32 and in evaluation mode; `averaged` as in `evaluate`."""
+        self._load(z)
+        with GENERATOR, torch.random.fork_rng(devices=[]):
+            model = make_model(self.task, "float32")
+        with self._statistics(averaged):
+            state = state_tensors(self._model)
+        model.load_state_dict({name: state[name] for name in model.state_dict()})
+        return model.eval()
 
     def in_precision(self, z: Vector, precision: Precision) -> torch.nn.Module:
         """Return a new model at z that computes in that precision, with statistics and ranges from `statistics`."""

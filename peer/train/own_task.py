@@ -88,6 +88,11 @@ class BatchForm:
         self._names: tuple[str, ...] | None = None
         """Keys of the first dict; empty for tuples, None before the first batch."""
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Keys of the dicts; empty where batches are tuples, or before the first batch."""
+        return self._names or ()
+
     def plain(self, batch: object, name: str, function: Callable[..., Any]) -> Batch:
         """Return the tensors of what a function of the user's returned. Raises TaskError if it is no batch, or one of
         another form than those before."""

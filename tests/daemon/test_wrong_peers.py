@@ -184,7 +184,7 @@ def nobody_can_be_dialled(folders: Folders) -> None:
         file = folder / "peer.toml"
         config = load(file, environment={})
         peers = (*(peer.model_copy(update={"advertise": None}) for peer in config.peers[:2]), config.peers[2])
-        write_resolved(config.model_copy(update={"peers": peers}), file)
+        write_resolved(config.model_copy(update={"peers": peers}), file, file.parent)
 
 
 def state_is_a_file(folders: Folders) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import stat
 from pathlib import Path
 
@@ -74,6 +75,63 @@ def test_relative_paths_lead_to_the_same_places(tmp_path: Path) -> None:
     assert moved.training.warm_start is not None
     assert (files[0].parent / moved.training.warm_start).resolve() == base / "start.safetensors"
     assert moved.data.directory == "/data"
+
+
+def test_a_kit_that_is_copied_alone_finds_what_its_paths_lead_to(tmp_path: Path) -> None:
+    base = tmp_path / "jobs"
+    (base / "data" / "mnist").mkdir(parents=True)
+    (base / "data" / "mnist" / "labels").write_text("7")
+    (base / "start.safetensors").write_bytes(b"weights")
+    (base / "ring.toml").write_text("edges")
+    overrides = ["training.warm_start=start.safetensors", "data.directory=data/mnist", "graph.file=ring.toml"]
+    config = load(None, overrides=overrides, environment={})
+    files = write_cluster(tmp_path / "kits", config, place_peers(2, [], 7700), base=base, to_be_copied=True)
+    on_device = tmp_path / "elsewhere" / "deeper" / "peer-1"
+    # As `scp -r` does.
+    shutil.copytree(files[1].parent, on_device, symlinks=False)
+    shutil.rmtree(base)
+    found = load(on_device / "peer.toml", environment={})
+    assert (found.training.warm_start, found.graph.file, found.data.directory) == (
+        "start.safetensors", "ring.toml", "data/mnist",
+    )  # fmt: skip
+    assert (on_device / "start.safetensors").read_bytes() == b"weights"
+    assert (on_device / "ring.toml").read_text() == "edges"
+    assert (on_device / "data" / "mnist" / "labels").read_text() == "7"
+    assert load(files[0], environment={}).run_digest() == found.run_digest()
+
+
+@pytest.mark.parametrize(
+    ("directory", "partition", "in_kit", "linked"),
+    [
+        ("data", "iid", "data", True),
+        ("../elsewhere/mnist", "iid", "mnist", True),
+        ("data", "own", "data", False),
+        ("missing", "iid", "missing", False),
+        ("/samples", "iid", "/samples", False),
+    ],
+)
+def test_where_a_kit_looks_for_its_data(
+    tmp_path: Path, directory: str, partition: str, in_kit: str, linked: bool
+) -> None:
+    base = tmp_path / "jobs"
+    (base / "data").mkdir(parents=True)
+    (tmp_path / "elsewhere" / "mnist").mkdir(parents=True)
+    overrides = [f"data.directory={directory}", f"data.partition={partition}"]
+    config = load(None, overrides=overrides, environment={})
+    for force in (False, True):
+        (file,) = write_cluster(
+            tmp_path / "kits", config, place_peers(1, [], 7700), base=base, to_be_copied=True, force=force
+        )
+    assert load(file, environment={}).data.directory == in_kit
+    assert (file.parent / in_kit).is_symlink() == linked
+    if linked:
+        assert (file.parent / in_kit).resolve() == (base / directory).resolve()
+
+
+def test_a_file_that_is_missing_is_named_before_kits_are_copied(tmp_path: Path) -> None:
+    config = load(None, overrides=["training.warm_start=start.safetensors"], environment={})
+    with pytest.raises(ConfigError, match=r"training\.warm_start: cannot be read: No such file"):
+        write_cluster(tmp_path, config, place_peers(1, [], 7700), to_be_copied=True)
 
 
 def test_a_cluster_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ def write_sample_run(directory: Path, *, rounds: int = 120, peers: int = 4) -> P
     directory.mkdir(parents=True, exist_ok=True)
     names = [f"peer-{index}" for index in range(peers)]
     config = Config(peers=tuple(PeerAddress(name=name, advertise="127.0.0.1:7700") for name in names))
-    write_resolved(config, directory / "config.toml")
+    write_resolved(config, directory / "config.toml", directory)
     (directory / "graph.svg").write_text('<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 9 9"/>')
     for peer in range(peers):
         folder = directory / "peers" / f"peer-{peer}" / "state"

@@ -1,0 +1,161 @@
+"""The page beside an exported model: what it is, how it was trained, how well it does, how to load it.
+
+Made for others to read, so it names no folder of this machine.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from peer import __version__
+from peer.config import Config
+from peer.criterion import ACCURACY, Criterion
+from peer.run_plan import algorithm_spec, build_compressor, describe_compressor
+from peer.state.metrics import Summary
+
+
+@dataclass(frozen=True, kw_only=True)
+class CardFacts:
+    """What a card says beyond the configuration."""
+
+    description: str
+    """Whose model it is."""
+    round: int | None
+    num_peers: int
+    summary: Summary | None = None
+    """Of the run, where it belongs to the model."""
+    measured: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Name of a file → criterion → its figure, where it was measured anew."""
+    inputs: Sequence[str] = ()
+    """Of the ONNX model."""
+    is_int8: bool = False
+    """Whether the safetensors file has int8 weights."""
+
+
+def model_card(config: Config, facts: CardFacts, files: Sequence[Path]) -> str:
+    """Return the card of a model in these files, the safetensors file first, as Markdown."""
+    parts = [
+        f"# {config.run.name}",
+        f"{facts.description[:1].upper()}{facts.description[1:]}, trained with Sottovoce.",
+        "## How it was trained",
+        _table(("setting", "value"), _settings(config, facts)),
+    ]
+    figures = _figures(facts)
+    parts += ["## Figures", _table(("model", *(name for name in figures[0][1])), _rows(figures))] if figures else []
+    return "\n\n".join([*parts, "## Files", _files(files, facts)]) + "\n"
+
+
+def _settings(config: Config, facts: CardFacts) -> list[tuple[str, str]]:
+    training, data = config.training, config.data
+    options = ", ".join(f"{key} = {_without_folders(value)}" for key, value in training.task_options.items())
+    momentum = training.momentum if training.momentum == "none" else f"{training.momentum}, β {training.beta:g}"
+    if training.weight_decay:
+        momentum += f", weight decay {training.weight_decay:g}"
+    graph = config.graph.kind if isinstance(config.graph.kind, str) else ", ".join(config.graph.kind)
+    steps = f"{training.batch_size} samples, {training.local_steps} per round"
+    rate = f"{training.learning_rate:g}, {training.schedule}, {training.warmup_rounds} rounds of warm-up"
+    rows = [
+        ("task", f"{training.task}" + (f" ({options})" if options else "")),
+        ("peers", f"{facts.num_peers}, graph {graph}"),
+        ("rounds", f"{config.run.rounds}" if facts.round is None else f"{facts.round} of {config.run.rounds}"),
+        ("algorithm", config.algorithm.name),
+        ("messages", describe_compressor(build_compressor(config)) if algorithm_spec(config).compresses else "float32"),
+        ("local step", steps),
+        ("learning rate", rate),
+        ("momentum", momentum),
+        ("precision", facts.summary.precision if facts.summary is not None else training.precision),
+        ("data", _partition(config)),
+        ("seed", str(config.run.seed)),
+        ("Sottovoce", __version__ if facts.summary is None else facts.summary.version),
+    ]
+    if training.warm_start is not None:
+        rows.append(("started from", Path(training.warm_start).name))
+    if training.only:
+        rows.append(("trained parameters", ", ".join(training.only)))
+    if data.holdout_fraction:
+        rows.append(("held out by each peer", f"{100 * data.holdout_fraction:g} %"))
+    if facts.summary is not None:
+        rows.append(("parameters", f"{facts.summary.parameters:,}"))
+        machine = facts.summary.machine
+        rows += [(name, machine[name]) for name in ("torch", "processor") if name in machine]
+    return rows
+
+
+def _partition(config: Config) -> str:
+    data = config.data
+    how = {
+        "skew": f"{100 * data.skew:g} % sorted by label, the rest at random",
+        "dirichlet": f"Dirichlet({data.alpha:g}) shares of each class",
+        "shards": f"{data.labels_per_peer} labels per peer",
+        "iid": "dealt at random",
+        "own": "each device's own",
+    }
+    return how[data.partition]
+
+
+def _figures(facts: CardFacts) -> list[tuple[str, dict[str, str]]]:
+    """Return for each model what its figures are: those of the run, and those of files that were measured."""
+    summary, rows = facts.summary, []
+    if summary is not None:
+        for name, of in (
+            ("worst peer", summary.worst),
+            ("averaged model", summary.averaged),
+            ("one process on all data", summary.single_process),
+        ):
+            values = {criterion.name: of(criterion) for criterion in summary.all_criteria}
+            if any(value is not None for value in values.values()):
+                rows.append((name, {key: _written(key, value) for key, value in values.items()}))
+    for name, measured in facts.measured.items():
+        rows.append((f"`{name}`", {key: _written(key, value) for key, value in measured.items()}))
+    return rows
+
+
+def _rows(figures: Sequence[tuple[str, Mapping[str, str]]]) -> list[tuple[str, ...]]:
+    names = list(figures[0][1])
+    return [(name, *(values.get(each, "") for each in names)) for name, values in figures]
+
+
+def _written(name: str, value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{100 * value:.1f} %" if Criterion(name) == ACCURACY else f"{value:.4g}"
+
+
+def _files(files: Sequence[Path], facts: CardFacts) -> str:
+    first, *others = files
+    if facts.is_int8:
+        text = [f"`{first.name}` holds int8 weights for `peer.train.int8_file.load_int8` of Sottovoce."]
+    else:
+        load = f'model = make_model()\nmodel.load_state_dict(load_file("{first.name}"))'
+        text = [
+            f"`{first.name}` holds the state_dict of the task's model. To load it, for example to train it further:",
+            f"```python\nfrom safetensors.torch import load_file\n\n{load}\n```",
+        ]
+    for file in others:
+        if file.suffix == ".pt2":
+            load = f'model = torch.export.load("{file.name}").module()'
+            text += [f"`{file.name}` is the model as a program:", f"```python\nimport torch\n\n{load}\n```"]
+        elif file.suffix == ".onnx":
+            given = ", ".join(f'"{name}": {name}' for name in facts.inputs)
+            what = "with int8 weights and activations" if file.name.endswith(".int8.onnx") else "in float32"
+            text += [
+                f"`{file.name}` is the model in ONNX, {what}:",
+                f'```python\nimport onnxruntime\n\nsession = onnxruntime.InferenceSession("{file.name}")\n'
+                f"(outputs,) = session.run(None, {{{given}}})\n```",
+            ]
+    return "\n\n".join(text)
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(
+        "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in row) + " |" for row in lines
+    )
+
+
+def _without_folders(value: object) -> str:
+    text = str(value)
+    return Path(text).name if os.sep in text else text
