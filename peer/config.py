@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -40,7 +41,8 @@ class RunOptions(Section):
     """The run as a whole; the same on every peer."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] = "digits"
-    """Name of the run. Peers of runs with different names refuse each other."""
+    """Name of the run; without one, that of the task, or of the module of your own. Peers of runs with different names
+    refuse each other."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of all random numbers in the run."""
     rounds: Count = 1000
@@ -504,9 +506,26 @@ def check(tree: Mapping[str, Any], *, file: str | None = None, sources: Mapping[
     `sources` says where a dotted key came from, where that is not the file.
     """
     try:
-        return Config.model_validate({name: _plain(name, table, file, sources or {}) for name, table in tree.items()})
+        plain = {name: _plain(name, table, file, sources or {}) for name, table in tree.items()}
+        return Config.model_validate(_with_run_name(plain))
     except ValidationError as error:
         raise _as_config_error(error, file, sources or {}) from None
+
+
+def _with_run_name(tree: dict[str, object]) -> dict[str, object]:
+    """Return the tables with a name of the run: by default that of the task."""
+    run, training = tree.get("run", {}), tree.get("training", {})
+    if not isinstance(run, dict) or not isinstance(training, dict) or "name" in run:
+        return tree
+    task = training.get("task")
+    name = run_name_of(task) if isinstance(task, str) else ""
+    return {**tree, "run": {**run, "name": name}} if name else tree
+
+
+def run_name_of(task: str) -> str:
+    """Return a name of a run after its task: of "package.module:make_task" the module. Empty if no character fits."""
+    last = task.partition(":")[0].rpartition(".")[2]
+    return re.sub(r"[^A-Za-z0-9._-]", "-", last).strip("._-")[:64]
 
 
 def _plain(section: str, table: object, file: str | None, sources: Mapping[str, str]) -> object:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -239,6 +239,17 @@ class RunSetup:
                 valid="the samples of all devices together",
             )
         return num_samples * self.num_peers / options.total_samples
+
+    def short_shard(self, peers: Iterable[int]) -> str | None:
+        """Return a sentence where a batch is larger than the shard of one of these peers; None where none is."""
+        fewest, peer = min((len(self.manifest.train[peer]), peer) for peer in peers)
+        size = self.config.training.batch_size
+        if size <= fewest:
+            return None
+        return (
+            f"training.batch_size is {size}, but peer {peer} has {fewest} training samples, so each of its batches has"
+            " samples more than once; lower it, or use more data or fewer peers"
+        )
 
     def trainer(self, peer: int) -> Trainer:
         """Return the training side of one peer. Raises ConfigError for a peer whose data only its device has."""

@@ -19,6 +19,22 @@ def loaded(*overrides: str, **environment: str) -> Config:
     return load(None, overrides=overrides, environment=environment)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "name"),
+    [
+        ([], "digits"),
+        (["training.task=mnist"], "mnist"),
+        (["training.task=home.sensors:make_task"], "sensors"),
+        (["training.task=_größe:make_task"], "gr--e"),
+        (["training.task=größe:make_task", "run.name=size"], "size"),
+        (["training.task=ж:make_task"], "digits"),
+    ],
+)
+def test_a_run_is_named_after_its_task(overrides: list[str], name: str) -> None:
+    config = load(overrides=overrides, environment={})
+    assert config.run.name == name
+
+
 def test_the_defaults_are_valid() -> None:
     assert load(None, environment={}) == Config()
 

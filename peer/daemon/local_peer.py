@@ -71,6 +71,8 @@ class LocalPeer:
         rate = settle_rate(config, build_compressor(config), self.folder.disk)
         self.setup = RunSetup.open(config, base, rate=rate)
         self.trainer = self.setup.trainer(self.index)
+        if (problem := self.setup.short_shard([self.index])) is not None:
+            log.warning("%s", problem)
         if (weight := self.setup.step_weight) > _MOST_WEIGHT:
             log.warning(
                 "this device has %d of %d samples, so its steps are %.1f times as long as training.learning_rate says;"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import re
 import signal
 import socket
@@ -38,6 +39,8 @@ from peer.state.disk import private_files, writing
 from peer.state.metrics import EvaluationRecord, LinkRecord, MetricsStore, Summary
 from peer.train.local_step import Trainer
 from peer.train.threads import use_one_thread
+
+log = logging.getLogger("sotto")
 
 KEEP_MODELS_BYTES_MAX = 256 << 20
 """The models of evaluations are kept, to measure the consensus distance, while all of them together are below this."""
@@ -97,6 +100,8 @@ class Cluster:
         refuse_own_data(config)
         refuse_errors(validate_config(config, base, num_peers))
         self.setup = RunSetup.open(config, base, num_peers)
+        if (problem := self.setup.short_shard(range(num_peers))) is not None:
+            log.warning("%s", problem)
         self.numbers = range(num_peers) if lineup is None else lineup.started
         """Of the peers that run here; all else here goes by their position among these."""
         self._leaving = set() if lineup is None else {*lineup.leaving}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -32,6 +33,8 @@ from peer.state.metrics import ConsensusRecord, EvaluationRecord, LinkRecord, Me
 from peer.train.evaluation import Evaluation
 from peer.train.local_step import Trainer
 from peer.train.threads import use_one_thread
+
+log = logging.getLogger("sotto")
 
 MODELS_EVALUATED_MAX = 64
 """With more peers than this, only so many, evenly spread, are evaluated one by one (and the averaged model)."""
@@ -89,6 +92,8 @@ class VirtualRun(ABC, Generic[AnyParticipant]):
         refuse_own_data(config)
         self.config, self.num_peers = config, num_peers
         self.setup = RunSetup.open(config, base, num_peers)
+        if (problem := self.setup.short_shard(range(num_peers))) is not None:
+            log.warning("%s", problem)
         self._metrics = metrics
         self._after_round: Callable[[AnyParticipant, RoundRecord], None] | None = after_round
         self._network = VirtualNetwork(links or LinkModel())

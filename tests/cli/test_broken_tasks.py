@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,43 @@ def test_a_simulation_whose_task_fails_later_says_so_in_its_summary(
     assert result.exit_code == 2, result.output
     (summary,) = tmp_path.glob("runs/*/summary.json")
     assert '"ended": "failed: error in your task: KeyError: ' in summary.read_text()
+
+
+def test_a_loss_that_is_no_number_later_ends_the_run_as_diverged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = sotto(*arguments("simulate", "nan-later"))
+    assert result.exit_code == 4, result.output
+    assert re.search(r"sotto: error: peer \d: the training loss of round \d is not finite", result.stderr)
+    assert "Traceback" not in result.output
+
+
+def test_a_file_that_one_device_lacks_ends_its_peer_with_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(
+        '[training]\ntask = "tests.examples.own_task:make_task"\n[data]\ndirectory = "sensor"\npartition = "iid"\n'
+    )
+    kits = tmp_path / "kits"
+    assert sotto("init", "cluster", str(kits), "--peers", "2", "--config", str(tmp_path / "run.toml")).exit_code == 0
+    result = sotto("run", "--config", str(kits / "peer-1" / "peer.toml"))
+    assert result.exit_code == 2, result.output
+    assert "sotto: error: error in your task: FileNotFoundError: " in result.stderr
+    assert f"{kits / 'peer-1' / 'sensor' / 'train.csv'} not found" in result.stderr
+    assert re.search(r"own_task\.py:\d+, in make_task", result.stderr)
+    (tmp_path / "run.toml").write_text('[training]\ntask = "mnist"\n[data]\ndirectory = "mnist"\n')
+    kits = tmp_path / "built-in"
+    assert sotto("init", "cluster", str(kits), "--peers", "2", "--config", str(tmp_path / "run.toml")).exit_code == 0
+    result = sotto("run", "--config", str(kits / "peer-1" / "peer.toml"))
+    assert result.exit_code == 2, result.output
+    assert f"sotto: error: data.directory: {kits / 'peer-1' / 'mnist'} does not exist" in result.stderr
+
+
+def test_a_batch_larger_than_a_shard_is_told_and_trains(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    settings = ("--set", "training.batch_size=500", "--set", "data.skew=0")
+    result = sotto("simulate", "--peers", "3", "--rounds", "2", "--no-live", "--no-save", "--no-baseline", *settings)
+    assert result.exit_code == 0, result.output
+    (told,) = (record.getMessage() for record in caplog.records if "batch_size" in record.getMessage())
+    assert told.startswith("training.batch_size is 500, but peer 0 has 479 training samples")
 
 
 def arguments(command: str, where: str) -> tuple[str, ...]:

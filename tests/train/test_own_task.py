@@ -103,9 +103,9 @@ def test_an_error_in_none_of_the_users_lines_names_the_function_that_makes_the_t
         ("loss-nan", "the loss of the first batch is nan", "loss"),
         ("correct-mean", "correct() returned a tensor float32[]; it must return one bool per sample", "correct"),
         ("correct-numpy", "correct() returned an object of type ndarray; it must", "correct"),
-        ("batch-tensor", "batch() returned a tensor float32[8, 2]; it must return a tuple of tensors", "batch"),
+        ("batch-tensor", "batch() returned a tensor float32[8, 2]; it must return a tuple or dict of tensors", "batch"),
         ("batch-numpy", "batch() returned a tuple with an object of type ndarray in it; it must return", "batch"),
-        ("augment-none", "augment() returned None; it must return a tuple of tensors", "augment"),
+        ("augment-none", "augment() returned None; it must return a tuple or dict of tensors", "augment"),
     ],
 )
 def test_what_own_code_must_not_return_is_told_with_the_function(where: str, sentence: str, function: str):
