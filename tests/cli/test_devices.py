@@ -163,3 +163,14 @@ def test_a_device_whose_key_was_lost_goes_on_with_a_new_one() -> None:
     assert len(answer["revoked"]) == 1
     Path("kits/peer-1/peer.key").write_bytes(Path("again/peer.key").read_bytes())
     assert load_credentials(SecurityOptions(), Path("kits/peer-1"), "peer-1") is not None
+
+
+def test_a_new_device_gets_the_model_that_the_run_starts_from() -> None:
+    Path("start.safetensors").write_bytes(b"weights")
+    start = ("--set", "training.warm_start=start.safetensors")
+    assert sotto("init", "cluster", "kits", "--peers", "2", "--force", *start).exit_code == 0
+    assert sotto("init", "--join", "garage", "--name", "garage").exit_code == 0
+    assert sotto("sign", "kits", "garage/request.pem", "--yes").exit_code == 0
+    config = load(Path("kits/peer-2/peer.toml"), environment={})
+    assert config.training.warm_start == "start.safetensors"
+    assert Path("kits/peer-2/start.safetensors").read_bytes() == b"weights"
