@@ -62,8 +62,8 @@ ROOMS: dict[str, set[str]] = {
         "config", "errors", "gossip", "links", "run_plan", "run_setup", "simulate", "study", "train",
     },
     "cli": {
-        "compress", "config", "config_writer", "criterion", "daemon", "errors", "foreign_text", "gossip", "links", "ops",
-        "planning", "report", "run_plan", "run_progress", "simulate", "startup", "state", "study", "train",
+        "compress", "config", "config_writer", "criterion", "daemon", "errors", "foreign_text", "gossip", "links",
+        "ops", "planning", "report", "run_plan", "run_progress", "simulate", "startup", "state", "study", "train",
     },
     "entry": {"cli"},
     "fork_server": {"cli", "daemon", "startup"},
