@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,17 +18,27 @@ class Layout:
 
     names: tuple[str, ...]
     sizes: tuple[int, ...]
+    shapes: tuple[tuple[int, ...], ...] = ()
+    """Of the tensors, in row-major order; empty where nobody needs to know."""
 
     def __post_init__(self) -> None:
         if len(self.names) != len(self.sizes) or not self.sizes:
             raise ValueError("a layout needs at least one layer and one name for each size")
         if min(self.sizes) < 1:
             raise ValueError("every layer holds at least one number")
+        if self.shapes and tuple(map(math.prod, self.shapes)) != self.sizes:
+            raise ValueError("the shapes of the layers do not have their sizes")
 
     @classmethod
     def of_sizes(cls, sizes: list[int] | tuple[int, ...]) -> Layout:
         """Return a layout whose layers are named by their position."""
         return cls(tuple(f"layer{i}" for i in range(len(sizes))), tuple(sizes))
+
+    @classmethod
+    def of_shapes(cls, shapes: Sequence[tuple[int, ...]], names: Sequence[str] | None = None) -> Layout:
+        """Return a layout of tensors; without names they are named by their position."""
+        names = names or [f"layer{i}" for i in range(len(shapes))]
+        return cls(tuple(names), tuple(map(math.prod, shapes)), tuple(shapes))
 
     @cached_property
     def slices(self) -> tuple[slice, ...]:

@@ -107,7 +107,7 @@ class Trainer:
         self._model.train()
         self._trained = trained_parameters(self._model, options.only)
         own_memory_(self._model, self.device)
-        self.layout = Layout(tuple(self._trained), tuple(p.numel() for p in self._trained.values()))
+        self.layout = Layout.of_shapes([tuple(p.shape) for p in self._trained.values()], tuple(self._trained))
         self._parameters = list(self._trained.values())
         self._sizes = list(self.layout.sizes)
         self._flat_gradient = torch.empty(self.layout.size, device=self.device)

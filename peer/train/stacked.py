@@ -115,7 +115,7 @@ class StackedTrainer:
         model.train()
         trained = trained_parameters(model, options.only)
         own_memory_(model, self.device)
-        self.layout = Layout(tuple(trained), tuple(p.numel() for p in trained.values()))
+        self.layout = Layout.of_shapes([tuple(p.shape) for p in trained.values()], tuple(trained))
         stacks = how == "stacked" or (how == "auto" and (self.device.type == "cuda" or not _has_convolutions(model)))
         eight_bit = any(isinstance(module, Network) for module in model.modules())
         channels_last = self.device.type == "cpu" and computes_in_bfloat16(model) and _has_convolutions(model)
