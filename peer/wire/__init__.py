@@ -12,7 +12,7 @@ This docstring specifies the format, version 1, completely: a peer can be implem
 - A **bit string** fills bytes from their lowest bit: bit i of the string is bit i mod 8 of byte ⌊i/8⌋. An integer of
   w bits is stored lowest bit first. Unused bits of the last byte are zero.
 - n is the number of values of the layer. Both sides know it from the layout, the names and sizes of the model's layers,
-  whose digest they compared in the hello. Sizes are therefore not sent.
+  whose digest they compared in the hello. Sizes are therefore not sent, but in kind *part*.
 - `a mod b` is never negative.
 
 A frame that breaks a rule below is refused; each kind of violation has its own error (`peer.wire.errors`). A reader
@@ -34,6 +34,7 @@ the layout.
 | 2 varints | only with flag *predicted*: round and phase of the earlier message |
 | varint | layer count |
 | varints | only in kinds *repair request* and *repair*: layer numbers |
+| varints | only in kind *part*: the n of each section |
 | 2 bytes each | only in kind *repair request*: wishes |
 | | one section for each layer, in order |
 | | the pools of the sections (see *Pools*) |
@@ -51,9 +52,13 @@ at least one section is coded against an earlier message of the same sender; bit
 | 4 | pair request | all of the layout |
 | 5 | pair reply | all of the layout |
 | 6 | pair busy | none |
+| 7 | part | as many as the count says, at most one more than the layout has |
 
 A **weight** is a varint: 0 stands for 0.0; 1 is followed by a float64, which is finite; m + 1 with m ≥ 1 stands for
 the float64 nearest to 1/m.
+
+**Parts** hold a part of a vector that peers sum together. Their sections are no layers of the layout. Each n is at
+least 1, and their sum is at most twice the numbers of the layout.
 
 **Layer numbers** ascend. Each is a varint: how many layers were skipped since the previous one.
 
@@ -68,7 +73,7 @@ codec of the stream of integers that ends the section (see *Streams*), and bits 
 | tag | payload | allowed in kinds |
 |---|---|---|
 | 0 | dense | 0, 4, 5 |
-| 1 | levels | 0, 4, 5 |
+| 1 | levels | 0, 4, 5, 7 |
 | 2 | sparse | 0, 4, 5 |
 | 3 | residues | 0, 4, 5 |
 | 4 | more bits | 3 |

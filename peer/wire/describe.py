@@ -13,7 +13,7 @@ from peer.compress.payload import Dense, LayerPayload, MoreBits, Residues, Spars
 from peer.wire import section_reader, section_writer, sections
 from peer.wire.bits import UnsignedArray
 from peer.wire.frame import CHECKSUM_BYTES, decode
-from peer.wire.message import Message
+from peer.wire.message import Message, MessageKind
 from peer.wire.plans import entropy_of
 from peer.wire.tokens import counts
 
@@ -81,10 +81,14 @@ def describe(frame: bytes | bytearray | memoryview, layout: Layout, *, previous:
     """Return where the bytes of a frame went. Raises what `decode` raises."""
     ledgers: list[section_reader.Ledger] = []
     message = decode(frame, layout, previous=previous, ledgers=ledgers)
-    numbers = message.layer_ids if message.layer_ids is not None else range(len(message.layers))
+    if message.kind is MessageKind.PART:
+        names = [f"section {number}" for number in range(len(message.layers))]
+    else:
+        numbers = range(len(message.layers)) if message.layer_ids is None else message.layer_ids
+        names = [layout.names[number] for number in numbers]
     layers = tuple(
         LayerReport(
-            name=layout.names[number],
+            name=name,
             payload=type(payload).__name__,
             codecs=tuple(ledger.codecs),
             header_bytes=ledger.spent.get("header", 0),
@@ -93,7 +97,7 @@ def describe(frame: bytes | bytearray | memoryview, layout: Layout, *, previous:
             scale_bytes=ledger.spent.get("scales", 0),
             check_bytes=ledger.spent.get("checks", 0),
         )
-        for number, payload, ledger in zip(numbers, message.layers, ledgers[1:-1], strict=True)
+        for name, payload, ledger in zip(names, message.layers, ledgers[1:-1], strict=True)
     )
     size = memoryview(frame).nbytes
     bound = entropy_bound_bits(message, previous=previous)

@@ -49,6 +49,10 @@ class LayerCountMismatch(FrameError):
     """The number of layers is not what the layout and the kind of message ask for."""
 
 
+class PartTooLarge(FrameError):
+    """A part of a sum has an empty section, or more numbers than any part of a vector about this layout can have."""
+
+
 class LayerNumberOutOfRange(FrameError):
     """A layer number is beyond the layout. (Unsorted and repeated numbers cannot be expressed.)"""
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from peer.compress.columns import Columns
 from peer.compress.layout import Layout
-from peer.compress.payload import LayerPayload, MoreBits, Payload, WholeIntegers
+from peer.compress.payload import LayerPayload, Levels, MoreBits, Payload, WholeIntegers, num_values
 from peer.errors import LocalProtocolError
 from peer.wire import section_columns, section_reader, section_writer
 from peer.wire.errors import (
@@ -22,6 +22,7 @@ from peer.wire.errors import (
     LayerCountMismatch,
     LayerNumberOutOfRange,
     MissingPrevious,
+    PartTooLarge,
     TrailingBytes,
     TruncatedFrame,
     UnknownKind,
@@ -32,6 +33,7 @@ from peer.wire.errors import (
 )
 from peer.wire.message import Message, MessageKind, RepairWish
 from peer.wire.reader import MAX_VARINT, Reader, varint
+from peer.wire.sections import Tag
 
 MAGIC = b"SV"
 VERSION = 1
@@ -41,6 +43,10 @@ _WIDE = 1 << 4
 _PREDICTED = 1 << 5
 _REPAIRS = (MoreBits, WholeIntegers)
 _WITHOUT_LAYERS = (MessageKind.NOTHING, MessageKind.REPAIR_REQUEST, MessageKind.PAIR_BUSY)
+_REPAIR_TAGS = frozenset({Tag.MORE_BITS, Tag.WHOLE_INTEGERS})
+_GOSSIP_TAGS = frozenset(Tag) - _REPAIR_TAGS
+_TAGS = {MessageKind.REPAIR: _REPAIR_TAGS, MessageKind.PART: frozenset({Tag.LEVELS})}
+"""What sections may hold where that is not `_GOSSIP_TAGS`."""
 _LARGEST_RECIPROCAL = 1 << 16
 
 
@@ -69,11 +75,15 @@ def encode(message: Message, layout: Layout, *, previous: Message | None = None)
         previous = None
     wide = section_writer.needs_double(message.layers)
     earlier = None if previous is None else previous.layers
-    is_whole = message.layer_ids is None and len(message.layers) > 0
+    is_whole = message.layer_ids is None and message.kind is not MessageKind.PART and len(message.layers) > 0
     written = section_columns.encode(message.layers, layout.size_array, earlier, wide) if is_whole else None
     if written is None:
-        numbers = range(layout.num_layers) if message.layer_ids is None else message.layer_ids
-        sizes = [layout.sizes[number] for number in numbers[: len(message.layers)]]
+        sizes: Sequence[int]
+        if message.kind is MessageKind.PART:
+            sizes = [num_values(layer) for layer in message.layers]
+        else:
+            numbers = range(layout.num_layers) if message.layer_ids is None else message.layer_ids
+            sizes = [layout.sizes[number] for number in numbers[: len(message.layers)]]
         written = section_writer.encode(message.layers, sizes, earlier, wide)
     parts, predicted = written
     header = bytearray(MAGIC)
@@ -89,6 +99,8 @@ def encode(message: Message, layout: Layout, *, previous: Message | None = None)
         header += varint(len(message.layers))
         if message.layer_ids is not None:
             header += _numbers(message.layer_ids)
+        if message.kind is MessageKind.PART:
+            header += b"".join(map(varint, sizes))
     parts.insert(0, bytes(header))
     checksum = 0
     for part in parts:
@@ -151,33 +163,35 @@ def decode(
     wanted: tuple[RepairWish, ...] = ()
     if kind in _WITHOUT_LAYERS and kind is not MessageKind.REPAIR_REQUEST:
         expected = 0
+    elif kind is MessageKind.PART:
+        expected = min(count, layout.num_layers + 1)
     elif kind in (MessageKind.REPAIR_REQUEST, MessageKind.REPAIR):
         expected = min(count, layout.num_layers)
     else:
         expected = layout.num_layers
     if count != expected:
         raise LayerCountMismatch(f"a message of kind {kind.name} has {count} layers where the layout has {expected}")
-    numbers: Sequence[int] = range(count)
+    numbers: Sequence[int] = ()
+    sizes: list[tuple[int, LayerPayload | None]] = []
     if kind is MessageKind.REPAIR_REQUEST:
         ids = _read_numbers(reader, count, layout.num_layers)
         wanted = tuple(_read_wish(reader, number) for number in ids)
-        numbers = ()
+    elif kind is MessageKind.PART:
+        sizes = [(size, None) for size in _read_sizes(reader, count, 2 * layout.size)]
     elif kind is MessageKind.REPAIR:
         numbers = layer_ids = _read_numbers(reader, count, layout.num_layers)
+    else:
+        numbers = range(count)
     if ledgers is not None:
         ledgers[0].book(reader, "header")
     layers: Payload | None = None
     wide = bool(flags & _WIDE)
-    if ledgers is None and kind is not MessageKind.REPAIR and len(numbers) > 1:
+    if ledgers is None and layer_ids is None and len(numbers) > 1:
         layers = section_columns.decode(reader, layout.size_array, earlier, wide=wide, single=single)
     if layers is None:
+        sizes += [(layout.sizes[number], None if earlier is None else earlier[number]) for number in numbers]
         layers = section_reader.decode(
-            reader,
-            [(layout.sizes[number], None if earlier is None else earlier[number]) for number in numbers],
-            repairs=kind is MessageKind.REPAIR,
-            wide=wide,
-            single=single,
-            ledgers=ledgers,
+            reader, sizes, tags=_TAGS.get(kind, _GOSSIP_TAGS), wide=wide, single=single, ledgers=ledgers
         )
     if reader.left:
         raise TrailingBytes(f"{reader.left} bytes follow the last section")
@@ -201,6 +215,8 @@ def payload_bytes(frame: bytes, layout: Layout) -> int:
         return 0
     if kind is MessageKind.REPAIR:
         _read_numbers(reader, count, layout.num_layers)
+    elif kind is MessageKind.PART:
+        _read_sizes(reader, count, 2 * layout.size)
     return reader.left
 
 
@@ -219,6 +235,12 @@ def _check_message(message: Message, layout: Layout) -> None:
         if ids is None or not _ascending(ids, layout.num_layers):
             raise LocalProtocolError("a repair names its layers in ascending order")
         expected = len(ids)
+    elif kind is MessageKind.PART:
+        expected = min(len(message.layers), layout.num_layers + 1)
+        if not all(isinstance(layer, Levels) and layer.codes.size for layer in message.layers):
+            raise LocalProtocolError(f"a part holds levels, and no empty sections: {message}")
+        if sum(map(num_values, message.layers)) > 2 * layout.size:
+            raise LocalProtocolError(f"a part has more than twice the {layout.size} numbers of the layout")
     else:
         expected = layout.num_layers
     if len(message.layers) != expected or (ids is not None) != (kind is MessageKind.REPAIR):
@@ -276,6 +298,13 @@ def _read_numbers(reader: Reader, count: int, num_layers: int) -> tuple[int, ...
             raise LayerNumberOutOfRange(f"layer {last} is named where the layout has {num_layers}")
         ids.append(last)
     return tuple(ids)
+
+
+def _read_sizes(reader: Reader, count: int, most: int) -> list[int]:
+    sizes = [reader.varint() for _ in range(count)]
+    if 0 in sizes or sum(sizes) > most:
+        raise PartTooLarge(f"a part of {sum(sizes)} numbers in {count} sections, where at most {most} can be")
+    return sizes
 
 
 def _read_wish(reader: Reader, layer: int) -> RepairWish:

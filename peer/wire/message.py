@@ -29,6 +29,8 @@ class MessageKind(enum.IntEnum):
     """AD-PSGD: the responder's half."""
     PAIR_BUSY = 6
     """AD-PSGD: the responder is in another exchange; ask again later. No layers."""
+    PART = 7
+    """A part of a vector that is summed in parts: `layers` are no layers of the layout, and have sizes of their own."""
 
 
 @dataclass(frozen=True)

@@ -82,17 +82,17 @@ def decode(
     reader: Reader,
     layers: Iterable[tuple[int, LayerPayload | None]],
     *,
-    repairs: bool,
+    tags: frozenset[Tag],
     wide: bool,
     single: bool,
     ledgers: list[Ledger] | None = None,
 ) -> tuple[LayerPayload, ...]:
     """Return the payloads of the layers whose sizes are given, each with the sender's earlier payload or None.
 
-    `repairs`: whether the message is a repair, which holds other payloads than gossip. `single`: refuse float64 values.
+    `tags`: the kinds of payload that the message can hold. `single`: refuse float64 values.
     `ledgers` receives one for each layer, and one for what follows them.
     """
-    return _Reader(reader, wide, single, repairs, ledgers).decode(layers)
+    return _Reader(reader, wide, single, tags, ledgers).decode(layers)
 
 
 Found = dict[PoolKey, np.ndarray]
@@ -104,11 +104,13 @@ Source = UnsignedArray | tuple[PoolKey, int, int]
 class _Reader:
     """One frame being read."""
 
-    def __init__(self, reader: Reader, wide: bool, single: bool, repairs: bool, ledgers: list[Ledger] | None) -> None:
+    def __init__(
+        self, reader: Reader, wide: bool, single: bool, tags: frozenset[Tag], ledgers: list[Ledger] | None
+    ) -> None:
         self._reader = reader
         self._repeats = Repeats(wide)
         self._single = single
-        self._repairs = repairs
+        self._tags = tags
         self._ledgers = ledgers
         self._ledger: Ledger | None = None
         self._where = indices.Reading()
@@ -132,7 +134,7 @@ class _Reader:
             self._begin_ledger()
         tag = self._reader.byte()
         kind = tag & 7
-        if (kind >= Tag.MORE_BITS) != self._repairs and kind <= Tag.WHOLE_INTEGERS:
+        if kind not in self._tags and kind <= Tag.WHOLE_INTEGERS:
             raise UnknownSection(f"a message of this kind cannot hold {Tag(kind).name.lower()}")
         if kind == Tag.SPARSE:
             return self._sparse(tag >> 3, size)

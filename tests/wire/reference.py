@@ -290,10 +290,11 @@ def decode(frame: bytes, layout: Layout, previous: Message | None = None) -> Mes
     if kind is MessageKind.REPAIR_REQUEST:
         wanted = tuple(RepairWish(i, source.integer(1), source.integer(1)) for i in ids)
         numbers = ()
+    sizes = [source.varint() for _ in range(count)] if kind is MessageKind.PART else layout.sizes
     layers = []
     for number in numbers:
         earlier = previous.layers[number] if flags & 32 and previous is not None else None
-        layers.append(section(source, layout.sizes[number], shared, earlier))
+        layers.append(section(source, sizes[number], shared, earlier))
     if shared.fixed_gaps:
         string = source.bit_string()
         for where, n, k in shared.fixed_gaps:

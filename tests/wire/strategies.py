@@ -133,6 +133,12 @@ def messages(draw: st.DrawFn) -> tuple[Message, Layout]:
     elif kind is MessageKind.REPAIR:
         layer_ids = tuple(subset)
         layers = tuple(draw(st.one_of(more_bits(layout.sizes[i]), whole_integers(layout.sizes[i]))) for i in layer_ids)
+    elif kind is MessageKind.PART:
+        left = 2 * layout.size
+        for _ in range(draw(st.integers(0, layout.num_layers + 1))):
+            if left:
+                layers += (draw(levels(draw(st.integers(1, left)))),)
+                left -= layers[-1].codes.size
     elif kind not in (MessageKind.NOTHING, MessageKind.PAIR_BUSY):
         scalars = draw(st.sampled_from([finite32, finite64]))
         layers = tuple(draw(gossiped(size, scalars)) for size in layout.sizes)

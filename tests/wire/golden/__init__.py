@@ -142,7 +142,17 @@ def cases() -> dict[str, Case]:
     found["repair"] = Message(MessageKind.REPAIR, 2, 12, layers=repairs, layer_ids=(0, 2, 4)), None
     found["pair-request"] = Message(MessageKind.PAIR_REQUEST, 0, 0, layers=tuple(map(whole_range, sizes))), None
     found["pair-reply"] = Message(MessageKind.PAIR_REPLY, 1, 1, layers=tuple(map(whole_range, sizes))), None
+    exponents = Levels(1.0, 1, -128, 1, 8, codes(118 + noise(30, 4) % 7, 8))
+    found["part"] = Message(MessageKind.PART, 3, 40, 1, 1 / 8, layers=(exponents, factors(700, 8))), None
+    wider = Levels(1.0, 1, -128, 1, 8, codes(118 + noise(3, 5) % 7, 8))
+    found["part-of-another-width"] = Message(MessageKind.PART, 3, 41, 0, 1 / 7, layers=(wider, factors(90, 5))), None
+    found["part-of-nothing"] = Message(MessageKind.PART, 0, 1), None
     return found
+
+
+def factors(size: int, bits: int) -> Levels:
+    """Return signed integers in codes of `bits` bits."""
+    return Levels(1.0, 1, -(1 << (bits - 1)), 1, bits, heaped(size, bits, 21))
 
 
 def layout_of(name: str) -> Layout:
