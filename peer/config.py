@@ -174,6 +174,11 @@ class AlgorithmOptions(Section):
     """parameter-server: also quantize the model to this many bits, as in the empirical study."""
     model_range: Positive = 1.0
     """parameter-server with model_bits: the quantization grid covers ± this value."""
+    rank: Annotated[int, Field(ge=1, le=64)] = 4
+    """low-rank: number of vectors of each factor of a matrix. More follow the gradients more closely and cost
+    proportionally more bytes."""
+    factor_bits: Annotated[int, Field(ge=2, le=16)] = 8
+    """low-rank: bits per number of the factors."""
     theta: Literal["verified", "constant", "theorem"] = "verified"
     """How Moniqua chooses θ. verified: θ adapts, a hash checks each decoded message, and a failed one is repaired
     exactly. constant: `theta_value`. theorem: the bound of the paper's theorem."""
@@ -429,6 +434,8 @@ SHARED_SECTIONS = ("run", "graph", "algorithm", "compressor", "training", "data"
 """The sections that all peers of a run must share, and the names of the peers."""
 
 _LATER_OPTIONS = (
+    ("algorithm", "rank"),
+    ("algorithm", "factor_bits"),
     ("training", "label_adjustment"),
     ("training", "class_balance"),
     ("training", "class_balance_follows_rate"),

@@ -152,6 +152,14 @@ def _reachable_variants(config: Config, compressor: BoundedCompressor) -> tuple[
     return tuple(c for c in variants_of(compressor) if default_averaging_rate(spec, c) >= least)
 
 
+def describe_messages(config: Config) -> str:
+    """Return in a few words how messages of a run are compressed."""
+    spec, options = algorithm_spec(config), config.algorithm
+    if spec.sends_factors:
+        return f"rank {options.rank}, {options.factor_bits} bits"
+    return describe_compressor(build_compressor(config)) if spec.compresses else "none (full precision)"
+
+
 def describe_compressor(compressor: BoundedCompressor) -> str:
     """Return the compressor with its settings in a few words, such as "top_k 2 % 4 bits"."""
     words = [compressor.kind]

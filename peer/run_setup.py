@@ -9,7 +9,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +27,7 @@ from peer.gossip.base import Algorithm, AlgorithmSpec, NodeContext
 from peer.gossip.budget import BandwidthBudget, nominal_bits
 from peer.gossip.late_neighbors import LatePolicy
 from peer.gossip.membership import Membership, Newcomer
-from peer.gossip.options import FinalRounds, ModuloOptions, ServerOptions
+from peer.gossip.options import FinalRounds, LowRankOptions, ModuloOptions, ServerOptions
 from peer.gossip.pairs.node import PairNode
 from peer.gossip.topology import Schedule
 from peer.gossip.views import ViewSchedule, restricted
@@ -49,7 +49,7 @@ from peer.run_plan import (
 from peer.train import tasks
 from peer.train.label_adjustment import declared_shares
 from peer.train.learning_rate import learning_rates, step_size_decay
-from peer.train.local_step import Trainer, check_data
+from peer.train.local_step import Trainer, check_data, make_momentum
 from peer.train.own_task import criteria_of
 from peer.train.partition import Manifest, OwnSamples, own_samples, partition
 from peer.train.task import Data, Task
@@ -212,11 +212,14 @@ class RunSetup:
     @cached_property
     def training(self) -> TrainingOptions:
         """The options of the local step. Where all gradients are averaged before a step, nothing is to be adjusted: the
-        peers together draw the classes in their shares, and those that one lacks others have."""
-        options = self.config.training
-        if self.spec.local_steps or options.label_adjustment != "auto":
-            return options
-        return options.model_copy(update={"label_adjustment": False})
+        peers together draw the classes in their shares, and those that one lacks others have. Where momentum and weight
+        decay act on the average, the local step has none."""
+        options, changes = self.config.training, dict[str, object]()
+        if not self.spec.local_steps and options.label_adjustment == "auto":
+            changes["label_adjustment"] = False
+        if self.spec.momentum_of_mean:
+            changes |= {"momentum": "none", "weight_decay": 0.0}
+        return options.model_copy(update=changes)
 
     @cached_property
     def class_shares(self) -> npt.NDArray[np.float64] | None:
@@ -291,6 +294,8 @@ class RunSetup:
                 bits_between=self._bits_between,
             ),
             final=FinalRounds(count=final_rounds(self.config, self.schedule)),
+            low_rank=LowRankOptions(rank=options.rank, bits=options.factor_bits),
+            momentum=partial(make_momentum, self.config.training),
             server=ServerOptions(peer=options.server, model_bits=options.model_bits, model_range=options.model_range),
         )
 

@@ -15,7 +15,7 @@ from peer.compress.payload import FloatArray
 from peer.config import Config
 from peer.criterion import ACCURACY
 from peer.gossip.error_feedback import final_rounds_for
-from peer.run_plan import describe_compressor
+from peer.run_plan import describe_messages
 from peer.run_setup import RunSetup
 from peer.state.metrics import ConsensusRecord, EvaluationRecord, MetricsStore, Summary, measured
 from peer.train.baseline import single_process
@@ -30,7 +30,7 @@ def describe_run(config: Config, setup: RunSetup, layout: Layout) -> Summary:
     return Summary(
         name=config.run.name,
         algorithm=config.algorithm.name,
-        compressor=describe_compressor(setup.compressor) if setup.spec.compresses else "none (full precision)",
+        compressor=describe_messages(config),
         graph=setup.schedule.name,
         precision=precision_of(setup.task, config.training),
         num_peers=setup.num_peers,

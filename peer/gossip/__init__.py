@@ -2,8 +2,9 @@
 
 An algorithm is a sans-I/O state machine for one peer (`base`): values in, values out. `exact` sends whole models,
 `naive` quantizes them, `error_feedback` and `replicas` make up for what a compressor leaves out, `moniqua` sends
-modulo codes, `d2` cancels the difference between the peers' data, `pairs` has no rounds, `centralized` are the
-baselines. The gossip step that they share is in `mixing`, the graphs in `topology`.
+modulo codes, `d2` cancels the difference between the peers' data, `pairs` has no rounds, `low_rank` sums
+factors of the gradients, `centralized` are the baselines. The gossip step that they share is in `mixing`, the graphs
+in `topology`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from peer.gossip.centralized import AllReduce, ParameterServer
 from peer.gossip.d2 import D2
 from peer.gossip.error_feedback import DeepSqueeze, Scsp, SparsePush
 from peer.gossip.exact import DPsgd, Local, Sgp
+from peer.gossip.low_rank import LowRank
 from peer.gossip.moniqua import Moniqua, MoniquaD2
 from peer.gossip.naive import NaiveQuantized
 from peer.gossip.pairs.ad_psgd import AdPsgd
@@ -28,6 +30,7 @@ _CLASSES: tuple[type[Algorithm] | type[PairNode], ...] = (
     Local,
     AllReduce,
     ParameterServer,
+    LowRank,
     DPsgd,
     NaiveQuantized,
     Sgp,

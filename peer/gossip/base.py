@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol, TypeAlias
 
@@ -27,8 +27,8 @@ from peer.compress.base import Compressor, Draws
 from peer.compress.layout import Layout
 from peer.compress.payload import FloatArray, Payload
 from peer.errors import LocalProtocolError, RemoteProtocolError
-from peer.gossip.options import FinalRounds, ModuloOptions, ServerOptions
-from peer.wire.message import Message
+from peer.gossip.options import FinalRounds, LowRankOptions, ModuloOptions, ServerOptions
+from peer.wire.message import Message, MessageKind
 
 Digests: TypeAlias = tuple[int, ...]
 """Of the layers of a replica, XXH3-64."""
@@ -89,6 +89,10 @@ class AlgorithmSpec:
     asynchronous: bool = False
     local_steps: bool = True
     """Allows several gradient steps for each gossip step."""
+    sends_factors: bool = False
+    """Sends low-rank factors of the gradient (`NodeContext.low_rank`)."""
+    momentum_of_mean: bool = False
+    """Takes the plain gradient; momentum and weight decay act on the mean of all peers' (`NodeContext.momentum`)."""
     final_rounds: bool = False
     """Its last rounds average in full precision and have no local step."""
     grows_what_it_sends: bool = False
@@ -135,6 +139,35 @@ class DrawSource(Protocol):
     def draws(self, t: int) -> Draws: ...
 
 
+class MomentumRule(Protocol):
+    """Turns a gradient into a direction. Implemented in `train.momentum`; see there."""
+
+    @property
+    def needs_round(self) -> bool: ...
+    def direction(self, gradient: FloatArray, z: FloatArray) -> FloatArray: ...
+    def after_round(self, z_before: FloatArray, z_after: FloatArray, rate: float) -> None: ...
+    def state(self) -> dict[str, npt.NDArray[Any]]: ...
+    def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None: ...
+
+
+class NoMomentum:
+    """The direction is the gradient."""
+
+    needs_round = False
+
+    def direction(self, gradient: FloatArray, z: FloatArray) -> FloatArray:
+        return gradient
+
+    def after_round(self, z_before: FloatArray, z_after: FloatArray, rate: float) -> None:
+        """Nothing is kept."""
+
+    def state(self) -> dict[str, npt.NDArray[Any]]:
+        return {}
+
+    def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Nothing is kept."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class NodeContext:
     """Everything that stays the same for one peer during a run."""
@@ -158,9 +191,14 @@ class NodeContext:
     modulo: ModuloOptions = field(default_factory=ModuloOptions)
     final: FinalRounds = field(default_factory=FinalRounds)
     server: ServerOptions = field(default_factory=ServerOptions)
+    low_rank: LowRankOptions = field(default_factory=LowRankOptions)
+    momentum: Callable[[], MomentumRule] = NoMomentum
+    """Makes the momentum of the algorithms with `spec.momentum_of_mean`."""
     imposed: dict[int, Payload] = field(default_factory=dict)
     """Round → what this peer sent in it before it crashed. Where its arithmetic is not repeatable, the round is
     repeated with that instead of what the compressor makes: the others have it."""
+    imposed_parts: dict[tuple[int, int, int], Payload] = field(default_factory=dict)
+    """(round, phase, receiver) → the same, where messages are parts, of which every receiver gets its own."""
 
 
 @dataclass(frozen=True)
@@ -223,6 +261,8 @@ class Algorithm(ABC):
     """One peer's side of a synchronous gossip algorithm. See the module docstring for the order of calls."""
 
     spec: ClassVar[AlgorithmSpec]
+    message_kind: ClassVar[MessageKind] = MessageKind.GOSSIP
+    """Of the messages of a round. PART: messages have sizes of their own, which `check_part` judges."""
     replicas: NeighborCopies | None = None
     """Set where `spec.memory` is REPLICAS."""
 
@@ -267,9 +307,9 @@ class Algorithm(ABC):
         """Return whether an honest `sender` has a message for this peer in round t."""
         return sender in self.node.schedule.senders(t, self.node.peer)
 
-    def phase_from(self, sender: int) -> int:
-        """Return the phase of the one message of a round that `sender` has for this peer."""
-        return 0
+    def phases_from(self, sender: int) -> tuple[int, ...]:
+        """Return the phases of a round in which `sender` may have a message for this peer."""
+        return (0,)
 
     def weights_from(self, t: int, sender: int) -> tuple[float, ...]:
         """Return the mixing weights that an honest `sender` may tell in its message of round t."""
@@ -277,6 +317,10 @@ class Algorithm(ABC):
 
     def check_codes(self, message: Message) -> None:  # noqa: B027 (most can read any payload that `check_layers` lets by)
         """Raise RemoteProtocolError unless the payload of a round can be read with this run's settings."""
+
+    def check_part(self, message: Message) -> None:  # noqa: B027 (most send all layers of the layout)
+        """Raise RemoteProtocolError unless a PART has as many numbers as the sender has for this peer in its round and
+        phase. The sender is a member of that round."""
 
     def check_repair(self, repair: Message) -> None:
         """Raise RemoteProtocolError unless a repair can be applied. Where the rounds ask for repairs it is one that the

@@ -13,8 +13,15 @@ from peer.compress.base import Compressor, Draws, compress_layers
 from peer.compress.payload import FloatArray, Payload
 from peer.errors import ConfigError
 from peer.gossip.base import Algorithm, AlgorithmSpec, Exchange, GraphNeed, Metrics, NodeContext
-from peer.gossip.mixing import add_scaled_, can_lose_peers, check_inbox, in_sender_order, whole
-from peer.gossip.views import ViewSchedule
+from peer.gossip.mixing import (
+    add_scaled_,
+    can_lose_peers,
+    check_inbox,
+    in_sender_order,
+    other_members,
+    shares_of_mean,
+    whole,
+)
 from peer.wire.message import Message, MessageKind
 
 
@@ -44,17 +51,10 @@ class AllReduce(Algorithm):
 
     def begin(self, t: int, gradient: FloatArray, rate: float) -> Exchange:
         self._t, self._rate, self._own = t, rate, whole(gradient, self.node.layout)
-        self._others = self._others_in(t)
+        self._others = other_members(self.node, t)
         share = 1.0 / (len(self._others) + 1)
         message = Message(MessageKind.GOSSIP, self.node.peer, t, mixing_weight=share, layers=self._own)
         return Exchange(dict.fromkeys(self._others, message), frozenset(self._others))
-
-    def _others_in(self, t: int) -> tuple[int, ...]:
-        """Return all other members; the weights of the graph have no say."""
-        schedule, me = self.node.schedule, self.node.peer
-        if isinstance(schedule, ViewSchedule):
-            return schedule.senders(t, me)
-        return tuple(peer for peer in range(schedule.num_peers) if peer != me)
 
     def advance(self, inbox: Mapping[int, Message]) -> Exchange | None:
         # The mean of those who were heard: nobody is left out but who is lost.
@@ -63,16 +63,10 @@ class AllReduce(Algorithm):
         return None
 
     def hears(self, t: int, sender: int) -> bool:
-        return sender in self._others_in(t)
+        return sender in other_members(self.node, t)
 
     def weights_from(self, t: int, sender: int) -> tuple[float, ...]:
-        schedule = self.node.schedule
-        if not isinstance(schedule, ViewSchedule):
-            return (1.0 / schedule.num_peers,)
-        members = schedule.membership.members(t)
-        # A lost peer is missing from when each of the others heard of it.
-        present = set(members) - schedule.absent.keys()
-        return tuple(1.0 / num_peers for num_peers in range(len(present), len(members) + 1))
+        return shares_of_mean(self.node, t)
 
     def without(self, peer: int) -> None:
         """Nothing is kept of anybody."""
@@ -125,8 +119,8 @@ class ParameterServer(Algorithm):
     def hears(self, t: int, sender: int) -> bool:
         return (sender in self._workers) if self.is_server else sender == self.server
 
-    def phase_from(self, sender: int) -> int:
-        return int(sender == self.server)
+    def phases_from(self, sender: int) -> tuple[int, ...]:
+        return (int(sender == self.server),)
 
     def weights_from(self, t: int, sender: int) -> tuple[float, ...]:
         return (1.0 if sender == self.server else 1.0 / self.node.schedule.num_peers,)

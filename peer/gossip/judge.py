@@ -28,6 +28,8 @@ WEIGHT_TOLERANCE = 1e-12
 _WEIGHT_ROOM = 2.0**-10
 """How much Σu may exceed the number of first members: for rounding, and for a thousand newcomers whose sponsor was lost
 (`boundary.UNSPONSORED_WEIGHT`)."""
+_GIVING = frozenset({MessageKind.GOSSIP, MessageKind.PART})
+"""Kinds with numbers that count in a model."""
 _HANDOVERS = frozenset({READ_PHASE, TRANSFER_PHASE, COPY_PHASE})
 
 
@@ -69,14 +71,14 @@ class Judge:
             _refuse(message, f"sent a message of round {message.round} in a run of {self._node.rounds}")
         if not self._has_phase(message):
             _refuse(message, f"sent {message.kind.name} in phase {message.phase}, where {self._spec.name} has none")
-        if message.kind is MessageKind.GOSSIP:
+        if message.kind in _GIVING:
             self._check_payload(message)
         elif message.kind is MessageKind.REPAIR:
             sizes = self._node.layout.sizes
             for number, layer in zip(message.layer_ids or (), message.layers, strict=True):
                 if num_values(layer) != sizes[number]:
                     _refuse(message, f"sent {num_values(layer)} numbers for layer {number}, which has {sizes[number]}")
-        gives_nothing = message.kind is not MessageKind.GOSSIP or message.phase == COPY_PHASE
+        gives_nothing = message.kind not in _GIVING or message.phase == COPY_PHASE
         if gives_nothing and (message.mixing_weight, message.push_weight) != (0.0, 1.0):
             self._refuse_weights(message)
 
@@ -87,7 +89,9 @@ class Judge:
         if kind is MessageKind.GOSSIP:
             copies = changes and self._spec.memory is Memory.REPLICAS
             is_handover = (changes and phase == TRANSFER_PHASE) or (copies and phase == COPY_PHASE)
-            return is_handover or phase == self._algorithm.phase_from(message.sender)
+            return is_handover or (kind is self._algorithm.message_kind and self._is_own_phase(message))
+        if kind is MessageKind.PART:
+            return kind is self._algorithm.message_kind and self._is_own_phase(message)
         if kind is MessageKind.NOTHING:
             return (self._spec.may_send_nothing and phase == 0) or (
                 changes and self._asks_for_repairs and phase == READ_PHASE
@@ -98,6 +102,10 @@ class Judge:
             return self._spec.memory is Memory.REPLICAS and phase == 0
         return True  # Of another kind of run: the session says so.
 
+    def _is_own_phase(self, message: Message) -> bool:
+        """Whether the algorithm itself has a message from that sender in that phase."""
+        return message.phase in self._algorithm.phases_from(message.sender)
+
     def _check_payload(self, message: Message) -> None:
         algorithm, node = self._algorithm, self._node
         if message.phase in _HANDOVERS:
@@ -105,7 +113,8 @@ class Judge:
             if not all(isinstance(layer, Dense) for layer in message.layers):
                 _refuse(message, "handed over something else than a whole model")
         else:
-            check_layers(message.layers, node.layout, message.sender, modulo=self._spec.modulo)
+            if message.kind is MessageKind.GOSSIP:
+                check_layers(message.layers, node.layout, message.sender, modulo=self._spec.modulo)
             algorithm.check_codes(message)
         u = message.push_weight
         possible = self._least_push_weight <= u <= self._most_push_weight if self._spec.push_sum else u == 1.0
@@ -116,7 +125,7 @@ class Judge:
             _refuse(message, f"has diverged: it sent numbers up to {largest:.3g}")
 
     def _check_place(self, message: Message) -> None:
-        """Check the one message that an algorithm has from a sender in a round."""
+        """Check the one message that an algorithm has from a sender in a phase of a round."""
         t, sender = message.round, message.sender
         if not self._algorithm.hears(t, sender):
             _refuse(message, f"is no in-neighbour in this graph in round {t}")
@@ -128,6 +137,8 @@ class Judge:
         is_weight = math.copysign(1.0, told) > 0.0 and told <= 1.0
         if not is_weight or all(abs(told - weight) > WEIGHT_TOLERANCE for weight in weights):
             self._refuse_weights(message)
+        if message.kind is MessageKind.PART:
+            self._algorithm.check_part(message)
 
     def _check_handover(self, message: Message) -> None:
         """Check a message between a round and the next one with other members."""

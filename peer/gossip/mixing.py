@@ -171,6 +171,25 @@ def can_lose_peers(node: NodeContext) -> bool:
     return isinstance(node.schedule, ViewSchedule)
 
 
+def other_members(node: NodeContext, t: int) -> tuple[int, ...]:
+    """Return the other members of round t where all hear all; the weights of the graph have no say."""
+    schedule, me = node.schedule, node.peer
+    if isinstance(schedule, ViewSchedule):
+        return schedule.senders(t, me)
+    return tuple(peer for peer in range(schedule.num_peers) if peer != me)
+
+
+def shares_of_mean(node: NodeContext, t: int) -> tuple[float, ...]:
+    """Return what one peer's share in the mean over all members of round t can be."""
+    schedule = node.schedule
+    if not isinstance(schedule, ViewSchedule):
+        return (1.0 / schedule.num_peers,)
+    members = schedule.membership.members(t)
+    # A lost peer is missing from when each of the others heard of it.
+    present = set(members) - schedule.absent.keys()
+    return tuple(1.0 / num_peers for num_peers in range(len(present), len(members) + 1))
+
+
 def in_sender_order(peer: int, inbox: Mapping[int, Message]) -> Iterator[tuple[int, Message | None]]:
     """Yield (sender, message) ascending, the peer itself in its place with None; senders of NOTHING are left out."""
     for sender in sorted({*inbox, peer}):

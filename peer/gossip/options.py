@@ -37,6 +37,16 @@ class FinalRounds:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LowRankOptions:
+    """Of low-rank all-reduce."""
+
+    rank: int = 4
+    """Vectors of each factor, 1 or more."""
+    bits: int = 8
+    """Bits of each number that is sent, 2 to 16."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ServerOptions:
     """Of the parameter server."""
 

@@ -32,7 +32,7 @@ from peer.gossip.starvation import UsualWeight
 from peer.gossip.views import ViewSchedule
 from peer.wire.message import Message, MessageKind
 
-_ROUND_KINDS = frozenset({MessageKind.GOSSIP, MessageKind.NOTHING, MessageKind.REPAIR})
+_ROUND_KINDS = frozenset({MessageKind.GOSSIP, MessageKind.PART, MessageKind.NOTHING, MessageKind.REPAIR})
 _HOLD_PHASE = READ_PHASE - 1
 """Of the wait at the end of a round until all members have reported what they heard of a lost peer. Nothing is sent
 or awaited in it: reports are membership notices. It lies between the algorithm's phases and those of a boundary."""

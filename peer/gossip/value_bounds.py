@@ -10,12 +10,13 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from peer.compress import block_float
 from peer.compress.columns import Columns
 from peer.compress.norms import max_magnitude
 from peer.compress.payload import Dense, LayerPayload, Levels, Residues, Sparse
 from peer.gossip.base import NodeContext
 from peer.gossip.views import ViewSchedule
-from peer.wire.message import Message
+from peer.wire.message import Message, MessageKind
 
 
 def num_first_members(node: NodeContext) -> int:
@@ -34,7 +35,12 @@ def excess(message: Message, dtype: npt.DTypeLike, node: NodeContext) -> float |
     will be divided by a push-sum weight below 1, that counts too."""
     limit = largest_value(dtype, node) * min(1.0, message.push_weight)
     layers = message.layers
-    largest = _largest(layers) if isinstance(layers, Columns) else max(map(_magnitude, layers), default=0.0)
+    if message.kind is MessageKind.PART:
+        largest = _magnitude_of_part(message)
+    elif isinstance(layers, Columns):
+        largest = _largest(layers)
+    else:
+        largest = max(map(_magnitude, layers), default=0.0)
     return None if largest <= limit else largest
 
 
@@ -45,6 +51,14 @@ def _largest(layers: Columns) -> float:
         divisor, base, step, bits = layers.levels
         of_codes = of_codes * float(max(abs(base), abs(base + step * ((1 << bits) - 1)))) / divisor
     return max(max_magnitude(layers.reals), float(of_codes.max(initial=0.0)))
+
+
+def _magnitude_of_part(message: Message) -> float:
+    """Return a bound of |v| over the numbers of a part; its form was checked."""
+    exponents, codes = message.layers
+    assert isinstance(exponents, Levels)
+    assert isinstance(codes, Levels)
+    return block_float.bound((exponents, codes))
 
 
 def _magnitude(layer: LayerPayload) -> float:

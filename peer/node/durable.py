@@ -31,6 +31,7 @@ from peer.node import membership_codec
 from peer.node.blame import blaming
 from peer.node.checkpoint_arrays import refusing_what_does_not_fit
 from peer.node.disk_state import DiskState, Durability, OnRound, PeerRecovery
+from peer.node.frame_account import NUMBERED_KINDS
 from peer.node.held_frames import inbox_from_checkpoint, inbox_to_checkpoint
 from peer.node.links import LinksState
 from peer.node.participant import Participant, ParticipantState
@@ -199,7 +200,7 @@ class DurablePeer:
         return self._receive_message(message, record)
 
     def _receive_message(self, message: Message, record: Received) -> Effects:
-        if (record.seq > 0) != (message.kind in (MessageKind.GOSSIP, MessageKind.NOTHING)):
+        if (record.seq > 0) != (message.kind in NUMBERED_KINDS):
             number = "with" if record.seq else "without"
             raise RemoteProtocolError(f"sent {message.kind.name} {number} a number", peer=record.peer)
         if message.kind is MessageKind.REPAIR_REQUEST:

@@ -22,7 +22,7 @@ from peer.wire.message import Message, MessageKind
 ENTROPY_EVERY = 50
 """The entropy bound is taken of every so many rounds: it costs more than the encoding."""
 
-_NUMBERED_KINDS = frozenset({MessageKind.GOSSIP, MessageKind.NOTHING})
+NUMBERED_KINDS = frozenset({MessageKind.GOSSIP, MessageKind.PART, MessageKind.NOTHING})
 """A round cannot end without these, and applying one twice would mint mass."""
 
 
@@ -147,7 +147,7 @@ class FrameAccount:
             receiver=receiver,
             frame=frame,
             payload_bytes=wire.payload_bytes(frame, self._layout),
-            is_numbered=message.kind in _NUMBERED_KINDS,
+            is_numbered=message.kind in NUMBERED_KINDS,
             values=_num_values(message, self._layout),
             entropy_bits=wire.entropy_bound_bits(message, previous=before) if takes_entropy else 0.0,
         )
@@ -163,6 +163,9 @@ class FrameAccount:
 
 
 def _num_values(message: Message, layout: Layout) -> int:
+    if message.kind is MessageKind.PART:
+        # Each of n members adds up 1 / n of the model, and a contribution weighs as much.
+        return round(message.mixing_weight * layout.size)
     if message.layer_ids is None:
         return layout.size if message.layers else 0
     return sum(layout.sizes[layer] for layer in message.layer_ids)

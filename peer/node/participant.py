@@ -197,7 +197,7 @@ class Participant:
         if self.algorithm.node.compressor is not self._variants[variant]:
             self.algorithm.use_compressor(self._variants[variant])
 
-    def impose(self, frame: bytes) -> None:
+    def impose(self, receiver: int, frame: bytes) -> None:
         """Let the coming round send what it sent before a crash, of which `frame` is one: for a device whose arithmetic
         is not repeatable. What is kept of the message then is what the others received."""
         # The frame may have been coded against the message of the round before.
@@ -205,6 +205,8 @@ class Participant:
         message = wire.decode(frame, self.layout, dtype=self.algorithm.x.dtype, previous=before)
         if message.kind is MessageKind.GOSSIP:
             self.algorithm.node.imposed[message.round] = message.layers
+        elif message.kind is MessageKind.PART:
+            self.algorithm.node.imposed_parts[message.round, message.phase, receiver] = message.layers
 
     # A round.
 

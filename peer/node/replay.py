@@ -10,13 +10,16 @@ rounding stays inside this peer.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 
 from peer.errors import RemoteProtocolError, StateError
 from peer.gossip.effects import Effects, OutgoingFrame
+from peer.node import membership_codec
 from peer.node.disk_state import OnRound, PeerRecovery
 from peer.node.recorded_peer import RecordedPeer
 from peer.state.journal import Announced, Begun, Lost, Receipt, Received, Record, Sent, TimedOut
 from peer.state.recovery import gives_other_bits
+from peer.wire.message import MessageKind
 
 
 class Replay:
@@ -52,7 +55,7 @@ class Replay:
                     self._check_sent(name, record)
                 case Begun():
                     if not self._repeatable:
-                        self._impose(records[position + 1 : position + 2])
+                        self._impose(records[position + 1 :])
                     self._performed(record, self._begin(name, record))
                 case _:
                     self._performed(record, self._repeat(name, record))
@@ -122,9 +125,15 @@ class Replay:
         self.unsent = None
 
     def _impose(self, following: Sequence[Record]) -> None:
-        """Let the coming step send what it sent before."""
-        if following and isinstance(following[0], Sent):
+        """Let the coming round send what it sent before."""
+        if self._participant.algorithm.message_kind is MessageKind.PART:
+            # Every receiver got a part of its own; those of later phases follow what came from others.
+            for record in takewhile(lambda each: not isinstance(each, Begun), following):
+                for receiver, _, frame in record.frames if isinstance(record, Sent) else ():
+                    if not membership_codec.is_notice(frame):
+                        self._participant.impose(receiver, frame)
+        elif following and isinstance(following[0], Sent):
             # Whoever was left out got another frame than the rest, with nothing in it.
-            longest = max((frame for _, _, frame in following[0].frames), key=len, default=None)
+            longest = max(following[0].frames, key=lambda each: len(each[2]), default=None)
             if longest is not None:
-                self._participant.impose(longest)
+                self._participant.impose(longest[0], longest[2])

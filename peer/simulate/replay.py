@@ -4,12 +4,12 @@ A scenario file is one JSON object: graph, objective, numbers in place of random
 algorithms the serial order of events. What comes out is the trajectory of every node. The objects are those that real
 peers use; only the driver differs. This module reads a file and returns values; it prints nothing.
 
-Keys: `algorithm`, `nodes`, `dim`, `layers` (sizes), `rounds`, `objective` (`curvature` and `target`, [node][dim]: node
-i minimizes ½ Σ_k curvature[i][k] (x_k − target[i][k])²), `x0`, `lr` (a number or one for each round), and where they
-apply `mixing` (matrices W; round t uses `mixing[(t // mixing_period) % len(mixing)]`), `mixing_period`,
+Keys: `algorithm`, `nodes`, `dim`, `layers` (sizes or shapes), `rounds`, `objective` (`curvature` and `target`,
+[node][dim]: node i minimizes ½ Σ_k curvature[i][k] (x_k − target[i][k])²), `x0`, `lr` (a number or one for each round),
+and where they apply `mixing` (matrices W; round t uses `mixing[(t // mixing_period) % len(mixing)]`), `mixing_period`,
 `averaging_rate`, `compressor`, `uniforms` ([round][dim], or [round][node][dim]), `momentum`, `final_rounds`,
-`final_averaging_rate`, `whole_below`, `server`, `model_bits`, `model_range`, `gradient_range`, `events`, `seed` (of
-draws that `uniforms` does not give), and `expect`.
+`final_averaging_rate`, `whole_below`, `server`, `model_bits`, `model_range`, `gradient_range`, `rank`, `factor_bits`,
+`events`, `seed` (of draws that `uniforms` does not give), and `expect`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -31,7 +32,7 @@ from peer.compress.payload import FloatArray
 from peer.errors import ConfigError, LocalProtocolError
 from peer.gossip import ALGORITHMS, build, build_pair_node
 from peer.gossip.base import Algorithm, AlgorithmSpec, Exchange, GraphNeed, NodeContext
-from peer.gossip.options import FinalRounds, ModuloOptions, ServerOptions
+from peer.gossip.options import FinalRounds, LowRankOptions, ModuloOptions, ServerOptions
 from peer.gossip.pairs.node import PairNode
 from peer.random import PhiloxSource
 from peer.train.momentum import Momentum
@@ -100,6 +101,7 @@ class Scenario:
     events: tuple[tuple[Any, ...], ...]
     final: FinalRounds
     server: ServerOptions
+    low_rank: LowRankOptions
     whole_below: int
     seed: int
     expect: Mapping[str, Any] | None
@@ -123,6 +125,8 @@ class Scenario:
             modulo=ModuloOptions(theta=self.theta, verified=self.verified),
             final=self.final,
             server=self.server,
+            low_rank=self.low_rank,
+            momentum=partial(Momentum, **self.momentum),
         )
 
     def gradient(self, node: int, z: FloatArray) -> Float64Array:
@@ -146,7 +150,8 @@ def replay(scenario: Scenario) -> Trajectory:
         return _replay_events(scenario)
     peers = range(scenario.num_nodes)
     algorithms = [build(scenario.algorithm, scenario.node(i), scenario.x0) for i in peers]
-    momenta = [Momentum(**scenario.momentum) for _ in peers]
+    of_mean = ALGORITHMS[scenario.algorithm].spec.momentum_of_mean
+    momenta = [Momentum() if of_mean else Momentum(**scenario.momentum) for _ in peers]
     result: Trajectory = {"x": [], "z": [], "u": []}
     _record(result, algorithms)
     for t in range(scenario.rounds):
@@ -313,12 +318,7 @@ def parse_scenario(tree: object, file: str = "scenario") -> Scenario:
     name = read.choice("algorithm", ALGORITHMS)
     spec = ALGORITHMS[name].spec
     nodes, dim = read.whole("nodes", least=1), read.whole("dim", least=1)
-    sizes = read.value("layers", [dim])
-    if not (isinstance(sizes, list) and sizes and all(_is_whole(size) and size >= 1 for size in sizes)):
-        raise read.error("layers", "has to be a list of whole numbers above 0")
-    if sum(sizes) != dim:
-        raise read.error("layers", "does not add up to dim", valid=f"sizes whose sum is {dim}")
-    layout = Layout.of_sizes(sizes)
+    layout = _read_layout(read, dim)
     events = _read_events(read, nodes) if spec.asynchronous else ()
     rounds = len(events) if spec.asynchronous else read.whole("rounds", least=0)
     if nodes * dim * (rounds + 1) > MOST_NUMBERS:
@@ -350,6 +350,9 @@ def parse_scenario(tree: object, file: str = "scenario") -> Scenario:
         ),
         whole_below=read.whole("whole_below", 0),
         server=_read_server(read),
+        low_rank=LowRankOptions(
+            rank=read.whole("rank", 4, least=1), bits=read.whole("factor_bits", 8, least=2, most=16)
+        ),
         seed=read.whole("seed", 0),
         expect=read.table("expect") if "expect" in tree else None,
     )
@@ -431,6 +434,18 @@ def _is_whole(value: object) -> bool:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _read_layout(read: _Reader, dim: int) -> Layout:
+    """Return the layers, each given by its size or by its shape."""
+    layers = read.value("layers", [dim])
+    shapes = [each if isinstance(each, list) else [each] for each in layers] if isinstance(layers, list) else []
+    if not shapes or not all(shape and all(_is_whole(size) and size >= 1 for size in shape) for shape in shapes):
+        raise read.error("layers", "has to be a list of whole numbers above 0, or of lists of them")
+    layout = Layout.of_shapes([tuple(shape) for shape in shapes])
+    if layout.size != dim:
+        raise read.error("layers", "does not add up to dim", valid=f"sizes whose sum is {dim}")
+    return layout
 
 
 def _read_schedule(read: _Reader, nodes: int, spec: AlgorithmSpec) -> MatrixSchedule:

@@ -43,6 +43,7 @@ COMMON = ("run.rounds=30", "evaluation.every_rounds=10", "training.warmup_rounds
             ),
             id="moniqua, verified, first theta far too small",
         ),
+        pytest.param(("algorithm.name=low-rank", "graph.kind=complete", "algorithm.rank=2"), id="low-rank"),
     ],
 )
 def test_four_processes_and_the_simulator_agree_bit_for_bit(tmp_path: Path, job: tuple[str, ...]) -> None:

@@ -5,6 +5,8 @@ Written from the equations alone. It shares no code with the product: no message
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 
@@ -22,7 +24,7 @@ def _rounds(s):
     memory = zeros.copy()
     replicas = x.copy() if name in ("dcd-psgd", "ecd-psgd") else zeros.copy()
     x_before, step_before = x.copy(), zeros.copy()
-    velocity = zeros.copy()
+    velocity, factors = zeros.copy(), {}
     push_sum = name in ("sgp", "sparse-push", "scsp", "quant-sgp")
     xs, zs, us = [x.copy()], [x.copy()], [u.copy()]
     for t in range(rounds):
@@ -32,7 +34,8 @@ def _rounds(s):
         lr = s["lr"][t] if isinstance(s["lr"], list) else s["lr"]
         z = x / u[:, None]
         final = name == "scsp" and t >= rounds - s["final_rounds"]
-        g, velocity = _direction(s, _gradient(s, z), z, velocity)
+        gradient, velocity_before = _gradient(s, z), velocity
+        g, velocity = _direction(s, gradient, z, velocity)
         if final:
             lr, eta = 0.0, s.get("final_averaging_rate", 1.0)
 
@@ -45,6 +48,10 @@ def _rounds(s):
             x = x - step
         elif name == "allreduce":
             x = x - lr * g.mean(axis=0)
+        elif name == "low-rank":
+            update, memory, factors = _low_rank_sum(s, gradient + memory, factors, t)
+            g, velocity = _direction(s, np.tile(update, (n, 1)), z, velocity_before)
+            x = x - lr * g
         elif name == "parameter-server":
             x = x - lr * c(g).mean(axis=0)
         elif name == "d-psgd":
@@ -96,6 +103,66 @@ def _rounds(s):
         zs.append(x / u[:, None])
         us.append(u.copy())
     return {"x": np.array(xs), "z": np.array(zs), "u": np.array(us)}
+
+
+def _low_rank_sum(s, m, factors, t):
+    """Return the mean update, the memories and the factors after a round, from M_i = g_i + E_i in the rows of `m`."""
+    n, rank, bits, side = s["nodes"], s["rank"], s["factor_bits"], t % 2
+    shapes = [layer if isinstance(layer, list) else [1, layer] for layer in s["layers"]]
+    starts = np.cumsum([0, *map(np.prod, shapes)])
+    vectors, bases, after = [], [], {}
+    for number, (shape, start) in enumerate(zip(shapes, starts, strict=False)):
+        rows, columns = shape[0], int(np.prod(shape[1:]))
+        matrices = m[:, start : start + rows * columns].reshape(n, rows, columns)
+        if rank * (rows + columns) >= rows * columns:
+            vectors.append([matrices.reshape(n, -1)])
+            bases.append(None)
+            continue
+        length = rows if side else columns
+        drawn = np.array(s["uniforms"][t])[start : start + rank * length].reshape(rank, length) - 0.5
+        basis, triangle = np.linalg.qr(factors.get(number, drawn).T)
+        basis = basis * np.sign(np.diag(triangle))
+        bases.append(basis)
+        a = (matrices.transpose(0, 2, 1) if side else matrices) @ basis
+        vectors.append([a[:, :, j] for j in range(rank)])
+    flat = np.concatenate([v for layer in vectors for v in layer], axis=1)
+    ends = np.cumsum([v.shape[1] for layer in vectors for v in layer])
+    size = flat.shape[1]
+    owned = [size * i // n for i in range(n + 1)]
+    cuts = np.unique([0, *ends, *owned])
+    told, mean = np.zeros_like(flat), np.zeros(size)
+    for low, high in pairwise(cuts):
+        owner = next(i for i in range(n) if owned[i] <= low < owned[i + 1])
+        said = np.stack([_rounded(row[low:high], bits) for row in flat])
+        total = _rounded(said.sum(axis=0), bits)
+        said[owner] -= said.sum(axis=0) - total
+        told[:, low:high], mean[low:high] = said, total / n
+    update, kept, at = np.zeros(m.shape[1]), m.copy(), 0
+    for number, (shape, start, basis) in enumerate(zip(shapes, starts, bases, strict=False)):
+        rows, columns = shape[0], int(np.prod(shape[1:]))
+        part = slice(start, start + rows * columns)
+        width = rows * columns if basis is None else rank * (columns if side else rows)
+        of_mean, of_each, at = mean[at : at + width], told[:, at : at + width], at + width
+        if basis is None:
+            update[part], kept[:, part] = of_mean, m[:, part] - of_each
+            continue
+
+        def product(a, basis=basis):
+            matrix = a.reshape(rank, -1).T @ basis.T
+            return (matrix.T if side else matrix).reshape(-1)
+
+        after[number] = of_mean.reshape(rank, -1)
+        update[part] = product(of_mean)
+        kept[:, part] = m[:, part] - np.stack([product(a) for a in of_each])
+    return update, kept, after
+
+
+def _rounded(v, bits):
+    """Round to multiples of the smallest power of two of which 2^(bits−1) − 1 reach the largest number."""
+    largest, power = np.abs(v).max(), 2.0**-128
+    while largest > (2 ** (bits - 1) - 1) * power:
+        power *= 2
+    return np.rint(v / power) * power
 
 
 def _events(s):

@@ -31,7 +31,7 @@ def scenario(algorithm, seed, *, nodes=None, layers=None, rounds=25, matrices=1,
     rng = np.random.default_rng(seed)
     n = nodes or int(rng.integers(2, 8))
     layers = layers or [int(size) for size in rng.integers(1, 12, size=int(rng.integers(1, 4)))]
-    d = sum(layers)
+    d = sum(int(np.prod(layer)) for layer in layers)
     push_sum = algorithm in ("sgp", "sparse-push", "scsp", "quant-sgp")
     make = graph or (column_stochastic if push_sum else doubly_stochastic)
     return {

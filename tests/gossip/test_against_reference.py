@@ -21,6 +21,14 @@ def _cases():
     yield "local", {}
     yield "local", {"momentum": {"kind": "heavy-ball", "beta": 0.7, "weight_decay": 0.02}}
     yield "allreduce", {"momentum": {"kind": "nesterov"}}
+    low_rank = {"layers": [[9, 8], 5, [3, 2]], "rank": 2, "factor_bits": 8, "draws": "shared"}
+    yield "low-rank", low_rank
+    yield (
+        "low-rank",
+        {**low_rank, "layers": [[6, 2, 5], [12, 7]], "momentum": {"kind": "nesterov", "weight_decay": 0.02}},
+    )
+    yield "low-rank", {**low_rank, "factor_bits": 3, "nodes": 7, "momentum": {"kind": "qg", "beta": 0.8}, "lr": 0.01}
+    yield "low-rank", {"rank": 1, "factor_bits": 16}
     yield "parameter-server", {"compressor": {"kind": "grid", "step": 0.07}, "draws": "node"}
     yield "parameter-server", {"compressor": {"kind": "sign"}, "momentum": {"kind": "heavy-ball"}, "lr": 0.01}
     yield "d-psgd", {"averaging_rate": 0.7}

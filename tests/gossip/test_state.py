@@ -20,6 +20,7 @@ MODULO = {"compressor": ("modulo", {"bits": 6}), "theta": (0.05,), "verified": T
 SETTINGS = {
     "local": {},
     "allreduce": {},
+    "low-rank": {},
     "parameter-server": {"compressor": ("qsgd", {"bits": 4})},
     "d-psgd": {"compressor": ("none", {"value_type": "bfloat16"})},
     "naive-quantized": {"compressor": ("grid", {"step": 0.01})},
@@ -109,7 +110,9 @@ def test_neighbor_distance_is_that_of_the_models(name):
     assert algorithms[0].metrics().neighbor_distance == pytest.approx(wanted, rel=1e-3)
 
 
-@pytest.mark.parametrize("name", [name for name in SYNCHRONOUS if name not in ("local", "parameter-server")])
+@pytest.mark.parametrize(
+    "name", [name for name in SYNCHRONOUS if name not in ("local", "parameter-server", "low-rank")]
+)
 def test_messages_that_cannot_be_used_are_refused_before_anything_changes(name):
     algorithms = _peers(name)
     exchanges = [a.begin(0, np.ones(60, np.float32), 0.1) for a in algorithms]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from random import Random
 
 import numpy as np
@@ -21,17 +21,18 @@ from peer.errors import SecurityError
 from peer.gossip.base import GraphNeed, NodeContext
 from peer.gossip.effects import Effects
 from peer.gossip.membership import Change, ChangeKind, Membership, Newcomer
-from peer.gossip.options import ModuloOptions, ThetaMode
+from peer.gossip.options import LowRankOptions, ModuloOptions, ThetaMode
 from peer.gossip.topology import Schedule, build_schedule
 from peer.gossip.views import ViewSchedule
 from peer.node.durable import DurablePeer
 from peer.node.participant import Participant
 from peer.random import PhiloxSource
+from peer.train.momentum import Momentum
 from peer.wire.last_codes import LastCodes
 from tests.node.local_steps import KeptSteps, Step
 from tests.state.failing_disk import FailingDisk
 
-LAYOUT = Layout.of_sizes((7, 12, 1))
+LAYOUT = Layout.of_shapes(((7,), (3, 4), (1,)))
 ROUNDS = 100
 
 
@@ -117,6 +118,8 @@ class Cluster:
             modulo=ModuloOptions(
                 theta=(self.theta,), theta_mode=self.theta_mode, verified=self.theta_mode == "verified"
             ),
+            low_rank=LowRankOptions(rank=1),
+            momentum=partial(Momentum, "nesterov"),
         )
         participant = Participant(
             peer=peer,

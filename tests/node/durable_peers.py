@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,14 +15,17 @@ from peer.compress.payload import FloatArray
 from peer.gossip import build
 from peer.gossip.effects import Effects
 from peer.gossip.late_neighbors import LatePolicy
+from peer.gossip.options import LowRankOptions
 from peer.node.disk_state import PeerRecovery
 from peer.node.durable import DurablePeer
 from peer.node.participant import Participant
+from peer.train.momentum import Momentum
 from peer.wire.last_codes import LastCodes
 from tests.gossip.drive import contexts, ring, schedule_of
 from tests.node.local_steps import KeptSteps, Step
 from tests.state.failing_disk import FailingDisk
 
+SHAPES = [(5, 8), (23,)]
 SIZES = [40, 23]
 TOP = ("top_k", {"fraction": 0.2, "value_bits": 4})
 MODULO = ("modulo", {"bits": 6, "rounding": "dither", "verified": True})
@@ -30,6 +34,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "quant-sgp": {"compressor": TOP, "averaging_rate": 0.2},
     "choco-sgd": {"compressor": TOP, "averaging_rate": 0.2},
     "d2": {"averaging_rate": 0.5},
+    "low-rank": {"low_rank": LowRankOptions(rank=1), "momentum": partial(Momentum, "nesterov")},
     # A θ that is too small at first: there are repairs.
     "moniqua": {
         "compressor": MODULO, "averaging_rate": 0.3, "verified": True, "theta": (0.3,),
@@ -92,7 +97,7 @@ class World:
         """Frames whose codes can only be read with those of the frame before."""
 
     def make(self, peer: int) -> DurablePeer:
-        layout = Layout.of_sizes(SIZES)
+        layout = Layout.of_shapes(SHAPES)
         node = contexts(schedule_of(ring(self.n)), layout, rounds=self.rounds, **self.settings[self.algorithm])[peer]
         participant = Participant(
             peer=peer,

@@ -184,7 +184,7 @@ def test_a_copy_that_differs_is_mended_within_the_stated_rounds(late: LatePolicy
     assert len(world.sentences) <= 2, "asked again only where the answer came too late"
 
 
-@pytest.mark.parametrize("algorithm", ["quant-sgp", "sparse-push", "d2"])
+@pytest.mark.parametrize("algorithm", ["quant-sgp", "sparse-push", "d2", "low-rank"])
 def test_where_arithmetic_is_not_repeatable_mass_is_conserved_and_replicas_agree(algorithm: str) -> None:
     draws = np.random.default_rng(5)
     wobble = lambda: float(draws.uniform(-1e-3, 1e-3))  # noqa: E731
@@ -195,6 +195,8 @@ def test_where_arithmetic_is_not_repeatable_mass_is_conserved_and_replicas_agree
         world.run()
         assert sum(peer.participant.algorithm.u for peer in world.peers) == pytest.approx(world.n, abs=1e-12)
         assert_replicas_agree(world)
+        if algorithm == "low-rank":
+            assert len(set(world.models())) == 1, "what the others were told is what is added up, whatever was computed"
     assert count > 0
 
 

@@ -16,6 +16,7 @@ PUSH_SUM = [("sgp", "exponential"), ("sparse-push", "directed-ring"), ("scsp", "
 DOUBLY = [
     ("d-psgd", "ring"), ("deep-squeeze", "ring"), ("choco-sgd", "ring"), ("dcd-psgd", "ring"), ("moniqua", "ring"),
     ("d2", "ring"), ("moniqua-d2", "line"), ("allreduce", "complete"),
+    ("low-rank", "complete"),
 ]  # fmt: skip
 UNSTEADY = [("naive-quantized", "ring"), ("ecd-psgd", "ring")]
 """The mean of these moves by what the compressor leaves out."""
@@ -140,16 +141,33 @@ def test_what_was_had_of_a_lost_peer_is_not_added_for_ever(algorithm: str) -> No
     assert cluster.spread() < 0.1
 
 
+@pytest.mark.parametrize("algorithm", ["allreduce", "low-rank"])
 @pytest.mark.parametrize("seed", range(4))
-def test_all_have_one_model_again_after_a_loss(seed: int) -> None:
-    """Some heard the last gradient of the lost peer and others did not."""
-    cluster = Cluster("allreduce", "complete", seed=seed)
+def test_all_have_one_model_again_after_a_loss(seed: int, algorithm: str) -> None:
+    """Some heard the last gradient, or the last sum, of the lost peer and others did not."""
+    cluster = Cluster(algorithm, "complete", seed=seed, gradients_until=100)
     cluster.run(4)
     cluster.kill(1)
     cluster.run(60)
     change = cluster.declare_lost(1)
-    cluster.run(change.effective)
-    assert len({member.algorithm.x.tobytes() for member in cluster.members}) == 1
+    for rounds in (0, 1, 2, 7):
+        cluster.run(change.effective + rounds)
+        assert len({member.algorithm.x.tobytes() for member in cluster.members}) == 1
+
+
+def test_low_rank_begins_anew_with_what_all_have_where_members_change() -> None:
+    """A newcomer gets the model alone: whatever else all hold alike has to be the same without a message."""
+    cluster = Cluster("low-rank", "complete", seed=3, gradients_until=100)
+    cluster.run(5)
+    for issuer, kind, subject in ((0, ChangeKind.JOIN, 5), (2, ChangeKind.LEAVE, 2)):
+        change = cluster.announce(issuer, kind, subject)
+        for rounds in (0, 1, 4):
+            cluster.run(change.effective + rounds)
+            states = [member.algorithm.state() for member in cluster.members]
+            shared = [{k: v.tobytes() for k, v in state.items() if k != "error_memory"} for state in states]
+            assert all(each == shared[0] for each in shared)
+            assert ("basis" in shared[0]) == (rounds > 0)
+    assert all(np.abs(state["error_memory"]).max() > 0 for state in states)
 
 
 @pytest.mark.parametrize(("algorithm", "graph"), [*PUSH_SUM, *DOUBLY[2:], *UNSTEADY])

@@ -24,7 +24,7 @@ from itertools import islice
 from pathlib import Path
 
 from tests.stress.faults import Outcome, SimulationFailed, simulate
-from tests.stress.faults.scenario import CASES
+from tests.stress.faults.scenario import BY_NAME, CASES
 
 _PROGRESS_S = 10.0
 
@@ -98,28 +98,28 @@ def has_liar(seed: int) -> bool:
     return seed // len(CASES) % 2 == 1
 
 
-def run_seed(seed: int, rounds: int) -> Result:
-    """Run one seed."""
+def run_seed(seed: int, rounds: int, name: str | None) -> Result:
+    """Run one seed, of the case of that name if there is one."""
     started = time.process_time()
     try:
-        outcome, failure = simulate(seed, rounds, lies=has_liar(seed)), None
+        outcome, failure = simulate(seed, rounds, lies=has_liar(seed), name=name), None
     except SimulationFailed as error:
         outcome, failure = None, str(error)
     return Result(seed, time.process_time() - started, outcome, failure)
 
 
-def run_all(seeds: range, rounds: int, workers: int) -> Iterator[Result]:
+def run_all(seeds: range, rounds: int, workers: int, name: str | None) -> Iterator[Result]:
     """Run every seed, in any order."""
     if workers == 1:
         for seed in seeds:
-            yield run_seed(seed, rounds)
+            yield run_seed(seed, rounds, name)
         return
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
         left = iter(seeds)
-        waiting = {pool.submit(run_seed, seed, rounds) for seed in islice(left, 4 * workers)}
+        waiting = {pool.submit(run_seed, seed, rounds, name) for seed in islice(left, 4 * workers)}
         while waiting:
             done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-            waiting |= {pool.submit(run_seed, seed, rounds) for seed in islice(left, len(done))}
+            waiting |= {pool.submit(run_seed, seed, rounds, name) for seed in islice(left, len(done))}
             for future in done:
                 yield future.result()
 
@@ -138,15 +138,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seeds", type=parse_seeds, default=range(1000), metavar="A-B")
     parser.add_argument("--rounds", type=int, default=100, help="of each seed")
+    parser.add_argument("--algorithm", choices=BY_NAME, help="with which seeds are run that otherwise stand for others")
     parser.add_argument("--workers", type=int, default=1, help="processes")
     parser.add_argument("--json", type=Path, help="write the figures to this file too")
     arguments = parser.parse_args()
     totals, started = Totals(), time.monotonic()
     shown = started
-    for result in run_all(arguments.seeds, arguments.rounds, arguments.workers):
+    chosen = f" --algorithm {arguments.algorithm}" if arguments.algorithm else ""
+    for result in run_all(arguments.seeds, arguments.rounds, arguments.workers, arguments.algorithm):
         totals.add(result)
         if result.failure is not None:
-            print(f"{result.failure}\n  again: python -m tests.stress.chaos --seeds {result.seed}", flush=True)
+            print(f"{result.failure}\n  again: python -m tests.stress.chaos{chosen} --seeds {result.seed}", flush=True)
         if time.monotonic() - shown > _PROGRESS_S:
             shown = time.monotonic()
             print(totals.line(), flush=True)

@@ -37,6 +37,7 @@ JOBS = {
     "choco-sgd": ["graph.kind=ring", "compressor.kind=top_k", "compressor.fraction=0.05"],
     # Averaging rate ½ turns W into the slack matrix (W + I) / 2, whose smallest eigenvalue D² can bear.
     "d2": ["graph.kind=ring", "algorithm.averaging_rate=0.5"],
+    "low-rank": ["graph.kind=complete", "algorithm.rank=2"],
 }
 
 _RIGHT_AFTER = 0.25

@@ -11,13 +11,14 @@ from tests.stress import kills
 
 
 @pytest.mark.slow
-def test_ten_kills_at_random_instants_change_no_bit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("algorithm", ["quant-sgp", "low-rank"])
+def test_ten_kills_at_random_instants_change_no_bit(tmp_path: Path, algorithm: str) -> None:
     # Rounds last long enough for kills to come within them, and cost no more.
     arguments = argparse.Namespace(
         kills=10, peers=4, rounds=100, seed=3, cold=False, set=["peer.slow_down=30", "state.checkpoint_every_rounds=10"]
     )
     print(f"seed {arguments.seed}")
-    row = kills.measure("quant-sgp", arguments, tmp_path)
+    row = kills.measure(algorithm, arguments, tmp_path)
     assert row.identical, row
     assert row.kills == 10
     # A peer that has done its rounds stays for the others, and may be killed then, too.

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from peer import wire
+from peer import gossip, wire
 from peer.compress.layout import Layout
 from peer.errors import RemoteProtocolError
 from peer.node import membership_codec
@@ -40,9 +40,10 @@ class LiarWorld(World):
 
     settings = SETTINGS
 
-    def until(self, kind: MessageKind = MessageKind.GOSSIP, *, at_round: int = 2) -> tuple[int, Message]:
-        """Run until a message of this kind from peer 0 waits to be read by peer 1; return its number and the message.
-        It stays where it is."""
+    def until(self, kind: MessageKind | None = None, *, at_round: int = 2) -> tuple[int, Message]:
+        """Run until a message of this kind, by default that of the algorithm's rounds, from peer 0 waits to be read by
+        peer 1; return its number and the message. It stays where it is."""
+        kind = kind or gossip.ALGORITHMS[self.algorithm].message_kind
         for turn in range(30_000):
             waiting = self.links[SENDER, RECEIVER]
             if waiting and not membership_codec.is_notice(waiting[0][2]):

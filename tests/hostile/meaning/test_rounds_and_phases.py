@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from peer import wire
+from peer.compress import block_float
+from peer.gossip.mixing import whole
 from peer.wire.message import Message, MessageKind
 from tests.hostile.meaning.liars import (
     LAYOUT,
@@ -16,6 +19,8 @@ from tests.hostile.meaning.liars import (
     started,
     told,
 )
+
+PART = block_float.encode(np.ones(9), np.array([9], np.int64), 8)
 
 
 @pytest.mark.parametrize("algorithm", SETTINGS)
@@ -51,7 +56,7 @@ def test_invented_phases_are_refused(algorithm: str) -> None:
     world = started(algorithm)
     seq, honest = world.until()
     for phase in (honest.phase + 2, 9, (1 << 16) - 2, (1 << 16) - 1, 1 << 16, (1 << 16) + 1, (1 << 64) - 1):
-        world.refuses(seq, told(honest, phase=phase), "sent GOSSIP in phase")
+        world.refuses(seq, told(honest, phase=phase), f"sent {honest.kind.name} in phase")
     finishes_like_an_honest_run(world)
 
 
@@ -59,8 +64,13 @@ def test_invented_phases_are_refused(algorithm: str) -> None:
 def test_kinds_of_other_runs_are_refused(algorithm: str) -> None:
     world = started(algorithm)
     seq, honest = world.until()
+    layers = whole(np.zeros(LAYOUT.size, np.float32), LAYOUT)
     for kind in (MessageKind.PAIR_REQUEST, MessageKind.PAIR_REPLY):
-        world.refuses(seq, told(honest, kind=kind), "weights|synchronous")
+        world.refuses(seq, told(honest, kind=kind, layers=layers), "weights|synchronous")
+    other = {MessageKind.GOSSIP, MessageKind.PART} - {honest.kind}
+    for kind in other:
+        wrong = layers if kind is MessageKind.GOSSIP else PART
+        world.refuses(seq, told(honest, kind=kind, layers=wrong), f"sent {kind.name} in phase")
     world.refuses(seq, Message(MessageKind.PAIR_BUSY, SENDER, honest.round), "synchronous")
     nothing = Message(MessageKind.NOTHING, SENDER, honest.round)
     if algorithm in set(PUSH_SUM) - {"quant-sgp"}:

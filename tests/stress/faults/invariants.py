@@ -172,8 +172,9 @@ class Auditor:
         if self._rounds[peer] and t - 1 not in self._rounds[peer]:
             raise InvariantBroken(f"peer {peer} completed round {t} after {max(self._rounds[peer])}")
         self._check_undisturbed(participant, t, state)
-        # A modulo message whose repair was needed is listed once for each part.
-        for pair in set(entry.applied) if participant.algorithm.spec.modulo else entry.applied:
+        # A modulo message whose repair was needed is listed once for each part, and parts of sums once for each phase.
+        several = participant.algorithm.spec.modulo or participant.algorithm.spec.sends_factors
+        for pair in set(entry.applied) if several else entry.applied:
             if pair in self._applied[peer]:
                 raise InvariantBroken(f"peer {peer} applied the message of peer {pair[1]}, round {pair[0]}, twice")
             self._applied[peer].add(pair)
@@ -313,6 +314,10 @@ class Auditor:
         self._balances.append(balance)
         staying = [peer for peer in inside if peer in self.membership.members(t + 1)]
         states = [state for peer in staying if (state := self._rounds[peer][t].state) is not None]
+        if self.scenario.spec.sends_factors and not self._parts_are_missing(t):
+            models = {state.x.tobytes() for state in states}
+            if len(models) > 1:
+                raise InvariantBroken(f"there are {len(models)} models after round {t}, where all take the same sums")
         sum_x: Vector = sum((state.x for state in states), np.zeros(self.scenario.layout.size))
         sum_u = sum(state.u for state in states)
         if abs(sum_u + balance.flying_u - balance.u) > _U_TOLERANCE:
@@ -320,6 +325,10 @@ class Auditor:
         off = float(np.abs(sum_x + balance.flying_x - balance.x).max())
         if off > _X_TOLERANCE * self.scenario.num_peers and self.scenario.conserves_sum:
             raise InvariantBroken(f"Σx is off by {off:.3g} after round {t}, with what is in flight")
+
+    def _parts_are_missing(self, t: int) -> bool:
+        """Whether a peer that is lost is still in the graph: not all need to have its last sum."""
+        return self._outside is not None and self._outside in self.membership.members(t + 1)
 
     def _from_outside(self, peer: int, t: int, entry: _Round) -> Iterator[Share]:
         """Yield what a peer has of the peer that is lost for good by what it did in round t."""

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from random import Random
 from typing import Any
 
@@ -21,16 +21,18 @@ from peer.errors import ConfigError
 from peer.gossip.base import Algorithm, AlgorithmSpec, GraphNeed, NodeContext
 from peer.gossip.late_neighbors import LatePolicy
 from peer.gossip.membership import ChangeKind, Membership
-from peer.gossip.options import FinalRounds, ModuloOptions
+from peer.gossip.options import FinalRounds, LowRankOptions, ModuloOptions
 from peer.gossip.topology import Schedule, build_schedule
 from peer.gossip.views import ViewSchedule
 from peer.node.participant import Participant
 from peer.random import PhiloxSource
+from peer.train.momentum import Momentum
 from peer.wire.last_codes import LastCodes
 from tests.stress.faults.training import VirtualTraining
 
 _SIZES = ((16, 5), (12, 3, 9), (30,), (7, 1, 1, 20))
-"""Layers of the models."""
+_SHAPES = (((4, 4), (5,)), ((12,), (3, 3), (9,)), ((5, 6),), ((7,), (1,), (1,), (3, 2, 4)))
+"""Layers of the models; shapes for algorithms that see matrices in them."""
 
 _COMPRESSORS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("top_k", {"fraction": 0.2}),
@@ -78,6 +80,10 @@ CASES = (
 )
 
 
+BY_NAME = {"low-rank": Case("low-rank")}
+"""Cases that no seed stands for: scenarios name them, so that seeds keep what they stood for before."""
+
+
 @dataclass(frozen=True)
 class Happening:
     """Something that befalls the members. What comes of it the peers decide: from which round it counts, and whether
@@ -109,6 +115,8 @@ class Scenario:
     rounds: int = 100
     lies: bool = False
     """Whether one of the members lies. Then nobody joins, leaves or is lost: what is said of members is said by it."""
+    name: str | None = None
+    """Of one of the cases in `BY_NAME`; None: the seed decides."""
 
     @cached_property
     def liar(self) -> int | None:
@@ -133,7 +141,7 @@ class Scenario:
 
     @cached_property
     def case(self) -> Case:
-        return CASES[self.seed % len(CASES)]
+        return CASES[self.seed % len(CASES)] if self.name is None else BY_NAME[self.name]
 
     @cached_property
     def num_first(self) -> int:
@@ -183,6 +191,8 @@ class Scenario:
         random = Random(f"graph {self.seed}")
         if self.spec.graph is GraphNeed.COLUMN:
             return random.choice((*_GRAPHS_COLUMN, "four-node-a"))
+        if self.spec.graph is GraphNeed.COMPLETE:
+            return "complete"
         return random.choice(_GRAPHS_DOUBLY)
 
     @property
@@ -191,7 +201,12 @@ class Scenario:
 
     @cached_property
     def layout(self) -> Layout:
-        return Layout.of_sizes(Random(f"layout {self.seed}").choice(_SIZES))
+        random = Random(f"layout {self.seed}")
+        return (
+            Layout.of_shapes(random.choice(_SHAPES))
+            if self.spec.sends_factors
+            else Layout.of_sizes(random.choice(_SIZES))
+        )
 
     @cached_property
     def schedule(self) -> Schedule:
@@ -272,11 +287,12 @@ class Scenario:
     def conserves_sum(self) -> bool:
         """Whether Σx moves by the gradient steps alone, and by what is had of a lost peer and given to it. DCD and ECD
         keep it on average over the draws only: what they average is the replicas, and those lack what the compressor
-        left out. D² adds what was had of a lost peer once more in each round, until it begins anew; and modulo codes
-        say nothing to whom they are not for."""
+        left out. Low-rank all-reduce moves by what it added up and keeps the rest in memories. D² adds what was had of
+        a lost peer once more in each round, until it begins anew; and modulo codes say nothing to whom they are not
+        for."""
         if self.lost_subject(self.happenings) is not None and (self.spec.modulo or self.case.algorithm == "d2"):
             return False
-        return self.case.algorithm not in ("dcd-psgd", "ecd-psgd")
+        return self.case.algorithm not in ("dcd-psgd", "ecd-psgd", "low-rank")
 
     @cached_property
     def x0(self) -> FloatArray:
@@ -312,13 +328,15 @@ class Scenario:
                 verified=self.case.verified,
             ),
             final=FinalRounds(count=final),
+            low_rank=LowRankOptions(rank=1, bits=self.seed % 7 + 2),
+            momentum=partial(Momentum, ("none", "heavy-ball", "nesterov", "qg", "adam")[self.seed % 5]),
         )
         training = VirtualTraining(
             self.layout.size,
             self.rounds,
             seed=self.seed,
             peer=peer,
-            quasi_global=self.seed % 3 == 1 and self.spec.graph is not GraphNeed.SYMMETRIC,
+            quasi_global=self.seed % 3 == 1 and self.spec.graph in (GraphNeed.COLUMN, GraphNeed.DOUBLY),
             on_step=on_step,
         )
         return Participant(

@@ -487,6 +487,6 @@ class World:
                 process.slow = 1.0
 
 
-def simulate(seed: int, rounds: int = 100, *, lies: bool = False) -> Outcome:
-    """Run one seed; `lies`: with one member that lies. Raises SimulationFailed."""
-    return World(Scenario(seed, rounds, lies)).run()
+def simulate(seed: int, rounds: int = 100, *, lies: bool = False, name: str | None = None) -> Outcome:
+    """Run one seed; `lies`: with one member that lies; `name`: see `Scenario`. Raises SimulationFailed."""
+    return World(Scenario(seed, rounds, lies, name)).run()

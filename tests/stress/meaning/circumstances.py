@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from random import Random
 from typing import Any
 
@@ -22,7 +22,7 @@ from peer.errors import SecurityError
 from peer.gossip.base import AlgorithmSpec, GraphNeed, NodeContext
 from peer.gossip.late_neighbors import LatePolicy
 from peer.gossip.membership import ChangeKind, Membership, Newcomer
-from peer.gossip.options import FinalRounds, ModuloOptions
+from peer.gossip.options import FinalRounds, LowRankOptions, ModuloOptions
 from peer.gossip.topology import Schedule, build_schedule
 from peer.gossip.views import ViewSchedule
 from peer.node.durable import DurablePeer
@@ -31,9 +31,10 @@ from peer.node.pair_participant import PairParticipant
 from peer.node.participant import Participant
 from peer.random import PhiloxSource
 from peer.state.disk import Disk
+from peer.train.momentum import Momentum
 from peer.wire.last_codes import LastCodes
 
-LAYOUT = Layout.of_sizes((6, 1, 3))
+LAYOUT = Layout.of_shapes(((3, 2), (1,), (3,)))
 NUM_FIRST = 3
 _RATE = 0.1
 
@@ -189,6 +190,8 @@ class Builder:
                 verified=circumstances.verified,
             ),
             final=FinalRounds(count=2 if self.spec.final_rounds else 0),
+            low_rank=LowRankOptions(rank=1),
+            momentum=partial(Momentum, "nesterov"),
         )
 
     def start(self, peer: int) -> FloatArray:

@@ -174,12 +174,14 @@ class Lies:
         ids: tuple[int, ...] | None = None
         if kind in _WITHOUT_LAYERS:
             layers = ()
+        elif kind is MessageKind.PART:
+            layers = tuple(self._levels(self.random.randint(1, LAYOUT.size)) for _ in range(self.random.randint(0, 3)))
         if kind is MessageKind.REPAIR_REQUEST:
             wanted = self._wishes()
         elif kind is MessageKind.REPAIR:
             ids = self._some_layers()
             layers = tuple(self._repair_layer(LAYOUT.sizes[layer]) for layer in ids)
-        elif len(layers) != LAYOUT.num_layers or message.kind is MessageKind.REPAIR:
+        elif kind is not MessageKind.PART and (len(layers) != LAYOUT.num_layers or message.kind is MessageKind.REPAIR):
             layers = () if kind in _WITHOUT_LAYERS else self._plain().layers
         return replace(message, kind=kind, layers=layers, layer_ids=ids, wanted=wanted)
 
@@ -214,10 +216,23 @@ class Lies:
         return replace(message, kind=MessageKind.NOTHING, layers=(), layer_ids=None, wanted=())
 
     def change_layer_kind(self, message: Message) -> Message:
+        if message.kind is MessageKind.PART and message.layers:
+            return self._other_sizes(message)
         if len(message.layers) != LAYOUT.num_layers:
             return message
         number = self.random.randrange(LAYOUT.num_layers)
         return replace(message, layers=_with(message.layers, number, self._layer(LAYOUT.sizes[number])))
+
+    def _other_sizes(self, message: Message) -> Message:
+        """Return a part with more, fewer or other numbers."""
+        number = self.random.randrange(len(message.layers))
+        levels = message.layers[number]
+        assert isinstance(levels, Levels)
+        size = max(1, levels.codes.size + self.random.choice((-2, -1, 0, 1, 3)))
+        other = (
+            replace(levels, codes=self._codes(size, levels.bits)) if self.random.random() < 0.7 else self._levels(size)
+        )
+        return replace(message, layers=_with(message.layers, number, other))
 
     def _layer(self, size: int) -> LayerPayload:
         random = self.random

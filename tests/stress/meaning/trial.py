@@ -291,9 +291,9 @@ class Scene:
                 raise PromiseBroken("a mixing weight is taken that is not that of a pair")
             self._judge_push_weight(said)
             return
-        if said.kind not in (MessageKind.GOSSIP, MessageKind.NOTHING):
+        if said.kind not in (MessageKind.GOSSIP, MessageKind.PART, MessageKind.NOTHING):
             return
-        if said.kind is MessageKind.GOSSIP:
+        if said.kind is not MessageKind.NOTHING:
             self._judge_push_weight(said)
         if self._world.is_early(self._victim, said.round):
             return  # Kept until its time comes, and judged then.
@@ -400,7 +400,15 @@ def _judge_values(said: Message) -> None:
     """Raise PromiseBroken for numbers that leave the range of float32 when a few are added up, divided by the push-sum
     weight that came with them."""
     most = float(np.finfo(np.float32).max) / (4 * NUM_FIRST) * min(1.0, said.push_weight)
-    if max(map(_largest, said.layers), default=0.0) > most:
+    largest = max(map(_largest, said.layers), default=0.0)
+    if said.kind is MessageKind.PART:
+        # The largest code with the largest exponent.
+        exponents, codes = said.layers
+        assert isinstance(exponents, Levels)
+        assert isinstance(codes, Levels)
+        code = float(np.abs(codes.codes.astype(np.int64) + codes.base).max())
+        largest = code * 2.0 ** (float(exponents.codes.max()) + exponents.base)
+    if largest > most:
         raise PromiseBroken("numbers are taken that cannot be added up")
 
 

@@ -1,0 +1,153 @@
+"""Low-rank factors of the matrices of a model: projecting onto a basis, multiplying out, orthonormal bases.
+
+A layer of shape (m, k, …) is a matrix M of m rows and k · … columns. A round has one of two sides. On side 0 the basis
+is Q, r orthonormal vectors as long as a row, and the factor is M Q, r vectors as long as a column. On side 1 the basis
+is P, r vectors as long as a column, and the factor Mᵀ P. Layers whose two factors would hold as many numbers as the
+layer, vectors among them, have no basis and are their own factor.
+
+All peers multiply out the same factors and orthonormalize them, and have to get the same bits, whatever their processor
+and libraries. So these two use elementwise operations alone, and sums by halves. A projection is one peer's own, and
+has to give the same bits on one machine only.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from peer.compress.base import Draws
+from peer.compress.layout import Layout
+from peer.compress.payload import FloatArray
+
+_DEPENDENT = 2.0**-20
+"""A vector of which less than this part is left without its shares in the earlier ones says nothing new."""
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """One layer: where it and its factor and basis of each side lie in their flat vectors."""
+
+    part: slice
+    shape: tuple[int, int]
+    rank: int
+    """Vectors of its basis; 0: it is its own factor."""
+    factor: tuple[slice, slice]
+    basis: tuple[slice, slice]
+
+
+class Factors:
+    """The factors and bases of one layout as flat vectors: those of the first layer, then of the second, and so on;
+    the vectors of a layer follow one another."""
+
+    def __init__(self, layout: Layout, rank: int) -> None:
+        """`rank`: r, of every layer that has a basis."""
+        self._layers: list[_Layer] = []
+        ends, basis_ends = [0, 0], [0, 0]
+        sizes: tuple[list[int], list[int]] = ([], [])
+        for part, shape in zip(layout.slices, layout.shapes or [(size,) for size in layout.sizes], strict=True):
+            rows, columns = shape[0] if shape else 1, math.prod(shape[1:])
+            is_low = rank * (rows + columns) < rows * columns
+            vectors, factors, bases = rank if is_low else 1, [], []
+            for side, length in enumerate((rows, columns) if is_low else (rows * columns,) * 2):
+                factors.append(slice(ends[side], ends[side] + vectors * length))
+                ends[side] = factors[side].stop
+                sizes[side].extend([length] * vectors)
+            for side, length in enumerate((columns, rows)):
+                bases.append(slice(basis_ends[side], basis_ends[side] + is_low * rank * length))
+                basis_ends[side] = bases[side].stop
+            self._layers.append(
+                _Layer(part, (rows, columns), is_low * rank, (factors[0], factors[1]), (bases[0], bases[1]))
+            )
+        self.sizes = (np.array(sizes[0], np.int64), np.array(sizes[1], np.int64))
+        """Lengths of the vectors of the factors of each side, int64[vectors]."""
+        self.size = (ends[0], ends[1])
+        """Numbers of the factors of each side."""
+        self.basis_size = (basis_ends[0], basis_ends[1])
+        """Numbers of the bases onto which each side projects."""
+
+    def project(self, matrices: FloatArray, basis: FloatArray, side: int) -> FloatArray:
+        """Return M Q, or on side 1 Mᵀ P, of all layers of `matrices: float[n]`: float[size[side]]."""
+        factors = np.empty(self.size[side], matrices.dtype)
+        for layer in self._layers:
+            factor, matrix = factors[layer.factor[side]], matrices[layer.part]
+            if layer.rank == 0:
+                factor[:] = matrix
+                continue
+            vectors = basis[layer.basis[side]].reshape(layer.rank, -1)
+            order = "ab,ja->jb" if side else "ab,jb->ja"
+            np.einsum(order, matrix.reshape(layer.shape), vectors, out=factor.reshape(layer.rank, -1))
+        return factors
+
+    def multiply_out(self, factors: FloatArray, basis: FloatArray, side: int) -> FloatArray:
+        """Return A Qᵀ, or on side 1 P Aᵀ, of all layers of `factors: float[size[side]]`: float[n] of its type."""
+        matrices = np.empty(self._layers[-1].part.stop, factors.dtype)
+        for layer in self._layers:
+            factor, matrix = factors[layer.factor[side]], matrices[layer.part]
+            if layer.rank == 0:
+                matrix[:] = factor
+                continue
+            pair = factor.reshape(layer.rank, -1), basis[layer.basis[side]].reshape(layer.rank, -1)
+            columns, rows = reversed(pair) if side else pair
+            product = matrix.reshape(layer.shape)
+            np.multiply.outer(columns[0], rows[0], out=product)
+            for column, row in zip(columns[1:], rows[1:], strict=True):
+                product += np.multiply.outer(column, row)
+        return matrices
+
+    def next_basis(self, factors: npt.NDArray[np.float64], side: int, draws: Draws) -> npt.NDArray[np.float64]:
+        """Return orthonormal bases of what the factors of a side span, onto which the other side projects next."""
+        bases = np.empty(self.basis_size[1 - side])
+        for number, layer in enumerate(self._layers):
+            if layer.rank:
+                factor = factors[layer.factor[side]].reshape(layer.rank, -1)
+                bases[layer.basis[1 - side]] = _orthonormal(factor, draws, number).reshape(-1)
+        return bases
+
+    def first_basis(self, side: int, draws: Draws) -> npt.NDArray[np.float64]:
+        """Return the bases onto which a side projects where no factors came before: drawn, the same for all peers."""
+        return self.next_basis(np.zeros(self.size[1 - side]), 1 - side, draws)
+
+
+def _orthonormal(vectors: npt.NDArray[np.float64], draws: Draws, layer: int) -> npt.NDArray[np.float64]:
+    """Return orthonormal rows that span those of `vectors: float64[r, n]`, r < n, by Gram and Schmidt, in order.
+
+    A row that depends on those before it is replaced by one that all peers draw alike: else nothing would ever be
+    projected onto that dimension again.
+    """
+    result = np.empty_like(vectors)
+    for position, vector in enumerate(vectors):
+        before = result[:position]
+        found = _new_direction(vector, before)
+        if found is None:
+            drawn = draws.shared(layer, vectors.size, np.float64).reshape(vectors.shape) - 0.5
+            # Among r + 1 random directions there is one that the r earlier ones do not span, but for rounding.
+            found = next(each for row in drawn[position:] if (each := _new_direction(row, before)) is not None)
+        result[position] = found
+    return result
+
+
+def _new_direction(vector: npt.NDArray[np.float64], before: npt.NDArray[np.float64]) -> npt.NDArray[np.float64] | None:
+    """Return the direction of what is left of a vector without its shares in orthonormal rows; None if nothing is."""
+    largest = float(np.abs(vector).max())
+    if largest == 0.0:
+        return None
+    # A power of two, so that squares neither overflow nor vanish.
+    rest = np.ldexp(vector, -int(np.frexp(largest)[1]))
+    whole = math.sqrt(_sums(rest * rest))
+    for _ in range(2):  # Twice is enough: what rounding leaves of the shares the second pass takes out.
+        for row, share in zip(before, _sums(before * rest), strict=True):
+            rest = rest - share * row
+    left = math.sqrt(_sums(rest * rest))
+    return None if left <= _DEPENDENT * whole else rest / left
+
+
+def _sums(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return the sums over the last axis, by halves: numpy's own depend on the processor."""
+    while values.shape[-1] > 1:
+        half = values.shape[-1] // 2
+        rest = values[..., 2 * half :]
+        values = np.concatenate((values[..., :half] + values[..., half : 2 * half], rest), axis=-1)
+    return values[..., 0]

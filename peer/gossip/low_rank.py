@@ -1,0 +1,260 @@
+"""All-reduce of low-rank factors: exact sums of a few vectors for each matrix, in place of whole gradients.
+
+After PowerSGD (Vogels et al. 2019), whose two factors take turns (Zhang et al. 2023, ACP-SGD), with the sum made in
+parts: each member owns a part of the numbers, adds up what all have of it, and tells everybody the sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from peer.compress import block_float
+from peer.compress.block_float import BlockFloat
+from peer.compress.payload import FloatArray, Levels
+from peer.errors import LocalProtocolError, RemoteProtocolError
+from peer.gossip.base import Algorithm, AlgorithmSpec, Exchange, GraphNeed, Memory, Metrics, NodeContext
+from peer.gossip.factors import Factors
+from peer.gossip.mixing import (
+    add_scaled_,
+    can_lose_peers,
+    in_sender_order,
+    other_members,
+    restored_like,
+    shares_of_mean,
+)
+from peer.gossip.views import ViewSchedule
+from peer.wire.message import Message, MessageKind
+
+Vector = npt.NDArray[np.float64]
+
+
+class LowRank(Algorithm):
+    """x ← x − γ · momentum(U), where U is the mean of what all peers say of M_j = g_j + E_j, the same on all peers.
+
+    In even rounds, with Q of the round before:  P = mean_j C[M_j Q],  U = P Qᵀ,  then P ← orthonormal(P)
+    In odd rounds, with P of the round before:   Q = mean_j C[M_jᵀ P],  U = P Qᵀ,  then Q ← orthonormal(Q)
+    E_i ← M_i − c_i, where c_i is what peer i contributed to U, multiplied out: projected, and rounded by C.
+
+    Layers without a basis (`factors`) are their own factor. C is block floating point, each vector of a factor with an
+    exponent of its own. The members share the numbers of the factors: in phase 0 everybody sends each owner its part,
+    and in phase 1 the owner tells everybody the sum, rounded by C again. What that rounding leaves counts as not said
+    by the owner, so that Σ c_j = n U and Σ E_j + n U = Σ M_j, but for rounding in the float type.
+
+    Momentum and weight decay act on U (`spec.momentum_of_mean`), so g is the plain gradient. All peers hold one x, one
+    basis and one momentum, to the bit. Where members change, basis and momentum begin anew, at all peers alike; each
+    keeps its E, and that of a peer that leaves is gone with it. A newcomer needs nothing but x.
+
+    A peer that is lost may have told its sum to some and not to others. Until the graph without it begins, nobody owns
+    its part, and E keeps what would have been said of it; then all take the model of the first of them
+    (`boundary.transfers`), and a peer that is not in the same state as that one has said one part of one round twice,
+    or not at all.
+    """
+
+    spec: ClassVar[AlgorithmSpec] = AlgorithmSpec(
+        name="low-rank",
+        summary="Exact sums of low-rank factors of the gradients: nearly all-reduce, at a hundredth of its bytes.",
+        source="Vogels et al. 2019, PowerSGD; Zhang et al. 2023, ACP-SGD; summed in block floating point",
+        graph=GraphNeed.COMPLETE,
+        changes_members=True,
+        uses_averaging_rate=False,
+        local_steps=False,
+        sends_factors=True,
+        momentum_of_mean=True,
+        memory=Memory.ERRORS,
+    )
+    message_kind = MessageKind.PART
+
+    def __init__(self, node: NodeContext, x0: FloatArray) -> None:
+        super().__init__(node, x0)
+        self.error_memory = np.zeros_like(self.x)
+        self._factors = Factors(node.layout, node.low_rank.rank)
+        self._bits = node.low_rank.bits
+        self._momentum = node.momentum()
+        self._basis: FloatArray | None = None
+        """Of the coming round; None where it is drawn."""
+        self._t, self._rate, self._phase = -1, 0.0, 0
+        self._awaits: frozenset[int] = frozenset()
+        self._own: Vector = np.zeros(0)
+        """What this peer contributes to the factors of the round."""
+        self._mean: Vector = np.zeros(0)
+
+    # A round.
+
+    def begin(self, t: int, gradient: FloatArray, rate: float) -> Exchange:
+        """Send each owner what this peer has of its part."""
+        self._t, self._rate, self._phase = t, rate, 0
+        if self._basis is None:
+            self._basis = self._factors.first_basis(t % 2, self.node.draw_source.draws(t)).astype(self.x.dtype)
+        self.error_memory += gradient
+        factors = self._factors.project(self.error_memory, self._basis, t % 2)
+        self._own, self._mean = np.zeros(factors.size), np.zeros(factors.size)
+        sends, others = {}, self._others(t)
+        for owner in self._owners(t):
+            part, sizes = self._part_of(owner, t)
+            block = self._imposed(0, owner) or block_float.encode(factors[part], sizes, self._bits)
+            self._own[part] = block_float.decode(block, sizes)
+            if owner in others:
+                sends[owner] = self._message(block, len(others) + 1)
+        self._awaits = frozenset(others if self.node.peer in self._owners(t) else ())
+        return Exchange(sends, self._awaits)
+
+    def advance(self, inbox: Mapping[int, Message]) -> Exchange | None:
+        self._check(inbox)
+        if self._phase == 1:
+            self._take_sums(inbox)
+            self._step()
+            return None
+        owners, others, self._phase = self._owners(self._t), self._others(self._t), 1
+        self._awaits = frozenset(others).intersection(owners)
+        if self.node.peer not in owners:
+            return Exchange({}, self._awaits, phase=1)
+        return Exchange(dict.fromkeys(others, self._add_up(inbox, others)), self._awaits, phase=1)
+
+    def _add_up(self, inbox: Mapping[int, Message], others: Sequence[int]) -> Message:
+        """Take what all say of the own part; return what its owner tells them."""
+        part, sizes = self._part_of(self.node.peer, self._t)
+        total = np.zeros(part.stop - part.start)
+        for _, message in in_sender_order(self.node.peer, inbox):
+            total += self._own[part] if message is None else block_float.decode(_block(message), sizes)
+        imposed = (self._imposed(1, other) for other in others)
+        block = next(filter(None, imposed), None) or block_float.encode(total, sizes, self._bits)
+        told = block_float.decode(block, sizes)
+        self._own[part] -= total - told
+        self._mean[part] = told / (len(inbox) + 1)
+        return self._message(block, len(inbox) + 1)
+
+    def _take_sums(self, inbox: Mapping[int, Message]) -> None:
+        """Take what the other owners tell. What a lost one had to add up was said to nobody."""
+        for owner in self._owners(self._t):
+            part, sizes = self._part_of(owner, self._t)
+            if owner in inbox:
+                num_contributors = round(1.0 / inbox[owner].mixing_weight)
+                self._mean[part] = block_float.decode(_block(inbox[owner]), sizes) / num_contributors
+            elif owner != self.node.peer:
+                self._own[part] = 0.0
+
+    def _step(self) -> None:
+        t, side, basis = self._t, self._t % 2, self._basis
+        assert basis is not None
+        self.error_memory -= self._factors.multiply_out(self._own.astype(self.x.dtype), basis, side)
+        mean = self._factors.multiply_out(self._mean.astype(self.x.dtype), basis, side)
+        before = self.x.copy() if self._momentum.needs_round else self.x
+        add_scaled_(self.x, -self._rate, self._momentum.direction(mean, self.x))
+        self._momentum.after_round(before, self.x, self._rate)
+        draws = self.node.draw_source.draws(t)
+        self._basis = self._factors.next_basis(self._mean, side, draws).astype(self.x.dtype)
+
+    def _imposed(self, phase: int, receiver: int) -> BlockFloat | None:
+        """Return what this peer sent in the round before a crash, where its arithmetic is not repeatable."""
+        layers = self.node.imposed_parts.pop((self._t, phase, receiver), None)
+        return None if layers is None else block_float.read(layers, self._bits)
+
+    def _message(self, block: BlockFloat, num_contributors: int) -> Message:
+        weight = 1.0 / num_contributors
+        return Message(MessageKind.PART, self.node.peer, self._t, self._phase, mixing_weight=weight, layers=block)
+
+    # Who owns what, and what may be said of it.
+
+    def _members(self, t: int) -> tuple[int, ...]:
+        """Return the members of round t, those that are lost among them until the graph without them begins: all peers
+        share the numbers alike."""
+        schedule = self.node.schedule
+        if isinstance(schedule, ViewSchedule):
+            return schedule.membership.members(t)
+        return tuple(range(schedule.num_peers))
+
+    def _owners(self, t: int) -> tuple[int, ...]:
+        """Return the members that own any numbers: with fewer numbers than members not all do."""
+        return tuple(owner for owner in self._members(t) if self._part_of(owner, t)[1].size)
+
+    def _others(self, t: int) -> tuple[int, ...]:
+        """Return the other members that are there."""
+        return other_members(self.node, t)
+
+    def _part_of(self, owner: int, t: int) -> tuple[slice, npt.NDArray[np.int64]]:
+        """Return which numbers of the factors a member owns in round t, and the lengths of the vectors, or pieces of
+        vectors, among them: int64[pieces]."""
+        members, size = self._members(t), self._factors.size[t % 2]
+        position = members.index(owner)
+        start, stop = (size * edge // len(members) for edge in (position, position + 1))
+        ends = np.clip(np.cumsum(self._factors.sizes[t % 2]), start, stop)
+        pieces = np.diff(ends, prepend=start)
+        return slice(start, stop), pieces[pieces > 0]
+
+    def _check(self, inbox: Mapping[int, Message]) -> None:
+        """Check everything before any of it is applied; see `mixing.check_inbox`."""
+        unexpected, lacking = inbox.keys() - self._awaits, self._awaits - inbox.keys()
+        if unexpected or (lacking and not can_lose_peers(self.node)):
+            raise LocalProtocolError(
+                f"round {self._t}: messages of {sorted(unexpected)} not awaited, of {sorted(lacking)} lacking"
+            )
+        for sender, message in inbox.items():
+            if (message.sender, message.round, message.phase) != (sender, self._t, self._phase):
+                raise LocalProtocolError(f"round {self._t}: the driver took {message} for a message of peer {sender}")
+            self.check_codes(message)
+            self.check_part(message)
+
+    def hears(self, t: int, sender: int) -> bool:
+        return sender in self._others(t)
+
+    def phases_from(self, sender: int) -> tuple[int, ...]:
+        return (0, 1)
+
+    def weights_from(self, t: int, sender: int) -> tuple[float, ...]:
+        return shares_of_mean(self.node, t)
+
+    def check_codes(self, message: Message) -> None:
+        if message.kind is not MessageKind.PART or block_float.read(message.layers, self._bits) is None:
+            raise RemoteProtocolError("sent a part of a sum in a form that this run does not have", peer=message.sender)
+
+    def check_part(self, message: Message) -> None:
+        owner = message.sender if message.phase else self.node.peer
+        sizes = self._part_of(owner, message.round)[1]
+        exponents, codes = _block(message)
+        if (exponents.codes.size, codes.codes.size) != (sizes.size, int(sizes.sum())):
+            raise RemoteProtocolError(
+                f"sent {codes.codes.size} numbers in {exponents.codes.size} pieces of the part that peer {owner} adds "
+                f"up, which has {int(sizes.sum())} in {sizes.size}",
+                peer=message.sender,
+            )
+
+    # What stays.
+
+    def start_anew(self) -> None:
+        self._basis, self._momentum = None, self.node.momentum()
+
+    def without(self, peer: int, unreceived: Sequence[Message]) -> None:
+        """Nothing is kept of anybody."""
+
+    def metrics(self) -> Metrics:
+        return Metrics(error_norm=float(np.linalg.norm(self.error_memory)), neighbor_distance=0.0)
+
+    def state(self) -> dict[str, Any]:
+        state = {**super().state(), "error_memory": self.error_memory}
+        if self._basis is not None:
+            state["basis"] = self._basis
+        return state | {f"momentum.{name}": value for name, value in self._momentum.state().items()}
+
+    def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        super().restore(state)
+        self.error_memory = restored_like(self.x, state["error_memory"])
+        self._basis = None
+        if "basis" in state:
+            self._basis = np.array(state["basis"], self.x.dtype)
+            if self._basis.size not in self._factors.basis_size:
+                raise ValueError(f"a saved basis has {self._basis.size} numbers, not one of {self._factors.basis_size}")
+        self._momentum = self.node.momentum()
+        prefix = "momentum."
+        self._momentum.restore({k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)})
+
+
+def _block(message: Message) -> BlockFloat:
+    """Return the layers of a message that passed `check_codes`."""
+    exponents, codes = message.layers
+    assert isinstance(exponents, Levels)
+    assert isinstance(codes, Levels)
+    return exponents, codes
