@@ -227,7 +227,7 @@ class LowRank(Algorithm):
     def start_anew(self) -> None:
         self._basis, self._momentum = None, self.node.momentum()
 
-    def without(self, peer: int, unreceived: Sequence[Message]) -> None:
+    def without(self, peer: int) -> None:
         """Nothing is kept of anybody."""
 
     def metrics(self) -> Metrics:
