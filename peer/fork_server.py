@@ -48,39 +48,46 @@ def serve(requests: socket.socket) -> Start | None:
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
     running: dict[int, int] = {}
-    """Process id → the number under which it was asked for."""
+    """The number under which a process was asked for → its id."""
     buffer = b""
     while True:
         readable, _, _ = select.select([requests.fileno(), woken], [], [])
         if woken in readable:
             with contextlib.suppress(BlockingIOError):
                 os.read(woken, 4096)
-            for pid in list(running):
-                ended, status = os.waitpid(pid, os.WNOHANG)
-                if ended:
-                    _send(requests, process=running.pop(pid), exited=os.waitstatus_to_exitcode(status))
-        if requests.fileno() in readable:
-            read = requests.recv(1 << 16)
-            if not read:
-                return None
-            *lines, buffer = (buffer + read).split(b"\n")
-            for request in map(json.loads, lines):
-                number = request["process"]
-                if "signal" in request:
-                    # Only this process knows for sure that the id still belongs to that peer.
-                    for pid in [pid for pid, other in running.items() if other == number]:
-                        os.kill(pid, request["signal"])
-                    continue
-                pid = os.fork()
-                if not pid:
-                    signal.set_wakeup_fd(-1)
-                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                    requests.close()
-                    os.close(woken)
-                    os.close(wake)
-                    return Start(request["arguments"], Path(request["log"]))
-                running[pid] = number
-                _send(requests, process=number, pid=pid)
+            _report_ended(requests, running)
+        if requests.fileno() not in readable:
+            continue
+        read = requests.recv(1 << 16)
+        if not read:
+            return None
+        *lines, buffer = (buffer + read).split(b"\n")
+        for request in map(json.loads, lines):
+            number = request["process"]
+            if "signal" in request:
+                # Only this process knows for sure that the id still belongs to that peer.
+                if number in running:
+                    os.kill(running[number], request["signal"])
+                continue
+            running[number] = os.fork()
+            if not running[number]:
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                # A shell that starts something in the background lets it ignore this one.
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+                requests.close()
+                os.close(woken)
+                os.close(wake)
+                return Start(request["arguments"], Path(request["log"]))
+            _send(requests, process=number, pid=running[number])
+
+
+def _report_ended(requests: socket.socket, running: dict[int, int]) -> None:
+    for number, pid in list(running.items()):
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            del running[number]
+            _send(requests, process=number, exited=os.waitstatus_to_exitcode(status))
 
 
 def _send(requests: socket.socket, **values: int) -> None:

@@ -225,7 +225,8 @@ def test_a_wrong_input_gets_one_sentence(case: Case, tmp_path: Path, monkeypatch
     before = sorted(tmp_path.rglob("*"))
     result = sotto(*shlex.split(case.arguments), **case.environment)
     assert result.exit_code == case.code, result.output
-    sentence = result.stderr.strip()
+    # `sotto up` says that it is preparing before it can know whether task and data are right.
+    sentence = result.stderr.strip().removeprefix("0.0 s  preparing\n")
     assert sentence.startswith("sotto: error: ")
     assert "\n" not in sentence
     assert "Traceback" not in result.output
