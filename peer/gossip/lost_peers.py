@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 
 from peer.gossip.base import Algorithm
-from peer.gossip.boundary import TRANSFER_PHASE, take_back_gifts_
+from peer.gossip.boundary import TRANSFER_PHASE, take_back_gifts_, transfers
 from peer.gossip.membership import Change, ChangeKind
 from peer.gossip.views import ViewSchedule
 from peer.wire.message import Message
@@ -47,9 +47,12 @@ class LostPeers:
             self._algorithm.without(self._new.pop(0))
         returned: list[tuple[int, Message]] = []
         for peer in [peer for peer in self._unreceived if not self._awaited(peer, t)]:
+            unreceived = self._unreceived.pop(peer)
+            if self._is_long_gone(peer, t):
+                continue  # Nobody that needs it can be so far behind: whoever says that it is lost, lies.
             # What it was sent before that is in what others have heard of it since.
             heard_round = max(report.heard_round for report in self._reports(peer))
-            back = [message for message in self._unreceived.pop(peer) if message.round >= heard_round]
+            back = [message for message in unreceived if message.round >= heard_round]
             take_back_gifts_(self._algorithm, [message for message in back if message.phase == TRANSFER_PHASE])
             self._algorithm.take_back([message for message in back if message.phase == 0])
             returned += [(peer, message) for message in back if message.phase in (0, TRANSFER_PHASE)]
@@ -64,8 +67,10 @@ class LostPeers:
 
         A neighbour that is lost later has told others of a later round.
         """
-        replicas = self._algorithm.replicas
-        if replicas is not None and replicas.keeps_own and self._views is not None and self._views.is_steady(t):
+        replicas, views = self._algorithm.replicas, self._views
+        if replicas is None or views is None or not replicas.keeps_own:
+            return
+        if not self._unreceived and views.is_steady(t):
             replicas.forget_kept()
 
     def unheard_reports(self, t: int) -> set[int]:
@@ -78,26 +83,21 @@ class LostPeers:
         """
         return {other for peer in self.peers for other in self._unheard(peer, t)}
 
-    def last_heard(self, peer: int, t: int, waiting_rounds: Collection[int], *, ordered: bool) -> int | None:
-        """Return the last round of which there is a message of `peer` here; 0 if it is about to join, None if it sends
-        nothing to this peer.
+    def last_heard(
+        self, peer: int, t: int, waiting_rounds: Collection[int], *, ordered: bool, has_share: bool
+    ) -> int | None:
+        """Return the last round of which there is a message of `peer` here, or the round that it was to begin when it
+        handed over (x, u); 0 if it is about to join, None if it sends nothing to this peer.
 
         `t`: the round under way, or the next one; `waiting_rounds`: of its messages that wait for their round;
-        `ordered`: whether it sends in every round.
+        `ordered`: whether it sends in every round; `has_share`: whether its transfer at the end of round t is here.
         """
         if self._views is None:
             return None
-        if waiting_rounds:
-            return max(waiting_rounds)
-        me, membership = self._algorithm.node.peer, self._views.membership
-        if peer not in membership.members(t) and membership.is_coming(peer, t):
-            return 0
-        if peer not in self._views.senders_from(t, me):
-            return None
-        if ordered:
-            return max(0, t - 1)
-        # A graph that changes may not have had it in every round.
-        return next((round_ for round_ in range(t - 1, 0, -1) if peer in self._views.senders(round_, me)), 0)
+        message = max(waiting_rounds) if waiting_rounds else self._last_used(peer, t, ordered=ordered)
+        # A share holds all that the giver was sent in the round that it ended.
+        share = self._last_share(peer, t + has_share)
+        return message if share is None else max(share, message or 0)
 
     def restore(self, lost: Iterable[tuple[int, int]]) -> None:
         """Take back (lost peer, first round without it here) of a state between rounds, when all is accounted for."""
@@ -107,23 +107,64 @@ class LostPeers:
             self.peers.add(peer)
             self._views.treat_as_absent(peer, since)
 
-    def _awaited(self, peer: int, t: int) -> set[int]:
-        """Return who has yet to report of a lost peer before anything comes back of it; nobody reports to a peer that
-        has left, nor does anything depend on what it has."""
+    def _last_used(self, peer: int, t: int, *, ordered: bool) -> int | None:
+        """Return the last round whose message of `peer` was used before round t."""
         assert self._views is not None
-        is_member = self._algorithm.node.peer in self._views.membership.members(t)
-        return self._unheard(peer, t) if is_member else set()
+        views, me = self._views, self._algorithm.node.peer
+        if peer not in views.membership.members(t) and views.membership.is_coming(peer, t):
+            return 0
+        last = views.membership.last_round_of(peer, t)
+        if last is None or peer not in views.senders_from(last, me):
+            return None
+        # It may have left, and be lost to those who are still in a round that it took part in.
+        last = min(t - 1, last)
+        if ordered:
+            return max(0, last)
+        # A graph that changes may not have had it in every round.
+        return next((round_ for round_ in range(last, 0, -1) if peer in views.senders(round_, me)), 0)
+
+    def _last_share(self, peer: int, t: int) -> int | None:
+        """Return the last round up to t before which `peer` handed over a part of (x, u) to this one; None if it never
+        did."""
+        assert self._views is not None
+        views, me, spec = self._views, self._algorithm.node.peer, self._algorithm.spec
+        for first in views.membership.rounds_of_change(t) if spec.push_sum else ():
+            if any((each.giver, each.taker) == (peer, me) for each in transfers(views, first - 1, spec)):
+                return first
+        return None
+
+    def _awaited(self, peer: int, t: int) -> set[int]:
+        """Return who has yet to report of a lost peer before anything comes back of it: of the members that took part
+        in its last round. Nobody reports to a peer that has left, nor does anything depend on what it has."""
+        assert self._views is not None
+        membership = self._views.membership
+        last = membership.last_round_of(peer, t + 1)
+        if last is None or self._is_long_gone(peer, t) or self._algorithm.node.peer not in membership.members(t):
+            return set()
+        return self._silent(peer, t).intersection(membership.members(last))
+
+    def _is_long_gone(self, peer: int, t: int) -> bool:
+        """Whether a peer left so long ago that all have heard of a loss that they needed to hear of."""
+        assert self._views is not None
+        membership = self._views.membership
+        last = membership.last_round_of(peer, t + 1)
+        return last is not None and t > last + 3 * self._views.lead(membership.members(t))
 
     def _unheard(self, peer: int, t: int) -> set[int]:
         assert self._views is not None
         membership = self._views.membership
-        members = set(membership.members(t))
-        if peer not in members and peer not in membership.members(t + 1):
+        if peer not in membership.members(t) and peer not in membership.members(t + 1):
             return set()
+        return self._silent(peer, t)
+
+    def _silent(self, peer: int, t: int) -> set[int]:
+        """Return the members of round t that have not reported of a lost peer and are to."""
+        assert self._views is not None
+        membership = self._views.membership
         # A peer that leaves may be gone before it hears of the loss: it cannot be waited for.
         leaving = {change.subject for change in membership.changes if change.kind is ChangeKind.LEAVE}
         reported = {report.issuer for report in self._reports(peer)}
-        return members - self.peers - leaving - reported - {self._algorithm.node.peer}
+        return {*membership.members(t)} - self.peers - leaving - reported - {self._algorithm.node.peer}
 
     def _reports(self, peer: int) -> list[Change]:
         assert self._views is not None

@@ -117,6 +117,15 @@ class Membership:
         """Return the first of the rounds up to t that have the members of round t."""
         return [0, *self._rounds][bisect_right(self._rounds, t)]
 
+    def rounds_of_change(self, t: int) -> Sequence[int]:
+        """Return the rounds up to t from which the members are others than before, the last one first."""
+        return self._rounds[: bisect_right(self._rounds, t)][::-1]
+
+    def last_round_of(self, peer: int, t: int) -> int | None:
+        """Return the last of the rounds up to t in which a peer takes part; None if there is none."""
+        rounds = (t, *(first - 1 for first in self.rounds_of_change(t)))
+        return next((round_ for round_ in rounds if peer in self.members(round_)), None)
+
     def coming(self, t: int) -> Sequence[tuple[int, ...]]:
         """Return the members of round t, and of every later round in which they change."""
         return self._members[bisect_right(self._rounds, t) :]

@@ -252,7 +252,9 @@ class Session:
         nothing to this peer."""
         # A replica is advanced in every round, so that each edge carries a message in each.
         ordered = self.algorithm.spec.memory is Memory.REPLICAS
-        return self.lost_peers.last_heard(peer, self.round, self.inbox.rounds_of(peer), ordered=ordered)
+        has_share = peer in self._givers or self.inbox.has(self.round, TRANSFER_PHASE, peer)
+        waiting = self.inbox.rounds_of(peer)
+        return self.lost_peers.last_heard(peer, self.round, waiting, ordered=ordered, has_share=has_share)
 
     # What others ask.
 

@@ -344,10 +344,12 @@ class PeerMembership:
         return ((join.subject, each) for each in (*history, join))
 
     def _own_reports(self, t: int) -> list[Change]:
-        """Return what this peer has to say itself of peers that are lost, and in the graph of round t or a later one
-        still, for all to know what those had: nothing where it has said so."""
+        """Return what this peer has to say itself of peers that are lost, and that somebody in round t or a later one
+        may still need, for all to know what those had: nothing where it has said so."""
         assert self._views is not None
         membership = self._views.membership
+        # A peer that has left is needed by those who are behind.
+        since = max(0, t - 2 * self._longest_lead(self._views))
         losses = {change.subject: change for change in reversed(self.changes) if change.kind is ChangeKind.LOST}
         said = {
             change.subject for change in self.changes if (change.kind, change.issuer) == (ChangeKind.LOST, self.peer)
@@ -355,7 +357,7 @@ class PeerMembership:
         return [
             replace(loss, issuer=self.peer, heard_round=self._session.last_heard(subject) or 0)
             for subject, loss in sorted(losses.items())
-            if membership.is_coming(subject, t) and subject not in said
+            if membership.is_coming(subject, since) and subject not in said
         ]
 
     def _longest_lead(self, views: ViewSchedule) -> int:

@@ -116,5 +116,40 @@ def test_nothing_comes_back_before_all_have_said_what_they_heard(algorithm: str,
     assert cluster.weight() == pytest.approx(5.0 - (1.0 - given) * lost.u, abs=1e-12)
 
 
+@pytest.mark.parametrize("algorithm", ["sgp", "sparse-push", "quant-sgp"])
+def test_a_peer_that_has_left_is_lost_to_those_who_are_behind(algorithm: str) -> None:
+    """Its heir has all that it had, and one neighbour lacks its last message and waits for it."""
+    cluster = Cluster(algorithm, "exponential", seed=2)
+    cluster.run(3)
+    effective = cluster.announce(2, ChangeKind.LEAVE, 2).effective
+    cluster.run(effective - 1)
+    cluster.cut.add((2, 1))
+    cluster.run(effective)
+    assert cluster.peers[2].participant.membership.has_left
+    assert cluster.rounds()[1] == effective - 1
+    cluster.kill(2)
+    cluster.announce(1, ChangeKind.LOST, 2)
+    cluster.run(60)
+    assert cluster.rounds() == dict.fromkeys((0, 1, 3, 4), 60)
+    rate = cluster.peers[2].participant.algorithm.node.averaging_rate
+    # Of an exponential graph everyone has the same weight.
+    assert cluster.weight() == pytest.approx(5.0 - rate * 0.25, abs=1e-12)
+
+
+@pytest.mark.parametrize("algorithm", ["sgp", "sparse-push", "quant-sgp"])
+def test_what_a_sponsor_had_does_not_come_back_where_its_share_holds_it(algorithm: str) -> None:
+    """A sponsor is lost as it has given its share, before anybody has a message of its next round."""
+    cluster = Cluster(algorithm, "exponential", seed=2)
+    cluster.run(3)
+    effective = cluster.announce(3, ChangeKind.JOIN, 5).effective
+    cluster.run(effective)
+    cluster.kill(3)
+    assert any(cluster.peers[peer].links.out[3].backlog for peer in (1, 2)), "it has confirmed all"
+    cluster.declare_lost(3)
+    cluster.run(60)
+    assert cluster.rounds() == dict.fromkeys((0, 1, 2, 4, 5), 60)
+    assert cluster.weight() == pytest.approx(5.0 - cluster.peers[3].participant.algorithm.u, abs=1e-12)
+
+
 def _kept(cluster: Cluster) -> set[int]:
     return {member.peer for member in cluster.members if any(".kept." in name for name in member.algorithm.state())}

@@ -179,7 +179,7 @@ class Auditor:
                 raise InvariantBroken(f"peer {peer} applied the message of peer {pair[1]}, round {pair[0]}, twice")
             self._applied[peer].add(pair)
         self._rounds[peer][t] = entry
-        if any(sender == self._outside for _, sender in entry.applied):
+        if self._outside in entry.took or any(sender == self._outside for _, sender in entry.applied):
             self._check_returned()
         self._check_replicas(participant)
         for done in range(len(self._balances) - 1, self.completed):
@@ -276,16 +276,18 @@ class Auditor:
                 raise InvariantBroken(f"peer {peer} holds another replica of peer {sender} after {count} differences")
 
     def _check_returned(self) -> None:
-        """Nothing returns that the lost peer had when it made a message which anybody has."""
+        """Nothing returns that the lost peer had when it made a message, or gave a share, which anybody has."""
         if not self._returned or self._outside is None:
             return
-        inside = (applied for peer, applied in enumerate(self._applied) if peer != self._outside)
-        heard = max((t for applied in inside for t, sender in applied if sender == self._outside), default=-1)
+        inside = [peer for peer in range(self.scenario.num_peers) if peer != self._outside]
+        heard = max((t for peer in inside for t, sender in self._applied[peer] if sender == self._outside), default=-1)
+        rounds = (each for peer in inside for each in self._rounds[peer].items())
+        heard = max([heard, *(t + 1 for t, entry in rounds if self._outside in entry.took)])
         for peer, t, _ in self._returned:
             if t < heard:
                 raise InvariantBroken(
-                    f"peer {peer} took back what it sent the lost peer in round {t}, whose message of round {heard} "
-                    "holds it"
+                    f"peer {peer} took back what it sent the lost peer in round {t}, and what that peer sent in round "
+                    f"{heard}, or gave just before, holds it"
                 )
 
     def _check_mass(self, t: int) -> None:
