@@ -119,9 +119,10 @@ def admit(directory: Path, proposal: Proposal) -> Admitted:
         write_bytes(folder / LIST_FILE, (directory / LIST_FILE).read_bytes())
     if not known:
         write_peer_file(folder / "peer.toml", _of_new_peer(model, index, entry))
-        if model.training.warm_start is not None and (base / model.training.warm_start).parent == base:
+        start = model.training.warm_start
+        if start is not None and (base.parent / start).parent == base.parent:
             # It lies in every folder of the cluster.
-            write_bytes(folder / model.training.warm_start, (base / model.training.warm_start).read_bytes())
+            write_bytes(folder / start, (base.parent / start).read_bytes())
     return Admitted(identity, index, entry, folder, known)
 
 

@@ -82,7 +82,12 @@ def trace(model: torch.nn.Module, example: Example, name: str) -> torch.export.E
     """Return the program that a model in evaluation mode computes. Raises DataError where it cannot be traced."""
     shapes = example.dynamic_shapes
     with _refusal(name, "torch.export"):
-        return torch.export.export(model, example.arguments, example.keywords, dynamic_shapes=shapes)
+        program = torch.export.export(model, example.arguments, example.keywords, dynamic_shapes=shapes)
+    # It would name folders of this machine, and quote the task's code.
+    for module in program.graph_module.modules():
+        for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
+            node.meta.pop("stack_trace", None)
+    return program
 
 
 def save_program(program: torch.export.ExportedProgram, path: Path) -> None:
@@ -98,6 +103,9 @@ def save_onnx(program: torch.export.ExportedProgram, path: Path, name: str) -> N
     with _refusal(name, "ONNX"), _beside(path) as beside:
         converted = torch.onnx.export(program, dynamo=True, verbose=False)
         assert converted is not None
+        for node in converted.model.graph:
+            # How each node came about is as large as small models, and of no use elsewhere.
+            node.metadata_props.clear()
         converted.save(str(beside), external_data=False)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -124,6 +125,16 @@ def test_the_card_says_how_the_model_was_trained_and_names_no_folder(exported: P
         assert text in card, text
     assert str(simulated) not in card
     assert str(exported) not in card
+
+
+def test_no_file_names_a_folder_of_this_machine_or_quotes_code(exported: Path) -> None:
+    # Models of layers of torch run no other code.
+    folder = str(Path(torch.__file__).parent).encode()
+    for name in ("digits.safetensors", "digits.onnx", "digits.int8.onnx"):
+        assert folder not in (exported / name).read_bytes(), name
+    with zipfile.ZipFile(exported / "digits.pt2") as archive:
+        for member in archive.namelist():
+            assert folder not in archive.read(member), member
 
 
 def test_the_lines_of_the_card_load_the_model(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
