@@ -208,6 +208,9 @@ class CompressorOptions(Section):
     against_last: bool = True
     """modulo: code a layer against its codes of the round before (the reference codes) where that takes fewer bytes.
     Needs verified θ, the CPU and no bandwidth budget. Both ends of a link keep a copy of the codes."""
+    coding: Literal["entropy", "packed"] = "entropy"
+    """entropy: spend processor time on fewer bytes. packed: every number takes its full width, for links that carry
+    more than the coder's 0.2 GB/s of float32 values."""
     budget_kbytes_per_s: Positive | None = None
     """Limit on what this peer sends over each link, headers included. A controller lowers fraction or bits to fit, and
     the peer waits where that is not enough. Peers may set different limits, but either all set one or none does."""
@@ -439,6 +442,7 @@ _LATER_OPTIONS = (
     ("training", "label_adjustment"),
     ("training", "class_balance"),
     ("training", "class_balance_follows_rate"),
+    ("compressor", "coding"),
     ("data", "weight_by_samples"),
     ("data", "total_samples"),
     ("data", "class_shares"),

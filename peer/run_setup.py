@@ -283,6 +283,7 @@ class RunSetup:
             compressor=self.compressor,
             averaging_rate=self.averaging_rate,
             whole_below=options.whole_below,
+            packed=self.config.compressor.coding == "packed",
             push_weight_guard=options.push_weight_guard,
             rounds=self.config.run.rounds,
             seed=self.config.run.seed,

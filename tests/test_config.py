@@ -104,6 +104,7 @@ def test_a_configuration_cannot_be_changed() -> None:
         "graph.kind=ring",
         "algorithm.averaging_rate=0.3",
         "compressor.fraction=0.5",
+        "compressor.coding=packed",
         "training.learning_rate=0.7",
         "training.label_adjustment=false",
         "training.class_balance=0.5",

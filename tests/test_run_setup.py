@@ -35,6 +35,13 @@ def test_theta_by_theorem_2_knows_how_far_the_learning_rate_fell() -> None:
         assert algorithm.metrics().theta == pytest.approx(theorem_2(rate, 2.0, 5, rho, decay=decay)), t
 
 
+@pytest.mark.parametrize(("coding", "packed"), [("entropy", False), ("packed", True)])
+def test_all_peers_of_a_run_write_frames_alike(coding: str, packed: bool) -> None:
+    config = load(environment={}, overrides=[f"compressor.coding={coding}"])
+    setup = RunSetup.open(config, Path(), num_peers=3)
+    assert [setup.node(peer, Layout.of_sizes([3])).packed for peer in range(3)] == [packed] * 3
+
+
 @pytest.mark.parametrize(
     ("algorithm", "asked", "expected"),
     [

@@ -25,8 +25,9 @@ from typing import Any
 import numpy as np
 
 from peer.compress import COMPRESSORS, Layout, Modulo, add_decompressed_, build
+from peer.compress.magnitude import max_magnitude
 from peer.compress.modulo import recover, recover_checked
-from peer.compress.norms import max_magnitude, sum_of_squares
+from peer.compress.norms import sum_of_squares
 from peer.compress.payload import Residues
 from peer.compress.selection import largest_magnitudes
 from peer.native import available

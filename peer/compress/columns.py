@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from peer.compress.levels import code_type
+from peer.compress.magnitude import max_magnitude
 from peer.compress.payload import Dense, FloatArray, LayerPayload, Levels, Residues, Rounding, Sparse, ValueType
 
 IntegerArray: TypeAlias = npt.NDArray[np.int64]
@@ -74,6 +75,16 @@ class Columns(Sequence[LayerPayload]):
         """Which layers hold reals: bool[layers]."""
         reals: npt.NDArray[np.bool_] = (self.forms & 3) == DENSE
         return reals
+
+    @cached_property
+    def magnitude(self) -> float:
+        """max |v| of the reals, infinity or NaN if any is."""
+        return max_magnitude(self.reals)
+
+    def reaching(self, magnitude: float) -> Columns:
+        """Take note of the largest magnitude of the reals, which somebody has found; return this."""
+        self.__dict__["magnitude"] = magnitude
+        return self
 
     def __len__(self) -> int:
         return self.sizes.size

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from peer.compress.float_types import BITS, RELATIVE_ERROR, own_type, rounded
 from peer.compress.levels import checked_scale, nearest_levels, stochastic_codes
-from peer.compress.norms import max_magnitude
+from peer.compress.magnitude import max_magnitude
 from peer.compress.payload import Dense, FloatArray, Levels, ValueType
 from peer.compress.settings import require_positive, require_whole
 from peer.random import Stream

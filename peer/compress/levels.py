@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from peer.compress.norms import max_magnitude, not_finite, sum_of_magnitudes, sum_of_squares
+from peer.compress.magnitude import max_magnitude
+from peer.compress.norms import not_finite, sum_of_magnitudes, sum_of_squares
 from peer.compress.payload import FloatArray, Levels
 from peer.errors import RemoteProtocolError
 from peer.native import CData, ffi, lib, pointer

@@ -36,7 +36,8 @@ from peer.compress.bound import ErrorBound
 from peer.compress.columns import RESIDUES, Columns
 from peer.compress.layout import Layout
 from peer.compress.levels import CodeArray, code_type
-from peer.compress.norms import NotFiniteError, max_magnitude, not_finite
+from peer.compress.magnitude import max_magnitude
+from peer.compress.norms import NotFiniteError, not_finite
 from peer.compress.payload import FloatArray, MoreBits, Payload, Residues, Rounding, WholeIntegers
 from peer.compress.settings import require_flag, require_positive, require_whole
 from peer.compress.sources import shared_uniforms

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,8 +13,12 @@ from peer.compress.bound import ErrorBound
 from peer.compress.columns import DENSE, Columns
 from peer.compress.float_types import BITS, RELATIVE_ERROR, own_type, rounded
 from peer.compress.layout import Layout
-from peer.compress.norms import max_magnitude, require_finite
+from peer.compress.magnitude import max_magnitude
+from peer.compress.norms import not_finite
 from peer.compress.payload import Dense, FloatArray, ValueType
+
+_LARGE = 1 << 16
+"""Numbers of a layer beyond which it is sent by itself (`peer.wire`), so that nothing is won with all at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,20 +39,28 @@ class NoCompression:
 
     def compress(self, v: FloatArray, layer: int, draws: Draws) -> Dense:
         """Return all of `v`."""
-        require_finite(v, layer)
-        return rounded(v, own_type(v) if self.value_type is None else self.value_type)
+        magnitude = max_magnitude(v)
+        if not math.isfinite(magnitude):
+            raise not_finite(layer)
+        written = rounded(v, own_type(v) if self.value_type is None else self.value_type)
+        loses_nothing = written.values.dtype == v.dtype and self.value_type in (None, own_type(v))
+        return Dense.reaching(written.values, written.value_type, magnitude) if loses_nothing else written
 
     def compress_all(self, v: FloatArray, layout: Layout, draws: Draws) -> Columns | None:
         """Return what `compress` returns for every layer at once, or None."""
-        if v.dtype != np.float32 or not np.isfinite(max_magnitude(v)):
+        if v.dtype != np.float32 or max(layout.sizes) > _LARGE:
+            return None
+        magnitude = max_magnitude(v)
+        if not math.isfinite(magnitude):
             # Layer by layer the error names the one that is to blame.
             return None
         written = rounded(v, self.value_type or ValueType.FLOAT32)
         sizes = layout.size_array
-        return Columns(
+        columns = Columns(
             sizes=sizes, forms=np.full(sizes.size, DENSE, np.uint8), counts=sizes, scalars=np.zeros(sizes.size),
             reals=written.values, value_type=written.value_type,
         )  # fmt: skip
+        return columns.reaching(magnitude) if written.value_type is ValueType.FLOAT32 else columns
 
     def bits_per_value(self, size: int, float_bits: int = 32) -> float:
         return float(float_bits if self.value_type is None else BITS[self.value_type])

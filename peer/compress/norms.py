@@ -13,6 +13,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
+from peer.compress.magnitude import max_magnitude
 from peer.compress.payload import FloatArray
 from peer.errors import DivergenceError
 from peer.native import lib, pointer
@@ -35,17 +36,6 @@ def not_finite(layer: int) -> NotFiniteError:
     return NotFiniteError(
         f"layer {layer} holds values that are not finite, or too large to compress; lower training.learning_rate"
     )
-
-
-def max_magnitude(v: FloatArray) -> float:
-    """Return max |v_i|, 0 for an empty `v`; infinity or NaN if any value is."""
-    if lib is not None and v.flags.c_contiguous and v.dtype == np.float32:
-        return float(lib.max_magnitude_f32(pointer(v, "float[]"), v.size))
-    if lib is not None and v.flags.c_contiguous and v.dtype == np.float64:
-        return float(lib.max_magnitude_f64(pointer(v, "double[]"), v.size))
-    if v.size == 0:
-        return 0.0
-    return float(max(abs(v.max()), abs(v.min())))
 
 
 def sum_of_squares(v: FloatArray) -> float:

@@ -10,10 +10,13 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+
+from peer.compress.magnitude import max_magnitude
 
 FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
 
@@ -41,6 +44,18 @@ class Dense:
 
     values: FloatArray
     value_type: ValueType
+
+    @cached_property
+    def magnitude(self) -> float:
+        """max |v|, infinity or NaN if any value is: compressor, writer and judge ask for it, and it costs a pass."""
+        return max_magnitude(self.values)
+
+    @classmethod
+    def reaching(cls, values: FloatArray, value_type: ValueType, magnitude: float) -> Dense:
+        """Return values whose largest magnitude is known."""
+        payload = cls(values, value_type)
+        payload.__dict__["magnitude"] = magnitude
+        return payload
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,7 @@ from typing import ClassVar
 from peer.compress.base import Draws
 from peer.compress.bound import ErrorBound
 from peer.compress.levels import checked_scale, stochastic_codes
-from peer.compress.norms import max_magnitude
+from peer.compress.magnitude import max_magnitude
 from peer.compress.payload import FloatArray, Levels
 from peer.compress.sources import own_uniforms
 

@@ -181,6 +181,8 @@ class NodeContext:
     averaging_rate: float = 1.0
     whole_below: int = 0
     """Layers smaller than this are sent whole (see `compress_layers`)."""
+    packed: bool = False
+    """Whether messages are sent without entropy coding (see `wire.encode`)."""
     push_weight_guard: float = 0.0
     """Scale the local step by min(1, u / guard); 0 turns it off. A starved peer's step in z is γ/u, so without this it
     explodes (measured; the product uses 0.5, replay 0)."""

@@ -13,7 +13,7 @@ has shown, by its next message, that it needs no repair; it belongs to the trans
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -21,6 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from peer.compress.base import Compressor
+from peer.compress.columns import Columns
+from peer.compress.magnitude import max_magnitude
 from peer.compress.modulo import (
     MOST_KNOWN_BITS,
     Modulo,
@@ -39,7 +41,6 @@ from peer.compress.modulo import (
     theta_floor,
     values_of,
 )
-from peer.compress.norms import max_magnitude
 from peer.compress.payload import (
     Dense,
     FloatArray,
@@ -626,7 +627,7 @@ def check_codes(
     """Raise RemoteProtocolError unless just the layers that this run codes are codes, each of its settings. Numbers in
     the place of a code could be further from the receiver's than any code says. `bits`: see `check_code`."""
     shared = theta.shared(message.round)
-    for number, (layer, size) in enumerate(zip(message.layers, node.layout.sizes, strict=True)):
+    for number, (layer, size) in enumerate(_different(message.layers, node)):
         is_code = isinstance(layer, Residues)
         if is_code == (size < node.whole_below):
             form = "as a code, where all send it whole" if is_code else "whole, where all send a code"
@@ -642,6 +643,14 @@ def check_codes(
             raise RemoteProtocolError(
                 f"sent a modulo code of θ = {layer.theta:g}, where all have {shared:g}", peer=message.sender
             )
+
+
+def _different(layers: Payload, node: NodeContext) -> Iterable[tuple[LayerPayload, int]]:
+    """Return the layers and their sizes; of columns that are codes throughout, a code without numbers for each θ."""
+    if not isinstance(layers, Columns) or layers.residues is None or node.whole_below or layers.has_reals.any():
+        return zip(layers, node.layout.sizes, strict=True)
+    check = None if layers.checks is None else 0
+    return [(Residues(theta, *layers.residues, layers.codes[:0], check), 1) for theta in set(layers.scalars.tolist())]
 
 
 def check_code(own: Modulo, layer: Residues, sender: int, bits: tuple[int, int] | None = None) -> None:

@@ -22,7 +22,7 @@ import xxhash
 
 from peer import wire
 from peer.compress import add_decompressed_
-from peer.compress.norms import max_magnitude
+from peer.compress.magnitude import max_magnitude
 from peer.compress.payload import Dense, FloatArray, Payload, WholeIntegers
 from peer.errors import LocalProtocolError, RemoteProtocolError
 from peer.gossip.base import Algorithm, AlgorithmSpec, Digests, Exchange, GraphNeed, Memory, Metrics, NodeContext

@@ -12,7 +12,6 @@ import numpy.typing as npt
 
 from peer.compress import block_float
 from peer.compress.columns import Columns
-from peer.compress.norms import max_magnitude
 from peer.compress.payload import Dense, LayerPayload, Levels, Residues, Sparse
 from peer.gossip.base import NodeContext
 from peer.gossip.views import ViewSchedule
@@ -50,7 +49,7 @@ def _largest(layers: Columns) -> float:
     if layers.levels is not None:
         divisor, base, step, bits = layers.levels
         of_codes = of_codes * float(max(abs(base), abs(base + step * ((1 << bits) - 1)))) / divisor
-    return max(max_magnitude(layers.reals), float(of_codes.max(initial=0.0)))
+    return max(layers.magnitude, float(of_codes.max(initial=0.0)))
 
 
 def _magnitude_of_part(message: Message) -> float:
@@ -65,7 +64,7 @@ def _magnitude(layer: LayerPayload) -> float:
     """Return a bound of |v| over the values of a layer; θ of a modulo code, which is a distance between values. Repairs
     belong to a code, and are checked with it."""
     if isinstance(layer, Dense):
-        return max_magnitude(layer.values)
+        return layer.magnitude
     if isinstance(layer, Levels):
         highest = layer.base + layer.step * ((1 << layer.bits) - 1)
         return abs(layer.scale) * max(abs(layer.base), abs(highest)) / layer.divisor

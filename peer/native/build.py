@@ -20,6 +20,7 @@ SOURCES = (
     "evonorm.c",
     "processor.c",
     "wire.c",
+    "wire_checksum.c",
     "wire_groups.c",
     "wire_layers.c",
     "wire_tables.c",

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from peer.compress.norms import max_magnitude
+from peer.compress.magnitude import max_magnitude
 from peer.compress.payload import FloatArray
 from peer.config import GuardOptions
 from peer.errors import DivergenceError

@@ -48,11 +48,12 @@ class FrameAccount:
         self,
         layout: Layout,
         *,
+        packed: bool = False,
         cpu_clock: Callable[[], float] = time.process_time,
         stopwatch: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """The two clocks only fill the record of times; nothing that is computed depends on them."""
-        self._layout = layout
+        """`packed`: see `wire.encode`. The two clocks only fill the record of times."""
+        self._layout, self._packed = layout, packed
         self._cpu_clock, self._stopwatch = cpu_clock, stopwatch
         self._cpu_mark = cpu_clock()
         self._figures = _Figures()
@@ -142,7 +143,7 @@ class FrameAccount:
         )
 
     def _encode(self, receiver: int, message: Message, before: Message | None, *, takes_entropy: bool) -> OutgoingFrame:
-        frame = wire.encode(message, self._layout, previous=before)
+        frame = wire.encode(message, self._layout, previous=before, packed=self._packed)
         return OutgoingFrame(
             receiver=receiver,
             frame=frame,

@@ -82,7 +82,9 @@ class PairParticipant:
         self._refused_by: int | None = None
         self._open_request: OutgoingFrame | None = None
         self._wake_at: float | None = None
-        self._account = FrameAccount(self.layout, cpu_clock=cpu_clock, stopwatch=stopwatch)
+        self._account = FrameAccount(
+            self.layout, packed=algorithm.node.packed, cpu_clock=cpu_clock, stopwatch=stopwatch
+        )
         self._last_record: RoundRecord | None = None
 
     @property

@@ -154,7 +154,7 @@ class Participant:
         self._judge = Judge(self.session, views)
         self._views = views
         self._observe = observe
-        self._account = FrameAccount(layout, cpu_clock=cpu_clock, stopwatch=stopwatch)
+        self._account = FrameAccount(layout, packed=algorithm.node.packed, cpu_clock=cpu_clock, stopwatch=stopwatch)
         self._health_every = 1 if layout.size <= 100_000 else 10
         self._rate = 0.0
         self._step: StepResult | None = None

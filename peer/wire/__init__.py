@@ -191,7 +191,7 @@ A writer is free to choose codecs, codes, maps, tables, lanes, what to pool, and
 accept any choice. This writer pools the layers of a frame up to 2^16 numbers, so that the fixed cost of a stream is
 paid once. It lets layers share a table where another table would cost more than it saves. It decides from histograms
 (of a sample, if a stream is long), from compressing a small part of the stream (for zstd), and from the exact length of
-Rice codes.
+Rice codes. Asked to pack (`compressor.coding`), it packs every stream and writes no gaps in the entropy code.
 """
 
 from peer.wire.describe import FrameReport, LayerReport, describe, entropy_bound_bits

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import struct
-import zlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,6 +14,7 @@ from peer.compress.layout import Layout
 from peer.compress.payload import LayerPayload, Levels, MoreBits, Payload, WholeIntegers, num_values
 from peer.errors import LocalProtocolError
 from peer.wire import section_columns, section_reader, section_writer
+from peer.wire.checksum import crc32
 from peer.wire.errors import (
     BadMagic,
     ChecksumMismatch,
@@ -60,15 +60,18 @@ def allocation_bound(layout: Layout) -> int:
     return 48 * layout.size + 1024 * layout.num_layers + (4 << 20)
 
 
-def encode(message: Message, layout: Layout, *, previous: Message | None = None) -> bytes:
+def encode(message: Message, layout: Layout, *, previous: Message | None = None, packed: bool = False) -> bytes:
     """Return the frame of a message.
 
+    `packed`: write every real and code in its full width, which is faster and takes more bytes; any reader reads it.
     `previous` is an earlier message of the same sender that every receiver of this frame is known to hold: residues
     are then coded as differences to it where that is shorter. Raises `LocalProtocolError` for a message that breaks
     the contract of its types.
     """
     _check_message(message, layout)
     comparable = _has_residues(message, layout)
+    if packed:
+        previous = None
     if previous is not None and not (
         comparable and previous.sender == message.sender and _has_residues(previous, layout)
     ):
@@ -76,7 +79,7 @@ def encode(message: Message, layout: Layout, *, previous: Message | None = None)
     wide = section_writer.needs_double(message.layers)
     earlier = None if previous is None else previous.layers
     is_whole = message.layer_ids is None and message.kind is not MessageKind.PART and len(message.layers) > 0
-    written = section_columns.encode(message.layers, layout.size_array, earlier, wide) if is_whole else None
+    written = section_columns.encode(message.layers, layout.size_array, earlier, wide, packed) if is_whole else None
     if written is None:
         sizes: Sequence[int]
         if message.kind is MessageKind.PART:
@@ -84,7 +87,7 @@ def encode(message: Message, layout: Layout, *, previous: Message | None = None)
         else:
             numbers = range(layout.num_layers) if message.layer_ids is None else message.layer_ids
             sizes = [layout.sizes[number] for number in numbers[: len(message.layers)]]
-        written = section_writer.encode(message.layers, sizes, earlier, wide)
+        written = section_writer.encode(message.layers, sizes, earlier, wide, packed)
     parts, predicted = written
     header = bytearray(MAGIC)
     header += bytes((VERSION, message.kind | wide * _WIDE | predicted * _PREDICTED))
@@ -104,7 +107,7 @@ def encode(message: Message, layout: Layout, *, previous: Message | None = None)
     parts.insert(0, bytes(header))
     checksum = 0
     for part in parts:
-        checksum = zlib.crc32(part, checksum)
+        checksum = crc32(part, checksum)
     parts.append(checksum.to_bytes(CHECKSUM_BYTES, "little"))
     return b"".join(parts)
 
@@ -132,7 +135,7 @@ def decode(
         raise BadMagic("the bytes do not begin like a frame")
     if data[2] != VERSION:
         raise UnsupportedVersion(f"the frame is of version {data[2]}; this program speaks version {VERSION}")
-    if zlib.crc32(data[:-CHECKSUM_BYTES]) != int.from_bytes(data[-CHECKSUM_BYTES:], "little"):
+    if crc32(data[:-CHECKSUM_BYTES]) != int.from_bytes(data[-CHECKSUM_BYTES:], "little"):
         raise ChecksumMismatch("the frame's checksum does not match its bytes")
     reader = Reader(data, 0, len(data) - CHECKSUM_BYTES)
     if ledgers is not None:

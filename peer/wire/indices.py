@@ -56,16 +56,16 @@ class Coded:
             start += count
 
 
-def encode(where: IndexArray, counts: IndexArray, sizes: IndexArray) -> Coded:
+def encode(where: IndexArray, counts: IndexArray, sizes: IndexArray, packed: bool = False) -> Coded:
     """Return how sets of indices, which follow one another in `where`, are sent.
 
     `counts` and `sizes`, int64[sets]: of each its k and the n of its layer. Raises `LocalProtocolError` unless the
-    indices of each ascend strictly below n.
+    indices of each ascend strictly below n. `packed`: without the entropy code.
     """
     gaps, codes, rice_bytes = _with_own_codes(where, counts, sizes)
     parts: list[Part] = []
     own = (codes <= MAX_RICE) & (counts > 0)
-    if own.any() and int(counts[own].sum()) >= WORTH_MODELLING:
+    if not packed and own.any() and int(counts[own].sum()) >= WORTH_MODELLING:
         spans = counts[own]
         plain = gaps if own.all() else gaps[np.repeat(own, counts)]
         plan = plan_gaps(plain.view(np.uint64), gap_width(int(sizes[own].max())), spans)

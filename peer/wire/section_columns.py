@@ -6,6 +6,7 @@ before anything was written; and whatever is wrong with a frame is for the reade
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -17,7 +18,7 @@ from peer.errors import FrameError, LocalProtocolError
 from peer.wire import indices, integers
 from peer.wire.bits import UnsignedArray, check_padding, pointer
 from peer.wire.integers import Part, code_type
-from peer.wire.plans import Codec, IntegerArray, bits_of, plan_codes
+from peer.wire.plans import Codec, IntegerArray, bits_of, packed_plan, plan_codes
 from peer.wire.reader import Reader, varint, zigzag
 from peer.wire.rice import pointer64
 from peer.wire.section_reader import decode_reals
@@ -27,14 +28,18 @@ from peer.wire.tokens import counts_of_spans
 
 
 def encode(
-    layers: Sequence[LayerPayload], sizes: IntegerArray, previous: Sequence[LayerPayload] | None, wide: bool
+    layers: Sequence[LayerPayload],
+    sizes: IntegerArray,
+    previous: Sequence[LayerPayload] | None,
+    wide: bool,
+    packed: bool,
 ) -> tuple[list[Part], bool] | None:
     """Return what `section_writer.encode` returns, or None for what is left to it. `sizes: int64[layers]`."""
     columns = _small_columns(layers)
     if native.lib is None or columns is None or not np.array_equal(columns.sizes, sizes):
         return None
     described = _described(columns)
-    if described is None or not _are_scalars(columns, wide):
+    if described is None or not _are_scalars(columns, wide) or not math.isfinite(columns.magnitude):
         return None
     has_codes = ~columns.has_reals
     spans = columns.counts[has_codes]
@@ -51,16 +56,17 @@ def encode(
         where = columns.is_sparse
         every = bool(where.all())
         counts, of = (columns.counts, sizes) if every else (columns.counts[where], sizes[where])
-        coded = indices.encode(columns.indices, counts, of)
+        coded = indices.encode(columns.indices, counts, of, packed)
     parts: list[Part] = [_sections(columns, coded, described, wide, predicted), *coded.behind]
     if columns.reals.size:
         held = columns.counts[columns.has_reals]
-        codec, stream = encode_reals(columns.reals, columns.value_type, held[held > 0])
+        codec, stream = encode_reals(columns.reals, columns.value_type, held[held > 0], packed=packed)
         parts += [bytes((codec,)), *stream]
     if codes.size:
         check_codes(codes, columns.bits)
         spans = spans[spans > 0]
-        codec, stream = integers.encode(codes, columns.bits, plan_codes(codes, columns.bits, spans), spans)
+        plan = packed_plan(codes.size, columns.bits) if packed else plan_codes(codes, columns.bits, spans)
+        codec, stream = integers.encode(codes, columns.bits, plan, spans)
         parts += [bytes((codec,)), *stream]
     return parts, bool(predicted.any())
 
@@ -193,9 +199,10 @@ def _decode(
         return None
     value_type = ValueType(totals[_VALUE_TYPE]) if totals[_VALUE_TYPE] >= 0 else ValueType.FLOAT32
     reals: FloatArray = np.zeros(0, np.float64 if value_type is ValueType.FLOAT64 else np.float32)
+    magnitude = 0.0
     if totals[_NUM_REALS]:
         held = counts[has_reals]
-        reals = decode_reals(reader, reader.byte(), value_type, held[held > 0])
+        reals, magnitude = decode_reals(reader, reader.byte(), value_type, held[held > 0])
     levels = (totals[_DIVISOR], totals[_BASE], totals[_STEP], totals[_BITS]) if totals[_BITS] else None
     byte = totals[_RESIDUE_BYTE]
     residues = ((byte & 15) + 1, Rounding(byte >> 4 & 3)) if byte >= 0 else None
@@ -207,7 +214,7 @@ def _decode(
     columns = Columns(
         sizes=sizes, forms=forms, counts=counts, scalars=scalars, indices=where, reals=reals, value_type=value_type,
         codes=codes, levels=levels, residues=residues, checks=checks if byte >= 0 and byte & 64 else None,
-    )  # fmt: skip
+    ).reaching(magnitude)  # fmt: skip
     if totals[_NUM_PREDICTED]:
         before = None if earlier is None else columns_of(earlier)
         if before is None or not _same_places(before, columns):

@@ -6,11 +6,13 @@ everything has been read.
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Callable, Iterable
 
 import numpy as np
 
+from peer.compress.magnitude import max_magnitude
 from peer.compress.payload import (
     Dense,
     FloatArray,
@@ -46,7 +48,6 @@ from peer.wire.sections import (
     PoolKey,
     Repeats,
     Tag,
-    check_finite,
     check_level_parameters,
     check_scaled,
     code_pool,
@@ -196,9 +197,9 @@ class _Reader:
             key, start, end = self._promised(dense_pool(value_type), size)
             self._book("values", codec)
             return lambda: Dense(self._found[key][start:end], value_type)
-        values = decode_reals(self._reader, codec, value_type, one_span(size))
+        values, magnitude = decode_reals(self._reader, codec, value_type, one_span(size))
         self._book("values", codec)
-        return lambda: Dense(values, value_type)
+        return lambda: Dense.reaching(values, value_type, magnitude)
 
     def _residues(self, tag: int, size: int, previous: LayerPayload | None) -> Promise:
         reader, repeats = self._reader, self._repeats
@@ -290,7 +291,7 @@ class _Reader:
         is_codes, which = key
         if is_codes:
             return integers.decode(self._reader, codec, which, code_type(which), sizes)
-        return decode_reals(self._reader, codec, ValueType(which), sizes)
+        return decode_reals(self._reader, codec, ValueType(which), sizes)[0]
 
     def _scalar(self) -> float:
         value: float
@@ -311,8 +312,9 @@ class _Reader:
             self._ledger.book(self._reader, account, None if codec is None else Codec(codec).name.lower())
 
 
-def decode_reals(reader: Reader, codec: int, value_type: ValueType, sizes: IntegerArray) -> FloatArray:
-    """Return the reals of a stream, float64 or float32, in spans of `sizes`. Raises `NonFiniteValue` among others."""
+def decode_reals(reader: Reader, codec: int, value_type: ValueType, sizes: IntegerArray) -> tuple[FloatArray, float]:
+    """Return the reals of a stream, float64 or float32, in spans of `sizes`, and their largest magnitude. Raises
+    `NonFiniteValue` among others."""
     width, _, dtype = FORMATS[value_type]
     patterns = integers.decode(reader, codec, width, dtype, sizes)
     if codec == Codec.ENTROPY:
@@ -328,5 +330,7 @@ def decode_reals(reader: Reader, codec: int, value_type: ValueType, sizes: Integ
         values = whole.view(np.float32)
     else:
         values = patterns.view(np.float16).astype(np.float32)
-    check_finite(values, NonFiniteValue)
-    return values
+    magnitude = max_magnitude(values)
+    if not math.isfinite(magnitude):
+        raise NonFiniteValue("a layer holds an infinite value or one that is not a number")
+    return values, magnitude

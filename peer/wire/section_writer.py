@@ -6,6 +6,7 @@ by layer, setting aside what is pooled; the pools.
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Iterator, Sequence
 
@@ -49,7 +50,6 @@ from peer.wire.sections import (
     PoolKey,
     Repeats,
     Tag,
-    check_finite,
     check_level_parameters,
     check_scaled,
     code_pool,
@@ -65,7 +65,11 @@ LARGE = 1 << 16
 
 
 def encode(
-    layers: Sequence[LayerPayload], sizes: Sequence[int], previous: Sequence[LayerPayload] | None, wide: bool
+    layers: Sequence[LayerPayload],
+    sizes: Sequence[int],
+    previous: Sequence[LayerPayload] | None,
+    wide: bool,
+    packed: bool,
 ) -> tuple[list[Part], bool]:
     """Return all sections and what follows them, and whether any of it is coded against `previous`, the sender's
     earlier payloads of the same layers.
@@ -76,7 +80,7 @@ def encode(
         held = payload.residues.size if type(payload) is Residues else num_values(payload)
         if held != size:
             raise LocalProtocolError(f"a payload of {held} numbers was given for a layer of {size}")
-    writer = _Writer(wide, pooling=len(layers) > 1)
+    writer = _Writer(wide, pooling=len(layers) > 1, packed=packed)
     sparse = [payload for payload in layers if isinstance(payload, Sparse)]
     for payload in sparse:
         if payload.indices.dtype != np.int64 or num_values(payload.values) != payload.indices.size:
@@ -89,6 +93,7 @@ def encode(
             np.concatenate([payload.indices for payload in sparse]),
             counts,
             np.array([payload.size for payload in sparse], np.int64),
+            packed,
         )
         where, behind = coded.in_sections(counts), coded.behind
     changes = {} if previous is None else _changes(layers, previous)
@@ -160,12 +165,12 @@ def _changes(layers: Sequence[LayerPayload], previous: Sequence[LayerPayload]) -
 class _Writer:
     """The sections so far, and what they have pooled."""
 
-    def __init__(self, wide: bool, pooling: bool) -> None:
+    def __init__(self, wide: bool, pooling: bool, packed: bool) -> None:
         self.parts: list[Part] = []
         self._heads = bytearray()
         """Heads of sections that no stream follows yet."""
         self._repeats = Repeats(wide)
-        self._pooling = pooling
+        self._pooling, self._packed = pooling, packed
         self._pools: dict[PoolKey, list[np.ndarray]] = {}
         self._scalar = _DOUBLE.pack if wide else _SINGLE.pack
 
@@ -197,12 +202,16 @@ class _Writer:
         values, value_type = payload.values, payload.value_type
         if values.dtype != (np.float64 if value_type is ValueType.FLOAT64 else np.float32):
             raise LocalProtocolError(f"{value_type.name} values are held as {values.dtype}")
+        if not math.isfinite(payload.magnitude):
+            raise NotFiniteError(
+                "a layer holds an infinite value or one that is not a number; lower training.learning_rate"
+            )
         tag = Tag.DENSE | value_type << 3
         if self._pooling and 0 < values.size <= LARGE:
             self._pools.setdefault(dense_pool(value_type), []).append(values)
             self.head(bytes((tag | Codec.POOLED << CODEC,)))
             return
-        codec, stream = encode_reals(np.ascontiguousarray(values), value_type)
+        codec, stream = encode_reals(np.ascontiguousarray(values), value_type, packed=self._packed)
         self.head(bytes((tag | codec << CODEC,)), stream)
 
     def residues(self, payload: Residues, change: Change | None) -> None:
@@ -247,7 +256,8 @@ class _Writer:
             raise LocalProtocolError(f"whole integers are held as {whole.dtype}")
         folded = ((whole << 1) ^ (whole >> 63)).view(np.uint64)
         width = max(int(folded.max()).bit_length(), 1)
-        codec, stream = integers.encode(folded, width, plan_wide(folded, width))
+        plan = packed_plan(folded.size, width) if self._packed else plan_wide(folded, width)
+        codec, stream = integers.encode(folded, width, plan)
         self.head(bytes((Tag.WHOLE_INTEGERS | codec << CODEC, width - 1)), stream)
 
     def _codes(self, codes: UnsignedArray, width: int, plan: Plan | None) -> tuple[Codec, list[Part]]:
@@ -258,7 +268,10 @@ class _Writer:
             self._pools.setdefault(code_pool(width), []).append(codes)
             return Codec.POOLED, []
         check_codes(codes, width)
-        return integers.encode(codes, width, plan or plan_codes(codes, width))
+        return integers.encode(codes, width, plan or self._plan(codes, width))
+
+    def _plan(self, codes: UnsignedArray, width: int, sizes: IntegerArray | None = None) -> Plan:
+        return packed_plan(codes.size, width) if self._packed else plan_codes(codes, width, sizes)
 
     def sections(self) -> list[Part]:
         """Return all sections."""
@@ -272,20 +285,20 @@ class _Writer:
             joined = np.concatenate(arrays) if len(arrays) > 1 else np.ascontiguousarray(arrays[0])
             if is_codes:
                 check_codes(joined, which)
-                codec, stream = integers.encode(joined, which, plan_codes(joined, which, sizes), sizes)
+                codec, stream = integers.encode(joined, which, self._plan(joined, which, sizes), sizes)
             else:
-                codec, stream = encode_reals(joined, ValueType(which), sizes)
+                codec, stream = encode_reals(joined, ValueType(which), sizes, packed=self._packed)
             parts += [bytes((codec,)), *stream]
         return parts
 
 
 def encode_reals(
-    values: np.ndarray, value_type: ValueType, sizes: IntegerArray | None = None
+    values: np.ndarray, value_type: ValueType, sizes: IntegerArray | None = None, *, packed: bool
 ) -> tuple[Codec, list[Part]]:
     """Return the codec and the stream of reals in spans of `sizes`, or in one."""
     width, exponent_bits, _ = FORMATS[value_type]
     patterns = _patterns_of(values, value_type)
-    plan = plan_floats(patterns, exponent_bits, sizes)
+    plan = packed_plan(patterns.size, width) if packed else plan_floats(patterns, exponent_bits, sizes)
     if plan.codec is Codec.ENTROPY:
         codec, parts = integers.encode(rotated(patterns, 1), width, plan, sizes)
         if codec is Codec.ENTROPY:
@@ -294,14 +307,8 @@ def encode_reals(
     return integers.encode(patterns, width, plan)
 
 
-def _grew_too_large(problem: str) -> NotFiniteError:
-    return NotFiniteError(f"{problem}; lower training.learning_rate")
-
-
 def _patterns_of(values: np.ndarray, value_type: ValueType) -> UnsignedArray:
-    """Return the bit patterns of values. Raises NotFiniteError if one is infinite or not a number, and
-    LocalProtocolError where the value type would lose any."""
-    check_finite(values, _grew_too_large)
+    """Return the bit patterns of finite values. Raises LocalProtocolError where the value type would lose any."""
     patterns: UnsignedArray
     if value_type is ValueType.FLOAT64:
         return values.view(np.uint64)

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from peer.compress.payload import LayerPayload, Residues, Rounding, ValueType
-from peer.wire.bits import CHUNK, UnsignedArray
+from peer.wire.bits import UnsignedArray
 from peer.wire.errors import LevelOutOfRange, ParameterOutOfRange
 
 EXACT = 2**53
@@ -103,13 +102,6 @@ def rotated(patterns: UnsignedArray, by: int) -> UnsignedArray:
     result: UnsignedArray = patterns << kind(by)
     result |= patterns >> kind(8 * patterns.itemsize - by)
     return result
-
-
-def check_finite(values: np.ndarray[tuple[int, ...], np.dtype[Any]], error: Callable[[str], Exception]) -> None:
-    """Raise `error` unless all values are finite."""
-    for start in range(0, values.size, 4 * CHUNK):
-        if not np.isfinite(values[start : start + 4 * CHUNK]).all():
-            raise error("a layer holds an infinite value or one that is not a number")
 
 
 def check_level_parameters(divisor: int, base: int, step: int, bits: int, error: type[Exception]) -> None:

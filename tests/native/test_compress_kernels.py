@@ -16,8 +16,9 @@ from hypothesis.extra import numpy as hnp
 from peer.compress import Layout, Levels, Rounding, ValueType, add_decompressed_, build
 from peer.compress.float_types import rounded
 from peer.compress.levels import grid_multiples, nearest_levels, stochastic_codes
+from peer.compress.magnitude import max_magnitude
 from peer.compress.modulo import ModuloCode, recover, recover_checked, theta_floor
-from peer.compress.norms import max_magnitude, sum_of_magnitudes, sum_of_squares
+from peer.compress.norms import sum_of_magnitudes, sum_of_squares
 from peer.compress.payload import payloads_equal
 from peer.compress.selection import largest_magnitudes, smallest_words
 from peer.native import available, lib

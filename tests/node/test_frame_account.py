@@ -40,6 +40,15 @@ def test_receivers_of_the_same_payload_get_the_same_bytes_and_each_is_counted() 
     assert record.entropy_bits == 3 * one.entropy_bits > 0
 
 
+def test_frames_of_a_packed_run_are_written_without_entropy_coding() -> None:
+    layout = Layout.of_sizes([2000])
+    message = Message(MessageKind.GOSSIP, 0, 0, layers=whole(np.ones(2000, np.float32), layout))
+    (short,) = FrameAccount(layout).encode([Send(1, message)])
+    (long,) = FrameAccount(layout, packed=True).encode([Send(1, message)])
+    assert len(short.frame) < 4 * 2000 <= len(long.frame)
+    assert long.payload_bytes > 4 * 2000
+
+
 def test_requests_are_outside_the_sequence_and_describe_no_values() -> None:
     request = Message(MessageKind.REPAIR_REQUEST, 0, 7, wanted=(RepairWish(1, 0, 0),))
     (outgoing,) = account().encode([Send(1, request)])

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from peer.compress.magnitude import max_magnitude
 from peer.compress.modulo import theta_floor
-from peer.compress.norms import max_magnitude
 from peer.compress.payload import Dense, FloatArray, MoreBits, Payload, Residues, WholeIntegers
 from peer.errors import RemoteProtocolError
 from peer.gossip.base import AlgorithmSpec, GraphNeed, NodeContext

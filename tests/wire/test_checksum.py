@@ -1,0 +1,29 @@
+"""The checksum by products of polynomials is that of zlib."""
+
+from __future__ import annotations
+
+import random
+import zlib
+
+import pytest
+
+from peer import native
+from peer.wire.checksum import crc32
+
+
+@pytest.mark.skipif(native.lib is None, reason="the native kernels were not built")
+def test_the_kernel_returns_the_checksum_of_zlib_for_every_length_and_beginning() -> None:
+    chance = random.Random(1)
+    assert native.lib is not None
+    for size in [*range(200), 1023, 1024, 1025, 65_536, 70_001]:
+        data, before = chance.randbytes(size + 3), chance.getrandbits(32)
+        for at in (0, 1, 3):
+            piece = memoryview(data)[at : at + size]
+            found = native.lib.wire_crc32(native.ffi.from_buffer("uint8_t[]", piece), size, before)
+            assert found == zlib.crc32(piece, before)
+
+
+@pytest.mark.parametrize("size", [0, 5, 1023, 1024, 5000])
+def test_parts_give_the_checksum_of_the_whole(size: int) -> None:
+    data = random.Random(2).randbytes(size)
+    assert crc32(memoryview(data)[size // 3 :], crc32(data[: size // 3])) == zlib.crc32(data)
