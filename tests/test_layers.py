@@ -59,7 +59,8 @@ ROOMS: dict[str, set[str]] = {
         "run_setup", "simulate", "state", "train",
     },
     "planning": {
-        "config", "errors", "gossip", "links", "run_plan", "run_setup", "simulate", "study", "train",
+        "compress", "config", "errors", "gossip", "links", "random", "run_plan", "run_setup", "simulate", "study",
+        "train", "wire",
     },
     "cli": {
         "compress", "config", "config_writer", "criterion", "daemon", "errors", "foreign_text", "gossip", "links",

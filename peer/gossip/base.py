@@ -89,6 +89,8 @@ class AlgorithmSpec:
     asynchronous: bool = False
     local_steps: bool = True
     """Allows several gradient steps for each gossip step."""
+    exchanges: int = 1
+    """Exchanges of each round in which peers wait for all their neighbours, one after the other."""
     sends_factors: bool = False
     """Sends low-rank factors of the gradient (`NodeContext.low_rank`)."""
     momentum_of_mean: bool = False

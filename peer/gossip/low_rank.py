@@ -62,6 +62,7 @@ class LowRank(Algorithm):
         changes_members=True,
         uses_averaging_rate=False,
         local_steps=False,
+        exchanges=2,
         sends_factors=True,
         momentum_of_mean=True,
         memory=Memory.ERRORS,

@@ -11,9 +11,16 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 from torch import nn
 
+from peer import compress, gossip, wire
+from peer.compress.layout import Layout
 from peer.config import Config, load
+from peer.gossip.base import NodeContext
+from peer.gossip.options import LowRankOptions
+from peer.gossip.topology import build_schedule
+from peer.random import PhiloxSource
 from peer.simulate.rounds import Simulator
 from peer.study import predict
 from peer.train.models import Quadratic
@@ -52,6 +59,29 @@ def frame_bytes(settings: Sequence[str], sizes: Sequence[int]) -> float:
     part = min(1.0, LARGEST / total)
     smaller = [max(1, round(part * size)) for size in sizes]
     return predict.frame_bytes(_config(settings, smaller), _PEERS) * total / sum(smaller)
+
+
+def part_bytes(settings: Sequence[str], shapes: Sequence[tuple[int, ...]], num_peers: int) -> float:
+    """Return what a message of an algorithm weighs that adds up factors in parts: the mean of the rounds of both sides.
+
+    One peer and its gradients are enough, since sums weigh about what is added up. Raises ConfigError.
+    """
+    config, layout = _config(settings, sizes_of(shapes)), Layout.of_shapes(shapes)
+    options, draws = config.algorithm, np.random.default_rng(0)
+    frames = []
+    for side in (0, 1):
+        node = NodeContext(
+            peer=0,
+            schedule=build_schedule(num_peers, "complete"),
+            layout=layout,
+            draw_source=PhiloxSource(0, 0),
+            compressor=compress.build("none"),
+            low_rank=LowRankOptions(rank=options.rank, bits=options.factor_bits),
+        )
+        algorithm = gossip.build(options.name, node, np.zeros(layout.size, np.float32))
+        exchange = algorithm.begin(side, draws.standard_normal(layout.size, np.float32), 0.0)
+        frames += [len(wire.encode(message, layout)) for message in exchange.sends.values()]
+    return sum(frames) / len(frames)
 
 
 def state_models(settings: Sequence[str], num_peers: int) -> float:

@@ -35,6 +35,8 @@ UNKNOWN_SKEW = 0.8
 SLOWER_MIXING = 2.0
 """Evidence counts as long as the spectral gap is not smaller by more than this than with the peers of the evidence."""
 
+_NEEDS_SHAPES = "its messages depend on the shapes of layers; give --model, --task or --config"
+
 RATES_KBIT = (100, 1_000, 10_000, 100_000, 1_000_000, 10_000_000)
 """For which the choice is shown beside that for the given link."""
 
@@ -148,6 +150,7 @@ class _Weighed:
     frame_bytes: float = 0.0
     schedule: Schedule | None = None
     to_all: bool = False
+    exchanges: int = 1
     averages: rivals.Averages | None = None
     models_kept: float = 0.0
     reason: str | None = None
@@ -167,7 +170,7 @@ class _Weighed:
             averages = rivals.averages(option, layers.sizes, layers.shapes)
             reason = None
             if averages is None:
-                reason = "its messages depend on the shapes of layers; give --model, --task or --config"
+                reason = _NEEDS_SHAPES
             kept = averages.models_kept if averages is not None else 0.0
             return cls(option=option, averages=averages, models_kept=kept, reason=reason)
         config = configured(option.settings)
@@ -180,7 +183,9 @@ class _Weighed:
         if errors or any(finding.key == "peers" for finding in findings):
             sentences = errors or [finding.sentence for finding in findings if finding.key == "peers"]
             return cls(option=option, reason=sentences[0])
-        reason = None
+        spec, reason = run_plan.algorithm_spec(config), None
+        if spec.sends_factors and layers.shapes is None:
+            return cls(option=option, reason=_NEEDS_SHAPES)
         usual = run_plan.build_schedule(config, base, setting.peers).spectral_gap
         if schedule.spectral_gap * SLOWER_MIXING < usual:
             reason = (
@@ -189,9 +194,12 @@ class _Weighed:
             )
         return cls(
             option=option,
-            frame_bytes=messages.frame_bytes(option.settings, layers.sizes),
+            frame_bytes=messages.part_bytes(option.settings, layers.shapes, count)
+            if spec.sends_factors and layers.shapes is not None
+            else messages.frame_bytes(option.settings, layers.sizes),
             schedule=schedule,
-            to_all=run_plan.algorithm_spec(config).memory is Memory.REPLICAS,
+            to_all=spec.memory is Memory.REPLICAS,
+            exchanges=spec.exchanges,
             models_kept=messages.state_models(option.settings, count) + _momentum_models(config),
             reason=reason,
             warnings=tuple(f"{each.key}: {each.sentence}" for each in findings if each.level == "warning"),
@@ -211,13 +219,19 @@ class _Weighed:
                 memory_bytes=(2.0 + self.models_kept) * model_bytes,
             )
         elif self.schedule is not None:
-            sends = self._sends(self.schedule)
+            sends = self.exchanges * self._sends(self.schedule)
             rounds = max(4, self.schedule.cycle_rounds + 1)
             known = replace(
                 known,
                 frame_bytes=self.frame_bytes,
                 round_s=predict.round_seconds(
-                    self.schedule, links, situation.step_s, self.frame_bytes, to_all=self.to_all, rounds=rounds
+                    self.schedule,
+                    links,
+                    situation.step_s,
+                    self.frame_bytes,
+                    to_all=self.to_all,
+                    exchanges=self.exchanges,
+                    rounds=rounds,
                 ),
                 up_bytes=sends * links.wire_bytes(round(self.frame_bytes)),
                 # The gradient; and each frame is kept until its receiver has it, and so are those that arrive.
@@ -226,7 +240,7 @@ class _Weighed:
         return _with_evidence(known, situation, setting)
 
     def _sends(self, schedule: Schedule) -> float:
-        """Return how many messages the peer with most of them sends in a round."""
+        """Return how many messages the peer with most of them sends in an exchange."""
         peers = range(schedule.num_peers)
         if self.to_all:
             return float(max(len(schedule.all_receivers(peer)) for peer in peers))

@@ -62,31 +62,46 @@ def predict(
     number of peers, only who sends to whom changes, and the queues. Raises SottoError.
     """
     setup = RunSetup.open(config, Path(), num_peers)
-    to_all = setup.spec.memory is Memory.REPLICAS
-    return round_seconds(setup.schedule, link_model(profile), step_s, link_bytes, to_all=to_all, rounds=rounds)
+    return round_seconds(
+        setup.schedule,
+        link_model(profile),
+        step_s,
+        link_bytes,
+        to_all=setup.spec.memory is Memory.REPLICAS,
+        exchanges=setup.spec.exchanges,
+        rounds=rounds,
+    )
 
 
 def round_seconds(
-    schedule: Schedule, links: LinkModel, step_s: float, link_bytes: float, *, to_all: bool = False, rounds: int = 4
+    schedule: Schedule,
+    links: LinkModel,
+    step_s: float,
+    link_bytes: float,
+    *,
+    to_all: bool = False,
+    exchanges: int = 1,
+    rounds: int = 4,
 ) -> float:
     """Return how many seconds a round takes when `link_bytes` go over each link of a graph.
 
     With `to_all` a peer sends in every round to all that it has an edge to in any: whoever keeps a replica needs each
-    difference.
+    difference. Each of the `exchanges` of a round sends as much, once that before it is complete.
     """
     num_peers = schedule.num_peers
     network = VirtualNetwork(links)
     ends, finished = [0.0] * num_peers, []
-    for number in range(rounds):
-        heard = [end + step_s for end in ends]
-        for now, peer in sorted((end + step_s, peer) for peer, end in enumerate(ends)):
+    for exchange in range(rounds * exchanges):
+        number, is_later = divmod(exchange, exchanges)
+        heard = [end if is_later else end + step_s for end in ends]
+        for now, peer in sorted((ready, peer) for peer, ready in enumerate(heard)):
             receivers = schedule.all_receivers(peer) if to_all else schedule.receivers(number, peer)
             frames = [(receiver, round(link_bytes)) for receiver in receivers]
             for (receiver, _), arrival in zip(frames, network.arrivals(peer, frames, now), strict=True):
                 heard[receiver] = max(heard[receiver], arrival)
         ends = heard
         finished.append(ends[0])
-    return (finished[-1] - finished[0]) / (rounds - 1)
+    return (finished[-1] - finished[exchanges - 1]) / (rounds - 1)
 
 
 def rounds_to_target(config: Config, num_peers: int, accuracy: float) -> int | None:

@@ -30,6 +30,16 @@ def test_layers_of_any_sizes_are_weighed() -> None:
     assert messages.frame_bytes(TOP, [3] * 40) > 40
 
 
+def test_parts_of_sums_weigh_what_their_codes_weigh() -> None:
+    settings = ("algorithm.name=low-rank", "graph.kind=complete", "compressor.kind=none")
+    shapes = [(64, 64, 3, 3), (64,)]
+    for rank in (2, 8):
+        numbers = rank * (64 + 576) / 2 + 64
+        part = messages.part_bytes((*settings, f"algorithm.rank={rank}"), shapes, 4)
+        # Up to eight bits for each number, and what a frame takes beside them.
+        assert 0.7 * numbers / 4 < part < numbers / 4 + 60
+
+
 def test_memory_is_that_of_the_copies_that_an_algorithm_keeps() -> None:
     """A directed ring has one neighbour whose model is copied; the exponential graph of 8 has three."""
     plain = messages.state_models(("algorithm.name=sgp", "compressor.kind=none"), 8)

@@ -44,16 +44,32 @@ def thin() -> Plan:
     return planned(situation(1000))
 
 
-def test_thin_links_take_compressed_gossip_and_fast_ones_all_reduce() -> None:
+def test_thin_links_take_sums_of_factors_and_fast_ones_all_reduce() -> None:
     plan = thin()
     assert plan.best is not None
-    assert plan.best.option.name.startswith("quant-sgp")
+    assert plan.best.option.name == "low-rank-4"
     assert plan.best == plan.best_own
     by_rate = dict(plan.by_rate)
     assert by_rate[1000] == plan.best.option.name
+    # With 55 s a round of all-reduce at 0.1 Mbit/s and 0.1 s at 10 Gbit/s, each has its place.
+    assert by_rate[100] == "low-rank-2"
     assert by_rate[10_000_000] == "ddp"
-    # With 55 s a round of all-reduce at 0.1 Mbit/s and 0.1 s at 10 Gbit/s, each of the three has its place.
-    assert "ddp-powersgd" in by_rate.values()
+
+
+def test_compressed_gossip_takes_the_place_of_sums_that_latency_makes_slow() -> None:
+    """A sum takes two exchanges of all peers, a ring one with one neighbour."""
+    given = situation(1000)
+    far = planned(replace(given, link=replace(given.link, latency_ms=1000)))
+    assert far.best is not None
+    assert far.best.option.name.startswith("quant-sgp")
+
+
+def test_a_sum_of_factors_takes_two_exchanges_with_every_peer() -> None:
+    four = next(each for each in thin().estimates if each.option.name == "low-rank-4")
+    assert four.frame_bytes is not None
+    assert four.up_bytes == pytest.approx(14 * four.frame_bytes, rel=0.1)
+    # Links of 1 Mbit/s and 1 ms, and a step of 0.1 s.
+    assert four.round_s == pytest.approx(0.1 + 8e-6 * (four.up_bytes or 0) + 2 * 0.001, rel=0.02)
 
 
 def test_the_order_is_that_of_seconds_times_rounds() -> None:
@@ -119,9 +135,10 @@ def test_a_replica_goes_to_everybody_who_keeps_one() -> None:
 
 def test_what_needs_shapes_is_not_guessed_from_a_number() -> None:
     plan = planned(situation(1000, layers=layers.of_number(273_258)))
-    power_sgd = next(each for each in plan.estimates if each.option.rival == "ddp-powersgd")
-    assert power_sgd.round_s is None
-    assert "--model" in str(power_sgd.reason)
+    for name in ("ddp-powersgd", "low-rank-4"):
+        estimate = next(each for each in plan.estimates if each.option.name == name)
+        assert estimate.round_s is None
+        assert "--model" in str(estimate.reason)
 
 
 def test_graphs_in_which_neighbours_cannot_reach_each_other_are_left_out() -> None:
