@@ -24,6 +24,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from peer import config_schema
 from peer.errors import ConfigError
 
+OWN_LOOP = "loop"
+"""`training.task` of a run whose local steps a script of the user's does."""
+
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
@@ -220,7 +223,8 @@ class TrainingOptions(Section):
     """The local step."""
 
     task: str = "digits"
-    """A task (`sotto list tasks`), or your own as "package.module:make_task"."""
+    """A task (`sotto list tasks`), your own as "package.module:make_task", or "loop" where a training script of yours
+    joins the run with `sottovoce.join`. The script then decides all other keys of this section."""
     task_options: dict[str, str | int | float | bool] = Field(default_factory=dict)
     """Keyword arguments for the task."""
     precision: Literal["auto", "float32", "bfloat16", "int8"] = "auto"

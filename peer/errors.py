@@ -3,6 +3,7 @@
 SottoError
 ├── ConfigError             the user's: names file, key, value and what would be valid
 ├── SecurityError           the user's: certificates and keys
+├── UsageError              the user's: a training script calls `sottovoce` in a way that cannot work
 ├── DataError               the user's: data sets, model files, own tasks
 │   └── TaskError               the code of an own task raised, or returned what training cannot use
 ├── StateError              the disk's: a state folder that cannot be read or belongs to another run
@@ -58,6 +59,12 @@ class SecurityError(SottoError):
     """A certificate or key is missing, unreadable, expired, or does not belong to this peer."""
 
     exit_code = 3
+
+
+class UsageError(SottoError):
+    """A training script asks for what a peer in its process cannot do."""
+
+    exit_code = 2
 
 
 class DataError(SottoError):

@@ -13,7 +13,7 @@ from typing import Any
 
 from peer import compress, gossip
 from peer.compress.bound import BoundedCompressor
-from peer.config import Config
+from peer.config import OWN_LOOP, Config, TrainingOptions
 from peer.errors import ConfigError
 from peer.gossip import topology, validate
 from peer.gossip.averaging_rate import default_averaging_rate
@@ -182,7 +182,7 @@ def validate_config(config: Config, base: Path, num_peers: int | None = None) ->
     if count < 1:
         raise ConfigError("no peers are listed", key="peers", valid="one [[peers]] table for each device")
     schedule = build_schedule(config, base, count)
-    findings = [*_later_peers(config), *_precision_findings(config), *_data_findings(config)]
+    findings = [*_later_peers(config), *_precision_findings(config), *_data_findings(config), *_loop_findings(config)]
     findings += check_rules(config, schedule, build_compressor(config)) + list(_budget_findings(config, schedule))
     if config.guard.action == "rollback" and algorithm_spec(config).modulo and config.algorithm.theta == "verified":
         # Repairs and messages share one sequence of numbers, and may come in another order the second time.
@@ -222,7 +222,7 @@ def _data_findings(config: Config) -> Iterator[validate.Finding]:
             if getattr(options, key):
                 yield validate.Finding("warning", f"data.{key}", 'has no effect without data.partition = "own"')
         return
-    if config.data.directory is None and ":" not in config.training.task:
+    if config.data.directory is None and ":" not in config.training.task and config.training.task != OWN_LOOP:
         sentence = (
             f"task {config.training.task} has the same samples on every device, so every peer trains on all of them;"
             " use a task that reads the device's own"
@@ -236,6 +236,25 @@ def _data_findings(config: Config) -> Iterator[validate.Finding]:
         yield validate.Finding("error", "data.total_samples", sentence)
     elif options.total_samples is not None and not options.weight_by_samples:
         yield validate.Finding("warning", "data.total_samples", "has no effect without data.weight_by_samples = true")
+
+
+def _loop_findings(config: Config) -> Iterator[validate.Finding]:
+    """Say what a loop of the user's own cannot be combined with: what depends on gradients or samples, of which the run
+    sees none."""
+    if config.training.task != OWN_LOOP:
+        return
+    if algorithm_spec(config).modulo and config.algorithm.theta == "theorem":
+        sentence = (
+            "the bound of the theorem needs gradients and learning rates, which your own loop keeps to itself; set"
+            ' algorithm.theta = "verified"'
+        )
+        yield validate.Finding("error", "algorithm.theta", sentence)
+    if config.graph.period_unit == "epochs":
+        sentence = 'with your own loop the length of an epoch is not known; set graph.period_unit = "rounds"'
+        yield validate.Finding("error", "graph.period_unit", sentence)
+    if config.data.weight_by_samples:
+        sentence = "has no effect with your own loop, which decides how long its steps are"
+        yield validate.Finding("warning", "data.weight_by_samples", sentence)
 
 
 def refuse_own_data(config: Config) -> None:
@@ -291,16 +310,20 @@ def _budget_findings(config: Config, schedule: Schedule) -> Iterator[validate.Fi
 
 
 def check_rules(config: Config, schedule: Schedule, compressor: BoundedCompressor) -> list[validate.Finding]:
-    """Return what the theory says against this graph and compressor."""
+    """Return what the theory says against this graph and compressor. The displacement of a user's own loop stands for
+    one step of rate 1, however it came about."""
+    training = config.training
+    if training.task == OWN_LOOP:
+        training = TrainingOptions(task=OWN_LOOP, learning_rate=1.0, momentum="none")
     return validate.check(
         algorithm_spec(config),
         schedule,
         compressor,
         averaging_rate=averaging_rate(config),
-        learning_rate=config.training.learning_rate,
-        momentum=config.training.momentum,
-        beta=config.training.beta,
-        local_steps=config.training.local_steps,
+        learning_rate=training.learning_rate,
+        momentum=training.momentum,
+        beta=training.beta,
+        local_steps=training.local_steps,
         late=config.rounds.late,
         max_skipped_rounds=config.rounds.max_skipped_rounds,
         rounds=config.run.rounds,

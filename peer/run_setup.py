@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,9 +20,10 @@ from peer import gossip
 from peer.compress.bound import BoundedCompressor
 from peer.compress.layout import Layout
 from peer.compress.modulo import Modulo
+from peer.compress.payload import FloatArray
 from peer.config import Config, TrainingOptions
-from peer.criterion import Criterion
-from peer.errors import ConfigError
+from peer.criterion import ACCURACY, Criterion
+from peer.errors import ConfigError, LocalProtocolError
 from peer.gossip import topology
 from peer.gossip.base import Algorithm, AlgorithmSpec, NodeContext
 from peer.gossip.budget import BandwidthBudget, nominal_bits
@@ -47,13 +49,31 @@ from peer.run_plan import (
     why_no_changes,
 )
 from peer.train import tasks
+from peer.train.evaluation import Evaluation
 from peer.train.label_adjustment import declared_shares
 from peer.train.learning_rate import learning_rates, step_size_decay
-from peer.train.local_step import Trainer, check_data, make_momentum
+from peer.train.local_step import Split, Trainer, check_data, make_momentum
 from peer.train.own_task import criteria_of
 from peer.train.partition import Manifest, OwnSamples, own_samples, partition
 from peer.train.task import Data, Task
 from peer.wire.last_codes import LastCodes
+
+
+class PeerTrainer(LocalSteps, Protocol):
+    """The training side of a peer, as daemon and simulator see it: a `Trainer`, or a loop of the user's own."""
+
+    @property
+    def layout(self) -> Layout: ...
+    @property
+    def repeatable(self) -> bool:
+        """Whether a local step that is computed again, or read from the journal, gives the same bits."""
+        ...
+
+    def initial_vector(self) -> npt.NDArray[np.float32]: ...
+    def start_digest(self) -> str: ...
+    def class_counts(self) -> tuple[int, ...]: ...
+    def evaluate(self, z: FloatArray, split: Split = "test") -> Evaluation: ...
+    def save_model(self, z: FloatArray, path: Path) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -65,7 +85,7 @@ class RunSetup:
     base: Path
     num_peers: int
     """How many the lists of all devices have in common."""
-    task: Task
+    _task: Task | None
     manifest: Manifest | OwnSamples
     schedule: Schedule
     """Of the members that the run starts with."""
@@ -100,6 +120,24 @@ class RunSetup:
         rate = averaging_rate(config, compressor) if rate is None else rate
         return cls(config, base, count, task, manifest, schedule, compressor, rate, rounds_per_epoch)
 
+    @classmethod
+    def of_loop(cls, config: Config, base: Path, *, rate: float | None = None) -> RunSetup:
+        """Return the setup of a run whose local steps are those of the user's scripts: it knows no task and no data."""
+        count = config.num_listed
+        nothing = {peer: np.empty(0, np.int64) for peer in range(max(count, config.peer.index + 1))}
+        samples = OwnSamples("", 0, nothing, nothing)
+        schedule = build_schedule(config, base, config.num_members(count))
+        compressor = build_compressor(config)
+        rate = averaging_rate(config, compressor) if rate is None else rate
+        return cls(config, base, count, None, samples, schedule, compressor, rate)
+
+    @property
+    def task(self) -> Task:
+        """What is learned, where that is a task."""
+        if self._task is None:
+            raise LocalProtocolError("a run whose loop is the user's has no task")
+        return self._task
+
     @cached_property
     def spec(self) -> AlgorithmSpec:
         return algorithm_spec(self.config)
@@ -107,7 +145,7 @@ class RunSetup:
     @cached_property
     def criteria(self) -> tuple[Criterion, ...]:
         """The figures of an evaluation, the one that models are compared by first."""
-        return criteria_of(self.task)
+        return (ACCURACY,) if self._task is None else criteria_of(self._task)
 
     @property
     def criterion(self) -> Criterion:

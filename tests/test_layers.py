@@ -49,6 +49,11 @@ ROOMS: dict[str, set[str]] = {
         "round_record", "compress", "config", "criterion", "errors", "foreign_text", "gossip", "net", "node", "proto",
         "rate_limits", "run_plan", "run_setup", "run_summary", "state", "train", "wire",
     },
+    "own_loop": {
+        "compress", "config", "daemon", "errors", "gossip", "node", "round_record", "run_plan", "run_setup", "simulate",
+        "state", "train",
+    },
+    "api": {"errors", "own_loop"},
     "ops": {
         "compress", "config", "config_writer", "criterion", "errors", "gossip", "net", "random", "run_plan",
         "run_progress", "run_setup", "run_summary", "simulate", "state", "train", "wire",

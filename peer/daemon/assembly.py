@@ -34,12 +34,15 @@ from peer.daemon.rounds import RoundLoop
 from peer.daemon.runtime import Runtime
 from peer.daemon.saving import PairSaver, RoundSaver, Saver
 from peer.daemon.traffic import Traffic
+from peer.daemon.watcher import NoWatcher, Watcher
 from peer.errors import ConfigError
 from peer.net.hello import HelloInfo
 from peer.net.transport import Transport
 from peer.node.durable import DurablePeer
 from peer.node.durable_pair import DurablePair
 from peer.run_plan import unreachable_pairs
+from peer.run_setup import PeerTrainer
+from peer.state.metrics import EvaluationRecord
 from peer.train.data_digest import data_digest
 from peer.train.local_step import Split
 from peer.train.partition import Manifest
@@ -59,6 +62,7 @@ class CommonParts:
     divergence: Divergence
     cadence: CheckpointCadence
     metrics: MetricsWriter
+    watcher: Watcher
 
 
 @dataclass(kw_only=True)
@@ -90,10 +94,26 @@ class Parts:
         return _transport(self.common.local, self.incoming, self.training.linked())
 
 
-def assemble(config: Config, base: Path, reread: Callable[[], Config] | None) -> Parts:
-    """Read data, checkpoint and journal of one peer. Raises SottoError."""
-    local = LocalPeer(config, base)
-    common = _common_parts(local)
+def assemble(
+    config: Config,
+    base: Path,
+    reread: Callable[[], Config] | None,
+    *,
+    loop: PeerTrainer | None = None,
+    watcher: Watcher | None = None,
+) -> Parts:
+    """Read data, checkpoint and journal of one peer; `loop` trains it where that is the user's. Raises SottoError."""
+    local = LocalPeer(config, base, loop)
+    try:
+        return _assemble(local, config, reread, watcher or NoWatcher())
+    except BaseException:
+        # Whoever catches it may try again in this process.
+        local.close()
+        raise
+
+
+def _assemble(local: LocalPeer, config: Config, reread: Callable[[], Config] | None, watcher: Watcher) -> Parts:
+    common = _common_parts(local, watcher)
     build = _pair_parts if local.setup.spec.asynchronous else _round_parts
     training = build(common)
     peer_list = PeerList(local, config, reread, common.runtime, training.members)
@@ -132,15 +152,21 @@ def assemble(config: Config, base: Path, reread: Callable[[], Config] | None) ->
 
 
 def _data_check(local: LocalPeer) -> DataCheck | None:
-    """Return what compares the data of devices; None where each has its own."""
-    task = local.setup.task
-    if local.config.data.partition == "own":
+    """Return what compares the data of devices; None where each has its own, or reads it in a training script."""
+    if local.steps_are_recorded or local.config.data.partition == "own":
         return None
+    task = local.setup.task
     return DataCheck(data_digest(task.train_data()), data_digest(task.test_data()), local.roster.name)
 
 
-def _common_parts(local: LocalPeer) -> CommonParts:
+def _common_parts(local: LocalPeer, watcher: Watcher) -> CommonParts:
     config, runtime = local.config, Runtime()
+
+    def evaluated(record: EvaluationRecord) -> None:
+        if record.peer != local.index:
+            watcher.evaluated(record, local.roster.name(record.peer))
+        runtime.wake()
+
     neighbors = Neighbors(Traffic(local.index, local.others, local.metrics.links()))
     if local.begins:
         # Of a run that begins without it, a peer learns its neighbours when it joins.
@@ -165,7 +191,7 @@ def _common_parts(local: LocalPeer) -> CommonParts:
             ),
             is_up=neighbors.is_up,
             broadcast=neighbors.broadcast,
-            on_news=runtime.wake,
+            on_news=evaluated,
             now=runtime.now,
             criteria=local.setup.criteria,
         ),
@@ -187,6 +213,7 @@ def _common_parts(local: LocalPeer) -> CommonParts:
         ),
         cadence=CheckpointCadence(config.state, config.run.rounds),
         metrics=MetricsWriter(local.metrics, neighbors),
+        watcher=watcher,
     )
 
 
@@ -205,9 +232,16 @@ def _round_parts(common: CommonParts) -> TrainingParts:
     missing = MissingRows(local, common.evaluations, common.own, metrics)
     recovered = recover_rounds(durable, local, runtime, neighbors, common.evaluations, missing, audit_log)
     common.cadence.add_round(recovered.seconds)
-    member_links = MemberLinks(local, neighbors, durable)
+    member_links = MemberLinks(local, neighbors, durable, common.watcher)
     member_links.know_partners()
-    frames = RoundFrames(runtime, neighbors, durable, recovered.effects, on_change=member_links.meet)
+    frames = RoundFrames(
+        runtime,
+        neighbors,
+        durable,
+        recovered.effects,
+        on_change=member_links.meet,
+        on_late=lambda round_, peers: common.watcher.late(round_, [local.roster.name(peer) for peer in peers]),
+    )
     requests = ChangeRequests(local, runtime, neighbors, member_links, durable, frames)
     requests.remove_members(local.taken_out)
     joining = Joining(runtime, neighbors, member_links, local.roster)
@@ -227,6 +261,7 @@ def _round_parts(common: CommonParts) -> TrainingParts:
         cadence=common.cadence,
         evaluations=common.evaluations,
         audit_log=audit_log,
+        watcher=common.watcher,
     )
     judges: dict[str, Judge] = {
         notes.REPLICA: check.heard,

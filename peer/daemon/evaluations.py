@@ -88,14 +88,14 @@ class Evaluations:
         samples: SampleCounts,
         is_up: Callable[[int], bool],
         broadcast: Callable[[str, bytes, int | None], None],
-        on_news: Callable[[], None],
+        on_news: Callable[[EvaluationRecord], None],
         now: Callable[[], float],
         criteria: Sequence[Criterion] = (ACCURACY,),
     ) -> None:
         """`rounds`: how many the run has. `peers`: of whom something may be said. `is_up(peer)` returns whether there
-        is a link to it. `broadcast(topic, note, besides)` tells the neighbours; `on_news` is called after each
-        evaluation that was not known. `now()` in seconds. `criteria`: the figures of an evaluation, the one that models
-        are compared by first."""
+        is a link to it. `broadcast(topic, note, besides)` tells the neighbours; `on_news` is told of each evaluation
+        that was not known. `now()` in seconds. `criteria`: the figures of an evaluation, the one that models are
+        compared by first."""
         self.newest: dict[tuple[int, str], EvaluationRecord] = {}
         """(peer, split) → newest known evaluation."""
         self._told_by: dict[tuple[int, str], int] = {}
@@ -161,7 +161,7 @@ class Evaluations:
             self._told_by[key] = source
         if may_pass_on and self._samples.may_be_told(record):
             self._broadcast(notes.EVALUATION, notes.encode_evaluation(record), source)
-        self._on_news()
+        self._on_news(record)
 
     def _complain(self, record: EvaluationRecord, source: int) -> None:
         if record.peer not in self._complained_of:

@@ -17,8 +17,9 @@ from peer.daemon.roster import Roster
 from peer.errors import ConfigError
 from peer.net.security.credentials import load_credentials
 from peer.node.disk_state import Durability
+from peer.node.local_steps import RecordedSteps
 from peer.run_plan import build_compressor, why_no_changes
-from peer.run_setup import RunSetup
+from peer.run_setup import PeerTrainer, RunSetup
 from peer.run_summary import machine_facts
 from peer.state.checkpoints import StateFolder
 from peer.state.metrics import MetricsStore
@@ -43,8 +44,9 @@ class DurabilityOptions(TypedDict):
 class LocalPeer:
     """The files of one peer, opened. Holds the lock on its state folder until `close`."""
 
-    def __init__(self, config: Config, base: Path) -> None:
-        """`config` as its file has it; `base` is where its relative paths start. Raises SottoError."""
+    def __init__(self, config: Config, base: Path, loop: PeerTrainer | None = None) -> None:
+        """`config` as its file has it; `base` is where its relative paths start; `loop`: what trains, where that is no
+        task. Raises SottoError."""
         settled = settle(config, base)
         config = settled.config
         self.config, self.base = config, base
@@ -69,10 +71,14 @@ class LocalPeer:
         if not config.peers[self.index].is_first and (why := why_no_changes(config)) is not None:
             raise ConfigError(f"{self.name} cannot join: {why}", key="peers")
         rate = settle_rate(config, build_compressor(config), self.folder.disk)
-        self.setup = RunSetup.open(config, base, rate=rate)
-        self.trainer = self.setup.trainer(self.index)
-        if (problem := self.setup.short_shard([self.index])) is not None:
-            log.warning("%s", problem)
+        self.trainer: PeerTrainer
+        if loop is None:
+            self.setup = RunSetup.open(config, base, rate=rate)
+            self.trainer = self.setup.trainer(self.index)
+            if (problem := self.setup.short_shard([self.index])) is not None:
+                log.warning("%s", problem)
+        else:
+            self.setup, self.trainer = RunSetup.of_loop(config, base, rate=rate), loop
         if (weight := self.setup.step_weight) > _MOST_WEIGHT:
             log.warning(
                 "this device has %d of %d samples, so its steps are %.1f times as long as training.learning_rate says;"
@@ -100,12 +106,17 @@ class LocalPeer:
         options = self.config.state
         return {
             "identity": self.identity,
-            "durability": options.durability,
+            # What cannot be done again must not be forgotten once neighbours have seen it, not by a power cut either.
+            "durability": "power" if self.steps_are_recorded else options.durability,
             "keep_checkpoints": options.keep_checkpoints,
             "regular": options.checkpoint_every_rounds,
-            # Nothing but the CPU promises the same bits when a step is computed again.
-            "repeatable": self.trainer.device.type == "cpu",
+            "repeatable": self.trainer.repeatable,
         }
+
+    @property
+    def steps_are_recorded(self) -> bool:
+        """Whether local steps are in the journal, because they cannot be computed again."""
+        return isinstance(self.trainer, RecordedSteps)
 
     @property
     def identity(self) -> dict[str, str]:
@@ -120,7 +131,7 @@ class LocalPeer:
             "momentum": self.config.training.momentum,
         }
         manifest = self.setup.manifest
-        if isinstance(manifest, OwnSamples):
+        if isinstance(manifest, OwnSamples) and not self.steps_are_recorded:
             # A device may collect more, but a journal is replayed to the same bits only on the same samples.
             identity["data"] = f"{manifest.num_samples} samples, {manifest.labels_digest[:16]}"
         return identity

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from peer.daemon.local_peer import LocalPeer
 from peer.daemon.neighbors import Neighbors
+from peer.daemon.watcher import Watcher
 from peer.gossip.membership import Change, ChangeKind
 from peer.node.durable import DurablePeer
 
@@ -18,11 +19,12 @@ _WORDS = {ChangeKind.JOIN: "joins", ChangeKind.LEAVE: "leaves", ChangeKind.LOST:
 class MemberLinks:
     """Keeps the links of a peer in step with the members that it knows of."""
 
-    def __init__(self, local: LocalPeer, neighbors: Neighbors, durable: DurablePeer) -> None:
+    def __init__(self, local: LocalPeer, neighbors: Neighbors, durable: DurablePeer, watcher: Watcher) -> None:
         self._me, self._roster = local.index, local.roster
         self._num_peers, self._first = local.setup.num_peers, frozenset(local.setup.first_members)
         self._neighbors, self._links = neighbors, durable.links
         self._session, self._membership = durable.participant.session, durable.participant.membership
+        self._watcher = watcher
         self._said: frozenset[Change] = frozenset()
         """Changes to come that are in the log."""
 
@@ -66,6 +68,7 @@ class MemberLinks:
         for change in sorted(coming - self._said, key=lambda change: change.effective):
             name = self._roster.name(change.subject)
             log.info("%s %s from round %d on", name, _WORDS[change.kind], change.effective)
+            self._watcher.members_change(change, name)
         self._said = coming
         # A newcomer that called by itself has a link already, but its address was not known then.
         self.add_missing(but_anew=introduced)

@@ -36,6 +36,7 @@ from peer.daemon.saving import PairSaver
 from peer.errors import PeerUnreachable
 from peer.gossip.effects import Effects
 from peer.node.durable_pair import DurablePair
+from peer.node.local_steps import StepAbandoned
 from peer.round_record import RoundRecord
 
 log = logging.getLogger("sotto")
@@ -86,7 +87,10 @@ class PairLoop:
             if self._runtime.stops:
                 return None
             self._exchanges.perform(await self._exchanges.call(self._durable.read, waited_s))
-        await self._runtime.work(self._compute)
+        try:
+            await self._runtime.work(self._compute)
+        except StepAbandoned:
+            return None
         effects = await self._exchanges.call(self._step)
         self._exchanges.perform(effects)
         self._steps_alone = 0 if self._neighbors.reachable() else self._steps_alone + 1
@@ -94,7 +98,9 @@ class PairLoop:
             await self._until_closed()
         self._raise_failure()
         assert effects.record is not None
-        self._cadence.add_round(effects.record.train_s + effects.record.gossip_s)
+        # What is in the journal need not be trained again.
+        trained_s = 0.0 if self._local.steps_are_recorded else effects.record.train_s
+        self._cadence.add_round(trained_s + effects.record.gossip_s)
         return effects.record
 
     def _compute(self) -> None:
@@ -156,7 +162,11 @@ class PairLoop:
         if self._runtime.stops:
             # What is answered after the checkpoint would be forgotten.
             await self._exchanges.stop_answering()
-            await self._saver.checkpoint()
+            if self.participant.in_iteration:
+                # The local step was abandoned: it begins anew, from the journal, when this peer is started again.
+                await self._saver.sync()
+            else:
+                await self._saver.checkpoint()
 
     async def linger(self) -> None:
         """Answer until everybody's last evaluation has come, or the others are gone."""

@@ -78,11 +78,14 @@ class Daemon:
         self._config = common.local.config
         self._evaluations, self._own, self._metrics = common.evaluations, common.own, common.metrics
         self._divergence, self._cadence, self._peer_list = common.divergence, common.cadence, parts.peer_list
+        self._watcher = common.watcher
         self._exporter: Exporter | None = None
 
-    async def main(self) -> int:
-        """Run to the end; return the exit code. Raises SottoError."""
-        self.runtime.install_signals()
+    async def main(self, *, heeds_signals: bool = True) -> int:
+        """Run to the end; return the exit code. `heeds_signals`: whether SIGTERM and its like are for this peer, as in
+        a process of its own. Raises SottoError."""
+        if heeds_signals:
+            self.runtime.install_signals()
         transport = self.parts.make_transport()
         self.neighbors.connect(transport)
         self._open_exporter()
@@ -147,6 +150,9 @@ class Daemon:
     async def _train(self) -> None:
         """Train until the last round, a stop, or a divergence."""
         try:
+            if self.local.steps_are_recorded and not self.loop.round and not self.saver.has_checkpoint:
+                # The journal leads to the same model only from the one that the script began with.
+                await self.saver.checkpoint()
             while (record := await self.loop.next_round()) is not None:
                 await self._after_round(record)
             own = self._evaluations.own()
@@ -165,6 +171,7 @@ class Daemon:
         # Only now: until a round was completed, a list that nobody agrees with can be mended in the file.
         await self._peer_list.keep()
         self._metrics.put_round(record)
+        self._watcher.round_done(record)
         if self._exporter is not None:
             self._exporter.observe(record)
         reason = await self.runtime.work(self._reason_to_stop, record)
@@ -186,6 +193,8 @@ class Daemon:
         records = await self.runtime.work(self._own.measure, done, models)
         self._metrics.put_evaluations(records)
         self._evaluations.share(records)
+        for record in records:
+            self._watcher.evaluated(record, self.local.name)
 
     # -- the end -------------------------------------------------------------------------------------------------------
 

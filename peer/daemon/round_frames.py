@@ -6,7 +6,7 @@ The order persist, send, apply is kept by `DurablePeer`: it has journaled whatev
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from peer.daemon.neighbors import Neighbors
 from peer.daemon.runtime import Runtime
@@ -26,14 +26,15 @@ class RoundFrames:
         durable: DurablePeer,
         recovered: Effects,
         on_change: Callable[[], None],
+        on_late: Callable[[int, Sequence[int]], None],
     ) -> None:
         """`recovered`: what `durable` asked for last, before a restart. `on_change` is called when a change of the
-        members was heard of."""
+        members was heard of, `on_late(round, peers)` when a round ended without some."""
         self.wake_at = recovered.wake_at
         """When a late neighbour is no longer waited for; None where there is none to wait for, or for ever."""
         self._runtime, self._neighbors = runtime, neighbors
         self._durable, self._participant = durable, durable.participant
-        self._on_change = on_change
+        self._on_change, self._on_late = on_change, on_late
         self._waiting: deque[tuple[int, int, bytes]] = deque()
         """(neighbour, number, frame). Bounded by the credit of each link, which is given back one by one."""
 
@@ -89,6 +90,8 @@ class RoundFrames:
     def perform(self, effects: Effects) -> RoundRecord | None:
         """Do what a call asks for, which is on disk by now; return the record of a round that it ended."""
         self.wake_at = effects.wake_at
+        if effects.finished is not None and effects.skipped:
+            self._on_late(effects.finished, effects.skipped)
         for outgoing in effects.frames:
             self._neighbors.count(outgoing)
         if effects.news:

@@ -25,9 +25,11 @@ from peer.daemon.replica_check import ReplicaCheck
 from peer.daemon.round_frames import RoundFrames
 from peer.daemon.runtime import Runtime, pace
 from peer.daemon.saving import RoundSaver
+from peer.daemon.watcher import Watcher
 from peer.errors import PeerUnreachable
 from peer.gossip.effects import Effects
 from peer.node.durable import DurablePeer
+from peer.node.local_steps import StepAbandoned
 from peer.round_record import RoundRecord
 
 log = logging.getLogger("sotto")
@@ -59,6 +61,7 @@ class RoundLoop:
         cadence: CheckpointCadence,
         evaluations: Evaluations,
         audit_log: AuditLog | None,
+        watcher: Watcher,
     ) -> None:
         self.durable, self.participant = durable, durable.participant
         self._config, self._roster = local.config, local.roster
@@ -66,7 +69,12 @@ class RoundLoop:
         self._member_links, self._requests, self._joining = member_links, requests, joining
         self._replica_check, self._saver, self._cadence = replica_check, saver, cadence
         self._evaluations, self._audit_log = evaluations, audit_log
+        self._watcher, self._steps_are_recorded = watcher, local.steps_are_recorded
         self._said_that_it_slows_down = False
+        self._began_at = runtime.now()
+        """When the exchange of the round under way began in this process."""
+        self._late_round = -1
+        """The last round of which it was told who is late."""
 
     # -- training ------------------------------------------------------------------------------------------------------
 
@@ -91,7 +99,12 @@ class RoundLoop:
                 if self._runtime.stops:
                     return None
                 self._saver.is_at_rest = False
-                record = self._frames.perform(await self._runtime.work(self._step_and_begin))
+                try:
+                    effects = await self._runtime.work(self._step_and_begin)
+                except StepAbandoned:
+                    return None
+                self._began_at = self._runtime.now()
+                record = self._frames.perform(effects)
             while record is None:
                 if not self._frames:
                     await self._wait(self._frames.wake_at)
@@ -100,7 +113,8 @@ class RoundLoop:
                     return None
                 record = await self._take_frames()
         self._saver.is_at_rest = False
-        self._cadence.add_round(record.train_s + record.gossip_s)
+        # What is in the journal need not be trained again.
+        self._cadence.add_round(record.gossip_s + (0.0 if self._steps_are_recorded else record.train_s))
         if self._audit_log is not None:
             await self._runtime.work(self._audit_log.close_round, record.round, self.participant.algorithm)
         await self._replica_check.after_round(record.round)
@@ -168,7 +182,15 @@ class RoundLoop:
     async def _wait(self, until: float | None) -> None:
         """Wait until something happens or `until`. Raises PeerUnreachable or HandshakeRefused once that is in vain."""
         self._give_up_on_the_lost()
+        self._tell_who_is_late()
         await self._runtime.wait(until)
+
+    def _tell_who_is_late(self) -> None:
+        session = self.participant.session
+        waited_s = self._runtime.now() - self._began_at
+        if session.in_round and self._late_round < self.round and waited_s > self._config.rounds.late_after_s:
+            self._late_round = self.round
+            self._watcher.late(self.round, [self._roster.name(peer) for peer in session.waiting_for])
 
     def _give_up_on_the_lost(self) -> None:
         if not self.participant.session.in_round:

@@ -30,6 +30,11 @@ class Saver(Protocol):
         """Size of the journal since the last checkpoint."""
         ...
 
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether there is a checkpoint to go back to."""
+        ...
+
     async def checkpoint(self) -> None:
         """Save the state, between rounds."""
         ...
@@ -79,6 +84,11 @@ class RoundSaver:
     def journal_bytes(self) -> int:
         """Size of the journal since the last checkpoint."""
         return self._durable.disk_state.journal_bytes
+
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether there is a checkpoint to go back to."""
+        return self._durable.disk_state.checkpoint_bytes > 0
 
     async def checkpoint(self, *, anew: bool = False) -> None:
         """Save the state, between rounds; `anew` even where there is a checkpoint of this round."""
@@ -139,6 +149,11 @@ class PairSaver:
     def journal_bytes(self) -> int:
         """Size of the journal since the last checkpoint."""
         return self._durable.disk_state.journal_bytes
+
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether there is a checkpoint to go back to."""
+        return self._durable.disk_state.checkpoint_bytes > 0
 
     async def checkpoint(self) -> None:
         """Save the state, between steps."""

@@ -166,7 +166,8 @@ class DurablePeer:
         record = Begun(now, self.participant.round, variant, tuple(sorted(self.left_out)))
         # Journaled after it is done, in one write with the frames: nothing that depends on it has left by then, and a
         # crash in between only means that the local step is done again.
-        return self._journaled(self._peer.begin(record), record, always=True)
+        stepped = self.participant.recorded_step()
+        return self._journaled(self._peer.begin(record), *stepped, record, always=True)
 
     def receive(self, peer: int, seq: int, frame: bytes, now: float) -> Effects:
         """Take a frame of a neighbour; one that was taken before is dropped.

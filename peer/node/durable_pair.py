@@ -22,15 +22,16 @@ but `compute` and `sync` are for one thread, `compute` may overlap with the othe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from peer.errors import RemoteProtocolError, StateError
 from peer.gossip.effects import Effects
 from peer.node.disk_state import DiskState, Durability, OnRound, PeerRecovery, model_digest
 from peer.node.pair_participant import PairParticipant, PairState
+from peer.node.replay import recall_step
 from peer.state.disk import Disk
-from peer.state.journal import Call, Called
+from peer.state.journal import Call, Called, Record, Stepped
 from peer.state.recovery import gives_other_bits
 
 REFUSALS_MAX = 3
@@ -94,20 +95,20 @@ class DurablePair:
                     "only; restore the state folder from a copy, or start the run anew"
                 )
             # A checkpoint that was written once more, of the same round, holds some of these calls.
-            records = content.records[self._calls - before :]
-            for record in records:
-                self._replay(name, record, recovery, on_round)
-            is_new = is_new and not records
+            calls = list(_calls_of(name, content.records))[self._calls - before :]
+            for stepped, call in calls:
+                if stepped is not None:
+                    recall_step(name, self.participant.local_steps, stepped)
+                self._replay(name, call, recovery, on_round)
+            is_new = is_new and not calls
         self.disk_state.files.prune()
         if not is_new:
             self._called(Call.SKIP, self.participant.skip_exchanges)
         recovery.effects = self.participant.unchanged()
         return recovery
 
-    def _replay(self, name: str, record: object, recovery: PeerRecovery, on_round: OnRound) -> None:
+    def _replay(self, name: str, record: Called, recovery: PeerRecovery, on_round: OnRound) -> None:
         """Make a call again."""
-        if not isinstance(record, Called):
-            raise StateError(f"{name}: is the journal of a run with rounds; use another state.directory")
         recovery.now = max(recovery.now, record.now)
         self.participant.reachable = frozenset(record.reachable)
         self._calls += 1
@@ -159,7 +160,8 @@ class DurablePair:
 
     def step(self, now: float) -> Effects:
         """Apply the gradient and end the iteration."""
-        return self._called(Call.STEP, lambda: self.participant.step(now), now)
+        stepped = self.participant.recorded_step()
+        return self._called(Call.STEP, lambda: self.participant.step(now), now, stepped=stepped)
 
     def receive(self, peer: int, frame: bytes, now: float) -> Effects:
         """Take a frame of a neighbour. Raises RemoteProtocolError, which names the sender: drop the frame."""
@@ -198,14 +200,23 @@ class DurablePair:
         return self._called(Call.ABANDON, lambda: self.participant.abandon(peer), peer=peer)
 
     def _called(
-        self, call: Call, function: Callable[[], Effects], now: float = 0.0, *, peer: int = 0, frame: bytes = b""
+        self,
+        call: Call,
+        function: Callable[[], Effects],
+        now: float = 0.0,
+        *,
+        peer: int = 0,
+        frame: bytes = b"",
+        stepped: Sequence[Stepped] = (),
     ) -> Effects:
-        """Make a call and journal it; what it asks to send may be sent then. A frame that is refused is not journaled:
+        """Make a call and journal it, behind the local step that it applies, if that cannot be computed again; what it
+        asks to send may be sent then. A frame that is refused is not journaled:
         unlike in a run with rounds, nobody counts frames."""
         effects = function()
         self._calls += 1
         reachable = tuple(sorted(self.participant.reachable))
-        self.disk_state.append(Called(call, now, peer, self._digest_after(call), reachable, frame))
+        # In one write: a local step without its call would be done twice.
+        self.disk_state.append(*stepped, Called(call, now, peer, self._digest_after(call), reachable, frame))
         if effects.frames and self.disk_state.syncs_before_sending:
             self.sync()
         return effects
@@ -243,3 +254,16 @@ class DurablePair:
     def close(self) -> None:
         """Close the journal."""
         self.disk_state.close()
+
+
+def _calls_of(name: str, records: Sequence[Record]) -> Iterator[tuple[Stepped | None, Called]]:
+    """Yield each call of a journal, with the recorded local step that it applied. Raises StateError."""
+    stepped = None
+    for record in records:
+        if isinstance(record, Stepped):
+            stepped = record
+        elif isinstance(record, Called):
+            yield stepped, record
+            stepped = None
+        else:
+            raise StateError(f"{name}: is the journal of a run with rounds; use another state.directory")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -16,7 +17,7 @@ class StepResult(Protocol):
     @property
     def gradient(self) -> FloatArray: ...
     @property
-    def loss(self) -> float: ...
+    def loss(self) -> float | None: ...
     @property
     def samples(self) -> int: ...
 
@@ -31,3 +32,20 @@ class LocalSteps(Protocol):
     def needs_displacement(self) -> bool: ...
     def state(self) -> Mapping[str, npt.NDArray[Any]]: ...
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None: ...
+
+
+class RecordedSteps(ABC):
+    """Local steps that cannot be computed again, because their code is the user's: they go into the journal."""
+
+    @abstractmethod
+    def record(self) -> Mapping[str, npt.NDArray[Any]]:
+        """Return what the last call of `gradient` came to, for `recall`."""
+
+    @abstractmethod
+    def recall(self, record: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Let the next call of `gradient` come to what `record` returned before a crash. Raises StateError if it cannot
+        be that."""
+
+
+class StepAbandoned(Exception):
+    """Raised by `gradient` where the local step is never going to be finished. Nothing has come of it."""

@@ -27,8 +27,9 @@ from peer.node.blame import blaming
 from peer.node.checkpoint_arrays import Arrays, group, grouped, refusing_what_does_not_fit
 from peer.node.divergence_guard import require_finite_loss, require_finite_model, require_sendable
 from peer.node.frame_account import FrameAccount, decode_from
-from peer.node.local_steps import LocalSteps, StepResult
+from peer.node.local_steps import LocalSteps, RecordedSteps, StepResult
 from peer.round_record import RoundRecord
+from peer.state.journal import Stepped
 from peer.wire.message import Message, MessageKind
 
 EXCHANGES_SKIPPED = 1 << 16
@@ -142,6 +143,12 @@ class PairParticipant:
             rate = self.local_steps.rate(t)
             self._step = rate, self.local_steps.gradient(self._read, t, rate, rate)
 
+    def recorded_step(self) -> tuple[Stepped, ...]:
+        """Return the record of what `compute` did, if it is something that cannot be computed again."""
+        if not isinstance(self.local_steps, RecordedSteps):
+            return ()
+        return (Stepped(self.round, self.local_steps.record()),)
+
     def step(self, now: float) -> Effects:
         """Apply the gradient and end the iteration, with an exchange or without."""
         if self._step is None:
@@ -149,7 +156,8 @@ class PairParticipant:
         (rate, local), node = self._step, self.algorithm
         before = node.staleness.exchanges_between
         with self._account.gossiping():
-            require_finite_loss(self.round, local.loss)
+            if local.loss is not None:
+                require_finite_loss(self.round, local.loss)
             node.step(local.gradient, rate)
             require_finite_model(self.round - 1, node.x)
             # A refused request is not repeated in the next iteration, which makes its own choice.

@@ -36,10 +36,11 @@ from peer.node.blame import blaming
 from peer.node.checkpoint_arrays import Arrays, group, grouped, refusing_what_does_not_fit
 from peer.node.divergence_guard import require_finite_loss, require_finite_model, require_sendable
 from peer.node.frame_account import FrameAccount, decode_from
-from peer.node.local_steps import LocalSteps, StepResult
+from peer.node.local_steps import LocalSteps, RecordedSteps, StepResult
 from peer.node.membership import PeerMembership, changing_views
 from peer.node.replica_agreement import ReplicaAgreement
 from peer.round_record import RoundRecord
+from peer.state.journal import Stepped
 from peer.wire.last_codes import LastCodes
 from peer.wire.message import Message, MessageKind
 
@@ -227,13 +228,19 @@ class Participant:
             else:
                 self._rate, self._step = 0.0, None
 
+    def recorded_step(self) -> tuple[Stepped, ...]:
+        """Return the record of the local step that `step` did, if it is one that cannot be computed again."""
+        if self._step is None or not isinstance(self.local_steps, RecordedSteps):
+            return ()
+        return (Stepped(self.session.round, self.local_steps.record()),)
+
     def begin(self, now: float, left_out: frozenset[int] = frozenset()) -> Effects:
         """Start the exchange of the round with the result of `step`. `left_out`: receivers that get no weight."""
         with self._account.gossiping():
             gradient = np.zeros_like(self.algorithm.x) if self._step is None else self._step.gradient
             t = self.session.round
             # Before anything is sent: of a peer whose frames are refused nobody hears why it ends.
-            if self._step is not None:
+            if self._step is not None and self._step.loss is not None:
                 require_finite_loss(t, self._step.loss)
             effects = self.session.begin(gradient, self._rate, now, left_out)
             require_finite_model(t, self.algorithm.x)

@@ -16,10 +16,18 @@ from peer.errors import RemoteProtocolError, StateError
 from peer.gossip.effects import Effects, OutgoingFrame
 from peer.node import membership_codec
 from peer.node.disk_state import OnRound, PeerRecovery
+from peer.node.local_steps import LocalSteps, RecordedSteps
 from peer.node.recorded_peer import RecordedPeer
-from peer.state.journal import Announced, Begun, Lost, Receipt, Received, Record, Sent, TimedOut
+from peer.state.journal import Announced, Begun, Lost, Receipt, Received, Record, Sent, Stepped, TimedOut
 from peer.state.recovery import gives_other_bits
 from peer.wire.message import MessageKind
+
+
+def recall_step(name: str, local_steps: LocalSteps, record: Stepped) -> None:
+    """Let the coming local step come to what a record of the journal `name` says. Raises StateError."""
+    if not isinstance(local_steps, RecordedSteps):
+        raise StateError(f"{name}: holds steps of a loop of its own; start the script that ran it")
+    local_steps.recall(record.arrays)
 
 
 class Replay:
@@ -53,6 +61,8 @@ class Replay:
                     self._peer.links.take_new_receipts()  # They are in the journal.
                 case Sent():
                     self._check_sent(name, record)
+                case Stepped():
+                    recall_step(name, self._participant.local_steps, record)
                 case Begun():
                     if not self._repeatable:
                         self._impose(records[position + 1 :])

@@ -61,7 +61,9 @@ def run(
         simulator = (AsynchronousSimulator if algorithm_spec(config).asynchronous else Simulator)(
             config, base, num_peers=num_peers, metrics=metrics, links=links, step_s=step_s, slow=slow, stacked=stacked
         )
-        summary = describe_run(config, simulator.setup, simulator.trainer.layout)
+        trainer = simulator.trainer
+        assert isinstance(trainer, Trainer)
+        summary = describe_run(config, simulator.setup, trainer.layout)
         ended = "completed"
         try:
             if not simulator.run(stop=stop, on_progress=on_progress):
@@ -84,9 +86,9 @@ def run(
         averaged = simulator.averaged_model()
         if directory is not None:
             with writing("model.safetensors"):
-                simulator.trainer.save_model(averaged, directory / "model.safetensors", averaged=True)
+                trainer.save_model(averaged, directory / "model.safetensors", averaged=True)
             write_resolved(config, directory / "config.toml", base)
         models = [participant.model().copy() for participant in simulator.participants]
-        return Simulation(summary, models, averaged, simulator.trainer)
+        return Simulation(summary, models, averaged, trainer)
     finally:
         metrics.close()

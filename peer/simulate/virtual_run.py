@@ -25,7 +25,7 @@ from peer.node.participant import Participant
 from peer.round_record import RoundRecord
 from peer.run_plan import refuse_own_data
 from peer.run_progress import PeerProgress, Progress
-from peer.run_setup import RunSetup
+from peer.run_setup import PeerTrainer, RunSetup
 from peer.run_summary import consensus, evaluation_record
 from peer.simulate.network import Agenda, LinkModel, VirtualNetwork
 from peer.simulate.rows import StackedRows
@@ -84,31 +84,34 @@ class VirtualRun(ABC, Generic[AnyParticipant]):
         slow: Mapping[int, float] | None = None,
         stacked: bool = False,
         after_round: Callable[[AnyParticipant, RoundRecord], None] | None = None,
+        loops: Sequence[PeerTrainer] = (),
     ) -> None:
         """`step_s`: virtual seconds of a local step; `slow`: peer → how many times slower it is; `stacked`: train all
         peers as one batch (equal to one by one within float32 rounding). `after_round` is told of every completed
-        round of every peer."""
-        use_one_thread()
-        refuse_own_data(config)
+        round of every peer. `loops`: what trains each peer, where that is no task."""
         self.config, self.num_peers = config, num_peers
-        self.setup = RunSetup.open(config, base, num_peers)
-        if (problem := self.setup.short_shard(range(num_peers))) is not None:
+        if not loops:
+            use_one_thread()
+            refuse_own_data(config)
+        self.setup = RunSetup.of_loop(config, base) if loops else RunSetup.open(config, base, num_peers)
+        if not loops and (problem := self.setup.short_shard(range(num_peers))) is not None:
             log.warning("%s", problem)
         self._metrics = metrics
         self._after_round: Callable[[AnyParticipant, RoundRecord], None] | None = after_round
         self._network = VirtualNetwork(links or LinkModel())
         self._step_s = [step_s * (slow or {}).get(peer, 1.0) for peer in range(num_peers)]
-        self.trainer = self.setup.trainer(0)
-        self.trainer.try_own_task()
+        self._trainers: list[PeerTrainer] = [*loops]
+        """One for each peer; only that of peer 0 where all train as one batch."""
+        if not loops:
+            first = self.setup.trainer(0)
+            first.try_own_task()
+            self._trainers = [first, *(self.setup.trainer(peer) for peer in range(1, 1 if stacked else num_peers))]
+        self.trainer = self._trainers[0]
         self._x0 = self.trainer.initial_vector()
         self._rows = StackedRows(self.setup) if stacked else None
         self.participants: list[AnyParticipant] = []
         for peer in range(num_peers):
-            steps: LocalSteps
-            if self._rows is not None:
-                steps = self._rows.row(peer)
-            else:
-                steps = self.trainer if peer == 0 else self.setup.trainer(peer)
+            steps: LocalSteps = self._trainers[peer] if self._rows is None else self._rows.row(peer)
             self.participants.append(self._make_participant(peer, steps))
         self._agenda: Agenda[Event] = Agenda()
         self._snapshots: dict[int, dict[int, tuple[FloatArray, float]]] = {}
@@ -245,7 +248,7 @@ class VirtualRun(ABC, Generic[AnyParticipant]):
         averaged = _average(states)
         record = consensus(done, models)
         self.last_consensus = record.consensus_distance
-        found = self.trainer.evaluate(averaged, averaged=True)
+        found = self._evaluate_average(averaged)
         averaged_record = evaluation_record(-1, done, "test", found)
         self.averaged_figure = averaged_record.figure(self.setup.criterion)
         records: list[EvaluationRecord | ConsensusRecord] = [record, averaged_record]
@@ -254,21 +257,24 @@ class VirtualRun(ABC, Generic[AnyParticipant]):
             own = evaluation_record(peer, done, "test", self._evaluate_peer(peer, models[peer]))
             self._totals[peer].figure = own.figure(self.setup.criterion)
             records.append(own)
-        if self._rows is None:
-            for peer, participant in enumerate(self.participants):
-                if len(self.setup.manifest.holdout[peer]) and isinstance(participant.local_steps, Trainer):
-                    found = participant.local_steps.evaluate(models[peer], "holdout")
-                    records.append(evaluation_record(peer, done, "holdout", found))
+        for peer, trainer in enumerate(self._trainers if self._rows is None else ()):
+            if len(self.setup.manifest.holdout[peer]):
+                found = trainer.evaluate(models[peer], "holdout")
+                records.append(evaluation_record(peer, done, "holdout", found))
         if self._metrics is not None:
             self._metrics.put(*records)
             self._metrics.flush()
+
+    def _evaluate_average(self, model: FloatArray) -> Evaluation:
+        if isinstance(self.trainer, Trainer):
+            return self.trainer.evaluate(model, averaged=True)
+        return self.trainer.evaluate(model)
 
     def _evaluate_peer(self, peer: int, model: FloatArray) -> Evaluation:
         """Return how a peer's model does on the test set; only its own trainer has its statistics of norms."""
         if self._rows is not None:
             return self._rows.trainer.evaluate_one(peer, model)
-        steps = self.participants[peer].local_steps
-        return (steps if isinstance(steps, Trainer) else self.trainer).evaluate(model)
+        return self._trainers[peer].evaluate(model)
 
 
 @dataclass

@@ -194,22 +194,46 @@ def parse_checkpoint(data: bytes, name: str) -> Checkpoint:
         format_ = int(metadata.get("format", 0))
         if not _OLDEST <= format_ <= FORMAT:
             raise StateError(f"{name}: has format {format_}, but this release reads {_OLDEST} to {FORMAT}")
-        body, arrays, end = memoryview(data)[start:], {}, 0
+        body = memoryview(data)[start:]
         if format_ >= 2 and metadata.pop("checksum") != _checksum({"__metadata__": metadata, **header}, [body]):
             raise ValueError("its checksum does not match")
-        for item, entry in header.items():
-            first, last = entry["data_offsets"]
-            if first != end or not first <= last <= len(body):
-                raise ValueError("its arrays do not follow each other")
-            # Copied into memory of our own: in the file an array starts at any multiple of its item size.
-            values = np.frombuffer(body[first:last], _NUMPY[entry["dtype"]].newbyteorder("<"))
-            arrays[item] = values.reshape(entry["shape"]).astype(_NUMPY[entry["dtype"]], copy=True)
-            end = last
-        if end != len(body):
-            raise ValueError("it is cut off" if end > len(body) else "something follows its arrays")
-        return Checkpoint(int(metadata["round"]), json.loads(metadata["state"]), arrays)
+        return Checkpoint(int(metadata["round"]), json.loads(metadata["state"]), arrays_of(header, body))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise StateError(f"{name}: cannot be read as a checkpoint: {error}") from None
+
+
+def arrays_of(entries: Mapping[str, Mapping[str, Any]], body: memoryview) -> dict[str, npt.NDArray[Any]]:
+    """Return the arrays that the entries of a safetensors header describe, in memory of their own. Raises KeyError,
+    TypeError or ValueError where they do not fill the body."""
+    arrays, end = {}, 0
+    for item, entry in entries.items():
+        first, last = entry["data_offsets"]
+        if first != end or not first <= last <= len(body):
+            raise ValueError("its arrays do not follow each other")
+        # Copied into memory of our own: in the file an array starts at any multiple of its item size.
+        values = np.frombuffer(body[first:last], _NUMPY[entry["dtype"]].newbyteorder("<"))
+        arrays[item] = values.reshape(entry["shape"]).astype(_NUMPY[entry["dtype"]], copy=True)
+        end = last
+    if end != len(body):
+        raise ValueError("it is cut off" if end > len(body) else "something follows its arrays")
+    return arrays
+
+
+def entries_of(arrays: Mapping[str, npt.NDArray[Any]]) -> tuple[dict[str, dict[str, object]], list[memoryview]]:
+    """Return the entries of a safetensors header for some arrays, and the memory of each in that order, never a
+    copy."""
+    # Wide numbers first: the library reads only files whose arrays start at multiples of their item size.
+    order = sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name))
+    entries: dict[str, dict[str, object]] = {}
+    end = 0
+    for name in order:
+        start, end = end, end + arrays[name].nbytes
+        entries[name] = {
+            "dtype": _TYPES[arrays[name].dtype.name],
+            "shape": arrays[name].shape,
+            "data_offsets": (start, end),
+        }
+    return entries, [_bytes_of(arrays[name]) for name in order]
 
 
 def _file(checkpoint: Checkpoint) -> Iterator[Buffer]:
@@ -217,25 +241,14 @@ def _file(checkpoint: Checkpoint) -> Iterator[Buffer]:
 
     The library joins everything to one piece first, which takes twice the state's memory.
     """
-    arrays = checkpoint.arrays
-    # Wide numbers first: the library reads only files whose arrays start at multiples of their item size.
-    order = sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name))
+    entries, parts = entries_of(checkpoint.arrays)
     metadata = {"state": json.dumps(checkpoint.state), "round": str(checkpoint.round), "format": str(FORMAT)}
-    header: dict[str, object] = {"__metadata__": metadata}
-    end = 0
-    for name in order:
-        start, end = end, end + arrays[name].nbytes
-        header[name] = {
-            "dtype": _TYPES[arrays[name].dtype.name],
-            "shape": arrays[name].shape,
-            "data_offsets": (start, end),
-        }
-    metadata["checksum"] = _checksum(header, (_bytes_of(arrays[name]) for name in order))
+    header: dict[str, object] = {"__metadata__": metadata, **entries}
+    metadata["checksum"] = _checksum(header, parts)
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     yield len(text).to_bytes(8, "little") + text
-    for name in order:
-        yield _bytes_of(arrays[name])
+    yield from parts
 
 
 def _bytes_of(array: npt.NDArray[Any]) -> memoryview:

@@ -29,14 +29,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import numpy.typing as npt
 import xxhash
 
 from peer.errors import StateError
+from peer.state.checkpoints import arrays_of, entries_of
 from peer.state.disk import Buffer, Disk, Handle, cannot_be_written, replace
 
-VERSION = 3
-"""Version 2 has records of kinds 6 and 7, version 3 those of kind 8, and names in those of kind 2 who was left out;
-journals of older versions are read and gone on with."""
+VERSION = 4
+"""Version 2 has records of kinds 6 and 7, version 3 those of kind 8, and names in those of kind 2 who was left out,
+version 4 those of kind 9; journals of older versions are read and gone on with."""
 
 _MAGIC = b"SOTTOJNL"
 _FILE = struct.Struct("<8sHI")
@@ -49,6 +51,7 @@ _SENT = struct.Struct("<QQI")
 _ENTRY = struct.Struct("<IQII")
 _RECEIPT = struct.Struct("<IQ")
 _CALLED = struct.Struct("<BdIQI")
+_STEPPED = struct.Struct("<QI")
 
 
 class Kind(enum.IntEnum):
@@ -62,6 +65,7 @@ class Kind(enum.IntEnum):
     ANNOUNCED = 6
     LOST = 7
     CALLED = 8
+    STEPPED = 9
 
 
 @dataclass(frozen=True)
@@ -161,7 +165,16 @@ class Called:
     """What was received."""
 
 
-Record: TypeAlias = Received | Begun | TimedOut | Sent | Receipt | Announced | Lost | Called
+@dataclass(frozen=True)
+class Stepped:
+    """A local step was done that cannot be computed again: its code is the user's."""
+
+    round: int
+    arrays: Mapping[str, npt.NDArray[Any]]
+    """What it came to (`node.local_steps.RecordedSteps`)."""
+
+
+Record: TypeAlias = Received | Begun | TimedOut | Sent | Receipt | Announced | Lost | Called | Stepped
 
 
 @dataclass(frozen=True)
@@ -309,7 +322,7 @@ def _read_record(data: memoryview, at: int, checksum: int) -> tuple[Record, int,
         raise ValueError("the checksum of a record does not match")
     try:
         return _decode(Kind(kind), data[start:end]), end + _SUM.size, found
-    except (struct.error, ValueError):
+    except (struct.error, KeyError, TypeError, ValueError):
         raise ValueError("a record makes no sense") from None
 
 
@@ -323,6 +336,7 @@ def _kind(record: Record) -> Kind:
         Announced: Kind.ANNOUNCED,
         Lost: Kind.LOST,
         Called: Kind.CALLED,
+        Stepped: Kind.STEPPED,
     }[type(record)]
 
 
@@ -345,6 +359,10 @@ def _encode(record: Record) -> Sequence[Buffer]:
         case Called(call, now, peer, digest, reachable, frame):
             peers = struct.pack(f"<{len(reachable)}I", *reachable)
             return [_CALLED.pack(call, now, peer, digest, len(reachable)) + peers, frame]
+        case Stepped(round_, arrays):
+            layout, parts = entries_of(arrays)
+            text = json.dumps(layout).encode()
+            return [_STEPPED.pack(round_, len(text)) + text, *parts]
         case Sent(round_, digest, frames):
             places: dict[int, tuple[int, int]] = {}
             entries, blobs, end = [], [], 0
@@ -359,7 +377,7 @@ def _encode(record: Record) -> Sequence[Buffer]:
 
 
 def _decode(kind: Kind, body: memoryview) -> Record:
-    """Return the record of a body. Raises struct.error or ValueError."""
+    """Return the record of a body. Raises struct.error, KeyError, TypeError or ValueError."""
     if kind is Kind.RECEIVED:
         now, peer, seq = _RECEIVED.unpack_from(body)
         return Received(now, peer, seq, bytes(body[_RECEIVED.size :]))
@@ -381,6 +399,10 @@ def _decode(kind: Kind, body: memoryview) -> Record:
         call, now, peer, digest, count = _CALLED.unpack_from(body)
         reachable = struct.unpack_from(f"<{count}I", body, _CALLED.size)
         return Called(Call(call), now, peer, digest, reachable, bytes(body[_CALLED.size + 4 * count :]))
+    if kind is Kind.STEPPED:
+        round_, length = _STEPPED.unpack_from(body)
+        end = _STEPPED.size + length
+        return Stepped(round_, arrays_of(json.loads(bytes(body[_STEPPED.size : end])), body[end:]))
     round_, digest, count = _SENT.unpack_from(body)
     start = _SENT.size + count * _ENTRY.size
     if start > len(body):

@@ -124,6 +124,11 @@ class Trainer:
         """The whole training set, of which this peer has a share."""
         return self._train
 
+    @property
+    def repeatable(self) -> bool:
+        """Whether a local step that is computed again gives the same bits; nothing but the CPU promises that."""
+        return self.device.type == "cpu"
+
     def initial_vector(self) -> Vector:
         """Return the vector that every peer of the run starts from, float32[n]."""
         model = make_start_model(self.task, self.options, self.seed, self._base)

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
+from peer.config import OWN_LOOP
 from peer.errors import ConfigError, DataError
 from peer.random import SHARED, Purpose, stream
 from peer.startup import complete_torch
@@ -378,6 +379,13 @@ def resolve_task(
     argument of that name. Modules are looked for where Python looks, and in the current folder. Raises ConfigError for
     a wrong name or option, DataError for data or an own task that does not hold what it should.
     """
+    if name == OWN_LOOP:
+        raise ConfigError(
+            "the loop of this run is in a training script; start that script, which joins the run with"
+            " sottovoce.join(model, CONFIG)",
+            key="training.task",
+            value=name,
+        )
     options = dict(options or {})
     make = _import(name) if ":" in name else _built_in(name)
     accepted = _accepted(make, name)

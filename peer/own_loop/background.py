@@ -1,0 +1,143 @@
+"""The daemon of a peer in a thread of its own, beside the training script of the same process.
+
+It takes no signals, sets no number of threads and changes no generator of random numbers: all of these are the
+script's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal
+
+from peer.config import Config
+from peer.daemon.assembly import assemble
+from peer.daemon.first_peer_list import settle
+from peer.daemon.process import Daemon
+from peer.daemon.process import log as daemon_log
+from peer.errors import UsageError
+from peer.gossip.membership import Change, ChangeKind
+from peer.own_loop.events import Evaluated, MemberChange, PeersLate, RoundDone
+from peer.own_loop.loop_steps import LoopSteps
+from peer.own_loop.meeting import End, Meeting
+from peer.own_loop.place import Host, Place, read_config
+from peer.round_record import RoundRecord
+from peer.run_plan import final_rounds, refuse_errors, validate_config
+from peer.state.metrics import EvaluationRecord
+
+_KINDS: dict[ChangeKind, Literal["join", "leave", "loss"]] = {
+    ChangeKind.JOIN: "join",
+    ChangeKind.LEAVE: "leave",
+    ChangeKind.LOST: "loss",
+}
+
+_open_files: set[Path] = set()
+"""Configurations whose peers are in this process."""
+
+
+def place(config: str | os.PathLike[str]) -> Place:
+    """Return the place of a configuration file in its run: which peer it is, of how many."""
+    read, path = read_config(config)
+    index = read.peer.index
+    return Place(
+        index, len(read.peers), read.peers[index].name, str(path), read, lambda derive: Background(path, derive)
+    )
+
+
+class Background(Host):
+    """The daemon of one script."""
+
+    def __init__(self, path: Path, derive: Callable[[Config], Config]) -> None:
+        """`derive` makes the configuration of the run from that of the file at `path`."""
+        self._path, self._derive = path.resolve(), derive
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop
+        self._daemon: Daemon
+
+    def meet(self) -> Meeting:
+        if self._path in _open_files:
+            raise UsageError(f"this process has joined with {self._path} already; leave that with block first")
+        self._meeting = Meeting(threading.current_thread())
+        return self._meeting
+
+    def open(self, steps: LoopSteps, config: Config) -> int:
+        base = self._path.parent
+        for finding in refuse_errors(validate_config(settle(config, base).config, base)):
+            daemon_log.warning("%s: %s", finding.key, finding.sentence)
+        watcher = Messenger(self._meeting)
+        parts = assemble(config, base, lambda: self._derive(read_config(self._path)[0]), loop=steps, watcher=watcher)
+        self._daemon = Daemon(parts)
+        _open_files.add(self._path)
+        return config.run.rounds - final_rounds(config, self._daemon.local.setup.schedule) - 1
+
+    def start(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="sotto")
+        self._thread.start()
+
+    def stop(self, reason: str) -> None:
+        if self._thread is None:
+            self._close()
+            return
+
+        def stop() -> None:
+            self._daemon.runtime.request_stop(reason, at_once=True)
+            self._meeting.abandon()
+
+        # It may have ended by itself, and its loop with it.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(stop)
+        self._thread.join()
+
+    def _run(self) -> None:
+        end = End()
+        try:
+            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+                runner.run(self._daemon.main(heeds_signals=False))
+            end = End(reason=self._daemon.runtime.stop_reason)
+        except BaseException as error:  # Whatever it is, it is the script's to see.
+            end = End(error)
+        finally:
+            try:
+                self._close()
+            finally:
+                self._meeting.end(end)
+
+    def _close(self) -> None:
+        try:
+            self._daemon.close()
+        finally:
+            _open_files.discard(self._path)
+
+
+class Messenger:
+    """Tells a script what happens (`daemon.watcher.Watcher`)."""
+
+    def __init__(self, meeting: Meeting) -> None:
+        self._meeting = meeting
+
+    def round_done(self, record: RoundRecord) -> None:
+        self._meeting.tell(
+            RoundDone(
+                round=record.round + 1,
+                loss=record.loss,
+                neighbor_distance=record.neighbor_distance,
+                push_weight=record.push_weight,
+                sent_bytes=record.frame_bytes,
+                wait_s=record.wait_s,
+            )
+        )
+
+    def late(self, round_: int, names: Sequence[str]) -> None:
+        self._meeting.tell(PeersLate(round=round_, names=tuple(names)))
+
+    def members_change(self, change: Change, name: str) -> None:
+        self._meeting.tell(MemberChange(name=name, kind=_KINDS[change.kind], round=change.effective))
+
+    def evaluated(self, record: EvaluationRecord, name: str) -> None:
+        if sum(record.total):
+            self._meeting.tell(Evaluated(name=name, round=record.round, accuracy=record.accuracy))

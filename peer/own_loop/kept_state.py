@@ -1,0 +1,189 @@
+"""What `state_dict` returns as named arrays and back, with nothing pickled.
+
+Tensors and numpy arrays become arrays of a checkpoint; everything else has to be a plain value, and goes into one JSON
+text beside them. JSON has no tuples, no keys but strings and no bytes: these become tables with one key that says what
+they are.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from peer.errors import StateError, UsageError
+from peer.node.checkpoint_arrays import Arrays, group, grouped
+
+_TEXT = "values"
+"""Name of the array that holds the JSON text."""
+
+_BYTE_TYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in vars(torch).values()
+    if isinstance(dtype, torch.dtype) and not str(dtype).startswith(("torch.q", "torch.bits"))
+}
+"""Types of tensors by name. Numpy lacks some of them, so that tensors are stored as bytes."""
+
+
+def pack(value: object, place: str) -> dict[str, npt.NDArray[Any]]:
+    """Return a value as arrays in memory of their own. `place` says where it comes from.
+
+    Raises UsageError for what is neither a tensor, an array, nor a plain value, with the place where it was found.
+    """
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    text = json.dumps(_packed(value, place, arrays))
+    return {**arrays, _TEXT: np.frombuffer(text.encode(), np.uint8)}
+
+
+def unpack(arrays: Arrays) -> Any:
+    """Return the value that `pack` was given, tensors on the CPU. Raises StateError if the arrays cannot be those."""
+    try:
+        return _unpacked(json.loads(arrays[_TEXT].tobytes()), arrays)
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise StateError(f"what was kept of the training script cannot be read: {error}") from None
+
+
+def _packed(value: object, place: str, arrays: dict[str, npt.NDArray[Any]]) -> object:
+    match value:
+        case None | bool() | str():
+            return value
+        case np.generic() | np.ndarray():
+            if value.dtype.kind in "biufc":
+                stored = _stored(np.ascontiguousarray(value).reshape(-1).view(np.uint8).copy(), arrays)
+                return {"numpy": [stored, value.dtype.str, value.shape]}
+        case int() | float():
+            # Enumerations and their like would come back as plain numbers.
+            if type(value) in (int, float):
+                return value
+        case torch.Tensor():
+            stored = _stored(_bytes_of(value, place), arrays)
+            return {"tensor": [stored, str(value.dtype).removeprefix("torch."), list(value.shape)]}
+        case bytes():
+            return {"bytes": _stored(np.frombuffer(value, np.uint8), arrays)}
+        case Mapping():
+            kind = "counter" if isinstance(value, Counter) else "table"
+            pairs = [
+                [_packed(key, f"a key of {place}", arrays), _packed(each, f"{place}[{key!r}]", arrays)]
+                for key, each in value.items()
+            ]
+            return {kind: pairs}
+        case list() | tuple() | set() | frozenset():
+            # A set has no order: sorted, equal ones have equal texts.
+            items = sorted(value, key=repr) if isinstance(value, (set, frozenset)) else value
+            packed = [_packed(each, f"{place}[{number}]", arrays) for number, each in enumerate(items)]
+            return packed if isinstance(value, list) else {_kind(value): packed}
+    raise UsageError(
+        f"{place} is a {type(value).__name__}, which cannot be kept: tensors, arrays, numbers, texts, and lists and"
+        " tables of them can"
+    )
+
+
+def _kind(value: object) -> str:
+    return next(kind.__name__ for kind in (tuple, set, frozenset) if isinstance(value, kind))
+
+
+def _stored(data: npt.NDArray[np.uint8], arrays: dict[str, npt.NDArray[Any]]) -> str:
+    """Put bytes among the arrays; return their name."""
+    name = str(len(arrays))
+    arrays[name] = data
+    return name
+
+
+def _bytes_of(tensor: torch.Tensor, place: str) -> npt.NDArray[np.uint8]:
+    """Return the bytes of a tensor: a copy in any case, since the script goes on while they are written."""
+    if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:
+        raise UsageError(f"{place} is a tensor without plain values ({tensor.layout}), which cannot be kept")
+    own = tensor.detach().to("cpu", copy=True).contiguous().reshape(-1)
+    data: npt.NDArray[np.uint8] = own.view(torch.uint8).numpy() if own.numel() else np.empty(0, np.uint8)
+    return data
+
+
+def _unpacked(value: Any, arrays: Arrays) -> Any:
+    if isinstance(value, list):
+        return [_unpacked(each, arrays) for each in value]
+    if not isinstance(value, dict):
+        return value
+    ((kind, content),) = value.items()
+    match kind:
+        case "tensor":
+            name, dtype, shape = content
+            return torch.from_numpy(arrays[name].copy()).view(_BYTE_TYPES[dtype]).reshape(shape)
+        case "numpy":
+            name, dtype, shape = content
+            array = arrays[name].copy().view(np.dtype(dtype)).reshape(shape)
+            return array if shape else array[()]
+        case "bytes":
+            return arrays[content].tobytes()
+        case "table" | "counter":
+            pairs = {_unpacked(key, arrays): _unpacked(each, arrays) for key, each in content}
+            return Counter(pairs) if kind == "counter" else pairs
+        case "tuple":
+            return tuple(_unpacked(each, arrays) for each in content)
+        case "set":
+            return {_unpacked(each, arrays) for each in content}
+        case "frozenset":
+            return frozenset(_unpacked(each, arrays) for each in content)
+    raise ValueError(f"a value of kind {kind!r}")
+
+
+class Stateful(Protocol):
+    """What `keep` takes."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state_dict: dict[str, Any]) -> object: ...
+
+
+class Kept:
+    """The objects of a script whose state is saved with the model: whatever has `state_dict` and `load_state_dict`."""
+
+    def __init__(self, objects: Sequence[Stateful]) -> None:
+        """Raises UsageError for an object that has not both, or that is listed twice."""
+        if not isinstance(objects, (list, tuple)):
+            raise UsageError(f"keep is a {type(objects).__name__}; give a list, such as keep=[optimizer, scheduler]")
+        self._objects = list(objects)
+        for number, each in enumerate(objects):
+            if isinstance(each, torch.nn.Module):
+                raise UsageError(
+                    f"keep[{number}] is a model ({type(each).__name__}): the model is saved in any case, and what it"
+                    " does not hold is not mixed; leave it out of keep"
+                )
+            for method in ("state_dict", "load_state_dict"):
+                if not callable(getattr(each, method, None)):
+                    raise UsageError(
+                        f"keep[{number}] is a {type(each).__name__}, which has no {method}(); keep takes objects that"
+                        " can save and load their state, such as an optimizer or a torchdata StatefulDataLoader"
+                    )
+            if any(each is other for other in objects[:number]):
+                raise UsageError(f"keep[{number}] is in keep twice ({type(each).__name__})")
+
+    @property
+    def _kinds(self) -> list[str]:
+        return [type(each).__name__ for each in self._objects]
+
+    def pack(self) -> dict[str, npt.NDArray[Any]]:
+        """Return the states of all objects, and of what kind they are. Raises UsageError for what cannot be kept."""
+        groups = {"kept": pack(self._kinds, "keep")}
+        for number, each in enumerate(self._objects):
+            groups[f"kept.{number}"] = pack(each.state_dict(), f"keep[{number}].state_dict()")
+        return grouped(**groups)
+
+    def load(self, arrays: Arrays) -> None:
+        """Give all objects the states that `pack` returned. Raises UsageError if these are other objects, StateError
+        if one does not take its state."""
+        kinds = unpack(group(arrays, "kept"))
+        if kinds != self._kinds:
+            now, then = ", ".join(self._kinds) or "nothing", ", ".join(kinds) or "nothing"
+            raise UsageError(f"keep holds {now}, but the run that is resumed kept {then}, in this order")
+        for number, each in enumerate(self._objects):
+            state = unpack(group(arrays, f"kept.{number}"))
+            try:
+                each.load_state_dict(state)
+            except Exception as error:  # Code of others: whatever it raises, it does not take what it returned.
+                raise StateError(
+                    f"keep[{number}] ({kinds[number]}) does not take the state that it had: {error}"
+                ) from error

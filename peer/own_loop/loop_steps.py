@@ -1,0 +1,160 @@
+"""The training side of a peer whose local steps a script of the user's does.
+
+In place of a gradient stands the displacement Δ = z − w: the script got the model z and has moved it to w. With the
+outer learning rate γ = 1 and without outer momentum the algorithm's step x ← x − γ Δ is the script's own. With Nesterov
+momentum it is the outer step of DiLoCo: m ← β m + Δ, x ← x − γ (Δ + β m).
+
+The script cannot be asked for the same steps again, so that what it answered is journaled, with all that the script
+goes on with: that it stems from the same instant is what makes a restart exact.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from peer.compress.layout import Layout
+from peer.compress.payload import FloatArray
+from peer.config import TrainingOptions
+from peer.errors import StateError
+from peer.node.checkpoint_arrays import Arrays, group, grouped
+from peer.node.local_steps import RecordedSteps
+from peer.own_loop.meeting import Evaluate, Finish, Meeting, Train
+from peer.own_loop.parameters import ExchangedParameters, Vector
+from peer.train.learning_rate import learning_rates
+from peer.train.local_step import Evaluation, Split, make_momentum
+
+
+@dataclass(frozen=True)
+class ScriptStep:
+    """What the script did in one round."""
+
+    displacement: Vector
+    """Δ = z − w."""
+    loss: float | None
+    """Mean over the steps, where the script tells."""
+    script: Arrays
+    """What the script goes on with after this round: optimizer, loader, random numbers."""
+
+
+@dataclass(frozen=True)
+class LoopStep:
+    """What a local step comes to (`node.local_steps.StepResult`)."""
+
+    gradient: FloatArray
+    loss: float | None
+    samples: int = 0
+
+
+class LoopSteps(RecordedSteps):
+    """The local steps of one peer, done elsewhere."""
+
+    repeatable = True
+    needs_displacement = False
+
+    def __init__(
+        self,
+        parameters: ExchangedParameters,
+        meeting: Meeting,
+        options: TrainingOptions,
+        rounds: int,
+        *,
+        script: Arrays,
+        measure: Callable[[Vector], tuple[int, int]],
+    ) -> None:
+        """`options`: outer learning rate and momentum. `script`: what the script begins with. `measure(z)` returns
+        (right, total) of the model at z, in the script's thread."""
+        self.meeting, self.script = meeting, script
+        self.was_restored = False
+        """Whether `script` is that of an earlier process."""
+        self._parameters, self._measure = parameters, measure
+        self._momentum, self._rates = make_momentum(options), learning_rates(options, rounds)
+        self._start, self._digest = parameters.vector(), parameters.start_digest()
+        self._stepped: ScriptStep | None = None
+        self._recalled: ScriptStep | None = None
+
+    # What peers of every kind of training have.
+
+    @property
+    def layout(self) -> Layout:
+        return self._parameters.layout
+
+    def initial_vector(self) -> Vector:
+        """Return the vector that the script joined with."""
+        return self._start
+
+    def start_digest(self) -> str:
+        """Return a digest of the model that the script first joined with: the same on all peers."""
+        return self._digest
+
+    def class_counts(self) -> tuple[int, ...]:
+        """Return one number: nothing is known of the script's test data."""
+        return (0,)
+
+    def rate(self, t: int) -> float:
+        """Return the outer learning rate of round t."""
+        return self._rates.rate(t)
+
+    def gradient(self, z: FloatArray, t: int, rate: float, z_step: float) -> LoopStep:
+        """Return what the script's steps from z come to, once they are done. Raises StepAbandoned if they never are."""
+        if self._recalled is not None:
+            self._stepped, self._recalled = self._recalled, None
+        else:
+            stepped = self.meeting.ask(Train(np.array(z, np.float32), t))
+            assert isinstance(stepped, ScriptStep)
+            self._stepped = stepped
+        self.script = self._stepped.script
+        return LoopStep(self._momentum.direction(self._stepped.displacement, z), self._stepped.loss)
+
+    def after_round(self, z_before: FloatArray, z_after: FloatArray, rate: float) -> None:
+        """Do nothing: the outer momentum follows displacements."""
+
+    def evaluate(self, z: FloatArray, split: Split = "test") -> Evaluation:
+        """Return what the script measures of the model at z; nothing if it measures nothing."""
+        model = np.array(z, np.float32)
+        # While a journal is repeated, the script's thread is the one that asks.
+        is_script = threading.current_thread() is self.meeting.owner
+        right, total = self._measure(model) if is_script else self.meeting.ask(Evaluate(model))
+        return Evaluation(np.array([right], np.int64), np.array([total], np.int64), float("nan"))
+
+    def save_model(self, z: FloatArray, path: Path) -> None:
+        """Hand the last model to the script, and write it with all that is not exchanged."""
+        self.meeting.ask(Finish(np.array(z, np.float32), path))
+
+    # What survives a crash.
+
+    def record(self) -> Mapping[str, npt.NDArray[Any]]:
+        """Return the last local step for the journal."""
+        assert self._stepped is not None
+        loss = np.array([np.nan if self._stepped.loss is None else self._stepped.loss])
+        step = {"displacement": self._stepped.displacement, "loss": loss}
+        return grouped(step=step, script=self._stepped.script)
+
+    def recall(self, record: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Take a step from the journal as the next one."""
+        step, script = group(record, "step"), group(record, "script")
+        if step.keys() != {"displacement", "loss"} or step["displacement"].shape != self._start.shape:
+            raise StateError("the journal holds a local step of another model; use a new state folder")
+        loss = float(step["loss"][0])
+        self._recalled = ScriptStep(step["displacement"], None if np.isnan(loss) else loss, script)
+        self.was_restored = True
+
+    def state(self) -> Mapping[str, npt.NDArray[Any]]:
+        """Return the outer momentum, and what the script goes on with."""
+        digest = np.frombuffer(self._digest.encode(), np.uint8)
+        return grouped(momentum=self._momentum.state(), script=self.script, start={"digest": digest})
+
+    def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Take back what `state` returned."""
+        momentum = group(state, "momentum")
+        if "m" in momentum and momentum["m"].shape != self._start.shape:
+            raise ValueError(f"outer momentum has shape {momentum['m'].shape}, expected {self._start.shape}")
+        self._momentum.restore(momentum)
+        self._digest = state["start/digest"].tobytes().decode()
+        self.script, self.was_restored = group(state, "script"), True

@@ -1,0 +1,152 @@
+"""Which parameters of a user's model are exchanged, as one flat vector, and which models cannot be.
+
+Exchanged are the parameters that require a gradient when the script joins, in float32. They stay where they are: on any
+device, and the very tensors that the optimizer holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from peer.compress.layout import Layout
+from peer.errors import LocalProtocolError, StateError, UsageError
+from peer.train.model_file import model_digest
+
+Vector = npt.NDArray[np.float32]
+
+_REFUSED_MODELS = {
+    "FullyShardedDataParallel": "is sharded by FSDP, so that no process holds all of its parameters",
+    "FSDPModule": "is sharded by FSDP, so that no process holds all of its parameters",
+    "DeepSpeedEngine": "is a DeepSpeed engine, which owns the parameters and steps by itself",
+    "PipelineEngine": "is a DeepSpeed engine, which owns the parameters and steps by itself",
+    "DistributedDataParallel": "averages its gradients with other processes already (DistributedDataParallel)",
+}
+"""Name of a class → what is wrong with a module of it, and with those inside."""
+
+
+class ExchangedParameters:
+    """The parameters of a model that a peer exchanges."""
+
+    def __init__(self, model: nn.Module) -> None:
+        """Raises UsageError for a model whose parameters cannot be exchanged."""
+        if not isinstance(model, nn.Module):
+            raise UsageError(f"the model is a {type(model).__name__}; join takes a torch.nn.Module")
+        _refuse_wrappers(model)
+        # torch.compile wraps a model; names are those of the model itself.
+        inner = getattr(model, "_orig_mod", model)
+        assert isinstance(inner, nn.Module)
+        self.model = inner
+        self._parameters = dict(_trained(inner))
+        if not self._parameters:
+            raise UsageError(
+                "the model has no parameters that require a gradient, so there is nothing to train together"
+            )
+        for name, parameter in self._parameters.items():
+            _refuse_parameter(name, parameter)
+        sizes = tuple(parameter.numel() for parameter in self._parameters.values())
+        self.layout = Layout(tuple(self._parameters), sizes)
+        self._shapes = {name: parameter.shape for name, parameter in self._parameters.items()}
+
+    def start_digest(self) -> str:
+        """Return a hex SHA-256 over all parameters and buffers, frozen ones included."""
+        return model_digest(self.model)
+
+    def check(self) -> None:
+        """Raise UsageError if the model has other parameters than when it joined."""
+        now = dict(_trained(self.model))
+        for name in now.keys() - self._parameters.keys():
+            raise UsageError(
+                f"parameter {name} requires a gradient and did not when the script joined; build and unfreeze all of"
+                " the model before sottovoce.join"
+            )
+        for name, parameter in self._parameters.items():
+            if name not in now:
+                raise UsageError(
+                    f"parameter {name} was removed or frozen after sottovoce.join; the others still train it"
+                )
+            if now[name] is not parameter:
+                raise UsageError(
+                    f"parameter {name} is another tensor than when the script joined; change values in place, as"
+                    " load_state_dict does"
+                )
+            if parameter.dtype != torch.float32 or parameter.shape != self._shapes[name]:
+                raise UsageError(
+                    f"parameter {name} was float32{list(self._shapes[name])} when the script joined and is"
+                    f" {_described(parameter)} now; use torch.autocast for other types"
+                )
+
+    def vector(self) -> Vector:
+        """Return the values of all parameters, float32[n], in memory of their own. Raises UsageError where one is not
+        finite."""
+        vector = np.concatenate([p.detach().cpu().reshape(-1).numpy() for p in self._parameters.values()])
+        if not np.isfinite(vector).all():
+            name = next(name for name, p in self._parameters.items() if not torch.isfinite(p).all())
+            raise UsageError(
+                f"parameter {name} holds values that are not finite, so nothing of this round is sent; lower the"
+                " learning rate, clip gradients, or skip such steps as torch.amp.GradScaler does"
+            )
+        return vector
+
+    def write(self, vector: npt.NDArray[Any]) -> None:
+        """Give all parameters their values from `vector: float32[n]`, in place."""
+        if vector.dtype != np.float32 or vector.shape != (self.layout.size,):
+            raise LocalProtocolError(f"{vector.dtype}{list(vector.shape)} for a model of float32[{self.layout.size}]")
+        # Not shared with the vector, which may be the algorithm's own memory.
+        parts = torch.split(torch.from_numpy(np.array(vector)), list(self.layout.sizes))
+        with torch.no_grad():
+            for parameter, part in zip(self._parameters.values(), parts, strict=True):
+                parameter.copy_(part.view(parameter.shape))
+
+    def buffers(self) -> dict[str, torch.Tensor]:
+        """Return the buffers of the model by name, such as the statistics of batch norms: each peer's own."""
+        return dict(self.model.named_buffers())
+
+    def load_buffers(self, kept: Mapping[str, torch.Tensor]) -> None:
+        """Set the buffers in place. Raises StateError if they are those of another model."""
+        own = self.buffers()
+        for name, value in kept.items():
+            if name not in own or own[name].shape != value.shape or own[name].dtype != value.dtype:
+                raise StateError(f"the state folder holds buffer {name}, {_described(value)}, which the model has not")
+            own[name].copy_(value)
+
+
+def _trained(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    return ((name, each) for name, each in model.named_parameters() if each.requires_grad)
+
+
+def _refuse_wrappers(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        for kind in type(module).__mro__:
+            if kind.__name__ in _REFUSED_MODELS:
+                what = f"module {name}" if name else "the model"
+                raise UsageError(
+                    f"{what} {_REFUSED_MODELS[kind.__name__]}; give join the plain model, in one process for each peer"
+                )
+
+
+def _refuse_parameter(name: str, parameter: nn.Parameter) -> None:
+    kinds = {kind.__name__ for kind in type(parameter).__mro__}
+    if "DTensor" in kinds or hasattr(parameter, "ds_id"):
+        raise UsageError(f"parameter {name} is a shard of a larger one (FSDP or DeepSpeed); join takes whole models")
+    if "UninitializedTensorMixin" in kinds:
+        raise UsageError(f"parameter {name} has no shape yet (a lazy module); run one batch before sottovoce.join")
+    if parameter.is_meta:
+        raise UsageError(f"parameter {name} is on the meta device and has no values; load the model before it joins")
+    if parameter.is_quantized or hasattr(parameter, "quant_state"):
+        raise UsageError(f"parameter {name} is quantized; join takes float32 parameters")
+    if parameter.dtype != torch.float32 or parameter.layout is not torch.strided:
+        raise UsageError(
+            f"parameter {name} is {_described(parameter)}; join takes float32 parameters, and torch.autocast computes"
+            " with other types (model.float() converts them)"
+        )
+
+
+def _described(tensor: torch.Tensor) -> str:
+    layout = "" if tensor.layout is torch.strided else f" ({tensor.layout})"
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}{layout}"

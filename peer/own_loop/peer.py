@@ -1,0 +1,412 @@
+"""A peer in a training script: what a script calls, and what comes of it in the script's thread."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, TypeAlias, TypeVar
+
+import numpy as np
+import torch
+from torch import nn
+
+from peer.config import Config
+from peer.errors import UsageError
+from peer.node.checkpoint_arrays import Arrays, group, grouped
+from peer.own_loop.background import place
+from peer.own_loop.events import Evaluated, MemberChange, PeersLate, RoundDone
+from peer.own_loop.kept_state import Kept, Stateful, pack, unpack
+from peer.own_loop.loop_steps import LoopSteps, ScriptStep
+from peer.own_loop.meeting import End, Evaluate, Finish, Train
+from peer.own_loop.parameters import ExchangedParameters, Vector
+from peer.own_loop.place import Place, derive_config
+from peer.own_loop.random_state import RandomNumbers
+from peer.train.model_file import save_model
+
+Batch = TypeVar("Batch")
+Measure: TypeAlias = Callable[[nn.Module], tuple[int, int]]
+
+_joined_models: set[int] = set()
+"""Identities of the models that are in a `with` block of this process."""
+
+
+class Peer:
+    """One peer of a run, in a training script. `join` makes it; it trains inside its `with` block."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        where: Place,
+        *,
+        every: int,
+        keep: Sequence[Stateful],
+        outer_momentum: float,
+        outer_learning_rate: float,
+        overlap: bool,
+        evaluate: Measure | None,
+        callbacks: dict[type, Callable[[Any], object]],
+    ) -> None:
+        _check_numbers(every, outer_momentum, outer_learning_rate, overlap)
+        for call in (evaluate, *callbacks.values()):
+            if call is not None and not callable(call):
+                raise UsageError(f"a callback is a {type(call).__name__}, which cannot be called")
+        self._parameters, self._kept = ExchangedParameters(model), Kept(keep)
+        if any(each is model for each in keep):
+            raise UsageError("keep holds the model itself, which is saved in any case; leave it out of keep")
+        self._place, self._every, self._overlap = where, every, overlap
+        self._evaluate, self._callbacks = evaluate, callbacks
+        outer = {"outer_momentum": outer_momentum, "outer_learning_rate": outer_learning_rate}
+
+        def derive(config: Config) -> Config:
+            return derive_config(config, every=every, **outer)
+
+        self._config = derive(where.config)
+        self._host = where.host(derive)
+        self._process = os.getpid()
+        self._steps = 0
+        self._losses: list[torch.Tensor | float] = []
+        self._base: Vector | None = None
+        """What the parameters were when the steps of this round began; None outside of the block."""
+        self._request: Train | None = None
+        """The round that the peer waits for; None while it exchanges."""
+        self._last_round = 0
+        self._random = RandomNumbers({each.device for each in model.parameters()})
+        self._resumed_random: dict[str, Any] | None = None
+        """Where the random numbers of a resumed script go on, until its first step."""
+        self._state: Literal["new", "training", "stopped", "completed", "closed"] = "new"
+        self._stop_reason: str | None = None
+        self._round = 0
+
+    # -- what is known of it -------------------------------------------------------------------------------------------
+
+    @property
+    def index(self) -> int:
+        """Number of this peer, from 0."""
+        return self._place.index
+
+    @property
+    def num_peers(self) -> int:
+        """How many peers are listed."""
+        return self._place.num_peers
+
+    @property
+    def name(self) -> str:
+        """Name of this peer."""
+        return self._place.name
+
+    @property
+    def steps(self) -> int:
+        """How often `step` was called since the run began, earlier processes included: a position in the data that
+        survives a crash."""
+        return self._steps
+
+    @property
+    def round(self) -> int:
+        """Rounds that the model of this peer has been through."""
+        return self._round
+
+    @property
+    def rounds(self) -> int:
+        """Rounds of the whole run."""
+        return self._config.run.rounds
+
+    @property
+    def done(self) -> bool:
+        """Whether there is nothing left to train: the run is complete, or this peer was stopped."""
+        return self._state in ("completed", "stopped", "closed")
+
+    @property
+    def stopped(self) -> str | None:
+        """Why this peer ended before the last round; None if it did not. The next start of the script goes on."""
+        return self._stop_reason
+
+    # -- the block -----------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Peer:
+        """Join: go back to where an earlier process of this script was, or begin with the model as it is."""
+        if self._state != "new":
+            raise UsageError("this peer was in a with block already; call sottovoce.join again for another one")
+        if id(self._parameters.model) in _joined_models:
+            raise UsageError("this model is in the with block of another peer; each peer needs a model of its own")
+        with self._random.kept():
+            meeting = self._host.meet()
+            self._meeting = meeting
+            steps = LoopSteps(
+                self._parameters,
+                meeting,
+                self._config.training,
+                self.rounds,
+                script=self._script_state(None),
+                measure=self._measure,
+            )
+            self._last_round = self._host.open(steps, self._config)
+            _joined_models.add(id(self._parameters.model))
+            try:
+                model = self._resume(steps.script) if steps.was_restored else None
+                self._host.start()
+                self._state = "training"
+                self._await_model(model)
+            except BaseException:
+                self._leave("the script could not begin")
+                raise
+        if self._resumed_random is not None:
+            self._random.set(self._resumed_random)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Leave. Before the last round, the peer stops and its state is kept: the next start of the script goes on."""
+        if os.getpid() != self._process:
+            return
+        if self._state == "completed":
+            # It has all it needs of the script; what is left are goodbyes.
+            end = self._meeting.wait_for_end()
+            self._leave("the run is complete")
+            if end.error is not None and error is None:
+                raise end.error
+            return
+        self._leave("the script left the with block" if error is None else f"the script raised {type(error).__name__}")
+
+    def _leave(self, reason: str) -> None:
+        self._host.stop(reason)
+        _joined_models.discard(id(self._parameters.model))
+        if self._state == "training":
+            self._stop_reason = reason
+        self._state = "closed"
+
+    # -- training ------------------------------------------------------------------------------------------------------
+
+    def step(self, loss: torch.Tensor | float | None = None) -> bool:
+        """Count one gradient step of the script; after every so many, exchange and mix. To be called after
+        `optimizer.step()`.
+
+        A call that exchanges waits for the neighbours, and writes the mixed model into the parameters; with `overlap`
+        it hands over the steps and takes the model of the exchange before. Returns whether it was such a call. `loss`
+        is only reported. Raises UsageError for a model that has changed, and what ended the peer otherwise.
+        """
+        self._check_call("step")
+        if self.done:
+            ended = f"was stopped ({self._stop_reason})" if self._stop_reason else "is complete"
+            raise UsageError(f"the run {ended}, so there is nothing left to step; end the loop when peer.done is true")
+        self._steps, self._resumed_random = self._steps + 1, None
+        if loss is not None:
+            self._losses.append(loss.detach() if isinstance(loss, torch.Tensor) else float(loss))
+        if self._steps % self._every:
+            self._tell_events()
+            return False
+        self._parameters.check()
+        self._exchange()
+        return True
+
+    def until_done(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """Yield batches, pass after pass, until there is nothing left to train.
+
+        A loader that is in `keep` goes on where it was; any other begins anew after a restart.
+        """
+        self._check_call("until_done")
+        while not self.done:
+            iterator, before = iter(batches), self._steps
+            if self._resumed_random is not None:
+                # A loader draws a seed when it begins; the script that went on without a crash did not.
+                self._random.set(self._resumed_random)
+            is_empty = True
+            for batch in iterator:
+                is_empty = False
+                yield batch
+                if self.done:
+                    return
+            if is_empty:
+                raise UsageError(
+                    "the loader gave no batch: it is empty, or an iterator that can be read only once (give the"
+                    " loader itself)"
+                )
+            if self._steps == before:
+                raise UsageError("a whole pass over the data went by without a call of peer.step()")
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the model as it is now to a safetensors file, with frozen parameters and buffers."""
+        save_model(self._parameters.model, Path(path), metadata={"rounds": str(self._round)})
+
+    def _exchange(self) -> None:
+        assert self._base is not None
+        model = self._parameters.vector()
+        displacement = self._base - model
+        losses, self._losses = [float(each) for each in self._losses], []
+        loss = sum(losses) / len(losses) if losses else None
+        if self._overlap:
+            if self._request is None:
+                self._await_request()
+            if self._request is None:
+                return  # The peer was stopped.
+            # The model of the round before, moved by what the script has done since.
+            model = self._request.z - displacement
+            self._parameters.write(model)
+            self._base = model
+        is_last = self._request is not None and self._request.t >= self._last_round
+        self._request = None
+        script = self._script_state(model if self._overlap else None)
+        self._meeting.answer(ScriptStep(displacement, loss, script))
+        if not self._overlap or is_last:
+            self._await_model(None)
+
+    def _await_model(self, model: Vector | None) -> None:
+        """Wait for the next model and write it into the parameters; `model` instead, if the script had gone on from
+        that."""
+        self._await_request()
+        if self._request is not None:
+            self._base = self._request.z if model is None else model
+            self._parameters.write(self._base)
+
+    def _await_request(self) -> None:
+        """Do what the peer asks until it asks to train, or has ended."""
+        while True:
+            match self._meeting.next():
+                case None:
+                    self._tell_events()
+                case Train() as request:
+                    self._request, self._round = request, request.t
+                    return
+                case Evaluate(z):
+                    self._meeting.answer(self._measure(z))
+                case Finish(z, path):
+                    self._parameters.write(z)
+                    if path is not None:
+                        save_model(self._parameters.model, path, metadata={"rounds": str(self.rounds)})
+                    self._state, self._round = "completed", self.rounds
+                    self._meeting.answer(None)
+                    self._tell_events()
+                    return
+                case End(error, reason):
+                    if error is not None:
+                        raise error
+                    self._state, self._stop_reason = "stopped", reason
+                    return
+
+    def _measure(self, z: Vector) -> tuple[int, int]:
+        """Return (right, total) of the model at z, and leave model and random numbers as they were."""
+        if self._evaluate is None:
+            return 0, 0
+        model = self._parameters.model
+        modes = [(module, module.training) for module in model.modules()]
+        buffers = {name: buffer.clone() for name, buffer in self._parameters.buffers().items()}
+        before = self._parameters.vector()
+        self._parameters.write(z)
+        try:
+            with self._random.kept(), torch.no_grad():
+                model.eval()
+                found = self._evaluate(model)
+        finally:
+            for module, mode in modes:
+                module.training = mode
+            self._parameters.write(before)
+            self._parameters.load_buffers(buffers)
+        if not (isinstance(found, tuple) and len(found) == 2 and 0 <= int(found[0]) <= int(found[1])):
+            raise UsageError(f"evaluate returned {found!r}; it must return (right, total), two whole numbers")
+        return int(found[0]), int(found[1])
+
+    def _tell_events(self) -> None:
+        for event in self._meeting.events():
+            callback = self._callbacks.get(type(event))
+            if callback is not None:
+                callback(event)
+
+    # -- what survives a crash -----------------------------------------------------------------------------------------
+
+    def _script_state(self, model: Vector | None) -> Arrays:
+        """Return all that the script goes on with beside the mixed model; `model` where it goes on from another one."""
+        numbers = self._random.state()
+        state = {"steps": self._steps, "random": numbers, "buffers": self._parameters.buffers(), "model": model}
+        with self._random.kept():
+            kept = self._kept.pack()
+        return {**grouped(script=pack(state, "the script's state")), **kept}
+
+    def _resume(self, script: Arrays) -> Vector | None:
+        """Go on from what `_script_state` returned; return the model that it was given."""
+        state = unpack(group(script, "script"))
+        self._kept.load(script)
+        self._parameters.load_buffers(state["buffers"])
+        self._steps, self._resumed_random = state["steps"], state["random"]
+        model = state["model"]
+        return None if model is None else np.asarray(model, np.float32)
+
+    # -- wrong uses ----------------------------------------------------------------------------------------------------
+
+    def _check_call(self, name: str) -> None:
+        if self._state == "new":
+            raise UsageError(f"{name}() belongs inside the with block of sottovoce.join")
+        if os.getpid() != self._process:
+            raise UsageError(
+                f"{name}() was called in a process that was forked after sottovoce.join; only the process that joined"
+                " is a peer (workers of a DataLoader may be forked, if they leave the peer alone)"
+            )
+        if threading.current_thread() is not self._meeting.owner:
+            raise UsageError(f"{name}() was called in another thread than the with block")
+        if self._state == "closed":
+            raise UsageError(f"{name}() was called after the with block; start the script again to go on")
+
+
+def join(
+    model: nn.Module,
+    config: str | os.PathLike[str] | Place,
+    *,
+    every: int,
+    keep: Sequence[Stateful] = (),
+    outer_momentum: float = 0.0,
+    outer_learning_rate: float = 1.0,
+    overlap: bool = False,
+    evaluate: Measure | None = None,
+    on_round: Callable[[RoundDone], object] | None = None,
+    on_late: Callable[[PeersLate], object] | None = None,
+    on_member: Callable[[MemberChange], object] | None = None,
+    on_evaluation: Callable[[Evaluated], object] | None = None,
+) -> Peer:
+    """Return a peer that trains `model` together with others, inside its `with` block.
+
+    - `config`: path of the peer's configuration, with `training.task = "loop"`, or a `Place`.
+    - `every`: number of gradient steps in each round, the same on all peers.
+    - `keep`: objects with `state_dict` and `load_state_dict` that are saved with the model in every round, such as
+      optimizer, scheduler, gradient scaler and a stateful loader.
+    - `outer_momentum`, `outer_learning_rate`: Nesterov momentum on what a peer's rounds move, as in DiLoCo (0.9 and 0.7
+      there); the same on all peers.
+    - `overlap`: exchange while the next steps are done; a model then takes effect one round late.
+    - `evaluate(model)` returns how many test samples the model gets right, and of how many. It is called in evaluation
+      mode and without gradients, every `evaluation.every_rounds`.
+    - `on_round`, `on_late`, `on_member`, `on_evaluation` are called with an event, in the thread of the script, during
+      `step`.
+
+    Raises UsageError for a model or arguments that cannot work, and ConfigError for such a configuration.
+    """
+    callbacks: dict[type, Callable[[Any], object] | None] = {
+        RoundDone: on_round,
+        PeersLate: on_late,
+        MemberChange: on_member,
+        Evaluated: on_evaluation,
+    }
+    return Peer(
+        model,
+        config if isinstance(config, Place) else place(config),
+        every=every,
+        keep=keep,
+        outer_momentum=outer_momentum,
+        outer_learning_rate=outer_learning_rate,
+        overlap=overlap,
+        evaluate=evaluate,
+        callbacks={kind: call for kind, call in callbacks.items() if call is not None},
+    )
+
+
+def _check_numbers(every: int, outer_momentum: float, outer_learning_rate: float, overlap: bool) -> None:
+    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+        raise UsageError(f"every is {every!r}; it is the number of gradient steps in a round, 1 or more")
+    if not 0.0 <= outer_momentum < 1.0:
+        raise UsageError(f"outer_momentum is {outer_momentum!r}; it lies between 0 and 1, without 1")
+    if not 0.0 < outer_learning_rate <= 2.0:
+        raise UsageError(
+            f"outer_learning_rate is {outer_learning_rate!r}; it lies above 0, and 1 leaves steps as they are"
+        )
+    if not isinstance(overlap, bool):
+        raise UsageError(f"overlap is {overlap!r}; it is True or False")

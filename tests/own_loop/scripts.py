@@ -1,0 +1,145 @@
+"""Training scripts as users write them: loops of their own, that call sottovoce."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import sottovoce
+import torch
+from torch import nn
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from peer.config import load
+from peer.ops.cluster_files import Host, write_cluster
+from peer.ops.local_cluster import free_ports
+
+CLASSES = 3
+SETTINGS = (
+    "training.task=loop",
+    "evaluation.every_rounds=0",
+    "transport.backoff_max_s=0.2",
+    "transport.linger_s=20",
+    "state.ledger=true",
+)
+
+
+def write_kits(directory: Path, peers: int, *settings: str) -> list[Path]:
+    """Return the configurations of some peers on this machine."""
+    hosts = [Host("127.0.0.1", port) for port in free_ports(peers)]
+    return write_cluster(directory, load(environment={}, overrides=(*SETTINGS, *settings)), hosts)
+
+
+class Samples(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
+    """Points around three centres, each peer's own."""
+
+    def __init__(self, seed: int, count: int = 40) -> None:
+        numbers = torch.Generator().manual_seed(seed)
+        self.labels = torch.randint(CLASSES, (count,), generator=numbers)
+        centres = torch.eye(CLASSES, 6)
+        self.points = centres[self.labels] + 0.3 * torch.randn(count, 6, generator=numbers)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return self.points[index], int(self.labels[index])
+
+
+def make_model() -> nn.Module:
+    """Return a model with buffers and with random numbers of its own."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, CLASSES))
+
+
+def vector_of(model: nn.Module) -> torch.Tensor:
+    return nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+
+
+def digest_of(model: nn.Module) -> str:
+    """Return a digest of all that a model holds, buffers included."""
+    return hashlib.sha256(b"".join(each.numpy().tobytes() for each in model.state_dict().values())).hexdigest()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    digest: str
+    steps: int
+    round: int
+    stopped: str | None
+
+
+def adamw(
+    where: sottovoce.Place,
+    *,
+    every: int = 3,
+    after_step: Callable[[sottovoce.Peer], object] = lambda peer: None,
+    **options: Any,
+) -> Outcome:
+    """Train with AdamW, clipping, a scheduler, and a loader that knows its position."""
+    torch.set_num_threads(1)
+    model = make_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=500)
+    loader = StatefulDataLoader(Samples(where.index), batch_size=8, shuffle=True)
+    torch.manual_seed(100 + where.index)
+    with sottovoce.join(model, where, every=every, keep=[optimizer, scheduler, loader], **options) as peer:
+        print(f"begins at step {peer.steps}", flush=True)
+        for points, labels in peer.until_done(loader):
+            loss = nn.functional.cross_entropy(model(points), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            scheduler.step()
+            peer.step(loss)
+            after_step(peer)
+    return Outcome(digest_of(model), peer.steps, peer.round, peer.stopped)
+
+
+def adamw_slowly(where: sottovoce.Place, **options: Any) -> Outcome:
+    """Do the same with pauses, to be killed in."""
+    return adamw(where, after_step=lambda peer: time.sleep(0.01), **options)
+
+
+def adamw_by_index(where: sottovoce.Place, *, every: int = 3, pause_s: float = 0.0) -> Outcome:
+    """Train without a loader: the position in the data is the number of steps."""
+    torch.set_num_threads(1)
+    model = make_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    samples = Samples(where.index)
+    torch.manual_seed(100 + where.index)
+    with sottovoce.join(model, where, every=every, keep=[optimizer]) as peer:
+        print(f"begins at step {peer.steps}", flush=True)
+        while not peer.done:
+            first = 8 * peer.steps % len(samples)
+            loss = nn.functional.cross_entropy(
+                model(samples.points[first : first + 8]), samples.labels[first : first + 8]
+            )
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            peer.step(loss)
+            time.sleep(pause_s)
+    return Outcome(digest_of(model), peer.steps, peer.round, peer.stopped)
+
+
+def as_process(script: str, file: Path, options: dict[str, Any]) -> None:
+    """Run one of the scripts of this module, and leave what it returns beside its configuration."""
+    with open(file.parent / "log.txt", "ab") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    outcome = globals()[script](sottovoce.place(file), **options)
+    (file.parent / "outcome.json").write_text(json.dumps(outcome.__dict__))
+
+
+def outcomes(files: list[Path]) -> Iterator[Outcome]:
+    """Yield what processes left behind."""
+    for file in files:
+        yield Outcome(**json.loads((file.parent / "outcome.json").read_text()))

@@ -1,0 +1,62 @@
+"""Scripts in processes of their own: what they come to is what the simulation of them does, killed or not."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sottovoce
+
+from peer.state.checkpoints import find_checkpoints, load_checkpoint
+from tests.own_loop import scripts
+from tests.own_loop.processes import finish, kill_now_and_then, start, starts_of
+from tests.own_loop.scripts import write_kits
+
+
+@pytest.mark.parametrize(
+    ("settings", "options"),
+    [
+        pytest.param(("algorithm.name=sgp",), {}, id="sgp"),
+        pytest.param(("algorithm.name=quant-sgp",), {"overlap": True}, id="quant-sgp, overlapping"),
+        pytest.param(
+            ("algorithm.name=choco-sgd", "graph.kind=ring"),
+            {"outer_momentum": 0.5, "outer_learning_rate": 0.7},
+            id="choco-sgd, outer momentum",
+        ),
+    ],
+)
+def test_processes_and_the_simulation_agree_bit_for_bit(
+    tmp_path: Path, settings: tuple[str, ...], options: dict[str, float]
+) -> None:
+    files = write_kits(tmp_path, 3, "run.rounds=12", *settings)
+    real = finish(files, [start("adamw", file, **options) for file in files])
+    simulated = sottovoce.simulate(partial(scripts.adamw, **options), files[0])
+    assert real == list(simulated.results)
+    assert {outcome.steps for outcome in real} == {36}
+    assert len({outcome.digest for outcome in real}) == 3
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_killed_scripts_go_on_with_the_same_bits(tmp_path: Path, overlap: bool) -> None:
+    files = write_kits(tmp_path, 2, "run.rounds=60", "algorithm.name=quant-sgp", "state.checkpoint_every_rounds=7")
+    processes = [start("adamw_slowly", file, overlap=overlap) for file in files]
+    kill_now_and_then("adamw_slowly", files, processes, kills=4, seed=1, overlap=overlap)
+    real = finish(files, processes)
+    assert all(len(starts) == 3 and starts[-1] > 0 for starts in map(starts_of, files))
+    simulated = sottovoce.simulate(partial(scripts.adamw, overlap=overlap), files[0])
+    assert real == list(simulated.results)
+
+
+def test_no_displacement_is_applied_twice(tmp_path: Path) -> None:
+    files = write_kits(tmp_path, 3, "run.rounds=50", "algorithm.name=sgp", "graph.kind=exponential")
+    processes = [start("adamw_by_index", file, pause_s=0.02) for file in files]
+    kill_now_and_then("adamw_by_index", files, processes, kills=4, seed=2, pause_s=0.02)
+    real = finish(files, processes)
+    assert {outcome.steps for outcome in real} == {150}
+    states = [load_checkpoint(find_checkpoints(file.parent / "state")[-1]).arrays for file in files]
+    assert sum(float(state["algorithm/u"][0]) for state in states) == pytest.approx(3.0, abs=1e-12)
+    simulated = sottovoce.simulate(scripts.adamw_by_index, files[0])
+    assert real == list(simulated.results)
+    assert np.isfinite(sum(state["algorithm/x"] for state in states)).all()
