@@ -55,7 +55,7 @@ class Sent:
     def broadcast(self, topic: str, note: bytes, besides: int | None) -> None:
         self.notes.append((topic, note, besides))
 
-    def on_news(self) -> None:
+    def on_news(self, record: EvaluationRecord) -> None:
         self.news += 1
 
 

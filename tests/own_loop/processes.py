@@ -11,15 +11,28 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
-from tests.own_loop.scripts import Outcome, as_process, outcomes
+import numpy as np
+import pytest
+
+from peer.state.checkpoints import Checkpoints
+from peer.state.disk import RealDisk
+from peer.state.journal import Stepped, read_journal
+from tests.own_loop.scripts import Outcome, as_file, as_process, outcomes
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["tests.own_loop.scripts"])
 
 
 def start(script: str, file: Path, **options: Any) -> ForkServerProcess:
-    """Start a script of `scripts` with the configuration `file`."""
+    """Start a script of `scripts` with the configuration `file`, in the folder of that."""
     process = _context.Process(target=as_process, args=(script, file, options), daemon=True)
+    process.start()
+    return process
+
+
+def start_file(script: Path, file: Path) -> ForkServerProcess:
+    """Start a script file with the configuration `file`."""
+    process = _context.Process(target=as_file, args=(script, file), daemon=True)
     process.start()
     return process
 
@@ -55,3 +68,22 @@ def starts_of(file: Path) -> list[int]:
     """Return with how many steps behind it a script began, each time."""
     log = file.parent / "log.txt"
     return [int(step) for step in re.findall(r"begins at step (\d+)", log.read_text())] if log.exists() else []
+
+
+def check_mass(files: Sequence[Path], rounds: int) -> None:
+    """Check that every displacement was journaled once, and that all of them, and nothing else, moved the sum of all
+    x: for runs that keep all their journals, and whose last messages have arrived."""
+    expected, found, weight = 0.0, 0.0, 0.0
+    for file in files:
+        disk = RealDisk(file.parent / "state")
+        names = sorted(name for name in disk.names() if name.startswith("journal-"))
+        steps = [each for name in names for each in read_journal(disk, name).records if isinstance(each, Stepped)]
+        assert [step.round for step in steps] == list(range(rounds))
+        checkpoints = Checkpoints(disk)
+        first, last = checkpoints.load(0).arrays, checkpoints.load(rounds).arrays
+        moved = sum(step.arrays["step/displacement"].astype(np.float64) for step in steps)
+        expected = expected + first["algorithm/x"] - moved
+        found = found + last["algorithm/x"].astype(np.float64)
+        weight += float(last["algorithm/u"][0])
+    assert weight == pytest.approx(len(files), abs=1e-12)
+    assert np.linalg.norm(found - expected) < 1e-6 * np.linalg.norm(expected)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import runpy
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -135,8 +137,21 @@ def as_process(script: str, file: Path, options: dict[str, Any]) -> None:
     with open(file.parent / "log.txt", "ab") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
+    os.chdir(file.parent)
     outcome = globals()[script](sottovoce.place(file), **options)
     (file.parent / "outcome.json").write_text(json.dumps(outcome.__dict__))
+
+
+def as_file(script: Path, file: Path) -> None:
+    """Run a script file as a user does, in the folder of its configuration, with what it prints in log.txt there."""
+    torch.set_num_threads(1)
+    os.chdir(file.parent)
+    with open("log.txt", "ab") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    sys.argv = [str(script), file.name]
+    runpy.run_path(str(script), run_name="__main__")
+    sys.stdout.flush()
 
 
 def outcomes(files: list[Path]) -> Iterator[Outcome]:
