@@ -139,6 +139,7 @@ def cluster(
       sotto init cluster kits --peers 4 --config run.toml --set run.rounds=5000
       sotto init cluster kits --peers 6 --join-later 2
     """
+    from peer.config import OWN_LOOP
     from peer.ops.cluster_files import place_peers, write_cluster
 
     config, base = load_config(config_file, settings)
@@ -146,4 +147,7 @@ def cluster(
     options = {"force": force, "to_be_copied": True}
     files = write_cluster(directory, config, places, base=base, relay=relay, join_later=join_later, **options)
     click.echo(f"wrote {directory}: {len(files)} peers")
-    click.echo(f"start each with: sotto run --config {files[0]}")
+    if config.training.task == OWN_LOOP:
+        click.echo(f'start each with your script: sottovoce.join(model, "{files[0]}", …)')
+    else:
+        click.echo(f"start each with: sotto run --config {files[0]}")
