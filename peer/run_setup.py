@@ -29,10 +29,11 @@ from peer.gossip.base import Algorithm, AlgorithmSpec, NodeContext
 from peer.gossip.budget import BandwidthBudget, nominal_bits
 from peer.gossip.late_neighbors import LatePolicy
 from peer.gossip.membership import Membership, Newcomer
+from peer.gossip.mixing_matrix import mean_matrix
 from peer.gossip.options import FinalRounds, LowRankOptions, ModuloOptions, ServerOptions
 from peer.gossip.pairs.node import PairNode
 from peer.gossip.topology import Schedule
-from peer.gossip.views import ViewSchedule, restricted
+from peer.gossip.views import ViewSchedule
 from peer.node.local_steps import LocalSteps
 from peer.node.pair_participant import PairParticipant
 from peer.node.participant import Participant
@@ -206,7 +207,7 @@ class RunSetup:
         Where the configured kind has no graph for that many (a hypercube of 7), a ring takes its place; a graph from a
         file keeps the edges between those that are left, if they still hold together.
         """
-        if members == self.first_members:
+        if members is self.first_members or members == self.first_members:
             return self.schedule
         if members not in self._graphs:
             self._graphs[members] = self._graph_without_checks(members)
@@ -222,8 +223,8 @@ class RunSetup:
         graph: Schedule | None = None
         if self.config.graph.file is not None:
             if set(members) <= set(self.first_members):
-                kept = [restricted(matrix.dense(), members) for matrix in self.schedule.matrices]
-                graph = Schedule.from_matrices(kept, self.schedule.period_rounds)
+                kept = [matrix.among(members) for matrix in self.schedule.matrices]
+                graph = Schedule(kept, self.schedule.period_rounds)
         else:
             with contextlib.suppress(ConfigError):
                 per_epoch = self.rounds_per_epoch
@@ -237,9 +238,7 @@ class RunSetup:
         if self.config.graph.file is not None:
             if not set(members) <= set(self.first_members):
                 raise ConfigError("a graph from a file cannot take in a peer that joins", key="graph.file")
-            union = restricted(np.sum([matrix.dense() for matrix in self.schedule.matrices], axis=0), members)
-            kept = Schedule.from_matrices([union / union.sum(axis=0)])
-            if len(members) > 1 and not kept.is_strongly_connected:
+            if len(members) > 1 and not mean_matrix(self.schedule.matrices).among(members).is_strongly_connected:
                 raise ConfigError(
                     "without that peer the graph is no longer connected; let the run end, or use another graph",
                     key="graph.file",

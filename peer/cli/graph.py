@@ -67,8 +67,11 @@ def graph_facts(schedule: Schedule) -> dict[str, Any]:
         "strongly_connected": schedule.is_strongly_connected,
         "time_varying": schedule.is_time_varying,
         "diameter": schedule.diameter,
+        "diameter_is_exact": schedule.diameter_is_exact,
         "second_eigenvalue": schedule.second_eigenvalue,
         "spectral_gap": schedule.spectral_gap,
+        "spectral_method": schedule.contraction.method.value,
+        "spectral_residual": schedule.contraction.residual,
         "period_rounds": schedule.period_rounds,
         "digest": schedule.digest,
         "graphs": [

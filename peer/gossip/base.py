@@ -27,6 +27,7 @@ from peer.compress.base import Compressor, Draws
 from peer.compress.layout import Layout
 from peer.compress.payload import FloatArray, Payload
 from peer.errors import LocalProtocolError, RemoteProtocolError
+from peer.gossip.mixing_matrix import MixingMatrix
 from peer.gossip.options import FinalRounds, LowRankOptions, ModuloOptions, ServerOptions
 from peer.wire.message import Message, MessageKind
 
@@ -110,12 +111,12 @@ class MixingSchedule(Protocol):
     @property
     def num_peers(self) -> int: ...
 
-    def matrix(self, t: int) -> npt.NDArray[np.float64]:
-        """Return W of round t, float64[n, n]; W[i, j] is the weight receiver i gives to sender j."""
+    def at(self, t: int) -> MixingMatrix:
+        """Return W of round t; W[i, j] is the weight receiver i gives to sender j."""
         ...
 
     def weight(self, t: int, receiver: int, sender: int) -> float:
-        """Return W[receiver, sender] of round t, 0 where there is no edge, without building the matrix."""
+        """Return W[receiver, sender] of round t, 0 where there is no edge."""
         ...
 
     def senders(self, t: int, peer: int) -> tuple[int, ...]:

@@ -117,7 +117,7 @@ def _line(request: GraphRequest) -> tuple[Graph, ...]:
 
 def _torus(request: GraphRequest) -> tuple[Graph, ...]:
     n = request.num_peers
-    rows = next((r for r in range(math.isqrt(n), 1, -1) if n % r == 0), 0)
+    rows = _torus_rows(n)
     if rows == 0:
         why = f"{n} is prime" if n > 3 else f"{n} is too small"
         raise ConfigError(
@@ -463,7 +463,8 @@ def _switched_lattice(n: int, degree: int, seed: int, attempt: int) -> Graph:
     edges = [(peer, (peer + hop) % n) for hop in range(1, degree // 2 + 1) for peer in range(n)]
     if degree % 2:
         edges += [(peer, peer + n // 2) for peer in range(n // 2)]
-    present = {frozenset(edge) for edge in edges}
+    # An edge is known by its smaller end times n plus the larger: a set of whole numbers, for a million tries.
+    present = {min(edge) * n + max(edge) for edge in edges}
     tries = 10 * len(edges)
     picks = _stream(seed, attempt).integers(2 * tries, 2 * len(edges)).tolist()
     for first, second in zip(picks[:tries], picks[tries:], strict=True):
@@ -471,10 +472,14 @@ def _switched_lattice(n: int, degree: int, seed: int, attempt: int) -> Graph:
         (a, b), (c, d) = edges[first // 2], edges[second // 2]
         if second % 2:
             c, d = d, c
-        if len({a, b, c, d}) < 4 or frozenset((a, d)) in present or frozenset((c, b)) in present:
+        if a in (c, d) or b in (c, d):
             continue
-        present -= {frozenset((a, b)), frozenset((c, d))}
-        present |= {frozenset((a, d)), frozenset((c, b))}
+        ad, cb = a * n + d if a < d else d * n + a, c * n + b if c < b else b * n + c
+        if ad in present or cb in present:
+            continue
+        present.remove(a * n + b if a < b else b * n + a)
+        present.remove(c * n + d if c < d else d * n + c)
+        present.update((ad, cb))
         edges[first // 2], edges[second // 2] = (a, d), (c, b)
     ends = np.array(edges, dtype=np.int64).reshape(-1, 2)
     return _undirected(n, ends[:, 0], ends[:, 1])
@@ -482,6 +487,22 @@ def _switched_lattice(n: int, degree: int, seed: int, attempt: int) -> Graph:
 
 def _stream(seed: int, attempt: int, row: int = 0) -> Stream:
     return stream(seed, SHARED, Purpose.GRAPH, round=attempt, layer=row)
+
+
+def shift_groups(num_peers: int) -> list[tuple[int, ...]]:
+    """Return the shapes of the groups Z_a × Z_b × … over whose shifts a graph family of that many peers may look the
+    same from every peer: rings and their like, torus, hypercube."""
+    groups: list[tuple[int, ...]] = [(num_peers,)]
+    if rows := _torus_rows(num_peers):
+        groups.append((rows, num_peers // rows))
+    if num_peers > 4 and num_peers & (num_peers - 1) == 0:
+        groups.append((2,) * (num_peers.bit_length() - 1))
+    return groups
+
+
+def _torus_rows(num_peers: int) -> int:
+    """Return the shorter side of the squarest grid, 0 where there is none with two sides of at least 2."""
+    return next((rows for rows in range(math.isqrt(num_peers), 1, -1) if num_peers % rows == 0), 0)
 
 
 def is_strongly_connected(num_peers: int, senders: IntArray, receivers: IntArray) -> bool:

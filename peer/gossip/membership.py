@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -71,9 +71,9 @@ def members_after(members: tuple[int, ...], kind: ChangeKind, subject: int) -> t
 class Membership:
     """The members of every round, as far as changes are known. Peers that know the same changes see the same."""
 
-    def __init__(self, first: Collection[int], changes: Iterable[Change] = ()) -> None:
-        """`first`: the members of round 0."""
-        self._first = tuple(sorted(first))
+    def __init__(self, first: tuple[int, ...], changes: Iterable[Change] = ()) -> None:
+        """`first`: the members of round 0, ascending; all peers of a process share it."""
+        self._first = first
         self._changes: set[Change] = set()
         self._newcomers: dict[int, Newcomer] = {}
         self._applied: list[Change] = []

@@ -77,8 +77,8 @@ def whole_layer(values: FloatArray) -> Dense:
 
 def own_weight(node: NodeContext, t: int, left_out: Collection[int] = ()) -> float:
     """Return W_ii of round t, with the weights of the receivers that are left out."""
-    column = node.schedule.matrix(t)[:, node.peer]
-    return float(column[node.peer]) + sum(float(column[receiver]) for receiver in sorted(left_out))
+    schedule, me = node.schedule, node.peer
+    return schedule.weight(t, me, me) + sum(schedule.weight(t, receiver, me) for receiver in sorted(left_out))
 
 
 def gossip_messages(
@@ -92,7 +92,6 @@ def gossip_messages(
 ) -> dict[int, Message]:
     """Return the message of round t to each receiver (by default those of round t); all share the payload. Those who
     are left out are told so."""
-    weights = node.schedule.matrix(t)[:, node.peer]
     return {
         receiver: Message(MessageKind.NOTHING, node.peer, t)
         if receiver in left_out
@@ -100,7 +99,7 @@ def gossip_messages(
             MessageKind.GOSSIP,
             node.peer,
             t,
-            mixing_weight=float(weights[receiver]),
+            mixing_weight=node.schedule.weight(t, receiver, node.peer),
             push_weight=push_weight,
             layers=payload,
         )
@@ -224,9 +223,8 @@ def add_neighbours_(
 def keep_shares_(x: FloatArray, node: NodeContext, t: int, rate: float, own: Payload, missing: Collection[int]) -> None:
     """Add η Σ_j W_ij c_i to `x` in place, over the senders j that are lost and were not heard: the weight of the
     missing edge stays with this end."""
-    weights = node.schedule.matrix(t)[node.peer]
     for sender in sorted(missing):
-        add_decompressed_(x, own, node.layout, rate * float(weights[sender]))
+        add_decompressed_(x, own, node.layout, rate * node.schedule.weight(t, node.peer, sender))
 
 
 def mixed_push_weight(
@@ -289,9 +287,8 @@ class HeldBack:
         self, x: FloatArray, node: NodeContext, t: int, rate: float, missing: Collection[int], value: FloatArray
     ) -> None:
         """Add η W_ij v_i to `x` for every missing sender j and keep `value`, which is v_i of round t (copied)."""
-        weights = node.schedule.matrix(t)[node.peer]
         for sender in sorted(missing):
-            self._scales[t, sender] = rate * float(weights[sender])
+            self._scales[t, sender] = rate * node.schedule.weight(t, node.peer, sender)
             add_scaled_(x, self._scales[t, sender], value)
         if missing:
             self._values[t] = value.copy()

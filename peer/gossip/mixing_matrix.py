@@ -10,7 +10,7 @@ computed when they are asked for, then kept.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property
 from typing import Any, TypeAlias
 
@@ -30,6 +30,12 @@ weights with fewer than nine digits is refused, since what a column lacks would 
 SYMMETRY_TOLERANCE = 1e-12
 """How far W[i, j] and W[j, i] of a symmetric matrix may differ."""
 
+EXACT_DIAMETER_PEERS = 1 << 14
+"""Up to this many peers the diameter of any graph is exact; above it, of graphs that look the same from every peer."""
+
+DIAMETER_BLOCK = 1 << 10
+"""How many sources of paths are followed at once."""
+
 
 class MixingMatrix:
     """One matrix W, stored sparsely. Immutable; does not check itself (`check_matrix` does)."""
@@ -45,6 +51,7 @@ class MixingMatrix:
         self.row_starts: IntArray = np.searchsorted(receivers[by_row], np.arange(num_peers + 1)).astype(np.int64)
         self.row_senders: IntArray = senders[by_row].astype(np.int64)
         self.row_weights: Float64Array = weights[by_row].astype(np.float64)
+        self._shifted_columns: dict[tuple[int, ...], Float64Array | None] = {}
         self._senders: dict[int, tuple[int, ...]] = {}
         self._receivers: dict[int, tuple[int, ...]] = {}
 
@@ -141,42 +148,125 @@ class MixingMatrix:
         """Whether there is a directed path from every peer to every other."""
         return graphs.is_strongly_connected(self.num_peers, self.column_senders, self.column_receivers)
 
-    @cached_property
-    def circulant(self) -> Float64Array | None:
-        """The first column, float64[n], where all columns are that one shifted (rings, exponential, complete)."""
+    def shifted_column(self, shape: tuple[int, ...]) -> Float64Array | None:
+        """Return the first column, float64[shape], if all columns are that one shifted over the group Z_a × Z_b × …;
+        None otherwise.
+
+        Peers are numbered row by row over `shape`, whose product is their number: (n,) for rings, exponential and
+        complete graphs, the grid for a torus, (2, …, 2) for a hypercube.
+        """
+        if shape not in self._shifted_columns:
+            self._shifted_columns[shape] = self._find_shifted_column(shape)
+        return self._shifted_columns[shape]
+
+    def _find_shifted_column(self, shape: tuple[int, ...]) -> Float64Array | None:
         counts = np.diff(self.column_starts)
         if (counts != counts[0]).any():
             return None
-        shape = (self.num_peers, int(counts[0]))
-        offsets = (self.column_receivers - self.column_senders).reshape(shape) % self.num_peers
+        offsets = np.zeros_like(self.column_receivers)
+        receivers, senders, stride = self.column_receivers, self.column_senders, 1
+        for size in reversed(shape):
+            receivers, to = np.divmod(receivers, size)
+            senders, of = np.divmod(senders, size)
+            offsets += stride * ((to - of) % size)
+            stride *= size
+        table = (self.num_peers, int(counts[0]))
+        offsets = offsets.reshape(table)
         order = np.argsort(offsets, axis=1)
         offsets = np.take_along_axis(offsets, order, axis=1)
-        weights = np.take_along_axis(self.column_weights.reshape(shape), order, axis=1)
+        weights = np.take_along_axis(self.column_weights.reshape(table), order, axis=1)
         if (offsets != offsets[0]).any() or (weights != weights[0]).any():
             return None
         first = np.zeros(self.num_peers)
         first[offsets[0]] = weights[0]
-        return first
+        return first.reshape(shape)
 
-    def diameter(self) -> int:
-        """Return the largest number of hops between two peers of a strongly connected graph.
+    @cached_property
+    def looks_alike_everywhere(self) -> bool:
+        """Whether all columns are one of them shifted, in one of the ways in which the graph families are regular."""
+        return any(self.shifted_column(shape) is not None for shape in graphs.shift_groups(self.num_peers))
 
-        A circulant one looks the same from every peer. Otherwise all sources at once, one bit each: `reached[i]` is the
-        set of peers that i has heard of, and one hop is a union over the row of i.
-        """
-        if self.circulant is not None:
-            return int(graphs.distances(self.num_peers, self.column_senders, self.column_receivers, 0).max())
+    def diameter(self) -> tuple[int, bool]:
+        """Return the largest number of hops between two peers of a strongly connected graph, and whether that is exact;
+        if not, no two peers are further apart."""
         n = self.num_peers
-        words = (n + 63) // 64
-        reached = np.zeros((n, words), dtype=np.uint64)
-        peers = np.arange(n)
-        reached[peers, peers // 64] = np.uint64(1) << (peers % 64).astype(np.uint64)
+        if not self.looks_alike_everywhere and n <= EXACT_DIAMETER_PEERS:
+            return max(self._hops_from(first) for first in range(0, n, DIAMETER_BLOCK)), True
+        farthest = int(graphs.distances(n, self.column_senders, self.column_receivers, 0).max())
+        if self.looks_alike_everywhere:
+            return farthest, True
+        return farthest + int(graphs.distances(n, self.column_receivers, self.column_senders, 0).max()), False
+
+    def _hops_from(self, first: int) -> int:
+        """Return the largest number of hops from a block of peers to any peer.
+
+        One bit for each source: `reached[i]` is the set of those that i has heard of, and one hop is a union over the
+        row of i.
+        """
+        sources = np.arange(first, min(first + DIAMETER_BLOCK, self.num_peers))
+        place = sources - first
+        reached = np.zeros((self.num_peers, (sources.size + 63) // 64), dtype=np.uint64)
+        reached[sources, place // 64] = np.uint64(1) << (place % 64).astype(np.uint64)
         full = np.bitwise_or.reduce(reached, axis=0)
         for hops in itertools.count():
             if (reached == full).all():
                 return hops
             reached = np.bitwise_or.reduceat(reached[self.row_senders], self.row_starts[:-1], axis=0)
         raise AssertionError("a strongly connected graph has a diameter")
+
+    def transposed(self) -> MixingMatrix:
+        """Return Wᵀ, whose columns sum to 1 where W is doubly stochastic."""
+        return MixingMatrix(self.num_peers, self.column_receivers, self.column_senders, self.column_weights)
+
+    def without(self, peers: Collection[int]) -> MixingMatrix:
+        """Return the matrix in which some peers have no edges: the weights of those edges stay with their other ends.
+
+        Columns still sum to 1, and a symmetric matrix stays symmetric and doubly stochastic.
+        """
+        if not peers:
+            return self
+        gone = np.zeros(self.num_peers, dtype=bool)
+        gone[sorted(peers)] = True
+        kept = self.diagonal()
+        senders, receivers, weights = self.column_senders, self.column_receivers, self.column_weights
+        returned = gone[receivers] & ~gone[senders]
+        # One after the other, in ascending order of the receivers: every peer adds up the same bits.
+        np.add.at(kept, senders[returned], weights[returned])
+        kept[gone] = 1.0
+        stays = ~gone[receivers] & ~gone[senders] & (senders != receivers)
+        return _with_diagonal(self.num_peers, senders[stays], receivers[stays], weights[stays], kept)
+
+    def among(self, members: Sequence[int]) -> MixingMatrix:
+        """Return the matrix over the positions of some peers, ascending, as if there were no others (`without`)."""
+        members_array = np.asarray(members, dtype=np.int64)
+        position = np.full(self.num_peers, -1, dtype=np.int64)
+        position[members_array] = np.arange(members_array.size)
+        left = self.without(np.flatnonzero(position < 0).tolist())
+        inside = position[left.column_senders] >= 0
+        senders, receivers = position[left.column_senders[inside]], position[left.column_receivers[inside]]
+        return MixingMatrix(members_array.size, senders, receivers, left.column_weights[inside])
+
+    def spread_over(self, num_peers: int, members: Sequence[int]) -> MixingMatrix:
+        """Return the matrix over more peers: position i becomes `members[i]`, and the others keep what is theirs."""
+        members_array = np.asarray(members, dtype=np.int64)
+        kept = np.ones(num_peers)
+        kept[members_array] = self.diagonal()
+        off = self.column_senders != self.column_receivers
+        senders, receivers = members_array[self.column_senders[off]], members_array[self.column_receivers[off]]
+        return _with_diagonal(num_peers, senders, receivers, self.column_weights[off], kept)
+
+
+def _with_diagonal(
+    num_peers: int, senders: IntArray, receivers: IntArray, weights: Float64Array, diagonal: Float64Array
+) -> MixingMatrix:
+    """Return the matrix of these edges, without self-loops, and this diagonal, float64[num_peers]."""
+    peers = np.arange(num_peers)
+    return MixingMatrix(
+        num_peers,
+        np.concatenate([senders, peers]),
+        np.concatenate([receivers, peers]),
+        np.concatenate([weights, diagonal]),
+    )
 
 
 def mean_matrix(matrices: Sequence[MixingMatrix]) -> MixingMatrix:

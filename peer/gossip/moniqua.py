@@ -103,8 +103,7 @@ class Moniqua(Algorithm):
         self._theta = theta_control(node, hold_rounds=HOLD_ROUNDS)
         if self._theta.mode == "verified":
             refuse_unstable(modulo_compressor(node), node.averaging_rate)
-        w = node.schedule.matrix(0)
-        self._rho = second_eigenvalue(w) if self._theta.mode == "theorem" else 0.0
+        self._rho = second_eigenvalue(node.schedule.at(0)) if self._theta.mode == "theorem" else 0.0
 
     def begin(self, t: int, gradient: FloatArray, rate: float) -> Exchange:
         reference = self.x
@@ -189,7 +188,7 @@ class MoniquaD2(Algorithm):
             refuse_unstable(modulo_compressor(node), node.averaging_rate, halfway=True)
         self._d1 = 0.0
         if self._theta.mode == "theorem":
-            self._d1 = d2_constant(node.schedule.matrix(0), node.averaging_rate)
+            self._d1 = d2_constant(node.schedule.at(0), node.averaging_rate)
 
     def begin(self, t: int, gradient: FloatArray, rate: float) -> Exchange:
         unit = 0.0
@@ -429,9 +428,9 @@ class ModuloGossip:
         if self._scratch is None:
             self._scratch = np.empty_like(x)
         self._recover_own()
-        weights = self._node.schedule.matrix(self._t)[self._node.peer]
         for sender in sorted(lost):
-            add_scaled_(x, self._node.averaging_rate * float(weights[sender]), self._scratch)
+            weight = self._node.schedule.weight(self._t, self._node.peer, sender)
+            add_scaled_(x, self._node.averaging_rate * weight, self._scratch)
 
     def _add_readable_(self, x: FloatArray) -> None:
         """Add the senders' terms in ascending order, up to the first whose code cannot be read yet."""

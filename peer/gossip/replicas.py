@@ -615,10 +615,9 @@ class EcdPsgd(ReplicaAlgorithm):
 
 def weighted_replicas_(out: FloatArray, node: NodeContext, t: int, replicas: Replicas) -> None:
     """Overwrite `out` with Σ_j W_ij x̂_j, self in its place."""
-    weights = node.schedule.matrix(t)[node.peer]
     out.fill(0)
     for j, copy in replicas.of.items():
-        add_scaled_(out, float(weights[j]), copy)
+        add_scaled_(out, node.schedule.weight(t, node.peer, j), copy)
 
 
 def _update_all_(

@@ -1,13 +1,19 @@
-"""How fast matrices mix: the eigenvalues that decide it, of one matrix or of several that take turns."""
+"""How fast matrices mix: the eigenvalues that decide it, of one matrix or of several that take turns.
+
+No array of num_peers² numbers is made for more than `DENSE_LIMIT` peers. Every result says how it was found.
+"""
 
 from __future__ import annotations
 
+import enum
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from peer.gossip import graphs
 from peer.gossip.mixing_matrix import Float64Array, MixingMatrix
 
 ZERO_EIGENVALUE = 1e-12
@@ -18,50 +24,146 @@ D2_LEAST_EIGENVALUE = -1.0 / 3.0 + 1e-6
 shows as −0.33333333333333315."""
 
 DENSE_LIMIT = 1024
-"""Up to this many peers eigenvalues come from the dense matrix; above it from an Arnoldi iteration, whose ρ is a lower
-bound that is accurate to a few digits (circulant graphs, such as rings, are exact at any size)."""
+"""Up to this many peers eigenvalues of a graph without a closed form come from the dense matrix."""
 
 KRYLOV_DIMENSION = 160
-"""Size of that iteration's subspace."""
+"""Largest subspace of the iterations."""
+
+CHECK_EVERY = 20
+"""After so many steps Lanczos's iteration looks whether it is done."""
+
+CONVERGED = 1e-10
+"""Lanczos's iteration ends with a residual below this."""
 
 KRYLOV_ROUNDS = 64
-"""Most rounds of a cycle that one step of that iteration multiplies out."""
+"""Most rounds of a cycle that one step of Arnoldi's iteration multiplies out."""
+
+
+class Method(enum.Enum):
+    """How eigenvalues were found."""
+
+    CLOSED_FORM = "closed form"
+    """Of graphs that look the same from every peer, by a Fourier transform over their shifts; of a line."""
+    DENSE = "dense matrix"
+    LANCZOS = "Lanczos"
+    """Of a large symmetric matrix. The value is at most the true one, and an eigenvalue lies within the residual."""
+    ARNOLDI = "Arnoldi"
+    """Of another large matrix, or of several: an estimate accurate to a few digits."""
+
+
+@dataclass(frozen=True)
+class Contraction:
+    """ρ, by which one round shrinks disagreement in the long run, and how it was found."""
+
+    rho: float
+    method: Method
+    residual: float | None = None
+    """Of Lanczos's iteration: how far ρ is from an eigenvalue at most."""
 
 
 def smallest_eigenvalue(matrix: MixingMatrix) -> float:
     """Return λ_min of a symmetric W. Raises ValueError for another."""
     if not matrix.is_symmetric:
         raise ValueError("only a symmetric matrix has an ordered spectrum")
-    if matrix.circulant is not None:
-        return float(np.fft.fft(matrix.circulant).real.min())
+    known = _known_eigenvalues(matrix)
+    if known is not None:
+        return float(known.real.min())
     if matrix.num_peers <= DENSE_LIMIT:
         return float(np.linalg.eigvalsh(matrix.dense())[0])
-    return float(_ritz_values([matrix]).real.min())
+    return float(lanczos(matrix)[0][0])
 
 
-def second_eigenvalue(matrices: Sequence[MixingMatrix], turns: int) -> float:
+def contraction(matrices: Sequence[MixingMatrix], turns: int) -> Contraction:
     """Return the second largest |eigenvalue| of the product over one cycle, in which each matrix has so many turns in a
     row, per round (geometric mean)."""
     num_peers = matrices[0].num_peers
     if num_peers == 1:
-        return 0.0
-    circulants = [matrix.circulant for matrix in matrices]
-    if all(first is not None for first in circulants):
-        return _circulant_rho([first for first in circulants if first is not None])
+        return Contraction(0.0, Method.CLOSED_FORM)
+    rho = _known_rho(matrices)
+    if rho is not None:
+        return Contraction(rho, Method.CLOSED_FORM)
     if num_peers <= DENSE_LIMIT:
-        return _dense_rho(matrices, turns)
+        return Contraction(_dense_rho(matrices, turns), Method.DENSE)
+    if len(matrices) == 1 and matrices[0].is_symmetric:
+        values, residuals = lanczos(matrices[0])
+        place = int(np.argmax(np.abs(values)))
+        return Contraction(min(float(np.abs(values[place])), 1.0), Method.LANCZOS, float(residuals[place]))
     cycle = [matrix for matrix in matrices for _ in range(min(turns, max(1, KRYLOV_ROUNDS // len(matrices))))]
-    return _per_round(_log(float(np.abs(_ritz_values(cycle)).max())), len(cycle))
+    return Contraction(_per_round(_log(float(np.abs(_ritz_values(cycle)).max())), len(cycle)), Method.ARNOLDI)
 
 
-def _circulant_rho(circulants: Sequence[Float64Array]) -> float:
-    # Circulant matrices share their eigenvectors, so the eigenvalues of the product are products; the first one is that
-    # of the mean.
-    logs = np.zeros(circulants[0].size - 1)
-    for first in circulants:
-        magnitude = np.abs(np.fft.fft(first)[1:])
-        logs += np.array([_log(value) for value in magnitude.tolist()])
-    return _per_round(float(logs.max()), len(circulants))
+def disagreement_eigenvalues(matrix: MixingMatrix) -> Float64Array:
+    """Return eigenvalues of a symmetric W on the vectors of sum 0, ascending: all of them, or of a large graph without
+    a closed form the outermost, as Lanczos's iteration finds them."""
+    known = _known_eigenvalues(matrix)
+    if known is not None:
+        return np.sort(known.real)[:-1]
+    if matrix.num_peers <= DENSE_LIMIT:
+        values: Float64Array = np.linalg.eigvalsh(matrix.dense())[:-1].astype(np.float64)
+        return values
+    return lanczos(matrix)[0]
+
+
+def largest_singular_value(matrix: MixingMatrix) -> float:
+    """Return the largest singular value of a doubly stochastic W on the vectors of sum 0."""
+    known = _known_eigenvalues(matrix)
+    if known is not None:
+        return float(np.abs(known[1:]).max())  # Such matrices are normal.
+    if matrix.is_symmetric:
+        return float(np.abs(lanczos(matrix)[0]).max())
+    forth, back = matrix, matrix.transposed()
+    return math.sqrt(max(0.0, float(lanczos(forth, back)[0][-1])))
+
+
+def _known_rho(matrices: Sequence[MixingMatrix]) -> float | None:
+    """Return ρ of matrices that share known eigenvectors, so that eigenvalues of the product are products; the first
+    one is that of the mean."""
+    if len(matrices) == 1:
+        spectra = [_known_eigenvalues(matrices[0])]
+    else:
+        spectra = next(
+            (found for shape in graphs.shift_groups(matrices[0].num_peers) if (found := _transforms(matrices, shape))),
+            [None],
+        )
+    logs = np.zeros(matrices[0].num_peers - 1)
+    for eigenvalues in spectra:
+        if eigenvalues is None:
+            return None
+        logs += np.array([_log(value) for value in np.abs(eigenvalues[1:]).tolist()])
+    return _per_round(float(logs.max()), len(matrices))
+
+
+def _transforms(
+    matrices: Sequence[MixingMatrix], shape: tuple[int, ...]
+) -> list[npt.NDArray[np.complex128] | None] | None:
+    columns = [matrix.shifted_column(shape) for matrix in matrices]
+    if any(column is None for column in columns):
+        return None
+    return [np.fft.fftn(column).reshape(-1) for column in columns if column is not None]
+
+
+def _known_eigenvalues(matrix: MixingMatrix) -> npt.NDArray[np.complex128] | None:
+    """Return all eigenvalues of a graph that has a closed form, complex128[n], that of the mean first."""
+    for shape in graphs.shift_groups(matrix.num_peers):
+        column = matrix.shifted_column(shape)
+        if column is not None:
+            return np.fft.fftn(column).reshape(-1).astype(np.complex128)
+    weight = _line_weight(matrix)
+    if weight is None:
+        return None
+    # W = I − a L, L the Laplacian of a path.
+    angles = np.pi * np.arange(matrix.num_peers) / matrix.num_peers
+    return (1.0 - 2.0 * weight * (1.0 - np.cos(angles))).astype(np.complex128)
+
+
+def _line_weight(matrix: MixingMatrix) -> float | None:
+    """Return the weight of every edge of a symmetric W whose edges are 0–1, 1–2, 2–3, …; None for another."""
+    off = matrix.column_senders != matrix.column_receivers
+    weights = matrix.column_weights[off]
+    if weights.size != 2 * (matrix.num_peers - 1) or not matrix.is_symmetric:
+        return None
+    steps = np.abs(matrix.column_senders[off] - matrix.column_receivers[off])
+    return float(weights[0]) if (steps == 1).all() and (weights == weights[0]).all() else None
 
 
 def _dense_rho(matrices: Sequence[MixingMatrix], turns: int) -> float:
@@ -112,17 +214,44 @@ def _per_round(log_rho: float, rounds: int) -> float:
     return min(math.exp(log_rho / rounds), 1.0)
 
 
+def lanczos(*factors: MixingMatrix) -> tuple[Float64Array, Float64Array]:
+    """Return (values, residuals), approximate eigenvalues of a symmetric W on the vectors of sum 0, ascending, and how
+    far each is from an eigenvalue at most. W is applied factor by factor, the first one first.
+
+    Lanczos's iteration with full reorthogonalization. The outermost values converge first, from inside the spectrum.
+    """
+    basis = _start(factors[0].num_peers)
+    diagonal: list[float] = []
+    below: list[float] = []
+    while True:
+        step = len(diagonal)
+        v = basis[step]
+        for factor in factors:
+            v = factor.apply(v)
+        v = v - v.mean()
+        diagonal.append(float(np.einsum("n,n", v, basis[step])))
+        v -= diagonal[step] * basis[step]
+        if step:
+            v -= below[-1] * basis[step - 1]
+        # Not by BLAS, whose threads wait for each other longer than such products take.
+        v -= np.einsum("k,kn->n", np.einsum("kn,n->k", basis[: step + 1], v), basis[: step + 1])
+        norm = float(np.linalg.norm(v))
+        is_last = step + 1 == len(basis) - 1 or norm < ZERO_EIGENVALUE
+        if is_last or (step + 1) % CHECK_EVERY == 0:
+            values, vectors = np.linalg.eigh(np.diag(diagonal) + np.diag(below, 1) + np.diag(below, -1))
+            residuals = norm * np.abs(vectors[-1])
+            if is_last or max(residuals[0], residuals[-1]) < CONVERGED:
+                return values.astype(np.float64), residuals.astype(np.float64)
+        below.append(norm)
+        basis[step + 1] = v / norm
+
+
 def _ritz_values(cycle: Sequence[MixingMatrix]) -> npt.NDArray[np.complex128]:
     """Return approximate eigenvalues of the product of the matrices on vectors of sum 0 (Arnoldi's iteration with full
     reorthogonalization; the outermost eigenvalues converge first)."""
-    n = cycle[0].num_peers
-    steps = min(KRYLOV_DIMENSION, n - 1)
-    basis = np.zeros((steps + 1, n))
+    basis = _start(cycle[0].num_peers)
+    steps = len(basis) - 1
     projected = np.zeros((steps + 1, steps))
-    # Any start that is not special to one graph will do, and it must be the same on every device.
-    start = np.sin(np.arange(n) ** 2 * 0.5 + 1.0)
-    start -= start.mean()
-    basis[0] = start / np.linalg.norm(start)
     for step in range(steps):
         v = basis[step]
         for matrix in cycle:
@@ -140,3 +269,13 @@ def _ritz_values(cycle: Sequence[MixingMatrix]) -> npt.NDArray[np.complex128]:
         basis[step + 1] = v / norm
     values: npt.NDArray[np.complex128] = np.linalg.eigvals(projected[:steps, :steps]).astype(np.complex128)
     return values
+
+
+def _start(num_peers: int) -> Float64Array:
+    """Return room for the basis of an iteration, a vector of sum 0 in each row; the first one is there."""
+    basis = np.zeros((min(KRYLOV_DIMENSION, num_peers - 1) + 1, num_peers))
+    # Any start that is not special to one graph will do, and it must be the same on every device.
+    start = np.sin(np.arange(num_peers) ** 2 * 0.5 + 1.0)
+    start -= start.mean()
+    basis[0] = start / np.linalg.norm(start)
+    return basis

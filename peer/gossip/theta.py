@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, get_args
 
 import numpy as np
@@ -18,7 +19,9 @@ import numpy.typing as npt
 from peer.compress.modulo import Modulo, delta
 from peer.compress.payload import Rounding
 from peer.errors import ConfigError
+from peer.gossip.mixing_matrix import MixingMatrix
 from peer.gossip.options import ThetaMode
+from peer.gossip.spectrum import DENSE_LIMIT, disagreement_eigenvalues, largest_singular_value
 
 MODES: tuple[ThetaMode, ...] = get_args(ThetaMode)
 
@@ -33,6 +36,9 @@ KEEP = 1.5
 """Verified: in between θ stays while it is so many times the largest distance, and no neighbour's so many times it."""
 GROWTH = 2.0
 """Verified: after a violation θ is at least this many times the θ that was too small."""
+
+_KEPT = 4
+"""For how many matrices the constants of the theorems are kept: all peers of a process ask for those of one graph."""
 
 
 def theorem_2(
@@ -61,20 +67,30 @@ def theorem_5(rate: float, gradient_bound: float, mixing_time: float) -> float:
     return 16.0 * mixing_time * rate * gradient_bound
 
 
-def second_eigenvalue(w: npt.NDArray[np.float64]) -> float:
+@lru_cache(maxsize=_KEPT)
+def second_eigenvalue(matrix: MixingMatrix) -> float:
     """Return ρ of a doubly stochastic W: its largest singular value beside the one of the average."""
-    n = len(w)
-    return float(np.linalg.norm(w - np.full((n, n), 1.0 / n), 2)) if n > 1 else 0.0
+    n = matrix.num_peers
+    if n <= DENSE_LIMIT:
+        return float(np.linalg.norm(matrix.dense() - np.full((n, n), 1.0 / n), 2)) if n > 1 else 0.0
+    return largest_singular_value(matrix)
 
 
-def d2_constant(w: npt.NDArray[np.float64], averaging_rate: float = 1.0) -> float:
+@lru_cache(maxsize=_KEPT)
+def d2_constant(matrix: MixingMatrix, averaging_rate: float = 1.0) -> float:
     """Return D₁ of a symmetric W: how far D² carries one disturbance, summed over all later rounds.
 
     Along an eigenvector of W̄ with eigenvalue λ the rounds are y_{t+1} = λ (2 y_t − y_{t−1} + e_t); this is Σ_k |r_k|
     of that recurrence's impulse response r, for the worst λ below 1. The paper says of D₁ only that the eigenvalues
     determine it. Raises ConfigError where the sum does not converge (λ ≤ −1/3).
     """
-    eigenvalues = averaging_rate * np.linalg.eigvalsh((w + w.T) / 2.0) + 1.0 - averaging_rate
+    if matrix.num_peers <= DENSE_LIMIT:
+        w = matrix.dense()
+        eigenvalues = averaging_rate * np.linalg.eigvalsh((w + w.T) / 2.0) + 1.0 - averaging_rate
+    else:
+        # The sum grows towards both ends of the spectrum, so those decide.
+        ends = disagreement_eigenvalues(matrix)[[0, -1]]
+        eigenvalues = averaging_rate * ends + 1.0 - averaging_rate
     worst = 0.0
     for eigenvalue in eigenvalues[eigenvalues < 1.0 - 1e-12]:
         if eigenvalue <= -1.0 / 3.0 + 1e-6:
@@ -94,23 +110,44 @@ def d2_constant(w: npt.NDArray[np.float64], averaging_rate: float = 1.0) -> floa
     return worst
 
 
-def pairwise_mixing_time(w: npt.NDArray[np.float64]) -> float:
+@lru_cache(maxsize=_KEPT)
+def pairwise_mixing_time(matrix: MixingMatrix) -> float:
     """Return an estimate of t_mix of AD-PSGD, in exchanges over the whole graph.
 
     Where a random peer averages with a random neighbour, E‖X_{k+1} − X̄‖² = λ₂ E‖X_k − X̄‖² at most, λ₂ the second
     eigenvalue of the expected exchange matrix; ‖·‖₁ ≤ √n ‖·‖₂ then falls to ½ within 2 ln(2 √n) / ln(1/λ₂) exchanges.
     """
-    n = len(w)
-    edges = (w + w.T > 0.0) & ~np.eye(n, dtype=bool)
-    chance = edges / np.maximum(edges.sum(axis=1, keepdims=True), 1) / n
-    pairs = (chance + chance.T) / 2.0
-    expected = np.eye(n) - np.diag(pairs.sum(axis=1)) + pairs
+    n = matrix.num_peers
     if n < 2:
         return 1.0
-    second = float(np.linalg.eigvalsh(expected)[-2])
+    if n <= DENSE_LIMIT:
+        w = matrix.dense()
+        edges = (w + w.T > 0.0) & ~np.eye(n, dtype=bool)
+        chance = edges / np.maximum(edges.sum(axis=1, keepdims=True), 1) / n
+        pairs = (chance + chance.T) / 2.0
+        expected = np.eye(n) - np.diag(pairs.sum(axis=1)) + pairs
+        second = float(np.linalg.eigvalsh(expected)[-2])
+    else:
+        second = float(disagreement_eigenvalues(exchange_matrix(matrix))[-1])
     if second >= 1.0 - 1e-12:
         raise ConfigError("the graph is not connected, so its models can never mix; add edges", key="graph.kind")
     return 1.0 if second <= 0.0 else max(1.0, 2.0 * math.log(2.0 * math.sqrt(n)) / math.log(1.0 / second))
+
+
+def exchange_matrix(matrix: MixingMatrix) -> MixingMatrix:
+    """Return the mean of one exchange, in which a random peer averages with a random neighbour of either direction."""
+    n = matrix.num_peers
+    off = matrix.column_senders != matrix.column_receivers
+    senders, receivers = matrix.column_senders[off], matrix.column_receivers[off]
+    both = np.unique(np.concatenate([senders * n + receivers, receivers * n + senders]))
+    one, other = np.divmod(both, n)
+    degrees = np.maximum(np.bincount(one, minlength=n), 1)
+    weights = (1.0 / degrees[one] + 1.0 / degrees[other]) / (2.0 * n)
+    peers = np.arange(n)
+    kept = 1.0 - np.bincount(one, weights=weights, minlength=n)
+    return MixingMatrix(
+        n, np.concatenate([one, peers]), np.concatenate([other, peers]), np.concatenate([weights, kept])
+    )
 
 
 def largest_stable_rate(bits: int, rounding: Rounding, *, halfway: bool = False) -> float:

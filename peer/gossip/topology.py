@@ -25,9 +25,6 @@ from peer.gossip.mixing_matrix import (
     sums_by_group,
 )
 
-CACHED_DENSE_PEERS = 2048
-"""Up to this many peers `matrix` keeps the dense matrix that it built."""
-
 WEIGHT_RULES = ("auto", "uniform", "metropolis", "explicit")
 
 
@@ -50,7 +47,6 @@ class Schedule:
         self.period_rounds = period_rounds
         self.name = name
         """How the graph was asked for, for people."""
-        self._dense: dict[int, Float64Array] = {}
         self._all_senders: dict[int, tuple[int, ...]] = {}
         self._all_receivers: dict[int, tuple[int, ...]] = {}
 
@@ -72,18 +68,6 @@ class Schedule:
     def at(self, t: int) -> MixingMatrix:
         """Return the matrix of round t."""
         return self.matrices[(t // self.period_rounds) % len(self.matrices)]
-
-    def matrix(self, t: int) -> Float64Array:
-        """Return W of round t, float64[n, n], which the caller must not write to. Dense: for thousands of peers use
-        `column`, `row` or `weight`."""
-        index = self.index(t)
-        if index not in self._dense:
-            w = self.matrices[index].dense()
-            w.flags.writeable = False
-            if self.num_peers > CACHED_DENSE_PEERS:
-                return w
-            self._dense[index] = w
-        return self._dense[index]
 
     def weight(self, t: int, receiver: int, sender: int) -> float:
         """Return W[receiver, sender] of round t."""
@@ -162,14 +146,30 @@ class Schedule:
 
     @cached_property
     def diameter(self) -> int | None:
-        """The largest number of hops between two peers in the union over the cycle; None if some cannot be reached."""
+        """The largest number of hops between two peers in the union over the cycle, or a bound of it
+        (`diameter_is_exact`); None if some cannot be reached."""
+        return self._diameter[0] if self._diameter is not None else None
+
+    @property
+    def diameter_is_exact(self) -> bool:
+        """Whether there are two peers as far apart as `diameter`; if not, no two are further apart."""
+        return self._diameter is None or self._diameter[1]
+
+    @cached_property
+    def _diameter(self) -> tuple[int, bool] | None:
         return self._union.diameter() if self.is_strongly_connected else None
 
     @cached_property
+    def contraction(self) -> spectrum.Contraction:
+        """ρ, the factor by which one round shrinks disagreement in the long run, and how it was found: the second
+        largest |eigenvalue| of W; where graphs take turns, of the product over one cycle, per round (geometric
+        mean)."""
+        return spectrum.contraction(self.matrices, self.period_rounds if self.is_time_varying else 1)
+
+    @property
     def second_eigenvalue(self) -> float:
-        """ρ, the factor by which one round shrinks disagreement in the long run: the second largest |eigenvalue| of W;
-        where graphs take turns, of the product over one cycle, per round (geometric mean)."""
-        return spectrum.second_eigenvalue(self.matrices, self.period_rounds if self.is_time_varying else 1)
+        """ρ of `contraction`."""
+        return self.contraction.rho
 
     @property
     def spectral_gap(self) -> float:

@@ -20,7 +20,7 @@ from peer.compress.bound import ErrorBound
 from peer.compress.modulo import delta, modulus
 from peer.compress.payload import Rounding
 from peer.gossip.base import AlgorithmSpec, GraphNeed, Memory
-from peer.gossip.spectrum import D2_LEAST_EIGENVALUE, DENSE_LIMIT
+from peer.gossip.spectrum import D2_LEAST_EIGENVALUE
 from peer.gossip.theta import d2_constant, largest_stable_rate, pairwise_mixing_time, theorem_3, theorem_4, theorem_5
 from peer.gossip.topology import Schedule
 
@@ -466,23 +466,23 @@ def _theta_is_useful(plan: Plan) -> Iterator[Finding]:
 
 
 def _theorem_theta(plan: Plan) -> float | None:
-    """Return the a-priori θ of the theorem for this algorithm, None where there is none (or only at great cost).
+    """Return the a-priori θ of the theorem for this algorithm, None where there is none.
 
     Momentum makes of G∞ up to G∞/(1 − β).
     """
     schedule, rate = plan.schedule, plan.averaging_rate
-    if plan.num_peers > DENSE_LIMIT or not schedule.is_strongly_connected or not rate > 0:
+    if not schedule.is_strongly_connected or not rate > 0:
         return None
     bound = plan.gradient_bound
     if plan.momentum not in ("none", "adam"):
         bound /= 1.0 - plan.beta
     if plan.spec.asynchronous:
-        return theorem_5(plan.learning_rate, bound, pairwise_mixing_time(schedule.matrix(0)))
+        return theorem_5(plan.learning_rate, bound, pairwise_mixing_time(schedule.at(0)))
     if plan.spec.graph is not GraphNeed.SYMMETRIC:
         return theorem_3(plan.learning_rate, bound, plan.num_peers, schedule.second_eigenvalue, rate)
     if not schedule.is_symmetric or schedule.smallest_slack_eigenvalue(rate) <= D2_LEAST_EIGENVALUE:
         return None
-    return theorem_4(plan.learning_rate, bound, plan.num_peers, d2_constant(schedule.matrix(0), rate))
+    return theorem_4(plan.learning_rate, bound, plan.num_peers, d2_constant(schedule.at(0), rate))
 
 
 def _bias_needs_feedback(plan: Plan) -> Iterator[Finding]:

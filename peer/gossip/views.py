@@ -11,10 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
-import numpy.typing as npt
-
 from peer.gossip.membership import Membership
+from peer.gossip.mixing_matrix import MixingMatrix
 from peer.gossip.topology import Schedule
 
 GraphOf = Callable[[tuple[int, ...]], Schedule]
@@ -31,9 +29,11 @@ class ViewSchedule:
         self._graph_of = graph_of
         self._now = 0
         self._absent: dict[int, int] = {}
-        self._matrices: dict[object, npt.NDArray[np.float64]] = {}
-        everybody = tuple(range(num_peers))
-        self._all: Schedule | None = graph_of(everybody) if membership.members(0) == everybody else None
+        self._matrices: dict[object, MixingMatrix] = {}
+        first = membership.members(0)
+        # Ascending and distinct, so that these are all of 0 … num_peers − 1.
+        is_everybody = len(first) == num_peers == first[-1] + 1
+        self._all: Schedule | None = graph_of(first) if is_everybody else None
         """The graph of all peers, while nothing else is in use."""
 
     @property
@@ -54,31 +54,20 @@ class ViewSchedule:
         """Lost peer → first round without it here."""
         return dict(self._absent)
 
-    def matrix(self, t: int) -> npt.NDArray[np.float64]:
+    def at(self, t: int) -> MixingMatrix:
         if self._is_plain:
-            return self._plain.matrix(t)
+            return self._plain.at(t)
         members = self.membership.members(t)
         graph, absent = self._graph_of(members), self._absent_in(t)
         key = (self.num_peers, members, graph.index(t), absent)
         if key not in self._matrices:
             if len(self._matrices) > 64:
                 self._matrices.clear()
-            w = np.eye(self.num_peers)
-            w[np.ix_(members, members)] = graph.matrix(t)
-            for peer in absent:
-                _take_out_(w, peer)
-            w.flags.writeable = False
-            self._matrices[key] = w
+            self._matrices[key] = graph.at(t).spread_over(self.num_peers, members).without(absent)
         return self._matrices[key]
 
     def weight(self, t: int, receiver: int, sender: int) -> float:
-        # Between two peers that are there it does not matter who else is absent: see `_take_out_`.
-        if self._is_plain:
-            return self._plain.weight(t, receiver, sender)
-        members = self.membership.members(t)
-        if receiver not in members or sender not in members or {receiver, sender} & {*self._absent_in(t)}:
-            return 0.0
-        return self._graph_of(members).weight(t, members.index(receiver), members.index(sender))
+        return self.at(t).weight(receiver, sender)
 
     def senders(self, t: int, peer: int) -> tuple[int, ...]:
         if self._is_plain:
@@ -145,20 +134,3 @@ class ViewSchedule:
         absent = () if with_absent else self._absent_in(t)
         found = ask(self._graph_of(members), members.index(peer))
         return tuple(members[position] for position in found if members[position] not in absent)
-
-
-def restricted(w: npt.NDArray[np.float64], members: tuple[int, ...]) -> npt.NDArray[np.float64]:
-    """Return the matrix without the peers that are no members: the weights of their edges stay with the other ends."""
-    left = np.array(w, copy=True)
-    for peer in set(range(w.shape[0])) - set(members):
-        _take_out_(left, peer)
-    return left[np.ix_(members, members)]
-
-
-def _take_out_(w: npt.NDArray[np.float64], peer: int) -> None:
-    """Set row and column of a peer to those of the identity; what others gave it stays with them."""
-    kept = np.diagonal(w) + w[peer]
-    others = np.arange(w.shape[0]) != peer
-    w[others, others] = kept[others]
-    w[peer], w[:, peer] = 0.0, 0.0
-    w[peer, peer] = 1.0

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from xml.sax.saxutils import escape, quoteattr
 
 from peer.gossip.mixing_matrix import MixingMatrix
+from peer.gossip.spectrum import Contraction
 from peer.gossip.topology import Schedule
 
 MAX_MATRIX_PEERS = 16
@@ -136,12 +137,12 @@ def properties(schedule: Schedule) -> list[tuple[str, str]]:
         ("column stochastic", "yes"),  # A schedule refuses every other matrix.
         ("doubly stochastic", _yes(schedule.is_doubly_stochastic)),
         ("symmetric", _yes(schedule.is_symmetric)),
-        ("spectral gap", _number(schedule.spectral_gap)),
+        ("spectral gap", f"{_number(schedule.spectral_gap)} ({_how(schedule.contraction)})"),
     ]
     if schedule.is_symmetric:
         facts.append(("smallest eigenvalue", _number(schedule.smallest_slack_eigenvalue())))
     facts += [
-        ("diameter", "none" if schedule.diameter is None else str(schedule.diameter)),
+        ("diameter", _diameter(schedule)),
         ("messages a round", _number(schedule.messages_per_round)),
     ]
     if schedule.is_time_varying:
@@ -165,6 +166,19 @@ def _connection(schedule: Schedule) -> str:
     if schedule.is_strongly_connected and not all(matrix.is_strongly_connected for matrix in schedule.matrices):
         return "yes, over the whole cycle (not in every round)"
     return _yes(schedule.is_strongly_connected)
+
+
+def _how(found: Contraction) -> str:
+    """Return how ρ was found, and how exact it is where that is known."""
+    if found.residual is None:
+        return found.method.value
+    return f"{found.method.value}, at most; residual {found.residual:.1g}"
+
+
+def _diameter(schedule: Schedule) -> str:
+    if schedule.diameter is None:
+        return "none"
+    return str(schedule.diameter) if schedule.diameter_is_exact else f"at most {schedule.diameter}"
 
 
 def _yes(value: bool) -> str:

@@ -32,6 +32,7 @@ from peer.compress.payload import FloatArray
 from peer.errors import ConfigError, LocalProtocolError
 from peer.gossip import ALGORITHMS, build, build_pair_node
 from peer.gossip.base import Algorithm, AlgorithmSpec, Exchange, GraphNeed, NodeContext
+from peer.gossip.mixing_matrix import MixingMatrix
 from peer.gossip.options import FinalRounds, LowRankOptions, ModuloOptions, ServerOptions
 from peer.gossip.pairs.node import PairNode
 from peer.random import PhiloxSource
@@ -243,39 +244,29 @@ class MatrixSchedule:
     """The mixing matrices of a scenario: round t uses `matrices[(t // period) % len(matrices)]`."""
 
     def __init__(self, matrices: Float64Array, period: int) -> None:
-        self._matrices, self._period = matrices, period
-        self._edges = [w - np.diag(np.diag(w)) != 0.0 for w in matrices]
-        self._union = np.logical_or.reduce(self._edges)
+        self._matrices, self._period = [MixingMatrix.from_dense(w) for w in matrices], period
 
     @property
     def num_peers(self) -> int:
-        return int(self._matrices.shape[1])
+        return self._matrices[0].num_peers
 
-    def matrix(self, t: int) -> Float64Array:
-        w: Float64Array = self._matrices[self._index(t)]
-        return w
+    def at(self, t: int) -> MixingMatrix:
+        return self._matrices[(t // self._period) % len(self._matrices)]
 
     def weight(self, t: int, receiver: int, sender: int) -> float:
-        return float(self._matrices[self._index(t)][receiver, sender])
+        return self.at(t).weight(receiver, sender)
 
     def senders(self, t: int, peer: int) -> tuple[int, ...]:
-        return _positions(self._edges[self._index(t)][peer])
+        return self.at(t).senders(peer)
 
     def receivers(self, t: int, peer: int) -> tuple[int, ...]:
-        return _positions(self._edges[self._index(t)][:, peer])
+        return self.at(t).receivers(peer)
 
     def all_senders(self, peer: int) -> tuple[int, ...]:
-        return _positions(self._union[peer])
+        return tuple(sorted({sender for matrix in self._matrices for sender in matrix.senders(peer)}))
 
     def all_receivers(self, peer: int) -> tuple[int, ...]:
-        return _positions(self._union[:, peer])
-
-    def _index(self, t: int) -> int:
-        return (t // self._period) % len(self._matrices)
-
-
-def _positions(mask: npt.NDArray[np.bool_]) -> tuple[int, ...]:
-    return tuple(int(i) for i in np.flatnonzero(mask))
+        return tuple(sorted({receiver for matrix in self._matrices for receiver in matrix.receivers(peer)}))
 
 
 class RecordedSource:

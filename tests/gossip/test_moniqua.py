@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from peer.compress.payload import MoreBits, Residues, Rounding
 from peer.errors import ConfigError, DivergenceError, RemoteProtocolError
 from peer.gossip import theta
+from peer.gossip.mixing_matrix import MixingMatrix
 from peer.gossip.session import Session
 from peer.train.learning_rate import step_size_decay
 from peer.wire.message import MessageKind, RepairWish
@@ -417,7 +418,7 @@ def test_adapted_theta_comes_to_rest_at_the_rates_that_are_allowed(rounding, bit
 
 def test_bounds_of_the_theorems_as_printed():
     """Ring of 8: 50 γ G∞; a slack of 0.005: 10⁴ γ G∞."""
-    rho = theta.second_eigenvalue(ring(8))
+    rho = theta.second_eigenvalue(MixingMatrix.from_dense(ring(8)))
     assert rho == pytest.approx(np.sort(np.abs(np.linalg.eigvalsh(ring(8))))[-2])
     assert theta.theorem_2(1.0, 1.0, 8, rho) == pytest.approx(50, rel=0.02)
     assert theta.theorem_3(1.0, 1.0, 8, rho, 0.005) == pytest.approx(1e4, rel=0.02)
@@ -428,11 +429,10 @@ def test_bounds_of_the_theorems_as_printed():
 
 
 def test_d2_constant_bounds_the_impulse_response():
-    w = ring(6)
-    assert theta.d2_constant(w, 0.5) < 20
+    assert theta.d2_constant(MixingMatrix.from_dense(ring(6)), 0.5) < 20
     with pytest.raises(ConfigError, match="eigenvalue"):
-        theta.d2_constant(ring(4))
-    assert theta.d2_constant(np.full((3, 3), 1 / 3)) < 1e-6
+        theta.d2_constant(MixingMatrix.from_dense(ring(4)))
+    assert theta.d2_constant(MixingMatrix.from_dense(np.full((3, 3), 1 / 3))) < 1e-6
 
 
 def test_pairwise_mixing_time_is_enough():
@@ -440,7 +440,7 @@ def test_pairwise_mixing_time_is_enough():
     rng = np.random.default_rng(10)
     for w in (ring(6), np.full((5, 5), 0.2)):
         n, distances = len(w), []
-        k = int(np.ceil(theta.pairwise_mixing_time(w)))
+        k = int(np.ceil(theta.pairwise_mixing_time(MixingMatrix.from_dense(w))))
         for _ in range(200):
             x = np.eye(n)[0]
             for _ in range(k):
@@ -450,7 +450,7 @@ def test_pairwise_mixing_time_is_enough():
             distances.append(np.abs(x - 1 / n).sum())
         assert np.mean(distances) <= 0.5
     with pytest.raises(ConfigError, match="connected"):
-        theta.pairwise_mixing_time(np.eye(3))
+        theta.pairwise_mixing_time(MixingMatrix.from_dense(np.eye(3)))
 
 
 def test_trains_with_one_bit_and_a_slack_matrix():

@@ -108,7 +108,7 @@ class Cluster:
         listed = self.num_listed or self.num_peers
         node = NodeContext(
             peer=peer,
-            schedule=ViewSchedule(max(listed, peer + 1), Membership(range(self.num_first)), self._graph_of),
+            schedule=ViewSchedule(max(listed, peer + 1), Membership(tuple(range(self.num_first))), self._graph_of),
             layout=LAYOUT,
             draw_source=PhiloxSource(7, peer),
             compressor=self._compressor(),

@@ -33,7 +33,7 @@ def test_the_text_shows_weights_and_properties():
     assert facts["column stochastic"] == "yes"
     assert facts["doubly stochastic"] == "no"
     assert facts["symmetric"] == "no"
-    assert facts["spectral gap"] == "0.2929"
+    assert facts["spectral gap"] == "0.2929 (dense matrix)"
     assert facts["diameter"] == "3"
     assert facts["messages a round"] == "4"
     assert text.splitlines()[-5:] == [

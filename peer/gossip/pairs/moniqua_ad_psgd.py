@@ -45,7 +45,7 @@ class ModuloModels(PairCoding):
         self._rate = 0.0
         self._mixing_time = 1.0
         if self._theta.mode == "theorem":
-            self._mixing_time = pairwise_mixing_time(node.schedule.matrix(0))
+            self._mixing_time = pairwise_mixing_time(node.schedule.at(0))
 
     def note_step(self, gradient: FloatArray, rate: float) -> None:
         self._rate = max(self._rate, rate)

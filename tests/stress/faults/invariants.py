@@ -78,7 +78,7 @@ class Auditor:
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
         self.checked_rounds = 0
-        self.membership = Membership(range(scenario.num_first))
+        self.membership = Membership(tuple(range(scenario.num_first)))
         """With every change that anybody knows."""
         self._outside = scenario.lost_subject(scenario.happenings)
         """Who is lost for good, sooner or later."""

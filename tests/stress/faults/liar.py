@@ -237,7 +237,7 @@ class Occasion:
     def message(self, **changes: object) -> bytes:
         """Return a message of the round after the one that the liar is in, with changes."""
         schedule = self.core.algorithm.node.schedule
-        weights = (float(schedule.matrix(t)[self.receiver, self.me]) for t in (self.round + 1, self.round))
+        weights = (float(schedule.weight(t, self.receiver, self.me)) for t in (self.round + 1, self.round))
         mixing_weight = next((weight for weight in weights if weight), 0.0)
         honest = Message(
             MessageKind.GOSSIP, self.me, self.round + 1, mixing_weight=mixing_weight,

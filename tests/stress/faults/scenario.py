@@ -310,7 +310,7 @@ class Scenario:
         final = min(10, self.rounds // 4) if self.case.algorithm == "scsp" else 0
         views = None
         if self.members_can_change:
-            views = ViewSchedule(self.num_peers, Membership(range(self.num_first)), self.graph_of)
+            views = ViewSchedule(self.num_peers, Membership(tuple(range(self.num_first))), self.graph_of)
         node = NodeContext(
             peer=peer,
             schedule=views or self.schedule,

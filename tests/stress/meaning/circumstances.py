@@ -172,7 +172,7 @@ class Builder:
         schedule: Schedule | ViewSchedule = self.first
         if circumstances.changes_members:
             listed = max(circumstances.num_listed, peer + 1)
-            schedule = ViewSchedule(listed, Membership(range(NUM_FIRST)), self.graph_of)
+            schedule = ViewSchedule(listed, Membership(tuple(range(NUM_FIRST))), self.graph_of)
         rate = self.spec.default_averaging_rate or (0.3 if self.spec.compresses else 1.0)
         return NodeContext(
             peer=peer,

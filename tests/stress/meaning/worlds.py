@@ -410,7 +410,7 @@ class RoundsWorld(World):
 
     def changes_members(self, peer: int, change: Change, t: int) -> bool:
         known = self.peers[peer].participant.membership.changes
-        first = range(NUM_FIRST)
+        first = tuple(range(NUM_FIRST))
         before = Membership(first, known)
         # Who has left has no rounds any more that a change could be too late for.
         is_member = peer in before.members(t - 1)
