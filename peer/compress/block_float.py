@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from peer.compress.levels import code_type
-from peer.compress.norms import max_magnitude, not_finite
+from peer.compress.magnitude import max_magnitude
+from peer.compress.norms import not_finite
 from peer.compress.payload import FloatArray, Levels, Payload
 
 BlockFloat: TypeAlias = tuple[Levels, Levels]

@@ -51,7 +51,7 @@ class LostPeers:
             if self._is_long_gone(peer, t):
                 continue  # Nobody that needs it can be so far behind: whoever says that it is lost, lies.
             # What it was sent before that is in what others have heard of it since.
-            heard_round = max(report.heard_round for report in self._reports(peer))
+            heard_round = max(report.heard_round for report in self.reports(peer))
             back = [message for message in unreceived if message.round >= heard_round]
             take_back_gifts_(self._algorithm, [message for message in back if message.phase == TRANSFER_PHASE])
             self._algorithm.take_back([message for message in back if message.phase == 0])
@@ -163,10 +163,11 @@ class LostPeers:
         membership = self._views.membership
         # A peer that leaves may be gone before it hears of the loss: it cannot be waited for.
         leaving = {change.subject for change in membership.changes if change.kind is ChangeKind.LEAVE}
-        reported = {report.issuer for report in self._reports(peer)}
+        reported = {report.issuer for report in self.reports(peer)}
         return {*membership.members(t)} - self.peers - leaving - reported - {self._algorithm.node.peer}
 
-    def _reports(self, peer: int) -> list[Change]:
+    def reports(self, peer: int) -> list[Change]:
+        """Return what members have said of the loss of a peer."""
         assert self._views is not None
         changes = self._views.membership.changes
         return [change for change in changes if change.kind is ChangeKind.LOST and change.subject == peer]

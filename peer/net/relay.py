@@ -43,12 +43,12 @@ class PieceStream:
     """A stream of pieces. Several tasks may write to it."""
 
     def __init__(self, stream: Stream) -> None:
-        self._stream = stream
+        self.stream = stream
         self._lock = asyncio.Lock()
 
     async def read(self) -> Piece | None:
         """Return the next piece; None at the end. Raises StreamLost, RemoteProtocolError."""
-        data = await self._stream.read()
+        data = await self.stream.read()
         try:
             return None if data is None else Piece.FromString(data)
         except DecodeError:
@@ -57,11 +57,11 @@ class PieceStream:
     async def write(self, piece: Piece) -> None:
         """Send a piece. Raises StreamLost."""
         async with self._lock:
-            await self._stream.write(piece.SerializeToString())
+            await self.stream.write(piece.SerializeToString())
 
     async def abandon(self) -> None:
         """End the stream at once."""
-        await self._stream.abandon()
+        await self.stream.abandon()
 
 
 @dataclass(eq=False)
@@ -127,8 +127,15 @@ class RelayService:
 
         return guarded
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody is connected or waits, and nothing is kept of those who were."""
+        return not (self._tunnels or self._open or self._unnamed or self._waiting)
+
     def recheck(self) -> None:
         """End the streams of everybody who would not be let in any more: certificates may have been revoked."""
+        if self.is_idle:
+            return
         for task, (caller, name) in list(self._open.items()):
             try:
                 self._identify(caller, name)

@@ -140,7 +140,7 @@ class Transport:
             add_neighbor=self.add_neighbor,
             is_closing=lambda: self._closing,
         )
-        self._control = ControlService(
+        self.control = ControlService(
             admission=self._admission,
             links=self._links,
             revocations=self._revocations,
@@ -280,7 +280,7 @@ class Transport:
             self._channel_options, most_neighbors=most_neighbors, dial_timeout_s=self._options.dial_timeout_s
         )
         server.serve_streams(PEER_SERVICE, {"Exchange": self._listener.exchange})
-        self._control.serve(server)
+        self.control.serve(server)
         self.relay.serve(server)
         if self._own_relay is not None:
             server.bind(f"unix:{self._tunnels.listening_socket}", self._security)

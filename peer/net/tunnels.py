@@ -83,7 +83,7 @@ class Tunnels:
         if (peer, relay) not in self._servers:
             # Tasks of our own: asyncio would report those of a server as failed when they end with this peer.
             def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-                self._tasks.spawn(self._call(peer, relay, reader, writer), f"relayed to {peer}")
+                self._tasks.spawn(self.call(peer, relay, reader, writer), f"relayed to {peer}")
 
             # The number is drawn before anything is awaited: neighbours that are dialled at the same time must not
             # take over each other's socket.
@@ -103,7 +103,7 @@ class Tunnels:
         while True:
             await places.acquire()
             taken = asyncio.Event()
-            task = self._tasks.spawn(self._wait_for_caller(relay, taken), f"wait at {relay.name}")
+            task = self._tasks.spawn(self.wait_for_caller(relay, taken), f"wait at {relay.name}")
             task.add_done_callback(lambda _: places.release())
             await taken.wait()
             trouble = self.trouble.get(relay.name, "")
@@ -122,7 +122,8 @@ class Tunnels:
             self._folder = Path(tempfile.mkdtemp(prefix="sotto-"))
         return self._folder
 
-    async def _wait_for_caller(self, relay: RelayAddress, taken: asyncio.Event) -> None:
+    async def wait_for_caller(self, relay: RelayAddress, taken: asyncio.Event) -> None:
+        """Wait at a relay until a peer calls, set `taken` then, and carry its bytes to the end."""
         stream = PieceStream(self._open_stream(relay, "Accept"))
         beat: asyncio.Task[None] | None = None
         try:
@@ -157,9 +158,10 @@ class Tunnels:
                 await stream.write(Piece())
                 await asyncio.sleep(self._heartbeat_s)
 
-    async def _call(
+    async def call(
         self, peer: str, relay: RelayAddress, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
+        """Call a peer at a relay, and carry the bytes of a connection to the end."""
         stream = PieceStream(self._open_stream(relay, "Connect"))
         try:
             await stream.write(Piece(sender=self._name, peer=peer))

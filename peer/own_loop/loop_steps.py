@@ -27,8 +27,9 @@ from peer.node.checkpoint_arrays import Arrays, group, grouped
 from peer.node.local_steps import RecordedSteps
 from peer.own_loop.meeting import Evaluate, Finish, Meeting, Train
 from peer.own_loop.parameters import ExchangedParameters, Vector
+from peer.train.evaluation import Evaluation
 from peer.train.learning_rate import learning_rates
-from peer.train.local_step import Evaluation, Split, make_momentum
+from peer.train.local_step import Split, make_momentum
 
 
 @dataclass(frozen=True)

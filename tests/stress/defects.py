@@ -59,7 +59,7 @@ def _stop_with_others(patch: pytest.MonkeyPatch) -> None:
 
 def _read_any_piece(patch: pytest.MonkeyPatch) -> None:
     async def read(stream: PieceStream) -> Piece | None:
-        data = await stream._stream.read()
+        data = await stream.stream.read()
         return None if data is None else Piece.FromString(data)
 
     patch.setattr(PieceStream, "read", read)

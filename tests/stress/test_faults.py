@@ -221,12 +221,12 @@ def test_what_returns_twice_from_a_lost_peer_is_caught(monkeypatch: pytest.Monke
 
 
 def test_what_returns_though_others_have_heard_of_it_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    reports = LostPeers._reports
+    reports = LostPeers.reports
 
     def heard_nothing(self: LostPeers, peer: int) -> list[Change]:
         return [replace(report, heard_round=0) for report in reports(self, peer)]
 
-    monkeypatch.setattr(LostPeers, "_reports", heard_nothing)
+    monkeypatch.setattr(LostPeers, "reports", heard_nothing)
     assert "holds it" in caught([16], rounds=60)
 
 

@@ -96,7 +96,7 @@ class Callers:
         self._random, self._transport, self._blobs = random, transport, blobs
         self._server = _Registered()
         transport.relay.serve(self._server)
-        transport._control.serve(self._server)
+        transport.control.serve(self._server)
         cluster = folder.parent
         honest = [*(cluster / f"peer-{peer}" / "peer.pem" for peer in range(3)), cluster / "operator.pem"]
         self._certificates = [path.read_bytes() for path in honest]
@@ -163,7 +163,7 @@ class Callers:
                 if len(heard.refusal) > _LONGEST_REFUSAL:
                     raise PromiseBroken(f"a refusal of {len(heard.refusal)} characters")
         relay = self._transport.relay
-        if relay._tunnels or relay._open or relay._unnamed or relay._waiting:
+        if not relay.is_idle:
             raise PromiseBroken("the relay keeps what has ended")
 
     def _end(self) -> _Script:
@@ -201,13 +201,13 @@ class Callers:
         relay = RelayAddress("peer-1", "192.0.2.1:7700")
         try:
             if random.random() < 0.5:
-                await tunnels._wait_for_caller(relay, asyncio.Event())
+                await tunnels.wait_for_caller(relay, asyncio.Event())
             else:
                 reader = asyncio.StreamReader()
                 reader.feed_data(b"bytes")
                 protocol = asyncio.StreamReaderProtocol(reader)
                 loop = asyncio.get_running_loop()
-                await tunnels._call("peer-2", relay, reader, asyncio.StreamWriter(_Socket(), protocol, reader, loop))
+                await tunnels.call("peer-2", relay, reader, asyncio.StreamWriter(_Socket(), protocol, reader, loop))
         finally:
             tunnels.close()
         if blamed:
