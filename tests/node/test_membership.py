@@ -399,6 +399,16 @@ def test_changes_that_cannot_be_are_refused() -> None:
         assert change not in membership.changes
 
 
+def test_a_loss_of_the_past_is_refused_though_it_changes_no_members() -> None:
+    """Whoever takes a peer that has left for lost takes back what that peer's heir has."""
+    cluster = Cluster("sgp", seed=10)
+    cluster.run(2)
+    change = cluster.announce(3, ChangeKind.LEAVE, 3)
+    cluster.run(change.effective + 1)
+    with pytest.raises(RemoteProtocolError, match="LOST of peer 3 from round 1, which is past"):
+        cluster.peers[0].participant.membership.check_notice(Change(ChangeKind.LOST, 3, 2, 1), 2)
+
+
 @pytest.mark.parametrize("effective", range(1, 12))
 def test_a_change_that_one_believes_is_believed_by_all(effective: int) -> None:
     """A member that lies leaves less time than its announcement takes to get around."""

@@ -32,6 +32,9 @@ MEMBERS = (1, 16, 17, 26, 34, 39, 59, 73, 80, 83, 86, 88, 99, 355)
 RESTARTED = (355, 1043)
 """Seeds in which a peer is lost soon after an heir has sent it its replica whole again."""
 
+MEMBERS_AND_A_LIAR = (17, 27, 34, 64, 72, 88)
+"""Seeds in which members change around one that lies: a loss of the past, and a loss of the liar itself, among them."""
+
 STUCK = (2058, 2067, 3096)
 """Seeds that were stuck: two peers are lost before they join, and the third cuts off one that is about to leave."""
 
@@ -68,6 +71,14 @@ def test_honest_peers_live_on_beside_one_that_lies(seed: int) -> None:
     """Once every algorithm; `make chaos` has a liar in half of its seeds."""
     outcome = simulate(seed, rounds=40, lies=True)
     assert outcome.rounds == 40
+    assert outcome.lies
+
+
+@pytest.mark.parametrize("seed", MEMBERS_AND_A_LIAR)
+def test_members_come_and_go_beside_one_that_lies(seed: int) -> None:
+    outcome = simulate(seed, rounds=60, lies=True)
+    assert outcome.rounds == 60
+    assert outcome.changes
     assert outcome.lies
 
 

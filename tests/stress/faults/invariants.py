@@ -194,13 +194,14 @@ class Auditor:
         members = self.membership.members(rounds)
         inside = [each for each in participants if each.peer in members and each.peer != self._outside]
         sum_u, expected = sum(each.algorithm.u for each in inside), self._balances[-1].u
-        # What came after the receiver's last round is in no round's account.
-        late = (
-            told
-            for (peer, t), told in self._told_otherwise.items()
-            if (t, self.scenario.liar) not in self._applied[peer]
-        )
-        expected += sum(u for _, u in late)
+        if self.scenario.case.late:
+            # What came after the receiver's last round is in no round's account.
+            late = (
+                told
+                for (peer, t), told in self._told_otherwise.items()
+                if (t, self.scenario.liar) not in self._applied[peer]
+            )
+            expected += sum(u for _, u in late)
         if abs(sum_u - expected) > _U_TOLERANCE:
             raise InvariantBroken(f"Σu is {sum_u} in the end, of {expected}")
         for participant in participants:

@@ -191,7 +191,11 @@ class LyingProcess(VirtualProcess):
             return
         self._plan_lie()
         world, random = self.world, self._lies
-        receivers = [peer for peer in world.scenario.neighbors(self.me) if world.streams.is_up(self.me, peer)]
+        receivers = [
+            peer
+            for peer in world.scenario.neighbors(self.me)
+            if world.streams.is_up(self.me, peer) and not world.is_newcomer(peer)
+        ]
         if not receivers:
             return
         receiver = random.choice(receivers)

@@ -57,6 +57,9 @@ class Surroundings(Protocol):
     def refused(self, process: VirtualProcess, peer: int, seq: int, error: RemoteProtocolError) -> None:
         """A process refused a frame of a peer."""
 
+    def is_newcomer(self, peer: int) -> bool:
+        """Return whether a peer is about to join, or waits to hear that it is."""
+
     def found_refused(self, process: VirtualProcess, notice: str) -> None:
         """A process finds in its own files what it refuses."""
 

@@ -114,7 +114,8 @@ class Scenario:
     seed: int
     rounds: int = 100
     lies: bool = False
-    """Whether one of the members lies. Then nobody joins, leaves or is lost: what is said of members is said by it."""
+    """Whether one of the members lies. It tells no lie to a newcomer that is no member yet: that one has nothing to
+    judge by, and believes whoever is the first to tell it of members, so that nothing can be promised of it."""
     name: str | None = None
     """Of one of the cases in `BY_NAME`; None: the seed decides."""
 
@@ -158,7 +159,7 @@ class Scenario:
         """What befalls the members, by round: nothing in half of the scenarios in which they may change, else up to
         three things, of which one loss at most, so that what is lost can be told from what may not be."""
         random = Random(f"members {self.seed}")
-        if self.lies or not self.spec.changes_members or self.case.late or random.random() < 0.5:
+        if not self.spec.changes_members or self.case.late or random.random() < 0.5:
             return ()
         happenings: list[Happening] = []
         newcomers, staying = self.num_first, list(range(self.num_first))

@@ -160,6 +160,15 @@ class World:
         if me not in self.gone:
             self.at(self.now + self.plan.restart_s * random.uniform(0.2, 1.5), lambda: self._start(me))
 
+    def is_newcomer(self, peer: int) -> bool:
+        """Return whether a peer is about to join, or waits to hear that it is."""
+        process = self.processes[peer]
+        if process is None or peer < self.scenario.num_first:
+            return False
+        views, t = process.participant.algorithm.node.schedule, process.participant.round
+        assert isinstance(views, ViewSchedule)
+        return not t or peer not in views.membership.members(t)
+
     def found_refused(self, process: VirtualProcess, notice: str) -> None:
         """A peer finds in its own files what it refuses: neither an honest frame is that, nor is a lie ever kept."""
         raise InvariantBroken(f"peer {process.me} kept what it refuses: {notice}")
