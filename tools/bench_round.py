@@ -5,10 +5,10 @@
 
 For every size these take turns, `--repeats` times over, so that a busy machine disturbs all alike: peers that send
 compressed differences (`quant-sgp`, the largest 1 % of each layer in 4 bits), peers that send whole models (`sgp`,
-float32), and `torch.distributed` averaging a vector of that size with gloo's all-reduce. Peers are processes as
-`sotto run` starts them, on a directed ring on loopback under mutual TLS, with one compute thread each; they train
-the task `synthetic`, whose gradient costs a few passes over the model. The processes of an all-reduce have one compute
-thread each, too.
+float32, with and without entropy coding), and `torch.distributed` averaging a vector of that size with gloo's
+all-reduce. Peers are processes as `sotto run` starts them, on a directed ring on loopback under mutual TLS, with one
+compute thread each; they train the task `synthetic`, whose gradient costs a few passes over the model. The processes of
+an all-reduce have one compute thread each, too.
 
 Figures are medians over all rounds of all peers, the first rounds of each process left out; where the mean is given it
 covers what happens now and then, such as checkpoints. The stages of a round:
@@ -77,6 +77,7 @@ REFERENCE = "gloo all-reduce"
 SYSTEMS = (
     System(COMPRESSED, ("algorithm.name=quant-sgp", "compressor.fraction=0.01", "compressor.value_bits=4")),
     System(WHOLE, ("algorithm.name=sgp",)),
+    System("sgp, packed", ("algorithm.name=sgp", "compressor.coding=packed")),
     System(REFERENCE, ()),
 )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -163,12 +164,12 @@ def test_a_frame_that_is_refused_costs_no_more_memory_than_the_bound() -> None:
 @pytest.mark.parametrize("which", ["indices", "codes", "scale", "size", "bits"])
 def test_columns_that_break_the_contract_are_refused_like_layers(which: str) -> None:
     sizes = np.array([40, 40], np.int64)
-    fields = {
+    fields: dict[str, Any] = {
         "sizes": sizes, "forms": np.full(2, 5, np.uint8), "counts": np.array([2, 2], np.int64),
         "scalars": np.array([1.0, 2.0]), "indices": np.array([3, 9, 1, 4], np.int64),
         "codes": np.array([1, 2, 3, 4], np.uint8), "levels": (7, -7, 1, 4),
     }  # fmt: skip
-    spoiled = {
+    spoiled: dict[str, dict[str, Any]] = {
         "indices": {"indices": np.array([3, 3, 1, 4], np.int64)},
         "codes": {"codes": np.array([1, 16, 3, 4], np.uint8)},
         "scale": {"scalars": np.array([1.0, np.inf])},
