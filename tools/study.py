@@ -114,6 +114,7 @@ MNIST = Study(
     },
     settings=(
         setting("allreduce", "full precision", COMPLETE, paper="92.35 (study, table 2: server, 16 bits)"),
+        setting("low-rank", "rank 4, 8 bits", COMPLETE),
         setting("local", "no messages", RING),
         setting("parameter-server", "grid 2⁻⁵ (4 bits of ±¼)", STAR, grid(2**-5), paper="92.33 (study, table 2)"),
         setting("d-psgd", "full precision", RING),

@@ -14,6 +14,7 @@ from peer.cli.options import count_peers, job_options, json_option, load_config,
 from peer.cli.training_run import (
     RUNS_DIR,
     baseline_option,
+    choose_directory,
     draw_graph,
     finish,
     live_option,
@@ -81,7 +82,7 @@ def up(
     else:
         config, base = load_config(config_file, settings)
         count = count_peers(config, num_peers)
-        directory = make_directory(runs_dir, name, config.run.name)
+        directory = choose_directory(runs_dir, name, config.run.name)
     from peer.ops.peer_processes import ForkServer
 
     with (
@@ -98,6 +99,7 @@ def up(
 
         lineup = None if resume is None else line_up(directory / "peers", config, num_peers)
         if resume is None:
+            directory = make_directory(runs_dir, name, config.run.name)
             draw_graph(config, base, count, directory)
         with StopOnSignal() as stop:
             summary = local_cluster.up(

@@ -60,7 +60,7 @@ class ExchangedParameters:
     def check(self) -> None:
         """Raise UsageError if the model has other parameters than when it joined."""
         now = dict(_trained(self.model))
-        for name in now.keys() - self._parameters.keys():
+        for name in sorted(now.keys() - self._parameters.keys(), reverse=True):
             raise UsageError(
                 f"parameter {name} requires a gradient and did not when the script joined; build and unfreeze all of"
                 " the model before sottovoce.join"

@@ -150,7 +150,7 @@ def test_mass_is_conserved_in_every_round_with_late_messages_on_a_changing_graph
         environment={},
         overrides=[
             *JOB,
-            "run.rounds=40",
+            "run.rounds=120",
             f"algorithm.name={algorithm}",
             'graph.kind=["four-node-a", "four-node-b", "four-node-c"]',
             "graph.period=3",

@@ -41,6 +41,7 @@ COMPRESSORS = {
 GOOD = {
     "local": ("ring", NONE, {}),
     "allreduce": ("complete", NONE, {}),
+    "low-rank": ("complete", NONE, {}),
     "parameter-server": ("star", QSGD_8, {}),
     "d-psgd": ("ring", NONE, {}),
     "sgp": ("directed-ring", NONE, {}),

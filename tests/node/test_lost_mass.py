@@ -112,7 +112,7 @@ def test_nothing_comes_back_before_all_have_said_what_they_heard(algorithm: str,
     cluster.perform(0, cluster.peers[0].begin(0.0))
     cluster.run(60)
     lost = cluster.peers[4].participant.algorithm
-    given = lost.node.averaging_rate * float(lost.node.schedule.matrix(5)[1, 4])
+    given = lost.node.averaging_rate * lost.node.schedule.weight(5, 1, 4)
     assert cluster.weight() == pytest.approx(5.0 - (1.0 - given) * lost.u, abs=1e-12)
 
 
