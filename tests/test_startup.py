@@ -136,5 +136,4 @@ def test_up_says_what_it_does_before_it_imports_what_is_slow(tmp_path: Path) -> 
     assert done.returncode == 130, done.stderr
     assert done.stderr.splitlines()[0].split()[-1] == "preparing"
     assert done.stdout.strip() == ""
-    assert list(tmp_path.iterdir()) == [tmp_path / "runs"]
-    assert not list((tmp_path / "runs").iterdir()), "a run that never began leaves no folder"
+    assert not list(tmp_path.iterdir()), "a run that never began leaves no folder"
