@@ -128,7 +128,7 @@ class Tunnels:
         beat: asyncio.Task[None] | None = None
         try:
             await stream.write(Piece(sender=self._name))
-            beat = asyncio.create_task(self._keep_alive(stream))
+            beat = asyncio.create_task(self._keep_alive(stream, taken))
             while True:
                 async with asyncio.timeout(3 * self._heartbeat_s):
                     piece = await stream.read()
@@ -137,8 +137,9 @@ class Tunnels:
                 self.trouble.pop(relay.name, None)
                 if piece.peer:
                     break
-            beat.cancel()
             taken.set()
+            # gRPC ends a stream when a write to it is cancelled, so the last heartbeat is waited for.
+            await beat
             reader, writer = await asyncio.open_unix_connection(str(self.listening_socket))
             await self._pump(stream, reader, writer, piece.peer)
         except Exception as error:
@@ -152,11 +153,14 @@ class Tunnels:
                 beat.cancel()
             await stream.abandon()
 
-    async def _keep_alive(self, stream: PieceStream) -> None:
+    async def _keep_alive(self, stream: PieceStream, taken: asyncio.Event) -> None:
+        """Write heartbeats until `taken` is set."""
         with contextlib.suppress(*_LOST):
-            while True:
+            while not taken.is_set():
                 await stream.write(Piece())
-                await asyncio.sleep(self._heartbeat_s)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._heartbeat_s):
+                        await taken.wait()
 
     async def call(
         self, peer: str, relay: RelayAddress, reader: asyncio.StreamReader, writer: asyncio.StreamWriter

@@ -16,10 +16,12 @@ from peer.errors import ConfigError
 from peer.net.control import call_control
 from peer.net.neighbor import Neighbor, RelayAddress
 from peer.net.relay import MAX_TUNNELS, PieceStream, RelayService
-from peer.net.rpc import Caller, Channel, ServedStream, Server
+from peer.net.rpc import Caller, Channel, DialledStream, ServedStream, Server
 from peer.net.security.credentials import Credentials
 from peer.net.services import RELAY_SERVICE
+from peer.net.tasks import Tasks
 from peer.net.transport import Transport
+from peer.net.tunnels import Tunnels
 from peer.proto.sottovoce.v1.relay_pb2 import Piece
 from tests.net.transport_peers import NAMES, Mind, authority, build, credentials, passive, running, until
 
@@ -193,15 +195,19 @@ def test_the_sockets_of_tunnels_are_made_when_they_are_needed_and_removed(
 
 def test_a_relay_that_names_caller_after_caller_does_not_fill_the_memory() -> None:
     async def story() -> None:
-        taken = 0
+        held, most, named = 0, 0, 0
 
         async def accept(stream: ServedStream) -> None:
-            nonlocal taken
-            taken += 1
-            await stream.read()
-            await stream.write(Piece(peer=f"caller-{taken}").SerializeToString())
-            while await stream.read() is not None:
-                pass
+            nonlocal held, most, named
+            held, named = held + 1, named + 1
+            most = max(most, held)
+            try:
+                await stream.read()
+                await stream.write(Piece(peer=f"caller-{named}").SerializeToString())
+                while await stream.read() is not None:
+                    pass
+            finally:
+                held -= 1
 
         relay = Server([], max_concurrent=1000)
         relay.serve_streams(RELAY_SERVICE, {"Accept": accept})
@@ -210,10 +216,65 @@ def test_a_relay_that_names_caller_after_caller_does_not_fill_the_memory() -> No
         own_relay = RelayAddress(NAMES[0], f"127.0.0.1:{port}")
         waits = build(2, Mind(), [passive(1)], listen=None, options=OPTIONS, own_relay=own_relay, security=None)
         async with running(waits):
-            await until(lambda: taken >= MAX_TUNNELS)
+            await until(lambda: named >= MAX_TUNNELS)
             await asyncio.sleep(0.5)
-            assert taken == MAX_TUNNELS
+            assert most == MAX_TUNNELS
         await relay.stop(0)
+
+    asyncio.run(story())
+
+
+def test_a_caller_that_comes_while_a_heartbeat_is_written_is_not_lost() -> None:
+    """gRPC ends a stream when a write to it is cancelled."""
+
+    class Stream:
+        """A relay's, which names a caller before the first heartbeat is through, and then sends data."""
+
+        def __init__(self) -> None:
+            self.pieces = [Piece(peer="cleo"), Piece(data=b"hello from cleo")]
+            self.beating, self.through = asyncio.Event(), asyncio.Event()
+            self.cut = False
+
+        async def read(self) -> bytes | None:
+            await self.beating.wait()
+            if not self.pieces:
+                await asyncio.Event().wait()
+            return self.pieces.pop(0).SerializeToString()
+
+        async def write(self, data: bytes) -> None:
+            if Piece.FromString(data) == Piece():
+                self.beating.set()
+                try:
+                    await self.through.wait()
+                except asyncio.CancelledError:
+                    self.cut = True
+                    raise
+
+        async def abandon(self) -> None: ...
+
+    async def story() -> None:
+        stream, heard, taken = Stream(), asyncio.Event(), asyncio.Event()
+
+        async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            assert await reader.read(100) == b"hello from cleo"
+            heard.set()
+
+        tunnels = Tunnels(
+            name="ben",
+            open_stream=lambda relay, method: cast(DialledStream, stream),
+            tasks=Tasks(),
+            heartbeat_s=1.0,
+            blame=lambda address, error: None,
+        )
+        server = await asyncio.start_unix_server(listen, tunnels.listening_socket)
+        waits = asyncio.create_task(tunnels.wait_for_caller(RelayAddress("ada", "127.0.0.1:9"), taken))
+        await until(taken.is_set)
+        stream.through.set()
+        await until(heard.is_set)
+        assert not stream.cut
+        waits.cancel()
+        server.close()
+        tunnels.close()
 
     asyncio.run(story())
 
