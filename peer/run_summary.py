@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -24,8 +25,8 @@ from peer.train.own_task import criteria_of
 from peer.train.precision import precision_of
 
 
-def describe_run(config: Config, setup: RunSetup, layout: Layout) -> Summary:
-    """Return a summary with what is known before the first round."""
+def describe_run(config: Config, setup: RunSetup, layout: Layout, *, command: str = "") -> Summary:
+    """Return a summary with what is known before the first round; `command` started the run."""
     names = [peer.name for peer in config.peers] or [f"peer-{index}" for index in range(setup.num_peers)]
     return Summary(
         name=config.run.name,
@@ -38,6 +39,8 @@ def describe_run(config: Config, setup: RunSetup, layout: Layout) -> Summary:
         seed=config.run.seed,
         parameters=layout.size,
         seconds=0.0,
+        started_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        commands=[command] if command else [],
         peer_names=names,
         criteria={criterion.name: criterion.better for criterion in criteria_of(setup.task)},
         version=__version__,
@@ -71,13 +74,25 @@ def consensus(done: int, models: Sequence[FloatArray]) -> ConsensusRecord:
 def finish_summary(
     summary: Summary, stores: Sequence[MetricsStore], config: Config, setup: RunSetup, *, baseline: bool
 ) -> None:
-    """Fill in what the metrics say, and the figures of one process trained on all data if wanted. Where
-    `summary.members` names somebody, the accuracies are theirs alone."""
+    """Fill in what the metrics say, and the figures of one process trained on all data if wanted."""
+    sum_up(summary, stores)
+    distances = [record for store in stores for record in store.consensus()]
+    if distances:
+        last = max(distances, key=lambda record: record.round)
+        summary.consensus_distance = last.consensus_distance
+        contraction = 1.0 - setup.schedule.spectral_gap
+        if last.model_norm > 0.0 and 0.0 <= contraction < 1.0:
+            summary.rounds_to_consensus = final_rounds_for(last.consensus_distance, contraction, 1e-3 * last.model_norm)
+    if baseline:
+        compare_with_single_process(summary, config, setup)
+
+
+def sum_up(summary: Summary, stores: Sequence[MetricsStore]) -> None:
+    """Fill in what the metrics say. Where `summary.members` names somebody, the accuracies are theirs alone."""
     files = [(store.rounds(), store.evaluations()) for store in stores]
     rounds = [record for rows, _ in files for record in rows]
     evaluations = [record for record in measured(files) if record.split == "test"]
     links = [record for store in stores for record in store.links()]
-    distances = [record for store in stores for record in store.consensus()]
     summary.payload_bytes = sum(record.payload_bytes for record in rounds)
     summary.frame_bytes = sum(record.frame_bytes for record in rounds)
     summary.protobuf_bytes = sum(link.protobuf_bytes for link in links)
@@ -99,8 +114,9 @@ def finish_summary(
     if stale:
         summary.staleness, summary.most_staleness = sum(stale) / len(stale), max(stale)
     summary.reconnects = sum(link.reconnects for link in links)
-    completed = max((record.round + 1 for record in last_of_peer.values()), default=0)
-    summary.seconds_per_round = max((r.time_s for r in last_of_peer.values()), default=0.0) / max(1, completed)
+    summary.completed_rounds = max((record.round + 1 for record in last_of_peer.values()), default=0)
+    summary.training_seconds = max((record.time_s for record in last_of_peer.values()), default=0.0)
+    summary.seconds_per_round = summary.training_seconds / max(1, summary.completed_rounds)
     newest = {record.peer: record for record in sorted(evaluations, key=lambda record: record.round)}
     own = [newest[peer] for peer in sorted(newest) if peer >= 0 and peer in (summary.members or newest)]
     kept = {record.peer: record for record in measured(files) if record.split == "holdout"}
@@ -117,14 +133,6 @@ def finish_summary(
     if compared and has_accuracy:
         _, worst = min(compared, key=lambda each: summary.criterion.rank(each[0]))
         summary.class_accuracy = [c / n if n else 0.0 for c, n in zip(worst.correct, worst.total, strict=True)]
-    if distances:
-        last = max(distances, key=lambda record: record.round)
-        summary.consensus_distance = last.consensus_distance
-        contraction = 1.0 - setup.schedule.spectral_gap
-        if last.model_norm > 0.0 and 0.0 <= contraction < 1.0:
-            summary.rounds_to_consensus = final_rounds_for(last.consensus_distance, contraction, 1e-3 * last.model_norm)
-    if baseline:
-        compare_with_single_process(summary, config, setup)
 
 
 def compare_with_single_process(summary: Summary, config: Config, setup: RunSetup) -> None:

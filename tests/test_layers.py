@@ -90,7 +90,9 @@ FORBIDDEN_IN_PURE = {
 # Imports inside functions: in the command line, so that `sotto --help` answers before torch is loaded, and of packages
 # that an installation may lack.
 LATE = ("cli", "entry")
-OPTIONAL = {"PIL", "onnx", "onnxruntime", "onnxscript", "prometheus_client", "tokenizers"}
+OPTIONAL = {
+    "PIL", "onnx", "onnxruntime", "onnxscript", "prometheus_client", "tokenizers",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

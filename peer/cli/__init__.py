@@ -85,7 +85,10 @@ cli.add_section(
     "During a run",
     (control.status, control.stop, control.reload, control.leave, control.remove, control.rollback),
 )
-cli.add_section("After a run", (results.export, results.report, results.replay, version))
+cli.add_section(
+    "After a run",
+    (results.export, results.report, results.replay, version),
+)
 cli.add_section("Links and studies", (shape.shape, study.study))
 
 

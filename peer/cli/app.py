@@ -63,6 +63,11 @@ class SottoGroup(click.Group):
         self.sections: dict[str, list[str]] = {}
         """Names of commands under headings, in the order of the help text."""
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the options of the group, and keep the whole command line for reports."""
+        ctx.meta["peer.arguments"] = tuple(args)
+        return super().parse_args(ctx, args)
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
         try:

@@ -12,6 +12,7 @@ from peer.cli.app import SottoCommand, StopOnSignal
 from peer.cli.options import count_peers, job_options, json_option, load_config, peers_option
 from peer.cli.training_run import (
     baseline_option,
+    command_line,
     draw_graph,
     finish,
     live_option,
@@ -122,6 +123,7 @@ def simulate(
             baseline=not no_baseline,
             on_progress=show,
             stop=stop.event,
+            command=command_line(),
         )
     return finish(simulation.summary, None if no_save else directory, as_json, interrupted=stop.event.is_set())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from peer.state.metrics import Summary
 
 RUNS_DIR = Path("runs")
+
 
 name_option = click.option(
     "--name",
@@ -68,6 +70,11 @@ def choose_directory(runs_dir: Path, name: str | None, default: str) -> Path:
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise ConfigError("already contains a run; choose another --name, or delete the folder", file=str(directory))
     return directory
+
+
+def command_line() -> str:
+    """Return the command that runs now, as one would type it."""
+    return shlex.join(["sotto", *click.get_current_context().find_root().meta["peer.arguments"]])
 
 
 def warn(config: Config, base: Path, num_peers: int) -> None:

@@ -15,6 +15,7 @@ from peer.cli.training_run import (
     RUNS_DIR,
     baseline_option,
     choose_directory,
+    command_line,
     draw_graph,
     finish,
     live_option,
@@ -113,6 +114,7 @@ def up(
                 lineup=lineup,
                 fork_server=fork_server,
                 debug=debug_wanted(),
+                command=command_line(),
             )
     code = finish(summary, directory, as_json, interrupted=stop.event.is_set())
     if code == INTERRUPTED:

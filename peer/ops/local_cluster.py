@@ -418,9 +418,10 @@ def up(
     lineup: Lineup | None = None,
     fork_server: ForkServer | None = None,
     debug: bool = False,
+    command: str = "",
 ) -> Summary:
-    """Run all peers of a job on this machine to the end; return what it came to. `fork_server` and `debug` as for
-    `Cluster`.
+    """Run all peers of a run on this machine to the end; return its figures. `fork_server` and `debug` as for
+    `Cluster`; `command` is the line that started it.
 
     Everything lands in `directory`, which exists and is empty, unless there is a `lineup` (see `Cluster`):
     configuration, peers with their states and logs, metrics, the averaged model, the summary. When `stop` is set the
@@ -447,9 +448,10 @@ def up(
                 )
             )
 
-    summary = describe_run(cluster.config, cluster.setup, cluster.trainer.layout)
+    summary = describe_run(cluster.config, cluster.setup, cluster.trainer.layout, command=command)
     summary.peer_names = [f"peer-{number}" for number in range(cluster.numbers[-1] + 1)]
     if lineup is not None:
+        summary.continue_from(directory / "summary.json")
         summary.members = [cluster.numbers[index] for index in cluster.staying]
         summary.num_peers = len(summary.members)
     ended: str = "completed"

@@ -10,7 +10,7 @@ from itertools import accumulate
 
 from peer.criterion import ACCURACY, Criterion
 from peer.report.line_chart import Axis, Chart, Line, line_chart, smooth, thin_out
-from peer.report.numbers import short, short_duration, short_size
+from peer.report.numbers import significant
 from peer.report.run_data import RunData, mean
 from peer.round_record import RoundRecord
 
@@ -49,47 +49,63 @@ def drawn_peers(data: RunData) -> list[int]:
 def measures(data: RunData) -> list[Against]:
     """Return rounds, bytes and seconds as horizontal axes; the latter two only where they were recorded."""
     result = [
-        Against(
-            "round", Axis(label="round", write=_whole, whole=True, low=0.0), lambda _, done: done, lambda done: done
-        ),
+        Against("round", Axis(label="round", unit="count", low=0.0), lambda _, done: done, lambda done: done),
     ]
     if any(record.frame_bytes for record in data.rounds):
-        axis = Axis(label="bytes sent by a peer, as frames", write=short_size, low=0.0)
+        axis = Axis(label="bytes sent by a peer, as frames", unit="bytes", low=0.0)
         result.append(_cumulative(data, "bytes", axis, lambda record: record.frame_bytes, running=False))
     if any(record.time_s for record in data.rounds):
-        axis = Axis(label="seconds", write=short_duration, low=0.0)
+        simulated = data.summary is not None and data.summary.simulated
+        axis = Axis(label="virtual seconds" if simulated else "seconds", unit="seconds", low=0.0)
         result.append(_cumulative(data, "time", axis, lambda record: record.time_s, running=True))
     return result
 
 
-def figure_charts(data: RunData, criterion: Criterion) -> list[Chart]:
-    """Return accuracy, or another figure, on the common test set against each measure."""
-    rows = [row for row in data.evaluations if row.split == "test"]
-    by_peer: dict[int, list[tuple[int, float]]] = {}
-    for row in rows:
-        value = row.figure(criterion)
-        if value is not None and math.isfinite(value):
-            by_peer.setdefault(row.peer, []).append((row.round, value))
-    own = {peer: points for peer, points in by_peer.items() if peer >= 0}
+def worst_figure(data: RunData, criterion: Criterion) -> list[tuple[int, float]]:
+    """Return (completed rounds, figure of the worst peer) on the common test set."""
+    own = _test_figures(data, criterion)
+    own.pop(-1, None)
     by_round: dict[int, list[float]] = {}
     for points in own.values():
         for done, value in points:
             by_round.setdefault(done, []).append(value)
     # A round that only some peers have finished says nothing about the worst of all.
-    worst = [(done, criterion.worst(values)) for done, values in sorted(by_round.items()) if len(values) == len(own)]
+    return [(done, criterion.worst(values)) for done, values in sorted(by_round.items()) if len(values) == len(own)]
+
+
+def averaged_figure(data: RunData, criterion: Criterion) -> list[tuple[int, float]]:
+    """Return (completed rounds, figure of the averaged model) on the common test set."""
+    return _test_figures(data, criterion).get(-1, [])
+
+
+def mean_loss(data: RunData) -> list[tuple[int, float]]:
+    """Return (completed rounds, training loss, mean of all peers), smoothed: single batches are noise."""
+    smoothed = _smoothed(data, _loss, LOSS_POINTS)
+    return [(done, mean(smoothed[done])) for done in sorted(smoothed)]
+
+
+def figure_axis(criterion: Criterion, low: float | None = None) -> Axis:
+    """Return the vertical axis of a figure; that of accuracies ends at 100 %, and begins at `low` where it is given."""
+    if criterion != ACCURACY:
+        return Axis(label=criterion.name)
+    return Axis(label="accuracy", unit="percent", low=low, high=None if low is None else 1.0)
+
+
+def figure_charts(data: RunData, criterion: Criterion) -> list[Chart]:
+    """Return accuracy, or another figure, on the common test set against each measure."""
+    own, worst = _test_figures(data, criterion), worst_figure(data, criterion)
+    averaged = own.pop(-1, [])
     single = data.summary.single_process(criterion) if data.summary is not None else None
-    vertical = Axis(label=criterion.name, write=short)
-    if criterion == ACCURACY:
-        vertical = Axis(label="accuracy", write=_percent, low=_accuracy_floor(worst), high=1.0)
+    vertical = figure_axis(criterion, _accuracy_floor(worst))
     charts = []
     for measure in measures(data):
         lines = [
-            Line(label=data.peer_name(peer), points=_at(measure, peer, own[peer]), style="peer", in_legend=False)
+            Line(label=data.peer_name(peer), points=_at(measure, peer, own[peer]), style="peer", legend="")
             for peer in drawn_peers(data)
             if peer in own
         ]
         lines.append(Line(label="worst peer", points=_at(measure, None, worst), style="worst"))
-        lines.append(Line(label="averaged model", points=_at(measure, None, by_peer.get(-1, [])), style="mean"))
+        lines.append(Line(label="averaged model", points=_at(measure, None, averaged), style="mean"))
         ends = [x for line in lines for x, _ in line.points]
         if single is not None and ends:
             level = [(0.0, single), (max(ends), single)]
@@ -97,6 +113,16 @@ def figure_charts(data: RunData, criterion: Criterion) -> list[Chart]:
         name = criterion.name[:1].upper() + criterion.name[1:]
         charts.append(line_chart(f"{name} by {measure.name}", lines, measure.axis, vertical))
     return charts
+
+
+def _test_figures(data: RunData, criterion: Criterion) -> dict[int, list[tuple[int, float]]]:
+    """Return peer (−1: the averaged model) → (completed rounds, figure) on the common test set."""
+    found: dict[int, list[tuple[int, float]]] = {}
+    for row in data.evaluations:
+        value = row.figure(criterion) if row.split == "test" else None
+        if value is not None and math.isfinite(value):
+            found.setdefault(row.peer, []).append((row.round, value))
+    return found
 
 
 def loss_charts(data: RunData) -> list[Chart]:
@@ -110,7 +136,7 @@ def loss_charts(data: RunData) -> list[Chart]:
                 f"Training loss by {measure.name}",
                 lines,
                 measure.axis,
-                Axis(label="loss", write=short, log=True),
+                Axis(label="loss", log=True),
             )
         )
     return charts
@@ -124,22 +150,26 @@ def health_charts(data: RunData) -> list[Chart]:
     consensus += _peer_lines(
         data, lambda record: record.neighbor_distance, rounds, legend="each peer, to its neighbours"
     )
-    charts = [line_chart("Consensus distance", consensus, rounds.axis, Axis(label="distance", write=short, log=True))]
+    charts = [line_chart("Consensus distance", consensus, rounds.axis, Axis(label="distance", log=True))]
     for title, reading, log in _HEALTH:
+        values = _values(data, reading)
+        if len(values) == 1:
+            charts.append(Chart(title, "", f"{title} was {significant(values.pop())} throughout."))
+            continue
         lines = _peer_lines(data, reading, rounds, legend="each peer")
         lines += _mean_and_worst(data, reading, rounds)
-        charts.append(line_chart(title, lines, rounds.axis, Axis(label=title, write=short, log=log)))
+        charts.append(line_chart(title, lines, rounds.axis, Axis(label=title, log=log)))
     charts.append(_bits_chart(data, rounds))
     for title, reading in _CHOSEN:
         # Of interest only where a bandwidth budget chose it.
-        if len({value for record in data.rounds if (value := reading(record)) is not None}) > 1:
+        if len(_values(data, reading)) > 1:
             lines = _peer_lines(data, reading, rounds, legend="each peer")
             lines += _mean_and_worst(data, reading, rounds)
-            charts.append(line_chart(title, lines, rounds.axis, Axis(label=title, write=short, low=0.0)))
+            charts.append(line_chart(title, lines, rounds.axis, Axis(label=title, low=0.0)))
     if any(record.staleness is not None for record in data.rounds):
         # Only the peers of asynchronous runs have one.
         lines = _peer_lines(data, _staleness, rounds, legend="each peer") + _mean_and_worst(data, _staleness, rounds)
-        axis = Axis(label="exchanges between read and step", write=short, low=0.0)
+        axis = Axis(label="exchanges between read and step", low=0.0)
         charts.append(line_chart("Staleness", lines, rounds.axis, axis))
     return charts
 
@@ -162,8 +192,13 @@ def _bits_chart(data: RunData, rounds: Against) -> Chart:
     lines += _mean_and_worst(data, _bits, rounds)
     bound = _over_peers(data, lambda r: r.entropy_bits / r.values if r.values and r.entropy_bits else None, mean)
     lines.append(Line(label="entropy bound", points=smooth(bound, MOST_POINTS), style="bound"))
-    axis = Axis(label="bits", write=short, low=0.0)
+    axis = Axis(label="bits", low=0.0)
     return line_chart("Payload bits a parameter", lines, rounds.axis, axis)
+
+
+def _values(data: RunData, reading: Reading) -> set[float]:
+    """Return the different values that a figure had."""
+    return {value for record in data.rounds if (value := reading(record)) is not None}
 
 
 def _loss(record: RoundRecord) -> float | None:
@@ -184,20 +219,16 @@ def _peer_lines(
     lines = []
     for number, peer in enumerate(drawn_peers(data)):
         points = [(measure.of_round(peer, done), value) for done, value in _smooth_peer(data, peer, reading, most)]
-        lines.append(Line(label=data.peer_name(peer), points=points, style="peer", in_legend=False))
-        if legend is not None and number == 0:
-            # One entry stands for all the thin lines.
-            lines.append(Line(label=legend, points=points, style="peer"))
+        # One entry stands for all the thin lines.
+        name = legend if legend is not None and number == 0 else ""
+        lines.append(Line(label=data.peer_name(peer), points=points, style="peer", legend=name))
     return lines
 
 
 def _mean_and_worst(
     data: RunData, reading: Reading, measure: Against, *, worst: str | None = None, most: int = MOST_POINTS
 ) -> list[Line]:
-    smoothed: dict[int, list[float]] = {}
-    for peer in data.peers:
-        for done, value in _smooth_peer(data, peer, reading, most):
-            smoothed.setdefault(done, []).append(value)
+    smoothed = _smoothed(data, reading, most)
     rounds = sorted(smoothed)
     lines = []
     if worst is not None:
@@ -207,6 +238,15 @@ def _mean_and_worst(
     means = [(measure.of_all(done), mean(smoothed[done])) for done in rounds]
     lines.append(Line(label="mean of all peers", points=means, style="mean"))
     return lines
+
+
+def _smoothed(data: RunData, reading: Reading, most: int) -> dict[int, list[float]]:
+    """Return completed rounds → what the smoothed curves of the peers say there."""
+    found: dict[int, list[float]] = {}
+    for peer in data.peers:
+        for done, value in _smooth_peer(data, peer, reading, most):
+            found.setdefault(done, []).append(value)
+    return found
 
 
 def _smooth_peer(data: RunData, peer: int, reading: Reading, most: int) -> list[tuple[int, float]]:
@@ -262,11 +302,3 @@ def _accuracy_floor(worst: Sequence[tuple[int, float]]) -> float:
         return 0.0
     late = [value for done, value in worst if done >= worst[-1][0] / 10]
     return max(0.0, int(10 * min(late) - 0.5) / 10)
-
-
-def _whole(value: float) -> str:
-    return f"{value:,.0f}"
-
-
-def _percent(value: float) -> str:
-    return f"{100 * value:.0f} %"

@@ -1,4 +1,4 @@
-"""One self-contained HTML page about a run: no script, nothing loaded from anywhere, light and dark.
+"""One self-contained HTML page about a run.
 
 Everything that comes from a run folder is escaped. A figure that was not recorded is left open; a section whose data
 is missing says so.
@@ -6,25 +6,22 @@ is missing says so.
 
 from __future__ import annotations
 
-import base64
 import re
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from peer import __version__
 from peer.criterion import ACCURACY, Criterion
 from peer.errors import StateError
 from peer.report.curves import MOST_PEERS, figure_charts, health_charts, loss_charts
+from peer.report.drawing import inline_drawing
 from peer.report.line_chart import Chart
-from peer.report.numbers import MISSING, count, difference, duration, figure, percent, significant, size, times
+from peer.report.numbers import MISSING, count, difference, duration, figure, percent, significant, size, times, when
+from peer.report.page import MOST_ROWS, card, document, left_out, missing, remark, scrolling, table
 from peer.report.run_data import RunData, load_run, mean
-from peer.report.style import STYLE
-from peer.report.summary_table import precision_name, reduction
+from peer.report.summary_table import precision_name
+from peer.report.whole_models import WHOLE_MODELS, equal_interval, reduction, references
 from peer.state.metrics import EvaluationRecord, LinkRecord, Summary
-
-MOST_ROWS = 200
-"""Rows of one table; what is left out is said below it."""
 
 
 def write_report(directory: Path, output: Path | None = None) -> Path:
@@ -61,19 +58,7 @@ def render(data: RunData) -> str:
         ("configuration", "Configuration", _configuration(data)),
         ("machine", "Machine", _machine(data)),
     )
-    title = escape(f"{data.name} · Sottovoce")
-    contents = "".join(f'<a href="#{name}">{escape(heading)}</a>' for name, heading, _ in sections)
-    body = "".join(
-        f'<section id="{name}"><h2>{escape(heading)}</h2>{content}</section>' for name, heading, content in sections
-    )
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        '<meta name="color-scheme" content="light dark">'
-        f"<title>{title}</title><style>{STYLE}</style></head><body>"
-        f"{_header(data)}<nav>{contents}</nav><main>{body}</main>"
-        f"<footer>Sottovoce {escape(__version__)}</footer></body></html>\n"
-    )
+    return document(data.name, _header(data), sections)
 
 
 def _criteria(data: RunData) -> list[Criterion]:
@@ -83,15 +68,15 @@ def _criteria(data: RunData) -> list[Criterion]:
 def _figure_section(data: RunData, criterion: Criterion) -> tuple[str, str, str]:
     anchor = re.sub(r"[^a-z0-9]+", "-", criterion.name.lower()).strip("-") or "metric"
     heading = criterion.name[:1].upper() + criterion.name[1:]
-    remark = "Every peer's own model on the common test set."
+    note = "Every peer's own model on the common test set."
     if criterion != ACCURACY:
-        anchor, remark = f"metric-{anchor}", f"{remark} {criterion.better.capitalize()} values are better."
-    return anchor, heading, _charts(data, figure_charts(data, criterion), remark)
+        anchor, note = f"metric-{anchor}", f"{note} {criterion.better.capitalize()} values are better."
+    return anchor, heading, _charts(data, figure_charts(data, criterion), note)
 
 
 def _header(data: RunData) -> str:
     summary = data.summary
-    parts = [f"<header><p class='kicker'>Run</p><h1>{escape(data.name)}</h1>"]
+    parts = [f"<p class='kicker'>Run</p><h1>{escape(data.name)}</h1>"]
     if summary is not None:
         facts = (
             summary.algorithm,
@@ -101,48 +86,41 @@ def _header(data: RunData) -> str:
             f"{count(summary.rounds)} rounds",
             f"trained in {precision_name(summary)}",
             f"seed {summary.seed}",
+            *([when(summary.started_at)] if summary.started_at else []),
+            *([f"collected {when(summary.collected_at)}"] if summary.collected_at else []),
         )
         parts.append("<p class='facts'>" + "".join(f"<span>{escape(fact)}</span>" for fact in facts) + "</p>")
-        if summary.ended != "completed":
+        parts.extend(f"<pre class='command'>{escape(command)}</pre>" for command in summary.commands)
+        if summary.collected_at:
+            if summary.ended != "completed":
+                parts.append(f"<p class='banner'>{escape(summary.ended.capitalize())}</p>")
+        elif summary.ended != "completed":
             parts.append(f"<p class='banner'>Ended early: {escape(summary.ended)}</p>")
     parts.extend(f"<p class='banner'>{escape(note)}</p>" for note in data.notes)
-    return "".join(parts) + "</header>"
+    return "".join(parts)
 
 
 def _key_figures(data: RunData) -> str:
     summary = data.summary
     if summary is None:
-        return _missing("They are written when a run ends.")
+        return missing("They are written when a run ends.")
     cards = [
-        *(_card(*each) for criterion in summary.all_criteria for each in _figure_cards(summary, criterion)),
-        _card(
-            "Payload",
-            times(reduction(summary, summary.payload_bytes)),
-            f"less: {size(summary.payload_bytes)} in place of {size(summary.full_precision_payload_bytes or None)}",
-        ),
+        *(card(*each) for criterion in summary.all_criteria for each in _figure_cards(summary, criterion)),
+        card("Payload", *_less(summary, summary.payload_bytes, "layers of the messages")),
     ]
     if summary.socket_bytes is not None:
-        cards.append(
-            _card(
-                "On the socket",
-                times(reduction(summary, summary.socket_bytes)),
-                f"less: {size(summary.socket_bytes)} with TLS, HTTP/2 and control",
-            )
-        )
+        cards.append(card("On the socket", *_less(summary, summary.socket_bytes, "with TLS, HTTP/2 and control")))
     else:
-        cards.append(
-            _card("Frames", times(reduction(summary, summary.frame_bytes)), f"less: {size(summary.frame_bytes)}")
-        )
+        cards.append(card("Frames", *_less(summary, summary.frame_bytes, "with headers and checksums")))
     bound = summary.entropy_bits_per_parameter
     cards.append(
-        _card(
+        card(
             "Bits a parameter",
             significant(summary.bits_per_parameter),
             f"entropy bound {significant(bound)}" if bound is not None else "payload of each message",
         )
     )
-    per_round = f"{1000 * summary.seconds_per_round:.1f} ms a round" if summary.seconds_per_round else ""
-    cards.append(_card("Time", duration(summary.seconds), per_round))
+    cards.append(_time_card(summary))
     return f'<div class="cards">{"".join(cards)}</div>'
 
 
@@ -161,27 +139,44 @@ def _figure_cards(summary: Summary, criterion: Criterion) -> list[tuple[str, str
     ]
 
 
-def _card(label: str, figure: str, note: str) -> str:
-    return (
-        f'<div class="card"><p class="label">{escape(label)}</p><p class="figure">{escape(figure)}</p>'
-        f'<p class="note">{escape(note)}</p></div>'
-    )
+def _less(summary: Summary, num_bytes: int, what: str) -> tuple[str, str]:
+    """Return a number of bytes as the figure and the note of a card, with what it is less than."""
+    less = reduction(summary, num_bytes)
+    if less is None:
+        return size(num_bytes), what
+    return times(less), f"less than {WHOLE_MODELS}: {size(num_bytes)}, {what}"
+
+
+def _time_card(summary: Summary) -> str:
+    """Return the time that the curves show, and what passed on the clock of this machine."""
+    whole = duration(summary.seconds)
+    if not summary.training_seconds:
+        return card("Time", whole, "")
+    per_round = f"{1000 * summary.seconds_per_round:.1f} ms a round"
+    trained = duration(summary.training_seconds)
+    if summary.simulated:
+        return card("Time to simulate", whole, f"virtual time, which the curves show: {trained}, {per_round}")
+    if summary.collected_at:
+        return card("Training time", trained, f"{per_round}; of the peer that took longest, stops included")
+    if len(summary.commands) > 1:
+        return card("Training time", trained, f"{per_round}; the last of {len(summary.commands)} commands took {whole}")
+    return card("Training time", trained, f"{per_round}; {whole} with the start of the peers and the end")
 
 
 def _charts(data: RunData, charts: Sequence[Chart], note: str = "") -> str:
-    empty = [chart.title for chart in charts if not chart.drawing]
+    empty = [chart.title for chart in charts if not chart.drawing and not chart.note]
     if empty:
         note = f"{note} Not recorded in this run: {', '.join(empty)}.".strip()
+    note = " ".join([note, *(chart.note for chart in charts if chart.note)]).strip()
     if len(data.peers) > MOST_PEERS:
         note = f"{note} {MOST_PEERS} of {len(data.peers)} peers are drawn one by one.".strip()
-    text = f'<p class="remark">{escape(note)}</p>' if note else ""
-    return f'{text}<div class="charts">{"".join(chart.drawing for chart in charts)}</div>'
+    return f'{remark(note) if note else ""}<div class="charts">{"".join(chart.drawing for chart in charts)}</div>'
 
 
 def _classes(data: RunData) -> str:
     worst = _worst_evaluation(data)
     if worst is None or len(worst.total) < 2 or ACCURACY not in _criteria(data):
-        return _missing("No accuracy by class was recorded.")
+        return missing("No accuracy by class was recorded.")
     rows = []
     for index, (right, total) in enumerate(zip(worst.correct, worst.total, strict=True)):
         share = right / total if total else 0.0
@@ -189,8 +184,9 @@ def _classes(data: RunData) -> str:
             f"<tr><th>{index}</th><td class='bar'><i style='width:{100 * share:.1f}%'></i></td>"
             f"<td class='number'>{percent(share)}</td><td class='number dim'>{right} of {total}</td></tr>"
         )
-    remark = f"{data.peer_name(worst.peer)} after {count(worst.round)} rounds: {percent(worst.accuracy)} in all."
-    return f"<p class='remark'>{escape(remark)}</p><table class='bars'>{''.join(rows)}</table>"
+    heading = f"{data.peer_name(worst.peer)} after {count(worst.round)} rounds: {percent(worst.accuracy)} in all."
+    bars = f"<table class='bars'>{''.join(rows)}</table>"
+    return remark(heading) + scrolling(bars, label="Accuracy by class")
 
 
 def _worst_evaluation(data: RunData) -> EvaluationRecord | None:
@@ -206,14 +202,19 @@ def _newest(data: RunData, split: str) -> dict[int, EvaluationRecord]:
 
 def _peers(data: RunData) -> str:
     if not data.peers:
-        return _missing("No peer has recorded a round.")
+        return missing("No peer has recorded a round.")
     test, holdout = _newest(data, "test"), _newest(data, "holdout")
     criteria = _criteria(data)
     heads = ["peer", "rounds", "loss", *(f"test {c.name.removeprefix('test ')}" for c in criteria)]
     heads += [f"hold-out {c.name.removeprefix('test ')}" for c in criteria] if holdout else []
+    states = data.summary.peer_states if data.summary is not None else {}
+    heads += ["state"] if states else []
     heads += ["payload", "frames", "bits a parameter", "late neighbours", "repairs", "u"]
+    # Of a cluster, also those that nothing was collected of.
+    names = data.summary.peer_names if data.summary is not None else []
+    listed = sorted({*data.peers, *(index for index, name in enumerate(names) if name in states)})
     rows = []
-    for peer in data.peers[:MOST_ROWS]:
+    for peer in listed[:MOST_ROWS]:
         records = data.rounds_of(peer)
         losses = [record.loss for record in records[-50:] if record.loss is not None]
         payload, values = sum(r.payload_bytes for r in records), sum(r.values for r in records)
@@ -225,16 +226,18 @@ def _peers(data: RunData) -> str:
         ]
         if holdout:
             cells += [figure(c, holdout[peer].figure(c)) if peer in holdout else MISSING for c in criteria]
+        if states:
+            cells.append(states.get(data.peer_name(peer), MISSING))
         cells += [
-            size(payload),
-            size(sum(r.frame_bytes for r in records)),
+            size(payload if records else None),
+            size(sum(r.frame_bytes for r in records) if records else None),
             significant(8 * payload / values) if values else MISSING,
-            count(sum(r.late for r in records)),
+            count(sum(r.late for r in records) if records else None),
             count(records[-1].repairs) if records else MISSING,
             significant(records[-1].push_weight) if records else MISSING,
         ]
         rows.append(cells)
-    return _table(heads, rows) + _left_out(len(data.peers))
+    return table(heads, rows, label="Peers") + left_out(len(listed))
 
 
 def _time(data: RunData) -> str:
@@ -246,7 +249,7 @@ def _time(data: RunData) -> str:
             widest = max(widest, sum(parts))
             rows.append((peer, parts, 1000 * mean([r.cpu_s for r in records])))
     if not widest:
-        return _missing("No times were recorded.")
+        return missing("No times were recorded.")
     lines = []
     for peer, parts, cpu in rows:
         bars = "".join(
@@ -257,12 +260,14 @@ def _time(data: RunData) -> str:
         lines.append(f"<tr><th>{escape(data.peer_name(peer))}</th><td class='bar'>{bars}</td>{cells}</tr>")
     legend = "".join(f"<li><i class='{style}'></i>{escape(label)}</li>" for _, label, style in _STAGES)
     head = "".join(f"<th class='number'>{escape(label)}</th>" for _, label, _ in _STAGES)
+    bars = (
+        f"<table class='bars'><thead><tr><th>peer</th><td></td>{head}<th class='number'>CPU</th></tr></thead>"
+        f"<tbody>{''.join(lines)}</tbody></table>"
+    )
     return (
         "<p class='remark'>Means over all rounds, in milliseconds. CPU is that of the whole process; in a "
         "simulation all peers share it, and waiting is virtual.</p>"
-        f"<ul class='legend'>{legend}</ul>"
-        f"<table class='bars'><thead><tr><th></th><td></td>{head}<th class='number'>CPU</th></tr></thead>"
-        f"<tbody>{''.join(lines)}</tbody></table>{_left_out(len(data.peers))}"
+        f"<ul class='legend'>{legend}</ul>{scrolling(bars, label='Times of each peer')}{left_out(len(data.peers))}"
     )
 
 
@@ -273,9 +278,8 @@ _STAGES = (("train_s", "local step", "train"), ("gossip_s", "gossip", "gossip"),
 def _traffic(data: RunData) -> str:
     summary = data.summary
     if summary is None:
-        return _missing("Totals are written when a run ends.")
+        return missing("Totals are written when a run ends.")
     stages = (
-        ("Full precision", "the same messages as float32", summary.full_precision_payload_bytes or None),
         ("Payload", "layers of the frames", summary.payload_bytes),
         ("Frames", "with header and checksum", summary.frame_bytes),
         ("Protobuf", "frames in chunks, receipts, heartbeats", summary.protobuf_bytes or None),
@@ -287,12 +291,30 @@ def _traffic(data: RunData) -> str:
         for name, what, num_bytes in stages
         if num_bytes is not None
     ]
-    return _table(["", "what it counts", "all peers, whole run", "less than full precision"], rows, text_columns=2)
+    heads = ["stage", "what it counts", "all peers, whole run", "less than whole models"]
+    sent = table(heads, rows, label="Bytes sent", text_columns=2)
+    return f"{sent}<h3>Other ways to train this model</h3>{_other_ways(summary)}"
+
+
+def _other_ways(summary: Summary) -> str:
+    payload = summary.payload_bytes
+    rows = [
+        [each.name, each.what, size(each.num_bytes), times(each.num_bytes / payload) if payload else MISSING]
+        for each in references(summary)
+    ]
+    interval = equal_interval(summary)
+    sentence = (
+        "Bytes of the numbers alone, computed for as many rounds and peers; their accuracy is not known from this run."
+    )
+    if interval is not None:
+        sentence += f" Local SGD sends as much as this run with a mean every {significant(interval)} rounds."
+    heads = ["way", "what is sent", "all peers, whole run", "times this run's payload"]
+    return remark(sentence) + table(heads, rows, label="Other ways to train this model", text_columns=2)
 
 
 def _links(data: RunData) -> str:
     if not data.links:
-        return _missing("No links were recorded.")
+        return missing("No links were recorded.")
     parameters = data.summary.parameters if data.summary is not None else 0
     bound = {
         peer: sum(r.entropy_bits for r in records) / sum(r.values for r in records)
@@ -318,13 +340,13 @@ def _links(data: RunData) -> str:
         ]
         for link in data.links[:MOST_ROWS]
     ]
-    remark = (
+    note = (
         "Totals of each direction, as its sender counted them. The entropy bound is that of all messages of the sender."
     )
     # A simulation has no sockets: columns that nobody filled are left out.
     kept = [column for column in range(len(heads)) if any(row[column] != MISSING for row in rows)]
     heads, rows = [heads[column] for column in kept], [[row[column] for column in kept] for row in rows]
-    return f"<p class='remark'>{escape(remark)}</p>{_table(heads, rows, text_columns=2)}{_left_out(len(data.links))}"
+    return remark(note) + table(heads, rows, label="Links", text_columns=2) + left_out(len(data.links))
 
 
 def _link_bits(link: LinkRecord, parameters: int) -> str:
@@ -335,17 +357,17 @@ def _link_bits(link: LinkRecord, parameters: int) -> str:
 
 def _graph(data: RunData) -> str:
     if data.graph_svg is None:
-        return _missing("The run folder holds no graph.svg.")
-    # As an image, a drawing can neither run scripts nor clash with the page.
-    encoded = base64.b64encode(data.graph_svg).decode("ascii")
+        return missing("The run folder holds no graph.svg.")
     name = data.summary.graph if data.summary is not None else "the run"
-    alt = escape(f"Graph of {name}: arrows from sender to receiver", quote=True)
-    return f'<div class="paper"><img alt="{alt}" src="data:image/svg+xml;base64,{encoded}"></div>'
+    drawing = inline_drawing(data.graph_svg, f"Graph of {name}: arrows from sender to receiver")
+    if drawing is None:
+        return missing("The graph.svg of the run folder is no drawing of a graph.")
+    return f'<div class="graph">{scrolling(drawing, label="Graph")}</div>'
 
 
 def _configuration(data: RunData) -> str:
     if data.config is None:
-        return _missing("The run folder holds no config.toml.")
+        return missing("The run folder holds no config.toml.")
     # The comments explain every key; here only the settings are of interest.
     settings = "\n".join(line for line in data.config.splitlines() if line.strip() and not line.startswith("#"))
     settings = re.sub(r"\n(?=\[)", "\n\n", settings)
@@ -354,27 +376,8 @@ def _configuration(data: RunData) -> str:
 
 def _machine(data: RunData) -> str:
     if data.summary is None or not data.summary.machine:
-        return _missing("The machine was not recorded.")
+        return missing("The machine was not recorded.")
     rows = "".join(
         f"<dt>{escape(key)}</dt><dd>{escape(str(value))}</dd>" for key, value in data.summary.machine.items()
     )
-    return f"<p class='remark'>Bit identity is promised for equal machines.</p><dl>{rows}</dl>"
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, text_columns: int = 1) -> str:
-    """Return a table whose first columns are text and the others figures."""
-
-    def cell(tag: str, column: int, text: str) -> str:
-        return f"<{tag}{'' if column < text_columns else ' class=number'}>{escape(text)}</{tag}>"
-
-    head = "".join(cell("th", column, text) for column, text in enumerate(heads))
-    body = "".join("<tr>" + "".join(cell("td", c, text) for c, text in enumerate(row)) + "</tr>" for row in rows)
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-
-
-def _left_out(total: int) -> str:
-    return f"<p class='remark'>{count(total - MOST_ROWS)} more are left out.</p>" if total > MOST_ROWS else ""
-
-
-def _missing(text: str) -> str:
-    return f'<p class="missing">{escape(text)}</p>'
+    return f"{remark('Bit identity is promised for equal machines.')}<dl>{rows}</dl>"

@@ -1,21 +1,35 @@
-"""Line charts as inline SVG: no script, no image, colours from the style sheet, so that they follow light and dark.
+"""Line charts as inline SVG: no image, colours from the style sheet, so that they follow light and dark.
 
-A chart is for reading values off: few grid lines, labelled axes, a legend, and the name of a line when the pointer
-rests on it.
+A chart is for reading values off: few grid lines, labelled axes, a legend. `charts.js` shows the values under the
+pointer, a finger or the arrow keys. It finds the limits of the axes in `data-x` and `data-y`, the names of the lines in
+their titles, and computes the values from the coordinates.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from html import escape
+from typing import Literal, TypeAlias
+
+from peer.report.numbers import short, short_duration, short_size, whole
 
 WIDTH, HEIGHT = 440, 250
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 22, 8, 42
 _TICKS = 5
 
 Points = Sequence[tuple[float, float]]
+Unit: TypeAlias = Literal["number", "count", "percent", "bytes", "seconds"]
+
+_WRITE: Mapping[Unit, Callable[[float], str]] = {
+    "number": short,
+    "count": whole,
+    "percent": lambda value: f"{100 * value:.0f} %",
+    "bytes": short_size,
+    "seconds": short_duration,
+}
+"""How the ticks of an axis are written. `charts.js` writes values in the same units."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,8 +39,11 @@ class Line:
     label: str
     points: Points
     style: str
-    """Class of the style sheet: peer, worst, mean, baseline, bound."""
-    in_legend: bool = True
+    """Class of the style sheet: peer, worst, mean, baseline, bound, run-0 to run-7."""
+    legend: str | None = None
+    """Its name in the legend, where that stands for several lines; "" for a line that another one stands for."""
+    band: Sequence[tuple[float, float, float]] = ()
+    """(x, lowest, highest) of the area that is shaded around the curve."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,12 +51,19 @@ class Axis:
     """One axis. Without limits it spans what is drawn."""
 
     label: str
-    write: Callable[[float], str]
+    unit: Unit = "number"
     log: bool = False
     low: float | None = None
     high: float | None = None
-    whole: bool = False
-    """Ticks at whole numbers only."""
+
+    def write(self, value: float) -> str:
+        """Return a value as its tick says it."""
+        return _WRITE[self.unit](value)
+
+    @property
+    def whole(self) -> bool:
+        """Whether there are only whole numbers."""
+        return self.unit == "count"
 
 
 @dataclass(frozen=True)
@@ -49,6 +73,8 @@ class Chart:
     title: str
     drawing: str
     """A <figure>; empty where there was nothing to draw."""
+    note: str = ""
+    """A sentence in place of the drawing, where one says it all."""
 
 
 def line_chart(title: str, lines: Sequence[Line], x: Axis, y: Axis) -> Chart:
@@ -60,15 +86,20 @@ def line_chart(title: str, lines: Sequence[Line], x: Axis, y: Axis) -> Chart:
     if not lines:
         return Chart(title, "")
     to_x = _scale(x, [p[0] for line in lines for p in line.points], _LEFT, WIDTH - _RIGHT)
-    to_y = _scale(y, [p[1] for line in lines for p in line.points], HEIGHT - _BOTTOM, _TOP)
+    heights = [p[1] for line in lines for p in line.points] + [h for line in lines for p in line.band for h in p[1:]]
+    to_y = _scale(y, heights, HEIGHT - _BOTTOM, _TOP)
     label = escape(f"{title}: {y.label} against {x.label}", quote=True)
-    parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">']
+    parts = [
+        f'<svg class="plot" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}" tabindex="0"'
+        f' data-x="{_limits(x, to_x)}" data-y="{_limits(y, to_y)}">'
+    ]
     parts.extend(_grid(x, y, to_x, to_y))
     plot = f'x="{_LEFT}" y="{_TOP - 4}" width="{WIDTH - _LEFT - _RIGHT + 4}" height="{HEIGHT - _TOP - _BOTTOM + 8}"'
     # A nested viewport clips curves that leave the limits, without an id that must be unique on the page.
     parts.append(
         f'<svg {plot} viewBox="{_LEFT} {_TOP - 4} {WIDTH - _LEFT - _RIGHT + 4} {HEIGHT - _TOP - _BOTTOM + 8}">'
     )
+    parts.extend(_band(line, to_x, to_y) for line in lines if line.band)
     parts.extend(_path(line, to_x, to_y) for line in lines)
     parts.append("</svg></svg>")
     heading = f"<figcaption>{escape(title)}</figcaption>"
@@ -108,12 +139,10 @@ class _Scale:
 
 
 def _drawable(line: Line, x: Axis, y: Axis) -> Line:
-    points = [
-        (a, b)
-        for a, b in line.points
-        if math.isfinite(a) and math.isfinite(b) and (a > 0 or not x.log) and (b > 0 or not y.log)
-    ]
-    return Line(label=line.label, points=points, style=line.style, in_legend=line.in_legend)
+    def fits(a: float, *heights: float) -> bool:
+        return all(math.isfinite(v) and (v > 0 or not axis.log) for axis, v in ((x, a), *((y, b) for b in heights)))
+
+    return replace(line, points=[p for p in line.points if fits(*p)], band=[p for p in line.band if fits(*p)])
 
 
 def _scale(axis: Axis, values: Sequence[float], start: float, end: float) -> _Scale:
@@ -155,17 +184,34 @@ def _grid(x: Axis, y: Axis, to_x: _Scale, to_y: _Scale) -> list[str]:
     return parts
 
 
+def _limits(axis: Axis, scale: _Scale) -> str:
+    """Return what the script needs to turn a coordinate into a value."""
+    kind = "log" if scale.log else "linear"
+    return f"{axis.unit} {kind} {scale.low!r} {scale.high!r} {scale.start} {scale.end} {escape(axis.label, quote=True)}"
+
+
+def _band(line: Line, to_x: _Scale, to_y: _Scale) -> str:
+    corners = [(x, high) for x, _, high in line.band] + [(x, low) for x, low, _ in reversed(line.band)]
+    return f'<polygon class="band {line.style}" points="{_coordinates(corners, to_x, to_y)}"/>'
+
+
+def _coordinates(points: Points, to_x: _Scale, to_y: _Scale) -> str:
+    # A hundredth of a point is 0.005 % of an axis: the values that the script computes have three exact digits.
+    return " ".join(f"{to_x(a):.2f},{to_y(b):.2f}" for a, b in points)
+
+
 def _path(line: Line, to_x: _Scale, to_y: _Scale) -> str:
-    steps = " ".join(f"{to_x(a):.1f},{to_y(b):.1f}" for a, b in line.points)
     name = f"<title>{escape(line.label)}</title>"
     if len(line.points) == 1:
         a, b = line.points[0]
-        return f'<circle class="dot {line.style}" cx="{to_x(a):.1f}" cy="{to_y(b):.1f}" r="3.5">{name}</circle>'
-    return f'<polyline class="line {line.style}" points="{steps}">{name}</polyline>'
+        return f'<circle class="dot {line.style}" cx="{to_x(a):.2f}" cy="{to_y(b):.2f}" r="3.5">{name}</circle>'
+    points = _coordinates(line.points, to_x, to_y)
+    return f'<polyline class="line {line.style}" points="{points}">{name}</polyline>'
 
 
 def _legend(lines: Sequence[Line]) -> str:
-    shown = {line.label: line.style for line in lines if line.in_legend}
+    named = ((line.label if line.legend is None else line.legend, line.style) for line in lines)
+    shown = {name: style for name, style in named if name}
     items = [f'<li><i class="{style}"></i>{escape(label)}</li>' for label, style in shown.items()]
     return f'<ul class="legend">{"".join(items)}</ul>' if items else ""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 from peer.criterion import ACCURACY, Criterion
 
 MISSING = "–"
@@ -58,6 +60,11 @@ def short(value: float) -> str:
     return f"{value:g}"
 
 
+def whole(value: float) -> str:
+    """Return a whole number, for an axis."""
+    return f"{value:,.0f}"
+
+
 def times(factor: float | None) -> str:
     """Return a reduction as "312×"."""
     if factor is None:
@@ -75,6 +82,14 @@ def duration(seconds: float | None) -> str:
     if minutes < 60:
         return f"{minutes} min {round(seconds) % 60:02d} s"
     return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def when(moment: str) -> str:
+    """Return an ISO 8601 time as "22 Nov 2026, 10:05 UTC"; as it is if it is none."""
+    try:
+        return f"{datetime.fromisoformat(moment).astimezone(UTC):%-d %b %Y, %H:%M} UTC"
+    except (ValueError, OverflowError):
+        return moment
 
 
 def significant(value: float | None, digits: int = 3) -> str:

@@ -1,14 +1,15 @@
 """Everything that a run folder holds, read for the report; what is missing or unreadable is noted, not fatal.
 
 Layout of a run folder: config.toml, summary.json, metrics.sqlite (a simulation, or figures over all peers),
-peers/peer-K/state/metrics.sqlite, model.safetensors, graph.svg.
+peers/peer-K/state/metrics.sqlite, model.safetensors, graph.svg. In a cluster folder the peers are in peer-K, what was
+collected of them is in collected/peer-K.sqlite, and the configuration is that of a peer.
 """
 
 from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -66,12 +67,10 @@ class RunData:
 
 
 def load_run(directory: Path) -> RunData:
-    """Return what a run folder holds. Raises StateError if it is not one: neither a summary nor metrics."""
+    """Return what a run folder, or a cluster folder, holds. Raises StateError if it has neither summary nor metrics."""
     if not directory.is_dir():
         raise StateError(f"{directory}: no such folder; `sotto up` and `sotto simulate` make run folders")
-    data = RunData(directory)
-    _read_summary(data)
-    data.config = _read_text(data, "config.toml")
+    data = read_frame(directory)
     svg = directory / "graph.svg"
     if svg.exists():
         data.graph_svg = svg.read_bytes()
@@ -82,10 +81,27 @@ def load_run(directory: Path) -> RunData:
     return data
 
 
+def read_frame(directory: Path) -> RunData:
+    """Return what a folder holds apart from figures: summary and configuration, as far as they are there."""
+    data = RunData(directory)
+    _read_summary(data)
+    data.config = _read_text(data, "config.toml") or _config_of_a_peer(data)
+    return data
+
+
+def metrics_files(directory: Path) -> list[Path]:
+    """Return the metrics files of a run, or of a cluster. Of two with rows of one peer, the later counts."""
+    # What was copied back counts before what was collected, which may be older.
+    kinds = ("collected/peer-*.sqlite", "peer-*/state/metrics.sqlite", "peers/peer-*/state/metrics.sqlite")
+    files = [directory / "metrics.sqlite", *(file for kind in kinds for file in sorted(directory.glob(kind)))]
+    return [file for file in files if file.exists()]
+
+
 def _read_summary(data: RunData) -> None:
     file = data.directory / "summary.json"
     try:
         data.summary = Summary.load(file)
+        data.notes += data.summary.missing
     except FileNotFoundError:
         data.notes.append("There is no summary.json: the run is still going on, or was cut off.")
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
@@ -104,8 +120,7 @@ def _read_text(data: RunData, name: str) -> str | None:
 
 def _read_metrics(data: RunData) -> bool:
     """Read every metrics file of the run; return whether there was one."""
-    files = [data.directory / "metrics.sqlite", *_peer_files(data.directory)]
-    files = [file for file in files if file.exists()]
+    files = metrics_files(data.directory)
     rounds: dict[tuple[Any, ...], RoundRecord] = {}
     tables: list[tuple[Sequence[RoundRecord], Sequence[EvaluationRecord]]] = []
     links: dict[tuple[Any, ...], LinkRecord] = {}
@@ -129,8 +144,9 @@ def _read_metrics(data: RunData) -> bool:
     return bool(files)
 
 
-def _peer_files(directory: Path) -> Iterable[Path]:
-    return sorted(directory.glob("peers/peer-*/state/metrics.sqlite"))
+def _config_of_a_peer(data: RunData) -> str | None:
+    first = next(iter(sorted(data.directory.glob("peer-*/peer.toml"))), None)
+    return None if first is None else _read_text(data, str(first.relative_to(data.directory)))
 
 
 def _sorted_values(rows: dict[Any, Any]) -> list[Any]:

@@ -11,11 +11,16 @@ from rich.text import Text
 
 from peer.criterion import ACCURACY, Criterion
 from peer.report.numbers import MISSING, count, difference, duration, figure, percent, significant, size, times
+from peer.report.whole_models import WHOLE_MODELS, equal_interval, reduction
 from peer.state.metrics import Summary
 
 MAX_PEERS = 16
 """Up to this many peers get a row of their own; more are summed up."""
-_PRECISIONS = {"int8": "8 bits (int8 products)", "bfloat16": "bfloat16 (parameters and sums float32)"}
+_PRECISIONS = {
+    "auto": "the precision that suits each device",
+    "bfloat16": "bfloat16 (parameters and sums float32)",
+    "int8": "8 bits (int8 products)",
+}
 
 
 def summary_table(summary: Summary) -> RenderableType:
@@ -25,23 +30,21 @@ def summary_table(summary: Summary) -> RenderableType:
     title.append(f"\ntrained in {precision_name(summary)}")
     parts: list[RenderableType] = [Text(), title]
     if summary.ended != "completed":
-        parts.append(Text(f"ended early: {summary.ended}", style="bold red"))
+        early = "" if summary.collected_at else "ended early: "
+        parts.append(Text(f"{early}{summary.ended}", style="bold red"))
+    parts.extend(Text(sentence, style="yellow") for sentence in summary.missing)
     grid = Table.grid(padding=(0, 2))
     grid.add_row(Group(*(_figures(summary, criterion) for criterion in summary.all_criteria)), _traffic(summary))
     parts.extend([Text(), grid, Text()])
+    if (interval := equal_interval(summary)) is not None:
+        less = f"less: than {WHOLE_MODELS}; local SGD sends as much as this payload with a mean every"
+        parts.extend([Text(f"{less} {significant(interval)} rounds", style="dim"), Text()])
     return Group(*parts)
 
 
 def precision_name(summary: Summary) -> str:
     """Return in which arithmetic the peers trained, as a reader says it."""
     return _PRECISIONS.get(summary.precision, "full precision (float32)")
-
-
-def reduction(summary: Summary, num_bytes: int | None) -> float | None:
-    """Return how many times fewer bytes than the same messages as float32 vectors."""
-    if not num_bytes or not summary.full_precision_payload_bytes:
-        return None
-    return summary.full_precision_payload_bytes / num_bytes
 
 
 def _figures(summary: Summary, criterion: Criterion) -> Table:
@@ -73,7 +76,7 @@ def _figures(summary: Summary, criterion: Criterion) -> Table:
 def _traffic(summary: Summary) -> Table:
     table = _table("sent by all", "bytes", "less")
     rows: Sequence[tuple[str, int | None]] = (
-        ("full precision", summary.full_precision_payload_bytes or None),
+        ("whole models", summary.full_precision_payload_bytes or None),
         ("payload", summary.payload_bytes),
         ("frames", summary.frame_bytes),
         ("protobuf", summary.protobuf_bytes or None),
@@ -103,10 +106,21 @@ def _traffic(summary: Summary) -> Table:
     if summary.reconnects:
         table.add_row("reconnects", count(summary.reconnects), "")
     table.add_section()
-    table.add_row("time", duration(summary.seconds), "")
-    per_round = f"{1000 * summary.seconds_per_round:.1f} ms" if summary.seconds_per_round else MISSING
-    table.add_row("time a round", per_round, "")
+    for name, took in _times(summary):
+        table.add_row(name, took, "")
     return table
+
+
+def _times(summary: Summary) -> list[tuple[str, str]]:
+    """Return what took how long: on the clock of the curves, and on that of this machine."""
+    clock = "virtual time" if summary.simulated else "training"
+    rows = [("real time" if summary.simulated else "start to end", duration(summary.seconds))]
+    if summary.training_seconds:
+        rows.insert(0, (clock, duration(summary.training_seconds)))
+        rows.append(
+            ("a virtual round" if summary.simulated else "a round", f"{1000 * summary.seconds_per_round:.1f} ms")
+        )
+    return rows
 
 
 def _names(summary: Summary) -> list[str]:

@@ -49,11 +49,12 @@ def run(
     baseline: bool = True,
     on_progress: Callable[[Progress], None] | None = None,
     stop: threading.Event | None = None,
+    command: str = "",
 ) -> Simulation:
     """Simulate a run and leave metrics, averaged model and summary in `directory`, if given: it exists and is empty.
 
-    `baseline`: also train one process on all data, to compare with. Raises DivergenceError (with the summary of what
-    there was already written) and whatever is wrong with the configuration.
+    `baseline`: also train one process on all data, to compare with. `command`: the line that started it. Raises
+    DivergenceError (with the summary of what there was already written) and whatever is wrong with the configuration.
     """
     started = time.monotonic()
     metrics = MetricsStore(None if directory is None else directory / "metrics.sqlite")
@@ -63,7 +64,8 @@ def run(
         )
         trainer = simulator.trainer
         assert isinstance(trainer, Trainer)
-        summary = describe_run(config, simulator.setup, trainer.layout)
+        summary = describe_run(config, simulator.setup, trainer.layout, command=command)
+        summary.simulated = True
         ended = "completed"
         try:
             if not simulator.run(stop=stop, on_progress=on_progress):

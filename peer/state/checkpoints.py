@@ -175,6 +175,21 @@ def checkpoint_round(path: Path) -> int:
     return _round_of(path.name) or 0
 
 
+def read_description(path: Path) -> tuple[int, Mapping[str, Any]]:
+    """Return the round of a checkpoint and its JSON values, without reading its arrays. Raises StateError."""
+    try:
+        with open(path, "rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if length > path.stat().st_size:
+                raise ValueError("it is cut off")
+            metadata = json.loads(file.read(length))["__metadata__"]
+        return int(metadata["round"]), json.loads(metadata["state"])
+    except OSError as error:
+        raise StateError(f"{path}: cannot be read as a checkpoint: {error.strerror}") from None
+    except (KeyError, TypeError, ValueError) as error:
+        raise StateError(f"{path}: cannot be read as a checkpoint: {error}") from None
+
+
 def load_checkpoint(path: Path) -> Checkpoint:
     """Return a checkpoint. Raises StateError if the file is damaged or of another format."""
     try:

@@ -13,10 +13,11 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, TypeVar
 
 from peer.criterion import ACCURACY, Better, Criterion
-from peer.errors import StateError
+from peer.errors import RemoteProtocolError, StateError
 from peer.round_record import RoundRecord
 from peer.state.disk import cannot_be_written
 
@@ -129,6 +130,19 @@ class Summary:
     seed: int
     parameters: int
     seconds: float
+    """From the command to its last figure, on the clock of this machine; the one process on all data left out."""
+    started_at: str = ""
+    """When the run began: ISO 8601, UTC."""
+    commands: list[str] = field(default_factory=list)
+    """Command lines that started it, and resumed it."""
+    collected_at: str = ""
+    """When the figures of a cluster were brought together: ISO 8601, UTC; empty for a run on one machine."""
+    missing: list[str] = field(default_factory=list)
+    """Sentences about figures of a cluster that are not here."""
+    peer_states: dict[str, str] = field(default_factory=dict)
+    """Of a cluster: name of a peer → what it did when it was asked, or what became of it."""
+    simulated: bool = False
+    """Whether the times of rounds are virtual."""
     peer_names: list[str] = field(default_factory=list)
     criteria: dict[str, Better] = field(default_factory=lambda: {ACCURACY.name: ACCURACY.better})
     """The figures that models are measured by, and which values are better. The first is the one that they are compared
@@ -173,7 +187,12 @@ class Summary:
     """Asynchronous algorithms: exchanges between reading the model and applying the gradient, mean of all steps."""
     most_staleness: float | None = None
     """The most for one step."""
+    completed_rounds: int = 0
+    """Rounds of the peer that completed most."""
+    training_seconds: float = 0.0
+    """Time of the last round of any peer on the clock of the curves, which begins when the peers have started."""
     seconds_per_round: float = 0.0
+    """On the same clock."""
     ended: str = "completed"
     """completed, stopped, diverged: reason, …"""
     version: str = ""
@@ -222,6 +241,12 @@ class Summary:
         worst = {"worst_metrics": {criterion.name: self.worst(criterion) for criterion in own}}
         return asdict(self) | {"worst_accuracy": self.worst_accuracy} | worst
 
+    def continue_from(self, path: Path) -> None:
+        """Take over when and how the run began from the summary of its first part, if it can be read."""
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            earlier = Summary.load(path)
+            self.started_at, self.commands = earlier.started_at, [*earlier.commands, *self.commands]
+
     def save(self, path: Path) -> None:
         """Write as JSON."""
         path.write_text(json.dumps(self.document(), indent=2) + "\n")
@@ -233,6 +258,8 @@ class Summary:
         return cls(**{item.name: tree[item.name] for item in fields(cls) if item.name in tree})
 
 
+Record = TypeVar("Record", RoundRecord, EvaluationRecord, ConsensusRecord)
+
 _TABLES: dict[str, tuple[type, tuple[str, ...]]] = {
     "rounds": (RoundRecord, ("peer", "round")),
     "evaluations": (EvaluationRecord, ("peer", "round", "split")),
@@ -240,6 +267,13 @@ _TABLES: dict[str, tuple[type, tuple[str, ...]]] = {
     "link_rounds": (LinkRoundRecord, ("peer", "neighbor", "round")),
     "consensus": (ConsensusRecord, ("round",)),
 }
+
+
+PAGED = ("rounds", "evaluations", "links")
+"""Tables that `MetricsStore.page` reads."""
+
+_PAGE_CHARACTERS = 500_000
+"""A page ends with the first round after so much."""
 
 
 class MetricsStore:
@@ -305,6 +339,56 @@ class MetricsStore:
     def consensus(self) -> list[ConsensusRecord]:
         return self._read(ConsensusRecord, "consensus", "ORDER BY round", ())
 
+    def written(self, kind: type[Record], *, after: int = 0) -> tuple[list[Record], int]:
+        """Return the rows of one kind in the order in which they were written, and the place of the last of them: what
+        `after` is when only what was written since is wanted."""
+        table = next(name for name, (record, _) in _TABLES.items() if record is kind)
+        last = self._connection.execute(f"SELECT COALESCE(MAX(rowid), 0) FROM {table}").fetchone()[0]
+        return self._read(kind, table, "WHERE rowid > ? AND rowid <= ? ORDER BY rowid", (after, last)), int(last)
+
+    def page(self, table: str, *, after: int = -1) -> tuple[list[str], list[list[Any]], int | None]:
+        """Return columns and rows of one of PAGED, of whole rounds above `after`, and the last of these rounds; None if
+        no later ones are left. Evaluations on hold-outs, which say something of private data, are left out.
+        """
+        columns = [item.name for item in fields(_TABLES[table][0])]
+        names = ", ".join(f'"{name}"' for name in columns)
+        if table == "links":
+            return columns, [list(row) for row in self._connection.execute(f"SELECT {names} FROM links")], None
+        only = "AND split = 'test' " if table == "evaluations" else ""
+        query = f"SELECT {names} FROM {table} WHERE round > ? {only}ORDER BY round"
+        rows: list[list[Any]] = []
+        size, last = 0, after
+        for row in self._connection.execute(query, (after,)):
+            round_ = row[columns.index("round")]
+            if size > _PAGE_CHARACTERS and round_ != last:
+                return columns, rows, last
+            rows.append(list(row))
+            size, last = size + sum(len(str(value)) for value in row), round_
+        return columns, rows, None
+
+    def put_page(self, table: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], *, peer: int) -> None:
+        """Insert what `page` of another peer's file returned. Raises RemoteProtocolError for what cannot be that: peer
+        `peer` says it. Columns that this release does not know are left out, those that it misses have their default.
+        """
+        record, _ = _TABLES[table]
+        kinds = {item.name: _KINDS[str(item.type)] for item in fields(record)}
+        for row in rows:
+            values = {name: value for name, value in zip(columns, row, strict=False) if name in kinds}
+            wrong = [name for name, value in values.items() if not isinstance(value, kinds[name])]
+            if wrong or len(row) != len(columns):
+                raise RemoteProtocolError(f"sent {table} that are no metrics: {', '.join(wrong) or 'rows too short'}")
+            if table != "evaluations" and values.get("peer") != peer:
+                raise RemoteProtocolError(f"sent {table} of another peer")
+            try:
+                self.put(record(**{name: _parsed(name, value) for name, value in values.items()}))
+            except (TypeError, ValueError):
+                raise RemoteProtocolError(f"sent {table} that are no metrics") from None
+
+    def last_round(self, peer: int, table: str = "rounds") -> int:
+        """Return the last round of a peer in a table; −1 if there is none."""
+        (last,) = self._connection.execute(f"SELECT MAX(round) FROM {table} WHERE peer = ?", (peer,)).fetchone()
+        return -1 if last is None else int(last)
+
     def close(self) -> None:
         """Commit and close."""
         try:
@@ -359,6 +443,35 @@ def _create(path: Path | str) -> sqlite3.Connection:
                 default = "NULL" if item.default is MISSING or item.default is None else repr(item.default)
                 connection.execute(f'ALTER TABLE {table} ADD COLUMN "{item.name}" DEFAULT {default}')
     return connection
+
+
+_KINDS: dict[str, type | tuple[type, ...]] = {
+    "int": int,
+    "int | None": (int, NoneType),
+    "float": (int, float),
+    "float | None": (int, float, NoneType),
+    "str": str,
+    "str | None": (str, NoneType),
+    "bool": int,
+    "tuple[int, ...]": str,
+    "Mapping[str, float]": (str, NoneType),
+}
+"""Type of a field, as its annotation says it → what SQLite may hold of it."""
+
+
+def _parsed(name: str, value: Any) -> Any:
+    """Return a field of a record from what a column holds of it. Raises ValueError if that cannot be."""
+    if name == "metrics":
+        figures = json.loads(value or "{}")
+        if not isinstance(figures, dict) or not all(isinstance(figure, int | float) for figure in figures.values()):
+            raise ValueError("no figures by name")
+        return figures
+    if name not in ("correct", "total"):
+        return value
+    numbers = json.loads(value)
+    if not isinstance(numbers, list) or not all(isinstance(number, int) for number in numbers):
+        raise ValueError("no list of numbers")
+    return tuple(numbers)
 
 
 def _values(record: Any) -> list[Any]:

@@ -7,9 +7,9 @@ import io
 from collections.abc import Sequence
 from html import escape
 
-from peer.report.line_chart import Axis, Line, line_chart
+from peer.report import page
+from peer.report.line_chart import Axis, Line, Unit, line_chart
 from peer.report.numbers import MISSING, significant, size
-from peer.report.style import STYLE
 from peer.study.plan import Study
 from peer.study.row import Row, Scaled
 
@@ -51,27 +51,23 @@ def as_text(study: Study, rows: Sequence[Row]) -> str:
 
 def as_html(study: Study, rows: Sequence[Row], scaled: Sequence[Scaled]) -> str:
     """Return the report: tables, figures of the links, curves, predictions for more peers."""
-    parts = [f"<header><p class='kicker'>Bandwidth study</p><h1>{escape(study.title)}</h1></header>"]
     note = (
         f"A local step lasts {study.step_s:g} s. Times are medians over rounds, bytes those of one peer's interface. "
         "A prediction is the measured round without limits, plus what the simulator adds for the links."
     )
-    parts.append(f'<p class="remark">{escape(note)}</p>')
+    header = f"<p class='kicker'>Bandwidth study</p><h1>{escape(study.title)}</h1>{page.remark(note)}"
+    sections: list[tuple[str, str, str]] = []
     for profile in study.profiles:
         heads, table = _table(study, rows, profile)
         if table:
-            parts.append(
-                f"<section><h2>{escape(profile)}</h2>{_html_table(heads, table)}{_curves(rows, profile)}</section>"
-            )
+            content = page.table(heads, table, label=profile) + _curves(rows, profile)
+            sections.append((f"profile-{len(sections)}", profile, content))
     if scaled:
         heads = ["profile", "peers", "algorithm", "predicted s a round"]
         table = [[each.profile, str(each.peers), each.contender, f"{each.round_s:.3f}"] for each in scaled]
-        parts.append(f"<section><h2>Predicted for more peers</h2>{_html_table(heads, table)}</section>")
-    title = escape(study.name)
-    return (
-        "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
-        f"<title>{title}</title><style>{STYLE}</style></head><body><main>{''.join(parts)}</main></body></html>\n"
-    )
+        title = "Predicted for more peers"
+        sections.append(("predicted", title, page.table(heads, table, label=title, text_columns=3)))
+    return page.document(study.name, header, sections)
 
 
 def _table(study: Study, rows: Sequence[Row], profile: str) -> tuple[list[str], list[list[str]]]:
@@ -111,17 +107,12 @@ def _curves(rows: Sequence[Row], profile: str) -> str:
     """Return the training loss against seconds and against bytes."""
     here = [row.cell for row in rows if row.cell.profile == profile and row.cell.result.loss_curve]
     charts = []
-    for label, column, write in (("seconds", 0, significant), ("bytes sent by one peer", 1, size)):
+    measures: tuple[tuple[str, int, Unit], ...] = (("seconds", 0, "seconds"), ("bytes sent by one peer", 1, "bytes"))
+    for label, column, unit in measures:
         lines = [
             Line(label=each.contender, points=[(p[column], p[2]) for p in each.result.loss_curve], style="peer")
             for each in here
         ]
-        x, y = Axis(label=label, write=write), Axis(label="training loss", write=significant)
+        x, y = Axis(label=label, unit=unit), Axis(label="training loss")
         charts.append(line_chart(f"Loss against {label}", lines, x, y).drawing)
     return f'<div class="charts">{"".join(charts)}</div>'
-
-
-def _html_table(heads: Sequence[str], table: Sequence[Sequence[str]]) -> str:
-    top = "".join(f"<th>{escape(head)}</th>" for head in heads)
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in line) + "</tr>" for line in table)
-    return f"<div class='scroll'><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>"

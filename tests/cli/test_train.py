@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -39,8 +40,16 @@ def test_a_simulation_leaves_a_whole_run_folder() -> None:
     assert files <= {path.name for path in folder.iterdir()}
     assert load(folder / "config.toml", environment={}).run.rounds == 6
     assert json.loads((folder / "summary.json").read_text())["payload_bytes"] == answer["payload_bytes"]
+    assert answer["simulated"]
+    assert answer["commands"] == ["sotto simulate " + " ".join((*SMALL, "--name", "small", "--seed", "5", "--json"))]
+    age = datetime.now(UTC) - datetime.fromisoformat(answer["started_at"])
+    assert 0 <= age.total_seconds() < 600
+    # Six local steps of 10 ms of virtual time, whatever they took.
+    assert (answer["completed_rounds"], answer["training_seconds"]) == (6, pytest.approx(0.06))
+    assert answer["seconds"] != answer["training_seconds"]
     page = (folder / "report.html").read_text()
     assert "quant-sgp" in page
+    assert "--name small" in page
     assert "<polyline" in page
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from peer.config import Config, PeerAddress
 from peer.config_writer import write_resolved
+from peer.gossip.topology import build_schedule
+from peer.report import graph_view
 from peer.round_record import RoundRecord
 from peer.state.metrics import ConsensusRecord, EvaluationRecord, LinkRecord, MetricsStore, Summary
 
@@ -19,7 +21,7 @@ def write_sample_run(directory: Path, *, rounds: int = 120, peers: int = 4) -> P
     names = [f"peer-{index}" for index in range(peers)]
     config = Config(peers=tuple(PeerAddress(name=name, advertise="127.0.0.1:7700") for name in names))
     write_resolved(config, directory / "config.toml", directory)
-    (directory / "graph.svg").write_text('<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 9 9"/>')
+    (directory / "graph.svg").write_text(graph_view.svg(build_schedule(peers, "directed-ring"), names=names))
     for peer in range(peers):
         folder = directory / "peers" / f"peer-{peer}" / "state"
         folder.mkdir(parents=True)
@@ -94,6 +96,10 @@ def sample_summary(names: list[str], rounds: int) -> Summary:
         seed=0,
         parameters=9610,
         seconds=41.2,
+        started_at="2026-11-22T10:05:00+00:00",
+        commands=["sotto up --peers 4 --name 'my run'"],
+        completed_rounds=rounds,
+        training_seconds=0.041 * rounds,
         peer_names=names,
         peer_accuracy=[0.95 + 0.002 * index for index in range(peers)],
         averaged_accuracy=0.972,

@@ -9,9 +9,9 @@ import pytest
 
 from peer.report.line_chart import HEIGHT, WIDTH, Axis, Chart, Line, line_chart, smooth, thin_out, ticks
 
-X = Axis(label="round", write=lambda value: f"{value:g}")
-Y = Axis(label="loss", write=lambda value: f"{value:g}")
-LOG = Axis(label="loss", write=lambda value: f"{value:g}", log=True)
+X = Axis(label="round", unit="count")
+Y = Axis(label="loss")
+LOG = Axis(label="loss", log=True)
 
 
 def line(*points: tuple[float, float], label: str = "a", style: str = "mean") -> Line:
@@ -115,3 +115,32 @@ def test_smoothing_keeps_the_mean() -> None:
     assert all(value == pytest.approx(0.5) for _, value in smooth(points, 100))
     assert len(smooth(points, 100)) == 100
     assert smooth(points, 100)[-1][0] == 999
+
+
+def test_one_name_in_the_legend_stands_for_many_lines() -> None:
+    lines = [
+        Line(label=f"peer-{i}", points=((0, i), (1, i)), style="peer", legend="" if i else "each") for i in range(3)
+    ]
+    chart = parsed(drawing(*lines))
+    assert ["".join(item.itertext()) for item in chart.iter("li")] == ["each"]
+    assert [title.text for title in chart.iter("title")] == ["peer-0", "peer-1", "peer-2"]
+
+
+def test_a_range_is_shaded_around_its_curve_and_fits_in() -> None:
+    band = Line(label="a", points=((0, 2), (1, 2)), band=((0, 1, 3), (1, 0, 9), (2, float("nan"), 1)), style="mean")
+    chart = drawing(band)
+    assert 'class="band mean"' in chart
+    corners = drawn(chart)[0]
+    assert len(corners) == 4
+    assert all(0 <= y <= HEIGHT for _, y in corners)
+
+
+def test_the_script_can_turn_coordinates_into_values() -> None:
+    chart = parsed(drawing(line((0, 1), (5, 10), (10, 100)), y=LOG))
+    svg = chart.find("svg")
+    assert svg is not None
+    unit, kind, low, high, start, end, label = str(svg.get("data-y")).split(" ")
+    assert (unit, kind, label) == ("number", "log", "loss")
+    ((_, (_, y), _),) = drawn(drawing(line((0, 1), (5, 10), (10, 100)), y=LOG))
+    place = (y - float(start)) / (float(end) - float(start))
+    assert float(low) * (float(high) / float(low)) ** place == pytest.approx(10, rel=1e-3)

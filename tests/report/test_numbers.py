@@ -14,6 +14,7 @@ from peer.report.numbers import (
     significant,
     size,
     times,
+    when,
 )
 
 
@@ -53,6 +54,8 @@ from peer.report.numbers import (
         (short(0.1), "0.1"),
         (short_duration(40), "40"),
         (short_duration(7200), "2 h 00 min"),
+        (when("2026-11-02T10:05:59+01:00"), "2 Nov 2026, 09:05 UTC"),
+        (when("yesterday"), "yesterday"),
     ],
 )
 def test_figures_are_short_and_have_units(text: str, expected: str) -> None:

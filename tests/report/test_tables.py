@@ -9,7 +9,8 @@ import pytest
 from rich.console import Console, RenderableType
 
 from peer.report.status_table import status_table
-from peer.report.summary_table import reduction, summary_table
+from peer.report.summary_table import summary_table
+from peer.report.whole_models import equal_interval, reduction, references
 from tests.report.sample_run import sample_summary
 
 
@@ -33,6 +34,7 @@ def test_accuracy_and_traffic_of_a_run() -> None:
         "55×",
         "0.250",
         "41.0 ms",
+        "less: than whole float32 models in every round; local SGD sends as much",
     ):
         assert figure in text
     assert "ended early" not in text
@@ -50,7 +52,11 @@ def test_the_table_says_in_which_precision_the_peers_trained(precision: str, wor
 
 def test_eighty_columns_are_enough() -> None:
     output = io.StringIO()
-    Console(file=output, width=80).print(summary_table(sample_summary([f"peer-{i}" for i in range(8)], 1000)))
+    summary = sample_summary([f"peer-{i}" for i in range(8)], 1000)
+    summary.seconds = 3599
+    Console(file=output, width=80).print(summary_table(summary))
+    summary.simulated, summary.seconds = True, 7200
+    Console(file=output, width=80).print(summary_table(summary))
     assert "…" not in output.getvalue()
 
 
@@ -76,6 +82,19 @@ def test_the_reduction_is_against_the_same_messages_in_full_precision() -> None:
     assert reduction(summary, summary.payload_bytes) == 4 * 9610 / 300
     assert reduction(summary, 0) is None
     assert reduction(summary, None) is None
+
+
+def test_other_ways_to_train_are_computed_for_the_rounds_that_were_done() -> None:
+    summary = sample_summary(["a", "b", "c"], 100)
+    summary.completed_rounds = 64
+    mean = 2 * 2 * 4 * 9610
+    found = {each.name: each.num_bytes for each in references(summary)}
+    assert found["Local SGD, mean in every round"] == 64 * mean
+    assert found["Local SGD, mean every 32 rounds"] == 2 * mean
+    assert found["local"] == 0
+    assert equal_interval(summary) == pytest.approx(64 * mean / summary.payload_bytes)
+    summary.payload_bytes = 0
+    assert equal_interval(summary) is None
 
 
 def test_status_shows_what_each_peer_said() -> None:
@@ -139,3 +158,12 @@ def test_a_peer_that_diverged_is_told_of_once_with_who_says_so() -> None:
     claim = {"name": "garage", "round": 20, "reason": "the loss is too high", "told_by": "attic"}
     text = shown(status_table([{"name": "a", "diverged": [claim]}, {"name": "b", "diverged": [claim]}]))
     assert text.count("garage diverged after 20 rounds, attic says: the loss is too high") == 1
+
+
+def test_a_simulation_tells_both_clocks() -> None:
+    summary = sample_summary(["a"], 100)
+    summary.simulated = True
+    words = " ".join(shown(summary_table(summary)).split())
+    for figure in ("real time 41.2 s", "virtual time 4.1 s", "a virtual round 41.0 ms"):
+        assert figure in words
+    assert "local SGD" not in words, "one peer has nobody to average with"

@@ -16,6 +16,7 @@ from peer.state.checkpoints import (
     find_checkpoints,
     load_checkpoint,
     parse_checkpoint,
+    read_description,
 )
 
 
@@ -191,3 +192,19 @@ def test_no_flipped_bit_passes_for_a_checkpoint(tmp_path: Path) -> None:
         damaged[position // 8] ^= 1 << position % 8
         with pytest.raises(StateError):
             parse_checkpoint(bytes(damaged), "damaged")
+
+
+def test_what_a_checkpoint_says_is_read_without_its_arrays(tmp_path: Path) -> None:
+    folder = StateFolder(tmp_path)
+    folder.checkpoints.save(Checkpoint(7, {"members": [[2, 1, 1, 5, 0]]}, {"x": np.ones(1000)}))
+    folder.close()
+    file = tmp_path / checkpoint_name(7)
+    assert read_description(file) == (7, {"members": [[2, 1, 1, 5, 0]]})
+    file.write_bytes(file.read_bytes()[:400])
+    assert read_description(file)[0] == 7
+    for damaged in (b"", b"{}", b"\xff" * 100, (2).to_bytes(8, "little") + b"{}"):
+        file.write_bytes(damaged)
+        with pytest.raises(StateError, match="cannot be read as a checkpoint"):
+            read_description(file)
+    with pytest.raises(StateError, match="No such file"):
+        read_description(tmp_path / "nothing")

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from dataclasses import replace
 from math import inf, nan
 from pathlib import Path
 
 import pytest
 
 from peer.criterion import ACCURACY, Better, Criterion
-from peer.errors import StateError
+from peer.errors import RemoteProtocolError, StateError
 from peer.round_record import RoundRecord
-from peer.state.metrics import ConsensusRecord, EvaluationRecord, LinkRecord, MetricsStore, Summary, measured
+from peer.state import metrics
+from peer.state.metrics import PAGED, ConsensusRecord, EvaluationRecord, LinkRecord, MetricsStore, Summary, measured
 
 EARLIER = {
     "name": "a", "algorithm": "sgp", "compressor": "none", "graph": "ring", "num_peers": 2, "rounds": 1, "seed": 0,
@@ -107,6 +109,22 @@ def test_a_summary_comes_back_from_its_file(tmp_path: Path) -> None:
     assert summary.worst_accuracy == 0.25
 
 
+def test_a_resumed_run_began_when_its_first_part_did(tmp_path: Path) -> None:
+    def part(command: str, started_at: str) -> Summary:
+        return Summary(
+            name="a", algorithm="sgp", compressor="none", graph="ring", num_peers=2, rounds=1, seed=0, parameters=3,
+            seconds=1.5, commands=[command], started_at=started_at,
+        )  # fmt: skip
+
+    file = tmp_path / "summary.json"
+    resumed = part("sotto up --resume a", "2026-11-23T10:00:00+00:00")
+    resumed.continue_from(file)
+    assert resumed.commands == ["sotto up --resume a"], "there is no earlier summary"
+    part("sotto up", "2026-11-22T10:00:00+00:00").save(file)
+    resumed.continue_from(file)
+    assert (resumed.commands, resumed.started_at) == (["sotto up", "sotto up --resume a"], "2026-11-22T10:00:00+00:00")
+
+
 def test_a_disk_that_refuses_is_an_error_of_the_disk(tmp_path: Path) -> None:
     store = MetricsStore(tmp_path / "metrics.sqlite")
     # A file that may not grow is what a full disk is to SQLite.
@@ -138,3 +156,75 @@ def test_what_a_peer_measured_counts_and_not_what_others_say_of_it() -> None:
         (rounds(1), [second, record(0, 10), elsewhere]),
     ]
     assert measured(files) == [averaged, first, second, elsewhere]
+
+
+def round_rows(peer: int, count: int) -> list[RoundRecord]:
+    return [RoundRecord(peer=peer, round=t, time_s=t / 10, loss=1 / (t + 1)) for t in range(count)]
+
+
+def test_rows_travel_in_pages_of_whole_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "_PAGE_CHARACTERS", 400)
+    here, there = MetricsStore(None), MetricsStore(None)
+    here.put(*round_rows(3, 40))
+    tested = [
+        EvaluationRecord(peer=p, round=t, split="test", correct=(t, p), total=(9, 9)) for t in (1, 2) for p in (3, 4)
+    ]
+    tested[0] = replace(tested[0], metrics={"RMSE": 0.5})
+    here.put(*tested, EvaluationRecord(peer=3, round=2, split="holdout", correct=(5,), total=(9,)))
+    here.put(LinkRecord(peer=3, neighbor=4, frames=7, up=True, last_offence="it lied"))
+    for table in PAGED:
+        after: int | None = -1
+        pages = 0
+        while after is not None:
+            columns, rows, after = here.page(table, after=after)
+            there.put_page(table, columns, json.loads(json.dumps(rows)), peer=3)
+            pages += 1
+        assert (pages > 1) == (table == "rounds")
+    assert there.rounds() == here.rounds()
+    assert there.links() == here.links()
+    # What a device measures on its hold-out stays there.
+    assert there.evaluations() == tested
+    assert (there.last_round(3), there.last_round(9), there.last_round(3, "evaluations")) == (39, -1, 2)
+
+
+def test_a_page_never_ends_within_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "_PAGE_CHARACTERS", 1)
+    store = MetricsStore(None)
+    store.put(*(EvaluationRecord(peer=p, round=1, split="test", correct=(1,), total=(1,)) for p in range(9)))
+    store.put(EvaluationRecord(peer=0, round=2, split="test", correct=(1,), total=(1,)))
+    _, rows, last = store.page("evaluations")
+    assert (len(rows), last) == (9, 1)
+
+
+def test_rows_of_another_release_are_taken_as_far_as_they_are_known() -> None:
+    store = MetricsStore(None)
+    store.put_page("rounds", ["peer", "round", "time_s", "mood"], [[0, 5, 1.5, "fine"]], peer=0)
+    assert store.rounds() == [RoundRecord(peer=0, round=5, time_s=1.5)]
+
+
+@pytest.mark.parametrize(
+    ("table", "columns", "row"),
+    [
+        ("rounds", ["peer", "round", "time_s"], [1, 0, 0.0]),
+        ("rounds", ["peer", "round", "time_s"], [0, 0]),
+        ("rounds", ["peer", "round"], [0, 0]),
+        ("rounds", ["peer", "round", "time_s", "loss"], [0, 0, 0.0, "<script>"]),
+        ("rounds", ["peer", "round", "time_s", "loss"], [0, 0, 0.0, [1]]),
+        ("rounds", ["peer", "round", "time_s"], [0, "0", 0.0]),
+        ("links", ["peer", "neighbor", "frames"], [0, 1, None]),
+        ("evaluations", ["peer", "round", "split", "correct", "total"], [0, 1, "test", "[1", "[1]"]),
+        ("evaluations", ["peer", "round", "split", "correct", "total"], [0, 1, "test", '["a"]', "[1]"]),
+        ("evaluations", ["peer", "round", "split", "correct", "total"], [0, 1, "test", "1", "[1]"]),
+        ("evaluations", ["peer", "round", "split", "correct", "total", "metrics"], [0, 1, "test", "[1]", "[1]", "[2]"]),
+        (
+            "evaluations",
+            ["peer", "round", "split", "correct", "total", "metrics"],
+            [0, 1, "test", "[1]", "[1]", '{"a": "b"}'],
+        ),
+    ],
+)
+def test_what_is_no_metrics_is_refused(table: str, columns: list[str], row: list[object]) -> None:
+    store = MetricsStore(None)
+    with pytest.raises(RemoteProtocolError, match=f"sent {table}"):
+        store.put_page(table, columns, [row], peer=0)
+    assert store.rounds() == []
