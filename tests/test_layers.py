@@ -91,7 +91,7 @@ FORBIDDEN_IN_PURE = {
 # that an installation may lack.
 LATE = ("cli", "entry")
 OPTIONAL = {
-    "PIL", "onnx", "onnxruntime", "onnxscript", "prometheus_client", "tokenizers",
+    "PIL", "onnx", "onnxruntime", "onnxscript", "prometheus_client", "pyarrow", "tokenizers",
 }  # fmt: skip
 
 

@@ -11,6 +11,7 @@ import logging
 import click
 
 from peer.cli import (
+    compare,
     control,
     costs,
     data,
@@ -87,7 +88,7 @@ cli.add_section(
 )
 cli.add_section(
     "After a run",
-    (results.export, results.report, results.replay, version),
+    (results.export, results.report, compare.compare, compare.metrics, results.replay, version),
 )
 cli.add_section("Links and studies", (shape.shape, study.study))
 

@@ -8,10 +8,14 @@ from typing import Any
 
 import pytest
 
+from peer.report.compare_page import compare_page
+from peer.report.comparison import contenders
 from peer.report.html import write_report
+from peer.report.run_data import load_run
 from peer.state.metrics import Summary
 from tests.browser import SIZES, Page, browser
 from tests.report.sample_run import write_sample_run
+from tests.report.test_comparison import write_run
 
 CHART = "#accuracy svg.plot"
 
@@ -130,3 +134,19 @@ def test_the_page_is_whole_without_its_script(chromium: Any, tmp_path: Path) -> 
     assert page.locator("svg.plot polyline").count() > 40
     assert page.locator(".card").count() == 6
     context.close()
+
+
+def test_runs_beside_each_other_fit_a_phone_and_can_be_told_apart(chromium: Any, tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / f"run-{n}", {20: 0.5, 40: 0.6 + n / 50}, algorithm=f"algorithm-{n}") for n in range(9)]
+    file = tmp_path / "comparison.html"
+    file.write_text(compare_page(contenders([load_run(run) for run in runs])), encoding="utf-8")
+    shown = Page(chromium, file.as_uri(), size=SIZES[0])
+    assert shown.too_wide() == []
+    assert shown.requests == [file.as_uri()]
+    assert shown.violations() == []
+    shown.page.emulate_media(color_scheme="dark")
+    assert shown.violations("color-contrast") == []
+    looks = "e => getComputedStyle(e).stroke + getComputedStyle(e).strokeDasharray"
+    lines = shown.page.locator("svg.plot").first.locator("polyline.line")
+    assert len({line.evaluate(looks) for line in lines.all()}) == 9
+    shown.close()
