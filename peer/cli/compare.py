@@ -30,7 +30,8 @@ def compare(directories: tuple[Path, ...], output: Path | None, as_json: bool) -
     """Compare runs: their results, their curves, and what differs in their configurations.
 
     Curves lie over each other by round, by second and by byte. Runs that differ in their seed alone become one line
-    with their mean and range. A run is a folder of `sotto up` or `sotto simulate`.
+    with their mean and range. A run is a folder of `sotto up` or `sotto simulate`, or a cluster folder that
+    `sotto report` has collected.
 
     \b
     Examples:

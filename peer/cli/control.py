@@ -37,8 +37,9 @@ all_option = click.option(
 def status(config_file: Path | None, directory: Path | None, everybody: bool, as_json: bool) -> int:
     """Show the round, loss, accuracy, traffic and neighbours of one peer or of all peers.
 
-    Without options, it asks the peer configured in ./peer.toml. Peers that do not answer are listed as unreachable, and
-    the exit code is then 6.
+    Without options, it asks the peer configured in ./peer.toml. A peer that does not answer is listed as finished,
+    left, lost or not joined if its state folder, or a peer that answers, says so. Otherwise it is unreachable, and the
+    exit code is 6.
 
     \b
     Examples:
@@ -65,6 +66,8 @@ def status(config_file: Path | None, directory: Path | None, everybody: bool, as
 @json_option
 def stop(config_file: Path | None, directory: Path | None, everybody: bool, as_json: bool) -> int:
     """Ask one peer or all peers to finish the current round, save their state and stop.
+
+    Peers that have finished or left, or have not joined, are named as such.
 
     \b
     Examples:
@@ -201,8 +204,9 @@ def _tell(
         print_json(answers if many else answers[0])
     else:
         for answer in answers:
-            for line in [answer["error"]] if "error" in answer else lines(answer):
-                click.echo(f"{answer['name']}: {line}")
+            instead = answer.get("error") or answer.get("note")
+            for line in [instead] if instead else lines(answer):
+                click.echo(f"{answer['name']}{'' if 'note' in answer else ':'} {line}")
     return _exit_code(answers)
 
 
@@ -229,7 +233,8 @@ def find_peer_files(directory: Path) -> list[Path]:
 
 
 def _call(config_file: Path | None, directory: Path | None, everybody: bool, verb: str) -> list[dict[str, Any]]:
-    """Return each peer's answer; one that gave none has `error` and `exit_code` instead."""
+    """Return each peer's answer. One that gave none has `error` and `exit_code` instead; of one that was asked for its
+    status or to stop, and is known to have ended or not to have joined, a `note` says so."""
     if directory is not None and (config_file is not None or everybody):
         raise ConfigError("already addresses all peers; omit --config and --all", key="--run")
     targets: list[tuple[Config, Path, int | PeerAddress | None]]
@@ -254,7 +259,26 @@ def _call(config_file: Path | None, directory: Path | None, everybody: bool, ver
             known = [each for _, _, each in targets]
             targets += [(config, base, each) for each in control.newcomers(config, answer) if each not in known]
         answers.append(answer)
+    if verb in ("status", "stop"):
+        for (config, base, peer), answer in zip(targets, answers, strict=True):
+            if "error" in answer:
+                _settle(answer, config, base, peer, answers)
     return answers
+
+
+def _settle(
+    answer: dict[str, Any], config: Config, base: Path, peer: int | PeerAddress | None, others: list[dict[str, Any]]
+) -> None:
+    """Put what is known of a silent peer in the place of the error."""
+    from peer.ops import standing
+
+    found = standing.from_answers(answer["name"], others)
+    if found is None and peer in (None, config.peer.index):
+        found = standing.from_folder(config, base)
+    if found is not None:
+        del answer["error"], answer["exit_code"]
+        answer |= {"state": found.state, "told_by": found.told_by, "note": found.sentence}
+        answer |= {} if found.round is None else {"round": found.round}
 
 
 def _described(config: Config, peer: int | PeerAddress | None) -> dict[str, Any]:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from peer.cli.app import SottoCommand, print_json
 from peer.cli.options import json_option
-from peer.errors import SottoError
+from peer.errors import ConfigError, SottoError
+
+if TYPE_CHECKING:
+    from peer.state.metrics import Summary
 
 TOLERANCE = 1e-9
 """How far a replayed trajectory may be from the expected one: rounding of float64 stays far below."""
@@ -94,33 +99,62 @@ def export(
 
 
 @click.command(cls=SottoCommand)
-@click.argument("directory", metavar="RUN_DIR", type=click.Path(path_type=Path))
+@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
 @click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="File to write; by default RUN_DIR/report.html.",
+    help="File to write; by default DIR/report.html.",
 )
+@click.option("--offline", is_flag=True, help="Of a cluster, ask no peer: use what is in the folder.")
 @json_option
-def report(directory: Path, output: Path | None, as_json: bool) -> None:
-    """Render the report of a run folder again.
+def report(directory: Path, output: Path | None, offline: bool, as_json: bool) -> None:
+    """Write the report of a run folder, or of a cluster.
 
     The report is one self-contained HTML file with learning curves, bytes of each link, the graph and the
     configuration. A run that is still in progress or was interrupted is shown up to its last record.
+
+    DIR may be a cluster folder (`sotto init cluster`). The running peers are then asked for their figures, which needs
+    the operator's certificate and is kept in DIR/collected; of other peers, the state folder counts where it was copied
+    back into DIR/peer-K. The command also writes DIR/summary.json and names what is missing. Accuracies on hold-outs
+    stay on the devices, and the averaged model is not evaluated, since no machine has all models.
 
     \b
     Examples:
       sotto report runs/digits
       sotto report runs/digits -o /tmp/digits.html
+      sotto report kits
     """
+    from peer.ops.collect import is_cluster
     from peer.report.html import write_report
 
+    summary = _collect(directory, offline) if is_cluster(directory) else None
     written = write_report(directory, output)
     if as_json:
-        print_json({"report": str(written)})
-    else:
-        click.echo(f"wrote {written}")
+        print_json({"report": str(written)} | ({} if summary is None else {"summary": summary.document()}))
+        return
+    if summary is not None:
+        from rich.console import Console
+
+        from peer.report.summary_table import summary_table
+
+        Console().print(summary_table(summary))
+    click.echo(f"wrote {written}")
+
+
+def _collect(directory: Path, offline: bool) -> Summary:
+    """Bring together what the peers of a cluster have measured, and draw their graph."""
+    from peer.cli.training_run import draw_graph
+    from peer.ops.cluster_summary import write_cluster_summary
+    from peer.ops.collect import collect
+
+    members = collect(directory, ask=not offline)
+    summary = write_cluster_summary(directory, members)
+    first = members[0]
+    with suppress(ConfigError):  # The file of the graph may be on the devices only.
+        draw_graph(first.config, first.base, first.config.num_members(first.config.num_listed), directory)
+    return summary
 
 
 @click.command(cls=SottoCommand)

@@ -62,6 +62,10 @@ class ChangeRequests:
         """Return whether a peer was a member and is none any more."""
         return self._membership.is_gone(peer)
 
+    def standing(self, peer: int) -> str:
+        """Return what a peer is in this run."""
+        return self._membership.standing(peer)
+
     # -- who asks ------------------------------------------------------------------------------------------------------
 
     async def announce(self, kind: ChangeKind, subject: int) -> dict[str, object]:
@@ -169,3 +173,7 @@ class FixedMembers:
     def is_gone(self, peer: int) -> bool:
         """Return False."""
         return False
+
+    def standing(self, peer: int) -> str:
+        """Return that it is a member."""
+        return "member"

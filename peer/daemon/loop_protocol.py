@@ -116,3 +116,7 @@ class Members(Protocol):
     def is_gone(self, peer: int) -> bool:
         """Return whether a peer was a member and is none any more."""
         ...
+
+    def standing(self, peer: int) -> str:
+        """Return what a peer is in this run: "member", "left", "lost", "joining" or "not joined"."""
+        ...

@@ -1,4 +1,4 @@
-"""What an operator can ask of a running peer (`sotto status`, `stop`, `snapshot`, `reload`, `leave`, `remove`).
+"""What an operator can ask of a running peer (`sotto status`, `stop`, `reload`, `leave`, `remove`, `report`).
 
 The transport has checked the certificate of whoever asks. Values are those of JSON.
 """
@@ -21,7 +21,7 @@ from peer.daemon.saving import Saver
 from peer.errors import SottoError
 from peer.gossip.membership import ChangeKind
 from peer.net.offences import NOTABLE, advice
-from peer.state.metrics import EvaluationRecord, LinkRecord
+from peer.state.metrics import PAGED, EvaluationRecord, LinkRecord
 
 
 class OperatorApi:
@@ -63,7 +63,10 @@ class OperatorApi:
                 return await self._members.announce(ChangeKind.LEAVE, self._local.index)
             case "remove":
                 return await self._remove(str(arguments.get("name")))
-        raise SottoError(f"there is no control call {verb!r}; valid: status, stop, snapshot, reload, leave, remove")
+            case "metrics":
+                return self._metrics_page(arguments.get("table"), arguments.get("after", -1))
+        valid = "status, stop, snapshot, reload, leave, remove, metrics"
+        raise SottoError(f"there is no control call {verb!r}; valid: {valid}")
 
     def status(self) -> dict[str, object]:
         """Return round, loss, accuracies, links and traffic."""
@@ -82,6 +85,7 @@ class OperatorApi:
             "accuracy": None if own is None else self._accuracy(own),
             "metrics": {} if own is None else dict(own.metrics),
             "criterion": self._evaluations.criteria[0].name,
+            "criteria": {each.name: each.better for each in self._evaluations.criteria},
             "worst": None if worst is None else self._claimed(worst),
             "diverged": self._diverged(),
             "neighbors": len(links),
@@ -93,6 +97,7 @@ class OperatorApi:
             "links": {roster.name(peer): self._link_status(peer, link) for peer, link in links.items()},
             "offenders": self._offenders(links),
             "newcomers": self._newcomers(),
+            "peers": self._others(),
             "relayed": {f"{one} > {two}": size for (one, two), size in self._neighbors.transport.relay.carried.items()},
             "seconds": self._runtime.now(),
             **self._loop.figures(),
@@ -158,9 +163,32 @@ class OperatorApi:
             for peer, entry in self._local.roster.newcomers.items()
         ]
 
+    def _others(self) -> dict[str, dict[str, object]]:
+        """Return what this peer knows of every other one: what it is in the run, and whether it is done with it."""
+        roster, finished = self._local.roster, self._evaluations.finished()
+        others: dict[str, dict[str, object]] = {}
+        for peer in sorted({*self._local.others, *roster.newcomers} - {self._local.index}):
+            state = self._members.standing(peer)
+            if state == "member" and peer in finished:
+                state = "finished"
+            others[roster.name(peer)] = {"state": state, "problem": self._neighbors.problem(peer)}
+        return others
+
     def _stop(self) -> dict[str, object]:
         self._runtime.request_stop("stopped by the operator")
-        return {"stopping": True, "round": self._loop.round, "newcomers": self._newcomers()}
+        answer = {"stopping": True, "round": self._loop.round}
+        return {**answer, "newcomers": self._newcomers(), "peers": self._others()}
+
+    def _metrics_page(self, table: object, after: object) -> dict[str, object]:
+        """Return rows of the metrics, of rounds above `after`."""
+        if table not in PAGED or not isinstance(after, int):
+            raise SottoError(f"metrics takes a table ({', '.join(PAGED)}) and the round after which to begin")
+        if table == "links":
+            self._metrics.put_links()
+        else:
+            self._metrics.flush()
+        columns, rows, last = self._local.metrics.page(str(table), after=after)
+        return {"columns": columns, "rows": rows, "last": last}
 
     async def _remove(self, name: str) -> dict[str, object]:
         """Announce that a peer is lost."""

@@ -18,7 +18,7 @@ from peer.net.rpc import Caller
 from peer.net.security.certificates import Identity, Role, identify
 from peer.net.security.credentials import Access, Credentials, TokenAccess
 
-CONTROL_VERBS = ("status", "stop", "snapshot", "reload", "leave", "remove", "revoke", "probe")
+CONTROL_VERBS = ("status", "stop", "snapshot", "reload", "leave", "remove", "metrics", "revoke", "probe")
 _OPEN_VERBS = ("status", "revoke", "probe")
 """What every peer of the run may ask."""
 

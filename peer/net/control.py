@@ -193,6 +193,8 @@ async def call_control(
             raise PeerUnreachable(f"{name} at {address} did not answer within {timeout_s:g} s") from None
         if error.status in (Status.FAILED_PRECONDITION, Status.INVALID_ARGUMENT):
             raise RemoteError(f"{name} at {address}: {error}") from None
+        if error.status is Status.UNIMPLEMENTED and verb == "metrics":
+            raise RemoteError(f"{name} at {address} does not know this call; is it of an earlier release?") from None
         raise PeerUnreachable(
             why_unreachable(error, name=name, place=address, address=address, encrypted=security is not None)
         ) from None

@@ -86,6 +86,16 @@ class PeerMembership:
         ended = (change for change in self.changes if change.kind is not ChangeKind.JOIN)
         return any(change.subject == peer and change.effective <= t for change in ended)
 
+    def standing(self, peer: int) -> str:
+        """Return what a peer is in the coming round, or the one under way: "member", "left", "lost", "joining" or "not
+        joined"."""
+        if self._views is None or peer in self._views.membership.members(self._session.round):
+            return "member"
+        if self.is_gone(peer):
+            kinds = {change.kind for change in self.changes if change.subject == peer}
+            return "lost" if ChangeKind.LOST in kinds else "left"
+        return "joining" if self._views.membership.is_coming(peer, self._session.round) else "not joined"
+
     @property
     def members(self) -> tuple[int, ...] | None:
         """Who takes part in the coming round, or the one under way; None where members cannot change."""

@@ -2,7 +2,8 @@
 wanted, forms that need neither this package nor the code of the task, and a card that says how it was trained.
 
 What a push-sum algorithm keeps is x and its weight u; the model is z = x / u. The average of all peers is Σ x / Σ u,
-taken at the newest round of which every peer has a checkpoint.
+taken at the newest round of which every peer that was a member then has a checkpoint: whoever had left or was lost has
+no part in it.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from peer.config import Config
 from peer.config_writer import write_bytes
 from peer.criterion import ACCURACY
 from peer.errors import ConfigError, StateError
+from peer.gossip.membership import ChangeKind, Membership
 from peer.ops.model_card import CardFacts, model_card
 from peer.run_setup import RunSetup
-from peer.state.checkpoints import Checkpoint, find_checkpoints, load_checkpoint
+from peer.state.checkpoints import Checkpoint, find_checkpoints, load_checkpoint, read_description
 from peer.state.metrics import Summary
 from peer.train.int8_file import load_int8, save_int8
 from peer.train.local_step import Trainer
@@ -135,14 +137,17 @@ def export_model(
         hint = "a simulation keeps only the averaged model; omit --peer" if peer_index is not None else ""
         raise StateError(f"{source}: contains neither peer.toml nor model.safetensors" + (f" ({hint})" if hint else ""))
     if peer_index is not None and len(folders) > 1:
-        if peer_index >= len(folders):
-            raise ConfigError("no such peer", key="--peer", value=peer_index, valid=f"0 to {len(folders) - 1}")
-        folders = [folders[peer_index]]
-    done = _newest_common_round(source, folders)
-    opened = _open(folders[0], [load_checkpoint(folder.checkpoints[done]) for folder in folders], int8=int8)
-    peers = tuple(folder.config.peer.index for folder in folders)
+        own = [folder for folder in folders if folder.config.peer.index == peer_index]
+        if not own:
+            known = ", ".join(str(folder.config.peer.index) for folder in folders)
+            raise ConfigError("no such peer", key="--peer", value=peer_index, valid=known)
+        folders = own
+    done, members, gone = _newest_common_round(source, folders)
+    opened = _open(members[0], [load_checkpoint(folder.checkpoints[done]) for folder in members], int8=int8)
+    peers = tuple(folder.config.peer.index for folder in members)
     whose = f"the average of {len(peers)} peers" if len(peers) > 1 else f"the model of peer {peers[0]}"
-    description = f"{whose} after {done} rounds" + (", weights in 8 bits" if int8 else "")
+    without = f", without {', '.join(gone)}" if gone else ""
+    description = f"{whose} after {done} rounds{without}" + (", weights in 8 bits" if int8 else "")
     if int8:
         figures = _save_int8(opened, output)
     else:
@@ -150,7 +155,7 @@ def export_model(
         with _written(output):
             opened.trainer.save_model(opened.z, output, averaged=opened.averaged)
     exported = Exported(done, peers, description, tuple(files), figures)
-    return _write_beside(exported, beside, folders[0].config, opened, _summary(source, exported))
+    return _write_beside(exported, beside, members[0].config, opened, _summary(source, exported))
 
 
 def _export_simulated(source: Path, files: Sequence[Path], beside: Beside, *, int8: bool) -> Exported:
@@ -193,18 +198,59 @@ def _find_peers(source: Path) -> list[_PeerFolder]:
     return sorted(folders, key=lambda folder: folder.config.peer.index)
 
 
-def _newest_common_round(source: Path, folders: Sequence[_PeerFolder]) -> int:
-    for folder in folders:
-        if not folder.checkpoints:
-            where = folder.base / folder.config.state.directory
-            raise StateError(f"{where}: contains no checkpoint yet; peers write one at intervals and at the end")
-    common = set.intersection(*(set(folder.checkpoints) for folder in folders))
-    if not common:
-        rounds = ", ".join(str(max(folder.checkpoints)) for folder in folders)
+def _newest_common_round(
+    source: Path, folders: Sequence[_PeerFolder]
+) -> tuple[int, Sequence[_PeerFolder], Sequence[str]]:
+    """Return the newest round of which all its members have a checkpoint here, the folders of these, and sentences
+    about the peers that had left or were lost by then."""
+    if len(folders) == 1:
+        return max(_rounds(folders[0])), folders, ()
+    config = folders[0].config
+    membership = _membership(folders)
+    by_index = {folder.config.peer.index: folder for folder in folders}
+    for done in sorted({done for folder in folders for done in folder.checkpoints}, reverse=True):
+        members = membership.members(done)
+        if all(peer in by_index and done in by_index[peer].checkpoints for peer in members):
+            ended = {change.subject: change for change in membership.changes if change.effective <= done}
+            gone = [
+                f"{config.peers[peer].name if peer < config.num_peers else f'peer {peer}'}, which "
+                + ("had left" if change.kind is ChangeKind.LEAVE else "was lost")
+                for peer, change in sorted(ended.items())
+                if peer not in members
+            ]
+            return done, [by_index[peer] for peer in members], gone
+    last = membership.members(config.run.rounds)
+    for peer in last:
+        if peer in by_index:
+            _rounds(by_index[peer])
+        else:
+            name = config.peers[peer].name if peer < config.num_peers else f"peer {peer}"
+            raise StateError(f"{source}: {name} has no folder here; copy it back, or export one peer with --peer")
+    rounds = ", ".join(str(max(by_index[peer].checkpoints)) for peer in last)
+    raise StateError(
+        f"{source}: the peers have no checkpoint of a common round (newest: {rounds}); export one peer with --peer"
+    )
+
+
+def _rounds(folder: _PeerFolder) -> Mapping[int, Path]:
+    """Return the checkpoints of a peer. Raises StateError if there is none."""
+    if not folder.checkpoints:
+        where = folder.base / folder.config.state.directory
         raise StateError(
-            f"{source}: the peers have no checkpoint of a common round (newest: {rounds}); export one peer with --peer"
+            f"{where}: contains no checkpoint yet; peers write one at intervals and at the end. Is it on its device?"
         )
-    return max(common)
+    return folder.checkpoints
+
+
+def _membership(folders: Sequence[_PeerFolder]) -> Membership:
+    """Return the members of every round, from the newest checkpoints of all peers."""
+    first = [index for index, peer in enumerate(folders[0].config.peers) if peer.is_first]
+    membership = Membership(tuple(first or (folder.config.peer.index for folder in folders)))
+    for folder in folders:
+        if folder.checkpoints:
+            _, state = read_description(folder.checkpoints[max(folder.checkpoints)])
+            membership.restore(state.get("members", ()))
+    return membership
 
 
 def _open(folder: _PeerFolder, checkpoints: Sequence[Checkpoint], *, int8: bool) -> _Opened:

@@ -30,6 +30,7 @@ from peer.ops.cluster_files import Host, write_cluster
 from peer.ops.peer_processes import ForkServer, PeerProcess, start_process
 from peer.ops.resize import Lineup, add_peers
 from peer.ops.rollback import newest_common_round, put_back
+from peer.ops.standing import has_left
 from peer.run_plan import refuse_errors, refuse_own_data, validate_config
 from peer.run_progress import PeerProgress, Progress
 from peer.run_setup import RunSetup
@@ -297,9 +298,10 @@ class Cluster:
         """Return (x, u) of the newest checkpoint of every peer that stays to the end."""
         states = []
         for index in self.staying:
-            folder = self.state_folders[index]
-            arrays = load_checkpoint(find_checkpoints(folder)[-1]).arrays
-            states.append((arrays["algorithm/x"], float(arrays["algorithm/u"][0])))
+            checkpoint = load_checkpoint(find_checkpoints(self.state_folders[index])[-1])
+            # Whoever was told to leave while the run went on has handed over its share.
+            if not has_left(checkpoint.state, self.numbers[index], checkpoint.round):
+                states.append((checkpoint.arrays["algorithm/x"], float(checkpoint.arrays["algorithm/u"][0])))
         return states
 
     def stores(self) -> list[MetricsStore]:

@@ -15,8 +15,8 @@ from peer.report.numbers import MISSING, percent, significant, size
 
 
 def status_table(answers: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """Return one row for each peer; what a peer did not say is left open. Below stand why one was silent, and whose
-    neighbours break the protocol."""
+    """Return one row for each peer; what a peer did not say is left open. Below stand why one was silent, who says what
+    of it, and whose neighbours break the protocol."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, header_style="dim")
     table.add_column("peer", no_wrap=True)
     # Only peers of an asynchronous run have a staleness. Eighty columns have no room for both.
@@ -29,7 +29,8 @@ def status_table(answers: Sequence[Mapping[str, Any]]) -> RenderableType:
     for answer in answers:
         table.add_row(*_cells(answer, compared_by, asynchronous))
     errors = [Text(f"{_name(answer)}: {answer['error']}", style="red") for answer in answers if "error" in answer]
-    return Group(table, *_diverged(answers), *errors, *_offenders(answers))
+    notes = [Text(f"{_name(answer)} {answer['note']}", style="dim") for answer in answers if "note" in answer]
+    return Group(table, *_diverged(answers), *notes, *errors, *_offenders(answers))
 
 
 def _offenders(answers: Sequence[Mapping[str, Any]]) -> list[Text]:

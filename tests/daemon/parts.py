@@ -55,6 +55,7 @@ class FakeMembers:
     def __init__(self) -> None:
         self.announced: list[tuple[ChangeKind, int]] = []
         self.gone: set[int] = set()
+        self.standings: dict[int, str] = {}
 
     async def announce(self, kind: ChangeKind, subject: int) -> dict[str, object]:
         self.announced.append((kind, subject))
@@ -65,3 +66,6 @@ class FakeMembers:
 
     def is_gone(self, peer: int) -> bool:
         return peer in self.gone
+
+    def standing(self, peer: int) -> str:
+        return self.standings.get(peer, "member")

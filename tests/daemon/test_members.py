@@ -108,6 +108,11 @@ class Devices:
     def status(self, peer: int) -> dict[str, Any]:
         return self.daemons[peer].operator.status()
 
+    def standing(self, peer: int, name: str) -> str:
+        """What a peer takes another one for."""
+        found: str = self.daemons[peer].operator.status()["peers"][name]["state"]
+        return found
+
     def participant(self, peer: int) -> Participant:
         loop = self.daemons[peer].loop
         assert isinstance(loop, RoundLoop)
@@ -128,6 +133,7 @@ async def _join_leave_and_lose(devices: Devices) -> None:
     for peer in range(4):
         devices.start(peer)
     zero, joiner = devices.participant(0), devices.participant(3)
+    assert [zero.membership.standing(peer) for peer in (1, 3)] == ["member", "not joined"]
     await devices.until(lambda: joiner.round > 0 and joiner.membership.is_member)
     with pytest.raises(SottoError, match="peer-3 is running"):
         await devices.ask(3, "remove", name="peer-3")
@@ -139,6 +145,7 @@ async def _join_leave_and_lose(devices: Devices) -> None:
     assert await devices.tasks[1] == 0
     assert (devices.files[1].parent / "state" / "model.safetensors").exists()
     await devices.until(lambda: devices.members(0) == ["peer-0", "peer-2", "peer-3"])
+    assert [devices.standing(0, f"peer-{peer}") for peer in (1, 2, 3)] == ["left", "member", "member"]
     weight = sum(devices.participant(peer).algorithm.u for peer in (0, 2, 3))
     assert weight == pytest.approx(3.0, abs=1.0)  # They are not in the same round.
     await devices.kill(2)
@@ -146,6 +153,7 @@ async def _join_leave_and_lose(devices: Devices) -> None:
     answer = await devices.ask(0, "remove", name="peer-2")
     await devices.until(lambda: zero.round > answer["from"] + 3)
     assert devices.members(0) == ["peer-0", "peer-3"]
+    assert [devices.standing(0, f"peer-{peer}") for peer in (1, 2, 3)] == ["left", "lost", "member"]
     # What is in the journal leads the newcomer back to where it was.
     await devices.kill(3)
     devices.start(3)

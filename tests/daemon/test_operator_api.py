@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -22,6 +23,8 @@ from peer.daemon.saving import Saver
 from peer.errors import SottoError
 from peer.gossip.membership import ChangeKind
 from peer.net.offences import NOTABLE
+from peer.round_record import RoundRecord
+from peer.state.metrics import MetricsStore
 from tests.daemon.parts import FakeMembers, FakeTransport, neighbors_over
 
 NAMES = ["ada", "ben", "cleo"]
@@ -52,7 +55,11 @@ class Asked:
         self.runtime, self.members, self.saver = Runtime(), FakeMembers(), Snapshots()
         self.transport = transport = FakeTransport(up={1}, problems={2: "nobody listens at 10.0.0.3:7700"})
         run = SimpleNamespace(name="digits", rounds=50)
-        local = SimpleNamespace(index=0, name="ada", roster=Roster(), config=SimpleNamespace(run=run))
+        self.metrics = MetricsStore(None)
+        local = SimpleNamespace(
+            index=0, name="ada", roster=Roster(), config=SimpleNamespace(run=run), others=[1, 2], metrics=self.metrics
+        )
+        self.finished: set[int] = set()
         neighbors = neighbors_over(transport, (1, 2))
         transport_facts: Any = transport
         transport_facts.relay, transport_facts.relayed = SimpleNamespace(carried={}), lambda peer: None
@@ -65,9 +72,16 @@ class Asked:
             loop=cast(Loop, loop),
             saver=cast(Saver, self.saver),
             members=self.members,
-            evaluations=cast(Evaluations, SimpleNamespace(own=lambda: None, worst=lambda: None, criteria=(ACCURACY,))),
+            evaluations=cast(
+                Evaluations,
+                SimpleNamespace(
+                    own=lambda: None, worst=lambda: None, finished=lambda: self.finished, criteria=(ACCURACY,)
+                ),
+            ),
             divergence=cast(Divergence, SimpleNamespace(claims=lambda: self.claims)),
-            metrics=cast(MetricsWriter, SimpleNamespace(last_loss=0.5)),
+            metrics=cast(
+                MetricsWriter, SimpleNamespace(last_loss=0.5, flush=self.metrics.flush, put_links=self.metrics.flush)
+            ),
             peer_list=cast(PeerList, None),
         )
 
@@ -112,10 +126,40 @@ def test_the_status_names_a_neighbour_that_broke_the_protocol_again_and_again(as
 
 
 def test_a_stop_is_remembered(asked: Asked) -> None:
-    assert asked.ask("stop") == {"stopping": True, "round": 7, "newcomers": []}
+    answer = asked.ask("stop")
+    assert answer.pop("peers").keys() == {"ben", "cleo"}
+    assert answer == {"stopping": True, "round": 7, "newcomers": []}
     assert asked.runtime.stop_reason == "stopped by the operator"
     assert not asked.runtime.stops_at_once
     assert asked.ask("status")["state"] == "stopping"
+
+
+def test_the_status_says_what_became_of_others(asked: Asked) -> None:
+    asked.members.standings = {2: "left"}
+    asked.finished = {1, 2}
+    assert asked.ask("status")["peers"] == {
+        "ben": {"state": "finished", "problem": None},
+        "cleo": {"state": "left", "problem": "nobody listens at 10.0.0.3:7700"},
+    }
+    # What was told of it before it was excluded does not make it one that finished.
+    asked.members.standings = {1: "lost"}
+    assert asked.ask("status")["peers"]["ben"]["state"] == "lost"
+
+
+def test_metrics_are_handed_over_from_a_round_on(asked: Asked) -> None:
+    asked.metrics.put(*(RoundRecord(peer=0, round=t, time_s=t / 10, loss=1.0) for t in range(5)))
+    page = asked.ask("metrics", table="rounds", after=2)
+    at = page["columns"].index("round")
+    assert [row[at] for row in page["rows"]] == [3, 4]
+    assert page["last"] is None
+    assert asked.ask("metrics", table="links")["rows"] == []
+    json.dumps(page)
+
+
+@pytest.mark.parametrize("arguments", [{}, {"table": "checkpoints"}, {"table": "rounds", "after": "0; DROP TABLE"}])
+def test_metrics_are_of_some_tables_only(asked: Asked, arguments: dict[str, object]) -> None:
+    with pytest.raises(SottoError, match="metrics takes a table"):
+        asked.ask("metrics", **arguments)
 
 
 def test_a_snapshot_is_left_to_whoever_saves(asked: Asked) -> None:

@@ -75,7 +75,7 @@ def test_the_services_are_what_the_transport_serves() -> None:
     control = control_pb2.DESCRIPTOR.services_by_name["Control"]
     assert control.full_name == "sottovoce.v1.Control"
     assert [method.name for method in control.methods] == [
-        "Status", "Stop", "Snapshot", "Reload", "Leave", "Remove", "Revoke", "Probe",
+        "Status", "Stop", "Snapshot", "Reload", "Leave", "Remove", "Revoke", "Metrics", "Probe",
     ]  # fmt: skip
 
 

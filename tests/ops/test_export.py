@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,7 @@ from safetensors.numpy import load_file
 
 from peer.config import Config, PeerAddress, load
 from peer.errors import ConfigError, StateError
+from peer.gossip.membership import Change, ChangeKind, Membership
 from peer.ops.cluster_files import place_peers, write_cluster
 from peer.ops.export import export_model
 from peer.run_setup import RunSetup
@@ -29,14 +32,16 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def save(run: Path, peer: int, done: int, x: npt.NDArray[np.float32], u: float) -> None:
-    """Leave a checkpoint of a peer as its daemon does."""
+def save(run: Path, peer: int, done: int, x: npt.NDArray[np.float32], u: float, changes: Sequence[Change] = ()) -> None:
+    """Leave a checkpoint of a peer as its daemon does, which knows of these changes of the members."""
     file = run / "peers" / f"peer-{peer}" / "peer.toml"
     setup = RunSetup.open(load(file, environment={}), file.parent)
     trainer = setup.trainer(peer)
     participant = setup.participant(peer, trainer, trainer.layout, trainer.initial_vector())
     state, arrays = participant.state().to_checkpoint()
     arrays |= {"algorithm/x": x, "algorithm/u": np.array([u])}
+    if changes:
+        state["members"] = Membership((0, 1, 2), changes).state()
     folder = StateFolder(file.parent / "state")
     folder.checkpoints.save(Checkpoint(done, state, arrays))
     folder.close()
@@ -92,6 +97,64 @@ def test_peers_without_a_common_round_are_not_mixed(run: Path, tmp_path: Path) -
     assert not (tmp_path / "m.safetensors").exists()
 
 
+LEFT = Change(ChangeKind.LEAVE, 1, 1, 20)
+LOST = Change(ChangeKind.LOST, 2, 0, 30)
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> Path:
+    """A run folder of three peers without checkpoints."""
+    job = JOB.model_copy(update={"peers": tuple(PeerAddress(name=name) for name in ("ada", "ben", "cleo"))})
+    write_cluster(tmp_path / "run" / "peers", job, place_peers(3, [], 7700))
+    return tmp_path / "run"
+
+
+def test_who_left_or_was_lost_has_no_part_in_the_average(three: Path, tmp_path: Path) -> None:
+    x = np.ones(size(), dtype=np.float32)
+    save(three, 1, 20, 100 * x, 1.0, [LEFT])
+    save(three, 2, 20, 7 * x, 1.0, [LEFT])
+    save(three, 0, 20, 3 * x, 2.0, [LEFT])
+    save(three, 0, 40, 4 * x, 2.0, [LEFT, LOST])
+    exported = export_model(three, tmp_path / "m.safetensors")
+    assert (exported.round, exported.peers) == (40, (0,))
+    assert exported.description == (
+        "the model of peer 0 after 40 rounds, without ben, which had left, cleo, which was lost"
+    )
+    np.testing.assert_array_equal(flat(tmp_path / "m.safetensors"), 2 * x)
+    # Who left still has what it took along.
+    exported = export_model(three, tmp_path / "m.safetensors", peer_index=1, force=True)
+    assert (exported.round, exported.peers) == (20, (1,))
+
+
+def test_before_a_loss_its_peer_counts(three: Path, tmp_path: Path) -> None:
+    x = np.ones(size(), dtype=np.float32)
+    save(three, 1, 20, 100 * x, 1.0, [LEFT])
+    save(three, 0, 25, 3 * x, 1.0, [LEFT, LOST])
+    save(three, 2, 25, 5 * x, 1.0, [LEFT])
+    exported = export_model(three, tmp_path / "m.safetensors")
+    assert (exported.round, exported.peers) == (25, (0, 2))
+    np.testing.assert_array_equal(flat(tmp_path / "m.safetensors"), 4 * x)
+
+
+def test_a_peer_that_joins_later_is_missed_once_it_has_joined(tmp_path: Path) -> None:
+    job = JOB.model_copy(update={"peers": tuple(PeerAddress(name=name) for name in ("ada", "ben", "cleo"))})
+    run = tmp_path / "run"
+    write_cluster(run / "peers", job, place_peers(3, [], 7700), join_later=1)
+    x = np.ones(size(), dtype=np.float32)
+    for peer in (0, 1):
+        save(run, peer, 20, x, 1.0)
+    assert export_model(run, tmp_path / "m.safetensors").peers == (0, 1)
+    joined = Change(ChangeKind.JOIN, 2, 0, 30)
+    for peer in (0, 1):
+        (run / "peers" / f"peer-{peer}" / "state" / "checkpoint-00000020.safetensors").unlink()
+        save(run, peer, 40, x, 1.0, [joined])
+    with pytest.raises(StateError, match=r"peer-2/state: contains no checkpoint yet.*on its device"):
+        export_model(run, tmp_path / "m.safetensors", force=True)
+    shutil.rmtree(run / "peers" / "peer-2")
+    with pytest.raises(StateError, match="cleo has no folder here; copy it back, or export one peer with --peer"):
+        export_model(run, tmp_path / "m.safetensors", force=True)
+
+
 def test_a_model_of_another_shape_is_refused(run: Path, tmp_path: Path) -> None:
     save(run, 0, 10, np.ones(size(), dtype=np.float32), 1.0)
     file = run / "peers" / "peer-0" / "peer.toml"
@@ -101,7 +164,7 @@ def test_a_model_of_another_shape_is_refused(run: Path, tmp_path: Path) -> None:
 
 
 def test_a_peer_that_does_not_exist_is_named(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--peer.*got 2.*0 to 1"):
+    with pytest.raises(ConfigError, match=r"--peer.*got 2.*0, 1"):
         export_model(run, tmp_path / "m.safetensors", peer_index=2)
 
 

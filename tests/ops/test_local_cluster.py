@@ -18,8 +18,10 @@ import safetensors.numpy
 from safetensors.torch import load_file
 
 from peer.config import load
+from peer.gossip.membership import Change, ChangeKind, Membership
+from peer.ops.local_cluster import Cluster
 from peer.simulate.run import run
-from peer.state.checkpoints import find_checkpoints, load_checkpoint
+from peer.state.checkpoints import Checkpoint, StateFolder, find_checkpoints, load_checkpoint
 from peer.train.tasks import resolve_task
 
 SHORT = ("--set", "run.rounds=40", "--set", "evaluation.every_rounds=20", "--set", "training.warmup_rounds=5")
@@ -47,6 +49,20 @@ def peers_below(folder: Path) -> list[int]:
         if b"--config" in words and str(folder).encode() in words[words.index(b"--config") + 1]:
             found.append(int(entry.name))
     return found
+
+
+def test_a_peer_that_was_told_to_leave_has_no_part_in_the_model(tmp_path: Path) -> None:
+    cluster = Cluster(load(environment={}), tmp_path, num_peers=2, directory=tmp_path)
+    x = np.ones(3, dtype=np.float32)
+    for peer, done in enumerate((40, 20)):
+        folder = StateFolder(cluster.state_folders[peer])
+        changes = Membership((0, 1), [Change(ChangeKind.LEAVE, 1, 1, 20)]).state()
+        arrays = {"algorithm/x": (1 + peer) * x, "algorithm/u": np.array([1.0])}
+        folder.checkpoints.save(Checkpoint(done, {"members": changes}, arrays))
+        folder.close()
+    ((left_behind, weight),) = cluster.final_states()
+    assert (left_behind.tolist(), weight) == ([1.0, 1.0, 1.0], 1.0)
+    cluster.close()
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float = 90.0) -> None:

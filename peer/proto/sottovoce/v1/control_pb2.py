@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1asottovoce/v1/control.proto\x12\x0csottovoce.v1\"6\n\x0e\x43ontrolRequest\x12\x11\n\targuments\x18\x01 \x01(\t\x12\x11\n\tchallenge\x18\x02 \x01(\x0c\"E\n\x0f\x43ontrolResponse\x12\x0e\n\x06result\x18\x01 \x01(\t\x12\x13\n\x0b\x63\x65rtificate\x18\x02 \x01(\x0c\x12\r\n\x05proof\x18\x03 \x01(\x0c\x32\xbf\x04\n\x07\x43ontrol\x12\x45\n\x06Status\x12\x1c.sottovoce.v1.ControlRequest\x1a\x1d.sottovoce.v1.ControlResponse\x12\x43\n\x04Stop\x12\x1c.sottovoce.v1.ControlRequest\x1a\x1d.sottovoce.v1.ControlResponse\x12G\n\x08Snapshot\x12\x1c.sottovoce.v1.ControlRequest\x1a\x1d.sottovoce.v1.ControlResponse\x12\x45\n\x06Reload\x12\x1c.sottovoce.v1.ControlRequest\x1a\x1d.sottovoce.v1.ControlResponse\x12\x44\n\x05Leave\x12\x1c.sottovoce.v1.ControlRequest\x1a\x1d.sottovoce.v1.ControlResponse\x12\x45\n\x06Remove\x12\x1c.sottovoce.v1.ControlRequest\x1a\x1d.sottovoce.v1.ControlResponse\x12\x45\n\x06Revoke\x12\x1c.sottovoce.v1.ControlRequest\x1a\x1d.sottovoce.v1.ControlResponse\x12\x44\n\x05Probe\x12\x1c.sottovoce.v1.ControlRequest\x1a\x1d.sottovoce.v1.ControlResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1asottovoce/v1/control.proto\x12\x0csottovoce.v1\"6\n\x0e\x43ontrolRequest\x12\x11\n\targuments\x18\x01 \x01(\t\x12\x11\n\tchallenge\x18\x02 \x01(\x0c\"E\n\x0f\x43ontrolResponse\x12\x0e\n\x06result\x18\x01 \x01(\t\x12\x13\n\x0b\x63\x65rtificate\x18\x02 \x01(\x0c\x12\r\n\x05proof\x18\x03 \x01(\x0c\x32\x87\x05\n\x07\x43ontrol\x12\x45\n\x06Status\x12\x1c.sottovoce.v1.ControlRequest\x1a\x1d.sottovoce.v1.ControlResponse\x12\x43\n\x04Stop\x12\x1c.sottovoce.v1.ControlRequest\x1a\x1d.sottovoce.v1.ControlResponse\x12G\n\x08Snapshot\x12\x1c.sottovoce.v1.ControlRequest\x1a\x1d.sottovoce.v1.ControlResponse\x12\x45\n\x06Reload\x12\x1c.sottovoce.v1.ControlRequest\x1a\x1d.sottovoce.v1.ControlResponse\x12\x44\n\x05Leave\x12\x1c.sottovoce.v1.ControlRequest\x1a\x1d.sottovoce.v1.ControlResponse\x12\x45\n\x06Remove\x12\x1c.sottovoce.v1.ControlRequest\x1a\x1d.sottovoce.v1.ControlResponse\x12\x45\n\x06Revoke\x12\x1c.sottovoce.v1.ControlRequest\x1a\x1d.sottovoce.v1.ControlResponse\x12\x46\n\x07Metrics\x12\x1c.sottovoce.v1.ControlRequest\x1a\x1d.sottovoce.v1.ControlResponse\x12\x44\n\x05Probe\x12\x1c.sottovoce.v1.ControlRequest\x1a\x1d.sottovoce.v1.ControlResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,5 +36,5 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CONTROLRESPONSE']._serialized_start=100
   _globals['_CONTROLRESPONSE']._serialized_end=169
   _globals['_CONTROL']._serialized_start=172
-  _globals['_CONTROL']._serialized_end=747
+  _globals['_CONTROL']._serialized_end=819
 # @@protoc_insertion_point(module_scope)

@@ -1,0 +1,127 @@
+"""The summary of a cluster, from the figures of its peers that are here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from peer.config import Config
+from peer.criterion import ACCURACY, Better
+from peer.errors import SottoError, StateError
+from peer.ops import standing
+from peer.ops.collect import Member
+from peer.run_plan import algorithm_spec, build_compressor, build_schedule, describe_compressor
+from peer.run_summary import sum_up
+from peer.state.disk import writing
+from peer.state.metrics import MetricsStore, Summary, measured
+
+
+def write_cluster_summary(directory: Path, members: Sequence[Member]) -> Summary:
+    """Write what the figures that are here say of the run as summary.json, and return it. Nobody has all models: what
+    needs them is left open. Raises StateError if no peer has recorded a round, or the file cannot be written."""
+    config, base = members[0].config, members[0].base
+    absent = missing(members)
+    stores = _stores(members)
+    try:
+        rounds = [row for store in stores for row in store.rounds()]
+        if not rounds:
+            nobody = "; ".join(absent) or "no peer has completed a round"
+            raise StateError(f"{directory}: there is nothing to report yet: {nobody}")
+        compressor = build_compressor(config)
+        compresses = algorithm_spec(config).compresses
+        widest = max(rounds, key=lambda row: row.messages > 0)
+        summary = Summary(
+            name=config.run.name,
+            algorithm=config.algorithm.name,
+            compressor=describe_compressor(compressor) if compresses else "none (full precision)",
+            graph=_graph_name(config, base),
+            num_peers=len(members),
+            rounds=config.run.rounds,
+            seed=config.run.seed,
+            parameters=widest.values // widest.messages if widest.messages else 0,
+            seconds=0.0,
+            precision=config.training.precision,
+            peer_names=_names(members),
+            peer_states={member.name: member.state for member in members},
+            missing=absent,
+            criteria=_criteria(directory, members),
+            collected_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
+        gone = {member.index for member in members if member.state in ("left", "lost")}
+        tables = [(store.rounds(), store.evaluations()) for store in stores]
+        tested = {record.peer for record in measured(tables) if record.split == "test" and record.peer >= 0}
+        summary.members = sorted(tested - gone)
+        sum_up(summary, stores)
+        summary.seconds = summary.training_seconds
+        summary.ended = _ended(members)
+        with writing("summary.json"):
+            summary.save(directory / "summary.json")
+        return summary
+    finally:
+        for store in stores:
+            store.close()
+
+
+def missing(members: Sequence[Member]) -> list[str]:
+    """Return sentences about the peers whose figures are not, or not all, here."""
+    return [sentence for member in members if (sentence := _missing(member))]
+
+
+def _missing(member: Member) -> str:
+    done = member.recorded
+    has = f"The figures of its first {done} rounds are here." if done else "None of its figures are here."
+    if member.answer is not None:
+        refused = f"{member.name} answers, but does not hand over its figures: {member.problem}. {has}"
+        return refused if member.problem is not None else ""
+    if member.standing is None:
+        why = f" ({member.problem})" if member.problem else ""
+        return f"{member.name} cannot be reached{why}. {has}"
+    if done >= member.config.run.rounds:
+        return ""
+    what = f"{member.name} {member.standing.sentence}."
+    has_all = member.standing.round == done or member.state in ("joining", "not joined")
+    return what if has_all else f"{what} {has}"
+
+
+def _criteria(directory: Path, members: Sequence[Member]) -> dict[str, Better]:
+    """Return the figures of the task, which is on the devices: as a peer says, or said when it was asked before."""
+    for member in members:
+        said = (member.answer or {}).get("criteria")
+        if isinstance(said, dict) and said and all(better in ("higher", "lower") for better in said.values()):
+            return said
+    try:
+        return Summary.load(directory / "summary.json").criteria
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {ACCURACY.name: ACCURACY.better}
+
+
+def _graph_name(config: Config, base: Path) -> str:
+    try:
+        return build_schedule(config, base, config.num_members(config.num_listed)).name
+    except SottoError:
+        return str(config.graph.kind)  # Such as a graph in a file that is on the devices only.
+
+
+def _stores(members: Sequence[Member]) -> list[MetricsStore]:
+    return [MetricsStore(file, read_only=True) for member in members if (file := member.metrics) is not None]
+
+
+def _names(members: Sequence[Member]) -> list[str]:
+    names = [f"peer {index}" for index in range(max(member.index for member in members) + 1)]
+    for member in members:
+        names[member.index] = member.name
+    return names
+
+
+def _ended(members: Sequence[Member]) -> str:
+    """Return how the run ended; that it goes on, or that nobody knows, where that is so."""
+    states = [member.state for member in members]
+    if all(state in ("completed", *standing.FINAL, "joining", "not joined") for state in states):
+        return "completed"
+    running = sum(member.answer is not None for member in members)
+    unknown = states.count("unreachable")
+    parts = [f"{running} of {len(members)} peers are running"] if running else []
+    if unknown:
+        parts.append(f"{unknown} of {len(members)} peers cannot be reached")
+    return "; ".join(parts)

@@ -1,0 +1,106 @@
+"""What became of a peer that does not answer: it may have finished, left the run, be lost, or not have joined yet.
+
+Two things can tell: what it left on disk, where its folder lies here, and what the peers say that do answer. Only what
+is final is believed of a folder, which may be a copy: a peer that has finished or left stays so.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from peer.config import Config
+from peer.errors import StateError
+from peer.gossip.membership import ChangeKind
+from peer.state.checkpoints import find_checkpoints, read_description
+from peer.state.metrics import MetricsStore
+
+FINAL = ("lost", "left", "finished")
+"""States that a peer keeps."""
+
+_BY_WEIGHT = (*FINAL, "joining", "not joined")
+"""Where peers say different things of another one, the first counts: the rest is what some have not heard of yet."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What is known of a peer that does not answer."""
+
+    state: str
+    """finished, left, lost, joining, not joined."""
+    told_by: str
+    """The name of a peer, or what says so on disk."""
+    round: int | None = None
+    """Rounds that it completed; None where that is not known."""
+
+    @property
+    def sentence(self) -> str:
+        """Return it as a sentence without its subject."""
+        after = "" if self.round is None else f" after {self.round} rounds"
+        what = {
+            "finished": f"has finished{after}",
+            "left": f"has left the run{after}",
+            "lost": "was excluded from the run as lost",
+            "joining": "is about to join",
+            "not joined": "has not joined yet",
+        }
+        return f"{what[self.state]}, says {self.told_by}"
+
+
+def from_folder(config: Config, base: Path) -> Standing | None:
+    """Return what the state folder of a peer says, if it is final; None if it is not, or there is none."""
+    folder = base / config.state.directory
+    index, rounds = config.peer.index, config.run.rounds
+    try:
+        checkpoints = find_checkpoints(folder)
+        done, state = read_description(checkpoints[-1]) if checkpoints else (0, {})
+    except StateError:
+        done, state = 0, {}
+    if has_left(state, index, done):
+        return Standing("left", "its state folder", done)
+    if done >= rounds or recorded(folder / "metrics.sqlite", index) >= rounds:
+        return Standing("finished", "its state folder", rounds)
+    return None
+
+
+def from_metrics(file: Path, config: Config, index: int) -> Standing | None:
+    """Return that a peer has finished, if its collected metrics hold its last round."""
+    if recorded(file, index) >= config.run.rounds:
+        return Standing("finished", "its metrics", config.run.rounds)
+    return None
+
+
+def from_answers(name: str, answers: Iterable[Mapping[str, Any]]) -> Standing | None:
+    """Return what the peers that answered know of another one; None if they take it for a member that trains."""
+    said = [
+        Standing(each["peers"][name]["state"], str(each["name"]))
+        for each in answers
+        if name in each.get("peers", {}) and each["peers"][name].get("state") in _BY_WEIGHT
+    ]
+    return min(said, key=lambda standing: _BY_WEIGHT.index(standing.state), default=None)
+
+
+def has_left(state: Mapping[str, Any], index: int, done: int) -> bool:
+    """Return whether a checkpoint after `done` rounds is that of a peer that had left by then."""
+    changes = state.get("members", ())
+    return any(
+        kind == ChangeKind.LEAVE and subject == index and effective <= done
+        for kind, subject, _, effective, *_ in changes
+    )
+
+
+def recorded(file: Path, index: int) -> int:
+    """Return the rounds that a metrics file has of a peer."""
+    if not file.exists():
+        return 0
+    try:
+        store = MetricsStore(file, read_only=True)
+        try:
+            return store.last_round(index) + 1
+        finally:
+            store.close()
+    except sqlite3.Error:
+        return 0

@@ -1,0 +1,91 @@
+"""What became of a silent peer: believed of its folder only where it is final, and of others by its weight."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from peer.config import Config, PeerAddress
+from peer.gossip.membership import Change, ChangeKind, Membership
+from peer.ops.standing import Standing, from_answers, from_folder
+from peer.round_record import RoundRecord
+from peer.state.checkpoints import Checkpoint, StateFolder
+from peer.state.metrics import MetricsStore
+
+CONFIG = Config(peers=tuple(PeerAddress(name=name) for name in ("ada", "ben"))).model_copy(
+    update={"run": Config().run.model_copy(update={"rounds": 40})}
+)
+LEAVE = Change(ChangeKind.LEAVE, 0, 0, 30)
+
+
+def save(base: Path, done: int, *changes: Change) -> None:
+    folder = StateFolder(base / "state")
+    folder.checkpoints.save(Checkpoint(done, {"members": Membership((0, 1), changes).state()}, {}))
+    folder.close()
+
+
+@pytest.mark.parametrize(
+    ("done", "changes", "expected"),
+    [
+        (40, (), Standing("finished", "its state folder", 40)),
+        (39, (), None),
+        (30, (LEAVE,), Standing("left", "its state folder", 30)),
+        # It has announced that it leaves, and was killed before.
+        (29, (LEAVE,), None),
+        (35, (Change(ChangeKind.LEAVE, 1, 1, 30),), None),
+        (40, (Change(ChangeKind.LOST, 1, 0, 30),), Standing("finished", "its state folder", 40)),
+    ],
+)
+def test_a_state_folder_tells_what_is_final(
+    done: int, changes: tuple[Change, ...], expected: Standing | None, tmp_path: Path
+) -> None:
+    save(tmp_path, done, *changes)
+    assert from_folder(CONFIG, tmp_path) == expected
+
+
+def test_the_metrics_of_the_last_round_are_enough(tmp_path: Path) -> None:
+    assert from_folder(CONFIG, tmp_path) is None
+    (tmp_path / "state").mkdir()
+    store = MetricsStore(tmp_path / "state" / "metrics.sqlite")
+    store.put(RoundRecord(peer=0, round=39, time_s=1.0))
+    store.close()
+    assert from_folder(CONFIG, tmp_path) == Standing("finished", "its state folder", 40)
+
+
+@pytest.mark.parametrize("name", ["checkpoint-00000040.safetensors", "metrics.sqlite"])
+def test_a_damaged_folder_tells_nothing(name: str, tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / name).write_bytes(b"damaged" * 100)
+    assert from_folder(CONFIG, tmp_path) is None
+
+
+def answer(name: str, **others: str) -> dict[str, Any]:
+    return {"name": name, "peers": {other: {"state": state} for other, state in others.items()}}
+
+
+@pytest.mark.parametrize(
+    ("answers", "expected"),
+    [
+        ([], None),
+        ([answer("ada", ben="member")], None),
+        ([answer("ada", ben="finished")], Standing("finished", "ada")),
+        # One of them has not heard of it yet.
+        ([answer("ada", ben="member"), answer("cleo", ben="lost")], Standing("lost", "cleo")),
+        ([answer("ada", ben="not joined"), answer("cleo", ben="joining")], Standing("joining", "cleo")),
+        ([answer("ada", ben="finished"), answer("cleo", ben="left")], Standing("left", "cleo")),
+        # Of an earlier release, and of a peer that says what no peer says.
+        ([{"name": "ada"}, answer("cleo", ben="on fire")], None),
+    ],
+)
+def test_of_what_others_say_the_latest_news_count(answers: list[dict[str, Any]], expected: Standing | None) -> None:
+    assert from_answers("ben", answers) == expected
+
+
+def test_it_is_told_as_a_sentence() -> None:
+    assert Standing("finished", "ada").sentence == "has finished, says ada"
+    assert (
+        Standing("left", "its state folder", 30).sentence == "has left the run after 30 rounds, says its state folder"
+    )
+    assert Standing("not joined", "ada").sentence == "has not joined yet, says ada"
