@@ -67,9 +67,11 @@ ROOMS: dict[str, set[str]] = {
         "compress", "config", "errors", "gossip", "links", "random", "run_plan", "run_setup", "simulate", "study",
         "train", "wire",
     },
+    "trackers": {"errors", "report", "round_record", "state"},
     "cli": {
         "compress", "config", "config_writer", "criterion", "daemon", "errors", "foreign_text", "gossip", "links",
-        "ops", "planning", "report", "run_plan", "run_progress", "simulate", "startup", "state", "study", "train",
+        "ops", "planning", "report", "run_plan", "run_progress", "simulate", "startup", "state", "study", "trackers",
+        "train",
     },
     "entry": {"cli"},
     "fork_server": {"cli", "daemon", "startup"},
@@ -91,7 +93,8 @@ FORBIDDEN_IN_PURE = {
 # that an installation may lack.
 LATE = ("cli", "entry")
 OPTIONAL = {
-    "PIL", "onnx", "onnxruntime", "onnxscript", "prometheus_client", "pyarrow", "tokenizers",
+    "PIL", "mlflow", "onnx", "onnxruntime", "onnxscript", "prometheus_client", "pyarrow", "tensorboard", "tokenizers",
+    "trackio", "wandb",
 }  # fmt: skip
 
 

@@ -25,6 +25,7 @@ from peer.cli import (
     shape,
     simulate,
     study,
+    track,
     tune,
     up,
     validate,
@@ -88,7 +89,7 @@ cli.add_section(
 )
 cli.add_section(
     "After a run",
-    (results.export, results.report, compare.compare, compare.metrics, results.replay, version),
+    (results.export, results.report, compare.compare, compare.metrics, track.track, results.replay, version),
 )
 cli.add_section("Links and studies", (shape.shape, study.study))
 

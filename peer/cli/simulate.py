@@ -21,6 +21,8 @@ from peer.cli.training_run import (
     open_view,
     report_in_any_case,
     runs_option,
+    track_option,
+    trackers_beside,
     warn,
 )
 from peer.errors import ConfigError
@@ -64,6 +66,7 @@ from peer.errors import ConfigError
 @name_option
 @runs_option
 @click.option("--no-save", is_flag=True, help="Write no run folder; only print the results.")
+@track_option
 @live_option
 @json_option
 def simulate(
@@ -79,6 +82,7 @@ def simulate(
     name: str | None,
     runs_dir: Path,
     no_save: bool,
+    trackers: tuple[str, ...],
     no_live: bool,
     as_json: bool,
 ) -> int:
@@ -110,6 +114,7 @@ def simulate(
             write_resolved(config, directory / "config.toml", base)
             draw_graph(config, base, count, directory)
         stop = stack.enter_context(StopOnSignal())
+        stack.enter_context(trackers_beside(trackers, directory))
         show = stack.enter_context(open_view(no_live, config))
         simulation = simulator.run(
             config,

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shlex
 import shutil
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
 
 RUNS_DIR = Path("runs")
 
+_TRACKERS_S = 60.0
+"""After the run: how long trackers may take to write the rest."""
 
 name_option = click.option(
     "--name",
@@ -39,6 +44,13 @@ runs_option = click.option(
 )
 baseline_option = click.option(
     "--no-baseline", is_flag=True, help="Skip the comparison with one process that trains on all data."
+)
+track_option = click.option(
+    "--track",
+    "trackers",
+    multiple=True,
+    type=click.Choice(["tensorboard", "wandb", "mlflow", "trackio"]),
+    help="Hand the figures to an experiment tracker while the run goes on, see `sotto track`; may be repeated.",
 )
 live_option = click.option("--no-live", is_flag=True, help="Print progress lines instead of the live view.")
 
@@ -103,6 +115,42 @@ def open_view(no_live: bool, config: Config) -> Iterator[Callable[[Progress], No
         # What follows imports libraries and reads data, which takes seconds.
         show(Progress(phase="preparing", rounds=config.run.rounds, elapsed_s=0.0))
         yield show
+
+
+@contextlib.contextmanager
+def trackers_beside(kinds: Sequence[str], directory: Path) -> Iterator[None]:
+    """Hand the figures of a run to trackers while this context lasts: in a process of its own, so that nothing that
+    goes wrong there ends the run. Raises ConfigError if a package is missing."""
+    from peer.trackers.kinds import require
+
+    for kind in kinds:
+        require(kind)
+    if not kinds:
+        yield
+        return
+    chosen = [word for kind in kinds for word in ("--to", kind)]
+    with open(directory / "trackers.log", "ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "peer", "track", str(directory), "--follow", *chosen],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env={**os.environ, "SOTTO_PARENT": str(os.getpid())},
+            # Ctrl-C comes here first, and what the last rounds leave is handed over too.
+            start_new_session=True,
+        )
+    try:
+        yield
+    finally:
+        process.terminate()
+        try:
+            code = process.wait(_TRACKERS_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            code = process.wait()
+        if code:
+            click.secho("sotto: warning: ", fg="yellow", nl=False, err=True)
+            click.echo(f"not everything was handed to {', '.join(kinds)}: see {directory / 'trackers.log'}", err=True)
 
 
 def draw_graph(config: Config, base: Path, num_peers: int, directory: Path) -> None:

@@ -24,6 +24,8 @@ from peer.cli.training_run import (
     open_view,
     report_in_any_case,
     runs_option,
+    track_option,
+    trackers_beside,
     warn,
 )
 from peer.errors import ConfigError
@@ -42,6 +44,7 @@ from peer.startup import quick_imports
     "peers join or the newest ones leave until there are N.",
 )
 @runs_option
+@track_option
 @live_option
 @json_option
 def up(
@@ -52,6 +55,7 @@ def up(
     name: str | None,
     resume: str | None,
     runs_dir: Path,
+    trackers: tuple[str, ...],
     no_live: bool,
     as_json: bool,
 ) -> int:
@@ -102,7 +106,7 @@ def up(
         if resume is None:
             directory = make_directory(runs_dir, name, config.run.name)
             draw_graph(config, base, count, directory)
-        with StopOnSignal() as stop:
+        with StopOnSignal() as stop, trackers_beside(trackers, directory):
             summary = local_cluster.up(
                 config,
                 base,

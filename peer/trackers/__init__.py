@@ -1,0 +1,1 @@
+"""Hands the figures of a run to experiment trackers, from the metrics on disk. Trains nothing and measures nothing."""

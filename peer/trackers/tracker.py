@@ -1,0 +1,35 @@
+"""What every tracker is told of a run, and asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a tracker is told before the first figure."""
+
+    name: str
+    settings: Mapping[str, str]
+    """Dotted key → value."""
+    folder: Path
+    """Where it writes; it exists."""
+
+
+class Tracker(Protocol):
+    """One run in a tracker."""
+
+    def log(self, whose: str, done: int, at: float, figures: Mapping[str, float]) -> None:
+        """Take figures of a peer, or of the "average" or of "all" models, after `done` rounds; `at` in Unix seconds."""
+        ...
+
+    def flush(self) -> None:
+        """Make what was logged visible to whoever looks at it now."""
+        ...
+
+    def close(self) -> None:
+        """End the run."""
+        ...

@@ -1,0 +1,9 @@
+# The part of trackio that is used, so that types are checked where it is not installed.
+
+from collections.abc import Mapping
+
+def init(
+    *, project: str, name: str, config: Mapping[str, str], embed: bool, auto_log_gpu: bool, auto_log_cpu: bool
+) -> object: ...
+def log(metrics: Mapping[str, float], step: int) -> None: ...
+def finish() -> None: ...
