@@ -11,6 +11,7 @@
 | members that come and go | `member_links`, `change_requests`, `joining`, `peer_list` |
 | what others say | `incoming` |
 | what an operator asks | `operator_api` |
+| what log and service manager are told | `progress_log`, `service_manager` |
 
 `assembly` puts them together.
 """
@@ -30,6 +31,7 @@ from peer.daemon.assembly import Parts, assemble
 from peer.daemon.divergence import Finding
 from peer.daemon.exporter import Exporter
 from peer.daemon.first_peer_list import settle
+from peer.daemon.progress_log import ProgressLog
 from peer.daemon.saving import sync_now_and_then
 from peer.daemon.service_manager import notify
 from peer.errors import DivergenceError, StateError, TaskError
@@ -110,6 +112,7 @@ class Daemon:
                         self._peer_list.reload_when_asked(),
                         sync_now_and_then(self.saver),
                         transport.wait_closed(),
+                        ProgressLog(self.operator.status).watch(self.runtime.now),
                         *self.loop.helpers(),
                     )
                 ]
@@ -124,7 +127,7 @@ class Daemon:
             failure = f"it ends with an error: {'its task failed' if isinstance(error, TaskError) else error}"
             raise error from error.__cause__
         finally:
-            notify("STOPPING=1")
+            notify(f"STOPPING=1\nSTATUS={self.operator.state}, round {self.loop.round} of {self._config.run.rounds}")
             if self._exporter is not None:
                 await asyncio.to_thread(self._exporter.close)
             await transport.close(failure or self.runtime.stop_reason or self.operator.state)
