@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +21,7 @@ from peer.errors import ConfigError, DataError
 from peer.random import SHARED, Purpose, stream
 from peer.startup import complete_torch
 from peer.train.data import Batch, Classification, ImageData, TensorData, crop_and_flip
+from peer.train.datasets.clusters import clusters as make_clusters
 from peer.train.datasets.image_files import (
     CIFAR10,
     CIFAR100,
@@ -354,6 +356,31 @@ def synthetic(*, parameters: int = 270_000, layers: int = 20, samples: int = 409
     return Synthetic(parameters, layers, samples, noise)
 
 
+def clusters(
+    *, features: int = 20, hidden: int = 64, classes: int = 10, samples: int = 20_000, spread: float = 1.0
+) -> Task:
+    """Return points around four centres for each class, `samples` to train and 2,000 to test, for an MLP
+    features-hidden-classes."""
+    _whole("features", features, 1, 4096)
+    _whole("hidden", hidden, 1, 65536)
+    _whole("classes", classes, 2, 1000)
+    _whole("samples", samples, 1, 2**24)
+    if isinstance(spread, bool) or not (math.isfinite(spread) and spread >= 0):
+        raise ConfigError("is out of range", key="training.task_options.spread", value=spread, valid="0 or more")
+
+    def draw(split: int, size: int) -> TensorData:
+        points, labels = make_clusters(split, size, features=features, classes=classes, spread=spread)
+        return TensorData(torch.from_numpy(points), torch.from_numpy(labels))
+
+    return Classification(
+        name="clusters",
+        num_classes=classes,
+        model=_mlp((features, hidden, classes)),
+        train=lambda: draw(0, samples),
+        test=lambda: draw(1, 2000),
+    )
+
+
 TASKS: Mapping[str, TaskInfo] = {
     "digits": TaskInfo(digits, "Handwritten digits, 8×8 pixels, which are part of the package: no download."),
     "mnist": TaskInfo(mnist, "MNIST: handwritten digits, 28×28 pixels, from its four IDX files."),
@@ -364,6 +391,7 @@ TASKS: Mapping[str, TaskInfo] = {
     "ag-news": TaskInfo(ag_news, "AG News: titles and first sentences in 4 classes, from its CSV files."),
     "sst2": TaskInfo(sst2, "SST-2: positive and negative sentences of film reviews, as SentEval or GLUE has them."),
     "senteval-length": TaskInfo(senteval_length, "SentEval: how long a sentence is, in 6 classes."),
+    "clusters": TaskInfo(clusters, "Points around centres, any number of samples: to simulate very many peers."),
     "synthetic": TaskInfo(
         synthetic, "Any number of parameters and a cheap gradient: to measure everything but training."
     ),
