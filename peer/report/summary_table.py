@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 
 from rich import box
@@ -57,10 +58,15 @@ def _figures(summary: Summary, criterion: Criterion) -> Table:
             table.add_row(Text(name), figure(criterion, value))
         table.add_section()
     elif figures:
+        margin = summary.margin(criterion)
+        if margin is not None:
+            mean = f"{figure(criterion, statistics.mean(figures))} ± {difference(criterion, margin).lstrip("+").replace(" points", "")}"
+            table.add_row(f"mean, from {len(figures)} of {summary.num_peers:,}", mean)
         table.add_row("median peer", figure(criterion, ordered[len(ordered) // 2]))
         table.add_row("best peer", figure(criterion, ordered[-1]))
         table.add_section()
-    table.add_row("worst peer", figure(criterion, worst), style="bold")
+    label = f"worst of {len(figures)} peers" if summary.is_sample else "worst peer"
+    table.add_row(label, figure(criterion, worst), style="bold")
     if criterion == ACCURACY and len(summary.class_accuracy) > 1:
         lowest = min(range(len(summary.class_accuracy)), key=summary.class_accuracy.__getitem__)
         table.add_row(f"its class {lowest}, its lowest", percent(summary.class_accuracy[lowest]))

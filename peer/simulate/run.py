@@ -18,6 +18,7 @@ from peer.run_summary import describe_run, finish_summary
 from peer.simulate.network import LinkModel
 from peer.simulate.pairs import AsynchronousSimulator
 from peer.simulate.rounds import Simulator
+from peer.simulate.virtual_run import MODELS_EVALUATED_MAX
 from peer.state.disk import writing
 from peer.state.metrics import MetricsStore, Summary
 from peer.train.local_step import Trainer
@@ -82,6 +83,7 @@ def run(
             simulator.put_links()
             baseline_wanted = baseline and ended == "completed"
             finish_summary(summary, [metrics], config, simulator.setup, baseline=baseline_wanted)
+            summary.is_sample = num_peers > MODELS_EVALUATED_MAX
             if directory is not None:
                 with writing("summary.json"):
                     summary.save(directory / "summary.json")

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import sqlite3
+import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
@@ -151,6 +153,8 @@ class Summary:
     """Of each peer's de-biased model on the common test set, fractions; empty where a task has metrics in its place."""
     peer_metrics: dict[str, list[float]] = field(default_factory=dict)
     """The same of the task's own metrics, by name."""
+    is_sample: bool = False
+    """Whether these are the figures of a sample of the peers, evenly spread, since there are too many to evaluate."""
     members: list[int] = field(default_factory=list)
     """Numbers of the peers whose accuracies these are, where not all that ever took part were there in the end."""
     averaged_accuracy: float | None = None
@@ -212,6 +216,15 @@ class Summary:
     def all_criteria(self) -> list[Criterion]:
         return [Criterion(name, better) for name, better in self.criteria.items()]
 
+    def margin(self, criterion: Criterion) -> float | None:
+        """Return two standard errors of the mean of a sample, drawn without replacement: the mean of all peers is that
+        close with a probability of about 95 %. None where the figures are no sample."""
+        values = self.of_peers(criterion)
+        if not self.is_sample or len(values) < 2:
+            return None
+        left_out = 1.0 - len(values) / self.num_peers
+        return 2.0 * statistics.stdev(values) * math.sqrt(left_out / len(values))
+
     def of_peers(self, criterion: Criterion) -> list[float]:
         """Return the figure of each peer's model, as `peer_accuracy`."""
         return self.peer_accuracy if criterion == ACCURACY else self.peer_metrics.get(criterion.name, [])
@@ -239,7 +252,8 @@ class Summary:
         """Return what is written as JSON."""
         own = [criterion for criterion in self.all_criteria if criterion != ACCURACY]
         worst = {"worst_metrics": {criterion.name: self.worst(criterion) for criterion in own}}
-        return asdict(self) | {"worst_accuracy": self.worst_accuracy} | worst
+        margins = {"margins": {criterion.name: self.margin(criterion) for criterion in self.all_criteria}}
+        return asdict(self) | {"worst_accuracy": self.worst_accuracy} | worst | margins
 
     def continue_from(self, path: Path) -> None:
         """Take over when and how the run began from the summary of its first part, if it can be read."""

@@ -75,6 +75,16 @@ def test_a_thousand_peers_do_not_fill_the_screen() -> None:
     text = shown(summary_table(sample_summary([f"peer-{i}" for i in range(1000)], 10)))
     assert len(text.splitlines()) < 30
     assert "median peer" in text
+    assert "worst peer" in text
+
+
+def test_a_sample_of_the_peers_is_called_one() -> None:
+    summary = sample_summary([f"peer-{i}" for i in range(1000)], 10)
+    summary.peer_accuracy, summary.is_sample = [0.5, 0.6, 0.7] * 20, True
+    text = shown(summary_table(summary))
+    assert re.search(r"mean, from 60 of 1,000 +60\.0 % ± 2\.1\b", text)
+    assert "worst of 60 peers" in text
+    assert "worst peer" not in text
 
 
 def test_the_reduction_is_against_the_same_messages_in_full_precision() -> None:
