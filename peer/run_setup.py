@@ -32,8 +32,10 @@ from peer.gossip.membership import Membership, Newcomer
 from peer.gossip.mixing_matrix import mean_matrix
 from peer.gossip.options import FinalRounds, LowRankOptions, ModuloOptions, ServerOptions
 from peer.gossip.pairs.node import PairNode
+from peer.gossip.shared_copies import SharedCopies
 from peer.gossip.topology import Schedule
 from peer.gossip.views import ViewSchedule
+from peer.node.frame_account import Decode, decode_from
 from peer.node.local_steps import LocalSteps
 from peer.node.pair_participant import PairParticipant
 from peer.node.participant import Participant
@@ -94,6 +96,8 @@ class RunSetup:
     averaging_rate: float
     """η, how far a round moves a model towards those of its neighbours."""
     rounds_per_epoch: int = 1
+    shared_copies: SharedCopies | None = None
+    """Where all peers of this process keep their replicas, if they do so together."""
 
     @classmethod
     def open(cls, config: Config, base: Path, num_peers: int | None = None, *, rate: float | None = None) -> RunSetup:
@@ -335,6 +339,7 @@ class RunSetup:
             low_rank=LowRankOptions(rank=options.rank, bits=options.factor_bits),
             momentum=partial(make_momentum, self.config.training),
             server=ServerOptions(peer=options.server, model_bits=options.model_bits, model_range=options.model_range),
+            shared_copies=self.shared_copies,
         )
 
     @cached_property
@@ -359,6 +364,7 @@ class RunSetup:
         *,
         check_newcomer: Callable[[int, Newcomer], None] = lambda peer, newcomer: None,
         observe: Callable[[str, int, int, bytes], None] | None = None,
+        decode: Decode = decode_from,
         cpu_clock: Callable[[], float] | None = None,
     ) -> Participant:
         """Return one peer, ready for round 0."""
@@ -378,6 +384,7 @@ class RunSetup:
             check_newcomer=check_newcomer,
             last_codes=self._last_codes(algorithm),
             observe=observe,
+            decode=decode,
             **({} if cpu_clock is None else {"cpu_clock": cpu_clock}),
         )
 

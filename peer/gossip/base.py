@@ -29,6 +29,7 @@ from peer.compress.payload import FloatArray, Payload
 from peer.errors import LocalProtocolError, RemoteProtocolError
 from peer.gossip.mixing_matrix import MixingMatrix
 from peer.gossip.options import FinalRounds, LowRankOptions, ModuloOptions, ServerOptions
+from peer.gossip.shared_copies import SharedCopies
 from peer.wire.message import Message, MessageKind
 
 Digests: TypeAlias = tuple[int, ...]
@@ -199,6 +200,8 @@ class NodeContext:
     low_rank: LowRankOptions = field(default_factory=LowRankOptions)
     momentum: Callable[[], MomentumRule] = NoMomentum
     """Makes the momentum of the algorithms with `spec.momentum_of_mean`."""
+    shared_copies: SharedCopies | None = None
+    """Where the replicas are that all peers of one process have in common; None: each peer keeps its own."""
     imposed: dict[int, Payload] = field(default_factory=dict)
     """Round → what this peer sent in it before it crashed. Where its arithmetic is not repeatable, the round is
     repeated with that instead of what the compressor makes: the others have it."""

@@ -60,7 +60,12 @@ class Replicas:
         self._node = node
         self.senders = node.schedule.all_senders(node.peer)
         self.receivers = node.schedule.all_receivers(node.peer)
-        self.of: dict[int, FloatArray] = {j: start.copy() for j in sorted({node.peer, *self.senders})}
+        self._shared = node.shared_copies
+        self.of: dict[int, FloatArray] = {
+            j: start.copy() if self._shared is None else self._shared.start(start)
+            for j in sorted({node.peer, *self.senders})
+        }
+        """Whose copy → float[n]. Not to be written to where copies are shared (`_writable`)."""
         self._rounds: dict[int, int] = dict.fromkeys(self.senders, 0)
         self._own_rounds = 0
         """How many differences the own copy holds."""
@@ -101,7 +106,7 @@ class Replicas:
         """Set x̂_j ← decay · x̂_j + scale · C_j for the sender j and return that copy."""
         sender = message.sender
         self._rounds[sender] = message.round + 1
-        copy = self._add_(self.of[sender], message.layers, scale, decay)
+        copy = self._add_(sender, message.round, message.layers, scale, decay)
         self._digest(sender, message.round)
         if sender in self._whole:
             self.take(self._whole.pop(sender))
@@ -110,19 +115,24 @@ class Replicas:
     def apply_own_(self, t: int, payload: Payload, scale: float = 1.0, decay: float = 1.0) -> FloatArray:
         """Do to the own copy what every receiver does to its copy of this peer."""
         self._own_rounds = t + 1
-        copy = self._add_(self.own, payload, scale, decay)
+        copy = self._add_(self._node.peer, t, payload, scale, decay)
         self._digest(self._node.peer, t)
         return copy
 
     # Agreement.
 
     def _digest(self, whose: int, t: int) -> None:
-        if t % CHECK_EVERY == 0:
-            copy, slices = self.of[whose], self._node.layout.slices
-            self._digests[whose] = (
-                t,
-                tuple(xxhash.xxh3_64_intdigest(copy[part].view(np.uint8).data) for part in slices),
-            )
+        if t % CHECK_EVERY:
+            return
+        copy = self.of[whose]
+
+        def digests() -> Digests:
+            return tuple(xxhash.xxh3_64_intdigest(copy[part].view(np.uint8).data) for part in self._node.layout.slices)
+
+        if self._shared is None or copy.flags.writeable:
+            self._digests[whose] = t, digests()
+        else:
+            self._digests[whose] = self._shared.check(whose, t, digests)
 
     @property
     def own_digests(self) -> tuple[int, Digests] | None:
@@ -172,7 +182,7 @@ class Replicas:
         elif message.round == self._rounds[sender]:
             for number, layer in zip(message.layer_ids or (), message.layers, strict=True):
                 assert isinstance(layer, WholeIntegers)
-                self.of[sender][self._node.layout.slices[number]] = _spelled(layer)
+                self._writable(sender)[self._node.layout.slices[number]] = _spelled(layer)
             self._digests.pop(sender, None)
 
     # Edges that come and go (`gossip.boundary`).
@@ -189,7 +199,7 @@ class Replicas:
 
     def restart_own(self, x: FloatArray, t: int) -> None:
         """Let the own copy be `x` (copied) before the difference of round t: all receivers get it whole."""
-        np.copyto(self.own, x)
+        np.copyto(self._writable(self._node.peer), x)
         self._own_rounds = t
         self._digests.pop(self._node.peer, None)
 
@@ -202,15 +212,31 @@ class Replicas:
         values = np.concatenate([layer.values for layer in message.layers if isinstance(layer, Dense)])
         if values.size != self.own.size:
             raise RemoteProtocolError("sent a copy in another form than whole", peer=message.sender)
-        np.copyto(self.of[message.sender], values)
+        np.copyto(self._writable(message.sender), values)
         self._rounds[message.sender] = message.round + 1
         self._digests.pop(message.sender, None)
 
-    def _add_(self, copy: FloatArray, payload: Payload, scale: float, decay: float) -> FloatArray:
-        if decay != 1.0:
-            copy *= copy.dtype.type(decay)
-        add_decompressed_(copy, payload, self._node.layout, scale)
+    def _add_(self, whose: int, t: int, payload: Payload, scale: float, decay: float) -> FloatArray:
+        """Let a copy take the difference of round t; return it."""
+
+        def change_(copy: FloatArray) -> None:
+            if decay != 1.0:
+                copy *= copy.dtype.type(decay)
+            add_decompressed_(copy, payload, self._node.layout, scale)
+
+        copy = self.of[whose]
+        if copy.flags.writeable:
+            change_(copy)
+        else:
+            assert self._shared is not None
+            copy = self.of[whose] = self._shared.moved(whose, t + 1, copy, change_)
         return copy
+
+    def _writable(self, whose: int) -> FloatArray:
+        """Return a copy that this peer alone keeps from now on."""
+        if not self.of[whose].flags.writeable:
+            self.of[whose] = self.of[whose].copy()
+        return self.of[whose]
 
     # What a lost peer never had (`gossip.lost_peers`).
 
@@ -369,7 +395,7 @@ class ChocoSgd(ReplicaAlgorithm):
     def __init__(self, node: NodeContext, x0: FloatArray) -> None:
         super().__init__(node, x0)
         self.replicas = Replicas(node, np.zeros_like(self.x))
-        self._scratch = np.empty_like(self.x)
+        self._scratch = _scratch(node, self.x)
         self._held = HeldBack()
         self._t = -1
         self._heard: dict[int, float] = {}
@@ -438,7 +464,7 @@ class QuantSgp(ReplicaAlgorithm):
     def __init__(self, node: NodeContext, x0: FloatArray) -> None:
         super().__init__(node, x0)
         self.replicas = Replicas(node, np.zeros_like(self.x))
-        self._scratch = np.empty_like(self.x)
+        self._scratch = _scratch(node, self.x)
         self._t = -1
         self._heard: dict[int, float] = {}
 
@@ -532,7 +558,7 @@ class DcdPsgd(ReplicaAlgorithm):
     def __init__(self, node: NodeContext, x0: FloatArray) -> None:
         super().__init__(node, x0)
         self.replicas = Replicas(node, self.x)
-        self._scratch = np.empty_like(self.x)
+        self._scratch = _scratch(node, self.x)
         self._t = -1
         self._heard: dict[int, float] = {}
 
@@ -611,6 +637,11 @@ class EcdPsgd(ReplicaAlgorithm):
             replica_error=distance(self.x, self.replicas.own),
             neighbor_distance=self.replicas.mean_distance(self._heard) if self._heard else None,
         )
+
+
+def _scratch(node: NodeContext, x: FloatArray) -> FloatArray:
+    """Return room for a vector like x that no other call relies on."""
+    return np.empty_like(x) if node.shared_copies is None else node.shared_copies.scratch(x)
 
 
 def weighted_replicas_(out: FloatArray, node: NodeContext, t: int, replicas: Replicas) -> None:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy.typing as npt
 
@@ -21,6 +22,15 @@ from peer.wire.message import Message, MessageKind
 
 ENTROPY_EVERY = 50
 """The entropy bound is taken of every so many rounds: it costs more than the encoding."""
+
+
+class Decode(Protocol):
+    """What `decode_from` does."""
+
+    def __call__(
+        self, sender: int, frame: bytes, layout: Layout, dtype: npt.DTypeLike, *, previous: Message | None = None
+    ) -> Message: ...
+
 
 NUMBERED_KINDS = frozenset({MessageKind.GOSSIP, MessageKind.PART, MessageKind.NOTHING})
 """A round cannot end without these, and applying one twice would mint mass."""

@@ -35,7 +35,7 @@ from peer.node import membership_codec
 from peer.node.blame import blaming
 from peer.node.checkpoint_arrays import Arrays, group, grouped, refusing_what_does_not_fit
 from peer.node.divergence_guard import require_finite_loss, require_finite_model, require_sendable
-from peer.node.frame_account import FrameAccount, decode_from
+from peer.node.frame_account import Decode, FrameAccount, decode_from
 from peer.node.local_steps import LocalSteps, RecordedSteps, StepResult
 from peer.node.membership import PeerMembership, changing_views
 from peer.node.replica_agreement import ReplicaAgreement
@@ -115,6 +115,7 @@ class Participant:
         check_newcomer: Callable[[int, Newcomer], None] = lambda peer, newcomer: None,
         last_codes: LastCodes | None = None,
         observe: Callable[[str, int, int, bytes], None] | None = None,
+        decode: Decode = decode_from,
         cpu_clock: Callable[[], float] = time.process_time,
         stopwatch: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -127,7 +128,7 @@ class Participant:
         what one "gave" and "took", and of what "returned" from a lost peer, which is applied before the next round
         begins (for tests of mass).
         `budget` chooses among `variants`, the compressor and what it can be turned down to. `last_codes`: the reference
-        codes, where modulo codes may be coded against those of the round before.
+        codes, where modulo codes may be coded against those of the round before. `decode` reads a frame of a neighbour.
         The two clocks only fill the record of times; nothing that is computed depends on them."""
         self.peer = peer
         self.algorithm = algorithm
@@ -154,7 +155,7 @@ class Participant:
         self.last_codes = last_codes
         self._judge = Judge(self.session, views)
         self._views = views
-        self._observe = observe
+        self._observe, self._decode = observe, decode
         self._account = FrameAccount(layout, packed=algorithm.node.packed, cpu_clock=cpu_clock, stopwatch=stopwatch)
         self._health_every = 1 if layout.size <= 100_000 else 10
         self._rate = 0.0
@@ -285,7 +286,7 @@ class Participant:
         with blaming(sender), self._account.gossiping():
             if before is None and self.last_codes is not None:
                 before = self.last_codes.of(sender)
-            return decode_from(sender, frame, self.layout, self.algorithm.x.dtype, previous=before)
+            return self._decode(sender, frame, self.layout, self.algorithm.x.dtype, previous=before)
 
     def take(self, message: Message | Change, now: float, source: int | None = None) -> Effects:
         """Take what `judged` returned of a neighbour, `source`."""

@@ -60,7 +60,7 @@ def _figures(summary: Summary, criterion: Criterion) -> Table:
     elif figures:
         margin = summary.margin(criterion)
         if margin is not None:
-            mean = f"{figure(criterion, statistics.mean(figures))} ± {difference(criterion, margin).lstrip("+").replace(" points", "")}"
+            mean = f"{figure(criterion, statistics.mean(figures))} ± {_margin(criterion, margin)}"
             table.add_row(f"mean, from {len(figures)} of {summary.num_peers:,}", mean)
         table.add_row("median peer", figure(criterion, ordered[len(ordered) // 2]))
         table.add_row("best peer", figure(criterion, ordered[-1]))
@@ -77,6 +77,11 @@ def _figures(summary: Summary, criterion: Criterion) -> Table:
     if worst is not None and single is not None:
         table.add_row("worst − one process", difference(criterion, worst - single).replace("points", "pts"))
     return table
+
+
+def _margin(criterion: Criterion, margin: float) -> str:
+    """Return a margin in the unit of the figure before it: percentage points of an accuracy."""
+    return f"{100 * margin:.1f}" if criterion == ACCURACY else significant(margin)
 
 
 def _traffic(summary: Summary) -> Table:

@@ -111,7 +111,9 @@ class VirtualNetwork:
         model = self.model
         whole_at = max((cut.until_s for cut in model.cuts if cut.divides(sender, receiver, now)), default=0.0)
         start = max(start, whole_at, self._free_at.get((sender, receiver), 0.0))
-        sent = self._free_at[sender, receiver] = max(sent, start + model.serialization_s(frame_bytes))
+        sent = max(sent, start + model.serialization_s(frame_bytes))
+        if sent > now:
+            self._free_at[sender, receiver] = sent
         # The first bytes arrive while the last are still being sent, and others fill the gaps between them.
         start = max(start + model.latency_s, self._download_free_at.get(receiver, 0.0))
         drained = start + model.download_s(frame_bytes)

@@ -7,10 +7,11 @@ of the messages, never on when they came. Runs without rounds are in `peer.simul
 from __future__ import annotations
 
 from collections import Counter
-from functools import partial
+from functools import cached_property, partial
 
 from peer.node.local_steps import LocalSteps
 from peer.node.participant import Participant
+from peer.simulate.decoding import SharedDecoding
 from peer.simulate.virtual_run import Arrival, Event, StepDone, Timer, VirtualRun
 
 
@@ -18,13 +19,20 @@ class Simulator(VirtualRun[Participant]):
     """One simulated run that goes in rounds."""
 
     def _make_participant(self, peer: int, steps: LocalSteps) -> Participant:
-        return self.setup.participant(peer, steps, self.trainer.layout, self._x0)
+        return self.setup.participant(peer, steps, self.trainer.layout, self._x0, decode=self._decoding)
+
+    @cached_property
+    def _decoding(self) -> SharedDecoding:
+        return SharedDecoding()
 
     def _start(self) -> None:
-        self._ready: set[int] = set()
-        """Peers that wait for the common local step (stacked only)."""
+        self._ready: list[tuple[int, float]] = []
+        """(peer, since when) of those that wait for the others (stacked only)."""
         self._arrived: Counter[tuple[int, int]] = Counter()
-        """(sender, receiver) → frames that came; here a receiver confirms them at once."""
+        """(sender, receiver) → frames that came; here a receiver confirms them at once. Only where a round may go on
+        without late neighbours, which alone asks for it."""
+        if self._rows is not None:
+            self._rows.algorithms = [participant.algorithm for participant in self.participants]
         for participant in self.participants:
             if participant.membership.is_member:
                 self._ready_for_step(participant.peer, 0.0)
@@ -32,13 +40,13 @@ class Simulator(VirtualRun[Participant]):
     def _handle(self, event: Event) -> None:
         if isinstance(event, StepDone):
             participant = self.participants[event.peer]
-            if self._rows is None:
-                participant.step()
+            participant.step()
             receipts = partial(self._receipts, event.peer)
             effects = participant.begin(self.now, participant.session.silent_receivers(receipts, self.now))
         elif isinstance(event, Arrival):
             participant = self.participants[event.receiver]
-            self._arrived[event.sender, event.receiver] += 1
+            if self.setup.late_policy is not None:
+                self._arrived[event.sender, event.receiver] += 1
             effects = participant.receive(event.sender, event.frame, self.now)
         else:
             participant = self.participants[event.peer]
@@ -59,22 +67,12 @@ class Simulator(VirtualRun[Participant]):
         if self._rows is None:
             self._agenda.add(now + self._step_s[peer], StepDone(peer))
             return
-        # The gradient depends on the model alone, so that computing all of them when the last peer is ready, and
-        # letting each begin at its own virtual time, changes nothing.
-        self._ready.add(peer)
-        self._rows.ready_at[peer] = now
+        # The first peer of a group that begins lets the gradients of all be computed: nobody may lack its model then.
+        self._ready.append((peer, now))
         if len(self._ready) == self.num_peers:
-            self._ready.clear()
-            algorithms = [participant.algorithm for participant in self.participants]
-            self._rows.compute(
-                [algorithm.model() for algorithm in algorithms],
-                [algorithm.u for algorithm in algorithms],
-                self.config.algorithm.push_weight_guard,
-                self.participants[0].round,
-            )
-            for other, participant in enumerate(self.participants):
-                participant.step()
-                self._agenda.add(self._rows.ready_at[other] + self._step_s[other], StepDone(other))
+            ready, self._ready = sorted(self._ready), []
+            for other, since in ready:
+                self._agenda.add(since + self._step_s[other], StepDone(other))
 
     def _keep_to_budget(self, participant: Participant, now: float) -> float:
         """Return when the next round may start; tell the budget what the packets of the virtual links come to."""

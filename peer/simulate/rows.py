@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from peer.compress.payload import FloatArray
 from peer.errors import ConfigError, LocalProtocolError
+from peer.gossip.base import Algorithm
 from peer.gossip.mixing import debiased_step_rate
 from peer.run_setup import RunSetup
 from peer.train.stacked import StackedStep, StackedTrainer
@@ -24,7 +25,7 @@ class _RowStep:
 
 
 class StackedRows:
-    """Computes the local steps of all peers at once and hands each its row."""
+    """Computes the local steps of all peers, a group at a time, and hands each its row."""
 
     def __init__(self, setup: RunSetup) -> None:
         """Raises ConfigError where peers cannot be stacked."""
@@ -44,43 +45,58 @@ class StackedRows:
             device=config.peer.device,
             base=setup.base,
         )
-        self.ready_at = [0.0] * setup.num_peers
-        """When each peer finished its last round, in virtual seconds."""
-        self.step: StackedStep | None = None
-        self.computed = -1
-        """The round that `step` belongs to."""
-        shape = (setup.num_peers, self.trainer.layout.size)
-        self._models = np.empty(shape, dtype=np.float32)
-        self._before = np.empty(shape, dtype=np.float32) if self.trainer.needs_displacement else None
-        self._after = np.empty_like(self._models) if self.trainer.needs_displacement else None
-        self._displaced = 0
+        self.algorithms: Sequence[Algorithm] = ()
+        """Of all peers, whose models are read; to be set before the first round."""
+        self._steps: dict[int, _GroupSteps] = {}
+        """Group → its local steps, until the last of its peers has taken its own."""
 
     def row(self, peer: int) -> StackedRow:
         """Return the local steps of one peer."""
         return StackedRow(self, peer)
 
-    def compute(self, models: Sequence[FloatArray], push_weights: Sequence[float], guard: float, t: int) -> None:
-        """Compute the local steps of round t for all peers."""
-        for peer, z in enumerate(models):
-            self._models[peer] = z
-        rate = self.trainer.rate(t)
-        z_steps = [debiased_step_rate(rate, u, guard) for u in push_weights]
-        self.step = self.trainer.gradients(self._models, t, np.array(z_steps))
-        self.computed = t
+    def take(self, peer: int, t: int) -> _RowStep:
+        """Return a peer's local steps of round t, once; the first peer of a group lets those of all be computed.
 
-    def displaced(self, peer: int, z_before: FloatArray, z_after: FloatArray, rate: float) -> None:
-        """Take note of how one peer's model moved; the momentum moves on when all have."""
-        assert self._before is not None
-        assert self._after is not None
-        self._before[peer], self._after[peer] = z_before, z_after
-        self._displaced += 1
-        if self._displaced == self.setup.num_peers:
-            self.trainer.after_round(self._before, self._after, rate)
-            self._displaced = 0
+        All peers of the run are between two rounds then, or about to exchange messages of round t: nobody's model
+        changes before its own steps are taken.
+        """
+        number = self.trainer.group_of(peer)
+        group = self.trainer.groups[number]
+        steps = self._steps.get(number)
+        if steps is None:
+            steps = self._steps[number] = _GroupSteps(t, self._compute(number, t), len(group))
+        if steps.round != t:
+            raise LocalProtocolError(f"the stack holds the local steps of round {steps.round}, not {t}")
+        steps.left -= 1
+        if steps.left == 0:
+            del self._steps[number]
+        row, result = peer - group.start, steps.result
+        return _RowStep(result.gradients[row], float(result.losses[row]), result.samples)
+
+    def _compute(self, number: int, t: int) -> StackedStep:
+        group = self.trainer.groups[number]
+        algorithms = self.algorithms[group.start : group.stop]
+        models = np.empty((len(group), self.trainer.layout.size), dtype=np.float32)
+        for row, algorithm in enumerate(algorithms):
+            models[row] = algorithm.model()
+        rate, guard = self.trainer.rate(t), self.setup.config.algorithm.push_weight_guard
+        z_steps = np.array([debiased_step_rate(rate, algorithm.u, guard) for algorithm in algorithms])
+        return self.trainer.gradients_of_group(number, models, t, z_steps)
+
+
+@dataclass
+class _GroupSteps:
+    """The local steps of a group of peers, and how many of them have yet to take theirs."""
+
+    round: int
+    result: StackedStep
+    left: int
 
 
 class StackedRow:
     """One peer's view of the stack."""
+
+    __slots__ = ("_peer", "_rows")
 
     def __init__(self, rows: StackedRows, peer: int) -> None:
         self._rows, self._peer = rows, peer
@@ -91,11 +107,8 @@ class StackedRow:
 
     def gradient(self, z: FloatArray, t: int, rate: float, z_step: float) -> _RowStep:
         """Return the peer's row of the local steps of round t."""
-        del z, rate, z_step  # `StackedRows.compute` was given them.
-        step = self._rows.step
-        if step is None or self._rows.computed != t:
-            raise LocalProtocolError(f"the stack holds the local steps of round {self._rows.computed}, not {t}")
-        return _RowStep(step.gradients[self._peer], float(step.losses[self._peer]), step.samples)
+        del z, rate, z_step  # `StackedRows` reads them for the whole group.
+        return self._rows.take(self._peer, t)
 
     @property
     def needs_displacement(self) -> bool:
@@ -104,7 +117,7 @@ class StackedRow:
 
     def after_round(self, z_before: FloatArray, z_after: FloatArray, rate: float) -> None:
         """Let quasi-global momentum see how z moved."""
-        self._rows.displaced(self._peer, z_before, z_after, rate)
+        self._rows.trainer.after_round_of_peer(self._peer, z_before, z_after, rate)
 
     def state(self) -> Mapping[str, npt.NDArray[Any]]:
         """Refuse: a stacked simulation has no checkpoints."""

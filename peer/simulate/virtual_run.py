@@ -7,9 +7,9 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Generic, TypeAlias, TypeVar
+from typing import Generic, TypeAlias, TypeVar, overload
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from peer.compress.payload import FloatArray
 from peer.config import Config
 from peer.errors import DivergenceError
 from peer.gossip.effects import OutgoingFrame
+from peer.gossip.shared_copies import SharedCopies
 from peer.node.divergence_guard import reason_to_stop
 from peer.node.evaluation_cadence import is_evaluated
 from peer.node.local_steps import LocalSteps
@@ -43,14 +44,14 @@ MODELS_EVALUATED_MAX = 64
 AnyParticipant = TypeVar("AnyParticipant", Participant, PairParticipant)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class StepDone:
     """A peer's local step is over."""
 
     peer: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Arrival:
     """A frame has arrived."""
 
@@ -59,7 +60,7 @@ class Arrival:
     frame: bytes
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Timer:
     """What a peer waited for is due."""
 
@@ -93,7 +94,8 @@ class VirtualRun(ABC, Generic[AnyParticipant]):
         if not loops:
             use_one_thread()
             refuse_own_data(config)
-        self.setup = RunSetup.of_loop(config, base) if loops else RunSetup.open(config, base, num_peers)
+        setup = RunSetup.of_loop(config, base) if loops else RunSetup.open(config, base, num_peers)
+        self.setup = replace(setup, shared_copies=SharedCopies())
         if not loops and (problem := self.setup.short_shard(range(num_peers))) is not None:
             log.warning("%s", problem)
         self._metrics = metrics
@@ -233,7 +235,9 @@ class VirtualRun(ABC, Generic[AnyParticipant]):
         if self._is_evaluated(done):
             algorithm = participant.algorithm
             snapshots = self._snapshots.setdefault(done, {})
-            snapshots[participant.peer] = (algorithm.x.copy(), algorithm.u)
+            # Stacked peers wait for each other after each round: nobody's model changes before the last one is there.
+            x = algorithm.x if self._rows is not None else algorithm.x.copy()
+            snapshots[participant.peer] = (x, algorithm.u)
             if len(snapshots) == self.num_peers:
                 self._evaluate(done, [snapshots[peer] for peer in range(self.num_peers)])
                 del self._snapshots[done]
@@ -244,7 +248,7 @@ class VirtualRun(ABC, Generic[AnyParticipant]):
         return is_evaluated(self.config.evaluation, done, self.config.run.rounds)
 
     def _evaluate(self, done: int, states: list[tuple[FloatArray, float]]) -> None:
-        models: list[FloatArray] = [x / x.dtype.type(u) for x, u in states]
+        models = _Models(states)
         averaged = _average(states)
         record = consensus(done, models)
         self.last_consensus = record.consensus_distance
@@ -292,6 +296,27 @@ class _Totals:
         self.payload_bytes += record.payload_bytes
         self.frame_bytes += record.frame_bytes
         self.values += record.values
+
+
+@dataclass(frozen=True)
+class _Models(Sequence[FloatArray]):
+    """z = x / u of each peer, computed when it is asked for: 100,000 models at once would take twice the memory."""
+
+    states: Sequence[tuple[FloatArray, float]]
+
+    def __len__(self) -> int:
+        return len(self.states)
+
+    @overload
+    def __getitem__(self, peer: int) -> FloatArray: ...
+    @overload
+    def __getitem__(self, peer: slice) -> _Models: ...
+    def __getitem__(self, peer: int | slice) -> FloatArray | _Models:
+        if isinstance(peer, slice):
+            return _Models(self.states[peer])
+        x, u = self.states[peer]
+        z: FloatArray = x / x.dtype.type(u)
+        return z
 
 
 def _average(states: list[tuple[FloatArray, float]]) -> FloatArray:

@@ -84,12 +84,14 @@ def deal_locally(
     seed: int,
     peer: int,
     shares: Float64Array | None = None,
+    totals: IntArray | None = None,
 ) -> tuple[BatchSchedule, LabelAdjustment | None]:
     """Return how a peer draws its samples at `indices` of the training set, and what it adds to logits, if anything.
 
-    `shares` is p, where the training set is not that of all peers. Raises ConfigError (`training.class_balance`,
-    `training.label_adjustment`) where the options ask for what the task cannot do, and (`data.class_shares`) where
-    `shares` does not fit the samples; DataError where there are none.
+    `shares` is p, where the training set is not that of all peers. `totals` is `count_classes`, for callers that deal
+    to many peers. Raises ConfigError (`training.class_balance`, `training.label_adjustment`) where the options ask for
+    what the task cannot do, and (`data.class_shares`) where `shares` does not fit the samples; DataError where there
+    are none.
     """
     data, wanted, alpha = task.train_data(), options.label_adjustment, options.class_balance
     if not task.num_classes:
@@ -102,7 +104,7 @@ def deal_locally(
     quotas = ClassQuotas(labels[indices], task.num_classes, balance=_balance(options, len(indices), rates))
     schedule = BatchSchedule(indices, options.batch_size, seed=seed, peer=peer, quotas=quotas if alpha > 0 else None)
     if shares is None:
-        totals = np.bincount(labels, minlength=task.num_classes).astype(np.int64)
+        totals = count_classes(task) if totals is None else totals
         shares, uneven = totals / totals.sum(), is_uneven(quotas.counts, totals)
     else:
         uneven = _differ_from(shares, quotas.counts)
@@ -113,6 +115,11 @@ def deal_locally(
     if wanted is True:
         raise _not_adjustable(task)
     return schedule, None
+
+
+def count_classes(task: Task) -> IntArray:
+    """Return how many samples of each class the training set has, int64[classes]."""
+    return np.bincount(task.train_data().labels.numpy(), minlength=task.num_classes).astype(np.int64)
 
 
 def can_adjust(task: Task) -> TypeGuard[AdjustableTask]:

@@ -85,16 +85,25 @@ class Momentum:
         add_dense_(result, m, self.beta * self.beta)
         return result
 
-    def after_round(self, z_before: FloatArray, z_after: FloatArray, rate: float) -> None:
-        """Let quasi-global momentum follow what the round did to z; `rate` is γ of the round, 0 leaves m̂."""
+    def after_round(self, z_before: FloatArray, z_after: FloatArray, rate: float, part: slice = slice(None)) -> None:
+        """Let quasi-global momentum follow what the round did to z; `rate` is γ of the round, 0 leaves m̂.
+
+        `part`: where these numbers lie in the vector, once there was a `direction` of the whole.
+        """
         if not self.needs_round or rate == 0.0:
             return
         if self._m is None:
+            assert part == slice(None)
             self._m = np.zeros_like(z_before)
-        self._m *= self._m.dtype.type(self.mu)
+        m = self._m[part]
+        m *= m.dtype.type(self.mu)
         share = (1.0 - self.mu) / rate
-        add_dense_(self._m, z_before, share)
-        add_dense_(self._m, z_after, -share)
+        add_dense_(m, z_before, share)
+        add_dense_(m, z_after, -share)
+
+    def free_scratch(self) -> None:
+        """Let go of the memory of the last direction, which is made anew by the next one."""
+        self._direction = None
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
         """Return what must survive a crash: the moments that the kind keeps, and Adam's number of steps."""

@@ -215,7 +215,9 @@ def partition(
         owner, settings = _deal_by_skew(checked, num_peers, 0.0, seed), {}
     else:
         raise ConfigError("is not one of the choices", key="data.partition", value=kind, valid=", ".join(KINDS))
-    parts = {peer: np.flatnonzero(owner == peer).astype(np.int64) for peer in range(num_peers)}
+    by_owner = np.argsort(owner, kind="stable")
+    ends = np.cumsum(np.bincount(owner, minlength=num_peers))[:-1]
+    parts = dict(enumerate(np.split(by_owner, ends)))
     train, holdout = _hold_out(parts, holdout_fraction, seed)
     return Manifest(
         kind=kind,

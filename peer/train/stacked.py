@@ -25,7 +25,7 @@ from peer.train.bfloat16 import computes_in_bfloat16
 from peer.train.data import Batch, Classification, ImageData, TensorData, crop_and_flip
 from peer.train.eight_bit import Network
 from peer.train.evaluation import EVALUATION_BATCH, Evaluation, class_labels, evaluate_model, judge
-from peer.train.label_adjustment import Loss, deal_locally, training_loss
+from peer.train.label_adjustment import Loss, count_classes, deal_locally, training_loss
 from peer.train.learning_rate import learning_rates
 from peer.train.local_step import (
     Split,
@@ -50,8 +50,8 @@ How: TypeAlias = Literal["auto", "stacked", "one by one"]
 _EVALUATED_AT_ONCE = 64
 """Peers; bounds the memory of activations."""
 _NUMBERS_AT_ONCE = 2**20
-"""Parameters of the peers that one operator handles on a CPU: more do not fit the cache, and blocks of more than 32 MiB
-cost a page fault for every page each time."""
+"""Parameters of a group of peers on a CPU: more do not fit the cache, and blocks of more than 32 MiB cost a page fault
+for every page each time."""
 
 
 @dataclass(frozen=True)
@@ -98,14 +98,14 @@ class StackedTrainer:
         empty = [np.empty(0, np.int64)] * len(shards)
         self._holdouts = [checked_indices(holdout, len(self._train)) for holdout in holdouts or empty]
         self._rates = learning_rates(options, rounds)
+        totals = count_classes(task) if task.num_classes else None
         dealt = [
-            deal_locally(task, options, shard, self._rates, seed=seed, peer=peer)
+            deal_locally(task, options, shard, self._rates, seed=seed, peer=peer, totals=totals)
             for peer, shard in enumerate(self._shards)
         ]
         self._schedules = [schedule for schedule, _ in dealt]
         self._adjustments = [adjustment for _, adjustment in dealt]
         self._adjusts = any(adjustment is not None for adjustment in self._adjustments)
-        self._momentum = make_momentum(options)
         self._augments = augments(task)
         # Shifting and mirroring treats every sample alone, so that all peers' samples can be one batch.
         kind = inner_task(task)
@@ -122,6 +122,11 @@ class StackedTrainer:
         engine = _Stacked if stacks and not eight_bit and not channels_last else _OneByOne
         loss = training_loss(task, adjusted=self._adjusts)
         self._engine: _Stacked | _OneByOne = engine(task, loss, model, trained, self.num_peers, seed)
+        size = self.num_peers if self.device.type == "cuda" else max(1, _NUMBERS_AT_ONCE // self.layout.size)
+        self.groups = [range(first, min(first + size, self.num_peers)) for first in range(0, self.num_peers, size)]
+        """The peers that are computed together. What a peer's gradient is, to the last bit, depends on its group."""
+        self._group_size = size
+        self._momenta = [make_momentum(options) for _ in self.groups]
 
     @property
     def num_peers(self) -> int:
@@ -130,7 +135,11 @@ class StackedTrainer:
     @property
     def needs_displacement(self) -> bool:
         """Whether `after_round` has anything to do."""
-        return self._momentum.needs_round
+        return self._momenta[0].needs_round
+
+    def group_of(self, peer: int) -> int:
+        """Return the number of a peer's group."""
+        return peer // self._group_size
 
     def initial_vector(self) -> Vector:
         """Return the vector that every peer of the run starts from, float32[n]."""
@@ -143,35 +152,57 @@ class StackedTrainer:
         return self._rates.rate(t)
 
     def gradients(self, z: Matrix, t: int, z_steps: npt.NDArray[np.floating[Any]] | float) -> StackedStep:
-        """Return the local steps of round t from `z: float32[peers, n]`, which is not changed.
-
-        `z_steps`, one number or one for each peer, is how far z moves for each unit of gradient between local steps.
-        """
+        """Return the local steps of round t of all peers; see `gradients_of_group`."""
         shape = (self.num_peers, self.layout.size)
         if z.dtype != np.float32 or z.shape != shape:
             raise LocalProtocolError(f"z is {z.dtype}{list(z.shape)}, the peers take float32{list(shape)}")
-        steps = self.options.local_steps
-        factor = np.broadcast_to(np.asarray(z_steps, np.float32), (self.num_peers,))[:, None]
+        z_steps = np.broadcast_to(np.asarray(z_steps, np.float32), (self.num_peers,))
+        steps = [
+            self.gradients_of_group(number, z[group.start : group.stop], t, z_steps[group.start : group.stop])
+            for number, group in enumerate(self.groups)
+        ]
+        if len(steps) == 1:
+            return steps[0]
+        gradients = np.concatenate([step.gradients for step in steps])
+        return StackedStep(gradients, np.concatenate([step.losses for step in steps]), steps[0].samples)
+
+    def gradients_of_group(self, number: int, z: Matrix, t: int, z_steps: npt.NDArray[np.floating[Any]]) -> StackedStep:
+        """Return the local steps of round t of one of `groups` from `z: float32[group, n]`, which is not changed.
+
+        `z_steps: float[group]` is how far z moves for each unit of gradient between local steps.
+        """
+        group, momentum = self.groups[number], self._momenta[number]
+        steps, shape = self.options.local_steps, (len(group), self.layout.size)
+        factor = z_steps.astype(np.float32)[:, None]
         moved = z
         total: Matrix | None = None
         direction: Matrix | None = None
-        losses = np.zeros(self.num_peers)
+        losses = np.zeros(len(group))
         for local in range(steps):
             if direction is not None:
                 moved = moved - factor * direction
-            gradient, local_losses = self._engine.gradients(moved, self._batch(t, local), t, local)
-            # Momentum acts number by number, so that all peers together are one long vector.
-            flat = self._momentum.direction(gradient.reshape(-1), moved.reshape(-1))
+            gradient, local_losses = self._engine.gradients(moved, self._batch(t, local, group), t, local, group)
+            # Momentum acts number by number, so that the peers of a group together are one long vector.
+            flat = momentum.direction(gradient.reshape(-1), moved.reshape(-1))
             direction = flat.reshape(shape)
             losses += local_losses
             if steps > 1:
                 total = direction.copy() if total is None else np.add(total, direction, out=total)
         assert direction is not None
+        # Of many groups, only those whose steps are in use keep their directions.
+        momentum.free_scratch()
         return StackedStep(direction if total is None else total, losses / steps, steps * self.options.batch_size)
 
     def after_round(self, z_before: Matrix, z_after: Matrix, rate: float) -> None:
         """Let quasi-global momentum see how z moved in a round of learning rate `rate`; see `Trainer.after_round`."""
-        self._momentum.after_round(z_before.reshape(-1), z_after.reshape(-1), rate * self.options.local_steps)
+        for peer in range(self.num_peers):
+            self.after_round_of_peer(peer, z_before[peer], z_after[peer], rate)
+
+    def after_round_of_peer(self, peer: int, z_before: Vector, z_after: Vector, rate: float) -> None:
+        """Do what `after_round` does for one peer."""
+        number, row = divmod(peer, self._group_size)
+        part = slice(row * self.layout.size, (row + 1) * self.layout.size)
+        self._momenta[number].after_round(z_before, z_after, rate * self.options.local_steps, part)
 
     def evaluate(self, z: Matrix, split: Split = "test") -> list[Evaluation]:
         """Return how the model of each peer does on a split; nothing that training reads is changed."""
@@ -186,7 +217,11 @@ class StackedTrainer:
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
         """Return what the next round reads beside z, of all peers; see `Trainer.state`."""
-        state = {f"momentum.{name}": value for name, value in self._momentum.state().items()}
+        states = [momentum.state() for momentum in self._momenta]
+        state = {
+            f"momentum.{name}": value if name == "steps" else np.concatenate([each[name] for each in states])
+            for name, value in states[0].items()
+        }
         for name, buffer in self._engine.buffers.items():
             state[f"buffer.{name}"] = buffer.cpu().numpy().copy()
         return state
@@ -198,28 +233,31 @@ class StackedTrainer:
         for name in ("m", "v"):
             if name in momentum and momentum[name].size != self.num_peers * self.layout.size:
                 raise ValueError(f"momentum {name} has {momentum[name].size} numbers, which do not fit these peers")
-        self._momentum.restore(momentum)
+        for number, group in enumerate(self.groups):
+            part = slice(group.start * self.layout.size, group.stop * self.layout.size)
+            own = {name: value if name == "steps" else value[part] for name, value in momentum.items()}
+            self._momenta[number].restore(own)
         for name, buffer in self._engine.buffers.items():
             value = torch.from_numpy(np.array(state[f"buffer.{name}"]))
             if value.shape != buffer.shape or value.dtype != buffer.dtype:
                 raise ValueError(f"buffer {name} has shape {list(value.shape)}, expected {list(buffer.shape)}")
             buffer.copy_(value)
 
-    def _batch(self, t: int, local: int) -> Batch:
-        """Return the batches of all peers, each tensor stacked to [peers, b, ...]."""
-        step = t * self.options.local_steps + local
-        draw = joined([schedule.batch(step) for schedule in self._schedules])
+    def _batch(self, t: int, local: int, peers: range) -> Batch:
+        """Return the batches of some peers, each tensor stacked to [peers, b, ...]."""
+        step, some = t * self.options.local_steps + local, slice(peers.start, peers.stop)
+        draw = joined([schedule.batch(step) for schedule in self._schedules[some]])
         batch = self._augmented(
             draw, tuple(part.to(self.device) for part in self._train.batch(torch.from_numpy(draw.indices)))
         )
         if not self._adjusts:
             return batch
         nothing = np.zeros((self.options.batch_size, self.task.num_classes), np.float32)
-        rows = [nothing if adjustment is None else adjustment.rows(step) for adjustment in self._adjustments]
+        rows = [nothing if adjustment is None else adjustment.rows(step) for adjustment in self._adjustments[some]]
         return *batch, torch.from_numpy(np.stack(rows)).to(self.device)
 
     def _augmented(self, draw: BatchDraw, batch: Batch) -> Batch:
-        """Return the samples of all peers, augmented if they are to be, each tensor stacked to [peers, b, ...]."""
+        """Return the samples of some peers, augmented if they are to be, each tensor stacked to [peers, b, ...]."""
         if not self._augments:
             return self._by_peer(batch)
         uniforms = torch.from_numpy(augmentation_uniforms(self.seed, draw, len(self._train))).to(self.device)
@@ -230,7 +268,7 @@ class StackedTrainer:
         return tuple(torch.stack(parts) for parts in zip(*augmented, strict=True))
 
     def _by_peer(self, batch: Batch) -> Batch:
-        return tuple(part.view(self.num_peers, self.options.batch_size, *part.shape[1:]) for part in batch)
+        return tuple(part.view(-1, self.options.batch_size, *part.shape[1:]) for part in batch)
 
 
 class _Stacked:
@@ -254,33 +292,23 @@ class _Stacked:
             name: buffer.detach()[None].repeat(num_peers, *[1] * buffer.ndim) for name, buffer in model.named_buffers()
         }
         self._loss, self._judge = _Loss(loss, model), _Judge(task, model)
-        self._gradients: Matrix | None = None
         self._graph: _Graph | None = None
         self._may_capture = self._device.type == "cuda"
 
-    def gradients(self, z: Matrix, batch: Batch, t: int, local: int) -> tuple[Matrix, npt.NDArray[np.float64]]:
-        if self._device.type == "cpu":
-            return self._in_groups(z, batch)
-        flat = torch.from_numpy(z).to(self._device)
+    def gradients(
+        self, z: Matrix, batch: Batch, t: int, local: int, peers: range
+    ) -> tuple[Matrix, npt.NDArray[np.float64]]:
+        flat = torch.empty(z.shape, device=self._device)
+        flat.copy_(torch.from_numpy(z))
         if self._may_capture and self._graph is None:
             self._graph = self._capture(flat, batch)
             self._may_capture = self._graph is not None
-        gradient, losses = (
-            self._compute(flat, batch, self.buffers) if self._graph is None else self._graph.replay(flat, batch)
-        )
+        if self._graph is not None:
+            gradient, losses = self._graph.replay(flat, batch)
+        else:
+            buffers = {name: buffer[peers.start : peers.stop] for name, buffer in self.buffers.items()}
+            gradient, losses = self._compute(flat, batch, buffers)
         return gradient.cpu().numpy(), losses.double().cpu().numpy()
-
-    def _in_groups(self, z: Matrix, batch: Batch) -> tuple[Matrix, npt.NDArray[np.float64]]:
-        if self._gradients is None:
-            self._gradients = np.empty_like(z)
-        losses = np.empty(len(z))
-        group = max(1, _NUMBERS_AT_ONCE // z.shape[1])
-        for start in range(0, len(z), group):
-            peers = slice(start, start + group)
-            buffers = {name: buffer[peers] for name, buffer in self.buffers.items()}
-            gradient, loss = self._compute(torch.from_numpy(z[peers]), tuple(part[peers] for part in batch), buffers)
-            self._gradients[peers], losses[peers] = gradient.numpy(), loss.numpy()
-        return self._gradients, losses
 
     def evaluate_all(self, z: Matrix, data: Data) -> list[Evaluation]:
         """Return the evaluation of all peers on the same samples."""
@@ -404,21 +432,23 @@ class _OneByOne:
         self.buffers = {
             name: buffer.detach()[None].repeat(num_peers, *[1] * buffer.ndim) for name, buffer in model.named_buffers()
         }
-        self._gradients = torch.empty((num_peers, sum(self._sizes)), device=self._device)
 
-    def gradients(self, z: Matrix, batch: Batch, t: int, local: int) -> tuple[Matrix, npt.NDArray[np.float64]]:
+    def gradients(
+        self, z: Matrix, batch: Batch, t: int, local: int, peers: range
+    ) -> tuple[Matrix, npt.NDArray[np.float64]]:
         losses = np.empty(len(z))
-        for peer in range(len(z)):
-            self._load(peer, z[peer])
+        gradients = torch.empty(z.shape, device=self._device)
+        for row, peer in enumerate(peers):
+            self._load(peer, z[row])
             seed_operators(self._seed, peer, t, local, self._device)
-            loss = self._loss(self._model, aligned(tuple(part[peer] for part in batch), self._device))
+            loss = self._loss(self._model, aligned(tuple(part[row] for part in batch), self._device))
             with errors_of(self._task):
                 parts = torch.autograd.grad(loss, self._parameters, materialize_grads=True)
-            torch.cat([part.reshape(-1) for part in parts], out=self._gradients[peer])
-            losses[peer] = float(loss.detach())
+            torch.cat([part.reshape(-1) for part in parts], out=gradients[row])
+            losses[row] = float(loss.detach())
             for name, buffer in self._model.named_buffers():
                 self.buffers[name][peer] = buffer
-        return self._gradients.cpu().numpy(), losses
+        return gradients.cpu().numpy(), losses
 
     def evaluate_all(self, z: Matrix, data: Data) -> list[Evaluation]:
         """Return the evaluation of all peers on the same samples."""
