@@ -52,8 +52,6 @@ class MixingMatrix:
         self.row_senders: IntArray = senders[by_row].astype(np.int64)
         self.row_weights: Float64Array = weights[by_row].astype(np.float64)
         self._shifted_columns: dict[tuple[int, ...], Float64Array | None] = {}
-        self._senders: dict[int, tuple[int, ...]] = {}
-        self._receivers: dict[int, tuple[int, ...]] = {}
 
     @classmethod
     def from_dense(cls, w: Float64Array) -> MixingMatrix:
@@ -93,15 +91,11 @@ class MixingMatrix:
 
     def senders(self, peer: int) -> tuple[int, ...]:
         """Return whom `peer` hears, itself left out, ascending."""
-        if peer not in self._senders:
-            self._senders[peer] = tuple(j for j in self.row(peer)[0].tolist() if j != peer)
-        return self._senders[peer]
+        return tuple(j for j in self.row(peer)[0].tolist() if j != peer)
 
     def receivers(self, peer: int) -> tuple[int, ...]:
         """Return who hears `peer`, itself left out, ascending."""
-        if peer not in self._receivers:
-            self._receivers[peer] = tuple(i for i in self.column(peer)[0].tolist() if i != peer)
-        return self._receivers[peer]
+        return tuple(i for i in self.column(peer)[0].tolist() if i != peer)
 
     def dense(self) -> Float64Array:
         """Return a new float64[n, n]."""

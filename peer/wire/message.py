@@ -44,7 +44,7 @@ class RepairWish:
     """How many further bits it asks for, 1 to 16; 0 asks for all of K."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Message:
     """One message of the gossip protocol."""
 
