@@ -62,6 +62,14 @@ from peer.errors import ConfigError
 @click.option(
     "--stacked", is_flag=True, help="Train all peers as one batch: much faster, with results equal within rounding."
 )
+@click.option(
+    "--workers",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Let N processes compute; the results do not depend on N.",
+)
 @baseline_option
 @name_option
 @runs_option
@@ -78,6 +86,7 @@ def simulate(
     step_ms: float,
     slow: tuple[str, ...],
     stacked: bool,
+    workers: int,
     no_baseline: bool,
     name: str | None,
     runs_dir: Path,
@@ -96,6 +105,7 @@ def simulate(
       sotto simulate --peers 16 --graph exponential
       sotto simulate --rate-kbit 1000 --latency-ms 20
       sotto simulate --peers 100 --rounds 200 --no-save --json
+      sotto simulate --peers 1000 --stacked --workers 4
     """
     config, base = load_config(config_file, settings)
     count = count_peers(config, num_peers)
@@ -125,6 +135,7 @@ def simulate(
             step_s=step_ms / 1000,
             slow=slower,
             stacked=stacked,
+            workers=workers,
             baseline=not no_baseline,
             on_progress=show,
             stop=stop.event,

@@ -137,6 +137,15 @@ class Agenda(Generic[Event]):
         heapq.heappush(self._heap, (time_s, self._added, event))
         self._added += 1
 
+    def pop_stretch(self, length_s: float) -> list[tuple[float, Event]]:
+        """Take off the agenda what happens next, and all that follows in less than `length_s`; what happens at the same
+        instant in any case."""
+        stretch = [self.pop()]
+        start = stretch[0][0]
+        while self._heap and (self._heap[0][0] == start or self._heap[0][0] < start + length_s):
+            stretch.append(self.pop())
+        return stretch
+
     def pop(self) -> tuple[float, Event]:
         """Take the next event off the agenda; return its time and the event."""
         time_s, _, event = heapq.heappop(self._heap)

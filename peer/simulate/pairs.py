@@ -76,7 +76,7 @@ class AsynchronousSimulator(VirtualRun[PairParticipant]):
             effects = participant.timer(self.now)
         self._perform(participant, effects)
         if effects.record is not None:
-            self._finish_round(participant, effects.record)
+            self._finish_round(self._finished(participant, effects.record))
         if self.now >= self._waiting_since.get(participant.peer, math.inf) and participant.can_read:
             self._begin(participant, self.now - self._waiting_since.pop(participant.peer))
 

@@ -25,7 +25,8 @@ from peer.simulate.rounds import Simulator
 from peer.simulate.virtual_run import Event, naming, subject
 from peer.simulate.workers import Parcel, Workers
 from peer.state.metrics import MetricsStore
-from peer.train.local_step import Evaluation, Split
+from peer.train.evaluation import Evaluation
+from peer.train.local_step import Split
 
 
 class ParallelSimulator(Simulator):
@@ -97,8 +98,8 @@ class ParallelSimulator(Simulator):
         requests = [(["evaluate", own], models) if own else None for own, models in zip(asked, sent, strict=True)]
         found = [iter(values or ()) for values, _ in self._workers.ask(requests)]
         return [
-            Evaluation(np.array(correct, np.int64), np.array(total, np.int64), loss)
-            for correct, total, loss in (next(found[owner]) for owner in owners)
+            Evaluation(np.array(correct, np.int64), np.array(total, np.int64), loss, metrics)
+            for correct, total, loss, metrics in (next(found[owner]) for owner in owners)
         ]
 
     def _take_models(self) -> None:
@@ -122,7 +123,7 @@ class ParallelSimulator(Simulator):
                 self._evaluate_peer(peer, np.frombuffer(model, np.float32).copy(), split)
                 for (peer, split), model in zip(content, blobs, strict=True)
             ]
-            return [[each.correct.tolist(), each.total.tolist(), each.loss] for each in found], []
+            return [[each.correct.tolist(), each.total.tolist(), each.loss, dict(each.metrics)] for each in found], []
         algorithms = [self.participants[peer].algorithm for peer in range(*content)]
         return [algorithm.u for algorithm in algorithms], [algorithm.x.data.cast("B") for algorithm in algorithms]
 

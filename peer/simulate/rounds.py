@@ -1,22 +1,58 @@
 """N peers of one process on a virtual clock: the same participants as in real processes, driven by an agenda.
 
 With `late = "wait"` the trajectories are those of `sotto up`, bit for bit: what a peer computes depends on the content
-of the messages, never on when they came. Runs without rounds are in `peer.simulate.pairs`.
+of the messages, never on when they came. Runs without rounds are in `peer.simulate.pairs`, runs in several processes in
+`peer.simulate.parallel`.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
+from pathlib import Path
 
+from peer.config import Config
+from peer.gossip.effects import Effects
 from peer.node.local_steps import LocalSteps
 from peer.node.participant import Participant
+from peer.round_record import RoundRecord
+from peer.run_setup import PeerTrainer
 from peer.simulate.decoding import SharedDecoding
-from peer.simulate.virtual_run import Arrival, Event, StepDone, Timer, VirtualRun
+from peer.simulate.network import LinkModel
+from peer.simulate.virtual_run import Arrival, Event, Finished, StepDone, Timer, VirtualRun, subject
+from peer.state.metrics import MetricsStore
 
 
 class Simulator(VirtualRun[Participant]):
     """One simulated run that goes in rounds."""
+
+    def __init__(
+        self,
+        config: Config,
+        base: Path,
+        *,
+        num_peers: int,
+        metrics: MetricsStore | None = None,
+        links: LinkModel | None = None,
+        step_s: float = 0.0,
+        slow: Mapping[int, float] | None = None,
+        stacked: bool = False,
+        after_round: Callable[[Participant, RoundRecord], None] | None = None,
+        loops: Sequence[PeerTrainer] = (),
+    ) -> None:
+        """See `VirtualRun`."""
+        super().__init__(
+            config, base, num_peers=num_peers, metrics=metrics, links=links, step_s=step_s, slow=slow, stacked=stacked,
+            after_round=after_round, loops=loops,
+        )  # fmt: skip
+        self._ready: list[tuple[int, float]] = []
+        """(peer, since when) of those that wait for the others (stacked only)."""
+        self._arrived: Counter[tuple[int, int]] = Counter()
+        """(sender, receiver) → frames that came; here a receiver confirms them at once. Only where a round may go on
+        without late neighbours, which alone asks for it."""
+        if self._rows is not None:
+            self._rows.algorithms = [participant.algorithm for participant in self.participants]
 
     def _make_participant(self, peer: int, steps: LocalSteps) -> Participant:
         return self.setup.participant(peer, steps, self.trainer.layout, self._x0, decode=self._decoding)
@@ -26,37 +62,42 @@ class Simulator(VirtualRun[Participant]):
         return SharedDecoding()
 
     def _start(self) -> None:
-        self._ready: list[tuple[int, float]] = []
-        """(peer, since when) of those that wait for the others (stacked only)."""
-        self._arrived: Counter[tuple[int, int]] = Counter()
-        """(sender, receiver) → frames that came; here a receiver confirms them at once. Only where a round may go on
-        without late neighbours, which alone asks for it."""
-        if self._rows is not None:
-            self._rows.algorithms = [participant.algorithm for participant in self.participants]
         for participant in self.participants:
             if participant.membership.is_member:
                 self._ready_for_step(participant.peer, 0.0)
 
     def _handle(self, event: Event) -> None:
+        self._perform(event, *self._outcome(event, self.now))
+
+    def _outcome(self, event: Event, now: float) -> tuple[Effects, Finished | None]:
+        """Let an event happen to its peer; return what that asks for, and the round that it completed, if any."""
+        effects = self._call(event, now)
+        if effects.record is None:
+            return effects, None
+        return effects, self._finished(self.participants[subject(event)], effects.record)
+
+    def _call(self, event: Event, now: float) -> Effects:
+        """Let an event happen to its peer."""
         if isinstance(event, StepDone):
             participant = self.participants[event.peer]
             participant.step()
             receipts = partial(self._receipts, event.peer)
-            effects = participant.begin(self.now, participant.session.silent_receivers(receipts, self.now))
-        elif isinstance(event, Arrival):
-            participant = self.participants[event.receiver]
+            return participant.begin(now, participant.session.silent_receivers(receipts, now))
+        if isinstance(event, Arrival):
             if self.setup.late_policy is not None:
                 self._arrived[event.sender, event.receiver] += 1
-            effects = participant.receive(event.sender, event.frame, self.now)
-        else:
-            participant = self.participants[event.peer]
-            effects = participant.timer(self.now)
-        self._deliver(participant.peer, effects.frames)
+            return self.participants[event.receiver].receive(event.sender, event.frame, now)
+        return self.participants[event.peer].timer(now)
+
+    def _perform(self, event: Event, effects: Effects, finished: Finished | None) -> None:
+        """Do what an event asks for."""
+        peer = subject(event)
+        self._deliver(peer, effects.frames)
         # After a message the timer may be due earlier: each neighbour can have a deadline of its own.
         if not isinstance(event, Timer) and effects.wake_at is not None:
-            self._agenda.add(effects.wake_at, Timer(participant.peer))
-        if effects.record is not None:
-            self._finish_round(participant, effects.record)
+            self._agenda.add(effects.wake_at, Timer(peer))
+        if finished is not None:
+            self._finish_round(finished)
 
     def _receipts(self, sender: int, receiver: int) -> tuple[int, int]:
         """Return (how many frames of a link have arrived, how many were sent)."""

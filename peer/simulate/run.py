@@ -7,16 +7,18 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypedDict, Unpack
 
 from peer.compress.payload import FloatArray
 from peer.config import Config
 from peer.config_writer import write_resolved
-from peer.errors import DivergenceError, SottoError
+from peer.errors import ConfigError, DivergenceError, SottoError
 from peer.run_plan import algorithm_spec
 from peer.run_progress import Progress
 from peer.run_summary import describe_run, finish_summary
 from peer.simulate.network import LinkModel
 from peer.simulate.pairs import AsynchronousSimulator
+from peer.simulate.parallel import ParallelSimulator
 from peer.simulate.rounds import Simulator
 from peer.simulate.virtual_run import MODELS_EVALUATED_MAX
 from peer.state.disk import writing
@@ -47,6 +49,7 @@ def run(
     step_s: float = 0.0,
     slow: Mapping[int, float] | None = None,
     stacked: bool = False,
+    workers: int = 1,
     baseline: bool = True,
     on_progress: Callable[[Progress], None] | None = None,
     stop: threading.Event | None = None,
@@ -54,15 +57,17 @@ def run(
 ) -> Simulation:
     """Simulate a run and leave metrics, averaged model and summary in `directory`, if given: it exists and is empty.
 
-    `baseline`: also train one process on all data, to compare with. `command`: the line that started it. Raises
-    DivergenceError (with the summary of what there was already written) and whatever is wrong with the configuration.
+    `workers`: how many processes compute; no bit depends on it. `baseline`: also train one process on all data, to
+    compare with. `command`: the line that started it. Raises DivergenceError (with the summary of what there was
+    already written) and whatever is wrong with the configuration.
     """
     started = time.monotonic()
     metrics = MetricsStore(None if directory is None else directory / "metrics.sqlite")
     try:
-        simulator = (AsynchronousSimulator if algorithm_spec(config).asynchronous else Simulator)(
-            config, base, num_peers=num_peers, metrics=metrics, links=links, step_s=step_s, slow=slow, stacked=stacked
-        )
+        simulator = _simulator(
+            config, base, workers,
+            num_peers=num_peers, metrics=metrics, links=links, step_s=step_s, slow=slow, stacked=stacked,
+        )  # fmt: skip
         trainer = simulator.trainer
         assert isinstance(trainer, Trainer)
         summary = describe_run(config, simulator.setup, trainer.layout, command=command)
@@ -96,3 +101,27 @@ def run(
         return Simulation(summary, models, averaged, trainer)
     finally:
         metrics.close()
+
+
+class _Options(TypedDict):
+    """What all kinds of simulated runs are built with."""
+
+    num_peers: int
+    metrics: MetricsStore
+    links: LinkModel | None
+    step_s: float
+    slow: Mapping[int, float] | None
+    stacked: bool
+
+
+def _simulator(
+    config: Config, base: Path, workers: int, **options: Unpack[_Options]
+) -> Simulator | AsynchronousSimulator:
+    """Return the run that suits the algorithm and the number of processes."""
+    if algorithm_spec(config).asynchronous:
+        if workers > 1:
+            raise ConfigError(f"{config.algorithm.name} has no rounds, which worker processes need", key="--workers")
+        return AsynchronousSimulator(config, base, **options)
+    if workers > 1:
+        return ParallelSimulator(config, base, workers=workers, **options)
+    return Simulator(config, base, **options)

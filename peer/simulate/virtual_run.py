@@ -6,7 +6,8 @@ import logging
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Generic, TypeAlias, TypeVar, overload
@@ -32,7 +33,7 @@ from peer.simulate.network import Agenda, LinkModel, VirtualNetwork
 from peer.simulate.rows import StackedRows
 from peer.state.metrics import ConsensusRecord, EvaluationRecord, LinkRecord, MetricsStore
 from peer.train.evaluation import Evaluation
-from peer.train.local_step import Trainer
+from peer.train.local_step import Split, Trainer
 from peer.train.threads import use_one_thread
 
 log = logging.getLogger("sotto")
@@ -40,6 +41,8 @@ log = logging.getLogger("sotto")
 MODELS_EVALUATED_MAX = 64
 """With more peers than this, only so many, evenly spread, are evaluated one by one (and the averaged model)."""
 
+PROGRESS_EVERY_S = 0.25
+"""How often somebody is told of the progress of a run."""
 
 AnyParticipant = TypeVar("AnyParticipant", Participant, PairParticipant)
 
@@ -68,6 +71,19 @@ class Timer:
 
 
 Event: TypeAlias = StepDone | Arrival | Timer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """A completed round of a peer, as the run looks at it."""
+
+    record: RoundRecord
+    done: int
+    """How many rounds the peer has completed."""
+    reason: str | None
+    """Why the run should stop after it."""
+    state: tuple[FloatArray, float] | None
+    """(x, u), where models are evaluated after this round."""
 
 
 class VirtualRun(ABC, Generic[AnyParticipant]):
@@ -152,23 +168,24 @@ class VirtualRun(ABC, Generic[AnyParticipant]):
         self._start()
         events = 0
         while self._agenda:
-            self.now, event = self._agenda.pop()
-            try:
-                self._handle(event)
-            except DivergenceError as error:
-                peer = event.receiver if isinstance(event, Arrival) else event.peer
-                raise DivergenceError(f"peer {peer}: {error}") from None
+            self._go_on()
             events += 1
             if events % 64 == 0 or self.num_peers >= 64:
                 if stop is not None and stop.is_set():
                     return False
-                if on_progress is not None and time.monotonic() - shown > 0.25:
+                if on_progress is not None and time.monotonic() - shown > PROGRESS_EVERY_S:
                     shown = time.monotonic()
                     on_progress(self.progress(shown - started))
         self._finish()
         if on_progress is not None:
             on_progress(self.progress(time.monotonic() - started))
         return True
+
+    def _go_on(self) -> None:
+        """Let the next event happen."""
+        self.now, event = self._agenda.pop()
+        with naming(event):
+            self._handle(event)
 
     def progress(self, elapsed_s: float) -> Progress:
         """Return how far the run has come."""
@@ -184,13 +201,13 @@ class VirtualRun(ABC, Generic[AnyParticipant]):
             peers=tuple(
                 PeerProgress(
                     name=f"peer-{peer}",
-                    round=self.participants[peer].round,
+                    round=self._totals[peer].done,
                     loss=self._totals[peer].loss,
                     figure=self._totals[peer].figure,
                     payload_bytes=self._totals[peer].payload_bytes,
                     frame_bytes=self._totals[peer].frame_bytes,
                     values=self._totals[peer].values,
-                    state="training" if self.participants[peer].round < self.config.run.rounds else "finished",
+                    state="training" if self._totals[peer].done < self.config.run.rounds else "finished",
                 )
                 for peer in shown
             ),
@@ -221,28 +238,34 @@ class VirtualRun(ABC, Generic[AnyParticipant]):
             total[2] += len(outgoing.frame)
             self._agenda.add(arrival, Arrival(outgoing.receiver, sender, outgoing.frame))
 
-    def _finish_round(self, participant: AnyParticipant, record: RoundRecord) -> None:
-        totals = self._totals[participant.peer]
-        totals.add(record)
-        if self._metrics is not None:
-            self._metrics.put(record)
-        reason = reason_to_stop(self.config.guard, record, participant.model())
-        if reason is not None:
-            raise DivergenceError(reason)
-        if self._after_round is not None:
-            self._after_round(participant, record)
-        done = participant.round
+    def _finished(self, participant: AnyParticipant, record: RoundRecord) -> Finished:
+        """Return what the run has to know of a round that a peer has completed."""
+        done, state, algorithm = participant.round, None, participant.algorithm
         if self._is_evaluated(done):
-            algorithm = participant.algorithm
-            snapshots = self._snapshots.setdefault(done, {})
             # Stacked peers wait for each other after each round: nobody's model changes before the last one is there.
             x = algorithm.x if self._rows is not None else algorithm.x.copy()
-            snapshots[participant.peer] = (x, algorithm.u)
+            state = x, algorithm.u
+        reason = reason_to_stop(self.config.guard, record, participant.model())
+        return Finished(record=record, done=done, reason=reason, state=state)
+
+    def _finish_round(self, finished: Finished) -> None:
+        """Take note of a completed round, evaluate when it is the last peer's, and let the peer go on."""
+        record, done = finished.record, finished.done
+        self._totals[record.peer].add(record, done)
+        if self._metrics is not None:
+            self._metrics.put(record)
+        if finished.reason is not None:
+            raise DivergenceError(finished.reason)
+        if self._after_round is not None:
+            self._after_round(self.participants[record.peer], record)
+        if finished.state is not None:
+            snapshots = self._snapshots.setdefault(done, {})
+            snapshots[record.peer] = finished.state
             if len(snapshots) == self.num_peers:
                 self._evaluate(done, [snapshots[peer] for peer in range(self.num_peers)])
                 del self._snapshots[done]
         if done < self.config.run.rounds:
-            self._ready_for_step(participant.peer, self.now)
+            self._ready_for_step(record.peer, self.now)
 
     def _is_evaluated(self, done: int) -> bool:
         return is_evaluated(self.config.evaluation, done, self.config.run.rounds)
@@ -257,14 +280,14 @@ class VirtualRun(ABC, Generic[AnyParticipant]):
         self.averaged_figure = averaged_record.figure(self.setup.criterion)
         records: list[EvaluationRecord | ConsensusRecord] = [record, averaged_record]
         step = max(1, -(-self.num_peers // MODELS_EVALUATED_MAX))
-        for peer in range(0, self.num_peers, step):
-            own = evaluation_record(peer, done, "test", self._evaluate_peer(peer, models[peer]))
-            self._totals[peer].figure = own.figure(self.setup.criterion)
+        wanted: list[tuple[int, Split]] = [(peer, "test") for peer in range(0, self.num_peers, step)]
+        if self._rows is None:
+            wanted += [(peer, "holdout") for peer in range(self.num_peers) if len(self.setup.manifest.holdout[peer])]
+        for (peer, split), found in zip(wanted, self._evaluate_peers(wanted, models), strict=True):
+            own = evaluation_record(peer, done, split, found)
+            if split == "test":
+                self._totals[peer].figure = own.figure(self.setup.criterion)
             records.append(own)
-        for peer, trainer in enumerate(self._trainers if self._rows is None else ()):
-            if len(self.setup.manifest.holdout[peer]):
-                found = trainer.evaluate(models[peer], "holdout")
-                records.append(evaluation_record(peer, done, "holdout", found))
         if self._metrics is not None:
             self._metrics.put(*records)
             self._metrics.flush()
@@ -274,24 +297,45 @@ class VirtualRun(ABC, Generic[AnyParticipant]):
             return self.trainer.evaluate(model, averaged=True)
         return self.trainer.evaluate(model)
 
-    def _evaluate_peer(self, peer: int, model: FloatArray) -> Evaluation:
-        """Return how a peer's model does on the test set; only its own trainer has its statistics of norms."""
+    def _evaluate_peers(self, wanted: Sequence[tuple[int, Split]], models: Sequence[FloatArray]) -> list[Evaluation]:
+        """Return how the models of some peers do on a split."""
+        return [self._evaluate_peer(peer, models[peer], split) for peer, split in wanted]
+
+    def _evaluate_peer(self, peer: int, model: FloatArray, split: Split) -> Evaluation:
+        """Return how a peer's model does on a split; only its own trainer has its statistics of norms."""
         if self._rows is not None:
             return self._rows.trainer.evaluate_one(peer, model)
-        return self._trainers[peer].evaluate(model)
+        return self._trainers[peer].evaluate(model, split)
+
+
+@contextmanager
+def naming(event: Event) -> Iterator[None]:
+    """Let an error of divergence name the peer that it was found at."""
+    try:
+        yield
+    except DivergenceError as error:
+        raise DivergenceError(f"peer {subject(event)}: {error}") from None
+
+
+def subject(event: Event) -> int:
+    """Return the peer that an event happens to."""
+    return event.receiver if isinstance(event, Arrival) else event.peer
 
 
 @dataclass
 class _Totals:
     """Running figures of one peer, for the live view."""
 
+    done: int = 0
+    """Rounds completed."""
     loss: float | None = None
     figure: float | None = None
     payload_bytes: int = 0
     frame_bytes: int = 0
     values: int = 0
 
-    def add(self, record: RoundRecord) -> None:
+    def add(self, record: RoundRecord, done: int) -> None:
+        self.done = done
         self.loss = record.loss if record.loss is not None else self.loss
         self.payload_bytes += record.payload_bytes
         self.frame_bytes += record.frame_bytes
