@@ -10,8 +10,8 @@ import pytest
 from peer import config as configuration
 from peer.gossip.shared_copies import SharedCopies
 from peer.node.frame_account import decode_from
-from peer.run_summary import sampling_margin
 from peer.simulate import decoding, virtual_run
+from peer.simulate import run as simulated_run
 from peer.simulate.network import LinkModel
 from peer.simulate.replay import MatrixSchedule
 from peer.simulate.rounds import Simulator
@@ -179,26 +179,16 @@ def test_an_evaluation_takes_no_copy_of_every_model_and_keeps_its_figures(stacks
     distance = np.mean([np.linalg.norm(model - mean) for model in found])
     assert simulation.summary.consensus_distance == pytest.approx(distance, rel=1e-5)
     assert len(simulation.summary.peer_accuracy) == 6
-    assert simulation.summary.accuracy_margin is None
+    assert simulation.summary.document()["margins"] == {"accuracy": None}
 
 
 def test_a_sample_of_many_peers_says_how_close_its_mean_is(monkeypatch):
-    monkeypatch.setattr(virtual_run, "MODELS_EVALUATED_MAX", 4)
+    for module in (virtual_run, simulated_run):
+        monkeypatch.setattr(module, "MODELS_EVALUATED_MAX", 4)
     summary = run(job("algorithm.name=sgp"), Path(), num_peers=8, stacked=True, baseline=False).summary
     assert len(summary.peer_accuracy) == 4
-    assert summary.accuracy_margin == pytest.approx(sampling_margin(summary.peer_accuracy, 8))
-
-
-def test_two_standard_errors_hold_the_mean_of_all_in_most_samples():
-    rng = np.random.default_rng(0)
-    population = rng.beta(8, 2, size=1000)
-    close = 0
-    for _ in range(1000):
-        sample = rng.choice(population, 64, replace=False)
-        close += abs(sample.mean() - population.mean()) <= sampling_margin(sample.tolist(), 1000)
-    assert 930 <= close <= 980
-    assert sampling_margin([0.5] * 10, 10) is None
-    assert sampling_margin([0.5], 10) is None
+    expected = 2 * np.std(summary.peer_accuracy, ddof=1) * np.sqrt(0.5 / 4)
+    assert summary.document()["margins"] == {"accuracy": pytest.approx(expected)}
 
 
 def test_a_doubly_stochastic_schedule_of_a_scenario_has_sparse_rows():

@@ -8,6 +8,7 @@ from dataclasses import replace
 from math import inf, nan
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from peer.criterion import ACCURACY, Better, Criterion
@@ -228,3 +229,21 @@ def test_what_is_no_metrics_is_refused(table: str, columns: list[str], row: list
     with pytest.raises(RemoteProtocolError, match=f"sent {table}"):
         store.put_page(table, columns, [row], peer=0)
     assert store.rounds() == []
+
+
+def test_two_standard_errors_of_a_sample_hold_the_mean_of_all_in_most_draws() -> None:
+    rng = np.random.default_rng(0)
+    population = rng.beta(8, 2, size=1000)
+    summary = Summary(
+        name="n", algorithm="sgp", compressor="none", graph="ring", num_peers=1000, rounds=1, seed=0, parameters=1,
+        seconds=0.0, is_sample=True,
+    )  # fmt: skip
+    close = 0
+    for _ in range(1000):
+        summary.peer_accuracy = rng.choice(population, 64, replace=False).tolist()
+        margin = summary.margin(ACCURACY)
+        assert margin is not None
+        close += abs(sum(summary.peer_accuracy) / 64 - population.mean()) <= margin
+    assert 930 <= close <= 980
+    summary.is_sample = False
+    assert summary.margin(ACCURACY) is None
