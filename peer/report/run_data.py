@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +49,17 @@ class RunData:
         return sorted(known)
 
     def peer_name(self, peer: int) -> str:
-        """Return the name of a peer as the configuration gives it."""
-        names = self.summary.peer_names if self.summary is not None else []
-        return names[peer] if peer < len(names) else f"peer {peer}"
+        """Return the name of a peer as the configuration gives it; the same before there is a summary as after."""
+        names = self.summary.peer_names if self.summary is not None else self._configured_names
+        return names[peer] if peer < len(names) else f"peer-{peer}"
+
+    @cached_property
+    def _configured_names(self) -> list[str]:
+        try:
+            peers = tomllib.loads(self.config or "").get("peers", [])
+            return [str(peer["name"]) for peer in peers]
+        except (tomllib.TOMLDecodeError, KeyError, TypeError):
+            return []  # Somebody is writing it, or has changed it.
 
     def rounds_of(self, peer: int) -> list[RoundRecord]:
         """Return the rows of one peer, by round."""

@@ -21,7 +21,7 @@ from peer.config import load
 from peer.links import network as links
 from peer.links.profiles import find
 from peer.ops.cluster_files import Host, write_cluster
-from peer.ops.local_cluster import peer_environment
+from peer.ops.peer_processes import peer_environment
 
 _MISSING = links.missing()
 

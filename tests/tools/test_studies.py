@@ -99,6 +99,6 @@ def test_a_diverged_run_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_the_figures_of_scale_are_of_the_run(stacked: bool) -> None:
     found = scale.measure(4, 4, stacked, ["training.task_options={hidden = 8}"], profile=False)
     assert (found.peers, found.rounds, found.stacked) == (4, 4, stacked)
-    assert found.parameters == 64 * 8 + 8 + 8 * 10 + 10
+    assert found.parameters == 20 * 8 + 8 + 8 * 10 + 10
     assert found.peer_rounds_per_s > 0
     assert found.peak_bytes_per_peer >= found.memory_bytes_per_peer

@@ -50,10 +50,18 @@ def test_what_is_written_while_it_follows_comes_next(tmp_path: Path) -> None:
     for peer, rounds in ((0, range(5)), (1, range(2)), (1, range(2, 5))):
         store.put(*(round_record(peer, t, 9) for t in rounds))
         store.flush()
-        assert points(follower, f"peer {peer}", "rate") == [(t + 1, 0.1) for t in rounds]
+        assert points(follower, f"peer-{peer}", "rate") == [(t + 1, 0.1) for t in rounds]
     store.put(EvaluationRecord(peer=-1, round=5, split="test", correct=(1,), total=(2,)))
     store.flush()
     assert points(follower, "average", "accuracy") == [(5, 0.5)]
+
+
+def test_a_peer_has_the_same_name_before_there_is_a_summary(tmp_path: Path) -> None:
+    store = MetricsStore(tmp_path / "metrics.sqlite")
+    store.put(round_record(1, 0, 9))
+    store.flush()
+    (tmp_path / "config.toml").write_text('[[peers]]\nname = "attic"\n[[peers]]\nname = "cellar"\n')
+    assert [p.whose for p in Follower(tmp_path).new()] == ["cellar"]
 
 
 def test_rounds_that_a_peer_repeats_are_not_handed_over_again(tmp_path: Path) -> None:
@@ -61,11 +69,11 @@ def test_rounds_that_a_peer_repeats_are_not_handed_over_again(tmp_path: Path) ->
     follower = Follower(tmp_path)
     store.put(*(round_record(0, t, 9) for t in range(6)))
     store.flush()
-    assert len(points(follower, "peer 0", "rate")) == 6
+    assert len(points(follower, "peer-0", "rate")) == 6
     store.drop_after(2)
     store.put(*(round_record(0, t, 9) for t in range(3, 8)))
     store.flush()
-    assert points(follower, "peer 0", "rate") == [(7, 0.1), (8, 0.1)]
+    assert points(follower, "peer-0", "rate") == [(7, 0.1), (8, 0.1)]
 
 
 def test_what_a_peer_was_told_of_others_does_not_count(tmp_path: Path) -> None:
@@ -78,7 +86,7 @@ def test_what_a_peer_was_told_of_others_does_not_count(tmp_path: Path) -> None:
             store.put(EvaluationRecord(peer=of, round=1, split="test", correct=(10 * peer + of,), total=(20,)))
         store.close()
     found = [p for p in Follower(tmp_path).new() if "accuracy" in p.figures]
-    assert [(p.whose, p.figures["accuracy"]) for p in found] == [("peer 0", 0.0), ("peer 1", 0.55)]
+    assert [(p.whose, p.figures["accuracy"]) for p in found] == [("peer-0", 0.0), ("peer-1", 0.55)]
 
 
 def test_metrics_of_a_task_are_handed_over_and_no_accuracy_where_it_counts_none(tmp_path: Path) -> None:
@@ -95,7 +103,7 @@ def test_only_some_rounds_and_some_peers_are_wanted(tmp_path: Path) -> None:
     store.put(ConsensusRecord(round=7, consensus_distance=1.0, model_norm=2.0))
     store.close()
     found = list(Follower(tmp_path, every=5).new())
-    assert [(p.whose, p.done) for p in found] == [("peer 0", done) for done in (5, 10, 15, 20)] + [("all", 7)]
+    assert [(p.whose, p.done) for p in found] == [("peer-0", done) for done in (5, 10, 15, 20)] + [("all", 7)]
 
 
 def test_what_is_not_finite_or_not_there_is_left_out(tmp_path: Path) -> None:

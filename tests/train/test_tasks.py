@@ -52,7 +52,7 @@ def make_task(*, hidden=4, directory=None):
 def test_every_built_in_task_is_described():
     assert set(TASKS) == {
         *("digits", "mnist", "cifar10", "cifar100", "imagenette", "image-folder"),
-        *("ag-news", "sst2", "senteval-length", "synthetic"),
+        *("ag-news", "clusters", "sst2", "senteval-length", "synthetic"),
     }
     assert all(info.summary.endswith(".") and "\n" not in info.summary for info in TASKS.values())
     assert TASKS["digits"].options == ("hidden",)
