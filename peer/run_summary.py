@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from peer import __version__
+from peer import __version__, native
 from peer.compress.layout import Layout
 from peer.compress.payload import FloatArray
 from peer.config import Config
@@ -171,6 +171,7 @@ def machine_facts() -> dict[str, str]:
     """Return what bit identity depends on: processor, Python, numpy and torch version."""
     return {
         "processor": _processor_name(),
+        "kernels": native.tier(),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "numpy": np.__version__,

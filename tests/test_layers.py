@@ -40,7 +40,7 @@ ROOMS: dict[str, set[str]] = {
     "node": {"round_record", "compress", "config", "errors", "gossip", "proto", "rate_limits", "state", "wire"},
     "run_plan": {"compress", "config", "errors", "gossip", "native"},
     "run_setup": {"compress", "config", "criterion", "errors", "gossip", "node", "random", "run_plan", "train", "wire"},
-    "run_summary": {"compress", "config", "criterion", "gossip", "run_plan", "run_setup", "state", "train"},
+    "run_summary": {"compress", "config", "criterion", "gossip", "native", "run_plan", "run_setup", "state", "train"},
     "simulate": {
         "round_record", "compress", "config", "config_writer", "errors", "gossip", "node", "random", "run_plan",
         "run_progress", "run_setup", "run_summary", "state", "train", "wire",
@@ -70,8 +70,8 @@ ROOMS: dict[str, set[str]] = {
     "trackers": {"errors", "report", "round_record", "state"},
     "cli": {
         "compress", "config", "config_writer", "criterion", "daemon", "errors", "foreign_text", "gossip", "links",
-        "ops", "planning", "report", "run_plan", "run_progress", "simulate", "startup", "state", "study", "trackers",
-        "train",
+        "ops", "planning", "report", "run_plan", "run_progress", "run_summary", "simulate", "startup", "state", "study",
+        "trackers", "train",
     },
     "entry": {"cli"},
     "fork_server": {"cli", "daemon", "startup"},

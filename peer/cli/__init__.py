@@ -30,7 +30,7 @@ from peer.cli import (
     up,
     validate,
 )
-from peer.cli.app import CONTEXT, EXIT_CODES, SottoCommand, SottoGroup, print_json
+from peer.cli.app import CONTEXT, EXIT_CODES, SottoCommand, SottoGroup, print_json, verbosity
 from peer.cli.options import json_option
 
 _EPILOG = "\b\nExit codes:\n" + "\n".join(f"  {code:>3}  {meaning}" for code, meaning in EXIT_CODES.items())
@@ -62,19 +62,27 @@ def cli() -> None:
 @click.command(cls=SottoCommand)
 @json_option
 def version(as_json: bool) -> None:
-    """Print the version of sotto.
+    """Print the version of sotto; with -v also what results and speed depend on.
 
     \b
     Examples:
       sotto version
+      sotto version -v
       sotto version --json
     """
     from peer import __version__
 
+    facts: dict[str, str] = {}
+    if verbosity():
+        from peer.run_summary import machine_facts
+
+        facts = {key: value for key, value in machine_facts().items() if key != "sottovoce"}
     if as_json:
-        print_json({"version": __version__})
-    else:
-        click.echo(f"sotto {__version__}")
+        print_json({"version": __version__, **facts})
+        return
+    click.echo(f"sotto {__version__}")
+    for key, value in facts.items():
+        click.echo(f"{key}: {value}")
 
 
 cli.add_section(

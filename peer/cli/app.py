@@ -177,6 +177,11 @@ def debug_wanted() -> bool:
     return bool(click.get_current_context().find_root().meta.get("peer.debug"))
 
 
+def verbosity() -> int:
+    """Return how often the command line that runs now has -v."""
+    return int(click.get_current_context().find_root().meta.get("peer.verbosity", 0))
+
+
 def print_json(value: Any, *, indent: int | None = 2) -> None:
     """Write one JSON document to stdout. Numbers that JSON cannot write (NaN, infinities) become null."""
     click.echo(json.dumps(_finite(value), indent=indent, ensure_ascii=False, default=str))

@@ -46,6 +46,13 @@ def bfloat16_is_emulated() -> bool:
     return lib is not None and lib.processor_bfloat16() == 0
 
 
+def tier() -> str:
+    """Return for which instructions the kernels in use were compiled."""
+    if lib is None:
+        return "none, numpy instead"
+    return ("portable", "AVX2", "AVX-512", "AVX-512 with VNNI", "AMX")[lib.processor_tier()]
+
+
 def available() -> bool:
     """Return whether the native kernels are in use."""
     return lib is not None

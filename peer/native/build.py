@@ -25,6 +25,8 @@ SOURCES = (
     "wire_layers.c",
     "wire_tables.c",
 )
+INTERNAL = ("eight_bit_amx.c",)
+"""What no Python calls."""
 OPTIONS = ("-O3", "-std=gnu11", "-ffp-contract=off", "-fno-math-errno", "-Wall", "-Wextra", "-Wno-psabi")
 
 
@@ -39,7 +41,7 @@ ffibuilder.cdef(declarations())
 ffibuilder.set_source(
     "peer.native._kernels",
     "\n".join(f'#include "{Path(source).with_suffix(".h")}"' for source in SOURCES),
-    sources=[f"peer/native/{source}" for source in SOURCES],
+    sources=[f"peer/native/{source}" for source in SOURCES + INTERNAL],
     include_dirs=["peer/native"],
     extra_compile_args=list(OPTIONS),
     optional=True,

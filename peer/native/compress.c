@@ -22,7 +22,7 @@
 #define CLONES
 #endif
 
-int widest_registers = 512;
+int widest_registers = 8192;
 
 /* As many coordinates as are worked on at a time: their draws and integers stay in the first-level cache. */
 #define CHUNK 1024

@@ -2,7 +2,8 @@
 #define SOTTOVOCE_COMPRESS_H
 #include <stdint.h>
 #include <stddef.h>
-/* Bits of the widest registers that hand-written kernels may use; tests lower it to reach the narrower versions. */
+/* Bits of the widest registers that hand-written kernels may use, 8192 those of AMX; tests lower it to reach the
+   narrower versions. */
 extern int widest_registers;
 
 /* Philox 4x32-10: words or uniforms `start` to `start + n - 1` of the stream (key, layer, round). */

@@ -6,7 +6,9 @@
    pixel of two samples, side by side in 32 bits. */
 #include "eight_bit_conv.h"
 #include "tiers.h"
+#include "eight_bit_amx.h"
 #include "eight_bit_tiles.h"
+#include "processor.h"
 
 #include <stdlib.h>
 
@@ -43,9 +45,7 @@ typedef struct {
                             int count);
     void (*pair_codes)(const uint8_t *first, const uint8_t *second, size_t n, int zero, uint16_t *out);
     void (*pair_gradients)(const uint16_t *first, const uint16_t *second, size_t n, uint16_t *out);
-    int multiplies_bytes;
-    int pixels[3];
-    Tile *tile[3];
+    ByteTiles bytes;
     int neighbours[2][3];
     PairTile *pairs[2][3];
 } Kernels;
@@ -145,9 +145,9 @@ static Kernels kernels_of_this_processor(void)
     if (tier == 2) {
         kernels = kernels_v4;
         if (__builtin_cpu_supports("avx512vnni")) {
-            Tile *fast[3] = {vnni_16_1, vnni_12_2, vnni_6_4};
-            memcpy(kernels.tile, fast, sizeof fast);
-            kernels.multiplies_bytes = 1;
+            const ByteTiles fast = {.fast = 1, .kinds = 3, .tile = {vnni_16_1, vnni_12_2, vnni_6_4},
+                                    .pixels = {16, 12, 6}};
+            kernels.bytes = fast;
         }
         if (__builtin_cpu_supports("avx512bf16")) {
             PairTile *fast[2][3] = {{bf16_pairs_24_1, bf16_pairs_16_1, bf16_pairs_4_1},
@@ -155,17 +155,18 @@ static Kernels kernels_of_this_processor(void)
             memcpy(kernels.pairs, fast, sizeof fast);
         }
     }
+#ifdef AMX
+    if (processor_tier() == 4) {
+        const ByteTiles fast = {.fast = 1, .begin = amx_begin_bytes, .end = amx_end, .kinds = 2,
+                                .tile = {amx_tile_32_1, amx_tile_32_2}, .pixels = {32, 32}};
+        kernels.bytes = fast;
+    }
+#endif
 #endif
     return kernels;
 }
 
-int tiles_of_this_processor(Tile *tiles[3], int pixels[3])
-{
-    const Kernels kernels = kernels_of_this_processor();
-    memcpy(tiles, kernels.tile, sizeof kernels.tile);
-    memcpy(pixels, kernels.pixels, sizeof kernels.pixels);
-    return kernels.multiplies_bytes;
-}
+ByteTiles tiles_of_this_processor(void) { return kernels_of_this_processor().bytes; }
 
 int eb_conv_codes(const float *weights, int outputs, int inputs, int rows, int columns, float inverse, int8_t *codes,
                   int32_t *sums)
@@ -283,7 +284,7 @@ static int convolve(const ConvShape *s, const uint8_t *x, const int8_t *packed, 
     int together = (int)(FRAME_BYTES / f.bytes);
     together = together < 1 ? 1 : together < s->samples ? together : s->samples;
 
-    int32_t sums[MOST_PIXELS * MOST_RESULTS];
+    int32_t sums[MOST_SUMS] __attribute__((aligned(64)));
     const size_t pixels_together = (size_t)together * (size_t)area;
     uint8_t *frames = malloc((size_t)together * f.bytes + 64);
     size_t *starts = malloc(2 * pixels_together * sizeof *starts);
@@ -306,6 +307,8 @@ static int convolve(const ConvShape *s, const uint8_t *x, const int8_t *packed, 
                              * (size_t)s->results;
             }
 
+    if (kernels.bytes.begin != NULL)
+        kernels.bytes.begin(run);
     Output here = *out;
     const size_t out_sample = (size_t)s->out_height * (size_t)s->out_width * (size_t)s->results;
     for (int first = 0; first < s->samples; first += together) {
@@ -315,8 +318,8 @@ static int convolve(const ConvShape *s, const uint8_t *x, const int8_t *packed, 
         pixels = (size_t)samples * (size_t)area;
         for (int result = 0; result < s->results;) {
             const int left = rounded_up(s->results - result, LANES) / LANES;
-            const int kind = left >= 4 ? 2 : left >= 2 ? 1 : 0, sixteens = 1 << kind;
-            const int width = sixteens * LANES, most = kernels.pixels[kind];
+            const int kind = kind_of_tile(&kernels.bytes, left), width = LANES << kind;
+            const int most = kernels.bytes.pixels[kind];
             const int count = s->results - result < width ? s->results - result : width;
             const int8_t *weights = packed + (size_t)(result / LANES) * block;
             for (size_t pixel = 0; pixel < pixels; pixel += (size_t)most) {
@@ -324,7 +327,7 @@ static int convolve(const ConvShape *s, const uint8_t *x, const int8_t *packed, 
                 const int there = pixels - pixel < (size_t)most ? (int)(pixels - pixel) : most;
                 for (int p = 0; p < most; p++)
                     windows[p] = frames + starts[pixel + (size_t)(p < there ? p : there - 1)];
-                kernels.tile[kind](windows, row_bytes, s->rows, run, weights, block, sums);
+                kernels.bytes.tile[kind](windows, row_bytes, s->rows, run, weights, block, sums);
                 if (out->lows != NULL)
                     kernels.finish_codes(&here, sums, width, there, at + pixel, result, count);
                 else
@@ -336,6 +339,8 @@ static int convolve(const ConvShape *s, const uint8_t *x, const int8_t *packed, 
         here.mask = here.mask == NULL ? NULL : here.mask + (size_t)samples * out_sample;
         here.gradient = here.gradient == NULL ? NULL : here.gradient + (size_t)samples * out_sample;
     }
+    if (kernels.bytes.end != NULL)
+        kernels.bytes.end();
     free(frames);
     free(starts);
     return 0;

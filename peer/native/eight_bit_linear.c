@@ -7,11 +7,14 @@
    The weight gradient multiplies two rows at a time, side by side in 32 bits, in tiles of 12 outputs by 32 inputs. */
 #include "eight_bit_linear.h"
 #include "tiers.h"
+#include "eight_bit_amx.h"
 #include "eight_bit_tiles.h"
-
+#include "processor.h"
 
 #define HEIGHT 12
 #define STRIP 32
+/* Outputs at a time in the tile registers of AMX. */
+#define AMX_OUTPUTS 32
 /* Bytes of rows that are worked on at a time: a part of a small second-level cache. */
 #define BLOCK_BYTES (256 * 1024)
 /* Rows of which the weight gradient is taken at a time. */
@@ -46,13 +49,15 @@ typedef struct {
 
 typedef struct {
     int multiplies_bfloat16;
+    /* Whether it does so in the tile registers of AMX. */
+    int amx;
     void (*finish)(Finish *f, const int32_t *sums, int width, int rows, size_t row, int result, int count);
     void (*quantize_row)(const float *v, int n, float inverse, int8_t *codes);
     void (*interleave)(const int8_t *const *from, int8_t *packed, int32_t *sums);
     void (*copy_flipped)(uint8_t *to, const uint8_t *from, size_t n, uint8_t flip);
     void (*pair_codes)(const int8_t *first, const int8_t *second, int count, int zero, uint16_t *pairs);
-    void (*pair_gradients)(const uint16_t *gradient, size_t stride, int rows, int readable, uint16_t *pairs,
-                           double *sums);
+    void (*pair_gradients)(const uint16_t *gradient, size_t stride, int rows, int readable, int height,
+                           uint16_t *pairs, double *sums);
     void (*pairs_tile)(const uint16_t *g, const uint16_t *x, int pairs, int more, float factor, float *out,
                        size_t stride);
 } Kernels;
@@ -105,6 +110,7 @@ static Kernels kernels_of_this_processor(void)
             kernels.multiplies_bfloat16 = 1;
             kernels.pairs_tile = bf16_pairs_tile;
         }
+        kernels.amx = processor_tier() == 4;
     }
 #endif
     return kernels;
@@ -112,9 +118,7 @@ static Kernels kernels_of_this_processor(void)
 
 int eb_linear_speed(void)
 {
-    Tile *tiles[3];
-    int pixels[3];
-    return (tiles_of_this_processor(tiles, pixels) ? 1 : 0) | (kernels_of_this_processor().multiplies_bfloat16 ? 2 : 0);
+    return tiles_of_this_processor().fast | (kernels_of_this_processor().multiplies_bfloat16 ? 2 : 0);
 }
 
 void eb_linear_pack(const float *weights, int outputs, int inputs, float inverse, int transposed, int8_t *packed,
@@ -172,12 +176,12 @@ uint64_t eb_linear_room(int rows, int terms) { return (uint64_t)rows_together(ro
 static void multiply(const int8_t *x, int rows, int terms, const int8_t *packed, Finish *finish, uint8_t *copy)
 {
     const Kernels kernels = kernels_of_this_processor();
-    Tile *tiles[3];
-    int most_rows[3];
-    tiles_of_this_processor(tiles, most_rows);
+    const ByteTiles tiles = tiles_of_this_processor();
     const size_t run = rounded_up(terms, 4), block = run * LANES;
     const int together = rows_together(rows, terms);
-    int32_t sums[MOST_PIXELS * MOST_RESULTS];
+    int32_t sums[MOST_SUMS] __attribute__((aligned(64)));
+    if (tiles.begin != NULL)
+        tiles.begin((int)run);
     for (int first = 0; first < rows; first += together) {
         const int here = rows - first < together ? rows - first : together;
         const uint8_t *from = (const uint8_t *)x + (size_t)first * (size_t)terms;
@@ -188,7 +192,7 @@ static void multiply(const int8_t *x, int rows, int terms, const int8_t *packed,
                 kernels.copy_flipped(copy + (size_t)r * run, from + (size_t)r * (size_t)terms, (size_t)terms, 128);
         for (int result = 0; result < finish->results;) {
             const int left = (finish->results - result + LANES - 1) / LANES;
-            const int kind = left >= 4 ? 2 : left >= 2 ? 1 : 0, width = LANES << kind, most = most_rows[kind];
+            const int kind = kind_of_tile(&tiles, left), width = LANES << kind, most = tiles.pixels[kind];
             const int count = finish->results - result < width ? finish->results - result : width;
             const int8_t *weights = packed + (size_t)(result / LANES) * block;
             for (int row = 0; row < here; row += most) {
@@ -196,12 +200,14 @@ static void multiply(const int8_t *x, int rows, int terms, const int8_t *packed,
                 const int there = here - row < most ? here - row : most;
                 for (int p = 0; p < most; p++)
                     windows[p] = copy + (size_t)(row + (p < there ? p : there - 1)) * run;
-                tiles[kind](windows, 0, 1, (int)run, weights, block, sums);
+                tiles.tile[kind](windows, 0, 1, (int)run, weights, block, sums);
                 kernels.finish(finish, sums, width, there, (size_t)(first + row), result, count);
             }
             result += width;
         }
     }
+    if (tiles.end != NULL)
+        tiles.end();
 }
 
 void eb_linear_codes(const int8_t *x, int rows, int terms, const int8_t *packed, int results, const int32_t *offset,
@@ -257,11 +263,79 @@ static size_t pairs_together(int rows) { return (size_t)((rows < BLOCK_ROWS ? ro
 
 static size_t strips_of(int outputs) { return rounded_up(outputs, HEIGHT) / HEIGHT; }
 
+#ifdef AMX
+/* As eb_linear_weight_gradient. The left operand of a product lies row by row in tile registers, so that of the gradient
+   it is the transposed matrix; 32 outputs by 32 inputs are summed at a time. */
+static size_t totals_in_tiles(int outputs) { return rounded_up(outputs, LANES) * sizeof(double); }
+
+static size_t pairs_in_tiles(int rows) { return rounded_up((int)pairs_together(rows), LANES); }
+
+static size_t room_in_tiles(int rows, int outputs)
+{
+    const size_t pairs = pairs_in_tiles(rows);
+    return totals_in_tiles(outputs)
+           + 2 * pairs * (STRIP + LANES + rounded_up(outputs, AMX_OUTPUTS)) * sizeof(uint16_t);
+}
+
+static void weight_gradient_in_tiles(const Kernels *kernels, const uint16_t *gradient, const int8_t *codes,
+                                     int32_t zero, int rows, int outputs, int inputs, float factor, float *weights,
+                                     double *totals)
+{
+    const int together = rows < BLOCK_ROWS ? rows : BLOCK_ROWS;
+    const size_t most = pairs_in_tiles(rows), g_sixteen = 2 * most * LANES;
+    uint16_t *x = (uint16_t *)((uint8_t *)totals + totals_in_tiles(outputs));
+    uint16_t *words = x + most * 2 * STRIP, *g = words + most * 2 * LANES;
+    amx_begin_pairs();
+    for (int first = 0; first < rows; first += together) {
+        const int here = rows - first < together ? rows - first : together, pairs = (here + 1) / 2;
+        const size_t padded = rounded_up(pairs, LANES), missing = padded - (size_t)pairs;
+        const uint16_t *from = gradient + (size_t)first * (size_t)outputs;
+        const float by = first + here < rows ? 1.0f : factor;
+        for (int output = 0; output < outputs; output += LANES) {
+            kernels->pair_gradients(from + output, (size_t)outputs, here, outputs - output, LANES, words,
+                                    totals + output);
+            memset(words + (size_t)pairs * 2 * LANES, 0, missing * 2 * LANES * sizeof *words);
+            amx_transpose_pairs(words, (int)padded, g + (size_t)(output / LANES) * g_sixteen);
+        }
+        for (int input = 0; input < inputs; input += STRIP) {
+            const int count = inputs - input < STRIP ? inputs - input : STRIP;
+            const int8_t *row = codes + (size_t)first * (size_t)inputs + input;
+            for (int p = 0; p < pairs; p++, row += 2 * (size_t)inputs)
+                kernels->pair_codes(row, 2 * p + 1 < here ? row + inputs : NULL, count, zero,
+                                    x + (size_t)p * 2 * STRIP);
+            memset(x + (size_t)pairs * 2 * STRIP, 0, missing * 2 * STRIP * sizeof *x);
+            for (int output = 0; output < outputs; output += AMX_OUTPUTS) {
+                const int height = outputs - output < AMX_OUTPUTS ? outputs - output : AMX_OUTPUTS;
+                float *out = weights + (size_t)output * (size_t)inputs + input;
+                const uint16_t *left = g + (size_t)(output / LANES) * g_sixteen;
+                if (height == AMX_OUTPUTS && count == STRIP) {
+                    amx_pairs_32_32(left, g_sixteen, x, (int)padded, first > 0, by, out, (size_t)inputs);
+                    continue;
+                }
+                float edge[AMX_OUTPUTS * STRIP] __attribute__((aligned(64))) = {0};
+                for (int j = 0; j < height && first > 0; j++)
+                    memcpy(edge + j * STRIP, out + (size_t)j * (size_t)inputs, (size_t)count * sizeof *edge);
+                amx_pairs_32_32(left, g_sixteen, x, (int)padded, first > 0, by, edge, STRIP);
+                for (int j = 0; j < height; j++)
+                    memcpy(out + (size_t)j * (size_t)inputs, edge + j * STRIP, (size_t)count * sizeof *edge);
+            }
+        }
+    }
+    amx_end();
+}
+#endif
+
 uint64_t eb_linear_gradient_room(int rows, int outputs)
 {
     const size_t pairs = pairs_together(rows), strips = strips_of(outputs);
-    return (uint64_t)(((size_t)outputs + LANES) * sizeof(double)
-                      + (pairs * 2 * STRIP + strips * pairs * 2 * HEIGHT + 2 * LANES) * sizeof(uint16_t));
+    const size_t vectors = ((size_t)outputs + LANES) * sizeof(double)
+                           + (pairs * 2 * STRIP + strips * pairs * 2 * HEIGHT + 2 * LANES) * sizeof(uint16_t);
+#ifdef AMX
+    const size_t tiles = room_in_tiles(rows, outputs);
+    return tiles > vectors ? tiles : vectors;
+#else
+    return vectors;
+#endif
 }
 
 void eb_linear_weight_gradient(const uint16_t *gradient, const int8_t *codes, int32_t zero, int rows, int outputs,
@@ -272,14 +346,18 @@ void eb_linear_weight_gradient(const uint16_t *gradient, const int8_t *codes, in
     const size_t g_strip = pairs_together(rows) * 2 * HEIGHT;
     double *totals = (double *)room;
     uint16_t *x = (uint16_t *)(totals + outputs + LANES), *g = x + pairs_together(rows) * 2 * STRIP;
-    memset(totals, 0, ((size_t)outputs + LANES) * sizeof *totals);
-    for (int first = 0; first < rows; first += together) {
+    memset(totals, 0, (size_t)outputs * sizeof *totals);
+#ifdef AMX
+    if (kernels.amx)
+        weight_gradient_in_tiles(&kernels, gradient, codes, zero, rows, outputs, inputs, factor, weights, totals);
+#endif
+    for (int first = 0; first < rows && !kernels.amx; first += together) {
         const int here = rows - first < together ? rows - first : together, pairs = (here + 1) / 2;
         const uint16_t *from = gradient + (size_t)first * (size_t)outputs;
         const float by = first + here < rows ? 1.0f : factor;
         for (int strip = 0; strip < strips; strip++) {
             const int output = strip * HEIGHT;
-            kernels.pair_gradients(from + output, (size_t)outputs, here, outputs - output,
+            kernels.pair_gradients(from + output, (size_t)outputs, here, outputs - output, HEIGHT,
                                    g + (size_t)strip * g_strip, totals + output);
         }
         for (int input = 0; input < inputs; input += STRIP) {

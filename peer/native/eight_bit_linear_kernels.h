@@ -148,15 +148,15 @@ INLINE Doubles NAME(pair_of_gradients)(const uint16_t *first, const uint16_t *se
     return second == NULL ? sums : sums + __builtin_convertvector(other, Doubles);
 }
 
-/* A strip of gradients, of which `readable` are there in each row, as pairs; they are written sixteen at a time, so
-   that the last overrun the strip. */
-static void NAME(pair_gradients)(const uint16_t *gradient, size_t stride, int rows, int readable, uint16_t *pairs,
-                                 double *sums)
+/* A strip of `height` gradients, at most sixteen, of which `readable` are there in each row, as pairs; they are written
+   sixteen at a time, so that the last may overrun the strip. */
+static void NAME(pair_gradients)(const uint16_t *gradient, size_t stride, int rows, int readable, int height,
+                                 uint16_t *pairs, double *sums)
 {
-    const int count = readable < HEIGHT ? readable : HEIGHT;
+    const int count = readable < height ? readable : height;
     Doubles total = {};
     memcpy(&total, sums, (size_t)count * sizeof *sums);
-    for (int row = 0; row < rows; row += 2, gradient += 2 * stride, pairs += 2 * HEIGHT) {
+    for (int row = 0; row < rows; row += 2, gradient += 2 * stride, pairs += 2 * height) {
         const uint16_t *second = row + 1 < rows ? gradient + stride : NULL;
         if (readable >= LANES)
             total = NAME(pair_of_gradients)(gradient, second, LANES, pairs, total);

@@ -4,15 +4,33 @@
 #include <stdint.h>
 /* What the products of convolutions and of linear layers share: tiles of results that stay in registers. */
 
-#define MOST_PIXELS 16
-#define MOST_RESULTS 64
+#define MOST_PIXELS 32
+#define MOST_SUMS 1024
 
 /* One tile: sums[pixel][result] for `windows[pixel]` and 16 * V results, whose weights start at `weights`, `block`
    bytes from one sixteen to the next. A window is `rows` runs of `run` bytes, `row_bytes` apart. */
 typedef void Tile(const uint8_t *const *windows, size_t row_bytes, int rows, int run, const int8_t *weights,
                   size_t block, int32_t *sums);
 
-/* The tiles of 1, 2 and 4 sixteens of results, and of how many pixels each is; returns whether this processor
-   multiplies bytes in one instruction. */
-int tiles_of_this_processor(Tile *tiles[3], int pixels[3]);
+/* What multiplies bytes on this processor. */
+typedef struct {
+    /* Whether one instruction multiplies them. */
+    int fast;
+    /* Called before products with runs of `run` bytes, and after them, where there is something to prepare: in between,
+       this thread may call nothing that does likewise. */
+    void (*begin)(int run);
+    void (*end)(void);
+    /* Tiles of 1, 2 and 4 sixteens of results, as many as there are, and of how many pixels each is. */
+    int kinds;
+    Tile *tile[3];
+    int pixels[3];
+} ByteTiles;
+
+ByteTiles tiles_of_this_processor(void);
+
+/* Which of its tiles is next where so many sixteens of results are left. */
+static inline int kind_of_tile(const ByteTiles *tiles, int left)
+{
+    return left >= 4 && tiles->kinds == 3 ? 2 : left >= 2 ? 1 : 0;
+}
 #endif

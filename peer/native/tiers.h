@@ -15,6 +15,9 @@
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #define WIDE 1
 #include <immintrin.h>
+#if __GNUC__ >= 11 && defined(__linux__)
+#define AMX 1
+#endif
 #endif
 
 /* 2 for the kernels of x86-64-v4, 1 for those of v3, 0 for the portable ones. */

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from peer import errors
+from peer import __version__, errors, native
 from peer.cli import app, listing
 from peer.cli.app import EXIT_CODES, StopOnSignal
 from tests.cli.runner import sotto
@@ -157,6 +157,14 @@ def test_without_arguments_the_help_is_shown() -> None:
 @pytest.mark.parametrize("arguments", [("-v", "version"), ("version", "-vv"), ("version", "--verbose", "--debug")])
 def test_every_command_takes_the_common_options(arguments: tuple[str, ...]) -> None:
     assert sotto(*arguments).exit_code == 0
+
+
+def test_the_version_names_what_results_and_speed_depend_on() -> None:
+    assert json.loads(sotto("version", "--json").stdout) == {"version": __version__}
+    found = json.loads(sotto("version", "-v", "--json").stdout)
+    assert found["kernels"] == native.tier()
+    assert found.keys() == {"version", "processor", "kernels", "system", "python", "numpy", "torch"}
+    assert f"kernels: {native.tier()}" in sotto("version", "-v").stdout.splitlines()
 
 
 def test_json_has_no_numbers_that_json_cannot_read(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ import pytest
 from peer.native import lib
 
 
-@pytest.fixture(params=[512, 256, 0])
+@pytest.fixture(params=[8192, 512, 256, 0])
 def registers(request: pytest.FixtureRequest) -> Iterator[int]:
     """Kernels of every width; those of torch where no native ones were built."""
     if lib is None:

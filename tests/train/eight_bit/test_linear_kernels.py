@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
@@ -11,13 +13,26 @@ from peer.train.eight_bit.linear_kernels import Operands
 from peer.train.eight_bit.ranges import Grid, grid_over
 from tests.train.eight_bit.twins import assert_twins_agree
 
-pytestmark = pytest.mark.skipif(
-    not available() or not lib.eb_linear_speed() & 1, reason="needs the native kernels, and a processor with VNNI"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        not available() or not lib.eb_linear_speed() & 1, reason="needs the native kernels, and a processor with VNNI"
+    ),
+    pytest.mark.usefixtures("fast_registers"),
+]
 
-# rows, inputs, outputs: below, at and beyond the 6 rows, 64 results and 4 terms of a tile
-SHAPES = [(1, 1, 1), (3, 5, 7), (6, 64, 64), (7, 66, 65), (37, 131, 150), (500, 30, 40)]
+# rows, inputs, outputs: below, at and beyond the 6 rows, 64 results and 4 terms of a tile; of AMX, 32, 32 and 64
+SHAPES = [(1, 1, 1), (3, 5, 7), (6, 64, 64), (7, 66, 65), (37, 131, 150), (64, 256, 33), (500, 30, 40)]
 EACH_SHAPE = pytest.mark.parametrize("shape", SHAPES)
+
+
+@pytest.fixture(params=[8192, 512])
+def fast_registers(request: pytest.FixtureRequest) -> Iterator[None]:
+    """AMX, where there is one, and VNNI."""
+    assert lib is not None
+    widest = lib.widest_registers
+    lib.widest_registers = request.param
+    yield
+    lib.widest_registers = widest
 
 
 def random_codes(shape: tuple[int, int], seed: int) -> torch.Tensor:
