@@ -246,7 +246,7 @@ class PeerMembership:
             state = "a member from the start" if kind is ChangeKind.JOIN else "no member"
             raise RemoteProtocolError(f"told of the {kind.name} of peer {who}, which is {state}", peer=sender)
         latest = t + self._notice_rounds(change, sender)
-        if self.peer in membership.members(t) and effective <= latest and self._changes_anything(change, t, latest):
+        if self.peer in membership.members(t) and effective <= latest and self._changes_anything(change, latest):
             # By the rule of `plan` every member hears of a change in time.
             how_soon = "past" if effective <= t + 1 else "too soon for all to hear of it"
             raise RemoteProtocolError(
@@ -254,16 +254,17 @@ class PeerMembership:
                 peer=sender,
             )
 
-    def _changes_anything(self, change: Change, t: int, upto: int) -> bool:
-        """Return whether a change makes a difference to the members after round t, up to another one, or to a lost
-        peer: which another report of a known loss does not."""
+    def _changes_anything(self, change: Change, upto: int) -> bool:
+        """Return whether a change makes a difference to the members of any round up to another one, or to a lost peer:
+        which another report of a known loss does not. Rounds that are past here may lie ahead of a peer that is behind,
+        which this peer would tell of it."""
         assert self._views is not None
         membership = self._views.membership
         if change.kind is ChangeKind.LOST:
             loss = (change.kind, change.subject, change.effective)
             return loss not in {(each.kind, each.subject, each.effective) for each in membership.changes}
         after = Membership(membership.members(0), (*membership.changes, change))
-        return any(after.members(round_) != membership.members(round_) for round_ in range(t + 1, upto + 1))
+        return any(after.members(round_) != membership.members(round_) for round_ in range(change.effective, upto + 1))
 
     def _notice_rounds(self, change: Change, sender: int) -> int:
         """Return after how many rounds from the coming one, or the one under way, a change may count at the earliest

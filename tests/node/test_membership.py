@@ -409,6 +409,18 @@ def test_a_loss_of_the_past_is_refused_though_it_changes_no_members() -> None:
         cluster.peers[0].participant.membership.check_notice(Change(ChangeKind.LOST, 3, 2, 1), 2)
 
 
+def test_an_earlier_departure_of_whoever_has_left_is_refused() -> None:
+    """It changes nothing for whoever hears it now, and a past round for a peer that is behind."""
+    cluster = Cluster("sgp", seed=10)
+    cluster.run(2)
+    change = cluster.announce(3, ChangeKind.LEAVE, 3)
+    cluster.run(change.effective + 1)
+    membership = cluster.peers[0].participant.membership
+    with pytest.raises(RemoteProtocolError, match="LEAVE of peer 3 from round 1, which is past"):
+        membership.check_notice(Change(ChangeKind.LEAVE, 3, 3, 1), 2)
+    membership.check_notice(change, 2)
+
+
 @pytest.mark.parametrize("effective", range(1, 12))
 def test_a_change_that_one_believes_is_believed_by_all(effective: int) -> None:
     """A member that lies leaves less time than its announcement takes to get around."""
