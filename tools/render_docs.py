@@ -1,15 +1,21 @@
 """Renders the pages of docs/ that come from the code; with --check, only verifies that they are up to date.
 
-docs/commands.md from the help texts of `sotto`, docs/configuration.md from the schema of the configuration.
+docs/commands.md from the help texts of `sotto`, docs/configuration.md from the schema of the configuration, docs/api.md
+from the docstrings of the package `sottovoce`.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
+import importlib
 import inspect
+import itertools
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -45,9 +51,77 @@ def configuration_page() -> str:
     return "\n".join(parts)
 
 
+def api_page() -> str:
+    """Return the reference of the public package as Markdown."""
+    package = ast.parse((ROOT / "peer" / "api" / "sottovoce" / "__init__.py").read_text(encoding="utf-8"))
+    found: dict[str, Any] = {}
+    for node in package.body:
+        # Read, not imported: in a checkout that is not installed, only `peer` is found.
+        if isinstance(node, ast.ImportFrom):
+            module = importlib.import_module(node.module or "")
+            found |= {alias.name: getattr(module, alias.name) for alias in node.names}
+    errors = {name for name, each in found.items() if inspect.isclass(each) and issubclass(each, Exception)}
+    parts = [_GENERATED, "# The package `sottovoce`\n", f"{ast.get_docstring(package)}\n", _API]
+    for name in sorted(found.keys() - errors, key=lambda name: (inspect.isclass(found[name]), name)):
+        if inspect.isfunction(found[name]):
+            parts.append(_function(f"sottovoce.{name}", found[name], "##"))
+        else:
+            parts += [f"## sottovoce.{name}\n", f"{inspect.getdoc(found[name])}\n", *_members(name, found[name])]
+    parts.append("## Errors\n\n| error | |\n| --- | --- |")
+    parts += [f"| `{name}` | {_in_cell(inspect.getdoc(found[name]) or '')} |" for name in sorted(errors)]
+    return "\n".join(parts) + "\n"
+
+
+_API = """\
+[Your own training script](own-loop.md) shows how the parts work together.
+"""
+
+
+def _function(name: str, function: Callable[..., object], level: str) -> str:
+    """Return what a function takes, with one line for each argument, and what it says of itself."""
+    signature = inspect.signature(function)
+    lines, keywords = [], False
+    for each in signature.parameters.values():
+        if each.kind is each.KEYWORD_ONLY and not keywords:
+            keywords = True
+            lines.append("    *,")
+        if each.name != "self":
+            # Annotations are texts.
+            lines.append(f"    {each},".replace("'", ""))
+    code = "\n".join([f"{name}(", *lines, f") -> {signature.return_annotation}"])
+    return f"{level} {name}\n\n```python\n{code}\n```\n\n{inspect.getdoc(function)}\n"
+
+
+def _members(name: str, kind: type) -> Iterator[str]:
+    """Yield the table of a class's fields and properties, then its methods."""
+    (source,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    assert isinstance(source, ast.ClassDef)
+    rows = []
+    for node, following in itertools.pairwise([*source.body, ast.Pass()]):
+        # What a value does not show of itself is private.
+        if isinstance(node, ast.AnnAssign) and "repr=False" not in ast.unparse(node):
+            said = following.value if isinstance(following, ast.Expr) else None
+            text = str(said.value) if isinstance(said, ast.Constant) else ""
+            rows.append((ast.unparse(node.target), ast.unparse(node.annotation), text))
+        elif isinstance(node, ast.FunctionDef) and "property" in map(ast.unparse, node.decorator_list):
+            rows.append((node.name, ast.unparse(node.returns or ast.Constant(None)), ast.get_docstring(node) or ""))
+    if rows:
+        yield "| | type | |\n| --- | --- | --- |"
+        yield from (f"| `{field}` | `{_in_cell(type_)}` | {_in_cell(text)} |" for field, type_, text in rows)
+        yield ""
+    for method, function in vars(kind).items():
+        if inspect.isfunction(function) and not method.startswith("_"):
+            yield _function(f"{name}.{method}", function, "###")
+
+
+def _in_cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
 PAGES: Mapping[str, Callable[[], str]] = {
     "docs/commands.md": commands_page,
     "docs/configuration.md": configuration_page,
+    "docs/api.md": api_page,
 }
 
 _CONFIGURATION = """\

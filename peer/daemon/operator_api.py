@@ -135,7 +135,7 @@ class OperatorApi:
 
     def _accuracy(self, record: EvaluationRecord) -> float | None:
         """Return the accuracy of an evaluation; None where the task has metrics in its place."""
-        return record.accuracy if ACCURACY in self._evaluations.criteria else None
+        return record.figure(ACCURACY) if ACCURACY in self._evaluations.criteria else None
 
     def _claimed(self, record: EvaluationRecord) -> dict[str, object]:
         """Return an evaluation, and who told of it: null for what was measured here, or known before a restart."""

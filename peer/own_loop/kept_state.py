@@ -112,6 +112,8 @@ def _unpacked(value: Any, arrays: Arrays) -> Any:
     match kind:
         case "tensor":
             name, dtype, shape = content
+            if not arrays[name].size:
+                return torch.empty(shape, dtype=_BYTE_TYPES[dtype])
             return torch.from_numpy(arrays[name].copy()).view(_BYTE_TYPES[dtype]).reshape(shape)
         case "numpy":
             name, dtype, shape = content

@@ -49,8 +49,8 @@ class ExchangedParameters:
             )
         for name, parameter in self._parameters.items():
             _refuse_parameter(name, parameter)
-        sizes = tuple(parameter.numel() for parameter in self._parameters.values())
-        self.layout = Layout(tuple(self._parameters), sizes)
+        shapes = [tuple(parameter.shape) for parameter in self._parameters.values()]
+        self.layout = Layout.of_shapes(shapes, list(self._parameters))
         self._shapes = {name: parameter.shape for name, parameter in self._parameters.items()}
 
     def start_digest(self) -> str:

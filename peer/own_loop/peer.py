@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from peer.config import Config
+from peer.config import Config, TrainingOptions
 from peer.errors import UsageError
 from peer.node.checkpoint_arrays import Arrays, group, grouped
 from peer.own_loop.background import place
@@ -24,6 +24,7 @@ from peer.own_loop.meeting import End, Evaluate, Finish, Train
 from peer.own_loop.parameters import ExchangedParameters, Vector
 from peer.own_loop.place import Place, derive_config
 from peer.own_loop.random_state import RandomNumbers
+from peer.run_plan import algorithm_spec
 from peer.train.model_file import save_model
 
 Batch = TypeVar("Batch")
@@ -137,7 +138,7 @@ class Peer:
             steps = LoopSteps(
                 self._parameters,
                 meeting,
-                self._config.training,
+                self._outer_options(),
                 self.rounds,
                 script=self._script_state(None),
                 measure=self._measure,
@@ -323,6 +324,12 @@ class Peer:
         with self._random.kept():
             kept = self._kept.pack()
         return {**grouped(script=pack(state, "the script's state")), **kept}
+
+    def _outer_options(self) -> TrainingOptions:
+        options = self._config.training
+        # There the momentum acts on the average of all displacements, in the algorithm.
+        of_mean = algorithm_spec(self._config).momentum_of_mean
+        return options.model_copy(update={"momentum": "none"}) if of_mean else options
 
     def _resume(self, script: Arrays) -> Vector | None:
         """Go on from what `_script_state` returned; return the model that it was given."""

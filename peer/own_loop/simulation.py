@@ -81,12 +81,13 @@ def simulate(
     try:
         for each in scripts:
             each.begin()
-        simulator, sent_bytes = _run(
-            scripts, path.parent, LinkModel(rate_kbit_s=rate_kbit_s, latency_s=latency_s), step_s=step_s, slow=slow
-        )
+        links = LinkModel(rate_kbit_s=rate_kbit_s, latency_s=latency_s)
+        simulator, sent_bytes = _run(scripts, path.parent, links, step_s=step_s, slow=slow)
         for each in scripts:
             each.finish(simulator.participants[each.index])
     except StepAbandoned:
+        for each in scripts:
+            each.raise_error()
         raise UsageError("a script left its with block before the last round") from None
     finally:
         for each in scripts:
@@ -162,7 +163,7 @@ class _Script(Host, Generic[Result]):
         own = config.model_copy(update={"peer": config.peer.model_copy(update={"index": index})})
         place = Place(index, len(config.peers), self.name, f"the simulation of {path}", own, lambda derive: self)
         self._base, self._has_joined = path.parent, False
-        self._thread = threading.Thread(target=self._run, args=(partial(script, place),), name=self.name)
+        self._thread = threading.Thread(target=self._run, args=(partial(script, place),), name=self.name, daemon=True)
         self._meeting = _Turns(self._thread)
         self._result: list[Result] = []
         self._error: BaseException | None = None
@@ -176,7 +177,7 @@ class _Script(Host, Generic[Result]):
         with self._meeting.turn():
             self._thread.start()
             self._meeting.wait_for_script()
-        self._raise_error()
+        self.raise_error()
         if not self._has_joined:
             raise UsageError(f"the script of {self.name} ended without joining the run")
 
@@ -186,22 +187,22 @@ class _Script(Host, Generic[Result]):
         with self._meeting.turn():
             self._meeting.end(End())
             self._thread.join()
-        self._raise_error()
+        self.raise_error()
 
     def result(self) -> Result:
         """Return what the script returned."""
         return self._result[0]
 
     def close(self) -> None:
-        """End the script where it has not come to its end, and raise what it raised, if anything."""
+        """End the script where it has not come to its end."""
         if self._thread.ident is None:
             return
         with self._meeting.turn():
-            self._meeting.end(End(StepAbandoned(), "the simulation is over"))
+            self._meeting.end(End(StepAbandoned()))
             self._thread.join()
-        self._raise_error()
 
-    def _raise_error(self) -> None:
+    def raise_error(self) -> None:
+        """Raise what the script raised by itself."""
         if self._error is not None and not isinstance(self._error, StepAbandoned):
             raise self._error
 

@@ -46,7 +46,10 @@ class EvaluationRecord:
 
     def figure(self, criterion: Criterion) -> float | None:
         """Return the accuracy or metric of that name; None where it is not known."""
-        return self.accuracy if criterion == ACCURACY else self.metrics.get(criterion.name)
+        if criterion == ACCURACY:
+            # A training script may measure nothing.
+            return self.accuracy if any(self.total) else None
+        return self.metrics.get(criterion.name)
 
 
 def measured(

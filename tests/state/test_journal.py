@@ -4,11 +4,24 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from peer.errors import StateError
 from peer.state.disk import RealDisk
-from peer.state.journal import Begun, Call, Called, Journal, Receipt, Received, Record, Sent, TimedOut, read_journal
+from peer.state.journal import (
+    Begun,
+    Call,
+    Called,
+    Journal,
+    Receipt,
+    Received,
+    Record,
+    Sent,
+    Stepped,
+    TimedOut,
+    read_journal,
+)
 from tests.state.failing_disk import FailingDisk, ProcessEnds
 
 FRAME = b"one frame for two"
@@ -138,3 +151,19 @@ def test_nothing_is_added_after_a_failed_write() -> None:
     with pytest.raises(StateError, match="No space left"):
         journal.append(TimedOut(2.0))
     assert list(read_journal(disk, "j").records) == RECORDS
+
+
+def test_a_recorded_step_comes_back_with_its_arrays() -> None:
+    disk = FailingDisk()
+    arrays = {"displacement": np.arange(5, dtype=np.float32), "empty": np.empty((0, 2), np.uint8), "n": np.array([7])}
+    journal = Journal.create(disk, "j", {})
+    journal.append(Stepped(3, arrays), Begun(1.0, 3))
+    content = read_journal(disk, "j")
+    assert content.problem is None
+    stepped, begun = content.records
+    assert begun == Begun(1.0, 3)
+    assert isinstance(stepped, Stepped)
+    assert (stepped.round, stepped.arrays.keys()) == (3, arrays.keys())
+    for name, array in arrays.items():
+        assert stepped.arrays[name].dtype == array.dtype
+        assert np.array_equal(stepped.arrays[name], array)

@@ -1,0 +1,127 @@
+"""What a script keeps comes back as it was, without pickle."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, OrderedDict
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from peer.errors import StateError
+from peer.own_loop.kept_state import Kept, pack, unpack
+from peer.own_loop.random_state import RandomNumbers
+from peer.state.checkpoints import arrays_of, entries_of
+
+
+def same(one: Any, other: Any) -> bool:
+    """Return whether two values are equal, types included."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and one.shape == other.shape and bool(torch.equal(one, other))
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and np.array_equal(one, other)
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other) or one != one
+
+
+VALUES: list[Any] = [
+    {"lr": 0.1, "betas": (0.9, 0.999), "params": [0, 1], "foreach": None, "maximize": False, "name": "a"},
+    {0: {"step": torch.tensor(3.0), "exp_avg": torch.randn(2, 3)}, 1: {}},
+    Counter({5: 1, 9: 2}),
+    {(1, "two"): {3}, "frozen": frozenset({1})},
+    [float("inf"), -0.0, float("nan"), 2**70],
+    [
+        torch.zeros(0, 4),
+        torch.ones((), dtype=torch.bool),
+        torch.arange(3, dtype=torch.int16),
+        torch.randn(3).bfloat16(),
+    ],
+    torch.randn(4, dtype=torch.complex64),
+    torch.randn(3, 5).t(),
+    np.arange(6, dtype=np.uint16).reshape(2, 3),
+    np.float64(0.25),
+    b"\x00\xff",
+]
+
+
+@pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
+def test_values_come_back(value: Any) -> None:
+    packed = pack(value, "it")
+    # As they lie in a checkpoint.
+    entries, parts = entries_of(packed)
+    assert same(unpack(arrays_of(entries, memoryview(b"".join(parts)))), value)
+
+
+def test_what_comes_back_is_a_copy() -> None:
+    tensor = torch.zeros(3)
+    packed = pack(tensor, "it")
+    tensor += 1
+    unpack(packed).add_(2)
+    assert unpack(packed).tolist() == [0.0, 0.0, 0.0]
+
+
+def test_an_ordered_table_comes_back_as_a_table() -> None:
+    assert same(unpack(pack(OrderedDict(b=1, a=2), "it")), {"b": 1, "a": 2})
+
+
+@pytest.mark.parametrize("text", [b"{", b'{"tensor": ["7", "float32", [1]]}', b'{"what": 1}', b'{"a": 1, "b": 2}'])
+def test_arrays_that_are_no_state_are_refused(text: bytes) -> None:
+    with pytest.raises(StateError, match="what was kept of the training script cannot be read"):
+        unpack({"values": np.frombuffer(text, np.uint8)})
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=9),
+        lambda optimizer: torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 3, 3]),
+        lambda optimizer: torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer),
+        lambda optimizer: torch.optim.lr_scheduler.SequentialLR(
+            optimizer,
+            [torch.optim.lr_scheduler.ConstantLR(optimizer), torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)],
+            milestones=[2],
+        ),
+        lambda optimizer: torch.amp.GradScaler("cpu"),
+    ],
+    ids=["one cycle", "milestones", "plateau", "sequence", "scaler"],
+)
+@pytest.mark.filterwarnings("ignore:.*lr_scheduler.step.*")
+def test_schedulers_go_on_as_they_would_have(make: Any) -> None:
+    def rates(steps: int, kept: dict[str, Any] | None = None) -> tuple[list[float], dict[str, Any]]:
+        optimizer = torch.optim.AdamW(nn.Linear(2, 2).parameters(), lr=0.3)
+        objects = [optimizer, make(optimizer)]
+        found = []
+        if kept is not None:
+            Kept(objects).load(kept)
+        for number in range(steps):
+            if hasattr(objects[1], "step") and not isinstance(objects[1], torch.amp.GradScaler):
+                objects[1].step(*([1.0 + number] if "Plateau" in type(objects[1]).__name__ else []))
+            found.append(optimizer.param_groups[0]["lr"])
+        return found, Kept(objects).pack()
+
+    whole, _ = rates(6)
+    first, kept = rates(3)
+    rest, _ = rates(3, kept)
+    assert first + rest == whole
+
+
+def test_random_numbers_go_on_where_they_were() -> None:
+    numbers = RandomNumbers()
+
+    def draw() -> tuple[float, float, float]:
+        return random.random(), float(np.random.rand()), float(torch.rand(()))
+
+    state = unpack(pack(numbers.state(), "it"))
+    drawn = draw()
+    with numbers.kept():
+        assert draw() != drawn
+    numbers.set(state)
+    assert draw() == drawn

@@ -1,0 +1,209 @@
+"""What a script sees of its peer: events, evaluations, stops, and how a block ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+import sottovoce
+import torch
+from click.testing import CliRunner
+from torch import nn
+
+from peer.cli import cli
+from peer.gossip.membership import Change, ChangeKind
+from peer.own_loop.background import Messenger
+from peer.own_loop.meeting import Meeting
+from tests.own_loop import scripts
+from tests.own_loop.scripts import Samples, make_model, vector_of, write_kits
+
+ALONE = ("algorithm.name=local", "graph.kind=complete")
+
+
+def kit(folder: Path, *settings: str) -> Path:
+    """Return the configuration of a run with one peer, which waits for nobody."""
+    (file,) = write_kits(folder, 1, "run.rounds=4", *ALONE, *settings)
+    return file
+
+
+def test_events_come_in_the_thread_of_the_script(tmp_path: Path) -> None:
+    seen: list[object] = []
+
+    def note(event: object) -> None:
+        assert threading.current_thread() is threading.main_thread()
+        seen.append(event)
+
+    def measure(model: nn.Module) -> tuple[int, int]:
+        assert not model.training
+        assert not torch.is_grad_enabled()
+        torch.rand(3)
+        return 3, 4
+
+    model = make_model()
+    file = kit(tmp_path, "evaluation.every_rounds=2")
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+    with sottovoce.join(model, file, every=2, evaluate=measure, on_round=note, on_evaluation=note) as peer:
+        assert (peer.index, peer.num_peers, peer.name, peer.rounds) == (0, 1, "peer-0", 4)
+        calls = [peer.step(loss=float(number)) for number in range(8)]
+    assert calls == [False, True] * 4
+    rounds = [event for event in seen if isinstance(event, sottovoce.RoundDone)]
+    assert [(event.round, event.loss, event.push_weight) for event in rounds] == [
+        (1, 0.5, 1.0), (2, 2.5, 1.0), (3, 4.5, 1.0), (4, 6.5, 1.0),
+    ]  # fmt: skip
+    evaluations = [event for event in seen if isinstance(event, sottovoce.Evaluated)]
+    assert evaluations == [sottovoce.Evaluated(name="peer-0", round=done, accuracy=0.75) for done in (2, 4)]
+    assert model.training
+    # Nothing that happens in a call of sottovoce moves the script's random numbers.
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_late_peers_and_members_are_told_of() -> None:
+    meeting = Meeting(threading.current_thread())
+    messenger = Messenger(meeting)
+    messenger.late(3, ["kitchen", "attic"])
+    messenger.members_change(Change(ChangeKind.LOST, 2, 0, 9), "cellar")
+    assert meeting.events() == [
+        sottovoce.PeersLate(round=3, names=("kitchen", "attic")),
+        sottovoce.MemberChange(name="cellar", kind="loss", round=9),
+    ]
+
+
+def test_a_script_that_waits_hears_who_is_late_and_can_be_interrupted(tmp_path: Path) -> None:
+    files = write_kits(tmp_path, 2, "run.rounds=3", "algorithm.name=sgp", "rounds.late_after_s=0.2")
+    late: list[sottovoce.PeersLate] = []
+
+    def interrupt(event: sottovoce.PeersLate) -> None:
+        late.append(event)
+        # Once the script waits again.
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+    def alone() -> None:
+        with sottovoce.join(make_model(), files[0], every=1, on_late=interrupt) as peer:
+            peer.step()
+
+    with pytest.raises(KeyboardInterrupt):
+        alone()
+    assert late == [sottovoce.PeersLate(round=0, names=("peer-1",))]
+    # It has sent its first displacement, and goes on behind it, together with the peer that was late.
+    outcomes: dict[int, int] = {}
+    # Here, because threads share the generator that they are drawn from.
+    models = [make_model(), make_model()]
+
+    def train(index: int) -> None:
+        with sottovoce.join(models[index], files[index], every=1) as peer:
+            first = peer.steps
+            while not peer.done:
+                peer.step()
+            outcomes[index] = first
+
+    other = threading.Thread(target=train, args=(1,))
+    other.start()
+    train(0)
+    other.join()
+    assert outcomes == {0: 1, 1: 0}
+
+
+def test_a_stop_of_the_operator_ends_the_loop(tmp_path: Path) -> None:
+    file = kit(tmp_path, "run.rounds=1000")
+
+    def stop(event: sottovoce.RoundDone) -> None:
+        if event.round == 3:
+            assert CliRunner().invoke(cli, ["stop", "--config", str(file)]).exit_code == 0
+
+    with sottovoce.join(make_model(), file, every=1, on_round=stop) as peer:
+        for _ in peer.until_done([1, 2]):
+            peer.step()
+    assert peer.stopped == "stopped by the operator"
+    assert 3 <= peer.steps < 1000
+    with sottovoce.join(make_model(), file, every=1) as again:
+        assert again.steps == peer.steps
+
+
+def test_a_run_that_is_complete_hands_over_its_model_again(tmp_path: Path) -> None:
+    file, model = kit(tmp_path), make_model()
+    with sottovoce.join(model, file, every=1) as peer:
+        for _ in peer.until_done([1]):
+            with torch.no_grad():
+                model[0].weight.add_(1.0)
+            peer.step()
+        peer.save(tmp_path / "model.safetensors")
+    again = make_model()
+    with sottovoce.join(again, file, every=1) as peer:
+        assert peer.done
+        assert list(peer.until_done([1])) == []
+    assert torch.equal(vector_of(again), vector_of(model))
+
+
+def test_workers_of_a_loader_may_be_forked(tmp_path: Path) -> None:
+    loader = torch.utils.data.DataLoader(Samples(0), batch_size=8, num_workers=1, multiprocessing_context="fork")
+    with sottovoce.join(make_model(), kit(tmp_path), every=3) as peer:
+        seen = 0
+        for points, _ in peer.until_done(loader):
+            seen += len(points)
+            peer.step()
+    assert seen == 12 * 8
+
+
+def test_a_simulated_script_that_fails_ends_the_simulation(tmp_path: Path) -> None:
+    files = write_kits(tmp_path, 3, "run.rounds=9", "algorithm.name=sgp")
+    threads = threading.active_count()
+
+    def fails(where: sottovoce.Place) -> None:
+        with sottovoce.join(make_model(), where, every=1) as peer:
+            while not peer.done:
+                if where.index == 1 and peer.steps == 4:
+                    raise ZeroDivisionError("of the script")
+                peer.step()
+
+    with pytest.raises(ZeroDivisionError, match="of the script"):
+        sottovoce.simulate(fails, files[0])
+    assert threading.active_count() == threads
+    with pytest.raises(sottovoce.UsageError, match="the script of peer-0 ended without joining the run"):
+        sottovoce.simulate(lambda where: None, files[0])
+
+    def differs(where: sottovoce.Place) -> None:
+        torch.manual_seed(where.index)
+        with sottovoce.join(nn.Linear(2, 2), where, every=1):
+            pass
+
+    with pytest.raises(sottovoce.UsageError, match="peer-1 joined with another model than peer-0"):
+        sottovoce.simulate(differs, files[0])
+
+
+def test_an_overlapping_exchange_learns_nearly_as_fast(tmp_path: Path) -> None:
+    """One round late is no worse in the end: distance to the model of the same loop without overlap, after few and
+    after many rounds."""
+
+    def accuracy(overlap: bool) -> float:
+        def script(where: sottovoce.Place) -> float:
+            torch.manual_seed(1)
+            # Each peer has one class only, which makes mixing necessary.
+            model, own, test = nn.Linear(6, 3), Samples(where.index, 120), Samples(99, 300)
+            mask = own.labels == where.index
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+            with sottovoce.join(model, where, every=4, overlap=overlap) as peer:
+                while not peer.done:
+                    optimizer.zero_grad()
+                    nn.functional.cross_entropy(model(own.points[mask]), own.labels[mask]).backward()
+                    optimizer.step()
+                    peer.step()
+            return float((model(test.points).argmax(1) == test.labels).float().mean())
+
+        files = write_kits(tmp_path / str(overlap), 3, "run.rounds=40", "algorithm.name=sgp", "graph.kind=exponential")
+        return min(sottovoce.simulate(script, files[0]).results)
+
+    without, overlapping = accuracy(False), accuracy(True)
+    assert without > 0.85
+    assert overlapping > without - 0.03
+
+
+def test_pairs_train_scripts_too(tmp_path: Path) -> None:
+    files = write_kits(tmp_path, 3, "run.rounds=12", "algorithm.name=ad-psgd", "graph.kind=complete")
+    found = sottovoce.simulate(scripts.adamw, files[0], step_s=1.0, latency_s=0.1)
+    assert {outcome.steps for outcome in found.results} == {36}
+    assert found.virtual_s >= 12.0
