@@ -60,9 +60,10 @@ class ExchangedParameters:
     def check(self) -> None:
         """Raise UsageError if the model has other parameters than when it joined."""
         now = dict(_trained(self.model))
-        for name in sorted(now.keys() - self._parameters.keys(), reverse=True):
+        added = next((name for name in now if name not in self._parameters), None)
+        if added is not None:
             raise UsageError(
-                f"parameter {name} requires a gradient and did not when the script joined; build and unfreeze all of"
+                f"parameter {added} requires a gradient and did not when the script joined; build and unfreeze all of"
                 " the model before sottovoce.join"
             )
         for name, parameter in self._parameters.items():
