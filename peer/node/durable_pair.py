@@ -263,7 +263,8 @@ def _calls_of(name: str, records: Sequence[Record]) -> Iterator[tuple[Stepped | 
         if isinstance(record, Stepped):
             stepped = record
         elif isinstance(record, Called):
-            yield stepped, record
+            # One whose call a crash cut off is done again, and is journaled again.
+            yield (stepped if record.call is Call.STEP else None), record
             stepped = None
         else:
             raise StateError(f"{name}: is the journal of a run with rounds; use another state.directory")

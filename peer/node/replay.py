@@ -52,6 +52,7 @@ class Replay:
         # A checkpoint was taken here; taking it applies what had come late.
         self._participant.absorb_late()
         self.unsent = None
+        stepped: Stepped | None = None
         for position, record in enumerate(records):
             if self.unsent is not None and not isinstance(record, Sent | Receipt):
                 raise gives_other_bits(name, "frames that the journal does not hold")
@@ -62,8 +63,12 @@ class Replay:
                 case Sent():
                     self._check_sent(name, record)
                 case Stepped():
-                    recall_step(name, self._participant.local_steps, record)
+                    # Where a crash cut off the round that it began, the step is done again, and is journaled again.
+                    stepped = record
                 case Begun():
+                    if stepped is not None:
+                        recall_step(name, self._participant.local_steps, stepped)
+                        stepped = None
                     if not self._repeatable:
                         self._impose(records[position + 1 :])
                     self._performed(record, self._begin(name, record))

@@ -30,6 +30,9 @@ from peer.train.model_file import save_model
 Batch = TypeVar("Batch")
 Measure: TypeAlias = Callable[[nn.Module], tuple[int, int]]
 
+_MOST_ACCUMULATED = 1000
+"""So many batches may pass without a step: scripts accumulate gradients, over the end of a pass too."""
+
 _joined_models: set[int] = set()
 """Identities of the models that are in a `with` block of this process."""
 
@@ -209,24 +212,29 @@ class Peer:
         A loader that is in `keep` goes on where it was; any other begins anew after a restart.
         """
         self._check_call("until_done")
+        unstepped = 0
         while not self.done:
-            iterator, before = iter(batches), self._steps
-            if self._resumed_random is not None:
+            iterator, before, is_empty = iter(batches), self._steps, True
+            resumed, self._resumed_random = self._resumed_random, None
+            if resumed is not None:
                 # A loader draws a seed when it begins; the script that went on without a crash did not.
-                self._random.set(self._resumed_random)
-            is_empty = True
+                self._random.set(resumed)
             for batch in iterator:
-                is_empty = False
+                is_empty, steps = False, self._steps
                 yield batch
                 if self.done:
                     return
-            if is_empty:
+                unstepped = unstepped + 1 if self._steps == steps else 0
+            if is_empty and resumed is not None:
+                # It was saved behind the last batch of a pass. The next pass draws a seed, as it would have then.
+                self._random.set(resumed)
+            elif is_empty:
                 raise UsageError(
                     "the loader gave no batch: it is empty, or an iterator that can be read only once (give the"
                     " loader itself)"
                 )
-            if self._steps == before:
-                raise UsageError("a whole pass over the data went by without a call of peer.step()")
+            elif self._steps == before and unstepped > _MOST_ACCUMULATED:
+                raise UsageError(f"{unstepped} batches, and a whole pass, went by without a call of peer.step()")
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model as it is now to a safetensors file, with frozen parameters and buffers."""

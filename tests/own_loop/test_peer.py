@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import struct
 import threading
 from pathlib import Path
 
@@ -12,11 +14,13 @@ import sottovoce
 import torch
 from click.testing import CliRunner
 from torch import nn
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from peer.cli import cli
 from peer.gossip.membership import Change, ChangeKind
 from peer.own_loop.background import Messenger
 from peer.own_loop.meeting import Meeting
+from peer.state.journal import Kind
 from tests.own_loop import scripts
 from tests.own_loop.scripts import Samples, make_model, vector_of, write_kits
 
@@ -137,6 +141,64 @@ def test_a_run_that_is_complete_hands_over_its_model_again(tmp_path: Path) -> No
         assert peer.done
         assert list(peer.until_done([1])) == []
     assert torch.equal(vector_of(again), vector_of(model))
+
+
+@pytest.mark.parametrize("leave_after", [4, 5, 7, 10])
+def test_a_pass_may_end_where_a_script_is_started_again(tmp_path: Path, leave_after: int) -> None:
+    """Five batches are a pass, and two are accumulated for a step: a restart falls on all places of a pass, with none
+    or one of its batches left. Data, order and dropout are those of a script that was never stopped."""
+    file = kit(tmp_path, "run.rounds=12")
+
+    def train(where: Path, stop_after: int | None) -> list[float]:
+        seen: list[float] = []
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        loader = StatefulDataLoader(Samples(0), batch_size=8, shuffle=True)
+        torch.manual_seed(5)
+        with sottovoce.join(model, where, every=1, keep=[optimizer, loader]) as peer:
+            for number, (points, labels) in enumerate(peer.until_done(loader), 1):
+                loss = nn.functional.cross_entropy(model(points), labels)
+                loss.backward()
+                seen.append(loss.item())
+                if not number % 2:
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    peer.step()
+                if number // 2 == stop_after:
+                    break
+        return seen
+
+    parts = train(file, leave_after) + train(file, None)
+    assert parts == train(kit(tmp_path / "whole", "run.rounds=12"), None)
+
+
+def test_steps_whose_round_was_not_journaled_are_done_again(tmp_path: Path) -> None:
+    """A kill in the midst of a write to the journal leaves the local step and nothing of the round that it began."""
+    file, killed = kit(tmp_path / "whole", "run.rounds=12"), tmp_path / "killed"
+
+    def cut_short(event: sottovoce.RoundDone) -> None:
+        if event.round == 7:
+            shutil.copytree(file.parent, killed)
+            journal = killed / "state" / "journal-00000000.log"
+            data = journal.read_bytes()
+            ends = ends_of_records(data)
+            begun = max(number for number, (kind, _) in enumerate(ends) if kind is Kind.BEGUN)
+            assert ends[begun - 1][0] is Kind.STEPPED
+            journal.write_bytes(data[: ends[begun - 1][1]])
+
+    expected = scripts.adamw(sottovoce.place(file), on_round=cut_short)
+    assert scripts.adamw(sottovoce.place(killed / file.name)) == expected
+
+
+def ends_of_records(journal: bytes) -> list[tuple[Kind, int]]:
+    """Return the kind of each record of a journal, and where it ends."""
+    (header,) = struct.unpack_from("<I", journal, 10)
+    ends, position = [], 14 + header + 8
+    while position < len(journal):
+        length, kind = struct.unpack_from("<IB", journal, position)
+        position += 5 + length + 8
+        ends.append((Kind(kind), position))
+    return ends
 
 
 def test_workers_of_a_loader_may_be_forked(tmp_path: Path) -> None:

@@ -229,7 +229,7 @@ def test_a_model_that_changed(
 def test_loaders_that_cannot_be_trained_on(peer: sottovoce.Peer) -> None:
     with pytest.raises(sottovoce.UsageError, match="the loader gave no batch: it is empty, or an iterator that can be"):
         next(peer.until_done([]))
-    with pytest.raises(sottovoce.UsageError, match=re.escape("a whole pass over the data went by without a call of")):
+    with pytest.raises(sottovoce.UsageError, match=re.escape("a whole pass, went by without a call of peer.step()")):
         list(peer.until_done([1, 2]))
 
 
