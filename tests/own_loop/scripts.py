@@ -75,6 +75,8 @@ class Outcome:
     steps: int
     round: int
     stopped: str | None
+    samples: int = 0
+    """How many different ones it has trained on, where the script counts."""
 
 
 def adamw(
@@ -130,6 +132,26 @@ def adamw_by_index(where: sottovoce.Place, *, every: int = 3, pause_s: float = 0
             peer.step(loss)
             time.sleep(pause_s)
     return Outcome(digest_of(model), peer.steps, peer.round, peer.stopped)
+
+
+def all_of_its_own(where: sottovoce.Place) -> Outcome:
+    """Train on the samples of this device, of which one has seven times as many as the other."""
+    torch.set_num_threads(1)
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    samples = Samples(where.index, (100, 700)[where.index])
+    torch.manual_seed(100 + where.index)
+    order = torch.utils.data.BatchSampler(torch.utils.data.RandomSampler(samples), batch_size=10, drop_last=False)
+    seen: set[int] = set()
+    with sottovoce.join(model, where, every=7, keep=[optimizer]) as peer:
+        for indices in peer.until_done(order):
+            loss = nn.functional.cross_entropy(model(samples.points[indices]), samples.labels[indices])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            peer.step(loss)
+            seen.update(indices)
+    return Outcome(digest_of(model), peer.steps, peer.round, peer.stopped, len(seen))
 
 
 def as_process(script: str, file: Path, options: dict[str, Any]) -> None:

@@ -51,6 +51,12 @@ def test_killed_scripts_go_on_with_the_same_bits(tmp_path: Path, overlap: bool) 
     assert real == list(simulated.results)
 
 
+def test_devices_train_on_all_samples_that_they_have(tmp_path: Path) -> None:
+    files = write_kits(tmp_path, 2, "run.rounds=10", "algorithm.name=sgp")
+    found = finish(files, [start("all_of_its_own", file) for file in files])
+    assert [(outcome.samples, outcome.steps, outcome.round) for outcome in found] == [(100, 70, 10), (700, 70, 10)]
+
+
 def test_no_displacement_is_applied_twice(tmp_path: Path) -> None:
     settings = ("algorithm.name=sgp", "graph.kind=exponential", "state.keep_checkpoints=100")
     files = write_kits(tmp_path, 3, "run.rounds=50", *settings)
