@@ -191,7 +191,7 @@ class Trainer:
             return
         buffers = [(buffer, buffer.clone()) for buffer in self._model.buffers()]
         try:
-            loss = self._batch_loss(0, 0)
+            loss = self.batch_loss(0, 0)
             adjusted = self._adjustment is not None
             if not torch.isfinite(loss):
                 raise self.task.loss_error(f"the loss of the first batch is {loss.item()}", adjusted=adjusted)
@@ -302,13 +302,13 @@ class Trainer:
     def _plain_gradient(self, z: Vector, t: int, local: int) -> tuple[Vector, float]:
         """Return the gradient of the mean loss of one batch at z, good until the next call, and that loss."""
         self._load(z)
-        loss = self._batch_loss(t, local)
+        loss = self.batch_loss(t, local)
         with errors_of(self.task):
             parts = torch.autograd.grad(loss, self._parameters, materialize_grads=True)
         torch.cat([part.reshape(-1) for part in parts], out=self._flat_gradient)
         return self._flat_gradient.cpu().numpy(), float(loss.detach())
 
-    def _batch_loss(self, t: int, local: int) -> torch.Tensor:
+    def batch_loss(self, t: int, local: int) -> torch.Tensor:
         """Return the mean loss of one batch at the parameters that the model holds, to be differentiated."""
         batch = self._batch(t, local)
         with GENERATOR:
