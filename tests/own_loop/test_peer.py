@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import signal
@@ -13,6 +14,7 @@ import pytest
 import sottovoce
 import torch
 from click.testing import CliRunner
+from safetensors.torch import load_file
 from torch import nn
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -172,6 +174,18 @@ def test_a_pass_may_end_where_a_script_is_started_again(tmp_path: Path, leave_af
     assert parts == train(kit(tmp_path / "whole", "run.rounds=12"), None)
 
 
+def test_a_loader_that_is_not_kept_begins_a_new_pass(tmp_path: Path) -> None:
+    file, seen = kit(tmp_path, "run.rounds=6"), []
+    for leave_after in (2, 6):
+        with sottovoce.join(make_model(), file, every=1) as peer:
+            for batch in peer.until_done(["first", "second", "third"]):
+                seen.append(batch)
+                peer.step()
+                if peer.steps == leave_after:
+                    break
+    assert seen == ["first", "second", "first", "second", "third", "first"]
+
+
 def test_steps_whose_round_was_not_journaled_are_done_again(tmp_path: Path) -> None:
     """A kill in the midst of a write to the journal leaves the local step and nothing of the round that it began."""
     file, killed = kit(tmp_path / "whole", "run.rounds=12"), tmp_path / "killed"
@@ -262,6 +276,30 @@ def test_an_overlapping_exchange_learns_nearly_as_fast(tmp_path: Path) -> None:
     without, overlapping = accuracy(False), accuracy(True)
     assert without > 0.85
     assert overlapping > without - 0.03
+
+
+def test_a_script_in_a_notebook_is_called_by_a_loop_of_asyncio(tmp_path: Path) -> None:
+    async def cell(model: nn.Module) -> int:
+        with sottovoce.join(model, kit(tmp_path), every=1) as peer:
+            for _ in peer.until_done([1]):
+                peer.step()
+        return peer.round
+
+    assert asyncio.run(cell(make_model())) == 4
+
+
+def test_tied_weights_are_saved_under_both_names(tmp_path: Path) -> None:
+    def tied() -> nn.Module:
+        model = nn.ModuleDict({"embed": nn.Embedding(5, 4), "head": nn.Linear(4, 5)})
+        model["head"].weight = model["embed"].weight
+        return model
+
+    model = tied()
+    with sottovoce.join(torch.compile(model), kit(tmp_path), every=1) as peer:
+        peer.step()
+        peer.save(tmp_path / "model.safetensors")
+    tied().load_state_dict(load_file(tmp_path / "model.safetensors"))
+    assert torch.equal(load_file(tmp_path / "model.safetensors")["head.weight"], model["embed"].weight)
 
 
 def test_pairs_train_scripts_too(tmp_path: Path) -> None:
