@@ -51,7 +51,7 @@ class Batches:
 
 def samples(part: str, index: int = 0, count: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the images and labels of every `count`-th sample: what is this device's own."""
-    task = digits()
+    task = digits()  # They stand for your own data; nothing else of `peer` is public.
     data = task.train_data() if part == "train" else task.test_data()
     inputs, labels = data.batch(torch.arange(index, len(data), count))
     return inputs.flatten(1), labels

@@ -146,6 +146,15 @@ def test_configurations_for_something_else(kit: Path, old: str, new: str, senten
         pass
 
 
+def test_the_bound_of_a_theorem_that_needs_the_gradients(tmp_path: Path) -> None:
+    settings = ("algorithm.name=moniqua", "graph.kind=ring", "compressor.kind=modulo", "algorithm.theta=theorem")
+    files = write_kits(tmp_path, 3, *settings)
+    with pytest.raises(
+        sottovoce.ConfigError, match="gradients and learning rates, which your own loop keeps to itself"
+    ):
+        sottovoce.join(model(), files[0], every=1).__enter__()
+
+
 def test_a_configuration_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(sottovoce.ConfigError, match="no such file"):
         sottovoce.join(model(), tmp_path / "peer.toml", every=1)
