@@ -50,6 +50,11 @@ class Neighbors:
         """Use this transport from now on. It calls back into the parts that use this one, so that it comes last."""
         self._transport = transport
 
+    def let_go_in_fork(self) -> None:
+        """See `Transport.let_go_in_fork`."""
+        if self._transport is not None:
+            self._transport.let_go_in_fork()
+
     @property
     def transport(self) -> Transport:
         """The transport below."""

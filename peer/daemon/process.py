@@ -140,6 +140,12 @@ class Daemon:
             raise DivergenceError(f"{self.local.name}: {self._divergence.finding.reason}")
         return 0
 
+    def let_go_in_fork(self) -> None:
+        """Give up, in a process that was forked from this one, what only one process may have: the lock on the state
+        folder, and the port. Workers of a loader outlive a script that is killed, and would keep both."""
+        self.local.folder.close()
+        self.neighbors.let_go_in_fork()
+
     def close(self) -> None:
         """Release threads and files."""
         # The threads first: nothing may write to what is being closed.

@@ -77,18 +77,25 @@ class Connection:
 
 def connections() -> list[Connection]:
     """Return all established TCP connections of this process."""
-    if sys.platform != "linux":
-        return []
     found = []
-    try:
-        descriptors = [int(name) for name in os.listdir("/proc/self/fd")]
-    except OSError:
-        return []
-    for descriptor in descriptors:
+    for descriptor in _descriptors():
         with _borrowed(descriptor) as sock:
             if sock is not None and (addresses := _addresses(sock)) is not None:
                 found.append(Connection(descriptor, *addresses))
     return found
+
+
+def stop_listening(port: int) -> None:
+    """Close the descriptors of this process that listen on a TCP port: in a fork, whose parent goes on listening."""
+    for descriptor in _descriptors():
+        with _borrowed(descriptor) as sock:
+            listens = (
+                sock is not None
+                and sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+                and sock.getsockname()[1] == port
+            )
+        if listens:
+            os.close(descriptor)
 
 
 def parse_peer(peer: str) -> tuple[str, int] | None:
@@ -102,6 +109,15 @@ def parse_peer(peer: str) -> tuple[str, int] | None:
         return _normalise(host.strip("[]")), int(port)
     except ValueError:
         return None
+
+
+def _descriptors() -> list[int]:
+    if sys.platform != "linux":
+        return []
+    try:
+        return [int(name) for name in os.listdir("/proc/self/fd")]
+    except OSError:
+        return []
 
 
 @contextlib.contextmanager

@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 
 from peer.config import TransportOptions
 from peer.errors import LocalProtocolError, RemoteProtocolError
+from peer.net import tcp_info
 from peer.net.address import split_address
 from peer.net.admission import Admission
 from peer.net.control import ControlService
@@ -194,6 +195,12 @@ class Transport:
         for connection in self._links.connections():
             connection.detach("we left")
         self._tasks.finish()
+
+    def let_go_in_fork(self) -> None:
+        """Close what a forked process has of the socket that is listened on: its parent listens, and whoever follows
+        that must find the port free."""
+        if self.port is not None:
+            tcp_info.stop_listening(self.port)
 
     # -- neighbours --
 

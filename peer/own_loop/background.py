@@ -35,8 +35,16 @@ _KINDS: dict[ChangeKind, Literal["join", "leave", "loss"]] = {
     ChangeKind.LOST: "loss",
 }
 
-_open_files: set[Path] = set()
-"""Configurations whose peers are in this process."""
+_open: dict[Path, Daemon] = {}
+"""The peers of this process, by the file of their configuration."""
+
+
+def _let_go_in_fork() -> None:
+    for daemon in _open.values():
+        daemon.let_go_in_fork()
+
+
+os.register_at_fork(after_in_child=_let_go_in_fork)
 
 
 def place(config: str | os.PathLike[str]) -> Place:
@@ -59,7 +67,7 @@ class Background(Host):
         self._daemon: Daemon
 
     def meet(self) -> Meeting:
-        if self._path in _open_files:
+        if self._path in _open:
             raise UsageError(f"this process has joined with {self._path} already; leave that with block first")
         self._meeting = Meeting(threading.current_thread())
         return self._meeting
@@ -71,7 +79,7 @@ class Background(Host):
         watcher = Messenger(self._meeting)
         parts = assemble(config, base, lambda: self._derive(read_config(self._path)[0]), loop=steps, watcher=watcher)
         self._daemon = Daemon(parts)
-        _open_files.add(self._path)
+        _open[self._path] = self._daemon
         return config.run.rounds - final_rounds(config, self._daemon.local.setup.schedule) - 1
 
     def start(self) -> None:
@@ -111,7 +119,7 @@ class Background(Host):
         try:
             self._daemon.close()
         finally:
-            _open_files.discard(self._path)
+            _open.pop(self._path, None)
 
 
 class Messenger:

@@ -168,8 +168,10 @@ class Peer:
             return
         if self._state == "completed":
             # It has all it needs of the script; what is left are goodbyes.
-            end = self._meeting.wait_for_end()
-            self._leave("the run is complete")
+            try:
+                end = self._meeting.wait_for_end()
+            finally:
+                self._leave("the run is complete")
             if end.error is not None and error is None:
                 raise end.error
             return

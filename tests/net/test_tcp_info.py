@@ -61,3 +61,16 @@ def test_a_descriptor_that_belongs_to_something_else_by_now_counts_nothing() -> 
 )
 def test_addresses_of_callers_are_read(text: str, address: tuple[str, int] | None) -> None:
     assert tcp_info.parse_peer(text) == address
+
+
+def test_only_the_socket_that_listens_on_a_port_is_closed() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as ours, socket.create_server(("127.0.0.1", 0)) as other:
+        port = ours.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)) as caller, ours.accept()[0] as accepted:
+            tcp_info.stop_listening(port)
+            with pytest.raises(OSError, match="Bad file descriptor"):
+                ours.getsockname()
+            ours.detach()
+            accepted.sendall(b"on")
+            assert caller.recv(2) == b"on"
+        assert other.getsockname()[1] != port

@@ -25,7 +25,8 @@ _context.set_forkserver_preload(["tests.own_loop.scripts"])
 
 def start(script: str, file: Path, **options: Any) -> ForkServerProcess:
     """Start a script of `scripts` with the configuration `file`, in the folder of that."""
-    process = _context.Process(target=as_process, args=(script, file, options), daemon=True)
+    # One that is no daemon may have workers of a loader.
+    process = _context.Process(target=as_process, args=(script, file, options), daemon=script != "with_workers")
     process.start()
     return process
 

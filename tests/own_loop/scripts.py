@@ -154,6 +154,21 @@ def all_of_its_own(where: sottovoce.Place) -> Outcome:
     return Outcome(digest_of(model), peer.steps, peer.round, peer.stopped, len(seen))
 
 
+def with_workers(where: sottovoce.Place) -> Outcome:
+    """Read data with processes that are forked within the block."""
+    torch.set_num_threads(1)
+    model = make_model()
+    loader = torch.utils.data.DataLoader(
+        Samples(where.index), batch_size=8, num_workers=2, multiprocessing_context="fork"
+    )
+    with sottovoce.join(model, where, every=1) as peer:
+        for _ in peer.until_done(loader):
+            peer.step()
+            print(f"begins at step {peer.steps}", flush=True)
+            time.sleep(0.05)
+    return Outcome(digest_of(model), peer.steps, peer.round, peer.stopped)
+
+
 def as_process(script: str, file: Path, options: dict[str, Any]) -> None:
     """Run one of the scripts of this module, and leave what it returns beside its configuration."""
     with open(file.parent / "log.txt", "ab") as log:

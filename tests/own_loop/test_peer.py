@@ -114,6 +114,25 @@ def test_a_script_that_waits_hears_who_is_late_and_can_be_interrupted(tmp_path: 
     assert outcomes == {0: 1, 1: 0}
 
 
+def test_an_interrupt_ends_the_goodbyes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(meeting: Meeting) -> None:
+        raise KeyboardInterrupt
+
+    file = kit(tmp_path)
+    monkeypatch.setattr(Meeting, "wait_for_end", interrupted)
+
+    def whole_run() -> None:
+        with sottovoce.join(make_model(), file, every=4) as peer:
+            for _ in range(16):
+                peer.step()
+
+    with pytest.raises(KeyboardInterrupt):
+        whole_run()
+    assert "sotto" not in {thread.name for thread in threading.enumerate()}
+    # Nothing is left joined.
+    assert sottovoce.join(make_model(), file, every=4).rounds == 4
+
+
 def test_a_stop_of_the_operator_ends_the_loop(tmp_path: Path) -> None:
     file = kit(tmp_path, "run.rounds=1000")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from functools import partial
 from pathlib import Path
 
@@ -49,6 +50,20 @@ def test_killed_scripts_go_on_with_the_same_bits(tmp_path: Path, overlap: bool) 
     assert all(len(starts) == 3 and starts[-1] > 0 for starts in map(starts_of, files))
     simulated = sottovoce.simulate(partial(scripts.adamw, overlap=overlap), files[0])
     assert real == list(simulated.results)
+
+
+def test_workers_that_outlive_a_killed_script_hold_nothing_of_it(tmp_path: Path) -> None:
+    """Workers of a loader notice within five seconds that the script is gone. Until then they have what was open when
+    they were forked: the lock on the state folder, and the port."""
+    (file,) = write_kits(tmp_path, 1, "run.rounds=60", "algorithm.name=local", "graph.kind=complete")
+    killed = start("with_workers", file)
+    while len(starts_of(file)) < 5:
+        assert killed.is_alive(), (file.parent / "log.txt").read_text()
+        time.sleep(0.05)
+    killed.kill()
+    killed.join()
+    (outcome,) = finish([file], [start("with_workers", file)])
+    assert outcome.round == 60
 
 
 def test_devices_train_on_all_samples_that_they_have(tmp_path: Path) -> None:
