@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ import click
 
 from peer.cli.app import SottoCommand, print_json
 from peer.cli.options import config_option, json_option, load_peer
-from peer.errors import ConfigError, PeerUnreachable, RemoteError
+from peer.errors import ConfigError, RemoteError
 
 if TYPE_CHECKING:
     from peer.config import Config, PeerAddress
@@ -131,26 +130,11 @@ def remove(name: str, config_file: Path | None, as_json: bool) -> int:
       sotto remove garage --json
     """
     config, base = load_peer(config_file)
+    import asyncio
+
     from peer.ops import control
 
-    answer: dict[str, Any] = {"name": name}
-    refusals: list[RemoteError] = []
-    # Only those who hear the peer can tell in which round it was lost.
-    own = config.peer.index
-    asked: list[int | PeerAddress] = [own]
-    asked += [index for index, peer in enumerate(config.peers) if index != own and peer.name != name]
-    with contextlib.suppress(RemoteError):
-        asked += control.newcomers(config, control.call(config, base, own, "status"))
-    for peer in asked:
-        try:
-            answer |= control.call(config, base, peer, "remove", {"name": name})
-        except RemoteError as error:
-            refusals.append(error)
-        else:
-            break
-    else:
-        # That a peer cannot be reached says less than why one that can be has refused.
-        raise min(refusals, key=lambda error: isinstance(error, PeerUnreachable))
+    answer = {"name": name, **asyncio.run(control.remove(config, base, name))}
     if as_json:
         print_json(answer)
     else:

@@ -76,7 +76,7 @@ def collect(directory: Path, *, ask: bool = True) -> list[Member]:
     With `ask`, the peers are asked; otherwise only what is on disk counts. Raises ConfigError for kits that are none,
     StateError if the folder cannot be written.
     """
-    members = _members(directory)
+    members = members_of(directory)
     with private_files(), writing(FOLDER):
         (directory / FOLDER).mkdir(exist_ok=True)
         for member in members if ask else ():
@@ -87,7 +87,8 @@ def collect(directory: Path, *, ask: bool = True) -> list[Member]:
     return members
 
 
-def _members(directory: Path) -> list[Member]:
+def members_of(directory: Path) -> list[Member]:
+    """Return the peers of a cluster folder, as its kits list them. Raises ConfigError for kits that are none."""
     members: dict[int, Member] = {}
     for file in sorted(directory.glob("peer-*/peer.toml")):
         # The environment speaks for a peer that runs here.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from peer.net.security.credentials import Access, load_credentials
 
 TIMEOUT_S = 5.0
 
+_OPERATOR = {"ca": "ca.pem", "certificate": "operator.pem", "key": "operator.key"}
+
 
 def call(
     config: Config, base: Path, peer: int | PeerAddress | None, verb: str, arguments: dict[str, Any] | None = None
@@ -25,6 +28,13 @@ def call(
     `base` is where the relative paths of the configuration start. Raises RemoteError (PeerUnreachable if there is no
     answer, or the peer listens nowhere), SecurityError if the certificate does not allow the call.
     """
+    return asyncio.run(ask(config, base, peer, verb, arguments))
+
+
+async def ask(
+    config: Config, base: Path, peer: int | PeerAddress | None, verb: str, arguments: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Do what `call` does, on the running event loop."""
     index = config.peer.index if peer is None else peer
     if isinstance(index, int) and not 0 <= index < config.num_peers:
         raise ConfigError(
@@ -35,11 +45,33 @@ def call(
     security = _credentials(config, base)
     try:
         address = _address(entry, listen)
-        return asyncio.run(
-            call_control(address, verb, arguments, name=entry.name, security=security, timeout_s=TIMEOUT_S)
-        )
+        return await call_control(address, verb, arguments, name=entry.name, security=security, timeout_s=TIMEOUT_S)
     except RemoteError as error:
         raise type(error)(error.problem, peer=index if isinstance(index, int) else None) from None
+
+
+async def remove(config: Config, base: Path, name: str) -> dict[str, Any]:
+    """Have a peer that can announce that another one is lost; return its answer. Raises RemoteError with the reason of
+    one that refused, or that no peer can be reached."""
+    refusals: list[RemoteError] = []
+    # Only those who hear the peer can tell in which round it was lost.
+    own = config.peer.index
+    asked: list[int | PeerAddress] = [own]
+    asked += [index for index, peer in enumerate(config.peers) if index != own and peer.name != name]
+    with contextlib.suppress(RemoteError):
+        asked += newcomers(config, await ask(config, base, own, "status"))
+    for peer in asked:
+        try:
+            return await ask(config, base, peer, "remove", {"name": name})
+        except RemoteError as error:
+            refusals.append(error)
+    # That a peer cannot be reached says less than why one that can be has refused.
+    raise min(refusals, key=lambda error: isinstance(error, PeerUnreachable))
+
+
+def may_operate(config: Config, base: Path) -> bool:
+    """Return whether the operator's certificate is at hand, or calls need none."""
+    return config.security.mode != "mtls" or _operator_folder(config, base) is not None
 
 
 def newcomers(config: Config, status: Mapping[str, Any]) -> list[PeerAddress]:
@@ -66,13 +98,19 @@ def _credentials(config: Config, base: Path) -> Access | None:
     options = config.security
     if options.mode != "mtls":
         return load_credentials(options, base, None)
-    own_folder = (base / options.ca).resolve().parent
-    for folder in (own_folder, own_folder.parent):
-        operator = {"ca": "ca.pem", "certificate": "operator.pem", "key": "operator.key"}
-        if all((folder / file).exists() for file in operator.values()):
-            operator["revoked"] = "revoked.pem"
-            try:
-                return load_credentials(options.model_copy(update=operator), folder, None, role=Role.OPERATOR)
-            except SecurityError:
-                break  # Not readable for this user, or of another run: the own certificate may do.
+    folder = _operator_folder(config, base)
+    if folder is not None:
+        operator = {**_OPERATOR, "revoked": "revoked.pem"}
+        # Not readable for this user, or of another run: the own certificate may do.
+        with contextlib.suppress(SecurityError):
+            return load_credentials(options.model_copy(update=operator), folder, None, role=Role.OPERATOR)
     return load_credentials(options, base, config.peers[config.peer.index].name)
+
+
+def _operator_folder(config: Config, base: Path) -> Path | None:
+    """Return the folder of the CA that holds the operator's certificate too: that of the peer, or the one above it."""
+    own_folder = (base / config.security.ca).resolve().parent
+    for folder in (own_folder, own_folder.parent):
+        if all((folder / file).exists() for file in _OPERATOR.values()):
+            return folder
+    return None

@@ -363,6 +363,14 @@ class MetricsStore:
         last = self._connection.execute(f"SELECT COALESCE(MAX(rowid), 0) FROM {table}").fetchone()[0]
         return self._read(kind, table, "WHERE rowid > ? AND rowid <= ? ORDER BY rowid", (after, last)), int(last)
 
+    def tail(self, kind: type[Record], columns: Sequence[str], *, after: int, most: int) -> tuple[list[Any], int]:
+        """Return some columns of at most `most` rows, as `written` orders them, and the place of the last of these."""
+        table = next(name for name, (record, _) in _TABLES.items() if record is kind)
+        names = ", ".join(f'"{name}"' for name in columns)
+        query = f"SELECT rowid, {names} FROM {table} WHERE rowid > ? ORDER BY rowid LIMIT ?"
+        rows = self._connection.execute(query, (after, most)).fetchall()
+        return [row[1:] for row in rows], rows[-1][0] if rows else after
+
     def page(self, table: str, *, after: int = -1) -> tuple[list[str], list[list[Any]], int | None]:
         """Return columns and rows of one of PAGED, of whole rounds above `after`, and the last of these rounds; None if
         no later ones are left. Evaluations on hold-outs, which say something of private data, are left out.
@@ -384,22 +392,8 @@ class MetricsStore:
         return columns, rows, None
 
     def put_page(self, table: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], *, peer: int) -> None:
-        """Insert what `page` of another peer's file returned. Raises RemoteProtocolError for what cannot be that: peer
-        `peer` says it. Columns that this release does not know are left out, those that it misses have their default.
-        """
-        record, _ = _TABLES[table]
-        kinds = {item.name: _KINDS[str(item.type)] for item in fields(record)}
-        for row in rows:
-            values = {name: value for name, value in zip(columns, row, strict=False) if name in kinds}
-            wrong = [name for name, value in values.items() if not isinstance(value, kinds[name])]
-            if wrong or len(row) != len(columns):
-                raise RemoteProtocolError(f"sent {table} that are no metrics: {', '.join(wrong) or 'rows too short'}")
-            if table != "evaluations" and values.get("peer") != peer:
-                raise RemoteProtocolError(f"sent {table} of another peer")
-            try:
-                self.put(record(**{name: _parsed(name, value) for name, value in values.items()}))
-            except (TypeError, ValueError):
-                raise RemoteProtocolError(f"sent {table} that are no metrics") from None
+        """Insert what `page` of another peer's file returned (`page_records`). Raises RemoteProtocolError."""
+        self.put(*page_records(table, columns, rows, peer=peer))
 
     def last_round(self, peer: int, table: str = "rounds") -> int:
         """Return the last round of a peer in a table; −1 if there is none."""
@@ -431,6 +425,30 @@ class MetricsStore:
                 values["metrics"] = json.loads(values["metrics"] or "{}")
             result.append(record(**values))
         return result
+
+
+def page_records(
+    table: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], *, peer: int
+) -> list[RoundRecord | EvaluationRecord | LinkRecord]:
+    """Return the records of what `MetricsStore.page` of another peer's file returned. Raises RemoteProtocolError for
+    what cannot be that: peer `peer` says it. Columns that this release does not know are left out, those that it misses
+    have their default.
+    """
+    record, _ = _TABLES[table]
+    kinds = {item.name: _KINDS[str(item.type)] for item in fields(record)}
+    records = []
+    for row in rows:
+        values = {name: value for name, value in zip(columns, row, strict=False) if name in kinds}
+        wrong = [name for name, value in values.items() if not isinstance(value, kinds[name])]
+        if wrong or len(row) != len(columns):
+            raise RemoteProtocolError(f"sent {table} that are no metrics: {', '.join(wrong) or 'rows too short'}")
+        if table != "evaluations" and values.get("peer") != peer:
+            raise RemoteProtocolError(f"sent {table} of another peer")
+        try:
+            records.append(record(**{name: _parsed(name, value) for name, value in values.items()}))
+        except (TypeError, ValueError):
+            raise RemoteProtocolError(f"sent {table} that are no metrics") from None
+    return records
 
 
 @contextlib.contextmanager

@@ -124,7 +124,7 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, st
     calls: list[tuple[str, str]] = []
     newcomers = [{"index": 2, "name": "garage", "advertise": "10.0.0.9:7700", "relay": None}]
 
-    def call(config: Config, base: Path, peer: object, verb: str, arguments: object = None) -> dict[str, object]:
+    async def ask(config: Config, base: Path, peer: object, verb: str, arguments: object = None) -> dict[str, object]:
         entry = config.peers[config.peer.index if peer is None else peer] if not isinstance(peer, PeerAddress) else peer
         calls.append((entry.name, verb))
         if verb == "remove" and entry.name != "garage":
@@ -132,7 +132,7 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, st
         answer: dict[str, object] = {"round": 7, "rounds": 9, "from": 20, "newcomers": newcomers}
         return answer | {"added": ["shed"], "removed": {"peer-1": 12}, "left_to_others": {"peer-9": "not heard"}}
 
-    monkeypatch.setattr(control, "call", call)
+    monkeypatch.setattr(control, "ask", ask)
     return calls
 
 
