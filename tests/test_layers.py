@@ -68,10 +68,13 @@ ROOMS: dict[str, set[str]] = {
         "train", "wire",
     },
     "trackers": {"errors", "report", "round_record", "state"},
+    "watch": {
+        "config", "criterion", "errors", "foreign_text", "ops", "report", "round_record", "run_plan", "state",
+    },
     "cli": {
         "compress", "config", "config_writer", "criterion", "daemon", "errors", "foreign_text", "gossip", "links",
         "ops", "planning", "report", "run_plan", "run_progress", "run_summary", "simulate", "startup", "state", "study",
-        "trackers", "train",
+        "trackers", "train", "watch",
     },
     "entry": {"cli"},
     "fork_server": {"cli", "daemon", "startup"},

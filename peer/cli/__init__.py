@@ -29,6 +29,7 @@ from peer.cli import (
     tune,
     up,
     validate,
+    watch,
 )
 from peer.cli.app import CONTEXT, EXIT_CODES, SottoCommand, SottoGroup, print_json, verbosity
 from peer.cli.options import json_option
@@ -93,7 +94,7 @@ cli.add_section("Devices", (devices.doctor, devices.sign, devices.revoke))
 cli.add_section("Train", (up.up, run.run, simulate.simulate))
 cli.add_section(
     "During a run",
-    (control.status, control.stop, control.reload, control.leave, control.remove, control.rollback),
+    (watch.watch, control.status, control.stop, control.reload, control.leave, control.remove, control.rollback),
 )
 cli.add_section(
     "After a run",

@@ -7,7 +7,7 @@ brought, or a state folder that was copied back. Nothing of it is state: the fol
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -82,7 +82,10 @@ def collect(directory: Path, *, ask: bool = True) -> list[Member]:
         for member in members if ask else ():
             _ask(member)
         if ask:
-            _add_newcomers(directory, members)
+            newcomers = newcomers_of(directory, members)
+            for newcomer in newcomers:
+                _ask(newcomer)
+            members += newcomers
         _settle(directory, members)
     return members
 
@@ -143,45 +146,51 @@ def _put_page(store: MetricsStore, table: str, page: Mapping[str, Any], peer: in
     return last
 
 
-def _add_newcomers(directory: Path, members: list[Member]) -> None:
-    """Add the peers that running ones know and no file here lists, and ask them."""
+def newcomers_of(directory: Path, members: Sequence[Member]) -> list[Member]:
+    """Return the peers that running ones know and no file here lists."""
+    known = {each.index for each in members}
+    found: dict[int, Member] = {}
     for member in [each for each in members if each.answer is not None]:
         assert member.answer is not None
-        known = {each.index for each in members}
         entries = {entry.name: entry for entry in control.newcomers(member.config, member.answer)}
         for each in member.answer.get("newcomers", []):
-            if each["name"] in entries and each["index"] not in known:
-                entry = entries[each["name"]]
-                index = int(each["index"])
-                file = _file(directory, index)
-                newcomer = Member(index, entry.name, member.config, member.base, entry, file, has_kit=False)
-                _ask(newcomer)
-                members.append(newcomer)
+            index = int(each["index"])
+            if each["name"] in entries and index not in known:
+                entry, file = entries[each["name"]], _file(directory, index)
+                found[index] = Member(index, entry.name, member.config, member.base, entry, file, has_kit=False)
+    return list(found.values())
 
 
-def _settle(directory: Path, members: list[Member]) -> None:
-    """Find out what became of the peers that did not answer, and keep what is final for the next time."""
-    file = directory / FOLDER / _KNOWN
-    known = _read_known(file)
+def find_standings(members: Sequence[Member], known: Mapping[str, Standing]) -> None:
+    """Find out what became of the peers that did not answer, unless that is known and final. `known`: what was known
+    at earlier times, by name."""
     answers = [member.answer for member in members if member.answer is not None]
     for member in members:
-        if member.answer is None:
+        settled = member.standing is not None and member.standing.state in standing.FINAL
+        if member.answer is None and not settled:
             member.standing = (
                 standing.from_answers(member.name, answers)
                 or (standing.from_folder(member.config, member.base) if member.has_kit else None)
                 or standing.from_metrics(member.collected, member.config, member.index)
                 or known.get(member.name)
             )
-    final = ((each.name, each.standing) for each in members if each.standing is not None)
-    kept = {name: asdict(each) for name, each in final if each.state in standing.FINAL}
-    file.write_text(json.dumps(kept, indent=1) + "\n")
 
 
-def _read_known(file: Path) -> dict[str, Standing]:
+def read_known(directory: Path) -> dict[str, Standing]:
+    """Return what was final of the peers of a cluster when they were last asked."""
     try:
-        return {name: Standing(**each) for name, each in json.loads(file.read_text()).items()}
+        content = json.loads((directory / FOLDER / _KNOWN).read_text())
+        return {name: Standing(**each) for name, each in content.items()}
     except (OSError, ValueError, TypeError, AttributeError):
         return {}  # The first time; or somebody else wrote the file.
+
+
+def _settle(directory: Path, members: Sequence[Member]) -> None:
+    """Find out what became of the peers that did not answer, and keep what is final for the next time."""
+    find_standings(members, read_known(directory))
+    final = ((each.name, each.standing) for each in members if each.standing is not None)
+    kept = {name: asdict(each) for name, each in final if each.state in standing.FINAL}
+    (directory / FOLDER / _KNOWN).write_text(json.dumps(kept, indent=1) + "\n")
 
 
 def _file(directory: Path, index: int) -> Path:

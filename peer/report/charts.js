@@ -50,11 +50,19 @@
   }
 
   function attach(plot) {
-    const [x, y] = [axis(plot.dataset.x), axis(plot.dataset.y)];
-    const lines = [...plot.querySelectorAll(".line, .dot")].map(readLine);
-    const leading = lines.filter((line) => !line.thin && line.style !== "baseline");
-    const positions = (leading.length ? leading : lines).flatMap((line) => line.points.map((p) => p[0]));
-    const stops = [...new Set(positions)].sort((a, b) => a - b);
+    let [x, y, lines, stops, drawn] = [];
+
+    // Once, and again where a live page has drawn the chart anew.
+    function read() {
+      if (lines && drawn === plot.dataset.drawn) return;
+      drawn = plot.dataset.drawn;
+      [x, y] = [axis(plot.dataset.x), axis(plot.dataset.y)];
+      lines = [...plot.querySelectorAll(".line, .dot")].map(readLine);
+      const leading = lines.filter((line) => !line.thin && line.style !== "baseline");
+      const positions = (leading.length ? leading : lines).flatMap((line) => line.points.map((p) => p[0]));
+      stops = [...new Set(positions)].sort((a, b) => a - b);
+    }
+
     const box = plot.parentNode.appendChild(document.createElement("div"));
     box.className = "tip";
     box.setAttribute("role", "status");
@@ -80,6 +88,7 @@
 
     // `height`: where the pointer is, to choose among thin lines; null with the keyboard.
     function show(at, height) {
+      read();
       place = nearest(stops.map((stop) => [stop]), at)[0];
       // A baseline is the same everywhere; of other lines only what was measured near here counts.
       const here = lines.map((line) => ({line, point: nearest(line.points, place)}))
@@ -125,7 +134,9 @@
     // A finger that is lifted leaves too, and somebody reads what it found.
     plot.addEventListener("pointerleave", (event) => event.pointerType === "touch" || hide());
     plot.addEventListener("blur", hide);
+    plot.addEventListener("redrawn", () => place === null || show(place, null));
     plot.addEventListener("keydown", (event) => {
+      read();
       const index = place === null ? stops.length : stops.indexOf(place);
       const step = event.shiftKey ? 10 : 1;
       const next = {ArrowLeft: index - step, ArrowRight: place === null ? 0 : index + step, Home: 0,
@@ -138,11 +149,15 @@
   }
 
   // A page has many charts with many points: each is read when somebody turns to it.
-  for (const plot of document.querySelectorAll("svg.plot")) {
+  function watch(plot) {
     const first = () => {
       for (const kind of ["pointerenter", "focus"]) plot.removeEventListener(kind, first);
       attach(plot);
     };
     for (const kind of ["pointerenter", "focus"]) plot.addEventListener(kind, first);
   }
+
+  document.querySelectorAll("svg.plot").forEach(watch);
+  // For the script of a live page.
+  window.charts = {watch, write: WRITE};
 })();

@@ -1,0 +1,186 @@
+"""The figures of a run, as far as they are known, read from metrics piece by piece.
+
+Rows come from files on this machine, or from peers that were asked for them. Memory grows with peers, not with rounds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+from collections import deque
+from collections.abc import Iterable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from peer.criterion import ACCURACY, Criterion
+from peer.foreign_text import printable
+from peer.report.run_data import metrics_files
+from peer.round_record import RoundRecord
+from peer.state.metrics import ConsensusRecord, EvaluationRecord, MetricsStore
+from peer.watch.history import History
+
+MOST_METRICS = 8
+"""Figures of one task that are kept: more have no room on a page."""
+
+_ROUND = ("peer", "round", "time_s", "loss", "payload_bytes", "frame_bytes", "wait_s")
+_CHUNK = 20_000
+"""Rows read at once."""
+_WINDOW = 20
+"""Rounds whose mean is the rate of a peer."""
+
+
+@dataclass
+class Latest:
+    """What is known of one peer after its last round."""
+
+    round: int = -1
+    loss: float | None = None
+    payload_bytes: int = 0
+    figures: dict[str, float] = field(default_factory=dict)
+    """At its last evaluation, by name."""
+    evaluated: int = -1
+    window: deque[tuple[float, int, float]] = field(default_factory=lambda: deque(maxlen=_WINDOW))
+    """(time, frame bytes, waiting time) of its last rounds."""
+
+    def rate(self) -> float | None:
+        """Return frame bytes per second of its last rounds."""
+        span = self._span()
+        return None if span is None else sum(size for _, size, _ in list(self.window)[1:]) / span
+
+    def wait_share(self) -> float | None:
+        """Return which part of its last rounds it waited."""
+        span = self._span()
+        return None if span is None else min(1.0, sum(wait for *_, wait in list(self.window)[1:]) / span)
+
+    def _span(self) -> float | None:
+        span = self.window[-1][0] - self.window[0][0] if len(self.window) > 1 else 0.0
+        return span if span > 0 else None
+
+
+class Figures:
+    """Takes rows, and knows the curves and the latest figures of all peers."""
+
+    def __init__(self) -> None:
+        self.loss = History()
+        self.curves: dict[str, History] = {}
+        """Name of a figure → its curves, of peers."""
+        self.averages: dict[str, History] = {}
+        """The same of the averaged model, as peer 0."""
+        self.latest: dict[int, Latest] = {}
+        self.average = Latest()
+        self.consensus_distance: float | None = None
+
+    def has_rounds(self, peer: int) -> bool:
+        """Return whether rounds of a peer are known, and not only what others told of it."""
+        return peer in self.latest and self.latest[peer].round >= 0
+
+    def after(self, peer: int) -> int:
+        """Return the last round that is known of a peer; −1 if there is none."""
+        return self.latest[peer].round if peer in self.latest else -1
+
+    def evaluated_after(self, peer: int) -> int:
+        """Return the round of its last evaluation; −1 if there is none."""
+        return self.latest[peer].evaluated if peer in self.latest else -1
+
+    def put_rounds(self, rows: Sequence[tuple[Any, ...]]) -> None:
+        """Take rows of rounds: peer, round, time, loss, payload bytes, frame bytes, waiting time."""
+        for peer, round_, time_s, loss, payload, frame, wait in rows:
+            latest = self.latest.setdefault(peer, Latest())
+            if round_ <= latest.round:
+                # It was put back to a checkpoint, and repeats these rounds.
+                latest.window.clear()
+            latest.round = round_
+            latest.loss = latest.loss if loss is None else loss
+            latest.payload_bytes += payload
+            latest.window.append((time_s, frame, wait))
+        if rows:
+            table = np.array([(row[0], row[1], row[3]) for row in rows], dtype=np.float64)
+            self.loss.put(table[:, 0].astype(np.int64), table[:, 1].astype(np.int64), table[:, 2])
+
+    def put_evaluations(self, records: Iterable[EvaluationRecord]) -> None:
+        """Take evaluations on the common test set; of peer −1, that of the averaged model."""
+        for record in records:
+            if record.split != "test":
+                continue
+            figures = {printable(name): value for name, value in list(record.metrics.items())[:MOST_METRICS]}
+            if sum(record.total):
+                figures[ACCURACY.name] = record.accuracy
+            is_average = record.peer < 0
+            latest = self.average if is_average else self.latest.setdefault(record.peer, Latest())
+            latest.figures, latest.evaluated = figures, record.round
+            for name, value in figures.items():
+                curves = (self.averages if is_average else self.curves).setdefault(name, History())
+                peer = np.array([max(0, record.peer)])
+                curves.put(peer, np.array([record.round]), np.array([value], dtype=np.float64))
+
+    def put_distances(self, distances: Sequence[float]) -> None:
+        """Take consensus distances, the newest last."""
+        if distances:
+            self.consensus_distance = distances[-1]
+
+
+class MetricsFiles:
+    """Reads what is new in the metrics files of a folder."""
+
+    def __init__(self, directory: Path, figures: Figures) -> None:
+        self._directory, self._figures = directory, figures
+        self._places: dict[tuple[Path, type], int] = {}
+        self._own: dict[Path, set[int]] = {}
+        """File → the peers whose rounds are in it."""
+
+    def read(self) -> None:
+        """Take what was written since the last call. No file stays open: its writer could not tidy up behind itself."""
+        for file in metrics_files(self._directory):
+            # One that is being made, or is damaged, is left out: a report says more.
+            with contextlib.suppress(sqlite3.Error), closing(MetricsStore(file, read_only=True)) as store:
+                self._read(file, store)
+
+    def _read(self, file: Path, store: MetricsStore) -> None:
+        own = self._own.setdefault(file, set())
+        while rows := self._new(file, store, RoundRecord, _ROUND):
+            own.update(row[0] for row in rows)
+            # Of two files with rounds of one peer, what was read first counts: a copy has nothing new.
+            known = {peer: self._figures.after(peer) for peer in own if self._is_in_another(file, peer)}
+            self._figures.put_rounds([row for row in rows if row[1] > known.get(row[0], -1)])
+        columns = ("peer", "round", "split", "correct", "total", "loss", "metrics")
+        while rows := self._new(file, store, EvaluationRecord, columns):
+            # A peer writes what others told it of theirs as well, which their own files say better.
+            self._figures.put_evaluations(
+                _evaluation(row) for row in rows if row[0] < 0 or row[0] in own or not self._figures.has_rounds(row[0])
+            )
+        while rows := self._new(file, store, ConsensusRecord, ("consensus_distance",)):
+            self._figures.put_distances([row[0] for row in rows])
+
+    def _is_in_another(self, file: Path, peer: int) -> bool:
+        return any(peer in peers for other, peers in self._own.items() if other != file)
+
+    def _new(self, file: Path, store: MetricsStore, kind: type[Any], columns: Sequence[str]) -> list[tuple[Any, ...]]:
+        place = self._places.get((file, kind), 0)
+        rows, self._places[file, kind] = store.tail(kind, columns, after=place, most=_CHUNK)
+        return rows
+
+
+def _evaluation(row: tuple[Any, ...]) -> EvaluationRecord:
+    peer, round_, split, correct, total, loss, metrics = row
+    return EvaluationRecord(
+        peer=peer,
+        round=round_,
+        split=split,
+        correct=tuple(json.loads(correct)),
+        total=tuple(json.loads(total)),
+        loss=loss,
+        metrics=json.loads(metrics or "{}"),
+    )
+
+
+def compared_by(figures: Figures, criteria: Sequence[Criterion]) -> Criterion | None:
+    """Return what models are compared by: the first that is configured. None where it is not known yet which values of
+    the task's own metrics are better."""
+    if criteria:
+        return criteria[0]
+    return ACCURACY if ACCURACY.name in figures.curves or not figures.curves else None

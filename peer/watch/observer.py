@@ -1,0 +1,355 @@
+"""Looks at a run again and again: asks its peers, reads what they wrote, and puts both together.
+
+Whoever answers is believed about itself. Of a peer that does not answer, there is what others say of it, and what its
+folder says where it lies here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from peer import config as configuration
+from peer.config import Config
+from peer.criterion import ACCURACY, Criterion
+from peer.errors import ConfigError, RemoteProtocolError, SecurityError, SottoError, StateError
+from peer.foreign_text import printable
+from peer.ops import collect, control, standing
+from peer.ops.collect import Member
+from peer.report.run_data import read_frame
+from peer.round_record import RoundRecord
+from peer.run_plan import build_schedule
+from peer.state.metrics import EvaluationRecord, Summary, page_records
+from peer.watch.edges import Edges, planned
+from peer.watch.figures import Figures, MetricsFiles, compared_by
+from peer.watch.logs import Logs
+from peer.watch.snapshot import EdgeView, PeerView, Snapshot
+
+_AT_ONCE = 16
+"""Calls under way at the same time."""
+
+
+class Observer:
+    """What `sotto watch` was pointed at."""
+
+    def __init__(self, kind: str, members: Sequence[Member], directory: Path | None) -> None:
+        """`kind` as in Snapshot. `directory`: where metrics lie on this machine, if they do."""
+        self.kind, self.members, self._directory = kind, list(members), directory
+        self.figures = Figures()
+        folders = {member.name: member.base / "log.txt" for member in members if member.has_kit}
+        self.logs = Logs(folders if kind == "run" else {})
+        self._files = None if directory is None else MetricsFiles(directory, self.figures)
+        self._known = {} if kind != "cluster" or directory is None else collect.read_known(directory)
+        self._edges = Edges()
+        self._waited: dict[int, tuple[int, frozenset[str]]] = {}
+        """Peer → its round at the last look, and for whom it waited then."""
+        self._criteria: list[Criterion] = []
+        self._schedule: list[tuple[int, int]] | None = None
+        self._summary: Summary | None = None
+        self._config: Config | None = members[0].config if members else None
+
+    async def look(self) -> Snapshot:
+        """Return the run as it is now. Whatever cannot be asked or read is left open."""
+        limit = asyncio.Semaphore(_AT_ONCE)
+        await asyncio.gather(*(self._ask(member, limit) for member in self.members))
+        for newcomer in collect.newcomers_of(self._directory or Path(), self.members) if self.kind != "peer" else ():
+            self.members.append(newcomer)
+            await self._ask(newcomer, limit)
+        await asyncio.to_thread(self._read)
+        if self.kind in ("cluster", "peer"):
+            await asyncio.gather(*(self._fetch(member, limit) for member in self.members))
+        return self._snapshot(time.time())
+
+    def member(self, name: str) -> Member | None:
+        """Return the peer of that name."""
+        return next((member for member in self.members if member.name == name), None)
+
+    # -- asking --------------------------------------------------------------------------------------------------------
+
+    async def _ask(self, member: Member, limit: asyncio.Semaphore) -> None:
+        async with limit:
+            try:
+                member.answer = await control.ask(member.config, member.base, member.entry, "status")
+                member.problem = member.standing = None
+                _check(member.answer)
+            except SottoError as error:
+                member.answer, member.problem = None, getattr(error, "problem", None) or str(error)
+
+    async def _fetch(self, member: Member, limit: asyncio.Semaphore) -> None:
+        """Ask a peer for the next page of its rounds and evaluations. The page after it is for the next look."""
+        if member.answer is None:
+            return
+        async with limit:
+            try:
+                for table, after in (
+                    ("rounds", self.figures.after(member.index)),
+                    ("evaluations", self.figures.evaluated_after(member.index)),
+                ):
+                    arguments = {"table": table, "after": after}
+                    page = await control.ask(member.config, member.base, member.entry, "metrics", arguments)
+                    columns, rows = page.get("columns"), page.get("rows")
+                    if not isinstance(columns, list) or not isinstance(rows, list):
+                        raise RemoteProtocolError("sent metrics that are no table")
+                    self._take(page_records(table, columns, rows, peer=member.index), member.index)
+            except SecurityError:
+                pass  # Metrics are for the operator and the peer itself; the status says the rest.
+            except SottoError as error:
+                member.problem = getattr(error, "problem", None) or str(error)
+
+    def _take(self, records: Sequence[Any], peer: int) -> None:
+        rounds = [each for each in records if isinstance(each, RoundRecord)]
+        self.figures.put_rounds(
+            [(r.peer, r.round, r.time_s, r.loss, r.payload_bytes, r.frame_bytes, r.wait_s) for r in rounds]
+        )
+        self.figures.put_evaluations(
+            each for each in records if isinstance(each, EvaluationRecord) and each.peer == peer
+        )
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        """Read what is on this machine; takes as long as the disk does."""
+        if self._files is not None:
+            self._files.read()
+        self.logs.read()
+        collect.find_standings(self.members, self._known)
+        if self._directory is not None:
+            self._read_frame(self._directory)
+
+    def _read_frame(self, directory: Path) -> None:
+        frame = read_frame(directory)
+        self._summary = None if self.kind == "cluster" else frame.summary
+        if frame.summary is not None:
+            self._criteria = frame.summary.all_criteria
+        if self._config is None and (directory / "config.toml").exists():
+            try:
+                self._config = configuration.load(directory / "config.toml", environment={})
+            except ConfigError:
+                return
+        if self.kind == "simulation" and self._schedule is None and self._config is not None and self.figures.latest:
+            peers = max(self.figures.latest) + 1
+            try:
+                matrices = build_schedule(self._config, directory, peers).matrices
+            except ConfigError:
+                matrices = ()  # Its file is elsewhere.
+            self._schedule = sorted(
+                {(sender, peer) for matrix in matrices for peer in range(peers) for sender in matrix.senders(peer)}
+            )
+
+    # -- putting together ----------------------------------------------------------------------------------------------
+
+    def _snapshot(self, at: float) -> Snapshot:
+        answers = {each.index: each.answer for each in self.members if each.answer is not None}
+        for answer in answers.values():
+            criteria = answer.get("criteria")
+            if isinstance(criteria, dict) and all(better in ("higher", "lower") for better in criteria.values()):
+                self._criteria = [Criterion(str(name), better) for name, better in criteria.items()]
+                break
+        criterion = compared_by(self.figures, self._criteria)
+        peers = self._simulated(criterion) if self.kind == "simulation" else self._asked(answers, criterion)
+        states = {peer.index: peer.state for peer in peers}
+        summary = self._summary
+        return Snapshot(
+            name=printable(self._name(answers)),
+            kind=self.kind,
+            at=at,
+            rounds=self._config.run.rounds if self._config is not None else summary.rounds if summary else None,
+            criterion=criterion or ACCURACY,
+            peers=peers,
+            edges=self._look_at_edges(answers, states),
+            averaged_figure=self.figures.average.figures.get((criterion or ACCURACY).name),
+            consensus_distance=self.figures.consensus_distance,
+            ended=self._ended(answers),
+            note=None if criterion is not None else "Which figure models are compared by is not known yet.",
+        )
+
+    def _name(self, answers: Mapping[int, Mapping[str, Any]]) -> str:
+        """Return the name of the run; of one on this machine, that of its folder, which says which of several it is."""
+        if self.kind in ("run", "simulation") and self._directory is not None:
+            return self._summary.name if self._summary is not None else self._directory.resolve().name
+        said = next((str(answer["run"]) for answer in answers.values() if "run" in answer), None)
+        return said or (self._config.run.name if self._config is not None else "run")
+
+    def _ended(self, answers: Mapping[int, Mapping[str, Any]]) -> str | None:
+        """Return how the run ended: of a run that goes on again, the summary is of the time before."""
+        if self._summary is None or answers or self.kind not in ("run", "simulation"):
+            return None
+        return printable(self._summary.ended) or None
+
+    def _simulated(self, criterion: Criterion | None) -> list[PeerView]:
+        names = self._summary.peer_names if self._summary is not None else []
+        rounds = None if self._config is None else self._config.run.rounds
+        ended = self._summary is not None and bool(self._summary.ended)
+        return [
+            PeerView(
+                index=peer,
+                name=printable(names[peer]) if peer < len(names) else f"peer-{peer}",
+                state="finished"
+                if rounds is not None and latest.round + 1 >= rounds
+                else "stopped"
+                if ended
+                else "running",
+                round=latest.round + 1,
+                loss=latest.loss,
+                figure=None if criterion is None else latest.figures.get(criterion.name),
+                payload_bytes=latest.payload_bytes,
+                rate=latest.rate(),
+                wait_share=latest.wait_share(),
+            )
+            for peer, latest in sorted(self.figures.latest.items())
+        ]
+
+    def _asked(self, answers: Mapping[int, Mapping[str, Any]], criterion: Criterion | None) -> list[PeerView]:
+        indices = self._indices(answers)
+        views = {member.index: self._view(member, indices, criterion) for member in self.members}
+        for index, name in sorted((index, name) for name, index in indices.items() if index not in views):
+            views[index] = self._neighbor(index, name, answers, criterion)
+        return [self._heard(views[index], answers) for index in sorted(views)]
+
+    def _indices(self, answers: Mapping[int, Mapping[str, Any]]) -> dict[str, int]:
+        """Return the numbers of all peers that are known, by name."""
+        indices = {member.name: member.index for member in self.members}
+        if self._config is not None:
+            indices = {peer.name: index for index, peer in enumerate(self._config.peers)} | indices
+        for answer in answers.values():
+            for each in answer.get("newcomers", []):
+                indices.setdefault(str(each["name"]), int(each["index"]))
+        return indices
+
+    def _view(self, member: Member, indices: Mapping[str, int], criterion: Criterion | None) -> PeerView:
+        """Return a peer that is asked."""
+        latest, answer = self.figures.latest.get(member.index), member.answer
+        figures = {} if latest is None else latest.figures
+        view = PeerView(
+            index=member.index,
+            name=printable(member.name),
+            state=self._silent_state(member),
+            problem=printable(member.standing.sentence if member.standing else member.problem or "") or None,
+            round=None if latest is None or latest.round < 0 else latest.round + 1,
+            loss=None if latest is None else latest.loss,
+            figure=None if criterion is None else figures.get(criterion.name),
+            payload_bytes=None if latest is None or latest.round < 0 else latest.payload_bytes,
+        )
+        if answer is None:
+            return view
+        state, _, reason = str(answer.get("state")).partition(": ")
+        budget = _number(answer.get("budget_kbytes_per_s"))
+        own = answer["accuracy"] if criterion == ACCURACY else answer["metrics"].get(criterion and criterion.name)
+        return PeerView(
+            index=member.index,
+            name=view.name,
+            state={"completed": "finished"}.get(state, state),
+            problem=printable(reason or member.problem or "") or None,
+            round=int(answer["round"]),
+            loss=_number(answer["loss"]),
+            figure=_number(own) if own is not None else view.figure,
+            payload_bytes=int(answer["payload_bytes"]),
+            rate=None if latest is None else latest.rate(),
+            budget=None if budget is None else 1000 * budget,
+            waits_for=tuple(indices[name] for name in self._still_awaited(member.index, answer) if name in indices),
+            wait_share=None if latest is None else latest.wait_share(),
+        )
+
+    def _still_awaited(self, peer: int, answer: Mapping[str, Any]) -> list[str]:
+        """Return for whom a peer has waited since the last look: peers with rounds wait for a moment in each."""
+        round_, before = self._waited.get(peer, (-1, frozenset()))
+        names = [str(name) for name in answer.get("waiting_for", ())]
+        self._waited[peer] = int(answer["round"]), frozenset(names)
+        return [name for name in names if name in before] if round_ == answer["round"] else []
+
+    def _silent_state(self, member: Member) -> str:
+        """Return the state of a peer that does not answer."""
+        if member.standing is not None:
+            return member.standing.state
+        if self.kind == "run":
+            if self._summary is not None and self._summary.ended:
+                return "stopped"
+            if not self.figures.has_rounds(member.index):
+                return "starting"
+        return "unreachable"
+
+    def _neighbor(
+        self, index: int, name: str, answers: Mapping[int, Mapping[str, Any]], criterion: Criterion | None
+    ) -> PeerView:
+        """Return a peer that is not asked itself, as others know it."""
+        found = standing.from_answers(name, answers.values())
+        latest = self.figures.latest.get(index)
+        return PeerView(
+            index=index,
+            name=printable(name),
+            state="unreachable" if found is None else found.state,
+            problem=None if found is None else printable(found.sentence),
+            figure=None if latest is None or criterion is None else latest.figures.get(criterion.name),
+        )
+
+    def _heard(self, view: PeerView, answers: Mapping[int, Mapping[str, Any]]) -> PeerView:
+        """Return a peer that does not answer as diverged or connected, if others say that it is."""
+        if view.state != "unreachable":
+            return view
+        for answer in answers.values():
+            for claim in answer.get("diverged", []):
+                if claim["name"] == view.name:
+                    problem = printable(f"{claim['reason']}, says {claim['told_by']}")
+                    return PeerView(**{**vars(view), "state": "diverged", "problem": problem})
+        if any(answer["links"].get(view.name, {}).get("up") for answer in answers.values()):
+            return PeerView(**{**vars(view), "state": "connected"})
+        return view
+
+    def _look_at_edges(self, answers: Mapping[int, Mapping[str, Any]], states: Mapping[int, str]) -> list[EdgeView]:
+        if self.kind == "simulation":
+            over = all(state != "running" for state in states.values())
+            return planned(self._schedule or (), "over" if over else "up")
+        indices = self._indices(answers)
+        links = {
+            peer: {indices[name]: link for name, link in answer["links"].items() if name in indices}
+            for peer, answer in answers.items()
+        }
+        return self._edges.look(links, {peer: float(answer["seconds"]) for peer, answer in answers.items()}, states)
+
+
+def open_observer(place: Path) -> Observer:
+    """Return what watches a run folder, a cluster folder, or the peer of a configuration file or kit. Raises
+    ConfigError, and StateError if it is none of them."""
+    if place.is_file():
+        return _of_peer(place)
+    if not place.is_dir():
+        raise StateError(f"{place}: no such folder; name a run folder, a cluster folder or a peer.toml")
+    if collect.is_cluster(place):
+        return Observer("cluster", collect.members_of(place), place)
+    if collect.is_cluster(place / "peers"):
+        return Observer("run", collect.members_of(place / "peers"), place)
+    if (place / "peer.toml").exists():
+        return _of_peer(place / "peer.toml")
+    if (place / "metrics.sqlite").exists() or (place / "config.toml").exists():
+        return Observer("simulation", [], place)
+    raise StateError(f"{place}: is no run folder, cluster folder or kit")
+
+
+def _of_peer(file: Path) -> Observer:
+    config = configuration.load(file)
+    index = config.peer.index
+    member = Member(index, config.peers[index].name, config, file.parent, index, file.parent / "collected")
+    return Observer("peer", [member], None)
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _check(answer: Mapping[str, Any]) -> None:
+    """Raise RemoteProtocolError for a status that no peer answers: it comes from another machine."""
+    numbers = ("round", "payload_bytes", "seconds")
+    links = answer.get("links")
+    if not (
+        all(isinstance(answer.get(name), int | float) for name in numbers)
+        and isinstance(links, dict)
+        and all(
+            isinstance(link, dict) and isinstance(link.get("up"), bool) and isinstance(link.get("frame_bytes"), int)
+            for link in links.values()
+        )
+        and isinstance(answer.get("metrics"), dict)
+    ):
+        raise RemoteProtocolError("answered with a status that cannot be one")

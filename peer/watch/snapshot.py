@@ -1,0 +1,102 @@
+"""A run at one moment, as the page shows it: values only. Texts of others in it are printable, and stay text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from peer.criterion import ACCURACY, Criterion
+
+DOWN = ("unreachable", "lost", "diverged")
+"""States of a peer that somebody should look at."""
+
+OVER = ("finished", "left", "lost", "diverged", "stopped", "not joined")
+"""States of a peer that no neighbour waits for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerView:
+    """One peer. What is not known is None."""
+
+    index: int
+    name: str
+    state: str
+    """starting, joining, running, stopping, connected (to its neighbours; it cannot be asked), unreachable, not joined,
+    finished, stopped, left, lost, diverged."""
+    problem: str | None = None
+    """Why it is in this state."""
+    round: int | None = None
+    """Completed rounds."""
+    loss: float | None = None
+    figure: float | None = None
+    """By the criterion of the run, at its last evaluation."""
+    payload_bytes: int | None = None
+    rate: float | None = None
+    """Frame bytes that it sends, per second; of the virtual clock in a simulation."""
+    budget: float | None = None
+    """How many of them its budget allows each link."""
+    waits_for: tuple[int, ...] = ()
+    """Peers whose messages its round lacks, and lacked at the look before."""
+    wait_share: float | None = None
+    """Which part of its last rounds it waited, 0 to 1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EdgeView:
+    """What passes between two peers, `a` < `b`. Of the values for each direction, the first is from a to b."""
+
+    a: int
+    b: int
+    sends: tuple[bool, bool]
+    """Which directions the graph has."""
+    state: str
+    """up, down, over (one of them has ended), unknown (nobody can be asked)."""
+    problem: str | None = None
+    rates: tuple[float | None, float | None] = (None, None)
+    """Frame bytes per second."""
+    lateness_s: tuple[float | None, float | None] = (None, None)
+    """How late the messages of this direction usually are, where rounds have deadlines."""
+    left_out: tuple[bool, bool] = (False, False)
+    """Whether this direction gets no weight, because its receiver confirms nothing."""
+    backlog_bytes: tuple[int | None, int | None] = (None, None)
+    """What was sent and not confirmed."""
+    relayed: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """Everything at one moment."""
+
+    name: str
+    kind: str
+    """run, cluster, peer, simulation."""
+    at: float
+    """Unix seconds."""
+    rounds: int | None
+    criterion: Criterion = ACCURACY
+    peers: Sequence[PeerView] = ()
+    edges: Sequence[EdgeView] = ()
+    averaged_figure: float | None = None
+    consensus_distance: float | None = None
+    ended: str | None = None
+    """How the run ended."""
+    note: str | None = None
+    """A sentence about what cannot be shown."""
+
+    @property
+    def members(self) -> list[PeerView]:
+        """The peers whose progress is that of the run: those that are not gone, and those that finished."""
+        return [peer for peer in self.peers if peer.state not in ("left", "lost", "not joined", "joining")]
+
+    @property
+    def round(self) -> int | None:
+        """Rounds that all members have completed."""
+        return min((peer.round for peer in self.members if peer.round is not None), default=None)
+
+    @property
+    def worst(self) -> PeerView | None:
+        """The member with the worst figure, once there are two to compare."""
+        known = [peer for peer in self.members if peer.figure is not None]
+        if len(known) < 2:
+            return None
+        return min(known, key=lambda peer: self.criterion.rank(peer.figure or 0.0))
