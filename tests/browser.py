@@ -14,6 +14,10 @@ SIZES = ((390, 844), (1280, 900))
 """Of a phone and of a laptop, in CSS pixels."""
 
 
+REBOUND = "rebound.example"
+"""A name that leads to loopback, as one does whose owner attacks by DNS rebinding."""
+
+
 @contextmanager
 def browser() -> Iterator[Any]:
     """Give a chromium that reaches no other machine; skip the test where there is none."""
@@ -26,7 +30,7 @@ def browser() -> Iterator[Any]:
         "--no-sandbox",
         "--disable-gpu",
         "--disable-background-networking",
-        "--host-resolver-rules=MAP * ~NOTFOUND",
+        f"--host-resolver-rules=MAP {REBOUND} 127.0.0.1, MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
     ]
     with playwright.sync_playwright() as running:
         opened = running.chromium.launch(executable_path=chromium, args=quiet, timeout=120_000)

@@ -36,7 +36,7 @@ def page(*, operate: bool) -> str:
         ("curves", "Curves", '<div class="charts"><div id="figure"></div><div id="loss"></div></div>'),
         ("peers", "Peers", _table("peers", (*_PEER_HEADS, *(["actions"] if operate else [])), "Peers")),
         ("links", "Links", _table("links", _LINK_HEADS, "Links")),
-        ("events", "Events", scrolling('<ol id="event-list" role="log"></ol>', label="Events")),
+        ("events", "Events", scrolling('<div role="log"><ol id="event-list"></ol></div>', label="Events")),
         ("log", "Log", scrolling('<ol id="log-list"></ol>', label="Log of the peers")),
     )
     contents = "".join(f'<a href="#{name}">{heading}</a>' for name, heading, _ in sections)

@@ -298,7 +298,8 @@
   function draw(svg, size) {
     const peers = parts.peers;
     const named = peers.length <= MOST_NAMED;
-    const margin = named ? Math.min(88, size / 5) : 22;
+    const margin = named ? Math.min(96, size / 4) : 22;
+    const room = Math.floor((margin - 20) / 7.5); // Characters beside a peer.
     const layout = `${size} ${peers.map((peer) => peer.index).join(",")}`;
     const moved = drawing.layout !== layout;
     drawing.layout = layout;
@@ -358,7 +359,7 @@
       const isWorst = parts.run && peer.index === parts.run.worst;
       classes(node, `node ${peer.kind}${isWorst ? " worst" : ""}`);
       set(mark, peer.kind === "down" ? "!" : "");
-      set(label, !named ? "" : peer.name.length > 11 ? peer.name.slice(0, 10) + "…" : peer.name);
+      set(label, !named ? "" : peer.name.length > room ? peer.name.slice(0, room - 1) + "…" : peer.name);
       set(title, `${peer.name}: ${peer.state}${known(peer.round) ? ", round " + peer.round : ""}`);
     }
   }
