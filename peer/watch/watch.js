@@ -2,6 +2,7 @@
 "use strict";
 (() => {
   const MOST_ROWS = 100;
+  const CHOSEN_ROWS = 30; // Shown of more.
   const MOST_DRAWN = {peers: 100, edges: 1200}; // Of more, a canvas shows the graph.
   const MOST_NAMED = 24;
   const TROUBLE = new Set(["unreachable", "lost", "diverged"]);
@@ -156,7 +157,7 @@
     const worst = parts.run && parts.run.worst;
     const rank = (peer) => [peer.kind === "down" ? 0 : peer.index === worst ? 1 : 2, known(peer.round) ? peer.round : -1];
     return parts.peers.map((peer) => [rank(peer), peer])
-      .sort(([a, p], [b, q]) => a[0] - b[0] || a[1] - b[1] || p.index - q.index).slice(0, MOST_ROWS).map(([, p]) => p);
+      .sort(([a, p], [b, q]) => a[0] - b[0] || a[1] - b[1] || p.index - q.index).slice(0, CHOSEN_ROWS).map(([, p]) => p);
   }
 
   // Rows are kept, so that the keyboard's focus stays where it is.
