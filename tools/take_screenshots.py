@@ -1,6 +1,8 @@
-"""Takes the screenshots of the documentation: table and report of a real run, the latter in a real browser.
+"""Takes the screenshots of the documentation: table and report of a real run, and the live page of peers that run, both
+pages in a real browser.
 
     sotto up --name screenshots && python tools/take_screenshots.py runs/screenshots
+    python tools/take_screenshots.py --live kits     # while the peers of kits run; kill one to see it in red
 
 It needs playwright (the extra "dev") and Debian's chromium.
 """
@@ -9,7 +11,9 @@ from __future__ import annotations
 
 import argparse
 import io
+import json
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -25,14 +29,20 @@ IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
 WIDTH, HEIGHT = 1280, 1664
 """Of the page; the image is smaller."""
 SCALE = 1000 / 1280
+WATCHED_S = 20.0
+"""How long the live page is open before its screenshot."""
 
 
-def take(page_file: Path, image: Path) -> None:
-    """Write the top of a page as an image, with as many colours as a palette holds."""
+def take(address: str, image: Path, *, live: bool = False) -> None:
+    """Write the top of a page as an image, with as many colours as a palette holds. `live`: when it has been open for a
+    while, and knows rates and times."""
     with sync_playwright() as running:
         browser = running.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT}, color_scheme="light")
-        page.goto(page_file.resolve().as_uri())
+        page.goto(address)
+        if live:
+            page.wait_for_selector("#figure svg.plot", timeout=60_000)
+            page.wait_for_timeout(1000 * WATCHED_S)
         page.screenshot(path=image)
         browser.close()
     taken = Image.open(image).convert("RGB")
@@ -47,13 +57,29 @@ def take_table(run: Path, image: Path) -> None:
     console.save_svg(str(image), title="sotto up")
 
 
+def take_live_page(place: Path, image: Path) -> None:
+    """Write the top of the page of `sotto watch`."""
+    command = [sys.executable, "-m", "peer", "watch", str(place), "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        try:
+            take(json.loads(server.stdout.readline())["address"], image, live=True)
+        finally:
+            server.terminate()
+
+
 def main() -> int:
     """Take the screenshots of the run whose folder the command line names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path, metavar="RUN_DIR")
-    run: Path = parser.parse_args().run
-    take(write_report(run), IMAGES / "report.png")
-    take_table(run, IMAGES / "run.svg")
+    parser.add_argument("run", type=Path, metavar="DIR", help="a run folder; with --live, what `sotto watch` takes")
+    parser.add_argument("--live", action="store_true", help="take the live page, and nothing else")
+    arguments = parser.parse_args()
+    run: Path = arguments.run
+    if arguments.live:
+        take_live_page(run, IMAGES / "watch.png")
+    else:
+        take(write_report(run).resolve().as_uri(), IMAGES / "report.png")
+        take_table(run, IMAGES / "run.svg")
     return 0
 
 

@@ -21,6 +21,7 @@ from peer.cli.training_run import (
     open_view,
     report_in_any_case,
     runs_option,
+    say_how_to_watch,
     track_option,
     trackers_beside,
     warn,
@@ -123,6 +124,7 @@ def simulate(
             stack.enter_context(report_in_any_case(directory))
             write_resolved(config, directory / "config.toml", base)
             draw_graph(config, base, count, directory)
+            say_how_to_watch(directory)
         stop = stack.enter_context(StopOnSignal())
         stack.enter_context(trackers_beside(trackers, directory))
         show = stack.enter_context(open_view(no_live, config))

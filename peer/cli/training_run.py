@@ -153,6 +153,11 @@ def trackers_beside(kinds: Sequence[str], directory: Path) -> Iterator[None]:
             click.echo(f"not everything was handed to {', '.join(kinds)}: see {directory / 'trackers.log'}", err=True)
 
 
+def say_how_to_watch(directory: Path) -> None:
+    """Print the command that shows the run on a live page."""
+    click.echo(f"live page: {shlex.join(['sotto', 'watch', str(directory)])}", err=True)
+
+
 def draw_graph(config: Config, base: Path, num_peers: int, directory: Path) -> None:
     """Write graph.svg, which the report shows."""
     from peer import run_plan

@@ -24,6 +24,7 @@ from peer.cli.training_run import (
     open_view,
     report_in_any_case,
     runs_option,
+    say_how_to_watch,
     track_option,
     trackers_beside,
     warn,
@@ -106,6 +107,7 @@ def up(
         if resume is None:
             directory = make_directory(runs_dir, name, config.run.name)
             draw_graph(config, base, count, directory)
+        say_how_to_watch(directory)
         with StopOnSignal() as stop, trackers_beside(trackers, directory):
             summary = local_cluster.up(
                 config,

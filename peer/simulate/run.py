@@ -68,9 +68,6 @@ def run(
             config, base, workers,
             num_peers=num_peers, metrics=metrics, links=links, step_s=step_s, slow=slow, stacked=stacked,
         )  # fmt: skip
-        if directory is not None:
-            # Before the first round: `sotto watch` reads it.
-            write_resolved(config, directory / "config.toml", base)
         trainer = simulator.trainer
         assert isinstance(trainer, Trainer)
         summary = describe_run(config, simulator.setup, trainer.layout, command=command)
@@ -99,6 +96,7 @@ def run(
         if directory is not None:
             with writing("model.safetensors"):
                 trainer.save_model(averaged, directory / "model.safetensors", averaged=True)
+            write_resolved(config, directory / "config.toml", base)
         models = [participant.model().copy() for participant in simulator.participants]
         return Simulation(summary, models, averaged, trainer)
     finally:

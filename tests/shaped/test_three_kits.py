@@ -54,6 +54,8 @@ class Site:
         write_cluster(self.kits, load(environment={}, overrides=options), hosts)
         commands = [*network.command(OPERATOR), sys.executable, "-m", "tests.shaped.commands"]
         self.operator = subprocess.Popen(commands, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        watching = [*network.command(OPERATOR), sys.executable, "-m", "tests.shaped.watching", str(self.kits)]
+        self.watcher = subprocess.Popen(watching, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.processes: list[subprocess.Popen[bytes]] = []
         for device in range(3):
             shutil.copytree(self.kits / f"peer-{device}", self.devices / f"peer-{device}")
@@ -77,6 +79,15 @@ class Site:
         code, output = self.sotto("status", "--run", str(self.kits), "--json")
         return code, json.loads(output)
 
+    def watched(self) -> dict[str, Any]:
+        """Return what the page of `sotto watch` shows: "peers" (states), "edges" (states by their ends), "round"."""
+        assert self.watcher.stdin is not None
+        assert self.watcher.stdout is not None
+        self.watcher.stdin.write("\n")
+        self.watcher.stdin.flush()
+        answer: dict[str, Any] = json.loads(self.watcher.stdout.readline())
+        return answer
+
     def states(self) -> list[str]:
         """Return the state of each peer, as `sotto status` has it."""
         return [answer["state"] for answer in self.status()[1]]
@@ -97,7 +108,7 @@ class Site:
         shutil.copytree(self.devices / f"peer-{device}" / "state", self.kits / f"peer-{device}" / "state")
 
     def close(self) -> None:
-        for process in (self.operator, *self.processes):
+        for process in (self.operator, self.watcher, *self.processes):
             process.kill()
             process.wait()
 
@@ -115,6 +126,8 @@ def site(tmp_path: Path) -> Iterator[Site]:
 def test_an_operator_is_told_who_left_who_is_cut_off_and_who_finished(site: Site) -> None:
     kits, model = str(site.kits), str(site.kits / "model.safetensors")
     site.until(lambda: min(answer.get("round") or 0 for answer in site.status()[1]) > 20)
+    site.until(lambda: site.watched()["peers"] == ["running"] * 3)
+    site.until(lambda: site.watched()["edges"] == {"0-1": "up", "0-2": "up", "1-2": "up"})
 
     # One leaves: the others know, and it is no error that it does not answer.
     code, _ = site.sotto("leave", "--config", f"{kits}/peer-1/peer.toml")
@@ -124,6 +137,8 @@ def test_an_operator_is_told_who_left_who_is_cut_off_and_who_finished(site: Site
     code, answers = site.status()
     assert code == 0
     assert answers[1]["told_by"] in ("peer-0", "peer-2")
+    site.until(lambda: site.watched()["peers"] == ["running", "left", "running"])
+    site.until(lambda: "down" not in site.watched()["edges"].values())
     code, output = site.sotto("report", kits)
     assert code == 0, output
     assert "peer-1 has left the run, says peer-" in " ".join(output.split())
@@ -136,6 +151,8 @@ def test_an_operator_is_told_who_left_who_is_cut_off_and_who_finished(site: Site
     site.cut_off(2)
     code, answers = site.status()
     assert (code, [answer["state"] for answer in answers]) == (6, ["running", "left", "unreachable"])
+    site.until(lambda: site.watched()["peers"] == ["running", "left", "unreachable"])
+    site.until(lambda: site.watched()["edges"]["0-2"] == "down")
     code, output = site.sotto("report", kits)
     words = " ".join(output.split())
     assert code == 0
@@ -152,7 +169,8 @@ def test_an_operator_is_told_who_left_who_is_cut_off_and_who_finished(site: Site
     site.until(lambda: "waiting_for" in site.status()[1][0] and site.status()[1][0]["waiting_for"] == ["peer-2"])
     assert site.sotto("remove", "peer-2", "--config", f"{kits}/peer-0/peer.toml")[0] == 0
     site.until(lambda: site.states()[2] == "lost")
-    assert site.status()[0] == 0
+    assert site.status()[0] == 0, site.status()
+    site.until(lambda: site.watched()["peers"] == ["running", "left", "lost"])
     assert site.sotto("report", kits)[0] == 0
     site.until(lambda: site.processes[0].poll() is not None, within_s=400)
     assert site.processes[0].poll() == 0, site.log(0)
@@ -160,6 +178,8 @@ def test_an_operator_is_told_who_left_who_is_cut_off_and_who_finished(site: Site
     # Nobody is left to ask. What was final is remembered; that the last one finished, its state folder says.
     assert site.status()[0] == 6
     site.copy_back(0)
+    site.until(lambda: site.watched()["peers"] == ["finished", "left", "lost"])
+    assert site.watched()["round"] == ROUNDS
     code, output = site.sotto("report", kits, "--offline")
     summary = json.loads((site.kits / "summary.json").read_text())
     assert summary["peer_states"] == {"peer-0": "finished", "peer-1": "left", "peer-2": "lost"}
