@@ -45,7 +45,7 @@ class Sized(Synthetic):
         self._sizes = tuple(sizes)
 
     def make_model(self) -> nn.Module:
-        return Quadratic.of_sizes(self._sizes)
+        return Quadratic.of_shapes([(size,) for size in self._sizes])
 
 
 def sized_task(*, sizes: str) -> Task:

@@ -40,6 +40,7 @@ from peer.train.full_precision.norms import NORMS, Norm
 from peer.train.layers import FULL_PRECISION
 from peer.train.metrics import why_no_metrics
 from peer.train.models import (
+    MODELS,
     DistilBertSize,
     Quadratic,
     distilbert,
@@ -56,6 +57,7 @@ from peer.train.models import (
 from peer.train.models.distilbert import BASE
 from peer.train.own_task import OwnTask, UserCode
 from peer.train.task import Task
+from peer.train.threads import GENERATOR
 
 OptionValue = str | int | float | bool
 
@@ -124,15 +126,19 @@ def cifar10(
     norm: str = "evonorm",
     size: int = 32,
     augmentation: bool = True,
+    test_images: int = 10_000,
     directory: str | None = None,
 ) -> Task:
-    """Return CIFAR-10, 50,000 and 10,000 colour images of 32×32 pixels, or averaged down to 16×16 or 8×8."""
+    """Return CIFAR-10, 50,000 and 10,000 colour images of 32×32 pixels, or averaged down to 16×16 or 8×8; models are
+    judged by the first `test_images`."""
+    _whole("test_images", test_images, 1, 10_000)
     source = _Cifar(
         _required(directory, "cifar-10-batches-bin, cifar-10-batches-py or an archive of one"),
         layout=CIFAR10,
         size=size,
         mean=(0.4914, 0.4822, 0.4465),
         std=(0.2470, 0.2435, 0.2616),
+        test_images=test_images,
     )
     return _cifar("cifar10", source, model, norm, augmentation)
 
@@ -264,20 +270,20 @@ class _Cifar:
     """Height and width of an image: 32, or 16 or 8 where blocks of pixels become their mean."""
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    test_images: int | None = None
+    """How many images the test set has; None: all."""
 
     @cached_property
     def splits(self) -> tuple[ImageData, ImageData]:
         """Training and test set."""
         batches = read_cifar(self.directory, self.layout)
-        train, test = (
-            self._joined([batches.pop(name) for name in names]) for names in (self.layout.train, self.layout.test)
-        )
-        return train, test
+        train = self._joined([batches.pop(name) for name in self.layout.train])
+        return train, self._joined([batches.pop(name) for name in self.layout.test], self.test_images)
 
-    def _joined(self, batches: list[tuple[torch.Tensor, torch.Tensor]]) -> ImageData:
+    def _joined(self, batches: list[tuple[torch.Tensor, torch.Tensor]], most: int | None = None) -> ImageData:
         images, labels = zip(*batches, strict=True)
         small = torch.cat([averaged_down(part, self.size) for part in images])
-        return ImageData(small, torch.cat(labels), mean=self.mean, std=self.std)
+        return ImageData(small[:most], torch.cat(labels)[:most], mean=self.mean, std=self.std)
 
 
 def _cifar(name: str, source: _Cifar, model: str, norm: str, augmentation: bool) -> Task:
@@ -319,8 +325,11 @@ class Synthetic:
     name = "synthetic"
     num_classes = 0
 
-    def __init__(self, parameters: int, layers: int, samples: int, noise: bool) -> None:
-        self.parameters, self.layers, self._noise = parameters, layers, noise
+    def __init__(
+        self, parameters: int, layers: int, samples: int, noise: bool, shapes: Sequence[Sequence[int]] = ()
+    ) -> None:
+        """`shapes`: those of the layers; where they are given, they count instead of the first two."""
+        self.parameters, self.layers, self._noise, self._shapes = parameters, layers, noise, shapes
         numbers = stream(0, SHARED, Purpose.SIMULATION).normals(2 * samples).reshape(samples, 2)
         inputs = torch.from_numpy(numbers).to(torch.float32)
         # Curvatures of at least ½ keep the descent stable at rates below 1.
@@ -328,6 +337,8 @@ class Synthetic:
         self._data = TensorData(inputs, labels=torch.arange(samples) % 10)
 
     def make_model(self) -> nn.Module:
+        if self._shapes:
+            return Quadratic.of_shapes(self._shapes)
         return Quadratic(self.parameters, self.layers, self._noise)
 
     def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
@@ -347,13 +358,22 @@ class Synthetic:
         return batch
 
 
-def synthetic(*, parameters: int = 270_000, layers: int = 20, samples: int = 4096, noise: bool = False) -> Task:
+def synthetic(
+    *, parameters: int = 270_000, layers: int = 20, samples: int = 4096, noise: bool = False, model: str = ""
+) -> Task:
     """Return a quadratic of that many parameters in that many layers, with a cheap gradient; with `noise`, one whose
-    messages entropy coding makes as little smaller as those of a network."""
+    messages entropy coding makes as little smaller as those of a network. `model`: with noise, and with the shapes of
+    that model's parameters instead."""
     _whole("parameters", parameters, 1, 2**31)
     _whole("layers", layers, 1, 10_000)
     _whole("samples", samples, 1, 2**24)
-    return Synthetic(parameters, layers, samples, noise)
+    if not model:
+        return Synthetic(parameters, layers, samples, noise)
+    ready = {name: info for name, info in MODELS.items() if info.needs_nothing}
+    _choice("model", model, tuple(ready))
+    with GENERATOR, torch.random.fork_rng(devices=[]):
+        shapes = [tuple(parameter.shape) for parameter in ready[model].make().parameters()]
+    return Synthetic(sum(map(math.prod, shapes)), len(shapes), samples, True, shapes)
 
 
 def clusters(

@@ -13,6 +13,7 @@ import torch
 from peer.config import TrainingOptions
 from peer.errors import ConfigError, DataError
 from peer.train.local_step import Trainer
+from peer.train.models import resnet20
 from peer.train.own_task import inner_task
 from peer.train.task import Task
 from peer.train.tasks import TASKS, resolve_task
@@ -105,7 +106,9 @@ def test_digits_takes_the_width_of_its_hidden_layer():
         ),
         ("cifar10", {"augmentation": 1}, r"task_options\.augmentation: is neither true nor false \(got 1\)"),
         ("cifar10", {"size": 24}, r"task_options\.size: is not one of the choices \(got 24\); valid: 32, 16, 8"),
+        ("cifar10", {"test_images": 0}, r"task_options\.test_images: .*valid: 1 to 10000"),
         ("synthetic", {"parameters": 0}, r"task_options\.parameters: .*valid: 1 to 2147483648"),
+        ("synthetic", {"model": "mlp"}, r"task_options\.model: .*\(got 'mlp'\); valid: .*resnet20"),
         (":make_task", {}, r'training\.task: name your own task as "package\.module:make_task"'),
         ("module:", {}, r'training\.task: name your own task as "package\.module:make_task"'),
     ],
@@ -195,6 +198,16 @@ def test_synthetic_has_as_many_parameters_as_asked_for(parameters: int, layers: 
     trainer = make_synthetic_trainer(task)
     assert trainer.layout.size == parameters
     assert trainer.layout.num_layers <= layers + 1
+
+
+def test_synthetic_has_the_shapes_of_a_model():
+    task = resolve_task("synthetic", {"model": "resnet20", "samples": 64})
+    trainer = make_synthetic_trainer(task)
+    expected = [tuple(parameter.shape) for parameter in resnet20().parameters()]
+    assert [tuple(parameter.shape) for parameter in trainer.model.parameters()] == expected
+    first = trainer.gradient(trainer.initial_vector(), 0, 0.1, 0.1)
+    assert len(np.unique(np.abs(first.gradient))) > 200_000
+    assert 0.1 < first.loss < 10
 
 
 def test_synthetic_descends_and_gives_every_number_its_own_gradient():

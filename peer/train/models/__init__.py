@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -22,6 +23,11 @@ class ModelInfo:
 
     make: Callable[..., nn.Module]
     summary: str
+
+    @property
+    def needs_nothing(self) -> bool:
+        """Whether it is made without arguments, so that its name alone says the shapes of its parameters."""
+        return all(each.default is not each.empty for each in inspect.signature(self.make).parameters.values())
 
 
 MODELS: Mapping[str, ModelInfo] = {

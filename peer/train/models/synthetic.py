@@ -39,11 +39,12 @@ class Quadratic(nn.Module):
         self.register_buffer("pattern", torch.randn(length) * scale, persistent=False)
 
     @classmethod
-    def of_sizes(cls, sizes: Sequence[int]) -> Self:
-        """Return a model with noise whose layers have these sizes."""
-        model = cls(sum(sizes), 1, noise=True)
-        scale = 1.0 / math.sqrt(sum(sizes))
-        model.layers = nn.ParameterList(nn.Parameter(torch.randn(size) * scale) for size in sizes)
+    def of_shapes(cls, shapes: Sequence[Sequence[int]]) -> Self:
+        """Return a model with noise whose layers have these shapes."""
+        total = sum(map(math.prod, shapes))
+        model = cls(total, 1, noise=True)
+        scale = 1.0 / math.sqrt(total)
+        model.layers = nn.ParameterList(nn.Parameter(torch.randn(*shape) * scale) for shape in shapes)
         return model
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
@@ -52,7 +53,8 @@ class Quadratic(nn.Module):
         total = inputs.new_zeros(())
         # As random as the samples of the batch, and the same wherever it is computed again.
         start = int(slope.abs() * _OFFSETS**2) % _OFFSETS
-        for layer in self.layers:
+        for parameter in self.layers:
+            layer = parameter.view(-1)
             if self._noise:
                 pattern, start = self.pattern[start : start + layer.numel()], start + layer.numel()
                 total = total + 0.5 * curvature * torch.dot(layer, layer) + slope * torch.dot(layer, pattern)

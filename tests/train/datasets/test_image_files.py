@@ -247,6 +247,15 @@ def test_cifar10_can_be_trained_on_small_images(tmp_path: Path):
     assert np.isfinite(trainer.gradient(trainer.initial_vector(), 0, 0.1, 0.1).gradient).all()
 
 
+def test_cifar10_can_be_judged_by_its_first_images(tmp_path: Path):
+    write_cifar10(tmp_path)
+    whole, part = (resolve_task("cifar10", options, directory=tmp_path) for options in ({}, {"test_images": 1}))
+    assert len(part.test_data()) == 1 < len(whole.test_data())
+    assert len(part.train_data()) == len(whole.train_data())
+    for first, same in zip(*(task.test_data().batch(torch.tensor([0])) for task in (part, whole)), strict=True):
+        assert torch.equal(first, same)
+
+
 def test_cifar10_trains_with_and_without_augmentation(tmp_path: Path):
     write_cifar10(tmp_path)
     gradients = []
