@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import json
 import os
@@ -23,7 +22,7 @@ from peer.links.network import INTERFACE, LinkNetwork
 from peer.links.profiles import Profile
 from peer.study.cell import CellResult
 from peer.study.plan import Rival
-from peer.study.rivals.worker import Orders, Result
+from peer.study.rivals.worker import Orders, Result, Settings, steps_per_round
 from peer.train.models import MODELS
 
 _POLL_S = 0.05
@@ -39,12 +38,13 @@ def run_rival(
     rounds: int,
     step_s: float,
     limit_s: float,
+    settings: Settings | None = None,
     packages: Path | None = None,
 ) -> CellResult:
     """Run the workers of a rival in shaped namespaces.
 
-    `name` tells the program what to be, where it is several things. `packages` is a folder of Python packages for it
-    alone.
+    `name` and `settings` tell the program what to be, where it is several things. `packages` is a folder of Python
+    packages for it alone.
 
     Raises SottoError if one fails or `limit_s` is exceeded.
     """
@@ -65,6 +65,7 @@ def run_rival(
                     shapes=[list(shape) for shape in shapes],
                     rounds=rounds,
                     step_s=step_s,
+                    settings=dict(settings or {}),
                 )
                 for rank in range(num_workers)
             ]
@@ -78,13 +79,14 @@ def run_rival(
                 process.wait()
     ends = [statistics.mean(together) for together in zip(*(result.ends for result in found), strict=True)]
     spans = [after - before for before, after in itertools.pairwise(ends[settle - 1 :])]
+    round_step_s = step_s * steps_per_round(settings or {})
     return CellResult(
         rounds=rounds - settle,
         round_s=statistics.median(spans),
         mean_round_s=statistics.mean(spans),
-        train_s=step_s,
+        train_s=round_step_s,
         gossip_s=0.0,
-        wait_s=statistics.median(spans) - step_s,
+        wait_s=statistics.median(spans) - round_step_s,
         cpu_s=statistics.mean(result.cpu_s for result in found) / rounds,
         payload_bytes=0.0,
         interface_bytes=statistics.mean(
@@ -99,11 +101,7 @@ def run_rival(
 
 def ready_model(name: str) -> torch.nn.Module:
     """Return a model of the list that needs no more said of it. Raises ConfigError."""
-    ready = {
-        model: info.make
-        for model, info in MODELS.items()
-        if all(each.default is not each.empty for each in inspect.signature(info.make).parameters.values())
-    }
+    ready = {model: info.make for model, info in MODELS.items() if info.needs_nothing}
     if name not in ready:
         raise ConfigError("is not a model of known size", key="model", value=name, valid=", ".join(ready))
     return ready[name]()

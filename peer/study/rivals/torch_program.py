@@ -1,4 +1,4 @@
-"""One worker of torch's DistributedDataParallel, or of D-PSGD on gloo.
+"""One worker of a method that needs only torch (`methods`), or of D-PSGD on gloo.
 
 The parameters have the shapes of the model and a gradient that costs next to nothing, and the local step is made to
 last as long as it shall: DDP sends what it averages after the backward pass of the last layers, which is where the step
@@ -14,13 +14,11 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
-from torch.nn.parallel import DistributedDataParallel
 
+from peer.study.rivals.methods import Descent, Loss, make_method
 from peer.study.rivals.worker import Orders, read_orders, run
 
-_RANK_OF_POWER_SGD = 2
-_HOOKS = {"ddp": None, "ddp-fp16": "fp16", "ddp-powersgd": "powersgd"}
+_RATE = 0.01
 
 
 class Shapes(nn.Module):
@@ -35,27 +33,15 @@ class Shapes(nn.Module):
         return 0.5 * scale * torch.stack([(part * part).sum() for part in self.parts]).sum()
 
 
-def ddp(model: Shapes, hook: str | None, step_s: float) -> Callable[[], None]:
-    """Return the step of DistributedDataParallel with a communication hook."""
-    # More than one bucket makes gloo abort under PowerSGD.
-    wrapped = DistributedDataParallel(model, bucket_cap_mb=100 if hook == "powersgd" else 25)
-    if hook == "fp16":
-        wrapped.register_comm_hook(None, default_hooks.fp16_compress_hook)
-    elif hook == "powersgd":
-        state = powerSGD_hook.PowerSGDState(
-            process_group=None, matrix_approximation_rank=_RANK_OF_POWER_SGD, start_powerSGD_iter=2
-        )
-        wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.01)
+def sleeping_loss(step_s: float) -> Loss:
+    """Return the loss of `Shapes`, whose computation lasts as long as a local step."""
 
-    def step() -> None:
-        optimizer.zero_grad()
-        loss = wrapped(torch.tensor(1.0))
+    def loss(module: nn.Module) -> torch.Tensor:
+        value: torch.Tensor = module(torch.tensor(1.0))
         time.sleep(step_s)
-        loss.backward()
-        optimizer.step()
+        return value
 
-    return step
+    return loss
 
 
 def d_psgd(model: Shapes, orders: Orders) -> Callable[[], None]:
@@ -78,7 +64,7 @@ def d_psgd(model: Shapes, orders: Orders) -> Callable[[], None]:
             for part in parameters:
                 part.copy_(mixed[start : start + part.numel()].view_as(part))
                 assert part.grad is not None
-                part.add_(part.grad, alpha=-0.01)
+                part.add_(part.grad, alpha=-_RATE)
                 start += part.numel()
 
     return step
@@ -98,7 +84,12 @@ def main() -> None:
     if orders.name == "d-psgd-gloo":
         step = d_psgd(model, orders)
     else:
-        step = ddp(model, _HOOKS[orders.name], orders.step_s)
+        method, loss = make_method(orders.name, orders.settings, model, Descent()), sleeping_loss(orders.step_s)
+
+        def step() -> None:
+            for _ in range(orders.steps_per_round):
+                method.step(loss, _RATE)
+
     run(orders, step)
 
 

@@ -16,11 +16,13 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
+Settings = Mapping[str, float | str]
+"""What a study says of a program beside its name."""
 _POLL_S = 0.002
 _UTIME = 11
 """Index of the user time among the fields of /proc/ID/stat after the name; system time follows."""
@@ -42,6 +44,13 @@ class Orders:
     rounds: int
     step_s: float
     """How long a local step has to last."""
+    settings: dict[str, float | str] = field(default_factory=dict)
+    """What the study says of it beside its name."""
+
+    @property
+    def steps_per_round(self) -> int:
+        """How many local steps a round has."""
+        return steps_per_round(self.settings)
 
     @property
     def num_workers(self) -> int:
@@ -69,6 +78,11 @@ class Result:
     """Bytes that its interface had sent by the end of each round."""
     cpu_s: float
     """Of all its processes, including their start."""
+
+
+def steps_per_round(settings: Settings) -> int:
+    """Return how many local steps a program with these settings takes for each time that it communicates."""
+    return int(settings.get("period", settings.get("accumulate", 1)))
 
 
 def read_orders() -> Orders:
