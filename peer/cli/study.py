@@ -61,7 +61,7 @@ def list_studies(as_json: bool) -> None:
     """
     from peer.study.plan import FILES, read_plan
 
-    studies = {file.stem: read_plan(file) for file in sorted(FILES.glob("*.toml"))}
+    studies = {file.stem: read_plan(file) for file in sorted(FILES.glob("*.toml"), key=lambda file: file.stem)}
     if as_json:
         print_json([{"name": name, "title": each.title} for name, each in studies.items()])
         return
@@ -93,10 +93,28 @@ def show(name: str) -> None:
     metavar="DIR",
     help="Folder of Python packages for other systems (pip install --target).",
 )
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path, exists=True),
+    metavar="DIR",
+    help="Folder of the data set that a race trains on, if it is not part of the package.",
+)
+@click.option(
+    "--curves", "only_curves", is_flag=True, help="Train the curves of a race and run no cell; needs no root."
+)
+@click.option("--cells", "only_cells", is_flag=True, help="Run cells and train no curve.")
 @sizes_option
 @json_option
 def run(
-    name: str, folder: Path | None, only: tuple[str, ...], packages: Path | None, sizes: tuple[int, ...], as_json: bool
+    name: str,
+    folder: Path | None,
+    only: tuple[str, ...],
+    packages: Path | None,
+    data: Path | None,
+    only_curves: bool,
+    only_cells: bool,
+    sizes: tuple[int, ...],
+    as_json: bool,
 ) -> None:
     """Run the missing cells of a study, then write its report.
 
@@ -105,26 +123,37 @@ def run(
     again. To measure a cell again, delete its file in DIR/cells. Needs Linux and root (see `sotto shape`). The exit
     code is 1 if a cell failed.
 
+    A study that contains a race also trains every contender on real data, other systems with their own code, and
+    reports the seconds and bytes in which the worst peer reaches an accuracy. Curves are kept in DIR/curves.
+
     \b
     Examples:
       sudo sotto study run moniqua
       sudo sotto study run moniqua --only moniqua-1mbit-1ms --only moniqua-8
       sudo sotto study run mine.toml --out runs/mine --peers 64
+      sotto study run race-proxy --curves --data cifar-10-batches-bin
     """
     from peer.links import network
     from peer.study.folder import StudyFolder
     from peer.study.plan import find_study, read_plan
+    from peer.study.race_folder import RaceFolder
 
     plan = read_plan(find_study(name))
-    found = StudyFolder(plan, folder or Path("runs") / plan.name, packages)
-    if (reason := network.missing()) is not None:
+    folder = folder or Path("runs") / plan.name
+    found = StudyFolder(plan, folder, packages)
+    if not only_curves and (reason := network.missing()) is not None:
         raise LinkError(f"{reason}; nothing was run")
     # Peers and namespaces are removed on the way out, as after Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    failed = found.run(only, lambda line: click.echo(line, err=True))
+
+    def say(line: str) -> None:
+        click.echo(line, err=True)
+
+    failed = 0 if plan.race is None or only_cells else RaceFolder(plan, folder, data).run(only, say)
+    failed += 0 if only_curves else found.run(only, say)
     _write_report(found, sizes, as_json)
     if failed:
-        raise SottoError(f"{failed} cells failed; run the same command again to repeat them")
+        raise SottoError(f"{failed} of them failed; run the same command again to repeat them")
 
 
 @study.command(cls=SottoCommand)
@@ -147,17 +176,21 @@ def report(name: str, folder: Path | None, sizes: tuple[int, ...], as_json: bool
 
     plan = read_plan(find_study(name))
     folder = folder or Path("runs") / plan.name
-    if not (folder / "cells").is_dir():
+    if not (folder / "cells").is_dir() and not (folder / "curves").is_dir():
         raise SottoError(f"{folder} contains no cells of a study; `sotto study run {name}` measures them")
     _write_report(StudyFolder(plan, folder), sizes, as_json)
 
 
 def _write_report(found: StudyFolder, sizes: tuple[int, ...], as_json: bool) -> None:
-    from peer.study import tables
+    from peer.study import race_tables, tables
 
     page, rows = found.report(sizes or found.study.predicted_peers)
+    race, finishes = found.study.race, found.finishes(rows)
     if as_json:
-        print_json({"report": str(page), "cells": [row.as_json() for row in rows]})
+        results = {"report": str(page), "cells": [row.as_json() for row in rows]}
+        print_json(results if race is None else results | {"race": [each.as_json() for each in finishes]})
         return
     click.echo(tables.as_text(found.study, rows))
+    if race is not None:
+        click.echo(race_tables.as_text(race, finishes, found.curves()))
     click.echo(f"report: {page}")

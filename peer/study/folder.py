@@ -22,10 +22,12 @@ from peer.errors import ConfigError, DivergenceError, SottoError
 from peer.links.profiles import find
 from peer.report.numbers import duration
 from peer.run_setup import RunSetup
-from peer.study import cell, predict, tables
+from peer.study import cell, predict, race_tables, tables
 from peer.study.checkout import commit
 from peer.study.other_work import OtherWork
 from peer.study.plan import Contender, Study
+from peer.study.race import Curve
+from peer.study.race_folder import Finish, RaceFolder
 from peer.study.rival_cell import ready_model, run_rival
 from peer.study.row import Cell, Row, Scaled
 
@@ -101,7 +103,7 @@ class StudyFolder:
         weight = self._kept(f"{contender.name}--frame", "bytes", lambda: predict.frame_bytes(config, study.peers))
         if weight is None:
             return None
-        found = predict.predict(config, num_peers, find(profile), study.step_s, weight)
+        found = predict.predict(config, num_peers, find(profile), config.peer.min_step_s, weight)
         return self._predictions.setdefault(key, found)
 
     def rounds_to_target(self, contender: Contender) -> int | None:
@@ -127,12 +129,21 @@ class StudyFolder:
                 rows.append(self._row(contender, Cell.read(file)))
         return rows
 
+    def curves(self) -> list[Curve]:
+        """Return the trained curves of the race; none where the study has no race."""
+        return RaceFolder(self.study, self._folder).curves()
+
+    def finishes(self, rows: Sequence[Row]) -> list[Finish]:
+        """Return what the race's curves and the cells of `rows` say together."""
+        return RaceFolder(self.study, self._folder).finishes([row.cell for row in rows])
+
     def report(self, sizes: Sequence[int]) -> tuple[Path, list[Row]]:
         """Write results.json, results.csv and report.html; return the last, and the rows.
 
         `sizes` are further numbers of peers to predict for.
         """
         rows = self.rows()
+        finishes = self.finishes(rows)
         scaled = [
             Scaled(contender=contender.name, profile=profile, peers=size, round_s=found)
             for size in sizes
@@ -144,11 +155,14 @@ class StudyFolder:
             "study": self.study.model_dump(mode="json"),
             "cells": [row.as_json() for row in rows],
             "predicted": [asdict(each) for each in scaled],
+            "race": [each.as_json() for each in finishes],
         }
         (self._folder / "results.json").write_text(json.dumps(results, indent=1) + "\n")
         (self._folder / "results.csv").write_text(tables.as_csv(rows))
         page = self._folder / "report.html"
-        page.write_text(tables.as_html(self.study, rows, scaled), encoding="utf-8")
+        race = self.study.race
+        sections = [] if race is None else race_tables.sections(race, finishes, self.curves())
+        page.write_text(tables.as_html(self.study, rows, scaled, sections), encoding="utf-8")
         return page, rows
 
     def _row(self, contender: Contender, measured: Cell) -> Row:
@@ -180,8 +194,8 @@ class StudyFolder:
         rival = study.rival(contender)
         if rival is not None and contender.rival is not None:
             return run_rival(
-                contender.rival, rival, self._rival_shapes, study.peers, find(profile),
-                rounds=rounds, step_s=study.step_s, limit_s=limit_s, packages=self._packages,
+                contender.rival, rival, self._rival_shapes, study.peers, find(profile), rounds=rounds,
+                step_s=study.step_s, limit_s=limit_s, settings=contender.settings, packages=self._packages,
             )  # fmt: skip
         settle = cell.settle_rounds(study.config(contender, seed, rounds), study.peers)
         config = study.config(contender, seed, rounds + settle)
@@ -197,7 +211,8 @@ class StudyFolder:
     def _rival_round_s(self, contender: Contender, profile: str) -> float:
         """Return about how long a round of a rival takes: the step, and sending over the upload."""
         rival = self.study.rival(contender)
-        return self.study.step_s + (rival.sent_models * self._model_s(profile) if rival else 0.0)
+        step_s = self.study.step_s * self.study.steps_per_round(contender)
+        return step_s + (rival.sent_models * self._model_s(profile) if rival else 0.0)
 
     def _rival_settle_s(self, contender: Contender, profile: str) -> float:
         """Return about how long a rival runs before the rounds that count."""

@@ -12,6 +12,7 @@ from peer.config import Config, load
 from peer.errors import ConfigError
 from peer.links.profiles import PROFILES
 from peer.study import rivals
+from peer.study.rivals.worker import steps_per_round
 
 FILES = Path(__file__).with_name("files")
 """The studies that come with the package."""
@@ -32,6 +33,14 @@ class Contender(_Table):
     target are counted."""
     rival: str | None = None
     """Name of the program that runs instead (see `Rival`); None: one of our algorithms."""
+    settings: Mapping[str, float | str] = Field(default_factory=dict)
+    """What the program of a rival is told beside its name (`peer.study.rivals.methods`)."""
+    training: tuple[str, ...] = ()
+    """Overrides of the real job of a race."""
+    seeds: tuple[int, ...] = ()
+    """Seeds of its curves in a race, if others than the race's."""
+    timed_as: str | None = None
+    """The contender whose cells count for this one too, because it sends the same."""
     paper: str = ""
     """Its place in the order of finish according to the paper."""
 
@@ -56,8 +65,11 @@ RIVALS: Mapping[str, Rival] = {
     # PowerSGD begins to compress after two rounds.
     "ddp-powersgd": Rival(program=_TORCH, sent_models=0.1, settle_rounds=3, settle_models=8.5),
     "d-psgd-gloo": Rival(program=_TORCH, sent_models=2.0),
+    "local-sgd": Rival(program=_TORCH, sent_models=1.75),
+    "diloco": Rival(program=_TORCH, sent_models=1.75),
 }
-"""What needs nothing but torch: DDP over gloo with its communication hooks, and D-PSGD over gloo.
+"""What needs nothing but torch: DDP over gloo with its communication hooks, D-PSGD over gloo, and averages of models
+every few steps, which count as one round.
 
 Gradients of DDP are averages over all workers, which is what `allreduce` of ours computes. Studies count the rounds to
 a target with it, for the lossy hooks as well, which favours them.
@@ -71,6 +83,22 @@ class Target(_Table):
     """Overrides on top of the contender's."""
     accuracy: float = 0.0
     """Of the averaged model."""
+
+
+class Race(_Table):
+    """Training on real data: accuracy by step of every contender, beside the seconds of its cells."""
+
+    job: tuple[str, ...]
+    """Overrides on top of the contender's: data, model, learning rates. What follows here, they need not say."""
+    steps: int = Field(ge=1)
+    """Gradient steps of a peer."""
+    warmup_steps: int = Field(ge=0)
+    evaluate_every: int = Field(ge=1)
+    """Steps between two evaluations."""
+    targets: tuple[float, ...] = Field(min_length=1)
+    """Accuracies of the worst peer."""
+    skews: tuple[float, ...] = (0.8,)
+    seeds: tuple[int, ...] = (0,)
 
 
 class Study(_Table):
@@ -97,10 +125,22 @@ class Study(_Table):
     """Further numbers of peers to predict for."""
     rivals: Mapping[str, Rival] = Field(default_factory=dict)
     """Programs in addition to those of `RIVALS`."""
+    race: Race | None = None
 
     def rival(self, contender: Contender) -> Rival | None:
         """Return the program of a contender; None for one of ours."""
-        return None if contender.rival is None else {**RIVALS, **self.rivals}[contender.rival]
+        if contender.rival is None:
+            return None
+        found = {**RIVALS, **self.rivals}[contender.rival]
+        # As they are above: float32, and factors of rank 2.
+        size = float(contender.settings.get("bits", 32)) / 32 * float(contender.settings.get("rank", 2)) / 2
+        return found.model_copy(update={"sent_models": found.sent_models * size})
+
+    def steps_per_round(self, contender: Contender) -> int:
+        """Return how many local steps a contender takes for each time that it communicates. Raises ConfigError."""
+        if contender.rival is not None:
+            return steps_per_round(contender.settings)
+        return load(environment={}, overrides=[*self.job, *contender.options]).training.local_steps
 
     def cells(self, only: Sequence[str] = ()) -> Iterator[tuple[Contender, str, int]]:
         """Yield all (contender, profile, seed), the fast profiles first, as the file orders them.
@@ -114,6 +154,7 @@ class Study(_Table):
                 problem = "is neither a contender nor a profile of the study"
                 raise ConfigError(problem, key="--only", value=name, valid=valid)
         contenders = [each for each in self.contenders if each.name in only or not {*names} & {*only}]
+        contenders = [each for each in contenders if each.timed_as is None]
         profiles = [each for each in self.profiles if each in only or not {*self.profiles} & {*only}]
         for profile in profiles:
             for seed in self.seeds:
@@ -125,7 +166,7 @@ class Study(_Table):
         own = (
             f"run.seed={seed}",
             f"run.rounds={rounds}",
-            f"peer.min_step_s={self.step_s}",
+            f"peer.min_step_s={self.step_s * self.steps_per_round(contender)}",
             "evaluation.every_rounds=0",
         )
         return load(environment={}, overrides=[*self.job, *contender.options, *own])
@@ -134,6 +175,34 @@ class Study(_Table):
         """Return the job in which its rounds to the target are counted. Raises ConfigError."""
         overrides = [*self.job, *contender.options, *self.target.job, f"run.seed={seed}"]
         return load(environment={}, overrides=overrides)
+
+    def curves(self, only: Sequence[str] = ()) -> Iterator[tuple[Contender, float, int]]:
+        """Yield (contender, skew, seed) of all curves of the race, seed by seed; `only` as in `cells`."""
+        if self.race is None:
+            return
+        chosen = {each.name for each in self.contenders} & {*only}
+        contenders = [each for each in self.contenders if each.name in chosen or not chosen]
+        seeds = sorted({seed for each in contenders for seed in each.seeds or self.race.seeds})
+        for skew in self.race.skews:
+            for seed in seeds:
+                for contender in contenders:
+                    if seed in (contender.seeds or self.race.seeds):
+                        yield contender, skew, seed
+
+    def race_settings(self, contender: Contender, skew: float, seed: int, data: Path | None) -> list[str]:
+        """Return the overrides of the real job that one curve trains; `data`: the folder of its data."""
+        assert self.race is not None
+        race, local = self.race, 1 if contender.rival is not None else self.steps_per_round(contender)
+        own = [
+            f"run.rounds={race.steps // local}",
+            f"training.warmup_rounds={race.warmup_steps // local}",
+            f"evaluation.every_rounds={race.evaluate_every // local}",
+            f"run.seed={seed}",
+            "data.partition=skew",
+            f"data.skew={skew}",
+            *([] if data is None else [f"data.directory={data.resolve()}"]),
+        ]
+        return [*self.job, *contender.options, *race.job, *contender.training, *own]
 
 
 def find_study(name: str) -> Path:
@@ -170,6 +239,14 @@ def read_plan(path: Path) -> Study:
             raise ConfigError(
                 problem, key=contender.name, value=contender.rival, valid=", ".join(sorted(known)), file=file
             )
+        if contender.timed_as is not None and contender.timed_as not in names:
+            problem = "is no contender of the study"
+            raise ConfigError(problem, key=f"{contender.name}.timed_as", value=contender.timed_as, file=file)
+        if study.race is not None:
+            period = study.steps_per_round(contender)
+            if study.race.steps % period or study.race.evaluate_every % period:
+                problem = f"{contender.name} communicates every {period} steps; they must be multiples of that"
+                raise ConfigError(problem, key="race.steps and race.evaluate_every", file=file)
     folder = path.resolve().parent
     own = {name: each.model_copy(update={"program": folder / each.program}) for name, each in study.rivals.items()}
     return study.model_copy(update={"rivals": own})

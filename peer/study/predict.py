@@ -38,7 +38,8 @@ def link_model(profile: Profile) -> LinkModel:
 
 
 def frame_bytes(config: Config, num_peers: int, *, rounds: int = 6) -> float:
-    """Return what goes over one link in one round, from the last of some simulated ones. Raises SottoError.
+    """Return what goes over one link in one round, from the last of some simulated ones; 0 where nothing does. Raises
+    SottoError.
 
     The first messages are not like those that follow: some algorithms send the whole model in them, and modulo codes
     have no reference codes yet.
@@ -50,7 +51,8 @@ def frame_bytes(config: Config, num_peers: int, *, rounds: int = 6) -> float:
         store = MetricsStore(directory / "metrics.sqlite", read_only=True)
         settled = [record for record in store.rounds() if record.round >= rounds - _WEIGHED_ROUNDS]
         store.close()
-    return sum(record.frame_bytes for record in settled) / sum(record.messages for record in settled)
+    messages = sum(record.messages for record in settled)
+    return sum(record.frame_bytes for record in settled) / messages if messages else 0.0
 
 
 def predict(

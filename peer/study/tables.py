@@ -49,19 +49,22 @@ def as_text(study: Study, rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def as_html(study: Study, rows: Sequence[Row], scaled: Sequence[Scaled]) -> str:
-    """Return the report: tables, figures of the links, curves, predictions for more peers."""
+def as_html(
+    study: Study, rows: Sequence[Row], scaled: Sequence[Scaled], race: Sequence[tuple[str, str, str]] = ()
+) -> str:
+    """Return the report: the sections of the race, tables, figures of the links, curves, predictions for more
+    peers."""
     note = (
         f"A local step lasts {study.step_s:g} s. Times are medians over rounds, bytes those of one peer's interface. "
         "A prediction is the measured round without limits, plus what the simulator adds for the links."
     )
     header = f"<p class='kicker'>Bandwidth study</p><h1>{escape(study.title)}</h1>{page.remark(note)}"
-    sections: list[tuple[str, str, str]] = []
+    sections = list(race)
     for profile in study.profiles:
         heads, table = _table(study, rows, profile)
         if table:
             content = page.table(heads, table, label=profile) + _curves(rows, profile)
-            sections.append((f"profile-{len(sections)}", profile, content))
+            sections.append((f"profile-{len(sections)}", f"Cells, {profile}" if race else profile, content))
     if scaled:
         heads = ["profile", "peers", "algorithm", "predicted s a round"]
         table = [[each.profile, str(each.peers), each.contender, f"{each.round_s:.3f}"] for each in scaled]

@@ -191,7 +191,7 @@ class Trainer:
             return
         buffers = [(buffer, buffer.clone()) for buffer in self._model.buffers()]
         try:
-            loss = self.batch_loss(0, 0)
+            loss = self.batch_loss(0)
             adjusted = self._adjustment is not None
             if not torch.isfinite(loss):
                 raise self.task.loss_error(f"the loss of the first batch is {loss.item()}", adjusted=adjusted)
@@ -302,18 +302,21 @@ class Trainer:
     def _plain_gradient(self, z: Vector, t: int, local: int) -> tuple[Vector, float]:
         """Return the gradient of the mean loss of one batch at z, good until the next call, and that loss."""
         self._load(z)
-        loss = self.batch_loss(t, local)
+        loss = self.batch_loss(t, local=local)
         with errors_of(self.task):
             parts = torch.autograd.grad(loss, self._parameters, materialize_grads=True)
         torch.cat([part.reshape(-1) for part in parts], out=self._flat_gradient)
         return self._flat_gradient.cpu().numpy(), float(loss.detach())
 
-    def batch_loss(self, t: int, local: int) -> torch.Tensor:
-        """Return the mean loss of one batch at the parameters that the model holds, to be differentiated."""
+    def batch_loss(self, t: int, module: torch.nn.Module | None = None, *, local: int = 0) -> torch.Tensor:
+        """Return the mean loss of one batch of round t at the parameters that the model holds, to be differentiated.
+
+        `module`: what is called in place of `model`, which it wraps.
+        """
         batch = self._batch(t, local)
         with GENERATOR:
             seed_operators(self.seed, self.peer, t, local, self.device)
-            loss = self._loss(self._model, batch)
+            loss = self._loss(self._model if module is None else module, batch)
         if loss.ndim:
             raise DataError(f"the loss of task {self.task.name} has shape {list(loss.shape)}; it must be a scalar")
         return loss

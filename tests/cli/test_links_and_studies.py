@@ -37,7 +37,10 @@ def test_profiles_are_listed_with_their_figures() -> None:
         (("shape", "up", "carrier-pigeon", "--devices", "2"), "unknown link profile"),
         (("shape", "up", "dsl"), "Give either containers or --devices N"),
         (("shape", "up", "dsl", "--devices", "2", "web"), "Give either containers or --devices N"),
-        (("study", "run", "moniqa"), "unknown study (got 'moniqa'); valid: moniqua, quick, or the path"),
+        (
+            ("study", "run", "moniqa"),
+            "unknown study (got 'moniqa'); valid: moniqua, quick, race, race-proxy, race-skews, or the path",
+        ),
         (("study", "show", "moniqa"), "unknown study"),
     ],
 )
@@ -110,7 +113,7 @@ def test_a_measurement_is_printed_for_scripts() -> None:
 
 def test_studies_are_listed_and_shown() -> None:
     names = [row["name"] for row in json.loads(sotto("study", "list", "--json").stdout)]
-    assert names == ["moniqua", "quick"]
+    assert names == ["moniqua", "quick", "race", "race-proxy", "race-skews"]
     assert [line.split()[0] for line in sotto("study", "list").stdout.splitlines()] == names
     assert 'name = "quick"' in sotto("study", "show", "quick").stdout
 

@@ -39,7 +39,7 @@ def plain_sgd(where: sottovoce.Place, task: Config, every: int) -> np.ndarray:
         while not peer.done:
             t, local = divmod(peer.steps, every)
             optimizer.param_groups[0]["lr"] = trainer.rate(t)
-            loss = trainer.batch_loss(t, local)
+            loss = trainer.batch_loss(t, local=local)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

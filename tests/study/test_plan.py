@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from peer.config import load
 from peer.errors import ConfigError
 from peer.study.plan import FILES, RIVALS, find_study, read_plan
 from tests.study.small_study import SMALL, read
@@ -22,9 +23,18 @@ def test_every_study_of_ours_can_be_read_and_its_jobs_are_valid(file: Path) -> N
         if rival is not None:
             assert rival.program.is_file()
         else:
-            assert study.config(contender, 0, 5).peer.min_step_s == study.step_s
+            steps = study.steps_per_round(contender)
+            assert study.config(contender, 0, 5).peer.min_step_s == study.step_s * steps
             if study.target.job:
                 assert study.target_config(contender, 0).evaluation.every_rounds > 0
+    for contender, skew, seed in study.curves():
+        config = load(environment={}, overrides=study.race_settings(contender, skew, seed, None))
+        assert study.race is not None
+        assert study.race.targets[0] > 0.1
+        assert config.data.skew == skew
+        # Rivals count gradient steps, ours their rounds.
+        period = 1 if contender.rival is not None else study.steps_per_round(contender)
+        assert config.run.rounds * period == study.race.steps
 
 
 def test_there_are_studies() -> None:

@@ -1,0 +1,143 @@
+"""One curve of a race: a contender trains on real data, and its accuracy by gradient step.
+
+Ours are simulated, which gives the models of real peers; rivals run their own code in processes of their own
+(`rivals.training`). Neither knows links: what a step takes on them, cells measure.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Self
+
+from peer.config import load
+from peer.errors import SottoError
+from peer.simulate import run as simulator
+from peer.state.metrics import EvaluationRecord, MetricsStore
+from peer.study.checkout import commit
+from peer.study.plan import Contender, Study
+from peer.study.rivals.training_orders import PROGRAM, TrainingOrders
+
+AVERAGED = -1
+"""Number of the averaged model among the peers of an evaluation."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """An evaluation."""
+
+    steps: int
+    """Gradient steps of each peer."""
+    worst: float
+    """Accuracy of the worst peer."""
+    averaged: float
+    """Of the averaged model; the same where all peers hold one model."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """The curve of one contender with one seed."""
+
+    contender: str
+    skew: float
+    seed: int
+    commit: str
+    seconds: float
+    """How long the training took on this machine."""
+    payload_bytes: float | None
+    """Compressed numbers that one peer sends for each step, on average; None for a rival, which does not count them."""
+    points: tuple[Point, ...]
+
+    @classmethod
+    def read(cls, file: Path) -> Self:
+        """Read what `write` wrote."""
+        table = json.loads(file.read_text())
+        return cls(**{**table, "points": tuple(Point(**point) for point in table["points"])})
+
+    def write(self, file: Path) -> None:
+        """Write the curve as JSON; an interruption leaves no partial file."""
+        beside = file.with_suffix(".new")
+        beside.write_text(json.dumps(asdict(self), indent=1) + "\n")
+        beside.rename(file)
+
+    def steps_to(self, accuracy: float) -> float | None:
+        """Return after how many steps the worst peer is that accurate, linear between evaluations; None if never."""
+        start = Point(steps=0, worst=0.0, averaged=0.0)
+        for before, after in itertools.pairwise([start, *self.points]):
+            if after.worst >= accuracy:
+                share = (accuracy - before.worst) / (after.worst - before.worst)
+                return before.steps + share * (after.steps - before.steps)
+        return None
+
+
+def train(study: Study, contender: Contender, skew: float, seed: int, data: Path | None) -> Curve:
+    """Train a contender to the last step. Raises SottoError; `data` is the folder of the data set."""
+    started, settings = time.monotonic(), study.race_settings(contender, skew, seed, data)
+    if contender.rival is not None:
+        payload, points = None, _rival_points(study, contender, settings)
+    else:
+        payload, points = _own_points(study, contender, settings)
+    return Curve(
+        contender=contender.name,
+        skew=skew,
+        seed=seed,
+        commit=commit(),
+        seconds=round(time.monotonic() - started, 1),
+        payload_bytes=payload,
+        points=points,
+    )
+
+
+def _own_points(study: Study, contender: Contender, settings: Sequence[str]) -> tuple[float, tuple[Point, ...]]:
+    """Return the payload of a step, and the points."""
+    period = study.steps_per_round(contender)
+    with tempfile.TemporaryDirectory(prefix="sotto-curve-") as name:
+        directory = Path(name)
+        config = load(environment={}, overrides=list(settings))
+        simulator.run(config, Path(), num_peers=study.peers, directory=directory, stacked=True, baseline=False)
+        store = MetricsStore(directory / "metrics.sqlite", read_only=True)
+        rounds, evaluations = store.rounds(), store.evaluations()
+        store.close()
+    by_round: dict[int, list[EvaluationRecord]] = defaultdict(list)
+    for each in evaluations:
+        by_round[each.round].append(each)
+    points = [
+        Point(
+            steps=done * period,
+            worst=min(each.accuracy for each in together if each.peer != AVERAGED),
+            averaged=next(each.accuracy for each in together if each.peer == AVERAGED),
+        )
+        for done, together in sorted(by_round.items())
+    ]
+    return statistics.mean(record.payload_bytes for record in rounds) / period, tuple(points)
+
+
+def _rival_points(study: Study, contender: Contender, settings: Sequence[str]) -> tuple[Point, ...]:
+    assert contender.rival is not None
+    with tempfile.TemporaryDirectory(prefix="sotto-curve-") as folder:
+        orders = TrainingOrders(
+            name=contender.rival,
+            settings=dict(contender.settings),
+            overrides=list(settings),
+            num_workers=study.peers,
+            folder=folder,
+        )
+        file = Path(folder, "orders.json")
+        file.write_text(json.dumps(asdict(orders)))
+        # Ended with this process, Ctrl-C included: its workers share the group of the terminal.
+        command = [sys.executable, "-m", PROGRAM, str(file)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            lines = done.stderr.strip().splitlines()
+            raise SottoError(f"{contender.name} failed: {lines[-1] if lines else f'exit code {done.returncode}'}")
+        found = json.loads(orders.result_file.read_text())
+    return tuple(Point(steps=int(steps), worst=accuracy, averaged=accuracy) for steps, accuracy, _ in found)
