@@ -275,15 +275,18 @@ class VirtualRun(ABC, Generic[AnyParticipant]):
         averaged = _average(states)
         record = consensus(done, models)
         self.last_consensus = record.consensus_distance
-        found = self._evaluate_average(averaged)
-        averaged_record = evaluation_record(-1, done, "test", found)
+        of_average = self._evaluate_average(averaged)
+        averaged_record = evaluation_record(-1, done, "test", of_average)
         self.averaged_figure = averaged_record.figure(self.setup.criterion)
         records: list[EvaluationRecord | ConsensusRecord] = [record, averaged_record]
         step = max(1, -(-self.num_peers // MODELS_EVALUATED_MAX))
         wanted: list[tuple[int, Split]] = [(peer, "test") for peer in range(0, self.num_peers, step)]
         if self._rows is None:
             wanted += [(peer, "holdout") for peer in range(self.num_peers) if len(self.setup.manifest.holdout[peer])]
-        for (peer, split), found in zip(wanted, self._evaluate_peers(wanted, models), strict=True):
+        others = [each for each in wanted if not self._is_average(*each, models, averaged)]
+        evaluated = dict(zip(others, self._evaluate_peers(others, models), strict=True))
+        for peer, split in wanted:
+            found = evaluated.get((peer, split), of_average)
             own = evaluation_record(peer, done, split, found)
             if split == "test":
                 self._totals[peer].figure = own.figure(self.setup.criterion)
@@ -291,6 +294,13 @@ class VirtualRun(ABC, Generic[AnyParticipant]):
         if self._metrics is not None:
             self._metrics.put(*records)
             self._metrics.flush()
+
+    def _is_average(self, peer: int, split: Split, models: Sequence[FloatArray], averaged: FloatArray) -> bool:
+        """Return whether a peer's evaluation is that of the averaged model: where all hold one model, and norms have no
+        statistics that a peer has of its own."""
+        trainer = self.trainer
+        is_function_of_model = isinstance(trainer, Trainer) and next(trainer.model.buffers(), None) is None
+        return is_function_of_model and split == "test" and np.array_equal(models[peer], averaged)
 
     def _evaluate_average(self, model: FloatArray) -> Evaluation:
         if isinstance(self.trainer, Trainer):

@@ -182,6 +182,25 @@ def test_an_evaluation_takes_no_copy_of_every_model_and_keeps_its_figures(stacks
     assert simulation.summary.document()["margins"] == {"accuracy": None}
 
 
+def test_where_all_hold_one_model_it_is_evaluated_once(monkeypatch):
+    asked = []
+
+    def evaluate(self, wanted, models):
+        asked.extend(wanted)
+        return [self._evaluate_peer(peer, models[peer], split) for peer, split in wanted]
+
+    monkeypatch.setattr(Simulator, "_evaluate_peers", evaluate)
+    everybody = ("graph.kind=complete", "graph.weights=uniform", "compressor.kind=none")
+    together = run(job("algorithm.name=allreduce", *everybody), Path(), num_peers=4, baseline=False)
+    assert asked == []
+    own = together.trainer.evaluate(together.models[3]).accuracy
+    assert together.summary.peer_accuracy == [own] * 4
+    assert together.summary.averaged_accuracy == own
+    apart = run(job("algorithm.name=local", *everybody), Path(), num_peers=4, baseline=False)
+    assert asked == [(peer, "test") for peer in range(4)]
+    assert len(set(apart.summary.peer_accuracy)) > 1
+
+
 def test_a_sample_of_many_peers_says_how_close_its_mean_is(monkeypatch):
     for module in (virtual_run, simulated_run):
         monkeypatch.setattr(module, "MODELS_EVALUATED_MAX", 4)
