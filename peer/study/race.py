@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
+from peer import gossip
 from peer.config import load
 from peer.errors import SottoError
 from peer.simulate import run as simulator
@@ -103,7 +105,17 @@ def _own_points(study: Study, contender: Contender, settings: Sequence[str]) -> 
     with tempfile.TemporaryDirectory(prefix="sotto-curve-") as name:
         directory = Path(name)
         config = load(environment={}, overrides=list(settings))
-        simulator.run(config, Path(), num_peers=study.peers, directory=directory, stacked=True, baseline=False)
+        # As many processes as there are processors, like the rivals; no bit depends on their number.
+        has_rounds = not gossip.ALGORITHMS[config.algorithm.name].spec.asynchronous
+        simulator.run(
+            config,
+            Path(),
+            num_peers=study.peers,
+            directory=directory,
+            stacked=True,
+            workers=os.cpu_count() or 1 if has_rounds else 1,
+            baseline=False,
+        )
         store = MetricsStore(directory / "metrics.sqlite", read_only=True)
         rounds, evaluations = store.rounds(), store.evaluations()
         store.close()
