@@ -6,9 +6,11 @@ Ours are simulated, which gives the models of real peers; rivals run their own c
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -145,11 +147,22 @@ def _rival_points(study: Study, contender: Contender, settings: Sequence[str]) -
         )
         file = Path(folder, "orders.json")
         file.write_text(json.dumps(asdict(orders)))
-        # Ended with this process, Ctrl-C included: its workers share the group of the terminal.
-        command = [sys.executable, "-m", PROGRAM, str(file)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            lines = done.stderr.strip().splitlines()
-            raise SottoError(f"{contender.name} failed: {lines[-1] if lines else f'exit code {done.returncode}'}")
+        _run_program([sys.executable, "-m", PROGRAM, str(file)], contender.name)
         found = json.loads(orders.result_file.read_text())
     return tuple(Point(steps=int(steps), worst=accuracy, averaged=accuracy) for steps, accuracy, _ in found)
+
+
+def _run_program(command: Sequence[str], name: str) -> None:
+    """Run a program to its end, its workers with it. Raises SottoError with the last line that it wrote."""
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as program:
+        try:
+            _, said = program.communicate()
+        finally:
+            # Interrupted, it leaves workers.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(program.pid, signal.SIGKILL)
+    if program.returncode:
+        lines = said.strip().splitlines()
+        raise SottoError(f"{name} failed: {lines[-1] if lines else f'exit code {program.returncode}'}")

@@ -21,7 +21,7 @@ NOTE = (
 
 def as_text(race: Race, finishes: Sequence[Finish], curves: Sequence[Curve]) -> str:
     """Return the table of all curves, and one for each skew and profile, fastest first."""
-    tables = [("training", *_curve_table(race, curves))]
+    tables = [("training", *_curve_table(race, curves))] if curves else []
     tables += [(f"race at skew {skew:g}, {name}", *_table(race, here)) for skew, name, here in _groups(race, finishes)]
     lines: list[str] = []
     for title, heads, table in tables:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from peer.errors import ConfigError
+from peer.errors import ConfigError, SottoError
 from peer.study import race
 from peer.study.folder import StudyFolder
 from peer.study.plan import Study
@@ -173,6 +173,12 @@ def test_every_kind_of_contender_is_trained_by_the_command(tmp_path: Path, monke
     page = (folder / "report.html").read_text()
     assert "Race at skew 0.8, 10mbit" in page
     assert "accuracy of the worst peer" in page
+
+
+def test_a_rival_that_diverges_says_so(study: Study) -> None:
+    wild = study.contenders[2].model_copy(update={"training": ("training.learning_rate=1e30",)})
+    with pytest.raises(SottoError, match=r"ddp failed: .*the loss is not finite after 4 steps"):
+        race.train(study, wild, 0.8, 0, None)
 
 
 def test_cells_take_the_settings_of_a_rival_into_account(study: Study, tmp_path: Path) -> None:

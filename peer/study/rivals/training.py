@@ -14,6 +14,7 @@ import os
 import sys
 from datetime import timedelta
 from functools import partial
+from multiprocessing.connection import wait
 from pathlib import Path
 
 import numpy as np
@@ -45,9 +46,13 @@ def main() -> None:
     workers = [context.Process(target=_work, args=(orders, config, setup, rank)) for rank in range(orders.num_workers)]
     for worker in workers:
         worker.start()
-    for worker in workers:
-        worker.join()
-    sys.exit(any(worker.exitcode for worker in workers))
+    while running := [worker for worker in workers if worker.exitcode is None]:
+        wait([worker.sentinel for worker in running])
+        if any(worker.exitcode for worker in workers):
+            # The others would wait for it.
+            for worker in running:
+                worker.kill()
+            sys.exit(1)
 
 
 def _work(orders: TrainingOrders, config: Config, setup: RunSetup, rank: int) -> None:
