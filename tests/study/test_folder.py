@@ -131,13 +131,18 @@ def test_a_study_runs_its_cells_with_real_peers_and_rivals(tmp_path: Path) -> No
     text = SMALL.replace("peers = 4", "peers = 2").replace('"10mbit", ', "").replace("step_s = 0.5", "step_s = 0.05")
     text = text.replace('kind=ring"', 'kind=ring", "transport.linger_s=1"').replace("cell_s = 5", "cell_s = 1")
     text = text.replace('model = "resnet20"\n', "")
-    folder, said = StudyFolder(read(tmp_path, text), tmp_path / "out"), []
+    text += '[[contenders]]\nname = "local-sgd"\nrival = "local-sgd"\nsettings = { period = 8 }\n'
+    folder = StudyFolder(read(tmp_path, text), tmp_path / "out")
+    said: list[str] = []
     assert folder.run([], said.append) == 0, said
     assert folder.missing() == []
-    full, ddp = (row.cell.result for row in folder.rows())
+    full, ddp, local = (row.cell.result for row in folder.rows())
+    # A round of eight steps, after which the same is sent as in a round of DDP.
+    assert local.round_s > 8 * 0.05 + 60_000 * 8 / 1e6
+    assert local.interface_bytes == pytest.approx(ddp.interface_bytes, rel=0.05)
     # A model of 80 kB over 1 Mbit/s, a little smaller by entropy coding; of two workers each sends half of it twice.
     for each in (full, ddp):
         assert each.round_s > 0.05 + 60_000 * 8 / 1e6
         assert 60_000 < each.interface_bytes < 100_000
     assert folder.run([], said.append) == 0
-    assert sum("rounds" in line for line in said) == 2
+    assert sum("rounds" in line for line in said) == 3
