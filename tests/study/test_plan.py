@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from peer.config import load
+from peer.config import Config, load
 from peer.errors import ConfigError
+from peer.run_plan import build_compressor, build_schedule, check_rules, refuse_errors
 from peer.study.plan import FILES, RIVALS, find_study, read_plan
 from tests.study.small_study import SMALL, read
 
@@ -24,7 +25,9 @@ def test_every_study_of_ours_can_be_read_and_its_jobs_are_valid(file: Path) -> N
             assert rival.program.is_file()
         else:
             steps = study.steps_per_round(contender)
-            assert study.config(contender, 0, 5).peer.min_step_s == study.step_s * steps
+            config = study.config(contender, 0, 5)
+            assert config.peer.min_step_s == study.step_s * steps
+            check(config, study.peers)
             if study.target.job:
                 assert study.target_config(contender, 0).evaluation.every_rounds > 0
     for contender, skew, seed in study.curves():
@@ -32,9 +35,15 @@ def test_every_study_of_ours_can_be_read_and_its_jobs_are_valid(file: Path) -> N
         assert study.race is not None
         assert study.race.targets[0] > 0.1
         assert config.data.skew == skew
+        check(config, study.peers)
         # Rivals count gradient steps, ours their rounds.
         period = 1 if contender.rival is not None else study.steps_per_round(contender)
         assert config.run.rounds * period == study.race.steps
+
+
+def check(config: Config, num_peers: int) -> None:
+    """Raise ConfigError where a run would be refused."""
+    refuse_errors(check_rules(config, build_schedule(config, Path(), num_peers), build_compressor(config)))
 
 
 def test_there_are_studies() -> None:
