@@ -57,7 +57,7 @@ def test_every_built_in_task_is_described():
     }
     assert all(info.summary.endswith(".") and "\n" not in info.summary for info in TASKS.values())
     assert TASKS["digits"].options == ("hidden",)
-    assert TASKS["cifar10"].options == ("model", "norm", "size", "augmentation")
+    assert TASKS["cifar10"].options == ("model", "norm", "size", "augmentation", "test_images")
 
 
 def test_digits_are_always_dealt_alike():
