@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 PEERS = (10, 100, 1000, 10_000)
-PEER_ROUNDS = 20_000
+PEER_ROUNDS = 8_000
 """Peers × rounds of a measurement, unless --rounds is given: some ten seconds."""
 SAMPLES_OF_A_PEER = 20
 TASK = (

@@ -81,6 +81,25 @@ class Columns(Sequence[LayerPayload]):
         """max |v| of the reals, infinity or NaN if any is."""
         return max_magnitude(self.reals)
 
+    @cached_property
+    def largest(self) -> float:
+        """A bound of |v| over the values of all layers; θ of modulo codes, which is a distance between values."""
+        of_codes = np.abs(self.scalars)
+        if self.levels is not None:
+            divisor, base, step, bits = self.levels
+            of_codes = of_codes * float(max(abs(base), abs(base + step * ((1 << bits) - 1)))) / divisor
+        return max(self.magnitude, float(of_codes.max(initial=0.0)))
+
+    @cached_property
+    def is_modulo(self) -> bool:
+        """Whether all layers are what a modulo code can be sent as: residues or reals, and nothing sparse."""
+        return not bool((self.is_sparse | ~(self.has_reals | (self.residues is not None))).any())
+
+    def fits(self, sizes: IntegerArray) -> bool:
+        """Return whether the layers have these sizes."""
+        # Those that were decoded or compressed for a layout hold the array of the layout itself.
+        return self.sizes is sizes or np.array_equal(self.sizes, sizes)
+
     def reaching(self, magnitude: float) -> Columns:
         """Take note of the largest magnitude of the reals, which somebody has found; return this."""
         self.__dict__["magnitude"] = magnitude

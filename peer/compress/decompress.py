@@ -74,7 +74,7 @@ def _add_columns_(out: FloatArray, payload: Columns, layout: Layout, weight: flo
         or out.dtype != np.float32
         or not out.flags.c_contiguous
         or payload.reals.dtype != np.float32
-        or not np.array_equal(payload.sizes, layout.size_array)
+        or not payload.fits(layout.size_array)
         or not are_safe(divisor, base, step, bits, float(np.abs(payload.scalars).max(initial=0.0)))
     ):
         return False

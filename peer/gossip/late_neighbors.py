@@ -72,6 +72,11 @@ class LateNeighbors:
         if message.kind is not MessageKind.NOTHING:
             self._arrived.append(message)
 
+    @property
+    def has_any(self) -> bool:
+        """Whether a message is owed, or has come late and waits to be applied."""
+        return bool(self._missed or self._arrived)
+
     def is_behind(self, sender: int) -> bool:
         """Whether a message of a sender may not be applied in its own round, since an earlier one was not applied
         yet: a replica takes its differences in order."""

@@ -149,10 +149,12 @@ def check_message(message: Message, layout: Layout, *, modulo: bool = False) -> 
 
 def check_layers(layers: Payload, layout: Layout, sender: int, *, modulo: bool = False) -> None:
     """Raise RemoteProtocolError unless there is one layer of the right size and kind for each of the layout's."""
-    if isinstance(layers, Columns) and np.array_equal(layers.sizes, layout.size_array):
-        unusable = layers.is_sparse | ~(layers.has_reals | (layers.residues is not None))
-        if not unusable.any() if modulo else layers.residues is None:
-            return
+    if (
+        isinstance(layers, Columns)
+        and layers.fits(layout.size_array)
+        and (layers.is_modulo if modulo else layers.residues is None)
+    ):
+        return
     if len(layers) != layout.num_layers:
         raise RemoteProtocolError(f"sent {len(layers)} layers, the model has {layout.num_layers}", peer=sender)
     for index, (layer, size) in enumerate(zip(layers, layout.sizes, strict=True)):

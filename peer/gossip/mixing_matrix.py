@@ -10,6 +10,7 @@ computed when they are asked for, then kept.
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_left
 from collections.abc import Collection, Sequence
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -85,9 +86,10 @@ class MixingMatrix:
 
     def weight(self, receiver: int, sender: int) -> float:
         """Return W[receiver, sender], 0 where there is no edge."""
-        senders, weights = self.row(receiver)
-        place = int(np.searchsorted(senders, sender))
-        return float(weights[place]) if place < senders.size and senders[place] == sender else 0.0
+        # Faster than numpy's search for as few as there are in a row, and every message asks.
+        end = int(self.row_starts[receiver + 1])
+        place = bisect_left(self.row_senders, sender, int(self.row_starts[receiver]), end)
+        return float(self.row_weights[place]) if place < end and self.row_senders[place] == sender else 0.0
 
     def senders(self, peer: int) -> tuple[int, ...]:
         """Return whom `peer` hears, itself left out, ascending."""

@@ -441,7 +441,10 @@ class Session:
         behind that one: a replica takes its differences in order, and late ones are applied between rounds.
         """
         absent, late = [], self.late_neighbors
-        for sender in exchange.awaits - self.lost_peers.peers:
+        awaited = exchange.awaits - self.lost_peers.peers
+        if not late.has_any:
+            return [sender for sender in awaited if not self.inbox.has(self.round, exchange.phase, sender)]
+        for sender in awaited:
             if late.is_behind(sender) and (message := self.inbox.take(self.round, exchange.phase, sender)) is not None:
                 late.postpone(message)
             elif not (self.inbox.has(self.round, exchange.phase, sender) or late.has_postponed(self.round, sender)):

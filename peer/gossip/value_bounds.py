@@ -37,19 +37,10 @@ def excess(message: Message, dtype: npt.DTypeLike, node: NodeContext) -> float |
     if message.kind is MessageKind.PART:
         largest = _magnitude_of_part(message)
     elif isinstance(layers, Columns):
-        largest = _largest(layers)
+        largest = layers.largest
     else:
         largest = max(map(_magnitude, layers), default=0.0)
     return None if largest <= limit else largest
-
-
-def _largest(layers: Columns) -> float:
-    """Return the largest `_magnitude` of the layers."""
-    of_codes = np.abs(layers.scalars)
-    if layers.levels is not None:
-        divisor, base, step, bits = layers.levels
-        of_codes = of_codes * float(max(abs(base), abs(base + step * ((1 << bits) - 1)))) / divisor
-    return max(layers.magnitude, float(of_codes.max(initial=0.0)))
 
 
 def _magnitude_of_part(message: Message) -> float:

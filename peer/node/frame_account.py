@@ -64,7 +64,7 @@ class FrameAccount:
     ) -> None:
         """`packed`: see `wire.encode`. The two clocks only fill the record of times."""
         self._layout, self._packed = layout, packed
-        self._cpu_clock, self._stopwatch = cpu_clock, stopwatch
+        self._cpu_clock, self.stopwatch = cpu_clock, stopwatch
         self._cpu_mark = cpu_clock()
         self._figures = _Figures()
 
@@ -83,7 +83,7 @@ class FrameAccount:
         # Receivers that get the same payload with the same weight get the same bytes: encoded once. The messages live
         # until the end of this call, so that the identity of a payload stands for it.
         encoded: dict[tuple[object, ...], OutgoingFrame] = {}
-        frames = []
+        frames: list[OutgoingFrame] = []
         for receiver, message in sends:
             before = None if previous is None else previous(message, receiver)
             key = (
@@ -108,20 +108,19 @@ class FrameAccount:
     @contextmanager
     def training(self) -> Iterator[None]:
         """Count what happens inside as time of the local step."""
-        started = self._stopwatch()
+        started = self.stopwatch()
         try:
             yield
         finally:
-            self._figures.train_s += self._stopwatch() - started
+            self._figures.train_s += self.stopwatch() - started
 
-    @contextmanager
-    def gossiping(self) -> Iterator[None]:
+    def gossiping(self) -> _Gossiping:
         """Count what happens inside as time of algorithm, compression, encoding and decoding."""
-        started = self._stopwatch()
-        try:
-            yield
-        finally:
-            self._figures.gossip_s += self._stopwatch() - started
+        return _Gossiping(self)
+
+    def gossiped(self, started: float) -> None:
+        """Count the time since `started`, of the stopwatch, as such time."""
+        self._figures.gossip_s += self.stopwatch() - started
 
     def waited(self, seconds: float) -> None:
         """Count time in which nothing could begin."""
@@ -171,6 +170,22 @@ class FrameAccount:
         figures.frame_bytes += len(outgoing.frame)
         figures.entropy_bits += outgoing.entropy_bits
         return outgoing
+
+
+class _Gossiping:
+    """What `FrameAccount.gossiping` returns. A class, since every message enters it several times and a generator takes
+    four times as long."""
+
+    __slots__ = ("_account", "_started")
+
+    def __init__(self, account: FrameAccount) -> None:
+        self._account = account
+
+    def __enter__(self) -> None:
+        self._started = self._account.stopwatch()
+
+    def __exit__(self, *_: object) -> None:
+        self._account.gossiped(self._started)
 
 
 def _num_values(message: Message, layout: Layout) -> int:

@@ -411,6 +411,8 @@ class Participant:
         return effects
 
     def _encode(self, sends: Sequence[Send]) -> list[OutgoingFrame]:
+        if not sends:
+            return []
         # Receivers share the payload.
         for message in {id(message.layers): message for _, message in sends}.values():
             require_sendable(message, excess(message, self.algorithm.x.dtype, self.algorithm.node))

@@ -6,8 +6,7 @@ import logging
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Generic, TypeAlias, TypeVar, overload
@@ -230,6 +229,8 @@ class VirtualRun(ABC, Generic[AnyParticipant]):
         return _average([(p.algorithm.x, p.algorithm.u) for p in self.participants])
 
     def _deliver(self, sender: int, frames: Sequence[OutgoingFrame]) -> None:
+        if not frames:
+            return
         sizes = [(outgoing.receiver, len(outgoing.frame)) for outgoing in frames]
         for outgoing, arrival in zip(frames, self._network.arrivals(sender, sizes, self.now), strict=True):
             total = self._links.setdefault((sender, outgoing.receiver), [0, 0, 0])
@@ -318,13 +319,20 @@ class VirtualRun(ABC, Generic[AnyParticipant]):
         return self._trainers[peer].evaluate(model, split)
 
 
-@contextmanager
-def naming(event: Event) -> Iterator[None]:
-    """Let an error of divergence name the peer that it was found at."""
-    try:
-        yield
-    except DivergenceError as error:
-        raise DivergenceError(f"peer {subject(event)}: {error}") from None
+class naming:
+    """Let an error of divergence name the peer that it was found at. A class, since every event enters it."""
+
+    __slots__ = ("_event",)
+
+    def __init__(self, event: Event) -> None:
+        self._event = event
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, DivergenceError):
+            raise DivergenceError(f"peer {subject(self._event)}: {error}") from None
 
 
 def subject(event: Event) -> int:

@@ -36,7 +36,7 @@ def encode(
 ) -> tuple[list[Part], bool] | None:
     """Return what `section_writer.encode` returns, or None for what is left to it. `sizes: int64[layers]`."""
     columns = _small_columns(layers)
-    if native.lib is None or columns is None or not np.array_equal(columns.sizes, sizes):
+    if native.lib is None or columns is None or not columns.fits(sizes):
         return None
     described = _described(columns)
     if described is None or not _are_scalars(columns, wide) or not math.isfinite(columns.magnitude):
