@@ -24,6 +24,7 @@ ROOMS: dict[str, set[str]] = {
     "round_record": set(),
     "config_schema": set(),
     "criterion": set(),
+    "executors": {"errors"},
     "run_progress": {"criterion"},
     "startup": set(),
     "links": {"errors"},
@@ -55,14 +56,15 @@ ROOMS: dict[str, set[str]] = {
     },
     "api": {"errors", "own_loop"},
     "ops": {
-        "compress", "config", "config_writer", "criterion", "errors", "gossip", "net", "random", "run_plan",
-        "run_progress", "run_setup", "run_summary", "simulate", "state", "train", "wire",
+        "compress", "config", "config_writer", "criterion", "errors", "executors", "gossip", "net", "random",
+        "run_plan", "run_progress", "run_setup", "run_summary", "simulate", "state", "train", "wire",
     },
     "report": {"criterion", "round_record", "errors", "gossip", "ops", "run_progress", "state"},
     "study": {
         "round_record", "config", "criterion", "errors", "gossip", "links", "ops", "report", "run_progress",
         "run_setup", "simulate", "state", "train",
     },
+    "sweep": {"config", "config_writer", "errors", "executors", "report", "run_plan", "simulate", "state"},
     "planning": {
         "compress", "config", "errors", "gossip", "links", "random", "run_plan", "run_setup", "simulate", "study",
         "train", "wire",
@@ -72,9 +74,9 @@ ROOMS: dict[str, set[str]] = {
         "config", "criterion", "errors", "foreign_text", "ops", "report", "round_record", "run_plan", "state",
     },
     "cli": {
-        "compress", "config", "config_writer", "criterion", "daemon", "errors", "foreign_text", "gossip", "links",
-        "ops", "planning", "report", "run_plan", "run_progress", "run_summary", "simulate", "startup", "state", "study",
-        "trackers", "train", "watch",
+        "compress", "config", "config_writer", "criterion", "daemon", "errors", "executors", "foreign_text", "gossip",
+        "links", "ops", "planning", "report", "run_plan", "run_progress", "run_summary", "simulate", "startup", "state",
+        "study", "sweep", "trackers", "train", "watch",
     },
     "entry": {"cli"},
     "fork_server": {"cli", "daemon", "startup"},
@@ -96,8 +98,8 @@ FORBIDDEN_IN_PURE = {
 # that an installation may lack.
 LATE = ("cli", "entry")
 OPTIONAL = {
-    "PIL", "mlflow", "onnx", "onnxruntime", "onnxscript", "prometheus_client", "pyarrow", "tensorboard", "tokenizers",
-    "trackio", "wandb",
+    "PIL", "distributed", "mlflow", "onnx", "onnxruntime", "onnxscript", "prometheus_client", "pyarrow", "ray",
+    "tensorboard", "tokenizers", "trackio", "wandb",
 }  # fmt: skip
 
 

@@ -25,6 +25,7 @@ from peer.cli import (
     shape,
     simulate,
     study,
+    sweep,
     track,
     tune,
     up,
@@ -100,7 +101,7 @@ cli.add_section(
     "After a run",
     (results.export, results.report, compare.compare, compare.metrics, track.track, results.replay, version),
 )
-cli.add_section("Links and studies", (shape.shape, study.study))
+cli.add_section("Links and studies", (shape.shape, study.study, sweep.sweep))
 
 
 def main() -> None:

@@ -47,6 +47,37 @@ peers_option = click.option(
     help=f"Number of peers; by default the number in the configuration, or {DEFAULT_PEERS}.",
 )
 
+
+def computing_options(command: Command) -> Command:
+    """Add the options that say where many simulations are computed (`peer.executors`)."""
+    for option in reversed(
+        (
+            click.option(
+                "--workers",
+                type=click.IntRange(min=1),
+                default=1,
+                show_default=True,
+                metavar="N",
+                help="Compute in N processes of this machine.",
+            ),
+            click.option(
+                "--executor",
+                type=click.Choice(["local", "dask", "ray"]),
+                default="local",
+                show_default=True,
+                help="What computes: processes, or a cluster of Dask or Ray.",
+            ),
+            click.option(
+                "--address",
+                metavar="ADDRESS",
+                help="Address of the cluster; by default one of --workers processes is started on this machine.",
+            ),
+        )
+    ):
+        command = option(command)
+    return command
+
+
 _SHORTHANDS: Mapping[str, tuple[str, type, str, str]] = {
     "skew": (
         "data.skew",

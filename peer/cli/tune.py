@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from peer.cli.app import INTERRUPTED, SottoCommand, StopOnSignal, print_json
-from peer.cli.options import job_options, json_option, load_job, peers_option
+from peer.cli.options import computing_options, job_options, json_option, load_job, peers_option
 from peer.criterion import ACCURACY, Criterion
 from peer.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from peer.executors import Kind
     from peer.ops.tune import Trial, Tuning
 
 
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Write both rates into the --config file, unless they are of no use; its comments are kept.",
 )
+@computing_options
 @json_option
 def tune(
     config_file: Path | None,
@@ -51,6 +53,9 @@ def tune(
     trials: int,
     budget_seconds: float,
     write: bool,
+    workers: int,
+    executor: Kind,
+    address: str | None,
     as_json: bool,
 ) -> int:
     """Find a good averaging rate η and learning rate γ for a configuration.
@@ -62,23 +67,26 @@ def tune(
     of trials and time goes into longer runs of the best points and into repetitions with other seeds. The last lines
     say how far the result can be trusted, and whether the worst peer learned enough to be of use: at least 80 % of what
     one process with all data gains over guessing. Runs are repeatable; how many there are depends on --trials and on
-    the time that they take.
+    the time that they take. With several --workers, runs that do not depend on each other go side by side.
 
     \b
     Examples:
       sotto tune --config run.toml --write
       sotto tune --algorithm choco-sgd --graph ring --skew 0.8
       sotto tune --rounds 300 --trials 20 --budget-seconds 60 --json
+      sotto tune --config run.toml --workers 4
     """
     config, base, count = load_job(config_file, settings, num_peers)
     if write and config_file is None:
         raise ConfigError("needs a file to write to; add --config FILE", key="--write")
+    from peer.executors import open_executor
     from peer.ops import tune as tuner
 
     def report(trial: Trial, number: int) -> None:
         click.echo(f"trial {number:>3}  {_sentence(trial)}", err=True)
 
-    with StopOnSignal() as stop:
+    is_alone = executor == "local" and workers == 1
+    with StopOnSignal() as stop, open_executor(executor, workers=workers, address=address) as computing:
         found = tuner.tune(
             config,
             base,
@@ -87,6 +95,7 @@ def tune(
             budget_s=budget_seconds,
             on_trial=report,
             stop=stop.event,
+            computing=None if is_alone else computing,
         )
     written = None
     if write and config_file is not None and found.ended != "stopped" and found.is_useful is not False:

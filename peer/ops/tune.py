@@ -19,14 +19,15 @@ the same result.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -38,6 +39,7 @@ from peer.config import Config
 from peer.config_writer import write_bytes
 from peer.criterion import ACCURACY, Criterion
 from peer.errors import ConfigError, DataError, DivergenceError, SottoError
+from peer.executors import Computing
 from peer.run_setup import RunSetup
 from peer.run_summary import train_single_process
 from peer.simulate import run as simulator
@@ -225,6 +227,9 @@ def gain_of(criterion: Criterion, figure: float, start: float) -> float:
 Run: TypeAlias = Callable[[float, float, int, int], Trial]
 """(η, γ, rounds, repeat) → what came of it."""
 
+Prepare: TypeAlias = Callable[[Sequence[tuple[float, float, int, int]]], None]
+"""Told of runs that will be asked for next, and do not depend on each other."""
+
 
 def tune(
     config: Config,
@@ -236,11 +241,13 @@ def tune(
     on_trial: Callable[[Trial, int], None] | None = None,
     stop: threading.Event | None = None,
     clock: Callable[[], float] = time.monotonic,
+    computing: Computing | None = None,
 ) -> Tuning:
     """Return the rates that do best in the simulator.
 
-    `trials` and `budget_s` bound the search; `on_trial(trial, number)` is told of each run. Raises ConfigError for a
-    job that cannot run at all, DivergenceError where every point diverged.
+    `trials` and `budget_s` bound the search; `on_trial(trial, number)` is told of each run. `computing`: where runs
+    that do not depend on each other are computed at once; by default runs go one after the other, here. Raises
+    ConfigError for a job that cannot run at all, DivergenceError where every point diverged.
     """
     run_plan.refuse_own_data(config)
     run_plan.refuse_errors(run_plan.validate_config(config, base, num_peers))
@@ -260,6 +267,8 @@ def tune(
         on_trial=on_trial,
         stop=stop,
         clock=clock,
+        prepare=None if computing is None else partial(simulated.prepare, computing),
+        at_once=1 if computing is None else computing.at_once,
     )
     found = replace(found, criterion=simulated.criterion)
     # One process that sees as many samples as all peers takes no longer than they do together.
@@ -279,15 +288,18 @@ def search(
     on_trial: Callable[[Trial, int], None] | None = None,
     stop: threading.Event | None = None,
     clock: Callable[[], float] = time.monotonic,
+    prepare: Prepare | None = None,
+    at_once: int = 1,
 ) -> Tuning:
     """Return the best safe point around the given rates; `run` tries one. Without `averaging_rate` only γ varies.
 
-    Repetitions leave as much of the budget unused as `reserved_runs` of the longest runs take.
+    Repetitions leave as much of the budget unused as `reserved_runs` of the longest runs take. `prepare` is told of up
+    to `at_once` runs before `run` is called for each of them.
     """
     if trials < 3:
         raise ConfigError("is too small", key="--trials", value=trials, valid="3 or more")
     grid = _Grid(averaging_rate, learning_rate)
-    state = _Search(run, grid, rounds, trials, budget_s, reserved_runs, on_trial, stop, clock)
+    state = _Search(run, grid, rounds, trials, budget_s, reserved_runs, on_trial, stop, clock, prepare, at_once)
     try:
         state.screen()
         state.shorten_list()
@@ -384,6 +396,8 @@ class _Search:
     on_trial: Callable[[Trial, int], None] | None
     stop: threading.Event | None
     clock: Callable[[], float]
+    prepare: Prepare | None = None
+    at_once: int = 1
     ended: Literal["done", "trials used up", "time used up", "stopped"] = "done"
     found: dict[tuple[Point, int], Trial] = field(default_factory=dict)
     """(point, rounds) → trial with the configured seed."""
@@ -438,6 +452,23 @@ class _Search:
     def _left_s(self) -> float:
         return math.inf if self.budget_s is None else self.budget_s - (self.clock() - self.started)
 
+    def _in_parts(self, points: Sequence[Point]) -> Iterator[Sequence[Point]]:
+        """Yield the points, as many together as are computed at once."""
+        for start in range(0, len(points), self.at_once):
+            yield points[start : start + self.at_once]
+
+    def _try_all(self, points: Sequence[Point], rounds: int) -> None:
+        """Try some points. Raises _OutOfBudget."""
+        self._prepare(points, rounds)
+        for point in points:
+            self.try_(point, rounds)
+
+    def _prepare(self, points: Sequence[Point], rounds: int) -> None:
+        """Let those of some points that have to be run be computed at once."""
+        new = [point for point in points if (point, rounds) not in self.found][: self.num_trials - len(self.trials)]
+        if self.prepare is not None and len(new) > 1:
+            self.prepare([(*self.grid.rates(point), rounds, 0) for point in new])
+
     def screen(self) -> None:
         """Try a grid in short runs; let it grow where the best point lies on its rim."""
         rows, columns = self._shape()
@@ -449,10 +480,10 @@ class _Search:
         self.lengths.append(rounds)
         points = [(i, j) for i in etas for j in gammas if self.grid.contains((i, j))]
         # From the middle outward: whatever cuts the search short, the configured rates and those near them are known.
-        for point in sorted(points, key=lambda p: (abs(p[0]) + abs(p[1]), p)):
+        for some in self._in_parts(sorted(points, key=lambda p: (abs(p[0]) + abs(p[1]), p))):
             if self._spent() > SCREENED:
                 return
-            self.try_(point, rounds)
+            self._try_all(some, rounds)
         for _ in range(2 * _GROW_AT_MOST):
             best = self._best(rounds)
             if len(self.trials) >= self.num_trials * 3 // 4 or self._spent() > SCREENED:
@@ -466,18 +497,20 @@ class _Search:
             more = [point for point in more if (point, rounds) not in self.found]
             if not more:
                 return
-            for point in more:
-                self.try_(point, rounds)
+            for some in self._in_parts(more):
+                self._try_all(some, rounds)
             points += more
 
     def shorten_list(self) -> None:
         """Try the best quarter of the screening again, longer."""
         ranking, rounds = self._ranking(self.lengths[-1]), self.length(SHORTLIST)
         self.lengths.append(rounds)
-        for rank, point in enumerate(ranking[: max(2, len(ranking) // 4)]):
-            if rank >= 2 and self._spent() > LISTED:
+        done = 0
+        for some in self._in_parts(ranking[: max(2, len(ranking) // 4)]):
+            if done >= 2 and self._spent() > LISTED:
                 return
-            self.try_(point, rounds)
+            self._try_all(some, rounds)
+            done += len(some)
 
     def fit_climb(self) -> None:
         """Choose the length of the longest runs anew, now that it is known how long runs take."""
@@ -496,6 +529,7 @@ class _Search:
         full = self.length(1.0)
         ranking = [point for length in reversed(self.lengths) for point in self._ranking(length)]
         self.lengths.append(full)
+        self._prepare(list(dict.fromkeys(ranking))[:2], full)
         for rank, point in enumerate(dict.fromkeys(ranking)):
             if rank < 2 or self._best(full) is None:
                 self.try_(point, full)
@@ -729,6 +763,8 @@ class _Simulated:
     stop: threading.Event
     clock: Callable[[], float]
     stacked: bool = True
+    prepared: dict[tuple[float, float, int, int], Trial] = field(default_factory=dict)
+    """Trials that were computed elsewhere and not asked for yet."""
 
     @cached_property
     def _untrained(self) -> tuple[Criterion, float | None]:
@@ -745,6 +781,8 @@ class _Simulated:
 
     def __call__(self, averaging_rate: float, learning_rate: float, rounds: int, repeat: int) -> Trial:
         """Return what came of a run with these rates, that many rounds and the seed of that repetition."""
+        if (averaging_rate, learning_rate, rounds, repeat) in self.prepared:
+            return self.prepared.pop((averaging_rate, learning_rate, rounds, repeat))
         config = with_rates(self.config, averaging_rate, learning_rate, rounds, repeat)
         given: dict[str, Any] = {"averaging_rate": averaging_rate, "learning_rate": learning_rate, "rounds": rounds}
         given["repeat"] = repeat
@@ -770,6 +808,14 @@ class _Simulated:
             payload_bytes=summary.payload_bytes,
             seconds=self.clock() - started,
         )
+
+    def prepare(self, computing: Computing, runs: Sequence[tuple[float, float, int, int]]) -> None:
+        """Compute several runs at once, to be asked for afterwards."""
+        job = self.config.model_dump_json(), str(self.base), self.num_peers
+        left_s = self.deadline - self.clock()
+        calls = [(run, (*job, *run, left_s)) for run in runs]
+        for run, answer in computing.results(try_rates, calls, self.stop.is_set):
+            self.prepared[run] = Trial(**json.loads(answer))
 
     def compared(self, found: Tuning) -> Tuning:
         """Return the result beside what one process with all data reaches, and what guessing does."""
@@ -806,6 +852,29 @@ class _Simulated:
                 if not self.stacked:
                     raise
                 self.stacked = False
+
+
+def try_rates(
+    config: str,
+    base: str,
+    num_peers: int,
+    averaging_rate: float,
+    learning_rate: float,
+    rounds: int,
+    repeat: int,
+    left_s: float,
+) -> str:
+    """Return a trial as JSON: what `_Simulated` does, as a function that other processes can call. `config`: JSON."""
+    simulated = _simulated(config, base, num_peers)
+    simulated.deadline = simulated.clock() + left_s
+    return json.dumps(asdict(simulated(averaging_rate, learning_rate, rounds, repeat)))
+
+
+@lru_cache(maxsize=1)
+def _simulated(config: str, base: str, num_peers: int) -> _Simulated:
+    return _Simulated(
+        Config.model_validate_json(config), Path(base), num_peers, math.inf, threading.Event(), time.monotonic
+    )
 
 
 def with_rates(config: Config, averaging_rate: float, learning_rate: float, rounds: int, repeat: int = 0) -> Config:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from peer import config as configuration
 from peer.config import Config
 from peer.criterion import Better, Criterion
 from peer.errors import ConfigError, DivergenceError
+from peer.executors import Computing
 from peer.ops.tune import MOST_SEEDS, Run, Trial, Tuning, gain_of, search, tune, with_rates, write
 
 
@@ -316,6 +318,16 @@ def test_tuning_a_job_is_deterministic_and_improves_on_bad_rates(tmp_path: Path)
     assert first.best.worst_accuracy is not None
     assert before.worst_accuracy is not None
     assert first.best.worst_accuracy > before.worst_accuracy + 0.2
+
+
+def test_runs_that_are_computed_side_by_side_are_those_of_one_after_the_other(tmp_path: Path) -> None:
+    job = small_job(**{"run.rounds": 60})
+    alone = tune(job, tmp_path, num_peers=3, trials=9)
+    with ThreadPoolExecutor(1) as executor:
+        together = tune(job, tmp_path, num_peers=3, trials=9, computing=Computing(executor, 3))
+    timeless: Callable[[Trial], Trial] = lambda trial: replace(trial, seconds=0.0)  # noqa: E731
+    assert [timeless(t) for t in together.trials] == [timeless(t) for t in alone.trials]
+    assert timeless(together.best) == timeless(alone.best)
 
 
 def test_the_worst_peer_is_compared_with_one_process_that_has_all_data(tmp_path: Path) -> None:

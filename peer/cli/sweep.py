@@ -1,0 +1,135 @@
+"""`sotto sweep`: simulated runs over a grid of settings, on as many processors and machines as there are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from peer.cli.app import INTERRUPTED, SottoCommand, SottoGroup, StopOnSignal, print_json
+from peer.cli.options import computing_options, json_option
+from peer.errors import ConfigError, SottoError, StateError
+
+if TYPE_CHECKING:
+    from peer.executors import Kind
+    from peer.sweep.folder import Shard, SweepFolder
+
+out_option = click.option(
+    "-o",
+    "--out",
+    "folder",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Folder for the results; by default runs/NAME.",
+)
+
+
+@click.group(cls=SottoGroup)
+def sweep() -> None:
+    """Simulate a grid of settings on several processors or machines.
+
+    A TOML file describes a sweep: options that all runs share, contenders, axes with their values, and seeds. Each
+    combination is a cell. docs/sweeps.md explains the keys.
+
+    \b
+    Examples:
+      sotto sweep run grid.toml --workers 4
+      sotto sweep run grid.toml --shard 0/8 --out part-0
+      sotto sweep merge grid.toml part-*
+    """
+
+
+@sweep.command(cls=SottoCommand)
+@click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
+@out_option
+@click.option("--shard", metavar="I/N", help="Compute only every N-th cell, beginning with number I, from 0 to N - 1.")
+@computing_options
+@json_option
+def run(
+    file: Path,
+    folder: Path | None,
+    shard: str | None,
+    workers: int,
+    executor: Kind,
+    address: str | None,
+    as_json: bool,
+) -> int:
+    """Compute the missing cells of a sweep, then write results.json and results.csv.
+
+    Cells that exist are not computed again, so the same command resumes an interrupted sweep. The first Ctrl-C lets
+    cells that have begun end. Results do not depend on where cells are computed. The exit code is 1 if a cell failed.
+
+    \b
+    Examples:
+      sotto sweep run grid.toml --workers 4
+      sotto sweep run grid.toml --shard $SLURM_ARRAY_TASK_ID/8 --out part-$SLURM_ARRAY_TASK_ID
+      sotto sweep run grid.toml --executor dask --address tcp://10.0.0.1:8786
+      sotto sweep run grid.toml --executor ray --workers 4
+    """
+    from peer.executors import open_executor
+    from peer.sweep.folder import Shard
+
+    found, part = _open(file, folder), Shard() if shard is None else _parse_shard(shard)
+    with StopOnSignal() as stop, open_executor(executor, workers=workers, address=address) as computing:
+        failed = found.run(computing, part, say=lambda line: click.echo(line, err=True), is_over=stop.event.is_set)
+    _report(found, as_json)
+    if stop.event.is_set():
+        return INTERRUPTED
+    if failed:
+        raise SottoError(f"{failed} cells failed; run the same command again to repeat them")
+    return 0
+
+
+@sweep.command(cls=SottoCommand)
+@click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
+@click.argument("folders", metavar="DIR...", nargs=-1, type=click.Path(path_type=Path))
+@out_option
+@json_option
+def merge(file: Path, folders: tuple[Path, ...], folder: Path | None, as_json: bool) -> None:
+    """Put the cells of several folders into one, then write results.json and results.csv.
+
+    Without a folder, only the files with the results are written. Folders with different results of the same cell are
+    refused.
+
+    \b
+    Examples:
+      sotto sweep merge grid.toml part-0 part-1
+      sotto sweep merge grid.toml --json
+    """
+    found = _open(file, folder)
+    found.merge(folders)
+    _report(found, as_json)
+
+
+def _open(file: Path, folder: Path | None) -> SweepFolder:
+    from peer.sweep.folder import SweepFolder
+    from peer.sweep.plan import read_plan
+
+    plan = read_plan(file)
+    return SweepFolder(plan, folder or Path("runs") / plan.name)
+
+
+def _parse_shard(text: str) -> Shard:
+    from peer.sweep.folder import Shard
+
+    index, _, count = text.partition("/")
+    if not (index.isdecimal() and count.isdecimal() and int(index) < int(count)):
+        raise ConfigError("is not valid", key="--shard", value=text, valid="I/N with I from 0 to N - 1")
+    return Shard(int(index), int(count))
+
+
+def _report(found: SweepFolder, as_json: bool) -> None:
+    from peer.sweep.folder import as_text
+
+    rows, missing = found.report(), len(found.missing())
+    if as_json:
+        from dataclasses import asdict
+
+        print_json({"folder": str(found.folder), "missing": missing, "cells": [asdict(row) for row in rows]})
+        return
+    if not rows:
+        raise StateError(f"{found.folder} contains no cells of this sweep yet")
+    click.echo(as_text(found.sweep, rows))
+    note = f"; {missing} cells are missing" if missing else ""
+    click.echo(f"results: {found.folder / 'results.csv'}{note}")

@@ -1,0 +1,156 @@
+"""Where many simulations are computed: in this process, in processes of this machine, or on a cluster of Dask or Ray.
+
+Each of these is an executor of `concurrent.futures`, and nothing else in the package knows which one it was given. What
+is called must be a function of a module, with texts, numbers and truth values as arguments and as result: they go to
+other machines.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any, Literal, ParamSpec, TypeAlias, TypeVar, get_args
+
+from peer.errors import ConfigError
+
+Kind: TypeAlias = Literal["local", "dask", "ray"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+_MODULES = {"dask": "distributed", "ray": "ray"}
+_LOOK_EVERY_S = 0.5
+"""How often a wait looks whether it is over."""
+
+Key = TypeVar("Key")
+Result = TypeVar("Result")
+Arguments = ParamSpec("Arguments")
+
+
+@dataclass(frozen=True)
+class Computing:
+    """An executor, and how many calls to give it at once."""
+
+    executor: Executor
+    at_once: int
+
+    def results(
+        self,
+        function: Callable[..., Result],
+        calls: Iterable[tuple[Key, tuple[str | int | float | bool, ...]]],
+        is_over: Callable[[], bool] = lambda: False,
+    ) -> Iterator[tuple[Key, Result]]:
+        """Yield (key, result) of each call as it ends; once `is_over`, only of those that have begun."""
+        following = iter(calls)
+        running: dict[Future[Result], Key] = {}
+        while True:
+            while len(running) < self.at_once and not is_over() and (call := next(following, None)) is not None:
+                running[self.executor.submit(function, *call[1])] = call[0]
+            if is_over():
+                running = {future: key for future, key in running.items() if not future.cancel()}
+            if not running:
+                return
+            done, _ = wait(running, timeout=_LOOK_EVERY_S, return_when=FIRST_COMPLETED)
+            for future in done:
+                yield running.pop(future), future.result()
+
+
+@contextmanager
+def open_executor(kind: Kind = "local", *, workers: int = 1, address: str | None = None) -> Iterator[Computing]:
+    """Offer an executor: `workers` processes of this machine, or those of the cluster at `address`; without an address,
+    a cluster of so many processes of this machine.
+
+    What a cluster computes at once is as much as it has processors when this is called. Raises ConfigError where the
+    package for it is missing, or where an address has nothing to say.
+    """
+    if kind == "local":
+        if address is not None:
+            raise ConfigError(
+                "belongs to a cluster", key="--address", value=address, valid="with --executor dask or ray"
+            )
+        if workers == 1:
+            yield Computing(_ThisProcess(), 1)
+            return
+        # Not forked: a process that has threads, as torch's, may leave a lock behind in the fork.
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(workers, mp_context=context, initializer=_ignore_interrupts) as pool:
+            yield Computing(pool, workers)
+        return
+    if find_spec(_MODULES[kind]) is None:
+        raise ConfigError(
+            f"needs a package that is not installed; `pip install 'sottovoce[{kind}]'` brings it",
+            key="--executor",
+            value=kind,
+        )
+    with (_dask if kind == "dask" else _ray)(workers, address) as computing:
+        yield computing
+
+
+@contextmanager
+def _dask(workers: int, address: str | None) -> Iterator[Computing]:
+    from distributed import Client
+
+    options: dict[str, Any] = {"address": address}
+    if address is None:
+        options = {"n_workers": workers, "threads_per_worker": 1, "dashboard_address": None}
+    # `pure=False`: a call that is asked for twice is computed twice, as with other executors.
+    with Client(set_as_default=False, **options) as client, client.get_executor(pure=False) as executor:
+        yield Computing(executor, max(1, sum(client.nthreads().values())))
+
+
+@contextmanager
+def _ray(workers: int, address: str | None) -> Iterator[Computing]:
+    # Before it is imported: it would report to its makers.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    import ray
+
+    options: dict[str, Any] = {"address": address}
+    if address is None:
+        options = {"address": "local", "num_cpus": workers, "include_dashboard": False}
+        # What this process can import, its workers can.
+        options["runtime_env"] = {"env_vars": {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}}
+    ray.init(log_to_driver=False, configure_logging=False, **options)
+    try:
+        with _Ray() as executor:
+            yield Computing(executor, max(1, int(ray.cluster_resources().get("CPU", 1))))
+    finally:
+        ray.shutdown()
+
+
+class _ThisProcess(Executor):
+    """Computes a call when it is submitted."""
+
+    def submit(
+        self, fn: Callable[Arguments, Result], /, *args: Arguments.args, **kwargs: Arguments.kwargs
+    ) -> Future[Result]:
+        """Return a future that is done."""
+        future: Future[Result] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:  # As every executor does; whoever asks for the result gets it.
+            future.set_exception(error)
+        return future
+
+
+class _Ray(Executor):
+    """Tasks of the cluster that this process is connected to. Ray has a pool, but no executor of its own."""
+
+    def submit(
+        self, fn: Callable[Arguments, Result], /, *args: Arguments.args, **kwargs: Arguments.kwargs
+    ) -> Future[Result]:
+        """Return the future of a task on one processor."""
+        import ray
+
+        future: Future[Result] = ray.remote(fn).remote(*args, **kwargs).future()
+        # Ray does not say when a task begins; a future that was cancelled could not take its result.
+        future.set_running_or_notify_cancel()
+        return future
+
+
+def _ignore_interrupts() -> None:
+    # Ctrl-C goes to all processes of a terminal; the first one decides what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,0 +1,104 @@
+"""The file that describes a sweep, and the cells that follow from it."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from peer.config import Config, load
+from peer.config_writer import spell
+from peer.errors import ConfigError
+
+
+class _Table(BaseModel):
+    """A frozen table; unknown keys are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Contender(_Table):
+    """Options that belong together, under a name."""
+
+    name: str
+    options: tuple[str, ...] = ()
+    """Overrides, section.key=value."""
+
+
+class Sweep(_Table):
+    """The content of a sweep file."""
+
+    name: str
+    title: str = ""
+    peers: int = Field(ge=1)
+    stacked: bool = True
+    """Whether all peers of a cell train as one batch."""
+    seeds: tuple[int, ...] = Field(default=(0,), min_length=1)
+    job: tuple[str, ...] = ()
+    """Overrides that all cells share."""
+    contenders: tuple[Contender, ...] = (Contender(name="the job"),)
+    axes: Mapping[str, tuple[str | int | float | bool, ...]] = Field(default_factory=dict)
+    """Key of the configuration → its values; every combination is a cell of each contender and seed."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One cell: a contender with a value on each axis, and a seed."""
+
+    contender: str
+    values: Mapping[str, str | int | float | bool]
+    seed: int
+    overrides: tuple[str, ...]
+    """The whole configuration, as changes of the defaults."""
+    key: str
+    """Of the resolved configuration and the number of peers: a cell that a changed file means otherwise is another."""
+
+    def describe(self) -> str:
+        """Return the cell in a few words."""
+        values = [f"{key.rpartition('.')[2]} {value}" for key, value in self.values.items()]
+        return ", ".join([self.contender, *values, f"seed {self.seed}"])
+
+
+def cells(sweep: Sweep) -> list[Planned]:
+    """Return all cells in the order of the file. Raises ConfigError for a configuration that is not valid."""
+    found: dict[str, Planned] = {}
+    for seed in sweep.seeds:
+        for contender in sweep.contenders:
+            for values in itertools.product(*sweep.axes.values()):
+                chosen = dict(zip(sweep.axes, values, strict=True))
+                overrides = (
+                    *sweep.job,
+                    *contender.options,
+                    *(f"{key}={spell(value)}" for key, value in chosen.items()),
+                    f"run.seed={seed}",
+                )
+                key = _key(load(environment={}, overrides=list(overrides)), sweep)
+                planned = Planned(contender.name, chosen, seed, overrides, key)
+                if key in found:
+                    raise ConfigError(f"{planned.describe()} is the same run as {found[key].describe()}", key="axes")
+                found[key] = planned
+    return list(found.values())
+
+
+def read_plan(path: Path) -> Sweep:
+    """Return the sweep that a file describes. Raises ConfigError that names what is wrong."""
+    file = str(path)
+    try:
+        return Sweep.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"cannot be read as TOML: {error}", file=file) from None
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        key = ".".join(str(part) for part in first["loc"])
+        raise ConfigError(f"is not valid: {first['msg']}", key=key, file=file) from None
+
+
+def _key(config: Config, sweep: Sweep) -> str:
+    described = [sweep.peers, sweep.stacked, config.model_dump(mode="json", exclude_defaults=True)]
+    return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:16]
