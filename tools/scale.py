@@ -37,7 +37,7 @@ TASK = (
     "data.skew=0",
     "evaluation.every_rounds=0",
 )
-CODED = {"moniqua": ("compressor.kind=modulo", "compressor.bits=4")}
+CODED = {"moniqua": ("compressor.kind=modulo", "compressor.bits=4", "algorithm.theta=constant")}
 """What an algorithm needs that the defaults are not made for."""
 
 

@@ -65,7 +65,8 @@ class Session:
         """How many rounds an in-neighbour can be ahead of a peer that was not set back."""
         self.late_neighbors = LateNeighbors(late)
         self.lost_peers = LostPeers(algorithm, views)
-        self._in_neighbors = frozenset(in_neighbors)
+        self.in_neighbors = frozenset(in_neighbors)
+        """Who may send anything at all."""
         self._views = views
         self._silence = None
         if late is not None and algorithm.spec.push_sum:
@@ -275,7 +276,7 @@ class Session:
         if message.kind is MessageKind.NOTHING and not may_send_nothing:
             raise RemoteProtocolError(f"left us out of a round, which {self.algorithm.spec.name} forbids", peer=sender)
         me = self.algorithm.node.peer
-        if sender not in self._in_neighbors and not _is_newcomer(self._views, me, message):
+        if sender not in self.in_neighbors and not _is_newcomer(self._views, me, message):
             raise RemoteProtocolError("is no in-neighbour in this graph", peer=sender)
 
     def is_next(self, message: Message) -> bool:

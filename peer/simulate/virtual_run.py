@@ -110,7 +110,7 @@ class VirtualRun(ABC, Generic[AnyParticipant]):
             use_one_thread()
             refuse_own_data(config)
         setup = RunSetup.of_loop(config, base) if loops else RunSetup.open(config, base, num_peers)
-        self.setup = replace(setup, shared_copies=SharedCopies())
+        self.setup = self._prepared(replace(setup, shared_copies=SharedCopies()))
         if not loops and (problem := self.setup.short_shard(range(num_peers))) is not None:
             log.warning("%s", problem)
         self._metrics = metrics
@@ -139,6 +139,10 @@ class VirtualRun(ABC, Generic[AnyParticipant]):
         self.now = 0.0
         self.averaged_figure: float | None = None
         self.last_consensus: float | None = None
+
+    def _prepared(self, setup: RunSetup) -> RunSetup:
+        """Return what the peers share; a subclass may change it before there are any."""
+        return setup
 
     @abstractmethod
     def _make_participant(self, peer: int, steps: LocalSteps) -> AnyParticipant:
