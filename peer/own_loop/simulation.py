@@ -8,6 +8,7 @@ those of separate processes, bit for bit.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,6 +36,8 @@ from peer.run_setup import RunSetup
 from peer.simulate.network import LinkModel
 from peer.simulate.pairs import AsynchronousSimulator
 from peer.simulate.rounds import Simulator
+
+log = logging.getLogger("sotto")
 
 Result = TypeVar("Result")
 
@@ -76,7 +79,8 @@ def simulate(
     """
     path = Path(config)
     read = _with_peers(load(path), peers)
-    refuse_errors(validate_config(read, path.parent))
+    for finding in refuse_errors(validate_config(read, path.parent)):
+        log.warning("%s: %s", finding.key, finding.sentence)
     scripts = [_Script(script, read, path, index) for index in range(len(read.peers))]
     try:
         for each in scripts:

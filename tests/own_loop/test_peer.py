@@ -270,6 +270,12 @@ def test_a_simulated_script_that_fails_ends_the_simulation(tmp_path: Path) -> No
         sottovoce.simulate(differs, files[0])
 
 
+def test_a_simulation_warns_of_what_separate_processes_would(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (file,) = write_kits(tmp_path, 8, "run.rounds=2", "graph.kind=ring")[:1]
+    sottovoce.simulate(lambda where: scripts.adamw(where, every=1), file)
+    assert "peers need at least 21 rounds" in caplog.text
+
+
 def test_an_overlapping_exchange_learns_nearly_as_fast(tmp_path: Path) -> None:
     """One round late is no worse in the end: distance to the model of the same loop without overlap, after few and
     after many rounds."""
