@@ -46,6 +46,8 @@ def test_two_shards_merge_to_what_one_process_computes(alone: SweepFolder, sweep
     assert results(merged) == results(alone)
 
 
+# Ray starts a handful of processes that import all of it: minutes on a busy machine.
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("kind", "module"), [("local", "json"), ("dask", "distributed"), ("ray", "ray")])
 def test_two_workers_compute_what_one_process_does(
     alone: SweepFolder, sweep: Sweep, tmp_path: Path, kind: Kind, module: str
