@@ -75,7 +75,7 @@ def train(where: sottovoce.Place, setup: RunSetup, every: int, momentum: float, 
     ) as peer:
         while not peer.done:
             optimizer.param_groups[0]["lr"] = trainer.rate(peer.steps)
-            loss = trainer.batch_loss(peer.steps, 0)
+            loss = trainer.batch_loss(peer.steps)
             optimizer.zero_grad()
             torch.autograd.backward(loss)
             optimizer.step()
