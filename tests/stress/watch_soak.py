@@ -5,7 +5,7 @@
 
 Without --run, a folder is filled as a simulation fills it, a round of all peers a second, with rows made from formulas.
 Growth is measured from a fifth of the time on. The tool ends with 1 if the server or the page has grown since by more
-than `--tolerance-mbytes`, or if the page has more elements than then by a tenth.
+than `--tolerance-mbytes`, or if the page has more elements than its full lists of events and log lines explain.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from playwright.sync_api import Page, sync_playwright
 from peer.config import load
 from peer.config_writer import write_resolved
 from peer.state.metrics import ConsensusRecord, MetricsStore
+from peer.watch.feed import MOST_EVENTS
+from peer.watch.logs import MOST_LINES
 from tests.report.sample_run import evaluation, round_record
 
 _WARM_SHARE = 0.2
@@ -36,6 +38,8 @@ _EVERY_S = 10.0
 _ROUNDS = 100_000
 _EVALUATED_EVERY = 5
 _MOST_EVALUATED = 64
+_LISTED = 2 * (MOST_EVENTS + MOST_LINES)
+"""Elements of the lists of events and log lines when they are full: two for each line."""
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -147,7 +151,7 @@ def main() -> int:
     }
     print(json.dumps({"grown": grown, "update_ms": {"median": statistics.median(updates), "worst": updates[-1]}}))
     too_much = max(grown["server_mbytes"], grown["page_mbytes"]) > arguments.tolerance_mbytes
-    return int(too_much or last.elements > 1.1 * warm.elements)
+    return int(too_much or last.elements > warm.elements + _LISTED)
 
 
 if __name__ == "__main__":
