@@ -74,4 +74,5 @@ def test_a_stale_page_is_noticed(tmp_path: Path) -> None:
     assert render_docs.stale_pages(tmp_path) == [
         "docs/commands.md is out of date",
         "docs/configuration.md is missing",
+        "docs/api.md is missing",
     ]
