@@ -21,10 +21,10 @@ from peer.cli.training_run import (
     open_view,
     report_in_any_case,
     runs_option,
-    say_how_to_watch,
     track_option,
     trackers_beside,
     warn,
+    with_live_page,
 )
 from peer.errors import ConfigError
 
@@ -124,10 +124,11 @@ def simulate(
             stack.enter_context(report_in_any_case(directory))
             write_resolved(config, directory / "config.toml", base)
             draw_graph(config, base, count, directory)
-            say_how_to_watch(directory)
         stop = stack.enter_context(StopOnSignal())
         stack.enter_context(trackers_beside(trackers, directory))
         show = stack.enter_context(open_view(no_live, config))
+        if not no_save:
+            show = with_live_page(show, directory)
         simulation = simulator.run(
             config,
             base,

@@ -153,9 +153,18 @@ def trackers_beside(kinds: Sequence[str], directory: Path) -> Iterator[None]:
             click.echo(f"not everything was handed to {', '.join(kinds)}: see {directory / 'trackers.log'}", err=True)
 
 
-def say_how_to_watch(directory: Path) -> None:
-    """Print the command that shows the run on a live page."""
-    click.echo(f"live page: {shlex.join(['sotto', 'watch', str(directory)])}", err=True)
+def with_live_page(show: Callable[[Progress], None], directory: Path) -> Callable[[Progress], None]:
+    """Return `show`, which now also prints the command for the live page once the run is prepared."""
+    said = False
+
+    def show_and_say(progress: Progress) -> None:
+        nonlocal said
+        if not said and progress.phase != "preparing":
+            said = True
+            click.echo(f"live page: {shlex.join(['sotto', 'watch', str(directory)])}", err=True)
+        show(progress)
+
+    return show_and_say
 
 
 def draw_graph(config: Config, base: Path, num_peers: int, directory: Path) -> None:

@@ -24,10 +24,10 @@ from peer.cli.training_run import (
     open_view,
     report_in_any_case,
     runs_option,
-    say_how_to_watch,
     track_option,
     trackers_beside,
     warn,
+    with_live_page,
 )
 from peer.errors import ConfigError
 from peer.startup import quick_imports
@@ -107,14 +107,13 @@ def up(
         if resume is None:
             directory = make_directory(runs_dir, name, config.run.name)
             draw_graph(config, base, count, directory)
-        say_how_to_watch(directory)
         with StopOnSignal() as stop, trackers_beside(trackers, directory):
             summary = local_cluster.up(
                 config,
                 base,
                 num_peers=count,
                 directory=directory,
-                on_progress=show,
+                on_progress=with_live_page(show, directory),
                 stop=stop.event,
                 baseline=not no_baseline,
                 lineup=lineup,

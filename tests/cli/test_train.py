@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from peer.cli.training_run import choose_directory
+from peer.cli.training_run import choose_directory, with_live_page
 from peer.config import load
 from peer.errors import ConfigError
 from peer.report import live
@@ -124,3 +124,16 @@ def test_run_folders_are_numbered_unless_named(tmp_path: Path) -> None:
     (tmp_path / "digits" / "summary.json").write_text("")
     with pytest.raises(ConfigError, match="already contains a run"):
         choose_directory(tmp_path, "digits", "x")
+
+
+def test_the_command_of_the_live_page_is_printed_once_the_run_is_prepared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown: list[str] = []
+    show = with_live_page(lambda progress: shown.append(progress.phase), tmp_path / "a run")
+    for phase in ("preparing", "simulating", "simulating"):
+        assert capsys.readouterr().err == ""
+        show(Progress(phase=phase, rounds=1, elapsed_s=0.0))
+        if len(shown) == 2:
+            assert capsys.readouterr().err == f"live page: sotto watch '{tmp_path}/a run'\n"
+    assert shown == ["preparing", "simulating", "simulating"]

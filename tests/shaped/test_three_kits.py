@@ -188,8 +188,8 @@ def test_an_operator_is_told_who_left_who_is_cut_off_and_who_finished(site: Site
     code, output = site.sotto("stop", "--config", f"{kits}/peer-0/peer.toml")
     assert (code, output) == (0, f"peer-0 has finished after {ROUNDS} rounds, says its state folder\n")
     code, output = site.sotto("export", kits, "-o", model)
-    assert (code, output) == (
-        0,
+    assert code == 0
+    assert output.splitlines()[0] == (
         f"wrote {model}: the model of peer 0 after {ROUNDS} rounds,"
-        " without peer-1, which had left, peer-2, which was lost\n",
+        " without peer-1, which had left, peer-2, which was lost"
     )
