@@ -239,6 +239,9 @@ class Session:
         without_it = self.round + self.in_round
         self.lost_peers.add(peer, unreceived, without_it)
         self.inbox.drop(peer, without_it)
+        if self._is_joining:
+            # Whom it has its model from may be another member now (`boundary.transfers`).
+            return self.join(self.round + 1, now)
         return self._advance(now, self.unchanged())
 
     def go_on(self, now: float) -> Effects:

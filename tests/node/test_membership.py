@@ -311,6 +311,22 @@ def test_a_peer_whose_sponsor_is_lost_joins_with_next_to_nothing(seed: int) -> N
     assert cluster.spread() < 0.5
 
 
+@pytest.mark.parametrize("algorithm", ["allreduce", "low-rank"])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_peer_that_hears_late_of_a_loss_before_its_first_round_takes_the_model_of_the_first(
+    algorithm: str, seed: int
+) -> None:
+    """A joining peer knows of its own joining first, and waits for its sponsor; after a loss the first member gives."""
+    cluster = Cluster(algorithm, "complete", seed=seed)
+    cluster.run(4)
+    join = cluster.announce(2, ChangeKind.JOIN, 5)
+    cluster.kill(4)
+    assert cluster.declare_lost(4).effective == join.effective
+    cluster.run(90)
+    assert cluster.rounds() == dict.fromkeys((0, 1, 2, 3, 5), 90)
+    assert cluster.spread() == 0.0
+
+
 def test_without_push_sum_there_is_no_joining_without_a_sponsor() -> None:
     cluster = Cluster("d-psgd", "ring", seed=1)
     cluster.run(4)
