@@ -80,39 +80,45 @@ IN_TILES static inline const uint8_t *part(Sixteen *s, size_t at, size_t *stride
     return s->gathered;
 }
 
+/* Sixteen windows of `at` on into the register `left`. */
+#define LOAD_WINDOWS(left, sixteen)                                  \
+    {                                                                \
+        const uint8_t *const from = part(&sixteen, at, &stride);     \
+        _tile_loadd(left, from, stride);                             \
+    }
+
+/* PRODUCTS(left, right) for all terms of 32 windows, sixty-four at a time; those that are left have their registers. */
+#define OVER_TERMS(PRODUCTS)                                                     \
+    Sixteen upper, lower;                                                        \
+    size_t stride;                                                               \
+    look(&upper, windows);                                                       \
+    look(&lower, windows + LANES);                                               \
+    for (int r = 0; r < rows; r++) {                                             \
+        size_t at = (size_t)r * row_bytes;                                       \
+        int left = run;                                                          \
+        for (; left >= ROW; left -= ROW, at += ROW, weights += ROW * LANES) {    \
+            PRODUCTS(LEFT, RIGHT)                                                \
+        }                                                                        \
+        if (left > 0) {                                                          \
+            PRODUCTS(LEFT_REST, RIGHT_REST)                                      \
+            weights += left * LANES;                                             \
+        }                                                                        \
+    }
+
 IN_TILES void amx_tile_32_1(const uint8_t *const *windows, size_t row_bytes, int rows, int run, const int8_t *weights,
                             size_t block, int32_t *sums)
 {
     (void)block;
-    Sixteen upper, lower;
-    size_t stride;
-    look(&upper, windows);
-    look(&lower, windows + LANES);
     _tile_zero(FIRST_SUM);
     _tile_zero(SECOND_SUM);
-    for (int r = 0; r < rows; r++) {
-        const size_t row = (size_t)r * row_bytes;
-        int k = 0;
-        for (; k + ROW <= run; k += ROW, weights += ROW * LANES) {
-            _tile_loadd(RIGHT, weights, ROW);
-            const uint8_t *x = part(&upper, row + (size_t)k, &stride);
-            _tile_loadd(LEFT, x, stride);
-            _tile_dpbusd(FIRST_SUM, LEFT, RIGHT);
-            x = part(&lower, row + (size_t)k, &stride);
-            _tile_loadd(LEFT, x, stride);
-            _tile_dpbusd(SECOND_SUM, LEFT, RIGHT);
-        }
-        if (k < run) {
-            _tile_loadd(RIGHT_REST, weights, ROW);
-            const uint8_t *x = part(&upper, row + (size_t)k, &stride);
-            _tile_loadd(LEFT_REST, x, stride);
-            _tile_dpbusd(FIRST_SUM, LEFT_REST, RIGHT_REST);
-            x = part(&lower, row + (size_t)k, &stride);
-            _tile_loadd(LEFT_REST, x, stride);
-            _tile_dpbusd(SECOND_SUM, LEFT_REST, RIGHT_REST);
-            weights += (run - k) * LANES;
-        }
-    }
+#define PRODUCTS(x, w)                    \
+    _tile_loadd(w, weights, ROW);         \
+    LOAD_WINDOWS(x, upper)                \
+    _tile_dpbusd(FIRST_SUM, x, w);        \
+    LOAD_WINDOWS(x, lower)                \
+    _tile_dpbusd(SECOND_SUM, x, w);
+    OVER_TERMS(PRODUCTS)
+#undef PRODUCTS
     _tile_stored(FIRST_SUM, sums, ROW);
     _tile_stored(SECOND_SUM, sums + LANES * LANES, ROW);
 }
@@ -120,55 +126,32 @@ IN_TILES void amx_tile_32_1(const uint8_t *const *windows, size_t row_bytes, int
 IN_TILES void amx_tile_32_2(const uint8_t *const *windows, size_t row_bytes, int rows, int run, const int8_t *weights,
                             size_t block, int32_t *sums)
 {
-    Sixteen upper, lower;
-    size_t stride;
-    look(&upper, windows);
-    look(&lower, windows + LANES);
     _tile_zero(FIRST_SUM);
     _tile_zero(SECOND_SUM);
     _tile_zero(THIRD_SUM);
     _tile_zero(FOURTH_SUM);
-    for (int r = 0; r < rows; r++) {
-        const size_t row = (size_t)r * row_bytes;
-        int k = 0;
-        for (; k + ROW <= run; k += ROW, weights += ROW * LANES) {
-            const uint8_t *x = part(&upper, row + (size_t)k, &stride);
-            _tile_loadd(LEFT, x, stride);
-            _tile_loadd(RIGHT, weights, ROW);
-            _tile_dpbusd(FIRST_SUM, LEFT, RIGHT);
-            _tile_loadd(RIGHT, weights + block, ROW);
-            _tile_dpbusd(SECOND_SUM, LEFT, RIGHT);
-            x = part(&lower, row + (size_t)k, &stride);
-            _tile_loadd(LEFT, x, stride);
-            _tile_dpbusd(FOURTH_SUM, LEFT, RIGHT);
-            _tile_loadd(RIGHT, weights, ROW);
-            _tile_dpbusd(THIRD_SUM, LEFT, RIGHT);
-        }
-        if (k < run) {
-            const uint8_t *x = part(&upper, row + (size_t)k, &stride);
-            _tile_loadd(LEFT_REST, x, stride);
-            _tile_loadd(RIGHT_REST, weights, ROW);
-            _tile_dpbusd(FIRST_SUM, LEFT_REST, RIGHT_REST);
-            _tile_loadd(RIGHT_REST, weights + block, ROW);
-            _tile_dpbusd(SECOND_SUM, LEFT_REST, RIGHT_REST);
-            x = part(&lower, row + (size_t)k, &stride);
-            _tile_loadd(LEFT_REST, x, stride);
-            _tile_dpbusd(FOURTH_SUM, LEFT_REST, RIGHT_REST);
-            _tile_loadd(RIGHT_REST, weights, ROW);
-            _tile_dpbusd(THIRD_SUM, LEFT_REST, RIGHT_REST);
-            weights += (run - k) * LANES;
-        }
-    }
+#define PRODUCTS(x, w)                            \
+    LOAD_WINDOWS(x, upper)                        \
+    _tile_loadd(w, weights, ROW);                 \
+    _tile_dpbusd(FIRST_SUM, x, w);                \
+    _tile_loadd(w, weights + block, ROW);         \
+    _tile_dpbusd(SECOND_SUM, x, w);               \
+    LOAD_WINDOWS(x, lower)                        \
+    _tile_dpbusd(FOURTH_SUM, x, w);               \
+    _tile_loadd(w, weights, ROW);                 \
+    _tile_dpbusd(THIRD_SUM, x, w);
+    OVER_TERMS(PRODUCTS)
+#undef PRODUCTS
     _tile_stored(FIRST_SUM, sums, 2 * ROW);
     _tile_stored(SECOND_SUM, sums + LANES, 2 * ROW);
     _tile_stored(THIRD_SUM, sums + 2 * LANES * LANES, 2 * ROW);
     _tile_stored(FOURTH_SUM, sums + 2 * LANES * LANES + LANES, 2 * ROW);
 }
 
-IN_TILES void amx_pairs_32_32(const uint16_t *g, size_t g_sixteen, const uint16_t *x, int pairs, int more,
-                              float factor, float *out, size_t stride)
+IN_TILES void amx_pairs_32_32(const uint16_t *g, const uint16_t *x, int pairs, int more, float factor, float *out,
+                              size_t stride)
 {
-    const size_t x_row = 4 * LANES, to = stride * sizeof *out;
+    const size_t x_row = 4 * LANES, to = stride * sizeof *out, g_sixteen = 2 * LANES * (size_t)pairs;
     if (more) {
         _tile_loadd(FIRST_SUM, out, to);
         _tile_loadd(SECOND_SUM, out + LANES, to);
@@ -207,7 +190,7 @@ IN_TILES void amx_pairs_32_32(const uint16_t *g, size_t g_sixteen, const uint16_
 #define TWO_AND_TWO(a, b) _mm512_shuffle_i32x4(a, b, 0x88)
 #define OTHER_TWO_AND_TWO(a, b) _mm512_shuffle_i32x4(a, b, 0xdd)
 
-IN_TILES static inline void transpose(const uint16_t *in, uint16_t *out)
+IN_TILES void amx_transpose_pairs(const uint16_t *in, uint16_t *out)
 {
     __m512i a[LANES], b[LANES];
     for (int i = 0; i < LANES; i++)
@@ -232,11 +215,5 @@ IN_TILES static inline void transpose(const uint16_t *in, uint16_t *out)
         _mm512_storeu_si512(out + 2 * LANES * i, TWO_AND_TWO(b[i], b[i + 8]));
         _mm512_storeu_si512(out + 2 * LANES * (i + 8), OTHER_TWO_AND_TWO(b[i], b[i + 8]));
     }
-}
-
-void amx_transpose_pairs(const uint16_t *in, int pairs, uint16_t *out)
-{
-    for (; pairs > 0; pairs -= LANES, in += 2 * LANES * LANES, out += 2 * LANES * LANES)
-        transpose(in, out);
 }
 #endif

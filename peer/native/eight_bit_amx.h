@@ -16,11 +16,11 @@ void amx_end(void);
 Tile amx_tile_32_1, amx_tile_32_2;
 
 /* out[j][i] = (out[j][i] or 0) + sum over `pairs` of g[j][pair] * x[pair][i], times factor, for 32 j and 32 i of pairs
-   of bfloat16. `pairs` is a multiple of 16; a row of `x` is 64 numbers; `g` is sixteen j as amx_transpose_pairs writes
-   them, and another sixteen `g_sixteen` numbers further. */
-void amx_pairs_32_32(const uint16_t *g, size_t g_sixteen, const uint16_t *x, int pairs, int more, float factor,
-                     float *out, size_t stride);
+   of bfloat16. `pairs` is a multiple of 16; a row of `x` is 64 numbers; `g` is twice sixteen j, each as
+   amx_transpose_pairs writes them, sixteen pairs after the other. */
+void amx_pairs_32_32(const uint16_t *g, const uint16_t *x, int pairs, int more, float factor, float *out,
+                     size_t stride);
 
-/* out[block][j][pair] = in[block][pair][j] for sixteen j and blocks of sixteen pairs, of which `pairs` is a multiple. */
-void amx_transpose_pairs(const uint16_t *in, int pairs, uint16_t *out);
+/* out[j][pair] = in[pair][j] for sixteen j and sixteen pairs. */
+void amx_transpose_pairs(const uint16_t *in, uint16_t *out);
 #endif

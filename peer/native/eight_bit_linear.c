@@ -13,8 +13,8 @@
 
 #define HEIGHT 12
 #define STRIP 32
-/* Outputs at a time in the tile registers of AMX. */
-#define AMX_OUTPUTS 32
+/* Outputs of the highest tile, that of AMX. */
+#define MOST_HEIGHT 32
 /* Bytes of rows that are worked on at a time: a part of a small second-level cache. */
 #define BLOCK_BYTES (256 * 1024)
 /* Rows of which the weight gradient is taken at a time. */
@@ -49,15 +49,19 @@ typedef struct {
 
 typedef struct {
     int multiplies_bfloat16;
-    /* Whether it does so in the tile registers of AMX. */
-    int amx;
+    /* Of a tile of weight gradients: how many outputs it has, and of what its number of pairs is a multiple. */
+    int height, pairs_multiple;
+    /* Called before tiles of weight gradients and after them, as of ByteTiles. */
+    void (*begin)(void);
+    void (*end)(void);
     void (*finish)(Finish *f, const int32_t *sums, int width, int rows, size_t row, int result, int count);
     void (*quantize_row)(const float *v, int n, float inverse, int8_t *codes);
     void (*interleave)(const int8_t *const *from, int8_t *packed, int32_t *sums);
     void (*copy_flipped)(uint8_t *to, const uint8_t *from, size_t n, uint8_t flip);
     void (*pair_codes)(const int8_t *first, const int8_t *second, int count, int zero, uint16_t *pairs);
-    void (*pair_gradients)(const uint16_t *gradient, size_t stride, int rows, int readable, int height,
-                           uint16_t *pairs, double *sums);
+    /* The gradients of a tile, of which `readable` are there in each row, as its left operand; and added to their sums. */
+    void (*pack_gradients)(const uint16_t *gradient, size_t stride, int rows, int readable, uint16_t *left,
+                           double *sums);
     void (*pairs_tile)(const uint16_t *g, const uint16_t *x, int pairs, int more, float factor, float *out,
                        size_t stride);
 } Kernels;
@@ -97,6 +101,21 @@ bf16_pairs_tile(const uint16_t *g, const uint16_t *x, int pairs, int more, float
 }
 #endif
 
+#ifdef AMX
+/* In tile registers the left operand lies output by output: twice sixteen of them, in blocks of sixteen pairs. */
+static void pack_for_amx(const uint16_t *gradient, size_t stride, int rows, int readable, uint16_t *left, double *sums)
+{
+    for (int output = 0; output < MOST_HEIGHT && output < readable; output += LANES)
+        for (int row = 0; row < (int)rounded_up(rows, 2 * LANES); row += 2 * LANES) {
+            const int here = rows - row < 2 * LANES ? rows - row : 2 * LANES;
+            uint16_t pairs[2 * LANES * LANES] __attribute__((aligned(64))) = {0};
+            pair_gradients_v4(gradient + (size_t)row * stride + output, stride, here, readable - output, LANES, pairs,
+                              sums + output);
+            amx_transpose_pairs(pairs, left + (output * (int)rounded_up(rows, 2 * LANES)) + row * LANES);
+        }
+}
+#endif
+
 static Kernels kernels_of_this_processor(void)
 {
     Kernels kernels = kernels_portable;
@@ -110,7 +129,16 @@ static Kernels kernels_of_this_processor(void)
             kernels.multiplies_bfloat16 = 1;
             kernels.pairs_tile = bf16_pairs_tile;
         }
-        kernels.amx = processor_tier() == 4;
+#ifdef AMX
+        if (processor_tier() == 4) {
+            kernels.height = MOST_HEIGHT;
+            kernels.pairs_multiple = LANES;
+            kernels.begin = amx_begin_pairs;
+            kernels.end = amx_end;
+            kernels.pack_gradients = pack_for_amx;
+            kernels.pairs_tile = amx_pairs_32_32;
+        }
+#endif
     }
 #endif
     return kernels;
@@ -259,122 +287,55 @@ void eb_linear_backward(const int8_t *x, int rows, int terms, const int8_t *pack
     *largest = widen((uint16_t)most);
 }
 
-static size_t pairs_together(int rows) { return (size_t)((rows < BLOCK_ROWS ? rows : BLOCK_ROWS) + 1) / 2; }
-
-static size_t strips_of(int outputs) { return rounded_up(outputs, HEIGHT) / HEIGHT; }
-
-#ifdef AMX
-/* As eb_linear_weight_gradient. The left operand of a product lies row by row in tile registers, so that of the gradient
-   it is the transposed matrix; 32 outputs by 32 inputs are summed at a time. */
-static size_t totals_in_tiles(int outputs) { return rounded_up(outputs, LANES) * sizeof(double); }
-
-static size_t pairs_in_tiles(int rows) { return rounded_up((int)pairs_together(rows), LANES); }
-
-static size_t room_in_tiles(int rows, int outputs)
+/* The most pairs that are summed at a time, for which there is room. */
+static size_t pairs_together(const Kernels *kernels, int rows)
 {
-    const size_t pairs = pairs_in_tiles(rows);
-    return totals_in_tiles(outputs)
-           + 2 * pairs * (STRIP + LANES + rounded_up(outputs, AMX_OUTPUTS)) * sizeof(uint16_t);
+    return rounded_up(((rows < BLOCK_ROWS ? rows : BLOCK_ROWS) + 1) / 2, kernels->pairs_multiple);
 }
-
-static void weight_gradient_in_tiles(const Kernels *kernels, const uint16_t *gradient, const int8_t *codes,
-                                     int32_t zero, int rows, int outputs, int inputs, float factor, float *weights,
-                                     double *totals)
-{
-    const int together = rows < BLOCK_ROWS ? rows : BLOCK_ROWS;
-    const size_t most = pairs_in_tiles(rows), g_sixteen = 2 * most * LANES;
-    uint16_t *x = (uint16_t *)((uint8_t *)totals + totals_in_tiles(outputs));
-    uint16_t *words = x + most * 2 * STRIP, *g = words + most * 2 * LANES;
-    amx_begin_pairs();
-    for (int first = 0; first < rows; first += together) {
-        const int here = rows - first < together ? rows - first : together, pairs = (here + 1) / 2;
-        const size_t padded = rounded_up(pairs, LANES), missing = padded - (size_t)pairs;
-        const uint16_t *from = gradient + (size_t)first * (size_t)outputs;
-        const float by = first + here < rows ? 1.0f : factor;
-        for (int output = 0; output < outputs; output += LANES) {
-            kernels->pair_gradients(from + output, (size_t)outputs, here, outputs - output, LANES, words,
-                                    totals + output);
-            memset(words + (size_t)pairs * 2 * LANES, 0, missing * 2 * LANES * sizeof *words);
-            amx_transpose_pairs(words, (int)padded, g + (size_t)(output / LANES) * g_sixteen);
-        }
-        for (int input = 0; input < inputs; input += STRIP) {
-            const int count = inputs - input < STRIP ? inputs - input : STRIP;
-            const int8_t *row = codes + (size_t)first * (size_t)inputs + input;
-            for (int p = 0; p < pairs; p++, row += 2 * (size_t)inputs)
-                kernels->pair_codes(row, 2 * p + 1 < here ? row + inputs : NULL, count, zero,
-                                    x + (size_t)p * 2 * STRIP);
-            memset(x + (size_t)pairs * 2 * STRIP, 0, missing * 2 * STRIP * sizeof *x);
-            for (int output = 0; output < outputs; output += AMX_OUTPUTS) {
-                const int height = outputs - output < AMX_OUTPUTS ? outputs - output : AMX_OUTPUTS;
-                float *out = weights + (size_t)output * (size_t)inputs + input;
-                const uint16_t *left = g + (size_t)(output / LANES) * g_sixteen;
-                if (height == AMX_OUTPUTS && count == STRIP) {
-                    amx_pairs_32_32(left, g_sixteen, x, (int)padded, first > 0, by, out, (size_t)inputs);
-                    continue;
-                }
-                float edge[AMX_OUTPUTS * STRIP] __attribute__((aligned(64))) = {0};
-                for (int j = 0; j < height && first > 0; j++)
-                    memcpy(edge + j * STRIP, out + (size_t)j * (size_t)inputs, (size_t)count * sizeof *edge);
-                amx_pairs_32_32(left, g_sixteen, x, (int)padded, first > 0, by, edge, STRIP);
-                for (int j = 0; j < height; j++)
-                    memcpy(out + (size_t)j * (size_t)inputs, edge + j * STRIP, (size_t)count * sizeof *edge);
-            }
-        }
-    }
-    amx_end();
-}
-#endif
 
 uint64_t eb_linear_gradient_room(int rows, int outputs)
 {
-    const size_t pairs = pairs_together(rows), strips = strips_of(outputs);
-    const size_t vectors = ((size_t)outputs + LANES) * sizeof(double)
-                           + (pairs * 2 * STRIP + strips * pairs * 2 * HEIGHT + 2 * LANES) * sizeof(uint16_t);
-#ifdef AMX
-    const size_t tiles = room_in_tiles(rows, outputs);
-    return tiles > vectors ? tiles : vectors;
-#else
-    return vectors;
-#endif
+    const Kernels kernels = kernels_of_this_processor();
+    const size_t pairs = pairs_together(&kernels, rows);
+    return (uint64_t)(((size_t)outputs + LANES) * sizeof(double)
+                      + 2 * (pairs * (STRIP + rounded_up(outputs, kernels.height)) + LANES) * sizeof(uint16_t));
 }
 
 void eb_linear_weight_gradient(const uint16_t *gradient, const int8_t *codes, int32_t zero, int rows, int outputs,
                                int inputs, float factor, float *weights, float *bias, uint8_t *room)
 {
     const Kernels kernels = kernels_of_this_processor();
-    const int together = rows < BLOCK_ROWS ? rows : BLOCK_ROWS, strips = (int)strips_of(outputs);
-    const size_t g_strip = pairs_together(rows) * 2 * HEIGHT;
+    const int together = rows < BLOCK_ROWS ? rows : BLOCK_ROWS, most = kernels.height;
+    const size_t most_pairs = pairs_together(&kernels, rows), g_output = 2 * most_pairs;
     double *totals = (double *)room;
-    uint16_t *x = (uint16_t *)(totals + outputs + LANES), *g = x + pairs_together(rows) * 2 * STRIP;
-    memset(totals, 0, (size_t)outputs * sizeof *totals);
-#ifdef AMX
-    if (kernels.amx)
-        weight_gradient_in_tiles(&kernels, gradient, codes, zero, rows, outputs, inputs, factor, weights, totals);
-#endif
-    for (int first = 0; first < rows && !kernels.amx; first += together) {
-        const int here = rows - first < together ? rows - first : together, pairs = (here + 1) / 2;
+    uint16_t *x = (uint16_t *)(totals + outputs + LANES), *g = x + most_pairs * 2 * STRIP;
+    memset(totals, 0, ((size_t)outputs + LANES) * sizeof *totals);
+    if (kernels.begin != NULL)
+        kernels.begin();
+    for (int first = 0; first < rows; first += together) {
+        const int here = rows - first < together ? rows - first : together, there = (here + 1) / 2;
+        const int pairs = (int)rounded_up(there, kernels.pairs_multiple);
         const uint16_t *from = gradient + (size_t)first * (size_t)outputs;
         const float by = first + here < rows ? 1.0f : factor;
-        for (int strip = 0; strip < strips; strip++) {
-            const int output = strip * HEIGHT;
-            kernels.pair_gradients(from + output, (size_t)outputs, here, outputs - output, HEIGHT,
-                                   g + (size_t)strip * g_strip, totals + output);
-        }
+        for (int output = 0; output < outputs; output += most)
+            kernels.pack_gradients(from + output, (size_t)outputs, here, outputs - output,
+                                   g + (size_t)output * g_output, totals + output);
+        memset(x + (size_t)there * 2 * STRIP, 0, (size_t)(pairs - there) * 2 * STRIP * sizeof *x);
         for (int input = 0; input < inputs; input += STRIP) {
             const int count = inputs - input < STRIP ? inputs - input : STRIP;
             const int8_t *row = codes + (size_t)first * (size_t)inputs + input;
-            for (int p = 0; p < pairs; p++, row += 2 * (size_t)inputs)
+            for (int p = 0; p < there; p++, row += 2 * (size_t)inputs)
                 kernels.pair_codes(row, 2 * p + 1 < here ? row + inputs : NULL, count, zero,
                                    x + (size_t)p * 2 * STRIP);
-            for (int strip = 0; strip < strips; strip++) {
-                const int output = strip * HEIGHT, height = outputs - output < HEIGHT ? outputs - output : HEIGHT;
+            for (int output = 0; output < outputs; output += most) {
+                const int height = outputs - output < most ? outputs - output : most;
                 float *out = weights + (size_t)output * (size_t)inputs + input;
-                const uint16_t *left = g + (size_t)strip * g_strip;
-                if (height == HEIGHT && count == STRIP) {
+                const uint16_t *left = g + (size_t)output * g_output;
+                if (height == most && count == STRIP) {
                     kernels.pairs_tile(left, x, pairs, first > 0, by, out, (size_t)inputs);
                     continue;
                 }
-                float edge[HEIGHT * STRIP] = {0};
+                float edge[MOST_HEIGHT * STRIP] __attribute__((aligned(64))) = {0};
                 for (int j = 0; j < height && first > 0; j++)
                     memcpy(edge + j * STRIP, out + (size_t)j * (size_t)inputs, (size_t)count * sizeof *edge);
                 kernels.pairs_tile(left, x, pairs, first > 0, by, edge, STRIP);
@@ -383,6 +344,8 @@ void eb_linear_weight_gradient(const uint16_t *gradient, const int8_t *codes, in
             }
         }
     }
+    if (kernels.end != NULL)
+        kernels.end();
     for (int output = 0; output < outputs; output++)
         bias[output] = (float)totals[output];
 }

@@ -166,6 +166,12 @@ static void NAME(pair_gradients)(const uint16_t *gradient, size_t stride, int ro
     memcpy(sums, &total, (size_t)count * sizeof *sums);
 }
 
+static void NAME(pack_gradients)(const uint16_t *gradient, size_t stride, int rows, int readable, uint16_t *left,
+                                 double *sums)
+{
+    NAME(pair_gradients)(gradient, stride, rows, readable, HEIGHT, left, sums);
+}
+
 /* out[j][i] = (out[j][i] or 0) + sum over pairs of g[pair][j] * x[pair][i], times factor. */
 static void NAME(pairs_tile)(const uint16_t *g, const uint16_t *x, int pairs, int more, float factor, float *out,
                              size_t stride)
@@ -191,7 +197,9 @@ static const Kernels NAME(kernels) = {
     .interleave = NAME(interleave),
     .copy_flipped = NAME(copy_flipped),
     .pair_codes = NAME(pair_codes),
-    .pair_gradients = NAME(pair_gradients),
+    .height = HEIGHT,
+    .pairs_multiple = 1,
+    .pack_gradients = NAME(pack_gradients),
     .pairs_tile = NAME(pairs_tile),
 };
 #undef ordered
