@@ -20,6 +20,15 @@ DEFAULT_PEERS = 8
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document to stdout, for scripts.")
 
+out_option = click.option(
+    "-o",
+    "--out",
+    "folder",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Folder for the results; by default runs/NAME.",
+)
+
 config_option = click.option(
     "-c",
     "--config",

@@ -9,20 +9,11 @@ from typing import TYPE_CHECKING
 import click
 
 from peer.cli.app import SottoCommand, SottoGroup, print_json
-from peer.cli.options import json_option
+from peer.cli.options import json_option, out_option
 from peer.errors import LinkError, SottoError
 
 if TYPE_CHECKING:
     from peer.study.folder import StudyFolder
-
-out_option = click.option(
-    "-o",
-    "--out",
-    "folder",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="Folder for the results; by default runs/NAME.",
-)
 
 sizes_option = click.option(
     "--peers",

@@ -8,21 +8,12 @@ from typing import TYPE_CHECKING
 import click
 
 from peer.cli.app import INTERRUPTED, SottoCommand, SottoGroup, StopOnSignal, print_json
-from peer.cli.options import computing_options, json_option
+from peer.cli.options import computing_options, json_option, out_option
 from peer.errors import ConfigError, SottoError, StateError
 
 if TYPE_CHECKING:
     from peer.executors import Kind
     from peer.sweep.folder import Shard, SweepFolder
-
-out_option = click.option(
-    "-o",
-    "--out",
-    "folder",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="Folder for the results; by default runs/NAME.",
-)
 
 
 @click.group(cls=SottoGroup)

@@ -8,48 +8,19 @@ taken after its own r-th step, whenever that was; the last evaluation is of what
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
-from peer.config import Config
-from peer.errors import ConfigError
 from peer.gossip.effects import Effects
 from peer.node.local_steps import LocalSteps
 from peer.node.pair_participant import PairParticipant
-from peer.round_record import RoundRecord
-from peer.run_setup import PeerTrainer
-from peer.simulate.network import LinkModel
 from peer.simulate.virtual_run import Arrival, Event, StepDone, Timer, VirtualRun
-from peer.state.metrics import MetricsStore
 
 
 class AsynchronousSimulator(VirtualRun[PairParticipant]):
     """One simulated run of a pairwise algorithm."""
 
-    def __init__(
-        self,
-        config: Config,
-        base: Path,
-        *,
-        num_peers: int,
-        metrics: MetricsStore | None = None,
-        links: LinkModel | None = None,
-        step_s: float = 0.0,
-        slow: Mapping[int, float] | None = None,
-        stacked: bool = False,
-        after_round: Callable[[PairParticipant, RoundRecord], None] | None = None,
-        loops: Sequence[PeerTrainer] = (),
-    ) -> None:
-        """See `VirtualRun`. Raises ConfigError for `stacked`: peers that go together have rounds."""
-        if stacked:
-            raise ConfigError(
-                f"{config.algorithm.name} has no rounds, so its peers cannot be trained as one batch",
-                key="--stacked",
-            )
-        super().__init__(
-            config, base, num_peers=num_peers, metrics=metrics, links=links, step_s=step_s, slow=slow,
-            after_round=after_round, loops=loops,
-        )  # fmt: skip
+    has_rounds = False
+
+    def _built(self) -> None:
         self._waiting_since: dict[int, float] = {}
         """Peers that have yet to begin their next step, and since when they could: only an open exchange keeps them."""
 

@@ -9,44 +9,19 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
-from pathlib import Path
 
-from peer.config import Config
 from peer.gossip.effects import Effects
 from peer.node.local_steps import LocalSteps
 from peer.node.participant import Participant
-from peer.round_record import RoundRecord
-from peer.run_setup import PeerTrainer
 from peer.simulate.decoding import SharedDecoding
-from peer.simulate.network import LinkModel
 from peer.simulate.virtual_run import Arrival, Event, Finished, StepDone, Timer, VirtualRun, subject
-from peer.state.metrics import MetricsStore
 
 
 class Simulator(VirtualRun[Participant]):
     """One simulated run that goes in rounds."""
 
-    def __init__(
-        self,
-        config: Config,
-        base: Path,
-        *,
-        num_peers: int,
-        metrics: MetricsStore | None = None,
-        links: LinkModel | None = None,
-        step_s: float = 0.0,
-        slow: Mapping[int, float] | None = None,
-        stacked: bool = False,
-        after_round: Callable[[Participant, RoundRecord], None] | None = None,
-        loops: Sequence[PeerTrainer] = (),
-    ) -> None:
-        """See `VirtualRun`."""
-        super().__init__(
-            config, base, num_peers=num_peers, metrics=metrics, links=links, step_s=step_s, slow=slow, stacked=stacked,
-            after_round=after_round, loops=loops,
-        )  # fmt: skip
+    def _built(self) -> None:
         self._ready: list[tuple[int, float]] = []
         """(peer, since when) of those that wait for the others (stacked only)."""
         self._arrived: Counter[tuple[int, int]] = Counter()

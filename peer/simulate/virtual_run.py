@@ -9,13 +9,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Generic, TypeAlias, TypeVar, overload
+from typing import ClassVar, Generic, TypeAlias, TypeVar, overload
 
 import numpy as np
 
 from peer.compress.payload import FloatArray
 from peer.config import Config
-from peer.errors import DivergenceError
+from peer.errors import ConfigError, DivergenceError
 from peer.gossip.effects import OutgoingFrame
 from peer.gossip.shared_copies import SharedCopies
 from peer.node.divergence_guard import reason_to_stop
@@ -88,6 +88,8 @@ class Finished:
 class VirtualRun(ABC, Generic[AnyParticipant]):
     """What simulated runs with and without rounds share: peers, virtual links, evaluation, progress."""
 
+    has_rounds: ClassVar[bool] = True
+
     def __init__(
         self,
         config: Config,
@@ -104,7 +106,13 @@ class VirtualRun(ABC, Generic[AnyParticipant]):
     ) -> None:
         """`step_s`: virtual seconds of a local step; `slow`: peer → how many times slower it is; `stacked`: train all
         peers as one batch (equal to one by one within float32 rounding). `after_round` is told of every completed
-        round of every peer. `loops`: what trains each peer, where that is no task."""
+        round of every peer. `loops`: what trains each peer, where that is no task. Raises ConfigError for `stacked`
+        without rounds, and for whatever is wrong with the configuration."""
+        if stacked and not self.has_rounds:
+            raise ConfigError(
+                f"{config.algorithm.name} has no rounds, so its peers cannot be trained as one batch",
+                key="--stacked",
+            )
         self.config, self.num_peers = config, num_peers
         if not loops:
             use_one_thread()
@@ -139,6 +147,10 @@ class VirtualRun(ABC, Generic[AnyParticipant]):
         self.now = 0.0
         self.averaged_figure: float | None = None
         self.last_consensus: float | None = None
+        self._built()
+
+    def _built(self) -> None:
+        """Prepare what a subclass needs beside the peers, which are there."""
 
     def _prepared(self, setup: RunSetup) -> RunSetup:
         """Return what the peers share; a subclass may change it before there are any."""

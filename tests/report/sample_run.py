@@ -55,6 +55,18 @@ def write_sample_run(directory: Path, *, rounds: int = 120, peers: int = 4) -> P
     return directory
 
 
+def as_simulation(run: Path) -> Path:
+    """Make a run folder one of a simulation: its peers answer nobody, and their rows are in one file."""
+    store = MetricsStore(run / "metrics.sqlite")
+    for peer in range(4):
+        own = MetricsStore(run / "peers" / f"peer-{peer}" / "state" / "metrics.sqlite", read_only=True)
+        store.put(*own.rounds(), *own.evaluations())
+        own.close()
+    store.close()
+    (run / "peers").rename(run / "elsewhere")
+    return run
+
+
 def round_record(peer: int, number: int, rounds: int) -> RoundRecord:
     noise = math.sin(37 * number + peer)
     return RoundRecord(

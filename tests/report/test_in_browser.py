@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +12,11 @@ from peer.report.comparison import contenders
 from peer.report.html import write_report
 from peer.report.run_data import load_run
 from peer.state.metrics import Summary
-from tests.browser import SIZES, Page, browser
+from tests.browser import SIZES, Page
 from tests.report.sample_run import write_sample_run
 from tests.report.test_comparison import write_run
 
 CHART = "#accuracy svg.plot"
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    with browser() as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,30 +14,17 @@ from peer.ops.cluster_files import Host, write_cluster
 from peer.ops.local_cluster import free_ports
 from peer.state.metrics import MetricsStore, Summary
 from peer.watch.observer import open_observer
-from tests.browser import REBOUND, SIZES, Page, browser
-from tests.report.sample_run import evaluation, round_record, write_sample_run
+from tests.browser import REBOUND, SIZES, Page
+from tests.report.sample_run import as_simulation, evaluation, round_record, write_sample_run
 from tests.watch.serving import TOKEN, Served, serving
 
 NASTY = "<script>document.title='gone'</script>\x1b[31m"
 
 
 @pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    with browser() as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
 def simulation(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a simulation whose names try what markup and terminals can."""
-    run = write_sample_run(tmp_path_factory.mktemp("runs") / "digits")
-    store = MetricsStore(run / "metrics.sqlite")
-    for peer in range(4):
-        own = MetricsStore(run / "peers" / f"peer-{peer}" / "state" / "metrics.sqlite", read_only=True)
-        store.put(*own.rounds(), *own.evaluations())
-        own.close()
-    store.close()
-    shutil.rmtree(run / "peers")
+    run = as_simulation(write_sample_run(tmp_path_factory.mktemp("runs") / "digits"))
     summary = Summary.load(run / "summary.json")
     summary.name, summary.ended = NASTY, f"stopped: {NASTY}"
     summary.peer_names = [NASTY, "<img src=x onerror=alert(1)>", "a_very_long_name_" * 6, "peer-3"]

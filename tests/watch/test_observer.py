@@ -20,7 +20,7 @@ from peer.state.checkpoints import Checkpoint, StateFolder
 from peer.state.metrics import EvaluationRecord, MetricsStore, Summary
 from peer.watch.observer import Observer, open_observer
 from peer.watch.snapshot import Snapshot
-from tests.report.sample_run import evaluation, round_record, write_sample_run
+from tests.report.sample_run import as_simulation, evaluation, round_record, write_sample_run
 
 ROUNDS = 40
 
@@ -113,7 +113,7 @@ def edge_states(snapshot: Snapshot) -> dict[tuple[int, int], str]:
 
 def test_a_run_that_is_opened_late_has_its_history(tmp_path: Path) -> None:
     run = write_sample_run(tmp_path / "digits")
-    observer = open_observer(_as_simulation(run))
+    observer = open_observer(as_simulation(run))
     seen = look(observer)
     assert (seen.kind, seen.name, seen.round) == ("simulation", "digits", 120)
     assert seen.averaged_figure == pytest.approx(evaluation(-1, 120, "test", offset=-1).accuracy)
@@ -128,18 +128,6 @@ def test_a_run_that_is_opened_late_has_its_history(tmp_path: Path) -> None:
     assert seen.peers[1].payload_bytes == sum(300 + t % 5 for t in range(120))
     assert seen.peers[1].rate == pytest.approx(360 / 0.04)
     assert seen.peers[1].wait_share == pytest.approx(0.03 / 0.04)
-
-
-def _as_simulation(run: Path) -> Path:
-    """Make a run folder one of a simulation: its peers answer nobody, and their rows are in one file."""
-    store = MetricsStore(run / "metrics.sqlite")
-    for peer in range(4):
-        own = MetricsStore(run / "peers" / f"peer-{peer}" / "state" / "metrics.sqlite", read_only=True)
-        store.put(*own.rounds(), *own.evaluations())
-        own.close()
-    store.close()
-    (run / "peers").rename(run / "elsewhere")
-    return run
 
 
 def test_what_is_written_later_is_seen_at_the_next_look(tmp_path: Path) -> None:
@@ -162,7 +150,7 @@ def test_what_is_written_later_is_seen_at_the_next_look(tmp_path: Path) -> None:
 
 
 def test_names_and_reasons_of_others_are_printable(tmp_path: Path) -> None:
-    run = _as_simulation(write_sample_run(tmp_path / "digits"))
+    run = as_simulation(write_sample_run(tmp_path / "digits"))
     summary = Summary.load(run / "summary.json")
     summary.name, summary.peer_names[0] = "<script>\x1b[31m\nrun", "kitchen\x07\u202e"
     summary.ended = "failed: \x1b]0;title\x07"
