@@ -70,7 +70,7 @@ $(READY): pyproject.toml setup.py $(wildcard peer/native/*.[ch]) peer/native/bui
 	  { echo "Sottovoce needs Python 3.11 or newer; set PYTHON=/path/to/python3.11"; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check "$(TORCH)"
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable .
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[watch]"
 	@touch $@
 
 $(READY_DEV): $(READY)
