@@ -4,10 +4,10 @@ No clock and no socket: the time is an argument, what is to be sent is returned,
 daemon drives it over gRPC; the fault simulator drives the same object over a network and a disk that fail on purpose.
 
 Everything that changes the participant is in the journal before anything that came of it leaves: the frame of a
-neighbour before it is applied, the own frames with a digest of the state before they are sent. So after a crash the
-newest checkpoint and the journal after it lead back to where the peer was, with the decisions that it took by the clock
-(whom it went on without, whom it left out, how much a bandwidth budget let it send), and what is sent again is the
-journaled bytes.
+neighbour before it is applied, checksums of the own frames with a digest of the state before they are sent. So after a
+crash the newest checkpoint and the journal after it lead back to where the peer was, with the decisions that it took by
+the clock (whom it went on without, whom it left out, how much a bandwidth budget let it send), and what is sent again
+has the same bytes. Where arithmetic is not repeatable, the journal holds the own frames instead of their checksums.
 
 What a neighbour may forget: a frame that would survive a power cut here. `sync` makes that so and returns the
 receipts; with `durability = "power"` every round does so before it sends. Otherwise the driver calls it now and then,
@@ -41,7 +41,7 @@ from peer.node.replay import Replay
 from peer.rate_limits import Allowances
 from peer.state.checkpoints import Checkpoint
 from peer.state.disk import Disk
-from peer.state.journal import Announced, Begun, Lost, Receipt, Received, Record, Sent, TimedOut
+from peer.state.journal import Announced, Begun, Checked, Lost, Receipt, Received, Record, Sent, TimedOut
 from peer.wire.message import Message, MessageKind
 
 NOTICES_AT_ONCE = 256
@@ -316,9 +316,10 @@ class DurablePeer:
         """Whether a frame has to wait: this peer was set back, or others have heard that it joins and it has not."""
         return self.participant.membership.is_outsider or self.participant.session.is_early(round_)
 
-    def _sent(self, made: Collection[OutgoingFrame]) -> Sent:
+    def _sent(self, made: Collection[OutgoingFrame]) -> Sent | Checked:
         frames = tuple((outgoing.receiver, outgoing.seq, outgoing.frame) for outgoing in made)
-        return Sent(self.participant.round, self._peer.digest(), frames)
+        sent = Sent(self.participant.round, self._peer.digest(), frames)
+        return Checked.of(sent) if self._repeatable else sent
 
     def _append(self, *records: Record) -> None:
         receipts = self.links.take_new_receipts()

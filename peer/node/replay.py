@@ -1,10 +1,10 @@
 """The replay of a journal: a peer does once more what it did, and has to come to the same bits.
 
-The journal holds what the peer was given (a frame, a time, a decision taken by the clock) and, after it, the frames
-that it made of that, with a digest of its state. Everything in between is computed again. Where that gives other frames
-than the neighbours have been sent, going on would be silent corruption: the replay stops with a StateError instead.
-Where arithmetic is not repeatable (a GPU), the frames of the journal are imposed on the algorithm, and what differs by
-rounding stays inside this peer.
+The journal holds what the peer was given (a frame, a time, a decision taken by the clock) and, after it, checksums of
+the frames that it made of that, with a digest of its state. Everything in between is computed again. Where that gives
+other frames than the neighbours have been sent, going on would be silent corruption: the replay stops with a StateError
+instead. Where arithmetic is not repeatable (a GPU), the journal holds the frames themselves. They are imposed on the
+algorithm, and what differs by rounding stays inside this peer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from peer.node import membership_codec
 from peer.node.disk_state import OnRound, PeerRecovery
 from peer.node.local_steps import LocalSteps, RecordedSteps
 from peer.node.recorded_peer import RecordedPeer
-from peer.state.journal import Announced, Begun, Lost, Receipt, Received, Record, Sent, Stepped, TimedOut
+from peer.state.journal import Announced, Begun, Checked, Lost, Receipt, Received, Record, Sent, Stepped, TimedOut
 from peer.state.recovery import gives_other_bits
 from peer.wire.message import MessageKind
 
@@ -54,13 +54,13 @@ class Replay:
         self.unsent = None
         stepped: Stepped | None = None
         for position, record in enumerate(records):
-            if self.unsent is not None and not isinstance(record, Sent | Receipt):
+            if self.unsent is not None and not isinstance(record, Sent | Checked | Receipt):
                 raise gives_other_bits(name, "frames that the journal does not hold")
             match record:
                 case Receipt(peer, upto):
                     self._peer.links.acknowledge(peer, upto)
                     self._peer.links.take_new_receipts()  # They are in the journal.
-                case Sent():
+                case Sent() | Checked():
                     self._check_sent(name, record)
                 case Stepped():
                     # Where a crash cut off the round that it began, the step is done again, and is journaled again.
@@ -127,14 +127,16 @@ class Replay:
             ended, recovery.effects = recovery.effects, self._participant.unchanged()
             self._on_round(ended)
 
-    def _check_sent(self, name: str, record: Sent) -> None:
-        """Take the own frames of a record for what was just made; they have to be the same."""
-        if self._repeatable:
-            if record.digest != self._peer.digest():
+    def _check_sent(self, name: str, record: Sent | Checked) -> None:
+        """Take the own frames that were just made for those of a record; they have to be the same."""
+        made = Sent(record.round, self._peer.digest(), tuple((o.receiver, o.seq, o.frame) for o in self.unsent or ()))
+        if self._repeatable or isinstance(record, Checked):
+            again = made if isinstance(record, Sent) else Checked.of(made)
+            if record.digest != again.digest:
                 raise gives_other_bits(name, f"another model in round {record.round}")
-            if list(record.frames) != [(made.receiver, made.seq, made.frame) for made in self.unsent or ()]:
+            if record.frames != again.frames:
                 raise gives_other_bits(name, f"other messages in round {record.round}")
-        for receiver, seq, frame in record.frames:
+        for receiver, seq, frame in (record if isinstance(record, Sent) else made).frames:
             if self._peer.links.push(receiver, frame) != seq:
                 raise StateError(f"{name}: holds frame {seq} for peer {receiver}, where another one is next")
         self.unsent = None

@@ -2,8 +2,9 @@
 
 Replaying it from that checkpoint leads to where the peer was, bit for bit: its records are the inputs of the
 participant (a round begun, a frame received, a timer that made a difference, each with the time that it was given) and,
-to check the replay by and to send again, the peer's own frames with a digest of the state that they came from. A run
-without rounds has records of one kind of its own: the calls on its participant.
+to check the replay by, checksums of the peer's own frames with a digest of the state that they came from. Where
+arithmetic is not repeatable it holds the own frames themselves, to send them again. A run without rounds has records of
+one kind of its own: the calls on its participant.
 
 A plain file rather than SQLite: there is one writer, nobody asks for anything but all of it in order, and a record has
 to be in the hands of the kernel before a frame leaves. That is one `write` of the frame's own bytes here; a SQLite
@@ -36,9 +37,9 @@ from peer.errors import StateError
 from peer.state.checkpoints import arrays_of, entries_of
 from peer.state.disk import Buffer, Disk, Handle, cannot_be_written, replace
 
-VERSION = 4
+VERSION = 5
 """Version 2 has records of kinds 6 and 7, version 3 those of kind 8, and names in those of kind 2 who was left out,
-version 4 those of kind 9; journals of older versions are read and gone on with."""
+version 4 those of kind 9, version 5 those of kind 10; journals of older versions are read and gone on with."""
 
 _MAGIC = b"SOTTOJNL"
 _FILE = struct.Struct("<8sHI")
@@ -49,6 +50,7 @@ _BEGUN = struct.Struct("<dQi")
 _TIMER = struct.Struct("<d")
 _SENT = struct.Struct("<QQI")
 _ENTRY = struct.Struct("<IQII")
+_CHECKED = struct.Struct("<IQQ")
 _RECEIPT = struct.Struct("<IQ")
 _CALLED = struct.Struct("<BdIQI")
 _STEPPED = struct.Struct("<QI")
@@ -66,6 +68,7 @@ class Kind(enum.IntEnum):
     LOST = 7
     CALLED = 8
     STEPPED = 9
+    CHECKED = 10
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,24 @@ class Sent:
     """Of the state right after (`DurablePeer`)."""
     frames: tuple[tuple[int, int, bytes], ...]
     """(receiver, number, frame). Equal frames are stored once."""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """The own numbered frames that came of the record before, where a replay makes them again to the bit."""
+
+    round: int
+    digest: int
+    """Of the state right after (`DurablePeer`)."""
+    frames: tuple[tuple[int, int, int], ...]
+    """(receiver, number, XXH3-64 of the frame)."""
+
+    @classmethod
+    def of(cls, sent: Sent) -> Checked:
+        """Return what is kept of frames that can be made again. One that several receivers share is read once."""
+        distinct = {id(frame): frame for _, _, frame in sent.frames}
+        sums = {key: xxhash.xxh3_64_intdigest(frame) for key, frame in distinct.items()}
+        return cls(sent.round, sent.digest, tuple((to, seq, sums[id(frame)]) for to, seq, frame in sent.frames))
 
 
 @dataclass(frozen=True)
@@ -174,7 +195,7 @@ class Stepped:
     """What it came to (`node.local_steps.RecordedSteps`)."""
 
 
-Record: TypeAlias = Received | Begun | TimedOut | Sent | Receipt | Announced | Lost | Called | Stepped
+Record: TypeAlias = Received | Begun | TimedOut | Sent | Checked | Receipt | Announced | Lost | Called | Stepped
 
 
 @dataclass(frozen=True)
@@ -332,6 +353,7 @@ def _kind(record: Record) -> Kind:
         Begun: Kind.BEGUN,
         TimedOut: Kind.TIMER,
         Sent: Kind.SENT,
+        Checked: Kind.CHECKED,
         Receipt: Kind.RECEIPT,
         Announced: Kind.ANNOUNCED,
         Lost: Kind.LOST,
@@ -363,6 +385,8 @@ def _encode(record: Record) -> Sequence[Buffer]:
             layout, parts = entries_of(arrays)
             text = json.dumps(layout).encode()
             return [_STEPPED.pack(round_, len(text)) + text, *parts]
+        case Checked(round_, digest, checksums):
+            return [_SENT.pack(round_, digest, len(checksums)), *(_CHECKED.pack(*each) for each in checksums)]
         case Sent(round_, digest, frames):
             places: dict[int, tuple[int, int]] = {}
             entries, blobs, end = [], [], 0
@@ -404,6 +428,8 @@ def _decode(kind: Kind, body: memoryview) -> Record:
         end = _STEPPED.size + length
         return Stepped(round_, arrays_of(json.loads(bytes(body[_STEPPED.size : end])), body[end:]))
     round_, digest, count = _SENT.unpack_from(body)
+    if kind is Kind.CHECKED:
+        return Checked(round_, digest, tuple(_CHECKED.iter_unpack(body[_SENT.size :])))
     start = _SENT.size + count * _ENTRY.size
     if start > len(body):
         raise ValueError("too many entries")

@@ -236,6 +236,23 @@ def test_a_replay_that_gives_other_bits_stops_the_peer_in_a_sentence() -> None:
         world.make(1).open()
 
 
+@pytest.mark.parametrize("repeatable", [True, False])
+def test_a_journal_holds_own_frames_only_where_they_cannot_be_made_again(repeatable: bool) -> None:
+    world = turns(World("quant-sgp", repeatable=repeatable, lag=lambda sender, number: 9), 3)
+    under_way = [frame for (sender, _), frames in world.links.items() if sender == 1 for _, _, frame in frames]
+    journal = world.disks[1].read("journal-00000000.log")
+    assert under_way
+    assert all((frame in journal) != repeatable for frame in under_way)
+
+
+def test_a_state_that_relies_on_repeatable_arithmetic_is_refused_where_there_is_none() -> None:
+    draws = np.random.default_rng(5)
+    world = turns(World("quant-sgp", save_every=20), 12)
+    world.repeatable, world.wobble = False, lambda: float(draws.uniform(-1e-3, 1e-3))
+    with pytest.raises(StateError, match="replaying it gives another model in round 0; the machine"):
+        world.make(1).open()
+
+
 def test_a_damaged_checkpoint_costs_nothing_but_the_replay_of_the_journal_before_it() -> None:
     world = World("quant-sgp")
     world.start()

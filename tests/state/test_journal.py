@@ -13,6 +13,7 @@ from peer.state.journal import (
     Begun,
     Call,
     Called,
+    Checked,
     Journal,
     Receipt,
     Received,
@@ -35,6 +36,8 @@ RECORDS: list[Record] = [
     Called(Call.RECEIVE, 2.0, 3, (1 << 64) - 1, (1, 3), b"a request"),
     Called(Call.STEP, 2.25, 0, 7, ()),
     Sent(5, 0, ()),
+    Checked(5, 3, ((0, 5, 1), (2, 7, (1 << 64) - 1))),
+    Checked(6, 4, ()),
     TimedOut(2.5),
     Received(3.0, 1, 0, b""),
 ]
@@ -69,6 +72,16 @@ def test_a_frame_for_several_neighbours_is_stored_once() -> None:
     disk = FailingDisk()
     write(disk)
     assert disk.read("j").count(FRAME) == 1
+
+
+def test_equal_frames_have_equal_checksums_and_others_do_not() -> None:
+    sent = Sent(4, 9, ((0, 5, FRAME), (2, 7, FRAME), (5, 1, b"another")))
+    checked = Checked.of(sent)
+    first, second, third = checked.frames
+    assert (checked.round, checked.digest) == (4, 9)
+    assert (first[:2], second[:2], third[:2]) == ((0, 5), (2, 7), (5, 1))
+    assert first[2] == second[2] != third[2]
+    assert Checked.of(Sent(4, 9, ((0, 5, bytes(FRAME)),))).frames == (first,)
 
 
 def test_a_file_cut_off_anywhere_is_read_up_to_its_last_whole_record() -> None:
