@@ -31,7 +31,8 @@ _DIRECT_FROM_BYTES = 1 << 20
 """A new file of this size goes past the page cache. Nobody reads a checkpoint but a peer that starts, and filling fresh
 pages with one takes ten times the processor time of the rest of saving it (1 to 2 s/GB on a virtual machine)."""
 _DIRECT_BLOCK_BYTES = 4 << 20
-"""What is handed to the disk at a time."""
+"""What is handed to the disk at a time. What is added to a file goes past the page cache from this size on. A peer waits
+for each addition to its journal, and a smaller one is done sooner through the cache."""
 _DIRECT_UNIT_BYTES = 4096
 """Offsets, lengths and memory are multiples of this; no file system in use asks for more."""
 
@@ -190,6 +191,8 @@ class RealHandle:
     def __init__(self, path: Path, flags: int) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | flags, _PRIVATE_FILE)
         self._size = os.fstat(self._file).st_size
+        self._block: mmap.mmap | None = None
+        """Aligned memory for what goes past the page cache, kept because fresh pages are what costs."""
 
     @property
     def size(self) -> int:
@@ -197,11 +200,18 @@ class RealHandle:
 
     def append(self, parts: Sequence[Buffer]) -> None:
         rest = [memoryview(part) for part in parts if len(part)]
-        if self._size == 0 and sum(map(len, rest)) >= _DIRECT_FROM_BYTES:
+        if sum(map(len, rest)) >= (_DIRECT_BLOCK_BYTES if self._size else _DIRECT_FROM_BYTES):
+            self._append_through_cache(rest, -self._size % _DIRECT_UNIT_BYTES)
             self._append_directly(rest)
-        while rest:
+        self._append_through_cache(rest, sum(map(len, rest)))
+
+    def _append_through_cache(self, rest: list[memoryview], size: int) -> None:
+        """Write the first `size` bytes of `rest`, which is what is left afterwards."""
+        end = self._size + size
+        while self._size < end:
             # A few parts at a time: the kernel takes no more than 1024.
-            self._advance(rest, os.writev(self._file, rest[:64]))
+            some = _first(rest[:64], end - self._size)
+            self._advance(rest, os.writev(self._file, some))
 
     def _append_directly(self, rest: list[memoryview]) -> None:
         """Write the whole units of `rest`, which is what is left afterwards, past the page cache; nothing where the
@@ -212,13 +222,13 @@ class RealHandle:
         except OSError:
             return
         try:
-            with mmap.mmap(-1, _DIRECT_BLOCK_BYTES) as block:
-                while (filled := _fill(block, rest)) >= _DIRECT_UNIT_BYTES:
-                    with memoryview(block) as view, view[: filled - filled % _DIRECT_UNIT_BYTES] as units:
-                        written = os.write(self._file, units)
-                    self._advance(rest, written)
-                    if written % _DIRECT_UNIT_BYTES:
-                        return
+            block = self._block = self._block or mmap.mmap(-1, _DIRECT_BLOCK_BYTES)
+            while (filled := _fill(block, rest)) >= _DIRECT_UNIT_BYTES:
+                with memoryview(block) as view, view[: filled - filled % _DIRECT_UNIT_BYTES] as units:
+                    written = os.write(self._file, units)
+                self._advance(rest, written)
+                if written % _DIRECT_UNIT_BYTES:
+                    return
         except OSError as error:
             # It wants other units than ours: what is left goes the other way.
             if error.errno != errno.EINVAL:
@@ -241,6 +251,20 @@ class RealHandle:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+        if self._block is not None:
+            self._block.close()
+            self._block = None
+
+
+def _first(parts: Iterable[memoryview], size: int) -> list[memoryview]:
+    """Return the first `size` bytes of `parts`."""
+    taken = []
+    for part in parts:
+        taken.append(part[:size])
+        size -= len(taken[-1])
+        if not size:
+            break
+    return taken
 
 
 def _fill(block: mmap.mmap, parts: Iterable[memoryview]) -> int:

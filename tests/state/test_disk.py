@@ -43,6 +43,35 @@ def test_what_follows_a_large_beginning_is_appended_to_it(tmp_path: Path) -> Non
     assert RealDisk(tmp_path).read("file") == b"".join((large, small, more))
 
 
+def test_large_parts_may_be_appended_anywhere(tmp_path: Path) -> None:
+    parts = pieces(100, _LARGE, 7, _LARGE + 3, 4096 - 10, 4 << 20, (4 << 20) - 1, 5)
+    handle = RealDisk(tmp_path).create("file")
+    for part in parts:
+        handle.append([memoryview(b"before "), part, memoryview(b" after")])
+    handle.close()
+    expected = b"".join(b"before " + part + b" after" for part in parts)
+    assert handle.size == len(expected)
+    assert RealDisk(tmp_path).read("file") == expected
+
+
+def test_a_large_part_goes_past_the_page_cache_in_whole_units(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    really, direct = os.write, []
+
+    def write(file: int, data: memoryview) -> int:
+        direct.append((os.fstat(file).st_size % 4096, len(data) % 4096))
+        return really(file, data)
+
+    monkeypatch.setattr(os, "write", write)
+    small, large = pieces(100, _LARGE)
+    handle = RealDisk(tmp_path).create("file")
+    handle.append([small])
+    assert not direct
+    handle.append([large])
+    handle.close()
+    assert direct == [(0, 0)] * 3
+    assert RealDisk(tmp_path).read("file") == small.tobytes() + large.tobytes()
+
+
 def test_a_file_system_that_cannot_pass_the_page_cache_is_written_to_as_usual(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
