@@ -31,8 +31,8 @@ _DIRECT_FROM_BYTES = 1 << 20
 """A new file of this size goes past the page cache. Nobody reads a checkpoint but a peer that starts, and filling fresh
 pages with one takes ten times the processor time of the rest of saving it (1 to 2 s/GB on a virtual machine)."""
 _DIRECT_BLOCK_BYTES = 4 << 20
-"""What is handed to the disk at a time. What is added to a file goes past the page cache from this size on. A peer waits
-for each addition to its journal, and a smaller one is done sooner through the cache."""
+"""What is handed to the disk at a time. What is added to a file goes past the page cache from this size on: a peer
+waits for each addition to its journal, and a smaller one is done sooner through the cache."""
 _DIRECT_UNIT_BYTES = 4096
 """Offsets, lengths and memory are multiples of this; no file system in use asks for more."""
 
