@@ -256,7 +256,8 @@ class RunSetup:
         peers together draw the classes in their shares, and those that one lacks others have. Where momentum and weight
         decay act on the average, the local step has none."""
         options, changes = self.config.training, dict[str, object]()
-        if not self.spec.local_steps and options.label_adjustment == "auto":
+        averages_gradients = self.spec.momentum_of_mean or not self.spec.local_steps
+        if averages_gradients and options.local_steps == 1 and options.label_adjustment == "auto":
             changes["label_adjustment"] = False
         if self.spec.momentum_of_mean:
             changes |= {"momentum": "none", "weight_decay": 0.0}

@@ -43,18 +43,25 @@ def test_all_peers_of_a_run_write_frames_alike(coding: str, packed: bool) -> Non
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "asked", "expected"),
+    ("algorithm", "local_steps", "asked", "expected"),
     [
-        ("allreduce", "auto", False),
-        ("parameter-server", "auto", False),
-        ("quant-sgp", "auto", "auto"),
-        ("allreduce", "true", True),
+        ("allreduce", 1, "auto", False),
+        ("parameter-server", 1, "auto", False),
+        ("low-rank", 1, "auto", False),
+        ("low-rank", 2, "auto", "auto"),
+        ("quant-sgp", 1, "auto", "auto"),
+        ("allreduce", 1, "true", True),
     ],
 )
 def test_logits_are_not_adjusted_where_all_gradients_are_averaged(
-    algorithm: str, asked: str, expected: bool | str
+    algorithm: str, local_steps: int, asked: str, expected: bool | str
 ) -> None:
-    chosen = {"algorithm.name": algorithm, "training.label_adjustment": asked, "graph.kind": "complete"}
+    chosen = {
+        "algorithm.name": algorithm,
+        "training.label_adjustment": asked,
+        "training.local_steps": local_steps,
+        "graph.kind": "complete",
+    }
     config = load(environment={}, overrides=[f"{key}={value}" for key, value in chosen.items()])
     assert RunSetup.open(config, Path(), num_peers=4).training.label_adjustment == expected
 

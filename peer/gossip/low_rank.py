@@ -44,9 +44,10 @@ class LowRank(Algorithm):
     and in phase 1 the owner tells everybody the sum, rounded by C again. What that rounding leaves counts as not said
     by the owner, so that Σ c_j = n U and Σ E_j + n U = Σ M_j, but for rounding in the float type.
 
-    Momentum and weight decay act on U (`spec.momentum_of_mean`), so g is the plain gradient. All peers hold one x, one
-    basis and one momentum, to the bit. Where members change, basis and momentum begin anew, at all peers alike; each
-    keeps its E, and that of a peer that leaves is gone with it. A newcomer needs nothing but x.
+    Momentum and weight decay act on U (`spec.momentum_of_mean`), so g is the plain gradient, or the sum of those of
+    several local steps. All peers hold one x, one basis and one momentum, to the bit. Where members change, basis and
+    momentum begin anew, at all peers alike; each keeps its E, and that of a peer that leaves is gone with it. A
+    newcomer needs nothing but x.
 
     A peer that is lost may have told its sum to some and not to others. Until the graph without it begins, nobody owns
     its part, and E keeps what would have been said of it; then all take the model of the first of them
@@ -61,7 +62,6 @@ class LowRank(Algorithm):
         graph=GraphNeed.COMPLETE,
         changes_members=True,
         uses_averaging_rate=False,
-        local_steps=False,
         exchanges=2,
         sends_factors=True,
         momentum_of_mean=True,

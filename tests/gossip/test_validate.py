@@ -471,6 +471,7 @@ def test_local_steps_are_refused_where_every_gradient_travels():
         findings = check(SPECS[name], graph(kind), compressor, local_steps=4)
         assert "local_steps = 1" in found("error", "training.local_steps", findings)
     assert check(SPECS["d-psgd"], graph(), NONE, local_steps=4) == []
+    assert check(SPECS["low-rank"], graph("complete"), NONE, local_steps=4) == []
 
 
 @pytest.mark.parametrize("name", sorted(SPECS))
