@@ -252,12 +252,12 @@ class RunSetup:
 
     @cached_property
     def training(self) -> TrainingOptions:
-        """The options of the local step. Where all gradients are averaged before a step, nothing is to be adjusted: the
+        """The options of the local step. Where gradients are averaged before a step, nothing is to be adjusted: the
         peers together draw the classes in their shares, and those that one lacks others have. Where momentum and weight
         decay act on the average, the local step has none."""
         options, changes = self.config.training, dict[str, object]()
         averages_gradients = self.spec.momentum_of_mean or not self.spec.local_steps
-        if averages_gradients and options.local_steps == 1 and options.label_adjustment == "auto":
+        if averages_gradients and options.label_adjustment == "auto":
             changes["label_adjustment"] = False
         if self.spec.momentum_of_mean:
             changes |= {"momentum": "none", "weight_decay": 0.0}

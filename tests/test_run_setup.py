@@ -48,8 +48,9 @@ def test_all_peers_of_a_run_write_frames_alike(coding: str, packed: bool) -> Non
         ("allreduce", 1, "auto", False),
         ("parameter-server", 1, "auto", False),
         ("low-rank", 1, "auto", False),
-        ("low-rank", 2, "auto", "auto"),
+        ("low-rank", 4, "auto", False),
         ("quant-sgp", 1, "auto", "auto"),
+        ("quant-sgp", 4, "auto", "auto"),
         ("allreduce", 1, "true", True),
     ],
 )
