@@ -93,38 +93,31 @@ class StageClock:
         self.wall = dict.fromkeys(STAGES, 0.0)
         self._threads = threading.local()
 
-    def timed(self, stage: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function, with its time counted as `stage`."""
-
-        @wraps(function)
-        def call(*arguments: Any, **named: Any) -> Any:
-            with self._inside(stage):
-                return function(*arguments, **named)
-
-        return call
-
     def replace(self, owner: Any, name: str, stage: str) -> None:
-        """Put the timed function in the place of `owner.name`."""
-        setattr(owner, name, self.timed(stage, getattr(owner, name)))
+        """Put a function that counts its time as `stage` in the place of `owner.name`."""
+        function, threads, charge = getattr(owner, name), self._threads, self._charge
 
-    @contextlib.contextmanager
-    def _inside(self, stage: str) -> Iterator[None]:
-        open_stages = self._threads.__dict__.setdefault("stages", [])
-        self._charge(open_stages)
-        open_stages.append(stage)
-        try:
-            yield
-        finally:
-            self._charge(open_stages)
-            open_stages.pop()
+        # Plain on purpose: it is part of what is measured.
+        @wraps(function)
+        def timed(*arguments: Any, **named: Any) -> Any:
+            outer = threads.__dict__.get("stage")
+            charge(outer)
+            threads.stage = stage
+            try:
+                return function(*arguments, **named)
+            finally:
+                charge(stage)
+                threads.stage = outer
 
-    def _charge(self, open_stages: list[str]) -> None:
+        setattr(owner, name, timed)
+
+    def _charge(self, stage: str | None) -> None:
         """Count the time since the last change of this thread for the stage that it was in."""
         cpu, wall = time.thread_time(), time.perf_counter()
-        if open_stages:
+        if stage is not None:
             last_cpu, last_wall = self._threads.last
-            self.cpu[open_stages[-1]] += cpu - last_cpu
-            self.wall[open_stages[-1]] += wall - last_wall
+            self.cpu[stage] += cpu - last_cpu
+            self.wall[stage] += wall - last_wall
         self._threads.last = cpu, wall
 
 
