@@ -52,6 +52,11 @@ class LateNeighbors:
     # Messages.
 
     @property
+    def waits_for_all(self) -> bool:
+        """Whether no round goes on without anybody, and nothing is left of rounds that did."""
+        return self._policy is None and not self.has_any
+
+    @property
     def is_owed(self) -> bool:
         """Whether a message that a round went on without has not come yet."""
         return bool(self._missed)
@@ -62,6 +67,8 @@ class LateNeighbors:
 
     def first_owed(self, sender: int) -> int | None:
         """Return the first round of which a sender owes its message; None if it owes nothing."""
+        if not self._missed:
+            return None
         return min((round_ for round_, missed in self._missed if missed == sender), default=None)
 
     def settle(self, message: Message) -> None:

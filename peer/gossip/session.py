@@ -73,6 +73,8 @@ class Session:
             self._silence = Silence(late.silent_after_s)
         self._usual_weight = UsualWeight()
         self._exchange: Exchange | None = None
+        self._missing: list[int] = []
+        """Whom the exchange awaits and who had sent nothing yet when it was last looked at; see `_absent`."""
         self._is_joining = False
         """Whether this peer waits for the model of its sponsor."""
         self._boundary: Boundary | None = None
@@ -354,7 +356,7 @@ class Session:
 
     def _open(self, exchange: Exchange, now: float, effects: Effects) -> None:
         """Begin an exchange: let its messages be sent, and wait for those that it awaits."""
-        self._exchange = exchange
+        self._exchange, self._missing = exchange, list(exchange.awaits)
         effects.sends += [Send(receiver, message) for receiver, message in sorted(exchange.sends.items())]
         self._wake_at = self.late_neighbors.open(self.round, exchange.phase, exchange.awaits, now)
 
@@ -439,13 +441,19 @@ class Session:
         self.round += 1
 
     def _absent(self, exchange: Exchange) -> list[int]:
-        """Return the awaited senders whose message has not come at all.
+        """Return the awaited senders whose message has not come at all; where everybody is waited for, at most one.
 
         The message of a sender that still owes an earlier round, or whose late message waits to be applied, is put
         behind that one: a replica takes its differences in order, and late ones are applied between rounds.
         """
-        absent, late = [], self.late_neighbors
-        awaited = exchange.awaits - self.lost_peers.peers
+        absent, late, lost = [], self.late_neighbors, self.lost_peers.peers
+        if late.waits_for_all:
+            # What has come stays until the exchange is complete: each sender is looked at once, not with every message.
+            missing = self._missing
+            while missing and (missing[-1] in lost or self.inbox.has(self.round, exchange.phase, missing[-1])):
+                missing.pop()
+            return missing[-1:]
+        awaited = exchange.awaits - lost
         if not late.has_any:
             return [sender for sender in awaited if not self.inbox.has(self.round, exchange.phase, sender)]
         for sender in awaited:

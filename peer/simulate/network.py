@@ -11,6 +11,8 @@ from __future__ import annotations
 import bisect
 import heapq
 import itertools
+import math
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -128,25 +130,44 @@ class Agenda(Generic[Event]):
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Event]] = []
         self._added = 0
+        self._instant = -math.inf
+        self._at_once: deque[Event] = deque()
+        """Events added at `_instant` for `_instant`. Where links take no time, these are all messages of a round, and
+        in a heap each would take the longer the more there are."""
 
     def __bool__(self) -> bool:
-        return bool(self._heap)
+        return bool(self._at_once or self._heap)
 
     def add(self, time_s: float, event: Event) -> None:
         """Put an event on the agenda."""
-        heapq.heappush(self._heap, (time_s, self._added, event))
-        self._added += 1
+        if time_s == self._instant:
+            self._at_once.append(event)
+        else:
+            heapq.heappush(self._heap, (time_s, self._added, event))
+            self._added += 1
 
     def pop_stretch(self, length_s: float) -> list[tuple[float, Event]]:
         """Take off the agenda what happens next, and all that follows in less than `length_s`; what happens at the same
         instant in any case."""
         stretch = [self.pop()]
         start = stretch[0][0]
-        while self._heap and (self._heap[0][0] == start or self._heap[0][0] < start + length_s):
+        while self and (self._next_s == start or self._next_s < start + length_s):
             stretch.append(self.pop())
         return stretch
 
     def pop(self) -> tuple[float, Event]:
         """Take the next event off the agenda; return its time and the event."""
+        # Of the same instant those of the heap first: they were added before time came to it.
+        if self._at_once and not (self._heap and self._heap[0][0] <= self._instant):
+            return self._instant, self._at_once.popleft()
         time_s, _, event = heapq.heappop(self._heap)
+        if not self._at_once:
+            self._instant = time_s
         return time_s, event
+
+    @property
+    def _next_s(self) -> float:
+        """The time of the next event, which there is."""
+        if not self._heap:
+            return self._instant
+        return min(self._heap[0][0], self._instant) if self._at_once else self._heap[0][0]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
-from peer.simulate.network import Cut, LinkModel, VirtualNetwork
+from peer.simulate.network import Agenda, Cut, LinkModel, VirtualNetwork
 
 
 def network(**model: float) -> VirtualNetwork:
@@ -70,3 +72,24 @@ def test_what_is_sent_across_a_cut_arrives_after_it_in_order() -> None:
 def test_each_further_segment_has_a_header() -> None:
     links = network(up_kbit_s=8, segment_bytes=500, segment_overhead_bytes=100)
     assert arrival(links, 0, 1, 999, 0.0) == pytest.approx(1.099)
+
+
+def test_events_of_an_instant_happen_in_the_order_in_which_they_were_added() -> None:
+    random = Random(0)
+    agenda: Agenda[int] = Agenda()
+    left: list[tuple[float, int]] = []
+    now = 0.0
+    for number in range(2000):
+        # At this instant, later, and now and then earlier.
+        time_s = now + random.choice([0.0, 0.0, 0.5, 1.0, -0.5])
+        agenda.add(time_s, number)
+        left.append((time_s, number))
+        while left and random.random() < 0.45:
+            left.sort()
+            assert agenda.pop() == left[0]
+            now = left.pop(0)[0]
+    left.sort()
+    while left:
+        assert agenda.pop_stretch(0.0) == [event for event in left if event[0] == left[0][0]]
+        left = [event for event in left if event[0] != left[0][0]]
+    assert not agenda
