@@ -11,7 +11,7 @@ import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,9 +26,34 @@ _MODULES = {"dask": "distributed", "ray": "ray"}
 _LOOK_EVERY_S = 0.5
 """How often a wait looks whether it is over."""
 
+Item = TypeVar("Item")
 Key = TypeVar("Key")
 Result = TypeVar("Result")
 Arguments = ParamSpec("Arguments")
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One of several parts of a sweep or study, each of which is computed somewhere else."""
+
+    index: int = 0
+    count: int = 1
+
+    @classmethod
+    def parse(cls, text: str) -> Shard:
+        """Return the part that "I/N" names. Raises ConfigError."""
+        index, _, count = text.partition("/")
+        if not (index.isdecimal() and count.isdecimal() and int(index) < int(count)):
+            raise ConfigError("is not valid", key="--shard", value=text, valid="I/N with I from 0 to N - 1")
+        return cls(int(index), int(count))
+
+    def of(self, planned: Sequence[Item]) -> list[Item]:
+        """Return the cells of this part: every `count`-th, so that slow contenders are spread."""
+        return list(planned[self.index :: self.count])
+
+
+ALL = Shard()
+"""Everything as one part."""
 
 
 @dataclass(frozen=True)

@@ -61,8 +61,8 @@ ROOMS: dict[str, set[str]] = {
     },
     "report": {"criterion", "round_record", "errors", "gossip", "ops", "run_progress", "state"},
     "study": {
-        "round_record", "config", "criterion", "errors", "gossip", "links", "ops", "report", "run_progress",
-        "run_setup", "simulate", "state", "train",
+        "round_record", "config", "criterion", "errors", "executors", "gossip", "links", "ops", "report",
+        "run_progress", "run_setup", "simulate", "state", "train",
     },
     "sweep": {"config", "config_writer", "errors", "executors", "report", "run_plan", "simulate", "state"},
     "planning": {

@@ -57,6 +57,14 @@ peers_option = click.option(
 )
 
 
+shard_option = click.option(
+    "--shard",
+    metavar="I/N",
+    default="0/1",
+    help="Only every N-th cell, beginning with number I, from 0 to N - 1.",
+)
+
+
 def computing_options(command: Command) -> Command:
     """Add the options that say where many simulations are computed (`peer.executors`)."""
     for option in reversed(

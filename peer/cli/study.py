@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from peer.cli.app import SottoCommand, SottoGroup, print_json
-from peer.cli.options import json_option, out_option
+from peer.cli.options import json_option, out_option, shard_option
 from peer.errors import LinkError, SottoError
 
 if TYPE_CHECKING:
@@ -94,6 +94,7 @@ def show(name: str) -> None:
     "--curves", "only_curves", is_flag=True, help="Train the curves of a race and run no cell; needs no root."
 )
 @click.option("--cells", "only_cells", is_flag=True, help="Run cells and train no curve.")
+@shard_option
 @sizes_option
 @json_option
 def run(
@@ -104,6 +105,7 @@ def run(
     data: Path | None,
     only_curves: bool,
     only_cells: bool,
+    shard: str,
     sizes: tuple[int, ...],
     as_json: bool,
 ) -> None:
@@ -117,19 +119,24 @@ def run(
     A study that contains a race also trains every contender on real data, other systems with their own code, and
     reports the seconds and bytes in which the worst peer reaches an accuracy. Curves are kept in DIR/curves.
 
+    With --shard, several machines run parts of one study, which `sotto study merge` joins. One machine runs one cell or
+    curve after the other: cells are timed, and a curve uses all processors.
+
     \b
     Examples:
       sudo sotto study run moniqua
       sudo sotto study run moniqua --only moniqua-1mbit-1ms --only moniqua-8
       sudo sotto study run mine.toml --out runs/mine --peers 64
       sotto study run race-proxy --curves --data cifar-10-batches-bin
+      sudo sotto study run mine.toml --shard 0/4 --out part-0
     """
+    from peer.executors import Shard
     from peer.links import network
     from peer.study.folder import StudyFolder
     from peer.study.plan import find_study, read_plan
     from peer.study.race_folder import RaceFolder
 
-    plan = read_plan(find_study(name))
+    plan, part = read_plan(find_study(name)), Shard.parse(shard)
     folder = folder or Path("runs") / plan.name
     found = StudyFolder(plan, folder, packages)
     if not only_curves and (reason := network.missing()) is not None:
@@ -140,8 +147,8 @@ def run(
     def say(line: str) -> None:
         click.echo(line, err=True)
 
-    failed = 0 if plan.race is None or only_cells else RaceFolder(plan, folder, data).run(only, say)
-    failed += 0 if only_curves else found.run(only, say)
+    failed = 0 if plan.race is None or only_cells else RaceFolder(plan, folder, data).run(only, say, part)
+    failed += 0 if only_curves else found.run(only, say, part)
     _write_report(found, sizes, as_json)
     if failed:
         raise SottoError(f"{failed} of them failed; run the same command again to repeat them")
@@ -170,6 +177,31 @@ def report(name: str, folder: Path | None, sizes: tuple[int, ...], as_json: bool
     if not (folder / "cells").is_dir() and not (folder / "curves").is_dir():
         raise SottoError(f"{folder} contains no cells of a study; `sotto study run {name}` measures them")
     _write_report(StudyFolder(plan, folder), sizes, as_json)
+
+
+@study.command(cls=SottoCommand)
+@click.argument("name", metavar="STUDY")
+@click.argument("folders", metavar="DIR...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@out_option
+@sizes_option
+@json_option
+def merge(name: str, folders: tuple[Path, ...], folder: Path | None, sizes: tuple[int, ...], as_json: bool) -> None:
+    """Put the cells and curves of several folders into one, then write its report.
+
+    The folders come from `sotto study run --shard` on machines that should be alike, since cells are timed. Folders
+    with different measurements of the same cell are refused.
+
+    \b
+    Examples:
+      sotto study merge mine.toml part-0 part-1
+    """
+    from peer.study.folder import StudyFolder
+    from peer.study.plan import find_study, read_plan
+
+    plan = read_plan(find_study(name))
+    found = StudyFolder(plan, folder or Path("runs") / plan.name)
+    found.merge(folders)
+    _write_report(found, sizes, as_json)
 
 
 def _write_report(found: StudyFolder, sizes: tuple[int, ...], as_json: bool) -> None:

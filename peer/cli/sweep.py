@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import click
 
 from peer.cli.app import INTERRUPTED, SottoCommand, SottoGroup, StopOnSignal, print_json
-from peer.cli.options import computing_options, json_option, out_option
-from peer.errors import ConfigError, SottoError, StateError
+from peer.cli.options import computing_options, json_option, out_option, shard_option
+from peer.errors import SottoError, StateError
 
 if TYPE_CHECKING:
     from peer.executors import Kind
-    from peer.sweep.folder import Shard, SweepFolder
+    from peer.sweep.folder import SweepFolder
 
 
 @click.group(cls=SottoGroup)
@@ -34,13 +34,13 @@ def sweep() -> None:
 @sweep.command(cls=SottoCommand)
 @click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
 @out_option
-@click.option("--shard", metavar="I/N", help="Compute only every N-th cell, beginning with number I, from 0 to N - 1.")
+@shard_option
 @computing_options
 @json_option
 def run(
     file: Path,
     folder: Path | None,
-    shard: str | None,
+    shard: str,
     workers: int,
     executor: Kind,
     address: str | None,
@@ -58,10 +58,9 @@ def run(
       sotto sweep run grid.toml --executor dask --address tcp://10.0.0.1:8786
       sotto sweep run grid.toml --executor ray --workers 4
     """
-    from peer.executors import open_executor
-    from peer.sweep.folder import Shard
+    from peer.executors import Shard, open_executor
 
-    found, part = _open(file, folder), Shard() if shard is None else _parse_shard(shard)
+    found, part = _open(file, folder), Shard.parse(shard)
     with StopOnSignal() as stop, open_executor(executor, workers=workers, address=address) as computing:
         failed = found.run(computing, part, say=lambda line: click.echo(line, err=True), is_over=stop.event.is_set)
     _report(found, as_json)
@@ -99,15 +98,6 @@ def _open(file: Path, folder: Path | None) -> SweepFolder:
 
     plan = read_plan(file)
     return SweepFolder(plan, folder or Path("runs") / plan.name)
-
-
-def _parse_shard(text: str) -> Shard:
-    from peer.sweep.folder import Shard
-
-    index, _, count = text.partition("/")
-    if not (index.isdecimal() and count.isdecimal() and int(index) < int(count)):
-        raise ConfigError("is not valid", key="--shard", value=text, valid="I/N with I from 0 to N - 1")
-    return Shard(int(index), int(count))
 
 
 def _report(found: SweepFolder, as_json: bool) -> None:

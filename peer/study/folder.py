@@ -18,7 +18,8 @@ from functools import cached_property
 from pathlib import Path
 
 from peer.config import Config
-from peer.errors import ConfigError, DivergenceError, SottoError
+from peer.errors import ConfigError, DivergenceError, SottoError, StateError
+from peer.executors import ALL, Shard
 from peer.links.profiles import find
 from peer.report.numbers import duration
 from peer.run_setup import RunSetup
@@ -47,13 +48,13 @@ class StudyFolder:
         (folder / "cells").mkdir(parents=True, exist_ok=True)
         (folder / "computed").mkdir(exist_ok=True)
 
-    def missing(self, only: Sequence[str] = ()) -> list[tuple[Contender, str, int]]:
-        """Return the cells that have no file yet, all or those that `only` names. Raises ConfigError."""
-        return [each for each in self.study.cells(only) if not self._file(*each).exists()]
+    def missing(self, only: Sequence[str] = (), shard: Shard = ALL) -> list[tuple[Contender, str, int]]:
+        """Return the cells of a shard that have no file yet, all or those that `only` names. Raises ConfigError."""
+        return [each for each in shard.of([*self.study.cells(only)]) if not self._file(*each).exists()]
 
-    def run(self, only: Sequence[str], say: Callable[[str], None]) -> int:
-        """Measure the missing cells and report each to `say`; return how many failed. Raises ConfigError."""
-        cells = self.missing(only)
+    def run(self, only: Sequence[str], say: Callable[[str], None], shard: Shard = ALL) -> int:
+        """Measure the missing cells of a shard and report each to `say`; return how many failed. Raises ConfigError."""
+        cells = self.missing(only, shard)
         failed, overhead = 0, _START_S
         for done, (contender, profile, seed) in enumerate(cells):
             prediction, rounds = self.prediction(contender, profile)
@@ -83,6 +84,29 @@ class StudyFolder:
             foreseen = f" (predicted {prediction:.3f})" if prediction is not None else ""
             say(f"    {result.round_s:.3f} s a round{foreseen}, {result.interface_bytes / 1000:.1f} kB")
         return failed
+
+    def merge(self, folders: Sequence[Path]) -> int:
+        """Take the cells and curves of this study out of other folders; return how many are new. Raises StateError
+        where one was measured twice, or a folder is none of a study."""
+        own = [*(self._file(*each) for each in self.study.cells()), *RaceFolder(self.study, self._folder).files()]
+        new = 0
+        for folder in folders:
+            if not (folder / "cells").is_dir() and not (folder / "curves").is_dir():
+                raise StateError(f"{folder} contains no cells of a study")
+            for file in own:
+                other = folder / file.relative_to(self._folder)
+                if not other.exists():
+                    continue
+                content = other.read_bytes()
+                if not file.exists():
+                    file.parent.mkdir(exist_ok=True)
+                    beside = file.with_suffix(".new")
+                    beside.write_bytes(content)
+                    beside.rename(file)
+                    new += 1
+                elif file.read_bytes() != content:
+                    raise StateError(f"{other} and {file} are two measurements of one cell; delete one of the files")
+        return new
 
     def prediction(self, contender: Contender, profile: str) -> tuple[float | None, int]:
         """Return the prediction of the simulator (None for a rival), and how many rounds the cell will have."""

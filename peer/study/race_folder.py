@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from peer.errors import SottoError
+from peer.executors import ALL, Shard
 from peer.report.numbers import duration, percent
 from peer.study import race
 from peer.study.plan import Contender, Study
@@ -62,13 +63,13 @@ class RaceFolder:
         """`data`: the folder of the data set, for training alone."""
         self._study, self._folder, self._data = study, folder / "curves", data
 
-    def missing(self, only: Sequence[str] = ()) -> list[tuple[Contender, float, int]]:
-        """Return the curves that have no file yet."""
-        return [each for each in self._study.curves(only) if not self._file(*each).exists()]
+    def missing(self, only: Sequence[str] = (), shard: Shard = ALL) -> list[tuple[Contender, float, int]]:
+        """Return the curves of a shard that have no file yet."""
+        return [each for each in shard.of([*self._study.curves(only)]) if not self._file(*each).exists()]
 
-    def run(self, only: Sequence[str], say: Callable[[str], None]) -> int:
-        """Train the missing curves and report each to `say`; return how many failed."""
-        curves, failed = self.missing(only), 0
+    def run(self, only: Sequence[str], say: Callable[[str], None], shard: Shard = ALL) -> int:
+        """Train the missing curves of a shard and report each to `say`; return how many failed."""
+        curves, failed = self.missing(only, shard), 0
         self._folder.mkdir(parents=True, exist_ok=True)
         took: list[float] = []
         for done, (contender, skew, seed) in enumerate(curves):
@@ -87,8 +88,11 @@ class RaceFolder:
 
     def curves(self) -> list[Curve]:
         """Return all trained curves in the order of the study."""
-        files = [self._file(*each) for each in self._study.curves()]
-        return [Curve.read(file) for file in files if file.exists()]
+        return [Curve.read(file) for file in self.files() if file.exists()]
+
+    def files(self) -> list[Path]:
+        """Return the file of each curve, trained or not."""
+        return [self._file(*each) for each in self._study.curves()]
 
     def finishes(self, cells: Sequence[Cell]) -> list[Finish]:
         """Return what curves and cells say together, by skew and profile, the fastest to the last target first."""

@@ -13,31 +13,15 @@ import os
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from peer.errors import StateError
-from peer.executors import Computing
+from peer.executors import ALL, Computing, Shard
 from peer.report.numbers import duration, percent, size
 from peer.sweep.cell import Cell, request, simulate
 from peer.sweep.plan import Planned, Sweep, cells
-
-
-@dataclass(frozen=True)
-class Shard:
-    """One of several parts of a sweep, each of which is computed somewhere else."""
-
-    index: int = 0
-    count: int = 1
-
-    def of(self, planned: Sequence[Planned]) -> list[Planned]:
-        """Return the cells of this part: every `count`-th, so that slow contenders are spread."""
-        return list(planned[self.index :: self.count])
-
-
-ALL = Shard()
-"""The whole sweep as one part."""
 
 
 class SweepFolder:

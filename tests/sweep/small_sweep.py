@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from peer.executors import Computing
-from peer.sweep.folder import ALL, Shard, SweepFolder
+from peer.executors import ALL, Computing, Shard
+from peer.sweep.folder import SweepFolder
 from peer.sweep.plan import Sweep, read_plan
 
 SMALL = """

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from peer.errors import ConfigError, StateError
-from peer.executors import Kind, open_executor
-from peer.sweep.folder import Shard, SweepFolder
+from peer.executors import Kind, Shard, open_executor
+from peer.sweep.folder import SweepFolder
 from peer.sweep.plan import Sweep
 from tests.sweep.small_sweep import SMALL, read, results, run_with_an_interruption
 
