@@ -1,19 +1,25 @@
 """Simulates very many peers of which few take part in each round, and shows how the worst of them do.
 
     tools/participation_study.py                              1,000 and 10,000 peers, 1 % in each of 300 rounds
-    tools/participation_study.py --peers 100000 --rounds 300  as many as anybody has asked for
+    tools/participation_study.py --peers 100000 --models travel
     tools/participation_study.py --fraction 0.1 --set algorithm.name=sparse-push --set compressor.kind=top_k
 
 SGP with whole messages among the peers that are drawn, 20 samples of the task `clusters` each with label skew 0.8. Of
 100 peers that are there, 10 leave in an hour, for half an hour on average; a round takes a minute of virtual time.
 Beside it one process that takes as many steps with as many samples each. All models are evaluated, not a sample.
+
+Models "stay" with their peers, or "travel": those that were drawn hand theirs over to those that are drawn next, and
+keep a copy. "fetched at the end" is the same run once all peers that are there after the last round have fetched one of
+the models that travelled.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -39,30 +45,36 @@ JOB = (
 )
 
 
+HEAD = (
+    "| peers | drawn in a round | never drawn | models | worst 1 % | 5 % | median | mean | averaged model "
+    "| one process | kB a peer sent | MB in all | CPU, s |"
+)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", type=int, action="append", help="by default 1,000 and 10,000; may be repeated")
+    parser.add_argument("--models", choices=("stay", "travel"), action="append", help="by default both")
     parser.add_argument("--fraction", type=float, default=0.01, help="of the peers that take part in a round")
     parser.add_argument("--rounds", type=int, default=300)
     parser.add_argument("--churn", type=float, default=0.1, help="of the peers that leave in an hour")
     parser.add_argument("--away-minutes", type=float, default=30.0, help="for so long on average")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="change the job")
     arguments = parser.parse_args()
-    print(
-        "| peers | drawn in a round | never drawn | worst 1 % | median | mean | averaged model | one process "
-        "| kB a peer sent | MB in all | CPU, s |"
-    )
-    print("| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
+    print(HEAD)
+    print(re.sub(r"[^|]+", " ---: ", HEAD))
     for peers in arguments.peers or (1000, 10_000):
         overrides = [*JOB, f"run.rounds={arguments.rounds}", *arguments.set]
         overrides.append(f"training.task_options.samples={peers * SAMPLES_OF_A_PEER}")
         config = configuration.load(overrides=overrides, environment={})
-        print(row(config, peers, arguments), flush=True)
+        for models in arguments.models or ("stay", "travel"):
+            for row in rows(config, peers, arguments, travel=models == "travel"):
+                print(row, flush=True)
     return 0
 
 
-def row(config: Config, peers: int, arguments: argparse.Namespace) -> str:
-    """Return a row of the table."""
+def rows(config: Config, peers: int, arguments: argparse.Namespace, *, travel: bool) -> Iterator[str]:
+    """Yield the rows of one run."""
     started = time.process_time()
     availability = churn(
         peers,
@@ -72,14 +84,16 @@ def row(config: Config, peers: int, arguments: argparse.Namespace) -> str:
         seed=config.run.seed,
     )
     run = ParticipationSimulator(
-        config, Path(), num_peers=peers, fraction=arguments.fraction, availability=availability, step_s=STEP_S
+        config,
+        Path(),
+        num_peers=peers,
+        fraction=arguments.fraction,
+        availability=availability,
+        step_s=STEP_S,
+        hand_over=travel,
     )
     run.run()
     print(f"{peers:,} peers: {time.process_time() - started:.0f} s, evaluating", file=sys.stderr, flush=True)
-    trainer = run.trainer
-    assert isinstance(trainer, Trainer)
-    accuracies = np.sort([trainer.evaluate(model).accuracy for model in run.models()])
-    worst = accuracies[: max(1, peers // 100)].mean()
     drawn = int(run.times_drawn.sum()) / config.run.rounds
     alone = single_process(
         run.setup.task,
@@ -90,23 +104,32 @@ def row(config: Config, peers: int, arguments: argparse.Namespace) -> str:
         device=config.peer.device,
         base=run.setup.base,
     )
-    figures = [
-        worst,
-        np.median(accuracies),
-        accuracies.mean(),
-        trainer.evaluate(run.averaged_model(), averaged=True).accuracy,
-        alone.evaluation.accuracy,
-    ]
-    cells = [
-        f"{peers:,}",
-        f"{drawn:.0f}",
-        f"{100 * (run.times_drawn == 0).mean():.1f} %",
-        *(f"{100 * figure:.1f} %" for figure in figures),
-        f"{run.frame_bytes / peers / 1e3:.2f}",
-        f"{run.frame_bytes / 1e6:.1f}",
-        f"{time.process_time() - started:.0f}",
-    ]
-    return f"| {' | '.join(cells)} |"
+    trainer = run.trainer
+    assert isinstance(trainer, Trainer)
+    for models in ("travel", "fetched at the end") if travel else ("stay",):
+        if models == "fetched at the end":
+            print(f"{run.fetch():,} of {peers:,} peers fetch a model", file=sys.stderr, flush=True)
+        accuracies = np.sort([trainer.evaluate(model).accuracy for model in run.models()])
+        averaged = trainer.evaluate(run.averaged_model(), averaged=True).accuracy
+        figures = [
+            accuracies[: max(1, peers // 100)].mean(),
+            np.quantile(accuracies, 0.05),
+            np.median(accuracies),
+            accuracies.mean(),
+            averaged,
+            alone.evaluation.accuracy,
+        ]
+        cells = [
+            f"{peers:,}",
+            f"{drawn:.0f}",
+            f"{100 * (run.times_drawn == 0).mean():.1f} %",
+            models,
+            *(f"{100 * figure:.1f} %" for figure in figures),
+            f"{run.frame_bytes / peers / 1e3:.1f}",
+            f"{run.frame_bytes / 1e6:,.0f}",
+            f"{time.process_time() - started:.0f}",
+        ]
+        yield f"| {' | '.join(cells)} |"
 
 
 if __name__ == "__main__":

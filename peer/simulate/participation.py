@@ -5,6 +5,10 @@ run, with the same objects; the others do nothing, and keep model, push-sum weig
 and Σu over all peers are conserved. A peer that has begun a round completes it: absence counts between rounds. The next
 round begins when all that were drawn have ended theirs.
 
+With `hand_over`, those that were drawn give x and u to those of the next round, and keep a copy of their model that
+counts nowhere. So as many models as peers are drawn travel from peer to peer and are trained in every round, which is
+what a server comes to that sends its newest model to all that it draws. Σx and Σu over the holders are conserved.
+
 Only the simulator can do this: real peers have no way to agree on who is drawn.
 """
 
@@ -22,21 +26,26 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from peer import random
+from peer import random, wire
+from peer.compress import add_decompressed_
 from peer.config import Config
 from peer.errors import ConfigError, LocalProtocolError
 from peer.gossip.base import Memory
+from peer.gossip.boundary import TRANSFER_PHASE
+from peer.gossip.mixing import whole
 from peer.gossip.mixing_matrix import MixingMatrix
 from peer.gossip.topology import Schedule
+from peer.node.participant import Participant
 from peer.random import Purpose
 from peer.run_plan import algorithm_spec
 from peer.run_setup import RunSetup
 from peer.simulate.network import LinkModel
 from peer.simulate.rounds import Simulator
 from peer.simulate.virtual_run import StepDone
+from peer.wire.message import Message, MessageKind
 
-_DRAWN, _AWAY = 0, 1
-"""Layers of the random numbers: who is drawn, and when peers come and go."""
+_DRAWN, _AWAY, _FETCHED = 0, 1, 2
+"""Layers of the random numbers: who is drawn, when peers come and go, and who fetches from whom."""
 
 
 @dataclass(frozen=True)
@@ -168,20 +177,28 @@ class ParticipationSimulator(Simulator):
         availability: Availability | None = None,
         links: LinkModel | None = None,
         step_s: float = 0.0,
+        hand_over: bool = False,
     ) -> None:
         """`fraction`: of all peers; fewer take part while fewer are there. Raises ConfigError for an algorithm whose
-        peers need lasting neighbours."""
+        peers need lasting neighbours, and with `hand_over` for one that keeps more than x and u."""
         spec = algorithm_spec(config)
         if not spec.push_sum or spec.memory is Memory.REPLICAS or config.rounds.late != "wait":
             raise ConfigError(
                 "cannot draw its members for each round", key="algorithm.name", value=spec.name,
                 valid='sgp or sparse-push, with rounds.late = "wait"',
             )  # fmt: skip
+        if hand_over and spec.memory is not Memory.NONE:
+            raise ConfigError(
+                "keeps errors that cannot be handed over", key="algorithm.name", value=spec.name, valid="sgp"
+            )
         self._schedule = DrawnSchedule(num_peers)
         super().__init__(config, base, num_peers=num_peers, links=links, step_s=step_s)
         self._wanted = max(1, round(fraction * num_peers))
         self._availability = availability or Availability({})
         self._under_way = 0
+        self._hand_over = hand_over
+        self.holders: Sequence[int] = range(num_peers)
+        """Whose x and u count: everybody, or with `hand_over` those of the round under way or just over."""
         self.times_drawn = np.zeros(num_peers, np.int64)
         """In how many rounds each peer took part: int64[peers]."""
         # Anybody may be drawn with anybody; what a peer may send in a round is judged by the matrix of that round.
@@ -202,7 +219,15 @@ class ParticipationSimulator(Simulator):
         chosen = order.permutation(len(there))[: self._wanted]
         if not there:
             raise ConfigError(f"leaves nobody after {self.now:.0f} s", key="availability")
-        drawn = np.sort(np.array(there, np.int64)[chosen])
+        takers = np.array(there, np.int64)[chosen]
+        if self._hand_over:
+            if takers.size < self._wanted:
+                raise ConfigError(f"leaves fewer than are drawn after {self.now:.0f} s", key="availability")
+            if t > 0:
+                # In random order: a model is not to stay among neighbours, whose data are alike.
+                self._give(self.holders, takers.tolist())
+            self.holders = takers.tolist()
+        drawn = np.sort(takers)
         self._schedule.draw(t, drawn)
         self.times_drawn[drawn] += 1
         self._under_way = drawn.size
@@ -210,6 +235,43 @@ class ParticipationSimulator(Simulator):
             # It was idle for as long as it was not drawn: nothing of the rounds in between concerns it.
             self.participants[peer].session.round = t
             self._agenda.add(self.now + self._step_s[peer], StepDone(peer))
+
+    def _give(self, givers: Sequence[int], takers: Sequence[int]) -> None:
+        """Let each taker have x and u of its giver, in the frame with which a peer that leaves hands them over."""
+        layout, frames = self.trainer.layout, []
+        for giver in givers:
+            algorithm = self.participants[giver].algorithm
+            layers = whole(algorithm.x, layout)
+            message = Message(MessageKind.GOSSIP, giver, self._schedule.round, TRANSFER_PHASE, 1.0, algorithm.u, layers)
+            frames.append(wire.encode(message, layout))
+        # After all are made: a giver may be a taker too.
+        for giver, taker, frame in zip(givers, takers, frames, strict=True):
+            if giver != taker:
+                algorithm = self.participants[taker].algorithm
+                message = wire.decode(frame, layout, dtype=algorithm.x.dtype)
+                algorithm.x.fill(0)
+                add_decompressed_(algorithm.x, message.layers, layout, 1.0)
+                algorithm.u = message.push_weight
+                self._totals[giver].frame_bytes += len(frame)
+
+    def fetch(self) -> int:
+        """Let each peer that is there and holds nothing have a copy of a holder's model, after the last round; return
+        how many did."""
+        holders = set(self.holders)
+        there = [
+            peer
+            for peer in range(self.num_peers)
+            if peer not in holders and self._availability.is_there(peer, self.now)
+        ]
+        order = random.stream(self.config.run.seed, random.SHARED, Purpose.SIMULATION, 0, layer=_FETCHED)
+        shuffled = np.array(there, np.int64)[order.permutation(len(there))].tolist()
+        for first in range(0, len(shuffled), len(holders)):
+            takers = shuffled[first : first + len(holders)]
+            self._give(self.holders[: len(takers)], takers)
+        return len(there)
+
+    def _counting(self) -> Sequence[Participant]:
+        return [self.participants[peer] for peer in self.holders]
 
     def _ready_for_step(self, peer: int, now: float) -> None:
         del peer

@@ -242,7 +242,11 @@ class VirtualRun(ABC, Generic[AnyParticipant]):
 
     def averaged_model(self) -> FloatArray:
         """Return Σ x_i / Σ u_i, float32[n]."""
-        return _average([(p.algorithm.x, p.algorithm.u) for p in self.participants])
+        return _average([(p.algorithm.x, p.algorithm.u) for p in self._counting()])
+
+    def _counting(self) -> Sequence[AnyParticipant]:
+        """Return the peers whose x and u count in averages."""
+        return self.participants
 
     def _deliver(self, sender: int, frames: Sequence[OutgoingFrame]) -> None:
         if not frames:

@@ -11,6 +11,7 @@ from peer import config as configuration
 from peer.config import Config
 from peer.errors import ConfigError
 from peer.simulate.participation import Availability, ParticipationSimulator, churn
+from peer.train.local_step import Trainer
 
 COUNT = 20
 
@@ -24,10 +25,10 @@ def job(*overrides: str) -> Config:
 
 
 def simulator(
-    config: Config, fraction: float = 0.25, availability: Availability | None = None
+    config: Config, fraction: float = 0.25, availability: Availability | None = None, *, hand_over: bool = False
 ) -> ParticipationSimulator:
     return ParticipationSimulator(
-        config, Path(), num_peers=COUNT, fraction=fraction, availability=availability, step_s=60.0
+        config, Path(), num_peers=COUNT, fraction=fraction, availability=availability, step_s=60.0, hand_over=hand_over
     )
 
 
@@ -56,6 +57,49 @@ def test_a_peer_that_is_not_drawn_neither_trains_nor_sends() -> None:
         assert np.array_equal(model, start) == (run.times_drawn[peer] == 0)
     assert run.now == 60.0
     assert run.frame_bytes > 0
+
+
+def test_models_that_travel_keep_their_mass_and_leave_copies_behind() -> None:
+    run = simulator(job("algorithm.name=sgp", "training.learning_rate=1e-30", "run.rounds=1"), hand_over=True)
+    run.run()
+    first = list(run.holders)
+    rng = np.random.default_rng(0)
+    for peer in first:
+        run.participants[peer].algorithm.x[:] = rng.normal(size=run.participants[peer].algorithm.x.size)
+    before = sum(run.participants[peer].algorithm.x.astype(np.float64) for peer in first)
+    left = [model.copy() for model in run.models()]
+    sent = run.frame_bytes
+    run._begin_round(1)
+    assert len(run.holders) == 5
+    assert run.holders != first
+    after = sum(run.participants[peer].algorithm.x.astype(np.float64) for peer in run.holders)
+    np.testing.assert_array_equal(after, before)
+    assert sum(run.participants[peer].algorithm.u for peer in run.holders) == 5.0
+    np.testing.assert_allclose(run.averaged_model(), before / 5, rtol=1e-6)
+    for peer, model in enumerate(run.models()):
+        assert peer in run.holders or np.array_equal(model, left[peer])
+    moved = sum(giver != taker for giver, taker in zip(first, run.holders, strict=True))
+    size = run.trainer.layout.size
+    assert moved * 4 * size * 0.8 < run.frame_bytes - sent < moved * 4 * size * 1.1
+
+
+def test_models_that_travel_are_trained_in_every_round_and_fetched_by_those_that_are_there() -> None:
+    away = Availability({0: [(0.0, 1e9)]})
+    staying, travelling = (
+        simulator(job("algorithm.name=sgp", "run.rounds=30", "training.learning_rate=0.3"), 0.1, away, hand_over=each)
+        for each in (False, True)
+    )
+    for run in (staying, travelling):
+        run.run()
+    trainer = travelling.trainer
+    assert isinstance(trainer, Trainer)
+    averaged = [trainer.evaluate(run.averaged_model()).loss for run in (staying, travelling)]
+    assert averaged[1] < averaged[0] - 0.2
+    losses = [trainer.evaluate(model).loss for model in travelling.models()]
+    assert travelling.fetch() == COUNT - 3
+    fetched = [trainer.evaluate(model).loss for model in travelling.models()]
+    assert fetched[0] == losses[0]
+    assert max(fetched[1:]) < averaged[0]
 
 
 def test_who_is_drawn_depends_on_the_seed_alone_and_all_get_their_turn() -> None:
@@ -109,5 +153,10 @@ def test_a_file_that_says_something_else_is_refused(tmp_path: Path, text: str, p
 def test_what_cannot_be_drawn_is_refused() -> None:
     with pytest.raises(ConfigError, match="cannot draw its members"):
         simulator(job("algorithm.name=quant-sgp"))
+    with pytest.raises(ConfigError, match="cannot be handed over"):
+        simulator(job(), hand_over=True)
+    half = Availability({peer: [(100.0, 1e9)] for peer in range(COUNT - 1)})
+    with pytest.raises(ConfigError, match="leaves fewer than are drawn after 120 s"):
+        simulator(job("algorithm.name=sgp"), availability=half, hand_over=True).run()
     with pytest.raises(ConfigError, match="leaves nobody"):
         simulator(job(), availability=Availability({peer: [(0.0, 1e9)] for peer in range(COUNT)})).run()
