@@ -23,7 +23,8 @@ def points(exponent: float, *sizes: int) -> list[Simulated]:
 
 def test_a_power_law_is_found_and_extrapolated() -> None:
     law = fit(points(0.2, 8, 32, 128))
-    assert (law.factor, law.exponent) == (pytest.approx(50), pytest.approx(0.2))
+    assert law.factor == pytest.approx(50)
+    assert law.exponent == pytest.approx(0.2)
     assert law.rounds(1000.0) == pytest.approx(50 * 1000**0.2)
     assert errors_beyond(points(0.2, 128, 8, 32)) == {128: pytest.approx(0, abs=1e-9)}
 
