@@ -66,8 +66,8 @@ ROOMS: dict[str, set[str]] = {
     },
     "sweep": {"config", "config_writer", "errors", "executors", "report", "run_plan", "simulate", "state"},
     "planning": {
-        "compress", "config", "errors", "gossip", "links", "random", "run_plan", "run_progress", "run_setup", "simulate",
-        "state", "study", "train", "wire",
+        "compress", "config", "errors", "gossip", "links", "random", "run_plan", "run_progress", "run_setup",
+        "simulate", "state", "study", "train", "wire",
     },
     "trackers": {"errors", "report", "round_record", "state"},
     "watch": {
