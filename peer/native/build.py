@@ -23,6 +23,7 @@ SOURCES = (
     "wire_checksum.c",
     "wire_groups.c",
     "wire_layers.c",
+    "wire_streams.c",
     "wire_tables.c",
 )
 INTERNAL = ("eight_bit_amx.c",)

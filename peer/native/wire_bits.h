@@ -42,6 +42,25 @@ static inline int flush(bit_writer *w) {
     return 0;
 }
 
+/* A varint, of up to 10 bytes; returns where it ends. */
+static inline uint8_t *put_varint(uint8_t *at, uint64_t v) {
+    for (; v >= 0x80; v >>= 7) *at++ = (uint8_t)(v | 0x80);
+    *at++ = (uint8_t)v;
+    return at;
+}
+
+/* The inverse; NULL where there is none, or not in its shortest form. */
+static inline const uint8_t *get_varint(const uint8_t *at, const uint8_t *end, uint64_t *value) {
+    *value = 0;
+    for (int shift = 0; shift < 64 && at < end; shift += 7) {
+        uint8_t byte = *at++;
+        if (shift == 63 && byte > 1) break;
+        *value |= (uint64_t)(byte & 0x7f) << shift;
+        if (byte < 0x80) return byte == 0 && shift ? NULL : at;
+    }
+    return NULL;
+}
+
 /* Reads `width` (0 to 64) bits at bit `position`, which with them lies within `size` bytes. */
 static inline uint64_t bits_at(const uint8_t *data, uint64_t size, uint64_t position, int width) {
     uint64_t at = position >> 3, word = 0;

@@ -2,8 +2,11 @@
    they are exact in any order and peer/wire/grouping.py comes to the same groups. */
 #include "wire_groups.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "wire.h"
 
 #if defined(__x86_64__) && defined(__has_attribute) && __has_attribute(target_clones)
 #define CLONES __attribute__((target_clones("arch=x86-64-v3", "default")))
@@ -52,7 +55,7 @@ static int by_key(const void *a, const void *b) {
 
 static void sum_up(const int64_t *present, uint64_t spans, int tokens, const uint8_t *groups,
                    int64_t sums[MOST_GROUPS][256]) {
-    memset(sums, 0, MOST_GROUPS * 256 * sizeof(int64_t));
+    for (int g = 0; g < MOST_GROUPS; g++) memset(sums[g], 0, (size_t)tokens * sizeof(int64_t));
     for (uint64_t s = 0; s < spans; s++)
         for (int t = 0; t < tokens; t++) sums[groups[s]][t] += present[s * (uint64_t)tokens + (uint64_t)t];
 }
@@ -85,7 +88,7 @@ static int merge(int64_t sums[MOST_GROUPS][256], uint64_t spans, int tokens, con
         for (int t = 0; t < tokens; t++) held |= sums[g][t] != 0;
         renamed[g] = best[g] = g;
         if (!held) continue;
-        if (count != g) memcpy(sums[count], sums[g], sizeof sums[g]);
+        if (count != g) memcpy(sums[count], sums[g], (size_t)tokens * sizeof(int64_t));
         own[count] = needs(sums[count], NULL, tokens, logs);
         names[count++] = g;
     }
@@ -113,7 +116,7 @@ static int merge(int64_t sums[MOST_GROUPS][256], uint64_t spans, int tokens, con
         for (int t = 0; t < tokens; t++) sums[at][t] += sums[at + 1][t];
         own[at] = joined[at];
         for (int i = at + 1; i + 1 < count; i++) {
-            memcpy(sums[i], sums[i + 1], sizeof sums[i]);
+            memcpy(sums[i], sums[i + 1], (size_t)tokens * sizeof(int64_t));
             own[i] = own[i + 1];
             names[i] = names[i + 1];
             if (i + 2 < count) joined[i] = joined[i + 1];
@@ -127,21 +130,58 @@ static int merge(int64_t sums[MOST_GROUPS][256], uint64_t spans, int tokens, con
     return chosen;
 }
 
-int wire_group_spans(const int64_t *counts, uint64_t spans, const int32_t *logs, uint8_t *groups, int64_t *needed) {
-    int64_t all[256] = {0}, total[256], sums[MOST_GROUPS][256], whole = 0;
+/* How often each of the `tokens` that occur at all, numbered by `which`, occurs in each span. */
+static void count_present(const uint8_t *symbols, const int64_t *sizes, uint64_t spans, const uint8_t *which,
+                          int tokens, int64_t *present) {
+    memset(present, 0, spans * (uint64_t)tokens * sizeof *present);
+    for (uint64_t s = 0; s < spans; symbols += sizes[s++], present += tokens) {
+        int64_t counts[256];
+        if (sizes[s] >= 1024) {
+            wire_counts(symbols, sizes + s, 1, counts);
+            for (int t = 0; t < 256; t++)
+                if (counts[t]) present[which[t]] = counts[t];
+        } else {
+            for (int64_t i = 0; i < sizes[s]; i++) present[which[symbols[i]]]++;
+        }
+    }
+}
+
+/* Whether the spans that have enough codes of `width` bits to tell use all alike, and are nearly all there is. */
+static int are_spread_evenly(const int64_t *present, const int64_t *sizes, uint64_t spans, int tokens, int width) {
+    double bits = 0;
+    int64_t whole = 0, telling = 0;
+    for (uint64_t s = 0; s < spans; s++) {
+        whole += sizes[s];
+        if (sizes[s] >= 4ll << width) telling += sizes[s];
+    }
+    if (16 * telling < 15 * whole) return 0;
+    for (uint64_t s = 0; s < spans; s++, present += tokens) {
+        if (sizes[s] < 4ll << width) continue;
+        bits += (double)sizes[s] * log2((double)sizes[s]);
+        for (int t = 0; t < tokens; t++)
+            if (present[t] > 1) bits -= (double)present[t] * log2((double)present[t]);
+    }
+    return bits > 0.99 * width * (double)telling;
+}
+
+int wire_group_spans(const uint8_t *symbols, const int64_t *sizes, uint64_t spans, int width, const int32_t *logs,
+                     int64_t *all, uint8_t *groups, int64_t *needed) {
+    int64_t total[256], sums[MOST_GROUPS][256], whole = 0;
     double share[256][MOST_GROUPS];
-    int which[256], tokens = 0;
-    for (uint64_t s = 0; s < spans; s++)
-        for (int t = 0; t < 256; t++) all[t] += counts[256 * s + (uint64_t)t];
+    uint8_t which[256];
+    int tokens = 0;
+    for (uint64_t s = 0; s < spans; s++) whole += sizes[s];
+    wire_counts(symbols, &whole, 1, all);
     for (int t = 0; t < 256; t++)
         if (all[t]) {
-            whole += total[tokens] = all[t];
-            which[tokens++] = t;
+            total[tokens] = all[t];
+            which[t] = (uint8_t)tokens++;
         }
     const int64_t overhead = HEADER_BITS + TABLE_BITS + TOKEN_BITS * tokens;
     const int64_t alone = needs(total, NULL, tokens, logs) + HEADER_BITS;
+    const int is_one = spans < 2 || alone < 8 * overhead;
     *needed = alone;
-    if (spans < 2 || alone < 8 * overhead) return 1;
+    if (is_one && width == 0) return 1;
     int64_t *present = malloc(spans * (uint64_t)tokens * sizeof *present);
     ranked *order = malloc(spans * sizeof *order);
     if (present == NULL || order == NULL) {
@@ -149,21 +189,23 @@ int wire_group_spans(const int64_t *counts, uint64_t spans, const int32_t *logs,
         free(order);
         return -1;
     }
+    count_present(symbols, sizes, spans, which, tokens, present);
+    const int is_even = width > 0 && are_spread_evenly(present, sizes, spans, tokens, width);
+    if (is_one || is_even) {
+        free(present);
+        free(order);
+        return is_even ? 0 : 1;
+    }
+    for (int t = 0; t < tokens; t++) total[t] = log_of(logs, whole) - log_of(logs, total[t]);
     for (uint64_t s = 0; s < spans; s++) {
-        int64_t size = 0, cost = 0;
-        for (int t = 0; t < tokens; t++) {
-            int64_t c = present[s * (uint64_t)tokens + (uint64_t)t] = counts[256 * s + (uint64_t)which[t]];
-            size += c;
-            cost += c ? c * (log_of(logs, whole) - log_of(logs, total[t])) : 0;
-        }
-        order[s] = (ranked){cost / (size > 0 ? size : 1), s};
+        int64_t cost = 0;
+        for (int t = 0; t < tokens; t++) cost += present[s * (uint64_t)tokens + (uint64_t)t] * total[t];
+        order[s] = (ranked){cost / (sizes[s] > 0 ? sizes[s] : 1), s};
     }
     qsort(order, spans, sizeof *order, by_key);
     int64_t before = 0;
     for (uint64_t i = 0; i < spans; i++) {
-        int64_t size = 0, group;
-        for (int t = 0; t < tokens; t++) size += present[order[i].span * (uint64_t)tokens + (uint64_t)t];
-        group = (2 * before + size) * MOST_GROUPS / (2 * whole);
+        int64_t size = sizes[order[i].span], group = (2 * before + size) * MOST_GROUPS / (2 * whole);
         groups[order[i].span] = (uint8_t)(group < MOST_GROUPS ? group : MOST_GROUPS - 1);
         before += size;
     }

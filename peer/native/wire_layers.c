@@ -73,12 +73,6 @@ typedef struct {
     int value_type, wide, has_described;
 } section_writer;
 
-static uint8_t *put_varint(uint8_t *at, uint64_t v) {
-    for (; v >= 0x80; v >>= 7) *at++ = (uint8_t)(v | 0x80);
-    *at++ = (uint8_t)v;
-    return at;
-}
-
 static uint8_t *put_scalar(uint8_t *at, double value, int wide) {
     if (wide) {
         memcpy(at, &value, 8);
@@ -176,19 +170,12 @@ static uint8_t get_byte(section_reader *r) {
     return *r->at++;
 }
 
-static uint64_t get_varint(section_reader *r) {
+static uint64_t next_varint(section_reader *r) {
     uint64_t value = 0;
-    for (int shift = 0; shift < 64; shift += 7) {
-        uint8_t byte = get_byte(r);
-        if (shift == 63 && byte > 1) break;
-        value |= (uint64_t)(byte & 0x7f) << shift;
-        if (byte < 0x80) {
-            if (byte == 0 && shift) break;
-            return value;
-        }
-    }
-    r->failed = 1;
-    return 0;
+    const uint8_t *at = r->failed ? NULL : get_varint(r->at, r->end, &value);
+    r->failed = at == NULL;
+    if (at != NULL) r->at = at;
+    return value;
 }
 
 static double get_scalar(section_reader *r, double greatest_level) {
@@ -214,7 +201,7 @@ static double get_scalar(section_reader *r, double greatest_level) {
 static void get_level_parameters(section_reader *r) {
     int64_t *s = r->summary;
     int bits = get_byte(r) + 1;
-    uint64_t divisor = get_varint(r), zigzag = get_varint(r), step = get_varint(r);
+    uint64_t divisor = next_varint(r), zigzag = next_varint(r), step = next_varint(r);
     uint64_t magnitude = (zigzag >> 1) + (zigzag & 1);
     if (bits > 16 || divisor < 1 || divisor > EXACT || step < 1 || magnitude > EXACT
         || step > (EXACT - magnitude) >> bits) {
@@ -299,7 +286,7 @@ int64_t wire_read_sections(const uint8_t *data, uint64_t size, const int64_t *si
         }
         checks[layer] = predicted[layer] = 0;
         if ((tag & 7) == TAG_SPARSE) {
-            uint64_t told = get_varint(&r);
+            uint64_t told = next_varint(&r);
             if (told > (uint64_t)n) return -1;
             count = (int64_t)told;
             int code = tag >> 3;

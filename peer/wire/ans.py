@@ -39,8 +39,6 @@ LOWEST_STATE = 1 << 16
 _MANY_LANES_LOG2 = 5
 _FIRST_Q = 60
 _LAST_Q = 63
-_MAX_TABLE_BYTES = 608
-"""256 steps below 128 in a Rice code of parameter 3, which the best is no longer than."""
 _BAD_BEGIN = "an entropy-coded stream begins in a state that no encoder leaves"
 _BEYOND_WEIGHTS = "a table of frequencies leaves the range of its weights"
 _WEIGHTS = np.array([(4 + q % 4) << q // 4 for q in range(_LAST_Q + 1)], np.int64)
@@ -115,15 +113,6 @@ def make_tables(tokens: ByteArray, spans: Spans) -> OwnTables:
     num_tables = int(spans.tables.max()) + 1
     num_tokens, bounds = np.empty(num_tables, np.uint8), np.empty((num_tables, MAX_TOKENS + 1), np.int64)
     tables = Tables(num_tokens, bounds)
-    if native.lib is not None:
-        counts = np.empty((num_tables, MAX_TOKENS), np.int64)
-        form, written = native.ffi.new("int[2]"), np.zeros(_MAX_TABLE_BYTES * num_tables, np.uint8)
-        size = native.lib.wire_make_tables(
-            pointer(tokens), rice.pointer64(spans.sizes), pointer(spans.tables), spans.sizes.size, num_tables,
-            rice.pointer64(counts), pointer(num_tokens), rice.pointer64(bounds), form, pointer(written), written.size,
-        )  # fmt: skip
-        assert size >= 0, "the best of four Rice codes has room"
-        return OwnTables(tables, bool(form[1]), form[0], written[:size].tobytes(), counts)
     counts = counts_of_groups(tokens, spans.sizes, spans.tables)
     # Octaves cost about 1/32 of a bit a token more than their quarters, and save about two bits of table for each.
     coarse = int(counts.sum()) < 64 * int(np.count_nonzero(counts))
@@ -200,8 +189,6 @@ def encode(
     tokens: ByteArray, tables: Tables, spans: Spans, lanes_log2: int, num_bits: float
 ) -> tuple[StateArray, WordArray]:
     """Return the states to start decoding from and the words, of `tokens: uint8[n]`, which take `num_bits`."""
-    if native.lib is not None:
-        return _encode_native(native.lib, tokens, tables, spans, lanes_log2, num_bits)
     frequency, first = _flat(tables)
     symbols = _symbols(tokens, spans)
     if lanes_log2 < _MANY_LANES_LOG2:
@@ -362,40 +349,6 @@ def _check_end(even: bool) -> None:
         raise MalformedEntropyCode("an entropy-coded stream does not end in the state that it began with")
 
 
-def _native_arguments(tables: Tables, spans: Spans) -> tuple[native.CData, int, int, native.CData, native.CData, int]:
-    """Return the bounds of all tables, how many tables there are, and the spans, as the kernels take them."""
-    return (
-        rice.pointer64(tables.bounds),
-        len(tables.bounds),
-        SCALE,
-        rice.pointer64(spans.sizes),
-        pointer(spans.tables),
-        spans.sizes.size,
-    )
-
-
-def _encode_native(
-    kernels: Kernels, tokens: ByteArray, tables: Tables, spans: Spans, lanes_log2: int, num_bits: float
-) -> tuple[StateArray, WordArray]:
-    states = np.empty(1 << lanes_log2, np.uint32)
-    arguments = _native_arguments(tables, spans)
-    for size in (_likely_words(num_bits, tokens.size), tokens.size):
-        # The kernel wants room for a whole row before it begins one.
-        words = np.empty(size + states.size, np.uint16)
-        begin = kernels.wire_rans_encode(
-            pointer(tokens),
-            *arguments,
-            native.ffi.cast("uint32_t *", pointer(states)),
-            states.size,
-            native.ffi.cast("uint16_t *", pointer(words)),
-            words.size,
-        )
-        if begin >= 0:
-            break
-    assert begin >= 0, "a word for each token is room enough"
-    return states, words[begin:]
-
-
 def _decode_native(
     kernels: Kernels, states: StateArray, reader: Reader, tables: Tables, spans: Spans, alphabet: ByteArray
 ) -> ByteArray:
@@ -406,7 +359,12 @@ def _decode_native(
         states.size,
         pointer(words),
         len(words) // 2,
-        *_native_arguments(tables, spans),
+        rice.pointer64(tables.bounds),
+        len(tables.bounds),
+        SCALE,
+        rice.pointer64(spans.sizes),
+        pointer(spans.tables),
+        spans.sizes.size,
         pointer(alphabet),
         pointer(tokens),
         tokens.size,

@@ -7,13 +7,15 @@ choice whatever the order in which they add.
 from __future__ import annotations
 
 import itertools
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from peer import native
-from peer.wire.bits import pointer
+from peer.wire.bits import ByteArray, pointer
 from peer.wire.rice import pointer64
+from peer.wire.tokens import counts_of_spans
 
 MOST_GROUPS = 16
 """Tables that a stream of this writer has at most."""
@@ -34,23 +36,55 @@ def table_bits(num_tokens: int) -> float:
     return (_TABLE_BITS + _TOKEN_BITS * num_tokens) / _ONE_BIT
 
 
-def group_spans(table: IntegerArray) -> tuple[npt.NDArray[np.uint8] | None, float]:
-    """Return which spans share a frequency table, uint8[spans] (None: all of them), and about how many bits their
-    tokens and tables take. `table: int64[spans, 256]` counts the tokens of each span.
+class Grouping(NamedTuple):
+    """Which spans share a frequency table, and what it comes to."""
+
+    groups: npt.NDArray[np.uint8] | None
+    """The table of each span, uint8[spans]; None: one for all."""
+    bits: float
+    """About how many bits the tokens and the tables take."""
+    counts: IntegerArray
+    """How often each token occurs: int64[256]."""
+
+
+def group_spans(tokens: ByteArray, sizes: IntegerArray, width: int = 0) -> Grouping | None:
+    """Return which of the spans of `sizes: int64[spans]` that `tokens: uint8[n]` are cut into share a frequency table.
 
     The spans begin in order of what they would cost under one common table, cut into a few groups; each then moves to
     the group whose table suits it best, a few times over; and groups that do not earn their table are merged.
+    `width`, unless 0: the tokens are codes of so many bits; None where these are spread so evenly that they are better
+    packed.
     """
     if native.lib is not None:
-        groups, needed = np.empty(len(table), np.uint8), np.empty(1, np.int64)
-        logs = native.pointer(_LOGS, "int32_t[]")
+        groups, counts, needed = np.empty(sizes.size, np.uint8), np.empty(256, np.int64), np.empty(1, np.int64)
         found = native.lib.wire_group_spans(
-            pointer64(table.reshape(-1)), len(table), logs, pointer(groups), pointer64(needed)
-        )
+            pointer(tokens), pointer64(sizes), sizes.size, width, native.pointer(_LOGS, "int32_t[]"),
+            pointer64(counts), pointer(groups), pointer64(needed),
+        )  # fmt: skip
         if found >= 0:
-            return (groups if found > 1 else None), int(needed[0]) / _ONE_BIT
+            return Grouping(groups if found > 1 else None, int(needed[0]) / _ONE_BIT, counts) if found else None
+    table = counts_of_spans(tokens, sizes)
+    if width and _are_spread_evenly(table, sizes, width):
+        return None
     in_units = _group_spans(table)
-    return in_units[0], in_units[1] / _ONE_BIT
+    return Grouping(in_units[0], in_units[1] / _ONE_BIT, table.sum(axis=0))
+
+
+def _are_spread_evenly(table: IntegerArray, sizes: IntegerArray, width: int) -> bool:
+    """Return whether the spans that have enough codes to tell use all alike, and are nearly all there is."""
+    telling = sizes >= 4 << width
+    count = int(sizes[telling].sum())
+    if 16 * count < 15 * int(sizes.sum()):
+        return False
+    return float(bits_of(table[telling, : 1 << width]).sum()) > 0.99 * width * count
+
+
+def bits_of(counts: npt.NDArray[np.float64] | IntegerArray) -> npt.NDArray[np.float64]:
+    """Return how many bits the tokens of each row, float64[rows, tokens], take by their entropy: float64[rows]."""
+    totals = counts.sum(axis=1)
+    inner = np.einsum("ij,ij->i", counts, np.log2(np.maximum(counts, 1.0)))
+    bits_needed: npt.NDArray[np.float64] = totals * np.log2(np.maximum(totals, 1.0)) - inner
+    return bits_needed
 
 
 def _group_spans(table: IntegerArray) -> tuple[npt.NDArray[np.uint8] | None, int]:

@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import zstandard
 
+from peer import native
 from peer.wire import ans, bits
-from peer.wire.bits import ByteArray, UnsignedArray
+from peer.wire.bits import ByteArray, UnsignedArray, pointer
 from peer.wire.errors import (
     DecompressionBomb,
     LevelOutOfRange,
@@ -24,6 +25,7 @@ from peer.wire.errors import (
 )
 from peer.wire.plans import ZSTD_LEVEL, Codec, IntegerArray, Plan
 from peer.wire.reader import Reader, varint
+from peer.wire.rice import pointer64
 from peer.wire.tokens import MAX_DIRECT, MIN_DIRECT, TokenMap, counts
 
 MAX_WINDOW = 8 << 20
@@ -60,6 +62,16 @@ def decode(reader: Reader, codec: int, width: int, dtype: npt.DTypeLike, sizes: 
     `sizes: int64[spans]`. Allocates a few bytes a number beside the result.
     """
     count = int(sizes.sum())
+    if native.lib is not None:
+        out: UnsignedArray = np.empty(count, dtype)
+        ahead = reader.data[reader.position : reader.end]
+        used = native.lib.wire_read_stream(
+            pointer(ahead), len(ahead), codec, width, pointer64(sizes), sizes.size, count, pointer(out), out.itemsize
+        )
+        if used >= 0:
+            reader.take(used)
+            return out
+    # What is wrong is for the twin to say.
     if codec == Codec.PACKED:
         return bits.unpack(reader.take(bits.packed_size(count, width)), count, width, dtype)
     if codec == Codec.ENTROPY:
@@ -87,12 +99,22 @@ def _entropy_encode(values: UnsignedArray, plan: Plan, worth: int, sizes: Intege
     """Return the entropy-coded stream, or None where it takes `worth` bytes or more."""
     tokens = plan.tokens
     assert tokens is not None, "who plans entropy coding has found a map"
-    symbols = tokens.tokens(values) if plan.symbols is None else plan.symbols
     spans = (
         ans.Spans.one(values.size)
         if plan.groups is None or sizes is None
         else ans.Spans(sizes, plan.groups, values.size)
     )
+    if native.lib is not None:
+        out = np.empty(worth, np.uint8)
+        written = native.lib.wire_write_stream(
+            pointer(values), values.itemsize, values.size, tokens.width, tokens.centre, tokens.folds, tokens.raw_bits,
+            tokens.direct, native.pointer(plan.symbols, "uint8_t[]"), pointer64(spans.sizes), pointer(spans.tables),
+            spans.sizes.size, pointer(out), worth,
+        )  # fmt: skip
+        if written < 0:
+            raise MemoryError(f"no memory to code {values.size} integers")
+        return [out[:written].data] if written else None
+    symbols = tokens.tokens(values) if plan.symbols is None else plan.symbols
     own = ans.make_tables(symbols, spans)
     tables, cost, num_tables = own.tables, own.bits_needed, len(own.counts)
     raw_bits = int(own.counts.sum(axis=0) @ tokens.raw_widths.astype(np.int64)) if tokens.has_raw_bits else 0

@@ -13,10 +13,11 @@ import numpy as np
 import numpy.typing as npt
 import zstandard
 
+from peer import native
 from peer.wire import bits
-from peer.wire.bits import ByteArray, UnsignedArray
+from peer.wire.bits import ByteArray, UnsignedArray, pointer
 from peer.wire.grouping import HEADER_BITS, group_spans, table_bits
-from peer.wire.tokens import MAX_DIRECT, MIN_DIRECT, TokenMap, counts, counts_of_spans
+from peer.wire.tokens import MAX_DIRECT, MIN_DIRECT, TokenMap, counts
 
 WORTH_CODING = 256
 """Bits below which a stream's header and table cost about what a better code can save."""
@@ -63,28 +64,18 @@ def plan_codes(values: UnsignedArray, width: int, sizes: IntegerArray | None = N
     if values.size * width < WORTH_CODING:
         return packed_plan(values.size, width)
     sample = _sampled(values, SAMPLE)
-    histogram = _histogram(sample, width)
     if sizes is None or sizes.size == 1:
-        return _plan_from(sample, histogram, values.size, width)
-    tokens = _map_for(histogram, values.size, width)
+        return _plan_from(sample, _histogram(sample, width), values.size, width)
+    tokens = _map_of(sample, values.size, width)
     # A code of up to eight bits is a token already, but for its place in the table, which does not matter yet.
     symbols = values.view(np.uint8) if width <= 8 else tokens.tokens(values)
-    table = counts_of_spans(symbols, sizes)
-    if width <= 8 and _is_spread_evenly(table, sizes, width):
+    grouping = group_spans(symbols, sizes, width if width <= 8 else 0)
+    if grouping is None:
         return packed_plan(values.size, width)
-    raw = 0.0 if width <= 8 else float(table.sum(axis=0) @ tokens.raw_widths)
-    groups, coded = group_spans(table)
-    known = None if width <= 8 else symbols
-    return _better(Plan(Codec.ENTROPY, coded + raw, tokens, groups, known), sample, values.size, width, 0.99)
-
-
-def _is_spread_evenly(table: IntegerArray, sizes: IntegerArray, width: int) -> bool:
-    """Return whether the spans that have enough codes to tell use all alike, and are nearly all there is."""
-    telling = sizes >= 4 << width
-    count = int(sizes[telling].sum())
-    if 16 * count < 15 * int(sizes.sum()):
-        return False
-    return float(bits_of(table[telling, : 1 << width]).sum()) > 0.99 * width * count
+    needed, known = grouping.bits, None
+    if width > 8:
+        needed, known = needed + float(grouping.counts @ tokens.raw_widths), symbols
+    return _better(Plan(Codec.ENTROPY, needed, tokens, grouping.groups, known), sample, values.size, width, 0.99)
 
 
 def plan_change(values: UnsignedArray, previous: UnsignedArray, width: int) -> Plan:
@@ -134,9 +125,7 @@ def plan_floats(patterns: UnsignedArray, exponent_bits: int, sizes: IntegerArray
         coded = patterns.size * (raw_bits + entropy_of(histogram)) + _overhead(int(np.count_nonzero(histogram)))
         plan = Plan(Codec.ENTROPY, coded, tokens)
     else:
-        table = counts_of_spans(tokens.tokens(patterns << kind(1)), sizes)
-        groups, coded = group_spans(table)
-        plan = Plan(Codec.ENTROPY, coded + float(table.sum(axis=0) @ tokens.raw_widths), tokens, groups)
+        plan = _grouped_plan(tokens, tokens.tokens(patterns << kind(1)), sizes)
     if plan.bits_needed >= 0.98 * packed.bits_needed:
         plan = packed
     zstd = _zstd_bits(sample, patterns.size)
@@ -147,10 +136,15 @@ def plan_gaps(gaps: UnsignedArray, width: int, sizes: IntegerArray | None = None
     """Return the entropy code of `gaps: uint64[k]` between indices."""
     tokens = TokenMap(width, direct=min(4, max(width, MIN_DIRECT)))
     spans = np.array([gaps.size], np.int64) if sizes is None else sizes
-    symbols = tokens.tokens(gaps)
-    table = counts_of_spans(symbols, spans)
-    groups, coded = group_spans(table)
-    return Plan(Codec.ENTROPY, coded + float(table.sum(axis=0) @ tokens.raw_widths), tokens, groups, symbols)
+    return _grouped_plan(tokens, tokens.tokens(gaps), spans)
+
+
+def _grouped_plan(tokens: TokenMap, symbols: ByteArray, sizes: IntegerArray) -> Plan:
+    """Return the entropy code of integers with these tokens, uint8[n], in spans of `sizes`."""
+    grouping = group_spans(symbols, sizes)
+    assert grouping is not None, "only codes are refused"
+    needed = grouping.bits + float(grouping.counts @ tokens.raw_widths)
+    return Plan(Codec.ENTROPY, needed, tokens, grouping.groups, symbols)
 
 
 def plan_wide(values: UnsignedArray, width: int) -> Plan:
@@ -158,14 +152,6 @@ def plan_wide(values: UnsignedArray, width: int) -> Plan:
     packed = packed_plan(values.size, width)
     coded = plan_gaps(values, width)
     return coded if coded.bits_needed < 0.98 * packed.bits_needed else packed
-
-
-def bits_of(counts_of: npt.NDArray[np.float64] | IntegerArray) -> npt.NDArray[np.float64]:
-    """Return how many bits the tokens of each row, float64[rows, tokens], take by their entropy: float64[rows]."""
-    totals = counts_of.sum(axis=1)
-    inner = np.einsum("ij,ij->i", counts_of, np.log2(np.maximum(counts_of, 1.0)))
-    bits_needed: npt.NDArray[np.float64] = totals * np.log2(np.maximum(totals, 1.0)) - inner
-    return bits_needed
 
 
 def entropy_of(histogram: IntegerArray) -> float:
@@ -189,6 +175,21 @@ def _overhead(num_tokens: int) -> float:
     return HEADER_BITS + table_bits(num_tokens)
 
 
+_LOGS = np.log2(np.maximum(np.arange(WORTH_ORDERING), 0.4))
+"""Of the counts of as few codes as have an order."""
+
+
+def _map_of(sample: UnsignedArray, count: int, width: int) -> TokenMap:
+    """Return the map of tokens for codes of which `sample` has some, or all."""
+    if native.lib is None or width > MAX_DIRECT:
+        return _map_for(_histogram(sample, width), count, width)
+    form = native.ffi.new("int32_t[2]")
+    native.lib.wire_map_codes(
+        pointer(sample), sample.size, count, width, native.pointer(_LOGS, "double[]"), form
+    )  # fmt: skip
+    return TokenMap(width, form[0], folds=bool(form[1]))
+
+
 def _map_for(histogram: IntegerArray, count: int, width: int) -> TokenMap:
     """Return the map of tokens for codes with this histogram."""
     # The most frequent code is the middle of what quantization gives; folding around it puts the rare codes last.
@@ -205,7 +206,7 @@ def _map_for(histogram: IntegerArray, count: int, width: int) -> TokenMap:
     gaps[1:] -= present[:-1]
     gaps[0] += (1 << width) - present[-1]
     natural = TokenMap(width, int(present[int(gaps.argmax())]))
-    weights = np.log2(np.maximum(histogram, 0.4))
+    weights = _LOGS[histogram]
     roughness = []
     for tokens in (folded, natural):
         ordered = weights[tokens.order_of_codes]

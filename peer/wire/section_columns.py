@@ -17,8 +17,9 @@ from peer.compress.payload import FloatArray, LayerPayload, Rounding, ValueType,
 from peer.errors import FrameError, LocalProtocolError
 from peer.wire import indices, integers
 from peer.wire.bits import UnsignedArray, check_padding, pointer
+from peer.wire.grouping import bits_of
 from peer.wire.integers import Part, code_type
-from peer.wire.plans import Codec, IntegerArray, bits_of, packed_plan, plan_codes
+from peer.wire.plans import Codec, IntegerArray, packed_plan, plan_codes
 from peer.wire.reader import Reader, varint, zigzag
 from peer.wire.rice import pointer64
 from peer.wire.section_reader import decode_reals

@@ -28,12 +28,12 @@ from peer.compress.payload import (
 from peer.errors import LocalProtocolError
 from peer.wire import indices, integers
 from peer.wire.bits import UnsignedArray
+from peer.wire.grouping import bits_of
 from peer.wire.integers import Part, code_type
 from peer.wire.plans import (
     Codec,
     IntegerArray,
     Plan,
-    bits_of,
     packed_plan,
     plan_change,
     plan_codes,

@@ -100,19 +100,6 @@ class TokenMap:
 
     def raw(self, values: UnsignedArray, tokens: ByteArray, num_bits: int) -> ByteArray:
         """Return the raw bits of `values`, whose tokens are given, as a bit string of `num_bits` bits in all."""
-        if native.lib is not None:
-            out = np.zeros((num_bits + 7) // 8, np.uint8)
-            native.lib.wire_raw_bits(
-                pointer(values),
-                values.itemsize,
-                values.size,
-                *self._rule,
-                pointer(tokens),
-                pointer(self.raw_widths),
-                pointer(out),
-                out.size,
-            )
-            return out
         writer = bits.Writer(num_bits)
         for start in range(0, values.size, CHUNK):
             part = slice(start, start + CHUNK)
@@ -190,13 +177,5 @@ def counts_of_spans(tokens: ByteArray, sizes: npt.NDArray[np.int64]) -> npt.NDAr
 
 def counts_of_groups(tokens: ByteArray, sizes: npt.NDArray[np.int64], groups: ByteArray) -> npt.NDArray[np.int64]:
     """Return how often each token occurs in each group of spans that follow one another: int64[groups, 256]."""
-    num_groups = int(groups.max()) + 1
-    if native.lib is not None:
-        result = np.empty((num_groups, 256), np.int64)
-        pointers = native.ffi.cast("int64_t *", pointer(sizes)), native.ffi.cast("int64_t *", pointer(result))
-        native.lib.wire_counts_of_groups(
-            pointer(tokens), pointers[0], pointer(groups), sizes.size, num_groups, pointers[1]
-        )
-        return result
     of_spans = counts_of_spans(tokens, sizes)
-    return np.stack([of_spans[groups == group].sum(axis=0) for group in range(num_groups)])
+    return np.stack([of_spans[groups == group].sum(axis=0) for group in range(int(groups.max()) + 1)])
