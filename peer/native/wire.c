@@ -331,6 +331,16 @@ static void fill_encoder(encoder_entry *table, const int64_t *first, int scale) 
     }
 }
 
+/* The state before a token of which `x` is the state behind it, where a word is emitted if it must be. */
+static inline uint32_t encoded(const encoder_entry *e, uint32_t x, uint16_t *words, int64_t *at) {
+    int full = x > e->greatest;
+    words[*at - 1] = (uint16_t)x;
+    *at -= full;
+    x = full ? x >> 16 : x;
+    uint32_t quotient = (uint32_t)(((unsigned __int128)x * e->reciprocal) >> 64);
+    return x + e->bias + quotient * e->complement;
+}
+
 int64_t wire_rans_encode(const uint8_t *tokens, const int64_t *first, int num_tables, int scale, const int64_t *sizes,
                          const uint8_t *tables, uint64_t spans, uint32_t *states, uint64_t lanes, uint16_t *words,
                          int64_t capacity) {
@@ -344,21 +354,26 @@ int64_t wire_rans_encode(const uint8_t *tokens, const int64_t *first, int num_ta
     for (uint64_t span = spans; span-- > 0;) {
         const encoder_entry *table = entries[tables[span]];
         uint64_t begin = n - (uint64_t)sizes[span];
+        if (lanes == 1) {
+            /* The state stays in a register. */
+            uint32_t x = states[0];
+            if (at < (int64_t)(n - begin)) {
+                /* Room for as many words as there are tokens is more than is needed, but what the last ones want. */
+                for (; n > begin; n--) {
+                    if (at == 0) return -1;
+                    x = encoded(&table[tokens[n - 1]], x, words, &at);
+                }
+            }
+            for (; n > begin; n--) x = encoded(&table[tokens[n - 1]], x, words, &at);
+            states[0] = x;
+            continue;
+        }
         while (n > begin) {
             /* A row, or what of it lies in this span. */
-            uint64_t start = (n - 1) / lanes * lanes, low = start > begin ? start : begin;
+            uint64_t start = (n - 1) & ~(lanes - 1), low = start > begin ? start : begin;
             if (at < (int64_t)(n - low)) return -1;
             uint32_t *state = states + (low - start);
-            for (uint64_t i = n - low; i-- > 0;) {
-                const encoder_entry *e = &table[tokens[low + i]];
-                uint32_t x = state[i];
-                int full = x > e->greatest;
-                words[at - 1] = (uint16_t)x;
-                at -= full;
-                x = full ? x >> 16 : x;
-                uint32_t quotient = (uint32_t)(((unsigned __int128)x * e->reciprocal) >> 64);
-                state[i] = x + e->bias + quotient * e->complement;
-            }
+            for (uint64_t i = n - low; i-- > 0;) state[i] = encoded(&table[tokens[low + i]], state[i], words, &at);
             n = low;
         }
     }
@@ -367,8 +382,17 @@ int64_t wire_rans_encode(const uint8_t *tokens, const int64_t *first, int num_ta
 
 typedef struct {
     uint8_t owners[1 << 14];
-    uint32_t slots[256]; /* how many a token has, and from bit 16 on its first one */
+    struct {
+        uint16_t count, first;
+    } slots[256];
 } decoder_table;
+
+/* The state behind the token that `x` begins with, before it takes a word if it must. */
+static inline uint32_t decoded(const decoder_table *d, uint32_t x, int scale, uint8_t *token) {
+    uint32_t slot = x & ((1u << scale) - 1);
+    *token = d->owners[slot];
+    return d->slots[*token].count * (x >> scale) + slot - d->slots[*token].first;
+}
 
 int64_t wire_rans_decode(uint32_t *states, uint64_t lanes, const uint8_t *words, uint64_t num_words,
                          const int64_t *first, int num_tables, int scale, const int64_t *sizes, const uint8_t *tables,
@@ -380,51 +404,58 @@ int64_t wire_rans_decode(uint32_t *states, uint64_t lanes, const uint8_t *words,
         if (first[0] != 0 || first[256] != 1 << scale) return -1;
         for (int t = 0; t < 256; t++) {
             if (first[t + 1] < first[t]) return -1;
-            d->slots[t] = (uint32_t)(first[t + 1] - first[t]) | (uint32_t)first[t] << 16;
+            d->slots[t].count = (uint16_t)(first[t + 1] - first[t]);
+            d->slots[t].first = (uint16_t)first[t];
             memset(d->owners + first[t], t, (size_t)(first[t + 1] - first[t]));
         }
     }
     for (uint64_t lane = 0; lane < lanes; lane++)
         if (states[lane] < LOWEST_STATE) return -2;
-    const uint32_t mask = (1u << scale) - 1;
     uint64_t at = 0, start = 0;
+    uint8_t token;
+    uint16_t word;
     for (uint64_t span = 0; span < spans; span++) {
         if (tables[span] >= num_tables || (uint64_t)sizes[span] > n - start) return -1;
         const decoder_table *d = &decoders[tables[span]];
         uint64_t end = start + (uint64_t)sizes[span];
         while (start < end) {
-            /* A row, or what of it lies in this span. */
-            uint64_t lane = start % lanes, count = lanes - lane < end - start ? lanes - lane : end - start;
+            /* A row, or what of it lies in this span; of a single lane all for which there are words whatever it takes. */
+            uint64_t lane = start & (lanes - 1), left = num_words - at;
+            uint64_t count = lanes > 1 ? lanes - lane : left > 1 ? left : 1;
+            count = count < end - start ? count : end - start;
             uint32_t *state = states + lane;
             uint8_t *to = tokens + start;
             start += count;
-            if (num_words - at >= count) {
-                /* Enough words for whatever the row takes. Whether a lane takes one is a coin's toss to the branch
-                   predictor, so there is no branch on it. */
+            if (left >= count) {
+                /* Whether a lane takes a word is a coin's toss to the branch predictor, so there is no branch on it. */
                 const uint8_t *next = words + 2 * at;
-                for (uint64_t i = 0; i < count; i++) {
-                    uint32_t x = state[i], slot = x & mask;
-                    uint8_t token = d->owners[slot];
-                    uint32_t slots = d->slots[token];
-                    uint16_t word;
-                    memcpy(&word, next, 2);
-                    to[i] = alphabet[token];
-                    x = (slots & 0xffff) * (x >> scale) + slot - (slots >> 16);
-                    uint32_t low = x < LOWEST_STATE;
-                    state[i] = x << (low << 4) | (word & -low);
-                    next += 2 * low;
+                if (lanes == 1) {
+                    uint32_t x = state[0];
+                    for (uint64_t i = 0; i < count; i++) {
+                        memcpy(&word, next, 2);
+                        x = decoded(d, x, scale, &token);
+                        to[i] = alphabet[token];
+                        uint32_t low = x < LOWEST_STATE, more = x << 16 | word;
+                        x = __builtin_expect_with_probability(low, 1, 0.5) ? more : x;
+                        next += 2 * low;
+                    }
+                    state[0] = x;
+                } else {
+                    for (uint64_t i = 0; i < count; i++) {
+                        memcpy(&word, next, 2);
+                        uint32_t x = decoded(d, state[i], scale, &token), low = x < LOWEST_STATE;
+                        to[i] = alphabet[token];
+                        state[i] = x << (low << 4) | (word & -low);
+                        next += 2 * low;
+                    }
                 }
                 at = (uint64_t)(next - words) / 2;
                 continue;
             }
             for (uint64_t i = 0; i < count; i++) {
-                uint32_t x = state[i], slot = x & mask;
-                uint8_t token = d->owners[slot];
-                uint32_t slots = d->slots[token];
+                uint32_t x = decoded(d, state[i], scale, &token);
                 to[i] = alphabet[token];
-                x = (slots & 0xffff) * (x >> scale) + slot - (slots >> 16);
                 if (x < LOWEST_STATE) {
-                    uint16_t word;
                     if (at == num_words) return -1;
                     memcpy(&word, words + 2 * at, 2);
                     at++;

@@ -9,7 +9,7 @@
 #include "wire.h"
 
 #if defined(__x86_64__) && defined(__has_attribute) && __has_attribute(target_clones)
-#define CLONES __attribute__((target_clones("arch=x86-64-v3", "default")))
+#define CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
 #define CLONES
 #endif
@@ -33,10 +33,10 @@ static inline int64_t log_of(const int32_t *logs, int64_t count) {
 /* About how many bits tokens that occur so often take, and their table. */
 static int64_t needs(const int64_t *counts, const int64_t *more, int tokens, const int32_t *logs) {
     int64_t total = 0, inner = 0, present = 0;
+    for (int t = 0; t < tokens; t++) total += counts[t] + (more ? more[t] : 0);
     for (int t = 0; t < tokens; t++) {
         int64_t c = counts[t] + (more ? more[t] : 0);
-        total += c;
-        inner += c * log_of(logs, c);
+        inner += c * (total >> LOG_INDEX_BITS ? log_of(logs, c) : logs[c]);
         present += c > 0;
     }
     return total * log_of(logs, total) - inner + TABLE_BITS + TOKEN_BITS * present;
@@ -53,27 +53,36 @@ static int by_key(const void *a, const void *b) {
     return x->span < y->span ? -1 : x->span > y->span;
 }
 
-static void sum_up(const int64_t *present, uint64_t spans, int tokens, const uint8_t *groups,
+/* The tokens that occur in each span, one span after another: those of span s end at ends[s]. */
+typedef struct {
+    int token;
+    int count;
+} occurrence;
+
+static void sum_up(const occurrence *found, const uint64_t *ends, uint64_t spans, int tokens, const uint8_t *groups,
                    int64_t sums[MOST_GROUPS][256]) {
     for (int g = 0; g < MOST_GROUPS; g++) memset(sums[g], 0, (size_t)tokens * sizeof(int64_t));
+    uint64_t i = 0;
     for (uint64_t s = 0; s < spans; s++)
-        for (int t = 0; t < tokens; t++) sums[groups[s]][t] += present[s * (uint64_t)tokens + (uint64_t)t];
+        for (; i < ends[s]; i++) sums[groups[s]][found[i].token] += found[i].count;
 }
 
+/* One number for each group. */
+typedef double Scores __attribute__((vector_size(MOST_GROUPS * sizeof(double))));
+
 /* Moves every span to the group whose table suits it best, the first of several. */
-CLONES static void move(const int64_t *present, uint64_t spans, int tokens, double share[256][MOST_GROUPS],
+CLONES static void move(const occurrence *found, const uint64_t *ends, uint64_t spans, const Scores *share,
                         uint8_t *groups) {
+    uint64_t i = 0;
     for (uint64_t s = 0; s < spans; s++) {
-        const int64_t *row = present + s * (uint64_t)tokens;
-        double score[MOST_GROUPS] = {0};
-        for (int t = 0; t < tokens; t++) {
-            if (row[t] == 0) continue;
-            double c = (double)row[t];
-            for (int g = 0; g < MOST_GROUPS; g++) score[g] += c * share[t][g];
-        }
+        Scores score = {0};
+        for (; i < ends[s]; i++) score += (double)found[i].count * share[found[i].token];
         int best = 0;
-        for (int g = 1; g < MOST_GROUPS; g++)
-            if (score[g] > score[best]) best = g;
+        double most = score[0];
+        for (int g = 1; g < MOST_GROUPS; g++) {
+            best = score[g] > most ? g : best;
+            most = score[g] > most ? score[g] : most;
+        }
         groups[s] = (uint8_t)best;
     }
 }
@@ -130,24 +139,31 @@ static int merge(int64_t sums[MOST_GROUPS][256], uint64_t spans, int tokens, con
     return chosen;
 }
 
-/* How often each of the `tokens` that occur at all, numbered by `which`, occurs in each span. */
-static void count_present(const uint8_t *symbols, const int64_t *sizes, uint64_t spans, const uint8_t *which,
-                          int tokens, int64_t *present) {
-    memset(present, 0, spans * (uint64_t)tokens * sizeof *present);
-    for (uint64_t s = 0; s < spans; symbols += sizes[s++], present += tokens) {
-        int64_t counts[256];
+/* `which` numbers the tokens that occur at all. */
+static void find_occurrences(const uint8_t *symbols, const int64_t *sizes, uint64_t spans, const uint8_t *which,
+                             int tokens, occurrence *found, uint64_t *ends) {
+    uint64_t i = 0;
+    for (uint64_t s = 0; s < spans; symbols += sizes[s++]) {
+        int64_t counts[256], of_all[256];
+        memset(counts, 0, (size_t)tokens * sizeof *counts);
         if (sizes[s] >= 1024) {
-            wire_counts(symbols, sizes + s, 1, counts);
+            wire_counts(symbols, sizes + s, 1, of_all);
             for (int t = 0; t < 256; t++)
-                if (counts[t]) present[which[t]] = counts[t];
+                if (of_all[t]) counts[which[t]] = of_all[t];
         } else {
-            for (int64_t i = 0; i < sizes[s]; i++) present[which[symbols[i]]]++;
+            for (int64_t j = 0; j < sizes[s]; j++) counts[which[symbols[j]]]++;
         }
+        for (int t = 0; t < tokens; t++) {
+            found[i] = (occurrence){t, (int)counts[t]};
+            i += counts[t] > 0;
+        }
+        ends[s] = i;
     }
 }
 
 /* Whether the spans that have enough codes of `width` bits to tell use all alike, and are nearly all there is. */
-static int are_spread_evenly(const int64_t *present, const int64_t *sizes, uint64_t spans, int tokens, int width) {
+static int are_spread_evenly(const occurrence *found, const uint64_t *ends, const int64_t *sizes, uint64_t spans,
+                             int width) {
     double bits = 0;
     int64_t whole = 0, telling = 0;
     for (uint64_t s = 0; s < spans; s++) {
@@ -155,11 +171,14 @@ static int are_spread_evenly(const int64_t *present, const int64_t *sizes, uint6
         if (sizes[s] >= 4ll << width) telling += sizes[s];
     }
     if (16 * telling < 15 * whole) return 0;
-    for (uint64_t s = 0; s < spans; s++, present += tokens) {
-        if (sizes[s] < 4ll << width) continue;
+    uint64_t i = 0;
+    for (uint64_t s = 0; s < spans; s++) {
+        if (sizes[s] < 4ll << width) {
+            i = ends[s];
+            continue;
+        }
         bits += (double)sizes[s] * log2((double)sizes[s]);
-        for (int t = 0; t < tokens; t++)
-            if (present[t] > 1) bits -= (double)present[t] * log2((double)present[t]);
+        for (; i < ends[s]; i++) bits -= found[i].count * log2((double)found[i].count);
     }
     return bits > 0.99 * width * (double)telling;
 }
@@ -167,7 +186,7 @@ static int are_spread_evenly(const int64_t *present, const int64_t *sizes, uint6
 int wire_group_spans(const uint8_t *symbols, const int64_t *sizes, uint64_t spans, int width, const int32_t *logs,
                      int64_t *all, uint8_t *groups, int64_t *needed) {
     int64_t total[256], sums[MOST_GROUPS][256], whole = 0;
-    double share[256][MOST_GROUPS];
+    Scores share[256];
     uint8_t which[256];
     int tokens = 0;
     for (uint64_t s = 0; s < spans; s++) whole += sizes[s];
@@ -182,24 +201,18 @@ int wire_group_spans(const uint8_t *symbols, const int64_t *sizes, uint64_t span
     const int is_one = spans < 2 || alone < 8 * overhead;
     *needed = alone;
     if (is_one && width == 0) return 1;
-    int64_t *present = malloc(spans * (uint64_t)tokens * sizeof *present);
+    occurrence *found = malloc((spans * (uint64_t)tokens + 1) * sizeof *found);
+    uint64_t *ends = malloc(spans * sizeof *ends);
     ranked *order = malloc(spans * sizeof *order);
-    if (present == NULL || order == NULL) {
-        free(present);
-        free(order);
-        return -1;
-    }
-    count_present(symbols, sizes, spans, which, tokens, present);
-    const int is_even = width > 0 && are_spread_evenly(present, sizes, spans, tokens, width);
-    if (is_one || is_even) {
-        free(present);
-        free(order);
-        return is_even ? 0 : 1;
-    }
+    int chosen = -1;
+    if (found == NULL || ends == NULL || order == NULL) goto done;
+    find_occurrences(symbols, sizes, spans, which, tokens, found, ends);
+    chosen = width > 0 && are_spread_evenly(found, ends, sizes, spans, width) ? 0 : 1;
+    if (chosen == 0 || is_one) goto done;
     for (int t = 0; t < tokens; t++) total[t] = log_of(logs, whole) - log_of(logs, total[t]);
-    for (uint64_t s = 0; s < spans; s++) {
+    for (uint64_t s = 0, i = 0; s < spans; s++) {
         int64_t cost = 0;
-        for (int t = 0; t < tokens; t++) cost += present[s * (uint64_t)tokens + (uint64_t)t] * total[t];
+        for (; i < ends[s]; i++) cost += found[i].count * total[found[i].token];
         order[s] = (ranked){cost / (sizes[s] > 0 ? sizes[s] : 1), s};
     }
     qsort(order, spans, sizeof *order, by_key);
@@ -210,7 +223,7 @@ int wire_group_spans(const uint8_t *symbols, const int64_t *sizes, uint64_t span
         before += size;
     }
     for (int round = 0; round < ROUNDS; round++) {
-        sum_up(present, spans, tokens, groups, sums);
+        sum_up(found, ends, spans, tokens, groups, sums);
         for (int g = 0; g < MOST_GROUPS; g++) {
             int64_t held = 0;
             for (int t = 0; t < tokens; t++) held += sums[g][t];
@@ -218,15 +231,17 @@ int wire_group_spans(const uint8_t *symbols, const int64_t *sizes, uint64_t span
             for (int t = 0; t < tokens; t++)
                 share[t][g] = (double)(log_of(logs, SMOOTHING * sums[g][t] + 1) - most);
         }
-        move(present, spans, tokens, share, groups);
+        move(found, ends, spans, share, groups);
     }
-    sum_up(present, spans, tokens, groups, sums);
-    int found = merge(sums, spans, tokens, logs, groups, needed);
-    free(present);
-    free(order);
+    sum_up(found, ends, spans, tokens, groups, sums);
+    chosen = merge(sums, spans, tokens, logs, groups, needed);
     if (*needed >= alone) {
         *needed = alone;
-        return 1;
+        chosen = 1;
     }
-    return found;
+done:
+    free(found);
+    free(ends);
+    free(order);
+    return chosen;
 }

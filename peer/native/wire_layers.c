@@ -2,24 +2,33 @@
    which know every payload and every error; what is read here and is not as expected is left to them. */
 #include "wire_layers.h"
 
+#include <float.h>
 #include <math.h>
+#include <stdlib.h>
 
 #include "wire.h"
 #include "wire_bits.h"
+#include "wire_groups.h"
+#include "wire_streams.h"
 
 enum { DENSE = 0, LEVELS = 1, RESIDUES = 2, SPARSE = 4 };
 enum { TAG_DENSE = 0, TAG_LEVELS = 1, TAG_SPARSE = 2, TAG_RESIDUES = 3 };
 enum { SAME = 1 << 3, SAME_THETA = 1 << 4, PREDICTED = 1 << 5, CODEC = 6, POOLED = 3 };
 enum { FIXED = 29, ENTROPY = 30, ALL = 31, MAX_RICE = 28, MAX_FIXED = 8 };
+enum { ENTROPY_CODEC = 1 };
+/* Indices of all layers below which a table costs more than it can save. */
+enum { WORTH_MODELLING = 48 };
+#define ONE_BIT ((int64_t)1 << 16)
 #define EXACT (1ull << 53)
 
 static int bit_length(uint64_t v) { return v ? 64 - __builtin_clzll(v) : 0; }
 
 /* ---- indices ---- */
 
-int wire_index_codes(const int64_t *indices, const int64_t *counts, const int64_t *sizes, uint64_t layers,
-                     int64_t *gaps, uint8_t *codes, int64_t *rice_bytes) {
-    *rice_bytes = 0;
+/* Chooses for each set the best code that leaves the others' alone. Returns the bytes of all Rice codes, or -1. */
+static int64_t choose_codes(const int64_t *indices, const int64_t *counts, const int64_t *sizes, uint64_t layers,
+                            int64_t *gaps, uint8_t *codes) {
+    int64_t rice_bytes = 0;
     for (uint64_t layer = 0; layer < layers; indices += counts[layer], gaps += counts[layer], layer++) {
         int64_t k = counts[layer], n = sizes[layer], next = 0;
         for (int64_t i = 0; i < k; i++) {
@@ -46,21 +55,76 @@ int wire_index_codes(const int64_t *indices, const int64_t *counts, const int64_
             codes[layer] = FIXED;
         } else {
             codes[layer] = (uint8_t)best;
-            *rice_bytes += (int64_t)bytes;
+            rice_bytes += (int64_t)bytes;
         }
     }
-    return 0;
+    return rice_bytes;
 }
 
-void wire_fixed_gaps(const int64_t *gaps, const int64_t *counts, const int64_t *sizes, const uint8_t *codes,
-                     uint64_t layers, uint8_t *out, uint64_t size) {
-    bit_writer w = {out, out + size, 0, 0};
+static uint64_t write_fixed(const int64_t *gaps, const int64_t *counts, const int64_t *sizes, const uint8_t *codes,
+                            uint64_t layers, uint8_t *out) {
+    uint64_t bits = 0;
+    for (uint64_t layer = 0; layer < layers; layer++)
+        if (codes[layer] == FIXED) bits += (uint64_t)counts[layer] * (uint64_t)bit_length((uint64_t)(sizes[layer] - counts[layer]));
+    bit_writer w = {out, out + (bits + 7) / 8, 0, 0};
     for (uint64_t layer = 0; layer < layers; gaps += counts[layer++]) {
         if (codes[layer] != FIXED) continue;
         int width = bit_length((uint64_t)(sizes[layer] - counts[layer]));
         for (int64_t i = 0; i < counts[layer]; i++) put_long(&w, (uint64_t)gaps[i], width);
     }
     flush(&w);
+    return (bits + 7) / 8;
+}
+
+/* The gaps that have Rice codes in the entropy code where that is shorter. Returns its bytes, 0 where it is not, or -2
+   where there is no memory. */
+static int64_t write_entropy(const int64_t *gaps, const int64_t *counts, const int64_t *sizes, uint64_t layers,
+                             const int32_t *logs, int64_t rice_bytes, uint8_t *codes, uint8_t *out) {
+    uint64_t n = 0, spans = 0;
+    int64_t largest = 0, needed, all[256], written = -2;
+    for (uint64_t layer = 0; layer < layers; layer++) {
+        if (codes[layer] > MAX_RICE || counts[layer] == 0) continue;
+        n += (uint64_t)counts[layer];
+        spans++;
+        largest = sizes[layer] > largest ? sizes[layer] : largest;
+    }
+    if (n < WORTH_MODELLING) return 0;
+    const int width = bit_length((uint64_t)largest), direct = width > 4 ? 4 : width < 2 ? 2 : width;
+    int64_t *plain = malloc((n + spans) * sizeof *plain), *held = plain + n;
+    uint8_t *tokens = malloc(n + spans), *groups = tokens + n;
+    if (plain == NULL || tokens == NULL) goto done;
+    int64_t *to = plain;
+    for (uint64_t layer = 0, span = 0; layer < layers; gaps += counts[layer++]) {
+        if (codes[layer] > MAX_RICE || counts[layer] == 0) continue;
+        memcpy(to, gaps, (size_t)counts[layer] * sizeof *to);
+        to += held[span++] = counts[layer];
+    }
+    wire_tokens(plain, 8, n, width, 0, 0, 0, direct, tokens);
+    const int found = wire_group_spans(tokens, held, spans, 0, logs, all, groups, &needed);
+    if (found < 0) goto done;
+    if (found == 1) memset(groups, 0, spans);
+    for (int t = 1 << direct; t < 256; t++) needed += all[t] * ((t - (1 << direct)) / 4 + direct - 2) * ONE_BIT;
+    written = 0;
+    if (needed >= 8 * rice_bytes * ONE_BIT) goto done;
+    written = wire_write_stream(plain, 8, n, width, 0, 0, 0, direct, tokens, held, groups, spans, out,
+                                (n * (uint64_t)width + 7) / 8);
+    if (written < 0) written = -2;
+    for (uint64_t layer = 0; written > 0 && layer < layers; layer++)
+        if (codes[layer] <= MAX_RICE && counts[layer] > 0) codes[layer] = ENTROPY;
+done:
+    free(plain);
+    free(tokens);
+    return written;
+}
+
+int64_t wire_write_indices(const int64_t *indices, const int64_t *counts, const int64_t *sizes, uint64_t layers,
+                           int plain, const int32_t *logs, int64_t *gaps, uint8_t *codes, uint8_t *out) {
+    const int64_t rice_bytes = choose_codes(indices, counts, sizes, layers, gaps, codes);
+    if (rice_bytes < 0) return -1;
+    const uint64_t fixed = write_fixed(gaps, counts, sizes, codes, layers, out);
+    if (plain) return (int64_t)fixed;
+    const int64_t coded = write_entropy(gaps, counts, sizes, layers, logs, rice_bytes, codes, out + fixed);
+    return coded < 0 ? coded : (int64_t)fixed + coded;
 }
 
 /* ---- writing ---- */
@@ -101,14 +165,16 @@ static void put_values(section_writer *w, int form, int64_t count, double scalar
 
 int64_t wire_write_sections(uint64_t layers, const uint8_t *forms, const int64_t *counts, const uint8_t *codes,
                             const int64_t *gaps, int value_type, const uint8_t *described, uint64_t described_size,
-                            const double *scalars, int wide, const uint64_t *checks, const uint8_t *predicted,
-                            uint8_t *out, uint64_t capacity) {
+                            const double *scalars, double greatest_level, int wide, const uint64_t *checks,
+                            const uint8_t *predicted, uint8_t *out, uint64_t capacity) {
     section_writer w = {out, out + capacity, described, described_size, scalars, value_type, wide, 0};
     double theta = 0;
     int has_theta = 0;
     /* Two tags, a varint, a scalar and a check, beside what describes the codes. */
     const uint64_t room = 2 + 10 + 8 + 8 + described_size;
+    const double most = wide ? DBL_MAX : FLT_MAX;
     for (uint64_t layer = 0; layer < layers; layer++) {
+        if (!(fabs(scalars[layer]) * greatest_level <= most)) return -2;
         int form = forms[layer];
         int64_t count = counts[layer];
         if ((uint64_t)(w.end - w.at) < room) return -1;
@@ -146,6 +212,12 @@ int64_t wire_write_sections(uint64_t layers, const uint8_t *forms, const int64_t
         }
     }
     return w.at - out;
+}
+
+int wire_are_singles(const double *v, uint64_t n) {
+    for (uint64_t i = 0; i < n; i++)
+        if ((double)(float)v[i] != v[i]) return 0;
+    return 1;
 }
 
 /* ---- reading ---- */
@@ -271,7 +343,7 @@ static void get_residues(section_reader *r, uint8_t tag, int64_t count, double *
 int64_t wire_read_sections(const uint8_t *data, uint64_t size, const int64_t *sizes, uint64_t layers, int wide,
                            int single, uint8_t *forms, int64_t *counts, uint8_t *codes, int64_t *places,
                            double *scalars, uint64_t *checks, uint8_t *predicted, int64_t *summary) {
-    section_reader r = {data, data + size, summary, 0, wide ? 0x1.fffffffffffffp1023 : 0x1.fffffep127, 0, wide,
+    section_reader r = {data, data + size, summary, 0, wide ? DBL_MAX : FLT_MAX, 0, wide,
                         single, 0, 0};
     memset(summary, 0, (NUM_PREDICTED + 1) * sizeof *summary);
     summary[VALUE_TYPE] = summary[RESIDUE_BYTE] = -1;
@@ -315,10 +387,36 @@ int64_t wire_read_sections(const uint8_t *data, uint64_t size, const int64_t *si
     return r.failed ? -1 : r.at - data;
 }
 
-int wire_read_indices(const uint8_t *data, uint64_t size, const int64_t *sizes, uint64_t layers, const uint8_t *forms,
-                      const int64_t *counts, const uint8_t *codes, const int64_t *places, const uint8_t *fixed,
-                      uint64_t fixed_size, const int64_t *entropy, int64_t *indices) {
+/* The gaps of the layers that have theirs in the entropy code, in `gaps`. Returns the bytes of the stream, or -1. */
+static int64_t read_entropy(const uint8_t *data, uint64_t size, uint64_t layers, const uint8_t *forms,
+                            const int64_t *counts, const uint8_t *codes, const int64_t *summary, int64_t *gaps) {
+    uint64_t n = 0, spans = 0;
+    int64_t *held = malloc((uint64_t)summary[NUM_ENTROPY] * sizeof *held);
+    if (held == NULL) return -1;
+    for (uint64_t layer = 0; layer < layers; layer++)
+        if (forms[layer] & SPARSE && *codes++ == ENTROPY) n += (uint64_t)(held[spans++] = counts[layer]);
+    const int width = bit_length((uint64_t)summary[LARGEST_ENTROPY]);
+    const int64_t used = wire_read_stream(data, size, ENTROPY_CODEC, width, held, spans, n, gaps, 8);
+    free(held);
+    return used;
+}
+
+int64_t wire_read_indices(const uint8_t *data, uint64_t size, uint64_t behind, const int64_t *sizes, uint64_t layers,
+                          const uint8_t *forms, const int64_t *counts, const uint8_t *codes, const int64_t *places,
+                          const int64_t *summary, int64_t *indices) {
+    const uint64_t fixed_bits = (uint64_t)summary[FIXED_BITS], fixed_size = (fixed_bits + 7) / 8;
+    const uint8_t *fixed = data + behind;
+    int64_t *gaps = NULL, used = -1, stream = 0;
     uint64_t position = 0;
+    if (size - behind < fixed_size || (fixed_bits % 8 && fixed[fixed_size - 1] >> fixed_bits % 8)) return -1;
+    if (summary[NUM_ENTROPY] > 0) {
+        gaps = malloc((uint64_t)summary[NUM_INDICES] * sizeof *gaps + 1);
+        if (gaps == NULL) return -1;
+        stream = read_entropy(fixed + fixed_size, size - behind - fixed_size, layers, forms, counts, codes, summary,
+                              gaps);
+        if (stream < 0) goto done;
+    }
+    const int64_t *entropy = gaps;
     for (uint64_t layer = 0; layer < layers; layer++) {
         if (!(forms[layer] & SPARSE)) continue;
         int64_t k = counts[layer], n = sizes[layer], next = 0;
@@ -326,7 +424,6 @@ int wire_read_indices(const uint8_t *data, uint64_t size, const int64_t *sizes, 
         uint64_t place = (uint64_t)*places++;
         if (code == FIXED) {
             int width = bit_length((uint64_t)(n - k));
-            if (8 * fixed_size - position < (uint64_t)k * (uint64_t)width) return -1;
             for (int64_t i = 0; i < k; i++, position += (uint64_t)width)
                 indices[i] = width ? (int64_t)bits_at(fixed, fixed_size, position, width) : 0;
         } else if (code == ENTROPY) {
@@ -336,14 +433,30 @@ int wire_read_indices(const uint8_t *data, uint64_t size, const int64_t *sizes, 
             memset(indices, 0, (size_t)k * sizeof *indices);
         } else if (place > size
                    || wire_rice_decode(data + place, size - place, (uint64_t)k, code, (uint64_t)(n - k), indices) < 0) {
-            return -1;
+            goto done;
         }
         for (int64_t i = 0; i < k; i++) {
-            if (indices[i] < 0 || indices[i] >= n - next) return -1;
+            if (indices[i] < 0 || indices[i] >= n - next) goto done;
             indices[i] += next;
             next = indices[i] + 1;
         }
         indices += k;
     }
-    return 0;
+    used = (int64_t)fixed_size + stream;
+done:
+    free(gaps);
+    return used;
+}
+
+int64_t wire_read_pool(const uint8_t *data, uint64_t size, const uint8_t *forms, const int64_t *counts,
+                       uint64_t layers, int of_reals, int width, uint64_t n, void *out, int itemsize) {
+    int64_t *held = malloc(layers * sizeof *held), used = -1;
+    uint64_t spans = 0;
+    if (held == NULL || size == 0) goto done;
+    for (uint64_t layer = 0; layer < layers; layer++)
+        if (((forms[layer] & 3) == DENSE) == (of_reals != 0) && counts[layer] > 0) held[spans++] = counts[layer];
+    used = wire_read_stream(data + 1, size - 1, data[0], width, held, spans, n, out, itemsize);
+done:
+    free(held);
+    return used < 0 ? -1 : used + 1;
 }

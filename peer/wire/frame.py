@@ -69,11 +69,11 @@ def encode(message: Message, layout: Layout, *, previous: Message | None = None,
     the contract of its types.
     """
     _check_message(message, layout)
-    comparable = _has_residues(message, layout)
-    if packed:
-        previous = None
-    if previous is not None and not (
-        comparable and previous.sender == message.sender and _has_residues(previous, layout)
+    if packed or (
+        previous is not None
+        and not (
+            _has_residues(message, layout) and previous.sender == message.sender and _has_residues(previous, layout)
+        )
     ):
         previous = None
     wide = section_writer.needs_double(message.layers)

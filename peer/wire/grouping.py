@@ -36,6 +36,11 @@ def table_bits(num_tokens: int) -> float:
     return (_TABLE_BITS + _TOKEN_BITS * num_tokens) / _ONE_BIT
 
 
+def logarithms() -> native.CData:
+    """Return where the table of logarithms lies that kernels are given."""
+    return native.pointer(_LOGS, "int32_t[]")
+
+
 class Grouping(NamedTuple):
     """Which spans share a frequency table, and what it comes to."""
 
@@ -58,7 +63,7 @@ def group_spans(tokens: ByteArray, sizes: IntegerArray, width: int = 0) -> Group
     if native.lib is not None:
         groups, counts, needed = np.empty(sizes.size, np.uint8), np.empty(256, np.int64), np.empty(1, np.int64)
         found = native.lib.wire_group_spans(
-            pointer(tokens), pointer64(sizes), sizes.size, width, native.pointer(_LOGS, "int32_t[]"),
+            pointer(tokens), pointer64(sizes), sizes.size, width, logarithms(),
             pointer64(counts), pointer(groups), pointer64(needed),
         )  # fmt: skip
         if found >= 0:

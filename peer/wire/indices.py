@@ -22,6 +22,7 @@ from peer import native
 from peer.errors import LocalProtocolError
 from peer.wire import bits, integers, rice
 from peer.wire.errors import IndexCountOutOfRange, IndexOutOfRange
+from peer.wire.grouping import logarithms
 from peer.wire.integers import Part
 from peer.wire.plans import Codec, plan_gaps
 from peer.wire.reader import Reader
@@ -62,7 +63,19 @@ def encode(where: IndexArray, counts: IndexArray, sizes: IndexArray, packed: boo
     `counts` and `sizes`, int64[sets]: of each its k and the n of its layer. Raises `LocalProtocolError` unless the
     indices of each ascend strictly below n. `packed`: without the entropy code.
     """
-    gaps, codes, rice_bytes = _with_own_codes(where, counts, sizes)
+    gaps, codes = np.empty(where.size, np.int64), np.zeros(counts.size, np.uint8)
+    if native.lib is not None:
+        out = np.empty(9 * where.size, np.uint8)
+        written = native.lib.wire_write_indices(
+            rice.pointer64(where), rice.pointer64(counts), rice.pointer64(sizes), counts.size, packed, logarithms(),
+            rice.pointer64(gaps), bits.pointer(codes), bits.pointer(out),
+        )  # fmt: skip
+        if written == -1:
+            raise LocalProtocolError(_NOT_ASCENDING)
+        if written < 0:
+            raise MemoryError(f"no memory to code {where.size} indices")
+        return Coded(codes, gaps, [out[:written].data] if written else [])
+    rice_bytes = _choose_codes(gaps, codes, where, counts, sizes)
     parts: list[Part] = []
     own = (codes <= MAX_RICE) & (counts > 0)
     if not packed and own.any() and int(counts[own].sum()) >= WORTH_MODELLING:
@@ -79,26 +92,16 @@ def encode(where: IndexArray, counts: IndexArray, sizes: IndexArray, packed: boo
     return Coded(codes, gaps, parts)
 
 
-def _with_own_codes(
-    where: IndexArray, counts: IndexArray, sizes: IndexArray
-) -> tuple[IndexArray, npt.NDArray[np.uint8], int]:
-    """Return the gaps of all sets, the best code of each that leaves the others' alone, and the bytes of those in Rice
-    codes."""
-    gaps, codes = np.empty(where.size, np.int64), np.zeros(counts.size, np.uint8)
-    if native.lib is not None:
-        rice_bytes = np.empty(1, np.int64)
-        bad = native.lib.wire_index_codes(
-            rice.pointer64(where), rice.pointer64(counts), rice.pointer64(sizes), counts.size, rice.pointer64(gaps),
-            bits.pointer(codes), rice.pointer64(rice_bytes),
-        )  # fmt: skip
-        if bad:
-            raise LocalProtocolError(_NOT_ASCENDING)
-        return gaps, codes, int(rice_bytes[0])
+def _choose_codes(
+    gaps: IndexArray, codes: npt.NDArray[np.uint8], where: IndexArray, counts: IndexArray, sizes: IndexArray
+) -> int:
+    """Write the gaps of all sets and the best code of each that leaves the others' alone; return the bytes of those in
+    Rice codes."""
     _write_gaps(gaps, where, counts, sizes)
     codes[counts == sizes] = ALL
     own = np.flatnonzero((codes != ALL) & (counts > 0))
     if not own.size:
-        return gaps, codes, 0
+        return 0
     starts = np.cumsum(counts) - counts
     codes[own], needed = _best_rice(gaps, starts[own], counts[own], sizes[own])
     in_bytes = (needed + 7) // 8
@@ -106,20 +109,13 @@ def _with_own_codes(
     # Where a Rice code takes a byte of its own, so few bits beside those of other layers are always fewer.
     few = (fixed <= 8) | (counts[own] <= MAX_FIXED) & (fixed < 8 * in_bytes)
     codes[own[few]] = FIXED
-    return gaps, codes, int(in_bytes[~few].sum())
+    return int(in_bytes[~few].sum())
 
 
 def _fixed(gaps: IndexArray, counts: IndexArray, sizes: IndexArray, codes: npt.NDArray[np.uint8]) -> bytes:
     """Return the bit string of the gaps of all sets in the fixed code."""
     each = np.where(codes == FIXED, _bit_lengths(sizes - counts), 0)
     num_bits = int((counts * each).sum())
-    if native.lib is not None:
-        out = np.zeros((num_bits + 7) // 8, np.uint8)
-        native.lib.wire_fixed_gaps(
-            rice.pointer64(gaps), rice.pointer64(counts), rice.pointer64(sizes), bits.pointer(codes), counts.size,
-            bits.pointer(out), out.size,
-        )  # fmt: skip
-        return out.tobytes()
     writer = bits.Writer(num_bits)
     widths = np.repeat(each.astype(np.uint8), counts)
     for start in range(0, gaps.size, bits.CHUNK):

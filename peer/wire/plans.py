@@ -96,15 +96,15 @@ def _plan_from(sample: UnsignedArray, histogram: IntegerArray, count: int, width
 
 def _better(coded: Plan, sample: UnsignedArray, count: int, width: int, margin: float) -> Plan:
     """Return the entropy code, packing or zstd."""
-    packed = packed_plan(count, width)
-    plan = coded if coded.bits_needed < margin * packed.bits_needed else packed
+    packed = float(count * width)
+    is_coded = coded.bits_needed < margin * packed
     # Where the integers taken one by one are evenly spread there may still be repetitions, but nobody sends such.
-    if coded.bits_needed < 0.97 * packed.bits_needed:
+    if count >= WORTH_MATCHING and coded.bits_needed < 0.97 * packed:
         zstd = _zstd_bits(sample, count)
         # Entropy coding is faster, and its estimate exact.
-        if zstd < 0.95 * plan.bits_needed:
+        if zstd < 0.95 * (coded.bits_needed if is_coded else packed):
             return Plan(Codec.ZSTD, zstd)
-    return plan
+    return coded if is_coded else packed_plan(count, width)
 
 
 def plan_floats(patterns: UnsignedArray, exponent_bits: int, sizes: IntegerArray | None = None) -> Plan:

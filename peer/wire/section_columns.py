@@ -8,23 +8,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from peer import native
-from peer.compress.columns import DENSE, SPARSE, Columns, columns_of
+from peer.compress.columns import DENSE, NO_CODES, NO_INDICES, NO_REALS, SPARSE, Columns, columns_of
 from peer.compress.payload import FloatArray, LayerPayload, Rounding, ValueType, num_values
 from peer.errors import FrameError, LocalProtocolError
 from peer.wire import indices, integers
-from peer.wire.bits import UnsignedArray, check_padding, pointer
+from peer.wire.bits import UnsignedArray, pointer
 from peer.wire.grouping import bits_of
 from peer.wire.integers import Part, code_type
-from peer.wire.plans import Codec, IntegerArray, packed_plan, plan_codes
+from peer.wire.plans import IntegerArray, packed_plan, plan_codes
 from peer.wire.reader import Reader, varint, zigzag
 from peer.wire.rice import pointer64
-from peer.wire.section_reader import decode_reals
+from peer.wire.section_reader import reals_of
 from peer.wire.section_writer import LARGE, check_codes, encode_reals
-from peer.wire.sections import GREATEST, check_level_parameters, difference, greatest_level, keep_low_bits
+from peer.wire.sections import FORMATS, check_level_parameters, difference, greatest_level, keep_low_bits
 from peer.wire.tokens import counts_of_spans
 
 
@@ -40,36 +42,42 @@ def encode(
     if native.lib is None or columns is None or not columns.fits(sizes):
         return None
     described = _described(columns)
-    if described is None or not _are_scalars(columns, wide) or not math.isfinite(columns.magnitude):
+    if described is None or (columns.reals.size and not math.isfinite(columns.magnitude)):
         return None
-    has_codes = ~columns.has_reals
-    spans = columns.counts[has_codes]
-    codes, predicted = columns.codes, np.zeros(0, np.uint8)
+    codes, predicted = columns.codes, None
     if previous is not None and columns.residues is not None:
-        changes = _changes(columns, spans, previous)
+        has_codes = ~columns.has_reals
+        changes = _changes(columns, columns.counts[has_codes], previous)
         if changes is None:
             return None
         codes, is_predicted = changes
         predicted = np.zeros(len(columns), np.uint8)
         predicted[has_codes] = is_predicted
-    coded = indices.Coded(np.zeros(0, np.uint8), np.zeros(0, np.int64), [])
-    if columns.is_sparse.any():
+    coded = _NO_INDICES
+    if int(columns.forms.min()) >= SPARSE:
+        coded = indices.encode(columns.indices, columns.counts, sizes, packed)
+    elif int(columns.forms.max()) >= SPARSE:
         where = columns.is_sparse
-        every = bool(where.all())
-        counts, of = (columns.counts, sizes) if every else (columns.counts[where], sizes[where])
-        coded = indices.encode(columns.indices, counts, of, packed)
-    parts: list[Part] = [_sections(columns, coded, described, wide, predicted), *coded.behind]
+        coded = indices.encode(columns.indices, columns.counts[where], sizes[where], packed)
+    sections = _sections(columns, coded, described, wide, predicted)
+    if sections is None:
+        return None
+    parts: list[Part] = [sections, *coded.behind]
     if columns.reals.size:
         held = columns.counts[columns.has_reals]
         codec, stream = encode_reals(columns.reals, columns.value_type, held[held > 0], packed=packed)
         parts += [bytes((codec,)), *stream]
     if codes.size:
         check_codes(codes, columns.bits)
-        spans = spans[spans > 0]
+        held = columns.counts[~columns.has_reals] if columns.reals.size else columns.counts
+        spans = held[held > 0]
         plan = packed_plan(codes.size, columns.bits) if packed else plan_codes(codes, columns.bits, spans)
         codec, stream = integers.encode(codes, columns.bits, plan, spans)
         parts += [bytes((codec,)), *stream]
-    return parts, bool(predicted.any())
+    return parts, predicted is not None and bool(predicted.any())
+
+
+_NO_INDICES = indices.Coded(np.zeros(0, np.uint8), np.zeros(0, np.int64), [])
 
 
 def _small_columns(layers: Sequence[LayerPayload]) -> Columns | None:
@@ -94,14 +102,10 @@ def _described(columns: Columns) -> bytes | None:
     return bytes((bits - 1 | rounding << 4 | (columns.checks is not None) << 6,)) if 1 <= bits <= 16 else None
 
 
-def _are_scalars(columns: Columns, wide: bool) -> bool:
-    """Whether `check_scaled` lets all scales and θ by."""
-    with np.errstate(over="ignore"):
-        largest = np.abs(columns.scalars) * float(greatest_level(columns.levels))
-    return bool((largest <= GREATEST[wide]).all())
-
-
-def _sections(columns: Columns, coded: indices.Coded, described: bytes, wide: bool, predicted: np.ndarray) -> bytes:
+def _sections(
+    columns: Columns, coded: indices.Coded, described: bytes, wide: bool, predicted: np.ndarray | None
+) -> Part | None:
+    """Return all sections, or None where `check_scaled` would not let a scale or θ by."""
     assert native.lib is not None
     # Tags, a count, a scalar and a check for each; and no best Rice code takes 64 bits a gap.
     room = (len(columns) + 2) * (28 + len(described)) + 8 * coded.gaps.size
@@ -109,11 +113,11 @@ def _sections(columns: Columns, coded: indices.Coded, described: bytes, wide: bo
     written = native.lib.wire_write_sections(
         len(columns), pointer(columns.forms), pointer64(columns.counts), pointer(coded.codes), pointer64(coded.gaps),
         columns.value_type, native.ffi.from_buffer("uint8_t[]", described), len(described),
-        native.pointer(columns.scalars, "double[]"), wide, native.pointer(columns.checks, "uint64_t[]"),
-        pointer(predicted) if predicted.size else native.ffi.NULL, pointer(out), room,
+        native.pointer(columns.scalars, "double[]"), float(greatest_level(columns.levels)), wide,
+        native.pointer(columns.checks, "uint64_t[]"), native.pointer(predicted, "uint8_t[]"), pointer(out), room,
     )  # fmt: skip
-    assert written >= 0, "every section has room"
-    return out[:written].tobytes()
+    assert written != -1, "every section has room"
+    return out[:written].data if written >= 0 else None
 
 
 def _changes(
@@ -156,6 +160,9 @@ def decode(
     return columns
 
 
+NO_DOUBLES: FloatArray = np.zeros(0, np.float64)
+NO_WORDS: UnsignedArray = np.zeros(0, np.uint16)
+
 (
     _VALUE_TYPE, _DIVISOR, _BASE, _STEP, _BITS, _RESIDUE_BYTE, _NUM_INDICES, _NUM_REALS, _NUM_CODES, _NUM_FIXED,
     _NUM_ENTROPY, _FIXED_BITS, _LARGEST_ENTROPY, _NUM_PREDICTED, _SUMMARY,
@@ -183,35 +190,31 @@ def _decode(
         return None
     reader.take(read)
     totals = summary.tolist()
-    is_sparse, has_reals = forms >= SPARSE, (forms & 3) == DENSE
-    fixed = reader.take((totals[_FIXED_BITS] + 7) // 8)
-    check_padding(fixed, totals[_FIXED_BITS])
-    gaps = np.zeros(0, np.int64)
-    if totals[_NUM_ENTROPY]:
-        of_sparse = counts[is_sparse]
-        spans = of_sparse[codes_of[: of_sparse.size] == indices.ENTROPY]
-        width = indices.gap_width(totals[_LARGEST_ENTROPY])
-        gaps = integers.decode(reader, Codec.ENTROPY, width, np.uint64, spans).view(np.int64)
-    where = np.empty(totals[_NUM_INDICES], np.int64)
-    if where.size and native.lib.wire_read_indices(
-        data, len(frame), pointer64(sizes), num_layers, pointer(forms), pointer64(counts), pointer(codes_of),
-        pointer64(places), pointer(fixed), len(fixed), pointer64(gaps), pointer64(where),
-    ):  # fmt: skip
-        return None
+    where = NO_INDICES
+    if totals[_NUM_INDICES] or totals[_NUM_ENTROPY]:
+        where = np.empty(totals[_NUM_INDICES], np.int64)
+        used = native.lib.wire_read_indices(
+            data, len(frame), read, pointer64(sizes), num_layers, pointer(forms), pointer64(counts),
+            pointer(codes_of), pointer64(places), pointer64(summary), pointer64(where),
+        )  # fmt: skip
+        if used < 0:
+            return None
+        reader.take(used)
     value_type = ValueType(totals[_VALUE_TYPE]) if totals[_VALUE_TYPE] >= 0 else ValueType.FLOAT32
-    reals: FloatArray = np.zeros(0, np.float64 if value_type is ValueType.FLOAT64 else np.float32)
+    reals: FloatArray = NO_DOUBLES if value_type is ValueType.FLOAT64 else NO_REALS
     magnitude = 0.0
     if totals[_NUM_REALS]:
-        held = counts[has_reals]
-        reals, magnitude = decode_reals(reader, reader.byte(), value_type, held[held > 0])
+        codec = reader.peek()
+        width, _, dtype = FORMATS[value_type]
+        patterns = _pool(reader, forms, counts, True, width, totals[_NUM_REALS], dtype)
+        reals, magnitude = reals_of(patterns, codec, value_type)
     levels = (totals[_DIVISOR], totals[_BASE], totals[_STEP], totals[_BITS]) if totals[_BITS] else None
     byte = totals[_RESIDUE_BYTE]
     residues = ((byte & 15) + 1, Rounding(byte >> 4 & 3)) if byte >= 0 else None
     bits = totals[_BITS] or (0 if residues is None else residues[0])
-    codes: UnsignedArray = np.zeros(0, code_type(bits))
-    held = counts[~has_reals]
+    codes: UnsignedArray = NO_WORDS if bits > 8 else NO_CODES
     if totals[_NUM_CODES]:
-        codes = integers.decode(reader, reader.byte(), bits, code_type(bits), held[held > 0])
+        codes = _pool(reader, forms, counts, False, bits, totals[_NUM_CODES], code_type(bits))
     columns = Columns(
         sizes=sizes, forms=forms, counts=counts, scalars=scalars, indices=where, reals=reals, value_type=value_type,
         codes=codes, levels=levels, residues=residues, checks=checks if byte >= 0 and byte & 64 else None,
@@ -220,6 +223,31 @@ def _decode(
         before = None if earlier is None else columns_of(earlier)
         if before is None or not _same_places(before, columns):
             return None
-        codes += before.codes * np.repeat(predicted[~has_reals], held)
+        has_codes = ~columns.has_reals
+        codes += before.codes * np.repeat(predicted[has_codes], counts[has_codes])
         keep_low_bits(codes, bits)
     return columns
+
+
+def _pool(
+    reader: Reader,
+    forms: npt.NDArray[np.uint8],
+    counts: IntegerArray,
+    of_reals: bool,
+    width: int,
+    count: int,
+    dtype: type[np.unsignedinteger[Any]],
+) -> UnsignedArray:
+    """Return the integers of the pool that the reader is at: the bit patterns of all reals, or all codes."""
+    assert native.lib is not None
+    out: UnsignedArray = np.empty(count, dtype)
+    ahead = reader.data[reader.position : reader.end]
+    used = native.lib.wire_read_pool(
+        pointer(ahead), len(ahead), pointer(forms), pointer64(counts), forms.size, of_reals, width, count, pointer(out),
+        out.itemsize,
+    )  # fmt: skip
+    if used >= 0:
+        reader.take(used)
+        return out
+    held = counts[((forms & 3) == DENSE) == of_reals]
+    return integers.decode(reader, reader.byte(), width, dtype, held[held > 0])

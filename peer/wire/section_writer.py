@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from peer import native
 from peer.compress.columns import Columns
 from peer.compress.norms import NotFiniteError
 from peer.compress.payload import (
@@ -117,6 +118,8 @@ def needs_double(layers: Sequence[LayerPayload]) -> bool:
     """Return whether a scale or θ is not a float32 exactly, so that all of the frame's are sent as float64."""
     if isinstance(layers, Columns):
         whole = layers.scalars
+        if native.lib is not None:
+            return not native.lib.wire_are_singles(native.pointer(whole, "double[]"), whole.size)
     else:
         scalars: list[float] = []
         for layer in layers:
