@@ -32,9 +32,10 @@ NO_REALS: FloatArray = np.zeros(0, np.float32)
 NO_CODES: CodeArray = np.zeros(0, np.uint8)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(eq=False, kw_only=True)
 class Columns(Sequence[LayerPayload]):
-    """A payload by columns. Levels and residues do not occur together."""
+    """A payload by columns. Levels and residues do not occur together. Nobody changes one, but to make a frozen
+    dataclass of so many fields takes a fifth of the time that it takes to decode a small message."""
 
     sizes: IntegerArray
     """int64[layers]"""

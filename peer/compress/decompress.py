@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from peer.compress.columns import Columns
 from peer.compress.layout import Layout
-from peer.compress.levels import add_levels_, are_safe, level_values
+from peer.compress.levels import add_levels_, are_safe, greatest_level, level_values
 from peer.compress.payload import Dense, FloatArray, LayerPayload, Levels, Payload, Sparse, num_values
 from peer.errors import RemoteProtocolError
 from peer.native import lib, pointer
@@ -75,7 +75,7 @@ def _add_columns_(out: FloatArray, payload: Columns, layout: Layout, weight: flo
         or not out.flags.c_contiguous
         or payload.reals.dtype != np.float32
         or not payload.fits(layout.size_array)
-        or not are_safe(divisor, base, step, bits, float(np.abs(payload.scalars).max(initial=0.0)))
+        or not are_safe(divisor, base, step, bits, 0.0)
     ):
         return False
     # The kernel checks every index itself: memory must not depend on what was promised.
@@ -83,8 +83,10 @@ def _add_columns_(out: FloatArray, payload: Columns, layout: Layout, weight: flo
         pointer(out, "float[]"), pointer(payload.sizes, "int64_t[]"), pointer(payload.forms, "uint8_t[]"),
         pointer(payload.counts, "int64_t[]"), pointer(payload.scalars, "double[]"), len(payload),
         pointer(payload.indices, "int64_t[]"), pointer(payload.reals, "float[]"), pointer(payload.codes, "uint8_t[]"),
-        payload.codes.itemsize, base, step, divisor, weight,
+        payload.codes.itemsize, base, step, divisor, greatest_level(base, step, bits), weight,
     )  # fmt: skip
+    if outside == 2**64 - 1:
+        return False
     if outside:
         raise RemoteProtocolError(f"{outside} indices lie outside of their layers")
     return True

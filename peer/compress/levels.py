@@ -63,8 +63,13 @@ def add_levels_(out: FloatArray, levels: Levels, weight: float) -> None:
 
 def are_safe(divisor: int, base: int, step: int, bits: int, scale: float) -> bool:
     """Return whether the kernels compute such levels: in 32-bit integers, and finite in float32."""
-    ends = abs(base) + abs(step) * 2**bits
+    ends = greatest_level(base, step, bits)
     return ends < 2**31 and divisor < 2**24 and ends * abs(scale) < float(np.finfo(np.float32).max)
+
+
+def greatest_level(base: int, step: int, bits: int) -> int:
+    """Return a bound of the magnitude of the levels."""
+    return abs(base) + (abs(step) << bits)
 
 
 def _values(levels: Levels, codes: npt.NDArray[np.integer[Any]], dtype: np.dtype[Any]) -> FloatArray:

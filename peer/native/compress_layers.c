@@ -124,8 +124,11 @@ int64_t modulo_recover_of_each(const uint8_t *residues, int width, const float *
 
 uint64_t add_columns(float *out, const int64_t *sizes, const uint8_t *forms, const int64_t *counts,
                      const double *scalars, uint64_t layers, const int64_t *indices, const float *reals,
-                     const uint8_t *codes, int width, int32_t base, int32_t step, float divisor, float weight) {
+                     const uint8_t *codes, int width, int32_t base, int32_t step, float divisor, double greatest_level,
+                     float weight) {
     uint64_t outside = 0;
+    for (uint64_t layer = 0; layer < layers; layer++)
+        if (!(greatest_level * fabs(scalars[layer]) < FLT_MAX)) return UINT64_MAX;
     for (uint64_t layer = 0; layer < layers; out += sizes[layer], layer++) {
         int64_t k = counts[layer];
         int is_sparse = forms[layer] & 4, is_levels = forms[layer] & 1;

@@ -27,8 +27,9 @@ int64_t modulo_recover_of_each(const uint8_t *residues, int width, const float *
                                uint64_t layers, const double *moduli, int bits, int dither, float limit,
                                uint32_t key0, uint32_t key1, uint32_t round, int64_t *integers, float *values);
 /* out += weight * values of a payload by columns (peer/compress/columns.py) without residues. Returns how many indices
-   lie outside of their layer, which are left out. */
+   lie outside of their layer, which are left out; or adds nothing and returns 2^64 - 1, where a scale times
+   `greatest_level` is beyond float32. */
 uint64_t add_columns(float *out, const int64_t *sizes, const uint8_t *forms, const int64_t *counts,
                      const double *scalars, uint64_t layers, const int64_t *indices, const float *reals,
-                     const uint8_t *codes, int width, int32_t base, int32_t step, float divisor, float weight);
+                     const uint8_t *codes, int width, int32_t base, int32_t step, float divisor, double greatest_level, float weight);
 #endif

@@ -261,11 +261,17 @@ int wire_values(const uint8_t *tokens, uint64_t n, const uint8_t *raw, uint64_t 
                 const uint8_t *raw_widths, int width, uint64_t centre, int folds, void *out, int itemsize) {
     uint64_t i = 0, position = 0;
     int same = same_width(raw_widths);
-    if (itemsize == 1 && same == 0) {
+    if (itemsize == 1 && same == 0 && n >= 256) {
         uint8_t table[256];
         for (int t = 0; t < 256; t++) table[t] = (uint8_t)unfolded(bases[t], width, centre, folds);
         for (; i < n; i++) ((uint8_t *)out)[i] = table[tokens[i]];
         return 0;
+    }
+    uint64_t masks[256];
+    int longest = 0;
+    for (int t = 0; t < 256; t++) {
+        longest = raw_widths[t] > longest ? raw_widths[t] : longest;
+        masks[t] = low_bits(raw_widths[t]);
     }
 #define BODY(type)                                                                                                     \
     {                                                                                                                  \
@@ -275,13 +281,18 @@ int wire_values(const uint8_t *tokens, uint64_t n, const uint8_t *raw, uint64_t 
                 uint64_t more = load8(raw + position / 8) >> (position & 7) & low_bits(same);                          \
                 to[i] = (type)unfolded(bases[tokens[i]] | more, width, centre, folds);                                 \
             }                                                                                                          \
-        } else {                                                                                                       \
+        } else if (longest <= 56 && centre == 0 && !folds) {                                                           \
             for (; i < n && position / 8 + 8 <= size; i++) {                                                           \
-                int more = raw_widths[tokens[i]];                                                                      \
-                if (more > 56) break;                                                                                  \
-                uint64_t low = load8(raw + position / 8) >> (position & 7) & low_bits(more);                           \
-                position += (uint64_t)more;                                                                            \
-                to[i] = (type)unfolded(bases[tokens[i]] | low, width, centre, folds);                                  \
+                uint8_t token = tokens[i];                                                                             \
+                to[i] = (type)(bases[token] | (load8(raw + position / 8) >> (position & 7) & masks[token]));           \
+                position += raw_widths[token];                                                                         \
+            }                                                                                                          \
+        } else if (longest <= 56) {                                                                                    \
+            for (; i < n && position / 8 + 8 <= size; i++) {                                                           \
+                uint8_t token = tokens[i];                                                                             \
+                uint64_t low = load8(raw + position / 8) >> (position & 7) & masks[token];                             \
+                position += raw_widths[token];                                                                         \
+                to[i] = (type)unfolded(bases[token] | low, width, centre, folds);                                      \
             }                                                                                                          \
         }                                                                                                              \
         for (; i < n; i++) {                                                                                           \
@@ -303,6 +314,8 @@ int wire_values(const uint8_t *tokens, uint64_t n, const uint8_t *raw, uint64_t 
 /* ---- rANS ---- */
 
 #define LOWEST_STATE (1u << 16)
+#define SCALE 14
+#define SLOTS (1u << SCALE)
 
 /* More tables than the format has would not fit the stack. */
 #define MOST_TABLES 16
@@ -313,20 +326,20 @@ typedef struct {
     uint32_t greatest, bias, complement;
 } encoder_entry;
 
-static void fill_encoder(encoder_entry *table, const int64_t *first, int scale) {
+static void fill_encoder(encoder_entry *table, const int64_t *first) {
     for (int t = 0; t < 256; t++) {
         uint32_t frequency = (uint32_t)(first[t + 1] - first[t]);
         encoder_entry *e = &table[t];
         /* From here on a state emits a word; 2^32 - 1, so never, where one token owns all slots. */
-        e->greatest = (uint32_t)(((uint64_t)frequency << (32 - scale)) - 1);
-        e->complement = (1u << scale) - frequency;
+        e->greatest = (uint32_t)(((uint64_t)frequency << (32 - SCALE)) - 1);
+        e->complement = (1u << SCALE) - frequency;
         e->bias = (uint32_t)first[t];
         if (frequency > 1) {
             e->reciprocal = ~0ull / frequency + 1;
         } else {
             /* 2^64 / 1 does not fit: with 2^64 - 1 the quotient is one too small, which the bias makes up for. */
             e->reciprocal = ~0ull;
-            e->bias += (1u << scale) - 1;
+            e->bias += (1u << SCALE) - 1;
         }
     }
 }
@@ -341,13 +354,13 @@ static inline uint32_t encoded(const encoder_entry *e, uint32_t x, uint16_t *wor
     return x + e->bias + quotient * e->complement;
 }
 
-int64_t wire_rans_encode(const uint8_t *tokens, const int64_t *first, int num_tables, int scale, const int64_t *sizes,
+int64_t wire_rans_encode(const uint8_t *tokens, const int64_t *first, int num_tables, const int64_t *sizes,
                          const uint8_t *tables, uint64_t spans, uint32_t *states, uint64_t lanes, uint16_t *words,
                          int64_t capacity) {
     encoder_entry entries[MOST_TABLES][256];
     uint64_t n = 0;
     if (num_tables < 1 || num_tables > MOST_TABLES) return -1;
-    for (int t = 0; t < num_tables; t++) fill_encoder(entries[t], first + t * BOUNDS, scale);
+    for (int t = 0; t < num_tables; t++) fill_encoder(entries[t], first + t * BOUNDS);
     for (uint64_t lane = 0; lane < lanes; lane++) states[lane] = LOWEST_STATE;
     for (uint64_t span = 0; span < spans; span++) n += (uint64_t)sizes[span];
     int64_t at = capacity;
@@ -381,32 +394,57 @@ int64_t wire_rans_encode(const uint8_t *tokens, const int64_t *first, int num_ta
 }
 
 typedef struct {
-    uint8_t owners[1 << 14];
-    struct {
-        uint16_t count, first;
-    } slots[256];
+    uint8_t owners[SLOTS + 16];
+    uint16_t counts[256], firsts[256];
 } decoder_table;
 
-/* The state behind the token that `x` begins with, before it takes a word if it must. */
-static inline uint32_t decoded(const decoder_table *d, uint32_t x, int scale, uint8_t *token) {
-    uint32_t slot = x & ((1u << scale) - 1);
-    *token = d->owners[slot];
-    return d->slots[*token].count * (x >> scale) + slot - d->slots[*token].first;
+/* The state behind the token whose slot `x` begins with, before it takes a word if it must. */
+static inline uint32_t decoded(const uint8_t *owners, const uint16_t *counts, const uint16_t *firsts, uint32_t x,
+                               uint32_t slot, uint8_t *token) {
+    *token = owners[slot];
+    return counts[*token] * (x >> SCALE) + slot - firsts[*token];
+}
+
+/* Tokens of a single lane, for which there are words whatever they take; returns where the next one is. A token waits for
+   the state that the one before leaves, but where that takes a word: then it can begin early, so there is a branch. */
+static const uint8_t *decode_lane(const decoder_table *d, const uint8_t *restrict alphabet, uint32_t *restrict state,
+                                  const uint8_t *restrict next, uint8_t *restrict to, uint64_t count) {
+    const uint8_t *restrict owners = d->owners;
+    const uint16_t *restrict counts = d->counts, *restrict firsts = d->firsts;
+    uint32_t x = *state, slot = x & (SLOTS - 1);
+    for (uint64_t i = 0; i < count; i++) {
+        uint16_t word;
+        uint8_t token;
+        memcpy(&word, next, 2);
+        x = decoded(owners, counts, firsts, x, slot, &token);
+        to[i] = alphabet[token];
+        slot = x & (SLOTS - 1);
+        if (x < LOWEST_STATE) {
+            x = x << 16 | word;
+            slot = word & (SLOTS - 1);
+            next += 2;
+        }
+    }
+    *state = x;
+    return next;
 }
 
 int64_t wire_rans_decode(uint32_t *states, uint64_t lanes, const uint8_t *words, uint64_t num_words,
-                         const int64_t *first, int num_tables, int scale, const int64_t *sizes, const uint8_t *tables,
+                         const int64_t *first, int num_tables, const int64_t *sizes, const uint8_t *tables,
                          uint64_t spans, const uint8_t *alphabet, uint8_t *tokens, uint64_t n) {
     decoder_table decoders[MOST_TABLES];
-    if (scale < 8 || scale > 14 || num_tables < 1 || num_tables > MOST_TABLES) return -1;
+    if (num_tables < 1 || num_tables > MOST_TABLES) return -1;
     for (int number = 0; number < num_tables; number++, first += BOUNDS) {
         decoder_table *d = &decoders[number];
-        if (first[0] != 0 || first[256] != 1 << scale) return -1;
+        if (first[0] != 0 || first[256] != SLOTS) return -1;
         for (int t = 0; t < 256; t++) {
-            if (first[t + 1] < first[t]) return -1;
-            d->slots[t].count = (uint16_t)(first[t + 1] - first[t]);
-            d->slots[t].first = (uint16_t)first[t];
-            memset(d->owners + first[t], t, (size_t)(first[t + 1] - first[t]));
+            if (first[t + 1] == first[t]) continue;
+            if (first[t + 1] < first[t] || first[t + 1] > SLOTS) return -1;
+            d->counts[t] = (uint16_t)(first[t + 1] - first[t]);
+            d->firsts[t] = (uint16_t)first[t];
+            /* What is written beyond a token's slots are those of the next. */
+            memset(d->owners + first[t], t, 16);
+            if (d->counts[t] > 16) memset(d->owners + first[t] + 16, t, d->counts[t] - 16u);
         }
     }
     for (uint64_t lane = 0; lane < lanes; lane++)
@@ -418,6 +456,8 @@ int64_t wire_rans_decode(uint32_t *states, uint64_t lanes, const uint8_t *words,
         if (tables[span] >= num_tables || (uint64_t)sizes[span] > n - start) return -1;
         const decoder_table *d = &decoders[tables[span]];
         uint64_t end = start + (uint64_t)sizes[span];
+        for (; span + 1 < spans && tables[span + 1] == tables[span]; end += (uint64_t)sizes[++span])
+            if ((uint64_t)sizes[span + 1] > n - end) return -1;
         while (start < end) {
             /* A row, or what of it lies in this span; of a single lane all for which there are words whatever it takes. */
             uint64_t lane = start & (lanes - 1), left = num_words - at;
@@ -427,23 +467,14 @@ int64_t wire_rans_decode(uint32_t *states, uint64_t lanes, const uint8_t *words,
             uint8_t *to = tokens + start;
             start += count;
             if (left >= count) {
-                /* Whether a lane takes a word is a coin's toss to the branch predictor, so there is no branch on it. */
                 const uint8_t *next = words + 2 * at;
                 if (lanes == 1) {
-                    uint32_t x = state[0];
-                    for (uint64_t i = 0; i < count; i++) {
-                        memcpy(&word, next, 2);
-                        x = decoded(d, x, scale, &token);
-                        to[i] = alphabet[token];
-                        uint32_t low = x < LOWEST_STATE, more = x << 16 | word;
-                        x = __builtin_expect_with_probability(low, 1, 0.5) ? more : x;
-                        next += 2 * low;
-                    }
-                    state[0] = x;
+                    next = decode_lane(d, alphabet, state, next, to, count);
                 } else {
+                    /* Lanes wait for nothing, and whether one takes a word is a coin's toss: no branch. */
                     for (uint64_t i = 0; i < count; i++) {
                         memcpy(&word, next, 2);
-                        uint32_t x = decoded(d, state[i], scale, &token), low = x < LOWEST_STATE;
+                        uint32_t x = decoded(d->owners, d->counts, d->firsts, state[i], state[i] & (SLOTS - 1), &token), low = x < LOWEST_STATE;
                         to[i] = alphabet[token];
                         state[i] = x << (low << 4) | (word & -low);
                         next += 2 * low;
@@ -453,7 +484,7 @@ int64_t wire_rans_decode(uint32_t *states, uint64_t lanes, const uint8_t *words,
                 continue;
             }
             for (uint64_t i = 0; i < count; i++) {
-                uint32_t x = decoded(d, state[i], scale, &token);
+                uint32_t x = decoded(d->owners, d->counts, d->firsts, state[i], state[i] & (SLOTS - 1), &token);
                 to[i] = alphabet[token];
                 if (x < LOWEST_STATE) {
                     if (at == num_words) return -1;

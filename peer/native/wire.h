@@ -34,14 +34,14 @@ int wire_values(const uint8_t *tokens, uint64_t n, const uint8_t *raw, uint64_t 
                 const uint8_t *raw_widths, int width, uint64_t centre, int folds, void *out, int itemsize);
 
 /* rANS (see peer/wire/ans.py). `first` has 257 entries for each of up to 16 tables: the first slot of every token, and
-   2^scale from the last one on. The stream's spans have `sizes` tokens each, and use `tables`. Words are written from
+   2^14 from the last one on. The stream's spans have `sizes` tokens each, and use `tables`. Words are written from
    the end of `words` backwards; returns where they begin, or -1 if `capacity` does not suffice. */
-int64_t wire_rans_encode(const uint8_t *tokens, const int64_t *first, int num_tables, int scale, const int64_t *sizes,
+int64_t wire_rans_encode(const uint8_t *tokens, const int64_t *first, int num_tables, const int64_t *sizes,
                          const uint8_t *tables, uint64_t spans, uint32_t *states, uint64_t lanes, uint16_t *words,
                          int64_t capacity);
 /* Writes alphabet[token] for each token. Returns how many of the words the `n` tokens take, -1 if they run out or the
    states do not end where they should, and -2 if the states cannot be those of any stream. */
 int64_t wire_rans_decode(uint32_t *states, uint64_t lanes, const uint8_t *words, uint64_t num_words,
-                         const int64_t *first, int num_tables, int scale, const int64_t *sizes, const uint8_t *tables,
+                         const int64_t *first, int num_tables, const int64_t *sizes, const uint8_t *tables,
                          uint64_t spans, const uint8_t *alphabet, uint8_t *tokens, uint64_t n);
 #endif

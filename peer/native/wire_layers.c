@@ -341,8 +341,10 @@ static void get_residues(section_reader *r, uint8_t tag, int64_t count, double *
 }
 
 int64_t wire_read_sections(const uint8_t *data, uint64_t size, const int64_t *sizes, uint64_t layers, int wide,
-                           int single, uint8_t *forms, int64_t *counts, uint8_t *codes, int64_t *places,
-                           double *scalars, uint64_t *checks, uint8_t *predicted, int64_t *summary) {
+                           int single, uint8_t *bytes, int64_t *words, double *scalars, int64_t *summary) {
+    uint8_t *forms = bytes, *codes = bytes + layers, *predicted = bytes + 2 * layers;
+    int64_t *counts = words, *places = words + layers;
+    uint64_t *checks = (uint64_t *)words + 2 * layers;
     section_reader r = {data, data + size, summary, 0, wide ? DBL_MAX : FLT_MAX, 0, wide,
                         single, 0, 0};
     memset(summary, 0, (NUM_PREDICTED + 1) * sizeof *summary);
@@ -401,7 +403,7 @@ static int64_t read_entropy(const uint8_t *data, uint64_t size, uint64_t layers,
     return used;
 }
 
-int64_t wire_read_indices(const uint8_t *data, uint64_t size, uint64_t behind, const int64_t *sizes, uint64_t layers,
+static int64_t read_indices(const uint8_t *data, uint64_t size, uint64_t behind, const int64_t *sizes, uint64_t layers,
                           const uint8_t *forms, const int64_t *counts, const uint8_t *codes, const int64_t *places,
                           const int64_t *summary, int64_t *indices) {
     const uint64_t fixed_bits = (uint64_t)summary[FIXED_BITS], fixed_size = (fixed_bits + 7) / 8;
@@ -456,7 +458,31 @@ int64_t wire_read_pool(const uint8_t *data, uint64_t size, const uint8_t *forms,
     for (uint64_t layer = 0; layer < layers; layer++)
         if (((forms[layer] & 3) == DENSE) == (of_reals != 0) && counts[layer] > 0) held[spans++] = counts[layer];
     used = wire_read_stream(data + 1, size - 1, data[0], width, held, spans, n, out, itemsize);
+    if (used < 0 || !of_reals || data[0] != ENTROPY_CODEC) goto done;
+    if (itemsize == 2) {
+        uint16_t *v = out;
+        for (uint64_t i = 0; i < n; i++) v[i] = (uint16_t)(v[i] >> 1 | v[i] << 15);
+    } else if (itemsize == 4) {
+        uint32_t *v = out;
+        for (uint64_t i = 0; i < n; i++) v[i] = v[i] >> 1 | v[i] << 31;
+    } else {
+        uint64_t *v = out;
+        for (uint64_t i = 0; i < n; i++) v[i] = v[i] >> 1 | v[i] << 63;
+    }
 done:
     free(held);
     return used < 0 ? -1 : used + 1;
+}
+
+int64_t wire_read_behind(const uint8_t *data, uint64_t size, uint64_t behind, const int64_t *sizes, uint64_t layers,
+                         const uint8_t *bytes, const int64_t *words, const int64_t *summary, int64_t *indices,
+                         int width, void *pool, int itemsize) {
+    const uint8_t *forms = bytes, *codes = bytes + layers;
+    const int64_t *counts = words, *places = words + layers;
+    int64_t used = read_indices(data, size, behind, sizes, layers, forms, counts, codes, places, summary, indices);
+    if (used < 0 || pool == NULL) return used;
+    behind += (uint64_t)used;
+    const int64_t pooled = wire_read_pool(data + behind, size - behind, forms, counts, layers, 0, width,
+                                          (uint64_t)summary[NUM_CODES], pool, itemsize);
+    return pooled < 0 ? -1 : used + pooled;
 }

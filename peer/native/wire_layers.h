@@ -24,22 +24,23 @@ int64_t wire_write_sections(uint64_t layers, const uint8_t *forms, const int64_t
 /* Whether every one of `n` numbers is a float32. */
 int wire_are_singles(const double *v, uint64_t n);
 /* The inverse, of sections all of whose streams are pooled, whose reals have one type, and whose codes have one set of
-   parameters. `codes` and `places`: of the sparse layers, the codes of their indices and where their Rice codes begin.
+   parameters. `bytes` has rows of `layers` each for forms, codes of indices, and whether a layer is predicted; `words`
+   for counts, where the Rice codes of indices begin, and checks. What is about indices is of the sparse layers alone.
    `summary`: the value type, or -1; divisor, base, step and bits of levels, the bits 0 where there are none; the byte
    that describes residues, or -1; how many indices, reals and codes there are, how many indices are in the fixed
    and how many in the entropy code, the bits of the former and the largest of the layers of the latter; how many layers
    are predicted. `single`: no float64.
    Returns where the sections end, or -1: a reader that knows more has to read them, or to say what is wrong. */
 int64_t wire_read_sections(const uint8_t *data, uint64_t size, const int64_t *sizes, uint64_t layers, int wide,
-                           int single, uint8_t *forms, int64_t *counts, uint8_t *codes, int64_t *places,
-                           double *scalars, uint64_t *checks, uint8_t *predicted, int64_t *summary);
-/* The indices of the sparse layers among these, of which `behind` is where the sections end. Returns how many bytes
-   behind the sections they take, or -1 where any leaves its layer or anything else is wrong. */
-int64_t wire_read_indices(const uint8_t *data, uint64_t size, uint64_t behind, const int64_t *sizes, uint64_t layers,
-                          const uint8_t *forms, const int64_t *counts, const uint8_t *codes, const int64_t *places,
-                          const int64_t *summary, int64_t *indices);
-/* The pool that `data` begins with: of the bit patterns of all `n` reals, or of all codes. Returns how many bytes it
-   takes, or -1 where it is not one of wire_read_stream, or anything is wrong. */
+                           int single, uint8_t *bytes, int64_t *words, double *scalars, int64_t *summary);
+/* What follows the sections, which end at `behind`: the indices of the sparse layers among these and, unless `pool` is
+   NULL, the pool of their codes, of `width` bits and `itemsize` bytes. Returns how many bytes that takes, or -1 where an
+   index leaves its layer, the pool is not one of wire_read_stream, or anything else is wrong. */
+int64_t wire_read_behind(const uint8_t *data, uint64_t size, uint64_t behind, const int64_t *sizes, uint64_t layers,
+                         const uint8_t *bytes, const int64_t *words, const int64_t *summary, int64_t *indices,
+                         int width, void *pool, int itemsize);
+/* The pool that `data` begins with: of all `n` codes or, rotated where they were, of the bit patterns of all reals.
+   Returns how many bytes it takes, or -1 as above. */
 int64_t wire_read_pool(const uint8_t *data, uint64_t size, const uint8_t *forms, const int64_t *counts,
                        uint64_t layers, int of_reals, int width, uint64_t n, void *out, int itemsize);
 #endif

@@ -29,11 +29,13 @@ static void fill_map(token_map *map, int width, int raw_bits, int direct) {
     most = most < TOKENS ? most : TOKENS;
     map->most_tokens = most;
     map->has_raw_bits = width > direct || raw_bits > 0;
-    for (int t = 0; t < TOKENS; t++) {
-        const int beyond = t - direct_tokens, octave = t < direct_tokens || t >= most ? 2 : beyond / 4 + direct;
-        const uint64_t first = t < direct_tokens ? (uint64_t)t : (uint64_t)(4 + beyond % 4) << (octave - 2);
-        map->bases[t] = t < most ? first << raw_bits : 0;
-        map->raw_widths[t] = (uint8_t)(octave - 2 + raw_bits);
+    memset(map->bases, 0, sizeof map->bases);
+    memset(map->raw_widths, raw_bits, sizeof map->raw_widths);
+    for (int t = 0; t < direct_tokens && t < most; t++) map->bases[t] = (uint64_t)t << raw_bits;
+    for (int t = direct_tokens; t < most; t++) {
+        const int beyond = t - direct_tokens, more = beyond / 4 + direct - 2;
+        map->bases[t] = (uint64_t)(4 + beyond % 4) << more << raw_bits;
+        map->raw_widths[t] = (uint8_t)(more + raw_bits);
     }
 }
 
@@ -101,7 +103,7 @@ int64_t wire_write_stream(const void *values, int itemsize, uint64_t n, int widt
             free(words);
             words = malloc((size_t)capacity * sizeof *words);
             if (words == NULL) break;
-            begin = wire_rans_encode(tokens, bounds, num_tables, SCALE, sizes, tables, spans, states, lanes, words,
+            begin = wire_rans_encode(tokens, bounds, num_tables, sizes, tables, spans, states, lanes, words,
                                      capacity);
         }
         if (begin < 0) {
@@ -239,15 +241,16 @@ int64_t wire_read_stream(const uint8_t *data, uint64_t size, int codec, int widt
     /* A code of up to eight bits without raw ones is its token's alone. */
     const int is_direct = !map.has_raw_bits && itemsize == 1;
     uint8_t *tokens = is_direct ? out : memory + spans;
-    for (int t = 0; t < TOKENS; t++) alphabet[t] = (uint8_t)t;
-    if (is_direct) wire_values(alphabet, TOKENS, NULL, 0, map.bases, map.raw_widths, width, centre, folds, alphabet, 1);
+    for (int t = 0; t <= most; t++) alphabet[t] = (uint8_t)t;
+    if (is_direct)
+        wire_values(alphabet, (uint64_t)most + 1, NULL, 0, map.bases, map.raw_widths, width, centre, folds, alphabet, 1);
     if (most > 0) {
         uint32_t states[1 << MOST_LANES_LOG2];
         const uint64_t lanes = 1ull << (first & 7);
         if ((uint64_t)(end - at) < 4 * lanes) goto done;
         memcpy(states, at, 4 * lanes);
         at += 4 * lanes;
-        const int64_t words = wire_rans_decode(states, lanes, at, (uint64_t)(end - at) / 2, bounds, num_tables, SCALE,
+        const int64_t words = wire_rans_decode(states, lanes, at, (uint64_t)(end - at) / 2, bounds, num_tables,
                                                sizes, which, spans, alphabet, tokens, n);
         if (words < 0) goto done;
         at += 2 * words;
@@ -256,11 +259,7 @@ int64_t wire_read_stream(const uint8_t *data, uint64_t size, int codec, int widt
     }
     if (!is_direct) {
         uint64_t raw = 0;
-        if (map.has_raw_bits) {
-            int64_t counts[TOKENS], all = (int64_t)n;
-            wire_counts(tokens, &all, 1, counts);
-            for (int t = 0; t < TOKENS; t++) raw += (uint64_t)counts[t] * map.raw_widths[t];
-        }
+        for (uint64_t i = 0; map.has_raw_bits && i < n; i++) raw += map.raw_widths[tokens[i]];
         const uint64_t raw_bytes = (raw + 7) / 8;
         if ((uint64_t)(end - at) < raw_bytes || !is_padded(at, raw)
             || wire_values(tokens, n, at, raw_bytes, map.bases, map.raw_widths, width, centre, folds, out, itemsize))

@@ -19,7 +19,8 @@ static void share_slots(const int64_t *quantized, int tokens, int64_t *bounds) {
     int64_t total = 0, before = 0;
     for (int t = 0; t < tokens; t++) total += weight(quantized[t]);
     for (int t = 0; t < tokens; t++) {
-        bounds[t] = before * (SLOTS - tokens) / total + t;
+        /* Both are integers below 2^40, so what the quotient is rounded by reaches no other integer. */
+        bounds[t] = (int64_t)((double)(before * (SLOTS - tokens)) / (double)total) + t;
         before += weight(quantized[t]);
     }
     for (int t = tokens; t <= TOKENS; t++) bounds[t] = SLOTS;

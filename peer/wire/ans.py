@@ -361,7 +361,6 @@ def _decode_native(
         len(words) // 2,
         rice.pointer64(tables.bounds),
         len(tables.bounds),
-        SCALE,
         rice.pointer64(spans.sizes),
         pointer(spans.tables),
         spans.sizes.size,

@@ -39,6 +39,7 @@ MAGIC = b"SV"
 VERSION = 1
 CHECKSUM_BYTES = 4
 
+_KINDS = tuple(MessageKind)
 _WIDE = 1 << 4
 _PREDICTED = 1 << 5
 _REPAIRS = (MoreBits, WholeIntegers)
@@ -143,10 +144,10 @@ def decode(
         ledgers[0].begin(reader)
     reader.take(3)
     flags = reader.byte()
-    if flags & 15 >= len(MessageKind) or flags >> 6:
+    if flags & 15 >= len(_KINDS) or flags >> 6:
         raise UnknownKind(f"the header's kind and flags {flags:#04x} have no meaning")
-    kind = MessageKind(flags & 15)
-    single = np.dtype(dtype) == np.float32 if dtype is not None else False
+    kind = _KINDS[flags & 15]
+    single = dtype is not None and (dtype is np.float32 or np.dtype(dtype) == np.float32)
     if single and flags & _WIDE:
         raise WrongFloatType("the frame's scales are float64 where this run computes in float32")
     sender, round_, phase = reader.varint(), reader.varint(), reader.varint()

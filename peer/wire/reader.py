@@ -56,12 +56,6 @@ class Reader:
         self.position = start + 1
         return self.data[start]
 
-    def peek(self) -> int:
-        """Return the next byte, and stay before it."""
-        byte = self.byte()
-        self.position -= 1
-        return byte
-
     def varint(self) -> int:
         first = self.byte()
         if first < 0x80:

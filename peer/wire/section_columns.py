@@ -14,19 +14,19 @@ import numpy as np
 import numpy.typing as npt
 
 from peer import native
-from peer.compress.columns import DENSE, NO_CODES, NO_INDICES, NO_REALS, SPARSE, Columns, columns_of
+from peer.compress.columns import DENSE, NO_REALS, SPARSE, Columns, columns_of
 from peer.compress.payload import FloatArray, LayerPayload, Rounding, ValueType, num_values
 from peer.errors import FrameError, LocalProtocolError
 from peer.wire import indices, integers
 from peer.wire.bits import UnsignedArray, pointer
 from peer.wire.grouping import bits_of
 from peer.wire.integers import Part, code_type
-from peer.wire.plans import IntegerArray, packed_plan, plan_codes
+from peer.wire.plans import Codec, IntegerArray, packed_plan, plan_codes
 from peer.wire.reader import Reader, varint, zigzag
 from peer.wire.rice import pointer64
 from peer.wire.section_reader import reals_of
 from peer.wire.section_writer import LARGE, check_codes, encode_reals
-from peer.wire.sections import FORMATS, check_level_parameters, difference, greatest_level, keep_low_bits
+from peer.wire.sections import FORMATS, check_level_parameters, difference, greatest_level, keep_low_bits, rotated
 from peer.wire.tokens import counts_of_spans
 
 
@@ -160,8 +160,7 @@ def decode(
     return columns
 
 
-NO_DOUBLES: FloatArray = np.zeros(0, np.float64)
-NO_WORDS: UnsignedArray = np.zeros(0, np.uint16)
+_NO_DOUBLES: FloatArray = np.zeros(0, np.float64)
 
 (
     _VALUE_TYPE, _DIVISOR, _BASE, _STEP, _BITS, _RESIDUE_BYTE, _NUM_INDICES, _NUM_REALS, _NUM_CODES, _NUM_FIXED,
@@ -174,57 +173,57 @@ def _decode(
 ) -> Columns | None:
     if native.lib is None:
         return None
-    num_layers = sizes.size
-    forms, codes_of, predicted = np.empty((3, num_layers), np.uint8)
-    counts, places = np.empty((2, num_layers), np.int64)
-    scalars, checks = np.empty(num_layers, np.float64), np.empty(num_layers, np.uint64)
+    layers = sizes.size
+    of_layers, numbers, scalars = np.empty((3, layers), np.uint8), np.empty((3, layers), np.int64), np.empty(layers)
     summary = np.empty(_SUMMARY, np.int64)
     frame = reader.data[reader.position : reader.end]
-    data = pointer(frame)
+    ahead = pointer(frame), len(frame)
+    tables = pointer(of_layers), pointer64(numbers)
+    sizes_at, summary_at = pointer64(sizes), pointer64(summary)
     read = native.lib.wire_read_sections(
-        data, len(frame), pointer64(sizes), num_layers, wide, single, pointer(forms), pointer64(counts),
-        pointer(codes_of), pointer64(places), native.pointer(scalars, "double[]"),
-        native.pointer(checks, "uint64_t[]"), pointer(predicted), pointer64(summary),
-    )  # fmt: skip
+        *ahead, sizes_at, layers, wide, single, *tables, native.pointer(scalars, "double[]"), summary_at
+    )
     if read < 0:
         return None
     reader.take(read)
     totals = summary.tolist()
-    where = NO_INDICES
-    if totals[_NUM_INDICES] or totals[_NUM_ENTROPY]:
-        where = np.empty(totals[_NUM_INDICES], np.int64)
-        used = native.lib.wire_read_indices(
-            data, len(frame), read, pointer64(sizes), num_layers, pointer(forms), pointer64(counts),
-            pointer(codes_of), pointer64(places), pointer64(summary), pointer64(where),
-        )  # fmt: skip
-        if used < 0:
-            return None
-        reader.take(used)
-    value_type = ValueType(totals[_VALUE_TYPE]) if totals[_VALUE_TYPE] >= 0 else ValueType.FLOAT32
-    reals: FloatArray = NO_DOUBLES if value_type is ValueType.FLOAT64 else NO_REALS
-    magnitude = 0.0
-    if totals[_NUM_REALS]:
-        codec = reader.peek()
-        width, _, dtype = FORMATS[value_type]
-        patterns = _pool(reader, forms, counts, True, width, totals[_NUM_REALS], dtype)
-        reals, magnitude = reals_of(patterns, codec, value_type)
     levels = (totals[_DIVISOR], totals[_BASE], totals[_STEP], totals[_BITS]) if totals[_BITS] else None
     byte = totals[_RESIDUE_BYTE]
     residues = ((byte & 15) + 1, Rounding(byte >> 4 & 3)) if byte >= 0 else None
     bits = totals[_BITS] or (0 if residues is None else residues[0])
-    codes: UnsignedArray = NO_WORDS if bits > 8 else NO_CODES
-    if totals[_NUM_CODES]:
-        codes = _pool(reader, forms, counts, False, bits, totals[_NUM_CODES], code_type(bits))
+    where: IntegerArray = np.empty(totals[_NUM_INDICES], np.int64)
+    codes: UnsignedArray = np.empty(totals[_NUM_CODES], code_type(bits))
+    for pool in (codes if totals[_NUM_CODES] and not totals[_NUM_REALS] else None, None):
+        used = native.lib.wire_read_behind(
+            *ahead, read, sizes_at, layers, *tables, summary_at, pointer64(where), bits,
+            native.pointer(pool, "uint8_t[]"), codes.itemsize,
+        )  # fmt: skip
+        if used >= 0:
+            break
+    else:
+        return None
+    reader.take(used)
+    forms, counts = of_layers[0], numbers[0]
+    value_type = ValueType(totals[_VALUE_TYPE]) if totals[_VALUE_TYPE] >= 0 else ValueType.FLOAT32
+    reals, magnitude = NO_REALS, 0.0
+    if totals[_NUM_REALS]:
+        width, _, dtype = FORMATS[value_type]
+        reals, magnitude = reals_of(_pool(reader, forms, counts, True, width, totals[_NUM_REALS], dtype), value_type)
+    elif value_type is ValueType.FLOAT64:
+        reals = _NO_DOUBLES
+    if codes.size and pool is None:
+        codes = _pool(reader, forms, counts, False, bits, codes.size, code_type(bits))
     columns = Columns(
         sizes=sizes, forms=forms, counts=counts, scalars=scalars, indices=where, reals=reals, value_type=value_type,
-        codes=codes, levels=levels, residues=residues, checks=checks if byte >= 0 and byte & 64 else None,
+        codes=codes, levels=levels, residues=residues,
+        checks=numbers[2].view(np.uint64) if byte >= 0 and byte & 64 else None,
     ).reaching(magnitude)  # fmt: skip
     if totals[_NUM_PREDICTED]:
         before = None if earlier is None else columns_of(earlier)
         if before is None or not _same_places(before, columns):
             return None
         has_codes = ~columns.has_reals
-        codes += before.codes * np.repeat(predicted[has_codes], counts[has_codes])
+        codes += before.codes * np.repeat(of_layers[2][has_codes], counts[has_codes])
         keep_low_bits(codes, bits)
     return columns
 
@@ -249,5 +248,7 @@ def _pool(
     if used >= 0:
         reader.take(used)
         return out
+    codec = reader.byte()
     held = counts[((forms & 3) == DENSE) == of_reals]
-    return integers.decode(reader, reader.byte(), width, dtype, held[held > 0])
+    integers_of = integers.decode(reader, codec, width, dtype, held[held > 0])
+    return rotated(integers_of, width - 1) if of_reals and codec == Codec.ENTROPY else integers_of

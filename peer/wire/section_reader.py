@@ -316,14 +316,12 @@ def decode_reals(reader: Reader, codec: int, value_type: ValueType, sizes: Integ
     """Return the reals of a stream, float64 or float32, in spans of `sizes`, and their largest magnitude. Raises
     `NonFiniteValue` among others."""
     width, _, dtype = FORMATS[value_type]
-    return reals_of(integers.decode(reader, codec, width, dtype, sizes), codec, value_type)
+    patterns = integers.decode(reader, codec, width, dtype, sizes)
+    return reals_of(rotated(patterns, width - 1) if codec == Codec.ENTROPY else patterns, value_type)
 
 
-def reals_of(patterns: UnsignedArray, codec: int, value_type: ValueType) -> tuple[FloatArray, float]:
-    """Return the reals of the bit patterns that a stream of this codec holds, and their largest magnitude. Raises
-    `NonFiniteValue`."""
-    if codec == Codec.ENTROPY:
-        patterns = rotated(patterns, 8 * patterns.itemsize - 1)
+def reals_of(patterns: UnsignedArray, value_type: ValueType) -> tuple[FloatArray, float]:
+    """Return the reals with these bit patterns, and their largest magnitude. Raises `NonFiniteValue`."""
     values: FloatArray
     if value_type is ValueType.FLOAT64:
         values = patterns.view(np.float64)
