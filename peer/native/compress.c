@@ -235,6 +235,28 @@ CLONES void philox_uniforms_f64(double *out, uint64_t n, uint64_t start, uint32_
 #define FABS fabs
 #include "compress_real.h"
 
+/* Keys of which it takes less to count all for each bit than to sort them into counters. */
+#define FEW_KEYS 4096
+
+/* The r-th largest of a few keys, bit by bit. */
+CLONES static uint32_t rth_of_few(const uint32_t *keys, uint64_t n, uint64_t r, uint32_t floor, uint32_t largest,
+                                  uint64_t *above)
+{
+    uint32_t found = 0, larger = 0;
+    for (uint32_t bit = 1u << 31; bit > 0; bit /= 2) {
+        uint32_t reached = 0, least = found | bit;
+        if (least > largest - floor)
+            continue;
+        for (uint64_t i = 0; i < n; i++)
+            reached += keys[i] - floor >= least;
+        found = reached >= r ? least : found;
+    }
+    for (uint64_t i = 0; i < n; i++)
+        larger += keys[i] - floor > found;
+    *above = larger;
+    return floor + found;
+}
+
 /* The r-th largest of the keys (r from 1), all of them at least `floor`, by a few counting passes; `above` gets how many
    are larger. Counting what exceeds the floor, from its highest bit in use, spreads the first pass over all counters:
    the keys of the largest magnitudes differ little in their upper bits, and increments of one counter wait for each other. */
@@ -247,8 +269,9 @@ static uint32_t rth_largest(const uint32_t *keys, uint64_t n, uint64_t r, uint32
     *above = 0;
     if (r == 1)
         return largest;
-    /* Of few keys, fewer at a time: clearing the counters is then most of the work. */
-    const int most = n < 512 ? 7 : 11;
+    if (n <= FEW_KEYS)
+        return rth_of_few(keys, n, r, floor, largest, above);
+    const int most = 11;
     int bits = 0;
     while (bits < 32 && ((uint64_t)largest - floor) >> bits)
         bits++;
@@ -343,8 +366,13 @@ int select_largest(const uint32_t *raw, uint64_t n, uint64_t k, uint32_t mask, u
         uint32_t *sample = malloc(sampled * sizeof *sample);
         if (sample == NULL)
             return -1;
-        for (uint64_t i = 0; i < sampled; i++)
-            sample[i] = (raw[i * n / sampled] & mask) ^ flip;
+        for (uint64_t i = 0, at = 0, rest = 0; i < sampled; i++) {
+            sample[i] = (raw[at] & mask) ^ flip;
+            at += n / sampled;
+            rest += n % sampled;
+            at += rest >= sampled;
+            rest -= rest >= sampled ? sampled : 0;
+        }
         double expected = (double)sampled * (double)k / (double)n;
         uint64_t rank = (uint64_t)(expected + 4 * sqrt(expected) + 4), above;
         if (rank < sampled) {
@@ -364,11 +392,11 @@ int select_largest(const uint32_t *raw, uint64_t n, uint64_t k, uint32_t mask, u
             uint64_t above, taken = 0;
             uint32_t last = rth_largest(keys, count, k, floor, &above);
             uint64_t ties = k - above;
-            for (uint64_t i = 0; i < count; i++) {
-                int tie = keys[i] == last && ties > 0;
+            for (uint64_t i = 0; taken < k; i++) {
+                int tie = (keys[i] == last) & (ties > 0);
                 ties -= (uint64_t)tie;
-                if (keys[i] > last || tie)
-                    indices[taken++] = positions[i];
+                indices[taken] = positions[i];
+                taken += (uint64_t)((keys[i] > last) | tie);
             }
             free(keys);
             return 0;

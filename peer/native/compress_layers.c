@@ -35,7 +35,7 @@ int64_t nearest_levels_of_each(const float *v, const int64_t *sizes, uint64_t la
                 ((uint16_t *)best)[i] = (uint16_t)steps;
             }
         }
-        for (int i = 0; i < num_shrinks; i++) {
+        for (int i = 0; i < num_shrinks && least > 0.0; i++) {
             float scale = (float)((double)largest * shrinks[i]);
             /* A step of this scale would be denormal, or the layer is zero. */
             if (scale < (double)FLT_MIN * steps) break;

@@ -26,8 +26,8 @@ void wire_counts(const uint8_t *tokens, const int64_t *sizes, uint64_t spans, in
 void wire_counts_of_groups(const uint8_t *tokens, const int64_t *sizes, const uint8_t *groups, uint64_t spans,
                            int64_t num_groups, int64_t *counts);
 /* The raw bits of `n` integers whose tokens are known; `out` has `size` zeroed bytes. Returns 0, or -1 if too few. */
-int wire_raw_bits(const void *values, int itemsize, uint64_t n, int width, uint64_t centre, int folds,
-                  const uint8_t *tokens, const uint8_t *raw_widths, uint8_t *out, uint64_t size);
+int wire_raw_bits(const void *values, int itemsize, uint64_t n, int width, uint64_t centre, int folds, int raw_bits,
+                  int direct, const uint8_t *tokens, const uint8_t *raw_widths, uint8_t *out, uint64_t size);
 /* The integers of `n` tokens and their raw bits. `bases` and `raw_widths` have 256 entries. Returns 0, or -1 if the
    raw bits end too early. */
 int wire_values(const uint8_t *tokens, uint64_t n, const uint8_t *raw, uint64_t size, const uint64_t *bases,

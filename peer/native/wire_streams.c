@@ -121,7 +121,7 @@ int64_t wire_write_stream(const void *values, int itemsize, uint64_t n, int widt
     at = put_bytes(at, words + begin, word_bytes);
     if (raw_bytes > 0) {
         memset(at, 0, raw_bytes);
-        wire_raw_bits(values, itemsize, n, width, centre, folds, tokens, map.raw_widths, at, raw_bytes);
+        wire_raw_bits(values, itemsize, n, width, centre, folds, raw_bits, direct, tokens, map.raw_widths, at, raw_bytes);
     }
     written = (int64_t)(at + raw_bytes - out);
 done:
