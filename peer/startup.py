@@ -2,8 +2,9 @@
 
 Torch imports packages that a peer never asks for, above all the modules that describe every operator to tensors without
 data (the device "meta", torch.compile): a quarter of its import and 18 MB. Here they stay empty until something in them
-is asked for. What those modules register when they are executed nobody asks for by name, so `complete_torch` executes
-all before the code of a user's own task runs, which may have such tensors.
+is asked for, and so do the layers of 8-bit training. What the modules of torch register when they are executed nobody
+asks for by name, so `complete_torch` executes all before the code of a user's own task runs, which may have such
+tensors.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
-_POSTPONED = (
+_OF_TORCH = (
     "torch._meta_registrations",
     "torch.distributed._meta_registrations",
     "torch.distributions",
@@ -31,6 +32,7 @@ _POSTPONED = (
     "torch.profiler",
     "torch.quantization",
 )
+_POSTPONED = (*_OF_TORCH, "peer.train.eight_bit")
 _LOADING = threading.RLock()
 
 
@@ -54,7 +56,7 @@ def quick_imports() -> Iterator[None]:
 
 def complete_torch() -> None:
     """Load the modules of torch that `quick_imports` has postponed."""
-    for name in _POSTPONED:
+    for name in _OF_TORCH:
         spec = getattr(sys.modules.get(name), "__spec__", None)
         if spec is not None and isinstance(spec.loader, _Later):
             spec.loader.load()

@@ -32,6 +32,18 @@ def test_torch_comes_without_what_no_peer_asks_for() -> None:
     assert out.split() == ["True", "True", "False"]
 
 
+def test_layers_of_8_bit_training_come_when_one_is_made() -> None:
+    program = (
+        "import sys\n"
+        "from peer.startup import quick_imports\n"
+        "with quick_imports():\n"
+        "    from peer.train import layers\n"
+        "print('peer.train.eight_bit.linear' in sys.modules)\n"
+        "print(type(layers.EightBit().linear(2, 3)).__name__, 'peer.train.eight_bit.linear' in sys.modules)\n"
+    )
+    assert run(program).split() == ["False", "Linear", "True"]
+
+
 def test_what_is_postponed_is_loaded_when_it_is_asked_for() -> None:
     program = QUICK + (
         "import torch.optim.lr_scheduler\n"

@@ -524,8 +524,10 @@ def distances(num_peers: int, senders: IntArray, receivers: IntArray, source: in
         counts = starts[frontier + 1] - starts[frontier]
         ends = np.cumsum(counts)
         inside = np.arange(ends[-1]) - np.repeat(ends - counts, counts) + np.repeat(starts[frontier], counts)
-        reached = np.unique(targets[inside])
-        reached = reached[hops[reached] < 0]
+        # Not `np.unique`, whose first call imports a megabyte.
+        is_reached = np.zeros(num_peers, np.bool_)
+        is_reached[targets[inside]] = True
+        reached = np.flatnonzero(is_reached & (hops < 0))
         hops[reached] = hops[frontier[0]] + 1
         frontier = reached
     return hops

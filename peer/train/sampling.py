@@ -143,13 +143,14 @@ _TABLES = 8
 def augmentation_uniforms(seed: int, draw: BatchDraw, num_samples: int) -> npt.NDArray[np.float32]:
     """Return the uniforms that augment a batch, float32[b, 4]: a function of seed, sample and epoch."""
     result = np.empty((len(draw.indices), 4), np.float32)
-    epochs = np.unique(draw.epochs)
+    # Not `np.unique`, whose first call imports a megabyte.
+    epochs = sorted(set(draw.epochs.tolist()))
     if len(epochs) > _TABLES:
         # Balanced drawing: each class has its own number of epochs behind it, and few samples share a table.
         for row, (sample, epoch) in enumerate(zip(draw.indices.tolist(), draw.epochs.tolist(), strict=True)):
             result[row] = _epoch_stream(seed, epoch).uniforms(4, start=4 * sample)
         return result
-    for epoch in epochs.tolist():
+    for epoch in epochs:
         chosen = draw.epochs == epoch
         result[chosen] = _epoch_uniforms(seed, epoch, num_samples)[draw.indices[chosen]]
     return result
