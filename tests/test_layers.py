@@ -34,7 +34,7 @@ ROOMS: dict[str, set[str]] = {
     "config_writer": {"config", "config_schema", "errors"},
     "compress": {"errors", "native", "random"},
     "wire": {"compress", "errors", "native"},
-    "gossip": {"round_record", "compress", "errors", "random", "wire"},
+    "gossip": {"round_record", "compress", "errors", "native", "random", "wire"},
     "state": {"criterion", "round_record", "errors"},
     "net": {"config", "errors", "foreign_text", "proto", "rate_limits"},
     "train": {"compress", "config", "criterion", "errors", "native", "random", "startup"},

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from peer.compress.base import Draws
 from peer.compress.layout import Layout
 from peer.compress.payload import FloatArray
+from peer.native import lib, pointer
 
 _DEPENDENT = 2.0**-20
 """A vector of which less than this part is left without its shares in the earlier ones says nothing new."""
@@ -131,6 +132,13 @@ def _orthonormal(vectors: npt.NDArray[np.float64], draws: Draws, layer: int) -> 
 
 def _new_direction(vector: npt.NDArray[np.float64], before: npt.NDArray[np.float64]) -> npt.NDArray[np.float64] | None:
     """Return the direction of what is left of a vector without its shares in orthonormal rows; None if nothing is."""
+    if lib is not None:
+        out, scratch = np.empty_like(vector), np.empty(2 * vector.size + len(before))
+        found = lib.new_direction(
+            pointer(vector, "double[]"), pointer(before, "double[]"), len(before), vector.size, _DEPENDENT,
+            pointer(out, "double[]"), pointer(scratch, "double[]"),
+        )  # fmt: skip
+        return out if found else None
     largest = float(np.abs(vector).max())
     if largest == 0.0:
         return None

@@ -7,12 +7,12 @@ import dataclasses
 import numpy as np
 import pytest
 
-from peer import compress, wire
+from peer import compress, native, wire
 from peer.compress import block_float
 from peer.compress.layout import Layout
 from peer.compress.payload import Dense, Levels, ValueType
 from peer.errors import LocalProtocolError, RemoteProtocolError
-from peer.gossip import build
+from peer.gossip import build, factors
 from peer.gossip.base import NodeContext
 from peer.gossip.factors import Factors
 from peer.gossip.options import LowRankOptions
@@ -114,6 +114,22 @@ def test_the_equations():
             # 16 bits: a rounding of 2^-16 of the largest number of a vector, of the sum as well.
             np.testing.assert_allclose(a.x, x, atol=2e-4)
             np.testing.assert_allclose(a.error_memory, kept, atol=3e-3)
+
+
+@pytest.mark.skipif(not native.available(), reason="the kernels are not built")
+@pytest.mark.parametrize(("rank", "length"), [(1, 2), (4, 9), (16, 17), (16, 27), (16, 576)])
+def test_the_kernel_and_numpy_give_the_same_bases_to_the_bit(rank, length, monkeypatch):
+    rng = np.random.default_rng(rank * length)
+    draws = PhiloxSource(7, 0).draws(3)
+    for scale in (1.0, 1e-320, 1e-9, 1e300):
+        vectors = rng.normal(size=(rank, length)) * scale
+        for dependent in (vectors, np.where(np.arange(rank)[:, None] == rank // 2, vectors[0], vectors), 0 * vectors):
+            bases = []
+            for lib in (native.lib, None):
+                monkeypatch.setattr(factors, "lib", lib)
+                bases.append(factors._orthonormal(dependent.copy(), draws, 5))
+            assert bases[0].tobytes() == bases[1].tobytes()
+            np.testing.assert_allclose(bases[0] @ bases[0].T, np.eye(rank), atol=1e-12)
 
 
 def test_what_ranks_leave_out_comes_later():

@@ -1,0 +1,53 @@
+/* One step of Gram and Schmidt. Every peer takes it with the same numbers and has to get the same bits. */
+#include "orthonormal.h"
+
+#include <math.h>
+
+/* The sum by halves, which overwrites v. */
+static inline double sum(double *v, uint64_t n)
+{
+    while (n > 1) {
+        uint64_t half = n / 2;
+        for (uint64_t i = 0; i < half; i++)
+            v[i] += v[half + i];
+        if (n % 2)
+            v[half] = v[2 * half];
+        n = half + n % 2;
+    }
+    return v[0];
+}
+
+static inline double product(const double *restrict a, const double *restrict b, uint64_t n, double *restrict scratch)
+{
+    for (uint64_t i = 0; i < n; i++)
+        scratch[i] = a[i] * b[i];
+    return sum(scratch, n);
+}
+
+int new_direction(const double *restrict vector, const double *restrict before, uint64_t count, uint64_t n,
+                  double dependent, double *restrict out, double *restrict scratch)
+{
+    double *rest = scratch, *products = scratch + n, *shares = scratch + 2 * n, largest = 0.0;
+    for (uint64_t i = 0; i < n; i++)
+        largest = fabs(vector[i]) > largest ? fabs(vector[i]) : largest;
+    if (largest == 0.0)
+        return 0;
+    int exponent;
+    frexp(largest, &exponent);
+    for (uint64_t i = 0; i < n; i++)
+        rest[i] = ldexp(vector[i], -exponent);
+    double whole = sqrt(product(rest, rest, n, products));
+    for (int pass = 0; pass < 2; pass++) {
+        for (uint64_t j = 0; j < count; j++)
+            shares[j] = product(before + j * n, rest, n, products);
+        for (uint64_t j = 0; j < count; j++)
+            for (uint64_t i = 0; i < n; i++)
+                rest[i] -= shares[j] * before[j * n + i];
+    }
+    double left = sqrt(product(rest, rest, n, products));
+    if (left <= dependent * whole)
+        return 0;
+    for (uint64_t i = 0; i < n; i++)
+        out[i] = rest[i] / left;
+    return 1;
+}
