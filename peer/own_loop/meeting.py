@@ -19,7 +19,8 @@ import numpy.typing as npt
 from peer.node.local_steps import StepAbandoned
 
 _LOOK_EVERY_S = 1.0
-"""So often the peer looks whether the script's thread is still there."""
+"""So often the peer looks whether the script's thread is still there, and the script whether it was interrupted: a
+signal that comes right before a thread begins to wait does not wake it."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ class Meeting:
             self._changed.notify_all()
             try:
                 while not (self._events or self._is_asked or self._end):
-                    self._changed.wait()
+                    self._changed.wait(_LOOK_EVERY_S)
             finally:
                 self._script_waits = False
             if self._events:
