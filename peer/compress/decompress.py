@@ -85,7 +85,7 @@ def _add_columns_(out: FloatArray, payload: Columns, layout: Layout, weight: flo
         pointer(payload.indices, "int64_t[]"), pointer(payload.reals, "float[]"), pointer(payload.codes, "uint8_t[]"),
         payload.codes.itemsize, base, step, divisor, greatest_level(base, step, bits), weight,
     )  # fmt: skip
-    if outside == 2**64 - 1:
+    if outside == 2**64 - 1:  # A level would not be finite in float32; nothing was added.
         return False
     if outside:
         raise RemoteProtocolError(f"{outside} indices lie outside of their layers")

@@ -4,6 +4,7 @@
 #include "wire.h"
 
 #include "wire_bits.h"
+#include "wire_writing.h"
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "the kernels read words as they lie in memory; a big-endian machine uses numpy"

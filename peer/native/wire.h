@@ -22,25 +22,15 @@ int64_t wire_rice_decode(const uint8_t *data, uint64_t size, uint64_t n, int r, 
 void wire_tokens(const void *values, int itemsize, uint64_t n, int width, uint64_t centre, int folds, int raw_bits,
                  int direct, uint8_t *tokens);
 void wire_counts(const uint8_t *tokens, const int64_t *sizes, uint64_t spans, int64_t *counts);
-/* How often each occurs in each group of spans; `groups` are below `num_groups`. */
-void wire_counts_of_groups(const uint8_t *tokens, const int64_t *sizes, const uint8_t *groups, uint64_t spans,
-                           int64_t num_groups, int64_t *counts);
-/* The raw bits of `n` integers whose tokens are known; `out` has `size` zeroed bytes. Returns 0, or -1 if too few. */
-int wire_raw_bits(const void *values, int itemsize, uint64_t n, int width, uint64_t centre, int folds, int raw_bits,
-                  int direct, const uint8_t *tokens, const uint8_t *raw_widths, uint8_t *out, uint64_t size);
 /* The integers of `n` tokens and their raw bits. `bases` and `raw_widths` have 256 entries. Returns 0, or -1 if the
    raw bits end too early. */
 int wire_values(const uint8_t *tokens, uint64_t n, const uint8_t *raw, uint64_t size, const uint64_t *bases,
                 const uint8_t *raw_widths, int width, uint64_t centre, int folds, void *out, int itemsize);
 
 /* rANS (see peer/wire/ans.py). `first` has 257 entries for each of up to 16 tables: the first slot of every token, and
-   2^14 from the last one on. The stream's spans have `sizes` tokens each, and use `tables`. Words are written from
-   the end of `words` backwards; returns where they begin, or -1 if `capacity` does not suffice. */
-int64_t wire_rans_encode(const uint8_t *tokens, const int64_t *first, int num_tables, const int64_t *sizes,
-                         const uint8_t *tables, uint64_t spans, uint32_t *states, uint64_t lanes, uint16_t *words,
-                         int64_t capacity);
-/* Writes alphabet[token] for each token. Returns how many of the words the `n` tokens take, -1 if they run out or the
-   states do not end where they should, and -2 if the states cannot be those of any stream. */
+   2^14 from the last one on. The stream's spans have `sizes` tokens each, and use `tables`. Writes alphabet[token] for
+   each token. Returns how many of the words the `n` tokens take, -1 if they run out or the states do not end where they
+   should, and -2 if the states cannot be those of any stream. */
 int64_t wire_rans_decode(uint32_t *states, uint64_t lanes, const uint8_t *words, uint64_t num_words,
                          const int64_t *first, int num_tables, const int64_t *sizes, const uint8_t *tables,
                          uint64_t spans, const uint8_t *alphabet, uint8_t *tokens, uint64_t n);

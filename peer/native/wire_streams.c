@@ -9,6 +9,7 @@
 #include "wire.h"
 #include "wire_bits.h"
 #include "wire_tables.h"
+#include "wire_writing.h"
 
 enum { PACKED = 0, ENTROPY = 1 };
 enum { SEVERAL = 1 << 3, UNUSED = 1 << 4, COARSE = 1 << 7, FOLDS = 1 << 4, HAS_RAW_BITS = 1 << 5 };

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "wire.h"
+#include "wire_writing.h"
 
 #define SLOTS (1 << 14)
 #define TOKENS 256

@@ -93,8 +93,6 @@ class Assembler:
         """Number of the last frame of the sequence that was begun."""
         self._total = 0
         self._buffer: io.BytesIO | None = None
-        self._has_room = False
-        """Whether that has the size of the frame already."""
 
     def take(self, pieces: list[Piece]) -> list[tuple[int, bytes]]:
         """Return the frames that the chunks of an envelope complete, with their numbers, in order.
@@ -141,7 +139,7 @@ class Assembler:
             if len(data) == total:
                 return bytes(data)
             # Grows as the data comes: an announced size alone allocates nothing.
-            self._buffer, self._has_room = io.BytesIO(), False
+            self._buffer = io.BytesIO()
         elif seq != self._seq or total != self._total or offset != self._buffer.tell():
             raise RemoteProtocolError(
                 f"it sent bytes from {offset} of frame {seq} ({total} bytes), where bytes from {self._buffer.tell()} "
@@ -149,9 +147,9 @@ class Assembler:
             )
         if offset + len(data) > total:
             raise RemoteProtocolError(f"it sent {offset + len(data)} bytes of frame {seq}, which has {total}")
-        if not self._has_room and (offset + len(data)) * _TRUSTED_SHARE >= total:
+        if offset * _TRUSTED_SHARE < total <= (offset + len(data)) * _TRUSTED_SHARE:
             # The operating system gives such zeros their memory when they are written to.
-            begun, self._buffer, self._has_room = self._buffer, io.BytesIO(bytes(total)), True
+            begun, self._buffer = self._buffer, io.BytesIO(bytes(total))
             self._buffer.write(begun.getbuffer())
         self._buffer.write(data)
         if self._buffer.tell() < total:

@@ -129,14 +129,14 @@ class Replay:
 
     def _check_sent(self, name: str, record: Sent | Checked) -> None:
         """Take the own frames that were just made for those of a record; they have to be the same."""
-        made = Sent(record.round, self._peer.digest(), tuple((o.receiver, o.seq, o.frame) for o in self.unsent or ()))
+        frames = tuple((made.receiver, made.seq, made.frame) for made in self.unsent or ())
         if self._repeatable or isinstance(record, Checked):
-            again = made if isinstance(record, Sent) else Checked.of(made)
+            again = Sent(record.round, self._peer.digest(), frames)
             if record.digest != again.digest:
                 raise gives_other_bits(name, f"another model in round {record.round}")
-            if record.frames != again.frames:
+            if record.frames != (again if isinstance(record, Sent) else Checked.of(again)).frames:
                 raise gives_other_bits(name, f"other messages in round {record.round}")
-        for receiver, seq, frame in (record if isinstance(record, Sent) else made).frames:
+        for receiver, seq, frame in record.frames if isinstance(record, Sent) else frames:
             if self._peer.links.push(receiver, frame) != seq:
                 raise StateError(f"{name}: holds frame {seq} for peer {receiver}, where another one is next")
         self.unsent = None

@@ -24,6 +24,7 @@ from peer.gossip.topology import Schedule
 from peer.run_progress import Progress
 from peer.simulate import run as simulator
 from peer.state.metrics import EvaluationRecord, MetricsStore
+from peer.study.race import first_at
 
 LEAST_SIZES = 2
 """So many sizes are needed to fit a power law."""
@@ -105,10 +106,4 @@ def _crossing(evaluations: Sequence[EvaluationRecord], accuracy: float) -> float
     for each in evaluations:
         if each.peer >= 0 and each.split == "test":
             by_round[each.round].append(each.accuracy)
-    before_round, before = 0, 0.0
-    for round_, found in sorted(by_round.items()):
-        now = mean(found)
-        if now >= accuracy:
-            return before_round + (accuracy - before) / (now - before) * (round_ - before_round)
-        before_round, before = round_, now
-    return None
+    return first_at(accuracy, [(round_, mean(found)) for round_, found in sorted(by_round.items())])

@@ -238,16 +238,16 @@ class ParticipationSimulator(Simulator):
 
     def _give(self, givers: Sequence[int], takers: Sequence[int]) -> None:
         """Let each taker have x and u of its giver, in the frame with which a peer that leaves hands them over."""
-        layout, frames = self.trainer.layout, []
-        for giver in givers:
+        layout, frames = self.trainer.layout, dict[int, bytes]()
+        for giver in dict.fromkeys(givers):
             algorithm = self.participants[giver].algorithm
             layers = whole(algorithm.x, layout)
             message = Message(MessageKind.GOSSIP, giver, self._schedule.round, TRANSFER_PHASE, 1.0, algorithm.u, layers)
-            frames.append(wire.encode(message, layout))
+            frames[giver] = wire.encode(message, layout)
         # After all are made: a giver may be a taker too.
-        for giver, taker, frame in zip(givers, takers, frames, strict=True):
+        for giver, taker in zip(givers, takers, strict=True):
             if giver != taker:
-                algorithm = self.participants[taker].algorithm
+                algorithm, frame = self.participants[taker].algorithm, frames[giver]
                 message = wire.decode(frame, layout, dtype=algorithm.x.dtype)
                 algorithm.x.fill(0)
                 add_decompressed_(algorithm.x, message.layers, layout, 1.0)
@@ -265,9 +265,7 @@ class ParticipationSimulator(Simulator):
         ]
         order = random.stream(self.config.run.seed, random.SHARED, Purpose.SIMULATION, 0, layer=_FETCHED)
         shuffled = np.array(there, np.int64)[order.permutation(len(there))].tolist()
-        for first in range(0, len(shuffled), len(holders)):
-            takers = shuffled[first : first + len(holders)]
-            self._give(self.holders[: len(takers)], takers)
+        self._give(list(itertools.islice(itertools.cycle(self.holders), len(there))), shuffled)
         return len(there)
 
     def _counting(self) -> Sequence[Participant]:

@@ -7,7 +7,7 @@ arithmetic is not repeatable it holds the own frames themselves, to send them ag
 one kind of its own: the calls on its participant.
 
 A plain file rather than SQLite: there is one writer, nobody asks for anything but all of it in order, and a record has
-to be in the hands of the kernel before a frame leaves. That is one `write` of the frame's own bytes here; a SQLite
+to be in the hands of the kernel before a frame leaves. That is a `write` of the frame's own bytes here; a SQLite
 transaction in WAL mode writes whole pages twice, takes locks, and cannot be cut into single operations by a test that
 stops the process at each of them (`peer.state.disk`).
 
@@ -252,8 +252,8 @@ class Journal:
         return self._handle.size
 
     def append(self, *records: Record) -> None:
-        """Write records with one call of the operating system. Raises StateError if the disk refuses: nothing can be
-        added after that, since half a record may be there."""
+        """Write records, one right after the other. Raises StateError if the disk refuses: nothing can be added after
+        that, since half a record may be there."""
         if self._problem is not None:
             raise StateError(self._problem)
         parts: list[Buffer] = []

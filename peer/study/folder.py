@@ -30,7 +30,7 @@ from peer.study.plan import Contender, Study
 from peer.study.race import Curve
 from peer.study.race_folder import Finish, RaceFolder
 from peer.study.rival_cell import ready_model, run_rival
-from peer.study.row import Cell, Row, Scaled
+from peer.study.row import Cell, Row, Scaled, write_whole
 
 UNSHAPED = "unshaped"
 """The profile without limits."""
@@ -100,9 +100,7 @@ class StudyFolder:
                 content = other.read_bytes()
                 if not file.exists():
                     file.parent.mkdir(exist_ok=True)
-                    beside = file.with_suffix(".new")
-                    beside.write_bytes(content)
-                    beside.rename(file)
+                    write_whole(file, content)
                     new += 1
                 elif file.read_bytes() != content:
                     raise StateError(f"{other} and {file} are two measurements of one cell; delete one of the files")

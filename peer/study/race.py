@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
@@ -30,6 +30,7 @@ from peer.state.metrics import EvaluationRecord, MetricsStore
 from peer.study.checkout import commit
 from peer.study.plan import Contender, Study
 from peer.study.rivals.training_orders import PROGRAM, TrainingOrders
+from peer.study.row import write_whole
 
 AVERAGED = -1
 """Number of the averaged model among the peers of an evaluation."""
@@ -69,18 +70,20 @@ class Curve:
 
     def write(self, file: Path) -> None:
         """Write the curve as JSON; an interruption leaves no partial file."""
-        beside = file.with_suffix(".new")
-        beside.write_text(json.dumps(asdict(self), indent=1) + "\n")
-        beside.rename(file)
+        write_whole(file, (json.dumps(asdict(self), indent=1) + "\n").encode())
 
     def steps_to(self, accuracy: float) -> float | None:
         """Return after how many steps the worst peer is that accurate, linear between evaluations; None if never."""
-        start = Point(steps=0, worst=0.0, averaged=0.0)
-        for before, after in itertools.pairwise([start, *self.points]):
-            if after.worst >= accuracy:
-                share = (accuracy - before.worst) / (after.worst - before.worst)
-                return before.steps + share * (after.steps - before.steps)
-        return None
+        return first_at(accuracy, [(point.steps, point.worst) for point in self.points])
+
+
+def first_at(accuracy: float, points: Iterable[tuple[int, float]]) -> float | None:
+    """Return where a curve of (steps or rounds, accuracy) from (0, 0) on first is at an accuracy, linear between its
+    points; None if it never is."""
+    for (start, before), (end, after) in itertools.pairwise([(0, 0.0), *points]):
+        if after >= accuracy:
+            return start + (accuracy - before) / (after - before) * (end - start)
+    return None
 
 
 def train(study: Study, contender: Contender, skew: float, seed: int, data: Path | None) -> Curve:

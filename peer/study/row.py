@@ -10,6 +10,13 @@ from typing import Self
 from peer.study.cell import CellResult
 
 
+def write_whole(file: Path, content: bytes) -> None:
+    """Write a cell or a curve; an interruption leaves no partial file."""
+    beside = file.with_suffix(".new")
+    beside.write_bytes(content)
+    beside.rename(file)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Cell:
     """One measurement and the conditions under which it was made."""
@@ -42,9 +49,7 @@ class Cell:
 
     def write(self, file: Path) -> None:
         """Write the cell as JSON; an interruption leaves no partial file."""
-        beside = file.with_suffix(".new")
-        beside.write_text(json.dumps(self.as_json(), indent=1) + "\n")
-        beside.rename(file)
+        write_whole(file, (json.dumps(self.as_json(), indent=1) + "\n").encode())
 
 
 @dataclass(frozen=True, kw_only=True)
