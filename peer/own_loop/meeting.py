@@ -19,8 +19,7 @@ import numpy.typing as npt
 from peer.node.local_steps import StepAbandoned
 
 _LOOK_EVERY_S = 1.0
-"""So often the peer looks whether the script's thread is still there, and the script whether it was interrupted: a
-signal that comes right before a thread begins to wait does not wake it."""
+"""So often the peer looks whether the script's thread is still there."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +116,7 @@ class Meeting:
             self._changed.notify_all()
             try:
                 while not (self._events or self._is_asked or self._end):
-                    self._changed.wait(_LOOK_EVERY_S)
+                    self._changed.wait()
             finally:
                 self._script_waits = False
             if self._events:
