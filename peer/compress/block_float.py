@@ -40,15 +40,15 @@ def encode(values: FloatArray, sizes: Sizes, bits: int, layer: int = 0) -> Block
     exponents = np.where(largest == 0.0, _LOWEST, np.maximum(exponents, _LOWEST))
     if int(exponents.max()) > -_LOWEST - 1:
         raise not_finite(layer)
-    codes = np.rint(np.ldexp(values.astype(np.float64), -np.repeat(exponents, sizes)))
+    codes = np.rint(values * np.repeat(np.ldexp(1.0, -exponents), sizes))
     return _levels(exponents, _EXPONENT_BITS), _levels(codes, bits)
 
 
 def decode(block: BlockFloat, sizes: Sizes) -> npt.NDArray[np.float64]:
     """Return the values, float64[n], each of them exactly; a float32 holds them too unless they are denormal there."""
     exponents, codes = map(_integers, block)
-    values: npt.NDArray[np.float64] = np.ldexp(codes.astype(np.float64), np.repeat(exponents, sizes))
-    return values
+    steps: npt.NDArray[np.float64] = np.repeat(np.ldexp(1.0, exponents), sizes)
+    return codes * steps
 
 
 def read(layers: Payload, bits: int) -> BlockFloat | None:

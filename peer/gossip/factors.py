@@ -92,10 +92,7 @@ class Factors:
                 continue
             pair = factor.reshape(layer.rank, -1), basis[layer.basis[side]].reshape(layer.rank, -1)
             columns, rows = reversed(pair) if side else pair
-            product = matrix.reshape(layer.shape)
-            np.multiply.outer(columns[0], rows[0], out=product)
-            for column, row in zip(columns[1:], rows[1:], strict=True):
-                product += np.multiply.outer(column, row)
+            _add_outer_products(columns, rows, matrix.reshape(layer.shape))
         return matrices
 
     def next_basis(self, factors: npt.NDArray[np.float64], side: int, draws: Draws) -> npt.NDArray[np.float64]:
@@ -110,6 +107,20 @@ class Factors:
     def first_basis(self, side: int, draws: Draws) -> npt.NDArray[np.float64]:
         """Return the bases onto which a side projects where no factors came before: drawn, the same for all peers."""
         return self.next_basis(np.zeros(self.size[1 - side]), 1 - side, draws)
+
+
+def _add_outer_products(columns: FloatArray, rows: FloatArray, out: FloatArray) -> None:
+    """Make `out: float[m, n]` the sum of the outer products of `columns: float[r, m]` and `rows: float[r, n]`, all of
+    one type, added in order."""
+    if lib is not None:
+        single = out.dtype == np.float32
+        multiply_out, kind = (lib.multiply_out_f32, "float[]") if single else (lib.multiply_out_f64, "double[]")
+        pointers = pointer(columns, kind), pointer(rows, kind)
+        multiply_out(*pointers, len(rows), columns.shape[1], rows.shape[1], pointer(out, kind))
+        return
+    np.multiply.outer(columns[0], rows[0], out=out)
+    for column, row in zip(columns[1:], rows[1:], strict=True):
+        out += np.multiply.outer(column, row)
 
 
 def _orthonormal(vectors: npt.NDArray[np.float64], draws: Draws, layer: int) -> npt.NDArray[np.float64]:

@@ -18,7 +18,7 @@ SOURCES = (
     "eight_bit_linear.c",
     "eight_bit_norm.c",
     "evonorm.c",
-    "orthonormal.c",
+    "factors.c",
     "processor.c",
     "wire.c",
     "wire_checksum.c",

@@ -7,7 +7,9 @@ import hashlib
 import numpy as np
 import pytest
 
+from peer import native
 from peer.compress.layout import Layout
+from peer.gossip import factors as factors_module
 from peer.gossip.factors import Factors
 from peer.random import PhiloxSource
 
@@ -89,3 +91,18 @@ def test_what_all_peers_compute_has_the_same_bits_on_every_machine():
         back = np.resize(numbers, factors.size[1 - side]).astype(np.float32)
         digest.update(factors.multiply_out(back, basis.astype(np.float32), 1 - side).tobytes())
     assert digest.hexdigest() == "ad15c7809a4906e1738e5ee3a603f23b5f7f0c6c35f810618ba10d7a05fc790e"
+
+
+@pytest.mark.skipif(not native.available(), reason="the kernels are not built")
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(("rank", "shape"), [(1, (2, 3)), (3, (7, 33)), (16, (64, 576))])
+def test_the_kernel_and_numpy_multiply_out_to_the_same_bits(dtype, rank, shape, monkeypatch):
+    factors = Factors(Layout.of_shapes([shape]), rank)
+    rng = np.random.default_rng(rank)
+    for side in (0, 1):
+        given, basis = (rng.normal(size=size).astype(dtype) for size in (factors.size[side], factors.basis_size[side]))
+        matrices = []
+        for lib in (native.lib, None):
+            monkeypatch.setattr(factors_module, "lib", lib)
+            matrices.append(factors.multiply_out(given, basis, side))
+        assert matrices[0].tobytes() == matrices[1].tobytes()
