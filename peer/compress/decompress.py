@@ -6,6 +6,7 @@ and added, rounded again (no fused operations), all in the vector's own float ty
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -65,6 +66,26 @@ def add_decompressed_(out: FloatArray, payload: Payload, layout: Layout, scale: 
             add_dense_(target, _values(layer, out.dtype), scale)
 
 
+def add_all_decompressed_(out: FloatArray, terms: Sequence[tuple[Payload, float]], layout: Layout) -> None:
+    """Add each payload times its scale to `out`, in order: to the bit what `add_decompressed_` does one by one.
+
+    Where all numbers of large layers came, part after part gets all of its terms while it is in the cache.
+    """
+    payloads = [payload for payload, _ in terms]
+    if not all(type(each) is tuple and all(isinstance(layer, Dense) for layer in each) for each in payloads):
+        for payload, scale in terms:
+            add_decompressed_(out, payload, layout, scale)
+        return
+    for payload in payloads:
+        _checked(payload, layout)
+    for number, part in enumerate(layout.slices):
+        values = [_values(payload[number], out.dtype) for payload in payloads]
+        for start in range(part.start, part.stop, _IN_CACHE):
+            stop = min(start + _IN_CACHE, part.stop)
+            for each, (_, scale) in zip(values, terms, strict=True):
+                add_dense_(out[start:stop], each[start - part.start : stop - part.start], scale)
+
+
 def _add_columns_(out: FloatArray, payload: Columns, layout: Layout, weight: float) -> bool:
     """Add all layers in one call of a kernel, or return False and add nothing."""
     divisor, base, step, bits = payload.levels or (1, 0, 0, 0)
@@ -108,6 +129,8 @@ def _add_sparse_(out: FloatArray, indices: npt.NDArray[np.int64], values: FloatA
 
 
 _CHUNK = 1 << 14
+_IN_CACHE = 1 << 17
+"""Numbers that a second-level cache of a small processor holds, with as many to be added."""
 
 
 def add_dense_(out: FloatArray, values: FloatArray, weight: float) -> None:

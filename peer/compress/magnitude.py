@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from peer.native import lib, pointer
 
+Floats: TypeAlias = npt.NDArray[np.floating[Any]]
 
-def max_magnitude(v: npt.NDArray[np.floating[Any]]) -> float:
+
+def copied(source: Floats | memoryview, dtype: npt.DTypeLike) -> tuple[Floats, float]:
+    """Return the numbers of `dtype`, float32 or float64, that contiguous memory holds, in an array of their own, and
+    their `max_magnitude`, in one pass. The memory need not be aligned."""
+    values: Floats = np.empty(source.nbytes // np.dtype(dtype).itemsize, dtype)
+    if lib is None:
+        values[:] = np.frombuffer(source, dtype)
+        return values, max_magnitude(values)
+    copy, kind = (
+        (lib.copy_reaching_f32, "float[]") if values.dtype == np.float32 else (lib.copy_reaching_f64, "double[]")
+    )
+    return values, float(copy(pointer(source, "uint8_t[]"), values.size, pointer(values, kind)))
+
+
+def max_magnitude(v: Floats) -> float:
     """Return max |v_i|, 0 for an empty `v`; infinity or NaN if any value is."""
     if lib is not None and v.flags.c_contiguous and v.dtype == np.float32:
         return float(lib.max_magnitude_f32(pointer(v, "float[]"), v.size))

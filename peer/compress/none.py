@@ -13,7 +13,7 @@ from peer.compress.bound import ErrorBound
 from peer.compress.columns import DENSE, Columns
 from peer.compress.float_types import BITS, RELATIVE_ERROR, own_type, rounded
 from peer.compress.layout import Layout
-from peer.compress.magnitude import max_magnitude
+from peer.compress.magnitude import copied, max_magnitude
 from peer.compress.norms import not_finite
 from peer.compress.payload import Dense, FloatArray, ValueType
 
@@ -39,12 +39,14 @@ class NoCompression:
 
     def compress(self, v: FloatArray, layer: int, draws: Draws) -> Dense:
         """Return all of `v`."""
-        magnitude = max_magnitude(v)
-        if not math.isfinite(magnitude):
+        if self.value_type in (None, own_type(v)):
+            values, magnitude = copied(np.ascontiguousarray(v), v.dtype)
+            if not math.isfinite(magnitude):
+                raise not_finite(layer)
+            return Dense.reaching(values, own_type(v), magnitude)
+        if not math.isfinite(max_magnitude(v)):
             raise not_finite(layer)
-        written = rounded(v, own_type(v) if self.value_type is None else self.value_type)
-        loses_nothing = written.values.dtype == v.dtype and self.value_type in (None, own_type(v))
-        return Dense.reaching(written.values, written.value_type, magnitude) if loses_nothing else written
+        return rounded(v, self.value_type)
 
     def compress_all(self, v: FloatArray, layout: Layout, draws: Draws) -> Columns | None:
         """Return what `compress` returns for every layer at once, or None."""

@@ -285,7 +285,7 @@ class Algorithm(ABC):
 
     def model(self) -> FloatArray:
         """Return z, the de-biased model to train on, evaluate and export. The caller must not write to it."""
-        if not self.spec.push_sum:
+        if not self.spec.push_sum or self.u == 1.0:
             return self.x
         z: FloatArray = self.x / self.x.dtype.type(self.u)
         return z

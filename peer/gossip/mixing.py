@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from peer.compress import add_decompressed_, decompress_layers
+from peer.compress import add_all_decompressed_, add_decompressed_, decompress_layers
 from peer.compress.base import compress_layers
 from peer.compress.columns import Columns
 from peer.compress.decompress import add_dense_
@@ -215,11 +215,13 @@ def add_neighbours_(
     The own term goes through the payload too, "apply what you sent": then what leaves one peer is exactly what arrives
     at the others, and Σ x is conserved whatever the compressor lost.
     """
-    for _, message in in_sender_order(node.peer, inbox):
-        if message is None:
-            add_decompressed_(x, own, node.layout, rate * (own_weight(node, t, left_out) - 1.0))
-        else:
-            add_decompressed_(x, message.layers, node.layout, rate * message.mixing_weight)
+    terms = [
+        (own, rate * (own_weight(node, t, left_out) - 1.0))
+        if message is None
+        else (message.layers, rate * message.mixing_weight)
+        for _, message in in_sender_order(node.peer, inbox)
+    ]
+    add_all_decompressed_(x, terms, node.layout)
 
 
 def keep_shares_(x: FloatArray, node: NodeContext, t: int, rate: float, own: Payload, missing: Collection[int]) -> None:

@@ -17,6 +17,9 @@ void philox_uniforms_f64(double *out, uint64_t n, uint64_t start, uint32_t key0,
 /* The largest magnitude; infinity or NaN if there is any. */
 float max_magnitude_f32(const float *v, uint64_t n);
 double max_magnitude_f64(const double *v, uint64_t n);
+/* The same of n numbers that lie anywhere, copied on the way. */
+float copy_reaching_f32(const uint8_t *source, uint64_t n, float *out);
+double copy_reaching_f64(const uint8_t *source, uint64_t n, double *out);
 
 /* Sums in the order that norms.py defines. */
 double sum_of_squares_f32(const float *v, uint64_t n);

@@ -20,6 +20,21 @@ CLONES REAL NAME(max_magnitude)(const REAL *v, uint64_t n)
     return result;
 }
 
+CLONES REAL NAME(copy_reaching)(const uint8_t *restrict source, uint64_t n, REAL *restrict out)
+{
+    WORD largest = 0;
+    for (uint64_t i = 0; i < n; i++) {
+        WORD bits;
+        memcpy(&bits, source + i * sizeof bits, sizeof bits);
+        memcpy(out + i, &bits, sizeof bits);
+        bits &= (WORD)-1 >> 1;
+        largest = bits > largest ? bits : largest;
+    }
+    REAL result;
+    memcpy(&result, &largest, sizeof result);
+    return result;
+}
+
 #define SUM_IN_LANES(TERM)                                  \
     double lanes[SUM_LANES];                                \
     const int used = lanes_for(n);                          \

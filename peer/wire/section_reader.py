@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from peer.compress.magnitude import max_magnitude
+from peer.compress.magnitude import copied, max_magnitude
 from peer.compress.payload import (
     Dense,
     FloatArray,
@@ -312,10 +312,21 @@ class _Reader:
             self._ledger.book(self._reader, account, None if codec is None else Codec(codec).name.lower())
 
 
+_HELD_AS: dict[ValueType, type[np.float32] | type[np.float64]] = {
+    ValueType.FLOAT32: np.float32,
+    ValueType.FLOAT64: np.float64,
+}
+"""Types of which what travels packed is what is held."""
+
+
 def decode_reals(reader: Reader, codec: int, value_type: ValueType, sizes: IntegerArray) -> tuple[FloatArray, float]:
     """Return the reals of a stream, float64 or float32, in spans of `sizes`, and their largest magnitude. Raises
     `NonFiniteValue` among others."""
     width, _, dtype = FORMATS[value_type]
+    if codec == Codec.PACKED and value_type in _HELD_AS:
+        values, magnitude = copied(reader.take(int(sizes.sum()) * width // 8), _HELD_AS[value_type])
+        _check_magnitude(magnitude)
+        return values, magnitude
     patterns = integers.decode(reader, codec, width, dtype, sizes)
     return reals_of(rotated(patterns, width - 1) if codec == Codec.ENTROPY else patterns, value_type)
 
@@ -334,6 +345,11 @@ def reals_of(patterns: UnsignedArray, value_type: ValueType) -> tuple[FloatArray
     else:
         values = patterns.view(np.float16).astype(np.float32)
     magnitude = max_magnitude(values)
+    _check_magnitude(magnitude)
+    return values, magnitude
+
+
+def _check_magnitude(magnitude: float) -> None:
+    """Raise `NonFiniteValue` unless the largest magnitude of a layer is finite."""
     if not math.isfinite(magnitude):
         raise NonFiniteValue("a layer holds an infinite value or one that is not a number")
-    return values, magnitude

@@ -13,6 +13,7 @@ from peer.compress import (
     Sparse,
     ValueType,
     WholeIntegers,
+    add_all_decompressed_,
     add_decompressed_,
     build,
     compress_layers,
@@ -24,6 +25,7 @@ from peer.random import PhiloxSource
 from tests.compress.test_bias_and_bounds import ALL
 
 LAYOUT = Layout.of_sizes([700, 1, 64, 3000])
+NONE, TOP_K = build("none"), build("top_k", fraction=0.05)
 
 
 @pytest.mark.parametrize("weight", [1.0, 0.25, -0.3, 1 / 3])
@@ -42,6 +44,32 @@ def test_adding_a_payload_gives_the_bits_of_adding_its_values(compressor, dtype,
     add_decompressed_(added, payload, LAYOUT, weight)
     assert added.dtype == dtype
     assert added.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("compressors", [(NONE, NONE, NONE), (NONE, TOP_K), (TOP_K,), ()], ids=len)
+def test_adding_all_payloads_gives_the_bits_of_adding_one_by_one(compressors, dtype):
+    layout = Layout.of_sizes([300_000, 3, 131_072])
+    rng = np.random.default_rng(1)
+    draws = PhiloxSource(1, 2).draws(0)
+    terms = [
+        (compress_layers(compressor, rng.normal(size=layout.size).astype(dtype), layout, draws), scale)
+        for compressor, scale in zip(compressors, (-0.5, 1.0, 1 / 3), strict=False)
+    ]
+    start = rng.normal(size=layout.size).astype(dtype)
+    together, one_by_one = start.copy(), start.copy()
+    add_all_decompressed_(together, terms, layout)
+    for payload, scale in terms:
+        add_decompressed_(one_by_one, payload, layout, scale)
+    assert together.tobytes() == one_by_one.tobytes()
+
+
+def test_adding_all_refuses_a_payload_of_another_model_before_it_adds_any():
+    layer = Dense(np.ones(4, np.float32), ValueType.FLOAT32)
+    out = np.zeros(4, np.float32)
+    with pytest.raises(RemoteProtocolError, match="does not have the shape"):
+        add_all_decompressed_(out, [((layer,), 1.0), ((layer, layer), 1.0)], Layout.of_sizes([4]))
+    assert not out.any()
 
 
 def test_a_sparse_layer_touches_only_what_it_holds():

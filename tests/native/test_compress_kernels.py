@@ -16,7 +16,7 @@ from hypothesis.extra import numpy as hnp
 from peer.compress import Layout, Levels, Rounding, ValueType, add_decompressed_, build
 from peer.compress.float_types import rounded
 from peer.compress.levels import grid_multiples, nearest_levels, stochastic_codes
-from peer.compress.magnitude import max_magnitude
+from peer.compress.magnitude import copied, max_magnitude
 from peer.compress.modulo import ModuloCode, recover, recover_checked, theta_floor
 from peer.compress.norms import sum_of_magnitudes, sum_of_squares
 from peer.compress.payload import payloads_equal
@@ -34,6 +34,7 @@ MODULES = [
         "peer.compress.decompress",
         "peer.compress.float_types",
         "peer.compress.levels",
+        "peer.compress.magnitude",
         "peer.compress.modulo",
         "peer.compress.norms",
         "peer.compress.selection",
@@ -80,6 +81,17 @@ def test_norms_of_every_length(size, dtype):
         assert_same_bits(lambda norm=norm: norm(v))
     if size:
         assert sum_of_squares(v) == pytest.approx(float((v.astype(np.float64) ** 2).sum()), rel=1e-13)
+
+
+@EACH_TYPE
+@EACH_VECTOR
+def test_copies_from_where_numbers_are_not_aligned(name, dtype):
+    v = awkward(dtype)[name]
+    apart = memoryview(b"abc" + v.tobytes())[3:]
+    for compute in (lambda: copied(apart, dtype), lambda: by_numpy(lambda: copied(apart, dtype))):
+        values, magnitude = compute()
+        assert values.tobytes() == v.tobytes()
+        np.testing.assert_equal(magnitude, max_magnitude(v))
 
 
 @EACH_TYPE
