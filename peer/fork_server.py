@@ -25,7 +25,8 @@ from peer.startup import quick_imports
 
 with quick_imports():
     from peer import cli
-    from peer.daemon import process  # noqa: F401 - what the command line imports to be `sotto run`
+    from peer.cli import run  # noqa: F401 - what the command line imports to be `sotto run`
+    from peer.daemon import process  # noqa: F401 - likewise
 
 
 @dataclass(frozen=True)

@@ -10,30 +10,7 @@ import logging
 
 import click
 
-from peer.cli import (
-    compare,
-    control,
-    costs,
-    data,
-    devices,
-    graph,
-    init,
-    listing,
-    plan,
-    results,
-    run,
-    shape,
-    simulate,
-    study,
-    sweep,
-    track,
-    tune,
-    up,
-    validate,
-    watch,
-)
-from peer.cli.app import CONTEXT, EXIT_CODES, SottoCommand, SottoGroup, print_json, verbosity
-from peer.cli.options import json_option
+from peer.cli.app import CONTEXT, EXIT_CODES, SottoGroup
 
 _EPILOG = "\b\nExit codes:\n" + "\n".join(f"  {code:>3}  {meaning}" for code, meaning in EXIT_CODES.items())
 
@@ -61,47 +38,46 @@ def cli() -> None:
     """
 
 
-@click.command(cls=SottoCommand)
-@json_option
-def version(as_json: bool) -> None:
-    """Print the version of sotto; with -v also what results and speed depend on.
-
-    \b
-    Examples:
-      sotto version
-      sotto version -v
-      sotto version --json
-    """
-    from peer import __version__
-
-    facts: dict[str, str] = {}
-    if verbosity():
-        from peer.run_summary import machine_facts
-
-        facts = {key: value for key, value in machine_facts().items() if key != "sottovoce"}
-    if as_json:
-        print_json({"version": __version__, **facts})
-        return
-    click.echo(f"sotto {__version__}")
-    for key, value in facts.items():
-        click.echo(f"{key}: {value}")
-
-
 cli.add_section(
     "Before a run",
-    (init.init, validate.validate, graph.graph, listing.list_kinds, data.data, costs.profile, plan.plan, tune.tune),
+    {
+        "init": "init.init",
+        "validate": "validate.validate",
+        "graph": "graph.graph",
+        "list": "listing.list_kinds",
+        "data": "data.data",
+        "profile": "costs.profile",
+        "plan": "plan.plan",
+        "tune": "tune.tune",
+    },
 )
-cli.add_section("Devices", (devices.doctor, devices.sign, devices.revoke))
-cli.add_section("Train", (up.up, run.run, simulate.simulate))
+cli.add_section("Devices", {"doctor": "devices.doctor", "sign": "devices.sign", "revoke": "devices.revoke"})
+cli.add_section("Train", {"up": "up.up", "run": "run.run", "simulate": "simulate.simulate"})
 cli.add_section(
     "During a run",
-    (watch.watch, control.status, control.stop, control.reload, control.leave, control.remove, control.rollback),
+    {
+        "watch": "watch.watch",
+        "status": "control.status",
+        "stop": "control.stop",
+        "reload": "control.reload",
+        "leave": "control.leave",
+        "remove": "control.remove",
+        "rollback": "control.rollback",
+    },
 )
 cli.add_section(
     "After a run",
-    (results.export, results.report, compare.compare, compare.metrics, track.track, results.replay, version),
+    {
+        "export": "results.export",
+        "report": "results.report",
+        "compare": "compare.compare",
+        "metrics": "compare.metrics",
+        "track": "track.track",
+        "replay": "results.replay",
+        "version": "version.version",
+    },
 )
-cli.add_section("Links and studies", (shape.shape, study.study, sweep.sweep))
+cli.add_section("Links and studies", {"shape": "shape.shape", "study": "study.study", "sweep": "sweep.sweep"})
 
 
 def main() -> None:

@@ -7,13 +7,14 @@ only under --debug.
 from __future__ import annotations
 
 import errno
+import importlib
 import json
 import logging
 import os
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
@@ -51,6 +52,37 @@ class SottoCommand(click.Command):
         self.params.extend(common_options())
 
 
+class _Commands(MutableMapping[str, click.Command]):
+    """Commands by name. Each is imported when it is first asked for: a peer needs one of them and the memory of none of
+    the others."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, click.Command | str] = {}
+
+    def declare(self, name: str, place: str) -> None:
+        """Say that a command is imported from `place`, a module below this package and a name in it."""
+        self._found[name] = place
+
+    def __getitem__(self, name: str) -> click.Command:
+        found = self._found[name]
+        if isinstance(found, str):
+            module, _, attribute = found.partition(".")
+            found = self._found[name] = getattr(importlib.import_module(f"{__package__}.{module}"), attribute)
+        return found
+
+    def __setitem__(self, name: str, command: click.Command) -> None:
+        self._found[name] = command
+
+    def __delitem__(self, name: str) -> None:
+        del self._found[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+
 class SottoGroup(click.Group):
     """The group that turns whatever goes wrong below it into one sentence on stderr and an exit code."""
 
@@ -59,6 +91,7 @@ class SottoGroup(click.Group):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.commands = self._on_demand = _Commands()
         self.params.extend(common_options())
         self.sections: dict[str, list[str]] = {}
         """Names of commands under headings, in the order of the help text."""
@@ -76,11 +109,11 @@ class SottoGroup(click.Group):
             # click would turn it into exit code 1, which means something else here.
             raise _ReaderGone from None
 
-    def add_section(self, heading: str, commands: Sequence[click.Command]) -> None:
-        """Add commands that the help text lists under a heading of their own."""
-        for command in commands:
-            self.add_command(command)
-            self.sections.setdefault(heading, []).append(str(command.name))
+    def add_section(self, heading: str, commands: Mapping[str, str]) -> None:
+        """Add commands that the help text lists under a heading of their own: name → where it is imported from."""
+        for name, place in commands.items():
+            self._on_demand.declare(name, place)
+        self.sections[heading] = list(commands)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names in the order of the help text."""
