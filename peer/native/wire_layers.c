@@ -482,7 +482,8 @@ int64_t wire_read_behind(const uint8_t *data, uint64_t size, uint64_t behind, co
     int64_t used = read_indices(data, size, behind, sizes, layers, forms, counts, codes, places, summary, indices);
     if (used < 0 || pool == NULL) return used;
     behind += (uint64_t)used;
-    const int64_t pooled = wire_read_pool(data + behind, size - behind, forms, counts, layers, 0, width,
-                                          (uint64_t)summary[NUM_CODES], pool, itemsize);
+    const int of_reals = summary[NUM_REALS] > 0;
+    const int64_t pooled = wire_read_pool(data + behind, size - behind, forms, counts, layers, of_reals, width,
+                                          (uint64_t)summary[of_reals ? NUM_REALS : NUM_CODES], pool, itemsize);
     return pooled < 0 ? -1 : used + pooled;
 }

@@ -34,7 +34,7 @@ int wire_are_singles(const double *v, uint64_t n);
 int64_t wire_read_sections(const uint8_t *data, uint64_t size, const int64_t *sizes, uint64_t layers, int wide,
                            int single, uint8_t *bytes, int64_t *words, double *scalars, int64_t *summary);
 /* What follows the sections, which end at `behind`: the indices of the sparse layers among these and, unless `pool` is
-   NULL, the pool of their codes, of `width` bits and `itemsize` bytes. Returns how many bytes that takes, or -1 where an
+   NULL, the first pool, of reals where there are any and else of codes, `width` bits and `itemsize` bytes each. Returns how many bytes that takes, or -1 where an
    index leaves its layer, the pool is not one of wire_read_stream, or anything else is wrong. */
 int64_t wire_read_behind(const uint8_t *data, uint64_t size, uint64_t behind, const int64_t *sizes, uint64_t layers,
                          const uint8_t *bytes, const int64_t *words, const int64_t *summary, int64_t *indices,

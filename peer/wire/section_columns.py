@@ -191,12 +191,16 @@ def _decode(
     byte = totals[_RESIDUE_BYTE]
     residues = ((byte & 15) + 1, Rounding(byte >> 4 & 3)) if byte >= 0 else None
     bits = totals[_BITS] or (0 if residues is None else residues[0])
+    value_type = ValueType(totals[_VALUE_TYPE]) if totals[_VALUE_TYPE] >= 0 else ValueType.FLOAT32
+    real_width, _, pattern_type = FORMATS[value_type]
     where: IntegerArray = np.empty(totals[_NUM_INDICES], np.int64)
     codes: UnsignedArray = np.empty(totals[_NUM_CODES], code_type(bits))
-    for pool in (codes if totals[_NUM_CODES] and not totals[_NUM_REALS] else None, None):
+    patterns: UnsignedArray = np.empty(totals[_NUM_REALS], pattern_type)
+    first, width = (patterns, real_width) if totals[_NUM_REALS] else (codes, bits)
+    for pool in (first if first.size else None, None):
         used = native.lib.wire_read_behind(
-            *ahead, read, sizes_at, layers, *tables, summary_at, pointer64(where), bits,
-            native.pointer(pool, "uint8_t[]"), codes.itemsize,
+            *ahead, read, sizes_at, layers, *tables, summary_at, pointer64(where), width,
+            native.pointer(pool, "uint8_t[]"), first.itemsize,
         )  # fmt: skip
         if used >= 0:
             break
@@ -204,14 +208,14 @@ def _decode(
         return None
     reader.take(used)
     forms, counts = of_layers[0], numbers[0]
-    value_type = ValueType(totals[_VALUE_TYPE]) if totals[_VALUE_TYPE] >= 0 else ValueType.FLOAT32
     reals, magnitude = NO_REALS, 0.0
-    if totals[_NUM_REALS]:
-        width, _, dtype = FORMATS[value_type]
-        reals, magnitude = reals_of(_pool(reader, forms, counts, True, width, totals[_NUM_REALS], dtype), value_type)
+    if patterns.size:
+        if pool is None:
+            patterns = _pool(reader, forms, counts, True, real_width, patterns.size, pattern_type)
+        reals, magnitude = reals_of(patterns, value_type)
     elif value_type is ValueType.FLOAT64:
         reals = _NO_DOUBLES
-    if codes.size and pool is None:
+    if codes.size and pool is not codes:
         codes = _pool(reader, forms, counts, False, bits, codes.size, code_type(bits))
     columns = Columns(
         sizes=sizes, forms=forms, counts=counts, scalars=scalars, indices=where, reals=reals, value_type=value_type,
