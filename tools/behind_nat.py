@@ -80,6 +80,13 @@ class NatNetwork:
         self._in(router, "iptables", "-t", "nat", "-A", "PREROUTING", "-i", "out", *rule, "-j", "DNAT", "--to", target)
         self._in(router, "iptables", "-I", "FORWARD", "-i", "out", *rule, "-j", "ACCEPT")
 
+    def limit_packets(self, home: int, mtu: int, *, tells: bool) -> None:
+        """Have the router of a home let only packets of `mtu` bytes out, and say so or not (ICMP)."""
+        router = f"{self._prefix}-router{home}"
+        self._ip(router, "route", "change", f"{PUBLIC}.0/24", "dev", "out", "mtu", "lock", str(mtu))
+        rule = ("OUTPUT", "-p", "icmp", "--icmp-type", "fragmentation-needed", "-j", "DROP")
+        self._in(router, "iptables", *(("-D", *rule) if tells else ("-A", *rule)))
+
     def close(self) -> None:
         """Remove all of it. What runs in it has to have ended."""
         for name in reversed(self._names):

@@ -1,8 +1,8 @@
 """Diagnoses the connections between a peer and its neighbours, and suggests remedies.
 
 Checks the configuration, the certificates, the port, and each neighbour in both directions: the neighbour is dialled,
-and asked to dial back (the control call `Probe`). If this peer is not running, its port answers during the check.
-Nothing is changed on any device.
+and asked to dial back (the control call `Probe`). Full packets are tried apart: a tunnel on the way may lose them.
+If this peer is not running, its port answers during the check. Nothing is changed on any device.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from typing import Any, Literal
 from peer import __version__, run_plan
 from peer.config import SHARED_SECTIONS, Config, PeerAddress
 from peer.errors import ConfigError, RemoteError, SecurityError, SottoError
+from peer.net.address import split_address
 from peer.net.control import call_control
 from peer.net.hello import PROTOCOL_MAX, PROTOCOL_MIN, HelloInfo
+from peer.net.path_mtu import path_mtu
 from peer.net.security.credentials import Access, Credentials, TokenAccess, load_credentials
 from peer.net.transport import Transport
 from peer.ops.control import newcomers
@@ -31,6 +33,8 @@ SOON_DAYS = 30
 CLOCK_WARNING_S = 5.0
 CLOCK_ERROR_S = 86_400.0
 TIMEOUT_S = 8.0
+FULL_PACKETS_BYTES = 4000
+"""More than two packets of Ethernet."""
 
 Level = Literal["ok", "warning", "error"]
 
@@ -195,6 +199,8 @@ async def _neighbor(config: Config, security: Access | None, entry: PeerAddress)
         return [_unreachable_neighbor(config, entry)]
     if (trouble := await _tcp_trouble(entry.name, entry.advertise)) is not None:
         return [trouble]
+    if (trouble := await _full_packets(entry.name, entry.advertise)) is not None:
+        return [trouble]
     asked = time.time()
     try:
         answer = await call_control(
@@ -208,10 +214,47 @@ async def _neighbor(config: Config, security: Access | None, entry: PeerAddress)
     answered = time.time()
     return [
         Finding(entry.name, "ok", f"answers at {entry.advertise}, as {answer.get('software')}"),
+        *await _path(entry.name, entry.advertise),
         *_compare(config, entry.name, answer),
         *_clock(entry.name, float(answer.get("time", 0.0)) - (asked + answered) / 2, (answered - asked) / 2),
         *_way_back(config, entry.name, answer),
     ]
+
+
+async def _full_packets(name: str, address: str) -> Finding | None:
+    """Return what is wrong if small packets reach a neighbour, and full ones do not.
+
+    A tunnel on the way takes a part of each packet. If nobody tells the sender, because a firewall drops ICMP, the
+    sender repeats for ever what is too large. No listener knows what to do with zeros: it ends the connection as soon
+    as it has them.
+    """
+    if await _ends_connection(address, b"\0" * FULL_PACKETS_BYTES) or not await _ends_connection(address, b"\0" * 16):
+        return None
+    sentence = f"small packets reach {address}, but full ones get lost on the way"
+    advice = "on both devices, lower the MTU of the interface that leads there, for a start to 1280 (docs/vpn.md)"
+    return Finding(name, "error", sentence, advice, exit_code=RemoteError.exit_code)
+
+
+async def _ends_connection(address: str, data: bytes) -> bool:
+    host, port = split_address(address, key="advertise")
+    try:
+        async with asyncio.timeout(TIMEOUT_S / 2):
+            reader, writer = await asyncio.open_connection(host, port)
+            try:
+                writer.write(data)
+                await reader.read(1)
+            finally:
+                writer.close()
+    except TimeoutError:
+        return False
+    except OSError:
+        pass  # Reset: it has been read.
+    return True
+
+
+async def _path(name: str, address: str) -> list[Finding]:
+    mtu = await asyncio.to_thread(path_mtu, *split_address(address, key="advertise"))
+    return [] if mtu is None else [Finding(name, "ok", f"packets of up to {mtu} bytes pass on the way there")]
 
 
 def _unreachable_neighbor(config: Config, entry: PeerAddress) -> Finding:

@@ -137,3 +137,29 @@ def test_the_doctor_names_what_address_translation_hides(tmp_path: Path) -> None
             code, answer = ask(network, network.homes[0], "doctor", "--config", str(dialling))
             found = of(answer["findings"], "peer-0")
             assert f"has {router}:{PORT} for this peer, but our own list has no address" in found
+
+
+def test_the_doctor_notices_that_full_packets_get_lost(tmp_path: Path) -> None:
+    """A tunnel behind the router takes a part of each packet. Nobody says so at first, and then the router does."""
+    with behind_nat.nat_network(num_public=1, num_homes=1) as network:
+        files = write_cluster(tmp_path, job(1000), [Host(network.public_address(0), PORT), Host(None, 0)])
+        with peers(network, {files[0]: network.public[0]}):
+            until("the public peer", lambda: logged(files[0], "listens on"), files[:1])
+            arguments = ("doctor", "--config", str(files[1]))
+            code, answer = ask(network, network.homes[0], *arguments)
+            assert code == 0, answer
+            assert "ok: packets of up to 1500 bytes pass" in of(answer["findings"], "peer-0")
+
+            network.limit_packets(0, 1300, tells=False)
+            code, answer = ask(network, network.homes[0], *arguments)
+            assert code == 6, answer
+            found = of(answer["findings"], "peer-0")
+            assert f"error: small packets reach {network.public_address(0)}:{PORT}, but full ones get lost" in found
+            assert "lower the MTU" in found
+
+            network.limit_packets(0, 1300, tells=True)
+            code, answer = ask(network, network.homes[0], *arguments)
+            assert code == 0, answer
+            assert "ok: packets of up to 1300 bytes pass" in of(answer["findings"], "peer-0")
+        # What the doctor tries is no offence, and fills no log.
+        assert "broke the protocol" not in files[0].with_name("log.txt").read_text()
