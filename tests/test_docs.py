@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
 import re
 import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import pytest
 
-from peer import config, gossip
+from peer import __version__, config, gossip
 from peer.cli import cli
 from peer.cli.app import EXIT_CODES
 from peer.compress import COMPRESSORS
@@ -96,6 +100,31 @@ def test_the_readme_lists_every_exit_code_algorithm_and_compressor() -> None:
     assert set(re.findall(r"^\| (\d+) \|", text, re.MULTILINE)) == {str(code) for code in EXIT_CODES}
     for name in (*gossip.ALGORITHMS, *COMPRESSORS):
         assert f"`{name}`" in text
+
+
+def test_troubleshooting_has_every_exit_code_and_no_message_that_no_code_writes() -> None:
+    text = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    codes = dict(re.findall(r"^\| (\d+) \| ([^|]+) \|", text, re.MULTILINE))
+    assert codes == {str(code): meaning.replace(" in sotto", " in `sotto`") for code, meaning in EXIT_CODES.items()}
+    written = " ".join(" ".join(strings(file)) for file in sorted((ROOT / "peer").rglob("*.py")))
+    messages = re.findall(r"^\| `([^`]*[a-z]{3} [^`]*)` \|", text, re.MULTILINE)
+    assert len(messages) > 20
+    for message in messages:
+        for words in message.split("…"):
+            assert words.strip(" :") in written, message
+
+
+def test_the_citation_is_valid_and_names_this_release() -> None:
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.citation-file-format"]
+    subprocess.run([*command, str(ROOT / "CITATION.cff")], check=True, capture_output=True)
+    assert f"version: {__version__}" in (ROOT / "CITATION.cff").read_text(encoding="utf-8").splitlines()
+
+
+def strings(file: Path) -> Iterator[str]:
+    """Yield the texts of a module; what an f-string fills in is left out."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
 
 
 def test_the_architecture_lists_each_room_below_those_that_it_imports() -> None:
