@@ -1,0 +1,34 @@
+"""Each tutorial, followed to the letter."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from peer.links import network as links
+from tests.docs.walk import ROOT, walk
+
+TUTORIALS = ROOT / "docs" / "tutorials"
+_MISSING = links.missing()
+NEEDS_ROOT = {"thin-links", "a-study"}
+# From a checkout: the attacks are part of the tests. `PYTHONPATH` leads there.
+PAGES = ["first-run", "three-devices", "thin-links", "reading-a-report", "a-study", "a-hostile-member"]
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # Several processes each, on machines that may be busy.
+
+
+def marked(name: str) -> object:
+    if name not in NEEDS_ROOT:
+        return name
+    reason = f"networks cannot be made here: {_MISSING}"
+    return pytest.param(name, marks=[pytest.mark.root, pytest.mark.skipif(_MISSING is not None, reason=reason)])
+
+
+def test_every_tutorial_is_followed() -> None:
+    assert {page.stem for page in TUTORIALS.glob("*.md")} == set(PAGES)
+
+
+@pytest.mark.parametrize("name", [marked(name) for name in PAGES])
+def test_a_tutorial_can_be_followed(name: str, tmp_path: Path) -> None:
+    walk(TUTORIALS / f"{name}.md", tmp_path, timeout_s=800)
