@@ -43,8 +43,9 @@ proto: $(READY_DEV) ## generate the Python code of proto/, and the types of the 
 	$(BIN)/python tools/generate_proto.py
 	$(BIN)/python tools/generate_kernel_types.py
 
-docs: $(READY_DEV) ## generate the pages of docs/ that come from the code
+docs: $(READY_DEV) ## generate the pages of docs/ that come from the code, and build the site into build/site
 	$(BIN)/python tools/render_docs.py
+	$(BIN)/python -m sphinx -W --keep-going -n -q -c docs . build/site
 
 fuzz: $(READY_DEV) ## fuzz the frame decoder for an hour
 	$(BIN)/python -m tests.stress.fuzz --seconds 3600
@@ -74,5 +75,5 @@ $(READY): pyproject.toml setup.py $(wildcard peer/native/*.[ch]) peer/native/bui
 	@touch $@
 
 $(READY_DEV): $(READY)
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[dev,fuzz]"
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[dev,docs,fuzz]"
 	@touch $@
