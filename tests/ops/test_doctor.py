@@ -21,6 +21,7 @@ from peer.net.neighbor import Neighbor
 from peer.net.security.authority import CertificateAuthority
 from peer.net.security.credentials import load_credentials
 from peer.net.transport import Transport
+from peer.ops import doctor
 from peer.ops.cluster_files import Host, write_cluster
 from peer.ops.enrollment import admit, propose, request
 from peer.ops.local_cluster import free_ports
@@ -109,6 +110,7 @@ def test_a_healthy_peer_is_reached_both_ways_before_it_runs(kits: Path) -> None:
     assert {each["level"] for each in findings} == {"ok"}
     assert "is free; this peer is not running" in of(findings, "port", "ok")
     assert "reaches this peer at 127.0.0.1:" in of(findings, "peer-1", "ok")
+    assert "bytes pass on the way there" in of(findings, "peer-1", "ok")
     assert "cannot be dialled; it dials this peer" in of(findings, "peer-2", "ok")
 
 
@@ -150,8 +152,6 @@ def test_lists_jobs_and_releases_that_differ_are_named(kits: Path) -> None:
 
 
 def test_a_clock_that_is_off_is_told_with_both_directions(kits: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from peer.ops import doctor
-
     ahead = list(doctor._clock("ben", 120.0, 0.5))
     assert (ahead[0].level, ahead[0].sentence) == ("warning", "its clock is 120 s ahead of ours")
     assert "timedatectl set-ntp true" in ahead[0].advice
@@ -219,3 +219,34 @@ def test_a_device_that_was_signed_later_need_not_be_known_yet(kits: Path) -> Non
     assert (code, {each["level"] for each in findings}) == (0, {"ok"})
     assert "does not know this peer yet; it will once this peer is started" in of(findings, "peer-0", "ok")
     assert "this peer joins through another one" in of(findings, "peer-2", "ok")
+
+
+@pytest.mark.parametrize(
+    ("ends", "verdict"),
+    [
+        pytest.param(lambda received: True, None, id="everything-arrives"),
+        pytest.param(lambda received: received < 100, "full ones get lost", id="small-packets-arrive"),
+        pytest.param(lambda received: False, None, id="a-listener-that-waits"),
+    ],
+)
+def test_full_packets_are_missed_only_where_small_ones_arrive(
+    ends: Callable[[int], bool], verdict: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A listener that ends a connection after zeros, but behaves as if it had not received those of full packets."""
+    monkeypatch.setattr(doctor, "TIMEOUT_S", 1.0)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if not ends(len(await reader.read(1 << 16))):
+            await reader.read()
+        writer.close()
+
+    async def look() -> doctor.Finding | None:
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+            host, port = server.sockets[0].getsockname()
+            return await doctor._full_packets("peer-1", f"{host}:{port}")
+
+    found = asyncio.run(look())
+    assert (found is None) == (verdict is None)
+    if found is not None and verdict is not None:
+        assert verdict in found.sentence
+        assert (found.level, found.exit_code) == ("error", 6)
