@@ -213,7 +213,7 @@ def journal() -> Picture:
     for x, width, words in (
         (20, 120, "load 100"),
         (150, 290, "repeat 101 to 103, with what had arrived"),
-        (480, 140, "go on: 104"),
+        (480, 140, "continue: 104"),
     ):
         picture.box(x, 165, width, 38, fill="#e4f1e5", line=GREEN)
         picture.text(x + width / 2, 189, words)
