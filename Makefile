@@ -38,13 +38,15 @@ lint: $(READY_DEV) ## ruff, mypy, dead code, and whether generated files are fre
 	$(BIN)/python tools/generate_proto.py --check
 	$(BIN)/python tools/generate_kernel_types.py --check
 	$(BIN)/python tools/render_docs.py --check
+	$(BIN)/python tools/draw_concepts.py --check
 
 proto: $(READY_DEV) ## generate the Python code of proto/, and the types of the native kernels
 	$(BIN)/python tools/generate_proto.py
 	$(BIN)/python tools/generate_kernel_types.py
 
-docs: $(READY_DEV) ## generate the pages of docs/ that come from the code, and build the site into build/site
+docs: $(READY_DEV) ## generate the pages and pictures of docs/ that come from code, and build the site into build/site
 	$(BIN)/python tools/render_docs.py
+	$(BIN)/python tools/draw_concepts.py
 	$(BIN)/python -m sphinx -W --keep-going -n -q -c docs . build/site
 
 fuzz: $(READY_DEV) ## fuzz the frame decoder for an hour
