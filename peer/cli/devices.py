@@ -181,7 +181,8 @@ def doctor(config_file: Path | None, as_json: bool) -> int:
 
     Checks the configuration, certificates, keys and port. For each neighbour, checks whether it can be dialled and can
     dial back and whether full packets reach it, and compares release, shared configuration and clock. It works whether
-    or not this peer is running, but its neighbours must be. The exit code is 0 if no fault is found, otherwise that of the first error.
+    or not this peer is running, but its neighbours must be. The exit code is 0 if no fault is found, otherwise that of
+    the first error.
 
     \b
     Examples:
