@@ -48,24 +48,31 @@ class TcpCounters:
 
 @dataclass(frozen=True)
 class Connection:
-    """A TCP connection of this process: its descriptor and both (normalised) addresses."""
+    """A TCP connection of this process: its descriptor, its family and both (normalised) addresses."""
 
     descriptor: int
+    family: socket.AddressFamily
     local: tuple[str, int]
     remote: tuple[str, int]
 
     def counters(self) -> TcpCounters | None:
         """Return the kernel's counters; None if the descriptor no longer belongs to this connection."""
-        with _borrowed(self.descriptor) as sock:
-            if sock is None or _addresses(sock) != (self.local, self.remote):
+        try:
+            # Every round asks every link: a kind that is told need not be asked for.
+            sock = socket.socket(self.family, socket.SOCK_STREAM, socket.IPPROTO_TCP, fileno=self.descriptor)
+        except OSError:
+            return None
+        try:
+            if _addresses(sock) != (self.local, self.remote):
                 return None
-            try:
-                info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-            except OSError:
-                return None
-            if len(info) < _TCP_INFO_BYTES:
-                return None
-            ip_header = 20 if ipaddress.ip_address(self.remote[0]).version == 4 else 40
+            info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+        except OSError:
+            return None
+        finally:
+            sock.detach()
+        if len(info) < _TCP_INFO_BYTES:
+            return None
+        ip_header = 40 if ":" in self.remote[0] else 20
         # struct tcp_info of linux/tcp.h: tcpi_options at 5, tcpi_bytes_received at 128, tcpi_segs_out and _in at 136,
         # tcpi_bytes_sent and _retrans at 200.
         (received,) = struct.unpack_from("=Q", info, 128)
@@ -81,7 +88,7 @@ def connections() -> list[Connection]:
     for descriptor in _descriptors():
         with _borrowed(descriptor) as sock:
             if sock is not None and (addresses := _addresses(sock)) is not None:
-                found.append(Connection(descriptor, *addresses))
+                found.append(Connection(descriptor, sock.family, *addresses))
     return found
 
 

@@ -57,10 +57,12 @@ class Reader:
         return self.data[start]
 
     def varint(self) -> int:
-        first = self.byte()
-        if first < 0x80:
+        # Nearly all take one byte, which is not worth another call.
+        start = self.position
+        if start < self.end and (first := self.data[start]) < 0x80:
+            self.position = start + 1
             return first
-        value, shift = first & 0x7F, 7
+        value, shift = self.byte() & 0x7F, 7
         while True:
             byte = self.byte()
             value |= (byte & 0x7F) << shift

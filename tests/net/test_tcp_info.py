@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import socket
 import sys
 
@@ -41,6 +42,9 @@ def test_a_descriptor_that_belongs_to_something_else_by_now_counts_nothing() -> 
         (found,) = (each for each in tcp_info.connections() if each.local == ("127.0.0.1", port))
         caller.close()
         assert found.counters() is None
+        with open(os.devnull, "rb") as file:
+            assert file.fileno() == found.descriptor
+            assert found.counters() is None
         with socket.create_connection(server.getsockname()) as other:
             assert other.getsockname()[1] != port
             assert found.counters() is None
