@@ -82,6 +82,9 @@ class Meeting:
             self._changed.notify_all()
             while self._answer is None:
                 if self._abandoned or self._script_is_over or not self.owner.is_alive():
+                    if self._takes_turns:
+                        # What it is going to raise is not known before it has ended.
+                        self.wait_for_script()
                     raise StepAbandoned
                 self._changed.wait(_LOOK_EVERY_S)
             if self._takes_turns:
@@ -92,8 +95,8 @@ class Meeting:
     def wait_for_script(self) -> None:
         """Return when the script waits for a request, or is over."""
         with self._changed:
-            while not (self._script_waits or self._script_is_over):
-                self._changed.wait()
+            while self.owner.is_alive() and not (self._script_waits or self._script_is_over):
+                self._changed.wait(_LOOK_EVERY_S)
 
     def tell(self, event: object) -> None:
         """Let the script know of an event as soon as it looks."""

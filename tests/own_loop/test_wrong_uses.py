@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -320,3 +321,16 @@ def test_commands_say_that_a_script_is_to_be_started(kit: Path) -> None:
 
     with pytest.raises(sottovoce.ConfigError, match="start that script, which joins the run with"):
         open_peer(load(kit), kit.parent)
+
+
+def test_a_simulation_raises_what_a_script_raises_late(tmp_path: Path) -> None:
+    def script(where: sottovoce.Place) -> None:
+        try:
+            with sottovoce.join(model(), where, every=1):
+                raise ValueError("mine")
+        finally:
+            time.sleep(0.2)  # A framework that tidies up after its training failed.
+
+    (file, _) = write_kits(tmp_path, 2, "run.rounds=4", "graph.kind=complete")
+    with pytest.raises(ValueError, match="mine"):
+        sottovoce.simulate(script, file)
