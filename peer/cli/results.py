@@ -33,10 +33,16 @@ TOLERANCE = 1e-9
     "-o",
     "--output",
     type=click.Path(path_type=Path),
-    default=Path("model.safetensors"),
+    metavar="PATH",
+    help="File to write, or folder with --format huggingface; by default model.safetensors or model.",
+)
+@click.option(
+    "--format",
+    "layout",
+    type=click.Choice(["file", "huggingface"]),
+    default="file",
     show_default=True,
-    metavar="FILE",
-    help="File to write.",
+    help="A safetensors file, or a folder as on the Hugging Face Hub: with config.json and README.md.",
 )
 @click.option("--int8", is_flag=True, help="Write 8-bit weights, for inference in 8-bit arithmetic.")
 @click.option("--torch-export", "program", is_flag=True, help="Also write a program for torch.export.load (.pt2).")
@@ -50,7 +56,8 @@ TOLERANCE = 1e-9
 def export(
     source: Path,
     peer_index: int | None,
-    output: Path,
+    output: Path | None,
+    layout: str,
     int8: bool,
     program: bool,
     onnx: bool,
@@ -70,6 +77,9 @@ def export(
     --onnx-int8, which works with any model. Both print the accuracy of the exported model and of the same weights in
     float32. ONNX needs `pip install 'sottovoce[onnx]'`.
 
+    With --format huggingface, the folder of a DistilBERT is one that `transformers` loads. Other models need the code
+    of their task, which config.json names.
+
     \b
     Examples:
       sotto export runs/digits -o digits.safetensors
@@ -77,10 +87,18 @@ def export(
       sotto export runs/digits --onnx --onnx-int8 --torch-export -o digits.safetensors
       sotto export runs/digits --peer 3 -o third.safetensors
       sotto export kits/peer-0
+      sotto export runs/reviews --format huggingface -o reviews
     """
     from peer.ops.export import Beside, export_model
 
-    beside = Beside(program=program, onnx=onnx, onnx_int8=onnx_int8, card=not no_card)
+    hub = layout == "huggingface"
+    if hub and int8:
+        raise click.UsageError("a folder for the Hugging Face Hub holds float32 weights; leave out --int8")
+    if output is None:
+        output = Path("model" if hub else "model.safetensors")
+    if hub:
+        output /= "model.safetensors"
+    beside = Beside(program=program, onnx=onnx, onnx_int8=onnx_int8, card=not no_card, hub=hub)
     exported = export_model(source, output, peer_index=peer_index, int8=int8, beside=beside, force=force)
     if as_json:
         row = {"file": str(output), "bytes": output.stat().st_size, "round": exported.round}

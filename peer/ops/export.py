@@ -25,6 +25,7 @@ from peer.config_writer import write_bytes
 from peer.criterion import ACCURACY
 from peer.errors import ConfigError, StateError
 from peer.gossip.membership import ChangeKind, Membership
+from peer.ops.hub_folder import card_heading, hub_config, is_of_transformers
 from peer.ops.model_card import CardFacts, model_card
 from peer.run_setup import RunSetup
 from peer.state.checkpoints import Checkpoint, find_checkpoints, load_checkpoint, read_description
@@ -44,6 +45,8 @@ from peer.train.portable import (
 )
 from peer.train.statistics import has_statistics
 
+_HUB_CONFIG = "config.json"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Beside:
@@ -57,12 +60,18 @@ class Beside:
     """.int8.onnx."""
     card: bool = False
     """.card.md: how the model was trained."""
+    hub: bool = False
+    """config.json, and the card as README.md: a folder as the Hugging Face Hub has them."""
 
-    @property
-    def endings(self) -> list[str]:
-        """Of the files, the card last."""
-        wanted = ((self.program, ".pt2"), (self.onnx, ".onnx"), (self.onnx_int8, ".int8.onnx"), (self.card, ".card.md"))
-        return [ending for is_wanted, ending in wanted if is_wanted]
+    def files(self, output: Path) -> list[Path]:
+        """Return the model and the files beside it, the card last."""
+        wanted = ((self.program, ".pt2"), (self.onnx, ".onnx"), (self.onnx_int8, ".int8.onnx"))
+        files = [output, *(output.with_suffix(ending) for is_wanted, ending in wanted if is_wanted)]
+        if self.hub:
+            files.append(output.with_name(_HUB_CONFIG))
+        if self.card:
+            files.append(output.with_name("README.md") if self.hub else output.with_suffix(".card.md"))
+        return files
 
 
 @dataclass(frozen=True)
@@ -122,7 +131,7 @@ def export_model(
     task cannot compute in 8 bits, DataError if the model has no such form.
     """
     beside = beside or Beside()
-    files = [output, *(output.with_suffix(ending) for ending in beside.endings)]
+    files = beside.files(output)
     for file in files:
         if file.exists() and not force:
             raise ConfigError("already exists; --force overwrites it", file=str(file))
@@ -327,8 +336,13 @@ def _write_beside(
                 finally:
                     if not beside.onnx:
                         full.unlink(missing_ok=True)
+    heading, of_transformers = "", False
+    if beside.hub:
+        text = hub_config(config, output)
+        heading, of_transformers = card_heading(text), is_of_transformers(text)
+        write_bytes(output.with_name(_HUB_CONFIG), text.encode())
     if beside.card:
-        others = [file for file in exported.files if not file.name.endswith(".card.md")]
+        *others, card = exported.files
         facts = CardFacts(
             description=exported.description,
             round=exported.round,
@@ -337,8 +351,9 @@ def _write_beside(
             measured=figures,
             inputs=inputs,
             is_int8="int8" in exported.figures,
+            of_transformers=of_transformers,
         )
-        write_bytes(exported.files[-1], model_card(config, facts, others).encode())
+        write_bytes(card, (heading + model_card(config, facts, others)).encode())
     return replace(exported, figures=figures)
 
 

@@ -33,6 +33,8 @@ class CardFacts:
     """Of the ONNX model."""
     is_int8: bool = False
     """Whether the safetensors file has int8 weights."""
+    of_transformers: bool = False
+    """Whether `transformers` loads the folder."""
 
 
 def model_card(config: Config, facts: CardFacts, files: Sequence[Path]) -> str:
@@ -50,7 +52,7 @@ def model_card(config: Config, facts: CardFacts, files: Sequence[Path]) -> str:
 
 def _settings(config: Config, facts: CardFacts) -> list[tuple[str, str]]:
     training, data = config.training, config.data
-    options = ", ".join(f"{key} = {_without_folders(value)}" for key, value in training.task_options.items())
+    options = ", ".join(f"{key} = {without_folders(value)}" for key, value in training.task_options.items())
     momentum = training.momentum if training.momentum == "none" else f"{training.momentum}, β {training.beta:g}"
     if training.weight_decay:
         momentum += f", weight decay {training.weight_decay:g}"
@@ -128,6 +130,12 @@ def _files(files: Sequence[Path], facts: CardFacts) -> str:
     first, *others = files
     if facts.is_int8:
         text = [f"`{first.name}` holds int8 weights for `peer.train.int8_file.load_int8` of Sottovoce."]
+    elif facts.of_transformers:
+        load = 'model = AutoModelForSequenceClassification.from_pretrained("FOLDER")'
+        text = [
+            "To load the model from the folder of this card:",
+            f"```python\nfrom transformers import AutoModelForSequenceClassification\n\n{load}\n```",
+        ]
     else:
         load = f'model = make_model()\nmodel.load_state_dict(load_file("{first.name}"))'
         text = [
@@ -156,6 +164,7 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     )
 
 
-def _without_folders(value: object) -> str:
+def without_folders(value: object) -> str:
+    """Return an option of a task as text, of a path its last part only."""
     text = str(value)
     return Path(text).name if os.sep in text else text

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
 from safetensors.numpy import load_file
 
 from peer.config import Config, PeerAddress, load
@@ -20,6 +21,8 @@ from peer.ops.export import export_model
 from peer.run_setup import RunSetup
 from peer.simulate import run as simulator
 from peer.state.checkpoints import Checkpoint, StateFolder
+from peer.train.model_file import save_model
+from peer.train.models import DistilBertSize, distilbert
 from tests.cli.runner import sotto
 
 JOB = Config(peers=tuple(PeerAddress(name=f"peer-{index}") for index in range(2)))
@@ -196,3 +199,46 @@ def test_the_model_of_a_simulation_is_exported_in_8_bits(tmp_path: Path) -> None
     shown = sotto("export", str(folder), "--int8", "-o", str(tmp_path / "again.safetensors")).stdout
     assert "test accuracy: " in shown
     assert " % in 8 bits, " in shown
+
+
+def test_a_folder_for_the_hub_says_what_it_is(run: Path, tmp_path: Path) -> None:
+    save(run, 0, 40, np.ones(size(), dtype=np.float32), 1.0)
+    done = sotto("export", str(run), "--peer", "0", "--format", "huggingface", "-o", str(tmp_path / "hub"))
+    assert done.exit_code == 0, done.output
+    assert sorted(file.name for file in (tmp_path / "hub").iterdir()) == [
+        "README.md",
+        "config.json",
+        "model.safetensors",
+    ]
+    fields = json.loads((tmp_path / "hub" / "config.json").read_text())
+    assert (fields["model_type"], fields["task"]) == ("sottovoce", "digits")
+    card = (tmp_path / "hub" / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: sottovoce\ntags:\n- sottovoce\n---\n\n# ")
+    assert 'load_file("model.safetensors")' in card
+    again = sotto("export", str(run), "--peer", "0", "--format", "huggingface", "-o", str(tmp_path / "hub"))
+    assert again.exit_code == 2
+    assert "already exists" in again.output
+    eight = sotto("export", str(run), "--format", "huggingface", "--int8")
+    assert eight.exit_code == 2
+    assert "leave out --int8" in eight.output
+
+
+def test_transformers_loads_a_distilbert(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="needs transformers: the extra huggingface installs it")
+    torch.manual_seed(0)
+    own = distilbert(3, DistilBertSize(vocabulary=40, positions=12, blocks=1, hidden=64))
+    folder = tmp_path / "run"
+    folder.mkdir()
+    save_model(own, folder / "model.safetensors")
+    (folder / "config.toml").write_text('[training]\ntask = "ag-news"\n')
+    done = sotto("export", str(folder), "--format", "huggingface", "-o", str(tmp_path / "hub"))
+    assert done.exit_code == 0, done.output
+    card = (tmp_path / "hub" / "README.md").read_text()
+    assert "library_name: transformers\npipeline_tag: text-classification\n" in card
+    assert "AutoModelForSequenceClassification" in card
+    loaded = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "hub").eval()
+    pieces = torch.randint(1, 40, (5, 12))
+    pieces[:3, 8:] = 0
+    with torch.no_grad():
+        logits = loaded(input_ids=pieces, attention_mask=(pieces != 0).long()).logits
+        torch.testing.assert_close(own.eval()(pieces), logits, rtol=1e-4, atol=1e-5)
