@@ -54,7 +54,8 @@ ROOMS: dict[str, set[str]] = {
         "compress", "config", "daemon", "errors", "gossip", "node", "round_record", "run_plan", "run_setup", "simulate",
         "state", "train",
     },
-    "api": {"errors", "own_loop"},
+    "adapters": {"errors", "own_loop"},
+    "api": {"adapters", "errors", "own_loop"},
     "ops": {
         "compress", "config", "config_writer", "criterion", "errors", "executors", "gossip", "net", "random",
         "run_plan", "run_progress", "run_setup", "run_summary", "simulate", "state", "train", "wire",

@@ -117,6 +117,21 @@ class ExchangedParameters:
             own[name].copy_(value)
 
 
+def factors_apart(model: nn.Module) -> str | None:
+    """Return the name of a module whose two LoRA factors are both trained, if there is one: the mean of B times the
+    mean of A is not the mean of B A."""
+    name: str
+    for name, module in model.named_modules():
+        pairs = (("lora_A", "lora_B"), ("lora_embedding_A", "lora_embedding_B"))
+        if any(all(_trains(getattr(module, factor, None)) for factor in pair) for pair in pairs):
+            return name
+    return None
+
+
+def _trains(module: object) -> bool:
+    return isinstance(module, nn.Module) and any(p.requires_grad for p in module.parameters())
+
+
 def _trained(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     return ((name, each) for name, each in model.named_parameters() if each.requires_grad)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -21,7 +22,7 @@ from peer.own_loop.events import Evaluated, MemberChange, PeersLate, RoundDone
 from peer.own_loop.kept_state import Kept, Stateful, pack, unpack
 from peer.own_loop.loop_steps import LoopSteps, ScriptStep
 from peer.own_loop.meeting import End, Evaluate, Finish, Train
-from peer.own_loop.parameters import ExchangedParameters, Vector
+from peer.own_loop.parameters import ExchangedParameters, Vector, factors_apart
 from peer.own_loop.place import Place, derive_config
 from peer.own_loop.random_state import RandomNumbers
 from peer.run_plan import algorithm_spec
@@ -60,6 +61,13 @@ class Peer:
         self._parameters, self._kept = ExchangedParameters(model), Kept(keep)
         if any(each is model for each in keep):
             raise UsageError("keep holds the model itself, which is saved in any case; leave it out of keep")
+        apart = factors_apart(self._parameters.model)
+        if apart is not None:
+            warnings.warn(
+                f"{apart} trains both factors of LoRA: averaging A and B apart does not average B A, and sends twice"
+                " the bytes; call sottovoce.lora.freeze_a(model) before the optimizer is made",
+                stacklevel=3,
+            )
         self._place, self._every, self._overlap = where, every, overlap
         self._evaluate, self._callbacks = evaluate, callbacks
         outer = {"outer_momentum": outer_momentum, "outer_learning_rate": outer_learning_rate}
@@ -116,6 +124,11 @@ class Peer:
     def rounds(self) -> int:
         """Rounds of the whole run."""
         return self._config.run.rounds
+
+    @property
+    def steps_left(self) -> int:
+        """How many more calls of `step` the run needs."""
+        return max(0, (self._last_round + 1) * self._every - self._steps)
 
     @property
     def done(self) -> bool:

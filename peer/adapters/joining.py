@@ -1,0 +1,79 @@
+"""A peer that joins when a framework begins to train, and leaves when the framework ends."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from typing import TypedDict
+
+from torch import nn
+
+from peer.errors import UsageError
+from peer.own_loop.events import Evaluated, MemberChange, PeersLate, RoundDone
+from peer.own_loop.kept_state import Stateful
+from peer.own_loop.peer import Measure, Peer, join
+from peer.own_loop.place import Place
+
+log = logging.getLogger("sotto")
+
+
+class JoinOptions(TypedDict, total=False):
+    """Further arguments of `sottovoce.join`."""
+
+    outer_momentum: float
+    outer_learning_rate: float
+    overlap: bool
+    evaluate: Measure | None
+    on_round: Callable[[RoundDone], object] | None
+    on_late: Callable[[PeersLate], object] | None
+    on_member: Callable[[MemberChange], object] | None
+    on_evaluation: Callable[[Evaluated], object] | None
+
+
+class Joining:
+    """What both callbacks have: the arguments of `join`, and the peer while there is one."""
+
+    def __init__(
+        self,
+        config: str | os.PathLike[str] | Place,
+        every: int,
+        keep: Sequence[Stateful],
+        options: JoinOptions,
+    ) -> None:
+        self._config, self._every, self._keep, self._options = config, every, keep, options
+        self._peer: Peer | None = None
+        self._is_in = False
+        """Whether the peer is in the block that `join` opens."""
+
+    @property
+    def peer(self) -> Peer:
+        """The peer. Raises UsageError before training has begun."""
+        if self._peer is None:
+            raise UsageError("there is no peer yet: it joins when the trainer begins to train")
+        return self._peer
+
+    def begin(self, model: nn.Module, keep: Sequence[Stateful], steps: float) -> None:
+        """Join. `keep`: what the trainer made. `steps`: how many optimizer steps the trainer is going to take.
+
+        Raises UsageError where these are too few, and what `join` raises.
+        """
+        peer = join(model, self._config, every=self._every, keep=[*keep, *self._keep], **self._options)
+        peer.__enter__()
+        self._peer, self._is_in = peer, True
+        if steps < peer.steps_left:
+            message = (
+                f"the trainer ends after {steps:.0f} optimizer steps, but the run needs {peer.steps_left} more:"
+                f" {peer.rounds} rounds of {self._every}; raise the trainer's number of steps or epochs"
+            )
+            self.end(UsageError(message))
+            raise UsageError(message)
+
+    def end(self, error: BaseException | None) -> None:
+        """Leave, as the end of the `with` block of `join` does. Raises what ended the peer."""
+        if not self._is_in:
+            return
+        peer, self._is_in = self.peer, False
+        peer.__exit__(None if error is None else type(error), error, None)
+        if error is None and peer.stopped is not None:
+            log.warning("%s left after %d of %d rounds: %s", peer.name, peer.round, peer.rounds, peer.stopped)

@@ -1,0 +1,6 @@
+from torch import nn
+
+class LoraConfig:
+    def __init__(self, *, r: int, lora_alpha: int, target_modules: list[str], modules_to_save: list[str]) -> None: ...
+
+def get_peft_model(model: nn.Module, peft_config: LoraConfig) -> nn.Module: ...

@@ -1,0 +1,3 @@
+from peft.tuners.lora import LoraLayer
+
+class AdaLoraLayer(LoraLayer): ...
