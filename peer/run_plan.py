@@ -23,6 +23,7 @@ from peer.gossip.error_feedback import final_rounds_for
 from peer.gossip.graphs import GraphFile
 from peer.gossip.topology import Schedule
 from peer.native import bfloat16_is_emulated
+from peer.native import missing as kernels_missing
 
 LEAST_OF_RATE = 0.2
 """A bandwidth budget may turn messages down as far as the averaging rate that suits them stays above this part of the
@@ -183,7 +184,8 @@ def validate_config(config: Config, base: Path, num_peers: int | None = None) ->
         raise ConfigError("no peers are listed", key="peers", valid="one [[peers]] table for each device")
     schedule = build_schedule(config, base, count)
     findings = [*_later_peers(config), *_precision_findings(config), *_data_findings(config), *_loop_findings(config)]
-    findings += check_rules(config, schedule, build_compressor(config)) + list(_budget_findings(config, schedule))
+    findings += [*_kernel_findings(), *check_rules(config, schedule, build_compressor(config))]
+    findings += _budget_findings(config, schedule)
     if config.guard.action == "rollback" and algorithm_spec(config).modulo and config.algorithm.theta == "verified":
         # Repairs and messages share one sequence of numbers, and may come in another order the second time.
         sentence = (
@@ -212,6 +214,16 @@ def _precision_findings(config: Config) -> Iterator[validate.Finding]:
             " use float32 unless another processor trains"
         )
         yield validate.Finding("warning", "training.precision", sentence)
+
+
+def _kernel_findings() -> Iterator[validate.Finding]:
+    """Say where the installation lacks its native kernels."""
+    if kernels_missing():
+        sentence = (
+            "the native kernels are not installed, so numpy does their work, to the same results in more processor"
+            " time; install a wheel that has them, or a C compiler (gcc) before you install from source"
+        )
+        yield validate.Finding("warning", "kernels", sentence)
 
 
 def _data_findings(config: Config) -> Iterator[validate.Finding]:

@@ -132,3 +132,10 @@ def test_options_for_own_data_that_lack_something_or_do_nothing_are_named(
 def test_own_data_in_order_needs_no_remark() -> None:
     settings = (*OWN_TASK, "data.weight_by_samples=true", "data.total_samples=9", "data.class_shares=[1, 2]")
     assert validate_config(load(environment={}, overrides=settings), Path(), 4) == []
+
+
+def test_kernels_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("peer.run_plan.kernels_missing", lambda: True)
+    (found,) = validate_config(load(environment={}), Path(), 4)
+    assert (found.level, found.key) == ("warning", "kernels")
+    assert "install a wheel that has them, or a C compiler" in found.sentence

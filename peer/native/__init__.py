@@ -22,7 +22,9 @@ CData: TypeAlias = FFI.CData
 ffi = FFI()
 lib: Kernels | None = None
 
-if os.environ.get("SOTTOVOCE_NATIVE", "1") != "0":
+_IS_WANTED = os.environ.get("SOTTOVOCE_NATIVE", "1") != "0"
+
+if _IS_WANTED:
     try:
         from peer.native import _kernels
     except ImportError:
@@ -51,6 +53,11 @@ def tier() -> str:
     if lib is None:
         return "none, numpy instead"
     return ("portable", "AVX2", "AVX-512", "AVX-512 with VNNI", "AMX")[lib.processor_tier()]
+
+
+def missing() -> bool:
+    """Return whether there are no kernels where nobody switched them off."""
+    return lib is None and _IS_WANTED
 
 
 def available() -> bool:
