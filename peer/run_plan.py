@@ -220,8 +220,8 @@ def _kernel_findings() -> Iterator[validate.Finding]:
     """Say where the installation lacks its native kernels."""
     if kernels_missing():
         sentence = (
-            "the native kernels are not installed, so numpy does their work, to the same results in more processor"
-            " time; install a wheel that has them, or a C compiler (gcc) before you install from source"
+            "the native kernels are not installed, so numpy does their work in more processor time; install a wheel"
+            " that has them, or a C compiler (gcc) before you install from source"
         )
         yield validate.Finding("warning", "kernels", sentence)
 

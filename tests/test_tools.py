@@ -22,7 +22,7 @@ PRIVATE = re.compile(r"_[a-z]\w*")
 EDITS_SYS_PATH = re.compile(r"sys\.path(\[[^]]*\])?\s*(\+?=[^=]|\.(insert|append|extend|remove)\b)|syspath" "_prepend")
 NO_MEMBERS = {"_proto"}
 """Words that look like private names: a folder of protoc."""
-OPTIONAL = {"tests.stress.fuzz", "tests.stress.fuzz_meaning_guided"}
+OPTIONAL = {"tests.stress.fuzz", "tests.stress.fuzz_meaning_guided", "tools.lora_study"}
 """What needs a package that is not among those for development on every machine."""
 
 
