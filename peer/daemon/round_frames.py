@@ -15,9 +15,6 @@ from peer.gossip.effects import Effects
 from peer.node.durable import DurablePeer
 from peer.round_record import RoundRecord
 
-_LARGE_BYTES = 1 << 18
-"""Of frames of this size the event loop hears one by one: their credit is waited for."""
-
 
 class RoundFrames:
     """Frames on their way between the transport and the participant."""
@@ -77,39 +74,18 @@ class RoundFrames:
         """Give the waiting frames to the participant, and the timer if it is due; return the record of a round that
         this completed. What is behind it then waits for the next round."""
         while self._waiting:
-            taken, effects, refusal = await self._runtime.work(self._receive, tuple(self._waiting), self._runtime.now())
-            for _ in range(taken):
-                peer, seq, _ = self._waiting.popleft()
-                self._neighbors.transport.taken(peer, seq)
-            record = self.perform(effects)
-            if refusal is not None:
-                self._refuse(*refusal)
-            if record is not None:
+            peer, seq, frame = self._waiting.popleft()
+            self._neighbors.transport.taken(peer, seq)
+            try:
+                effects = await self._runtime.work(self._durable.receive, peer, seq, frame, self._runtime.now())
+            except Exception as error:  # Whatever was raised for a frame: it does not end this process.
+                self._refuse(peer, error)
+                continue
+            if (record := self.perform(effects)) is not None:
                 return record
         if self.wake_at is not None and self._runtime.now() >= self.wake_at:
             return self.perform(await self._runtime.work(self._durable.timer, self._runtime.now()))
         return None
-
-    def _receive(
-        self, waiting: Sequence[tuple[int, int, bytes]], now: float
-    ) -> tuple[int, Effects, tuple[int, Exception] | None]:
-        """Give frames to the participant, up to one that is refused or that there is something to do for. Return how
-        many, what they ask for, and who sent the one that was refused, with the reason.
-
-        To pass every frame from thread to thread would take longer than what most of them need.
-        """
-        effects, size = self._participant.unchanged(), 0
-        for number, (peer, seq, frame) in enumerate(waiting, 1):
-            try:
-                following = self._durable.receive(peer, seq, frame, now)
-            except Exception as error:  # Whatever was raised for a frame: it does not end this process.
-                return number, effects, (peer, error)
-            effects.extend(following)
-            size += len(frame)
-            asks = following.frames or following.news or following.refused or following.finished is not None
-            if asks or size > _LARGE_BYTES:
-                return number, effects, None
-        return len(waiting), effects, None
 
     def perform(self, effects: Effects) -> RoundRecord | None:
         """Do what a call asks for, which is on disk by now; return the record of a round that it ended."""
