@@ -111,6 +111,9 @@ class SecurityOptions(Section):
     """tls+token: file that holds the shared token."""
     plain_listener: bool = False
     """tls+token: listen without TLS. Only for a port that nothing but the load balancer can reach."""
+    unsigned: Literal["refuse", "accept"] = "refuse"
+    """mtls: what becomes of statements about members that their author did not sign. accept: only while some devices
+    run a release that signs nothing."""
 
 
 class StateOptions(Section):

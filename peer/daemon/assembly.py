@@ -37,6 +37,7 @@ from peer.daemon.traffic import Traffic
 from peer.daemon.watcher import NoWatcher, Watcher
 from peer.errors import ConfigError
 from peer.net.hello import HelloInfo
+from peer.net.security.credentials import Credentials
 from peer.net.transport import Transport
 from peer.node.durable import DurablePeer
 from peer.node.durable_pair import DurablePair
@@ -194,6 +195,7 @@ def _common_parts(local: LocalPeer, watcher: Watcher) -> CommonParts:
             on_news=evaluated,
             now=runtime.now,
             criteria=local.setup.criteria,
+            statements=local.statements,
         ),
         own=OwnEvaluation(local.index, local.trainer, splits, keep_in),
         divergence=Divergence(
@@ -210,6 +212,7 @@ def _common_parts(local: LocalPeer, watcher: Watcher) -> CommonParts:
             broadcast=neighbors.broadcast,
             stop=lambda reason: runtime.request_stop(reason, at_once=True),
             now=runtime.now,
+            statements=local.statements,
         ),
         cadence=CheckpointCadence(config.state, config.run.rounds),
         metrics=MetricsWriter(local.metrics, neighbors),
@@ -226,6 +229,7 @@ def _round_parts(common: CommonParts) -> TrainingParts:
         local.trainer.layout,
         local.trainer.initial_vector(),
         check_newcomer=local.roster.check,
+        statements=local.statements,
         observe=None if audit_log is None else audit_log.observe,
     )
     durable = DurablePeer(participant, local.folder.disk, neighbors=local.others, **local.durability)
@@ -309,7 +313,9 @@ def _transport(local: LocalPeer, incoming: Incoming, linked: Sequence[int]) -> T
     """Return the transport of a peer, with links to `linked`. Raises ConfigError."""
     config = local.config
     if local.access is None:
-        log.warning("security.mode is insecure: no encryption, and anybody may claim to be any peer")
+        log.warning("security.mode is insecure: no encryption, no signatures, and anybody may claim to be any peer")
+    elif not isinstance(local.access, Credentials):
+        log.warning("security.mode is tls+token: nothing that peers say of each other is signed")
     if local.begins:
         for sentence in unreachable_pairs(config, local.setup.schedule, only=local.index):
             raise ConfigError(sentence, key="peers")

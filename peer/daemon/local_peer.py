@@ -6,6 +6,7 @@ The parts of the daemon read it and never change it. It knows no clock and no so
 from __future__ import annotations
 
 import logging
+import time
 from pathlib import Path
 from typing import TypedDict
 
@@ -14,15 +15,18 @@ from peer.config import Config
 from peer.daemon.first_peer_list import settle
 from peer.daemon.kept_rate import settle_rate
 from peer.daemon.roster import Roster
+from peer.daemon.signed_statements import SignedStatements
 from peer.errors import ConfigError
-from peer.net.security.credentials import load_credentials
+from peer.net.security.credentials import Credentials, load_credentials
 from peer.node.disk_state import Durability
 from peer.node.local_steps import RecordedSteps
+from peer.node.statements import Statements, Unsigned
 from peer.run_plan import build_compressor, why_no_changes
 from peer.run_setup import PeerTrainer, RunSetup
 from peer.run_summary import machine_facts
 from peer.state.checkpoints import StateFolder
 from peer.state.metrics import MetricsStore
+from peer.state.statement_counter import StatementCounter
 from peer.train.partition import OwnSamples
 
 log = logging.getLogger("sotto")
@@ -70,6 +74,7 @@ class LocalPeer:
             )
         if not config.peers[self.index].is_first and (why := why_no_changes(config)) is not None:
             raise ConfigError(f"{self.name} cannot join: {why}", key="peers")
+        self.statements = self._statements()
         rate = settle_rate(config, build_compressor(config), self.folder.disk)
         self.trainer: PeerTrainer
         if loop is None:
@@ -145,6 +150,19 @@ class LocalPeer:
             "machine": self._machine,
             "seconds": seconds,
         }
+
+    def _statements(self) -> Statements:
+        """Return what signs what this peer says of members, accuracies and divergence, where the run has
+        certificates."""
+        if not isinstance(self.access, Credentials):
+            return Unsigned()
+        return SignedStatements(
+            self.access,
+            run=self.config.run.name,
+            listed=[peer.name for peer in self.config.peers[: self.config.num_listed]],
+            counter=StatementCounter(self.folder.disk, time.time()),
+            unsigned=self.config.security.unsigned,
+        )
 
     def close(self) -> None:
         """Close the metrics and release the lock."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -54,6 +54,8 @@ class Change:
     what others have heard of it since, or lost with it; the rest returns to those that sent it."""
     newcomer: Newcomer | None = None
     """Of a joining peer that not everybody lists: who it is."""
+    told: bytes = field(default=b"", compare=False, repr=False)
+    """The frame that told of it, with the proof of who says so; empty where there is none."""
 
     @property
     def order(self) -> tuple[int, int, int, int]:
@@ -160,23 +162,28 @@ class Membership:
     def state(self) -> list[list[Any]]:
         """Return all changes as JSON values."""
         return [
-            [change.kind, change.subject, change.issuer, change.effective, change.heard_round, *_described(change)]
+            [change.kind, change.subject, change.issuer, change.effective, change.heard_round, *_rest(change)]
             for change in self.changes
         ]
 
     def restore(self, state: Iterable[Sequence[Any]]) -> None:
         """Take back what `state` returned. Raises ValueError or TypeError if it cannot be that."""
-        for kind, subject, issuer, effective, heard_round, *described in state:
+        for kind, subject, issuer, effective, heard_round, *rest in state:
+            # Earlier releases had no proofs, and wrote nothing where there is no newcomer.
+            described, told = (*rest, None, "")[:2] if rest else (None, "")
             newcomer = None
-            if described:
-                ((name, advertise, relay, certificate),) = described
+            if described is not None:
+                name, advertise, relay, certificate = described
                 newcomer = Newcomer(name, advertise, relay, bytes.fromhex(certificate))
-            self.add(Change(ChangeKind(kind), int(subject), int(issuer), int(effective), int(heard_round), newcomer))
+            numbers = int(subject), int(issuer), int(effective), int(heard_round)
+            self.add(Change(ChangeKind(kind), *numbers, newcomer, bytes.fromhex(told or "")))
 
 
-def _described(change: Change) -> list[list[str | None]]:
-    """Return who a newcomer is as JSON values; nothing of any other change."""
-    newcomer = change.newcomer
-    if newcomer is None:
-        return []
-    return [[newcomer.name, newcomer.advertise, newcomer.relay, newcomer.certificate.hex()]]
+def _rest(change: Change) -> list[object]:
+    """Return as JSON values who a newcomer is, and the frame with the proof; nothing where there is neither."""
+    newcomer, described = change.newcomer, None
+    if newcomer is not None:
+        described = [newcomer.name, newcomer.advertise, newcomer.relay, newcomer.certificate.hex()]
+    if change.told:
+        return [described, change.told.hex()]
+    return [] if described is None else [described]

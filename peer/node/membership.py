@@ -17,6 +17,8 @@ from peer.gossip import boundary
 from peer.gossip.membership import Change, ChangeKind, Membership, Newcomer, members_after
 from peer.gossip.session import Session
 from peer.gossip.views import ViewSchedule
+from peer.node import membership_codec
+from peer.node.statements import MEMBERS, OwnWords, Statements, Unsigned, counter_of
 
 MOST_VERSIONS = 4
 """So many different changes of one kind are believed that an issuer is said to have announced of a subject. An honest
@@ -47,8 +49,11 @@ class PeerMembership:
         check_members: Callable[[tuple[int, ...]], None] = lambda members: None,
         num_listed: int | None = None,
         check_newcomer: Callable[[int, Newcomer], None] = lambda peer, newcomer: None,
+        statements: Statements | None = None,
     ) -> None:
         """See `Participant`, whose arguments these are."""
+        self._statements: Statements = statements or Unsigned()
+        self.own_words = OwnWords(self._statements, membership_codec.MAGIC)
         node = session.algorithm.node
         self.peer = node.peer
         self._session, self._algorithm = session, session.algorithm
@@ -254,6 +259,29 @@ class PeerMembership:
                 peer=sender,
             )
 
+    def check_proof(self, change: Change, sender: int) -> None:
+        """Raise RemoteProtocolError unless the issuer of a change said so. A replay does not ask: who was believed once
+        is believed, and earlier releases signed nothing."""
+        if change in self.changes:
+            return
+        said = membership_codec.encode(change)
+        try:
+            self._statements.check(MEMBERS, change.issuer, said[len(membership_codec.MAGIC) :])
+        except SecurityError as error:
+            raise RemoteProtocolError(
+                f"told of the {change.kind.name} of peer {change.subject} in the name of peer {change.issuer}: {error}",
+                peer=sender,
+            ) from None
+        number = _counter(change)
+        for other in self.changes if number is not None else ():
+            if other.issuer == change.issuer and _counter(other) == number:
+                raise RemoteProtocolError(
+                    f"told of two changes that peer {change.issuer} signed with the counter {number}: the"
+                    f" {change.kind.name} of peer {change.subject} and the {other.kind.name} of peer {other.subject};"
+                    f" their proofs show that peer {change.issuer} lies",
+                    peer=sender,
+                )
+
     def _changes_anything(self, change: Change, upto: int) -> bool:
         """Return whether a change makes a difference to the members of any round up to another one, or to a lost peer:
         which another report of a known loss does not. Rounds that are past here may lie ahead of a peer that is behind,
@@ -374,10 +402,16 @@ class PeerMembership:
             change.subject for change in self.changes if (change.kind, change.issuer) == (ChangeKind.LOST, self.peer)
         }
         return [
-            replace(loss, issuer=self.peer, heard_round=self._session.last_heard(subject) or 0)
+            self.signed(replace(loss, issuer=self.peer, heard_round=self._session.last_heard(subject) or 0, told=b""))
             for subject, loss in sorted(losses.items())
             if membership.is_coming(subject, since) and subject not in said
         ]
+
+    def signed(self, change: Change) -> Change:
+        """Return a change that this peer announces or reports, with its proof where the run has certificates."""
+        frame = membership_codec.encode(change)
+        told = self.own_words.signed(frame)
+        return change if told == frame else replace(change, told=told)
 
     def _longest_lead(self, views: ViewSchedule) -> int:
         """Return how many rounds a peer can be ahead of another, with the members of now and of later."""
@@ -412,6 +446,10 @@ class PeerMembership:
         if replicas is not None:
             senders, receivers = self._views.all_senders(self.peer), self._views.all_receivers(self.peer)
             replicas.change_edges(senders, receivers, self._session.round)
+
+
+def _counter(change: Change) -> int | None:
+    return counter_of(change.told[len(membership_codec.MAGIC) :]) if change.told else None
 
 
 def changing_views(schedule: object, why_no_changes: str | None) -> ViewSchedule | None:
