@@ -315,6 +315,9 @@ class RoundOptions(Section):
     leave_out_after_s: Positive = 10.0
     """skip, with push-sum algorithms: give no weight to a neighbour that has confirmed no message for this long, until
     it confirms one. Neighbours confirm once a second."""
+    lost_after_s: Positive | None = None
+    """wait: declare a member lost that most members have not reached for this long, without an operator. Choose more
+    than a restart, an upgrade or an outage takes that is to be waited for. By default only an operator decides."""
     abandon_after_s: Positive = 30.0
     """Asynchronous algorithms: abandon an exchange whose partner has been unreachable for this long. If the partner had
     already answered, half of the exchange is lost."""
@@ -453,6 +456,7 @@ _LATER_OPTIONS = (
     ("data", "weight_by_samples"),
     ("data", "total_samples"),
     ("data", "class_shares"),
+    ("rounds", "lost_after_s"),
 )
 """Shared options that are part of the run digest only where they are set, so that configurations from before they came
 keep theirs."""

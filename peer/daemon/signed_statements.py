@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from peer.errors import SecurityError
-from peer.net.security.certificates import der
+from peer.net.security.certificates import Role, der
 from peer.net.security.credentials import Credentials
 from peer.net.security.keys import parse_key
 from peer.net.security.statements import StatementVerifier, signature_of
@@ -30,10 +30,10 @@ class SignedStatements:
         """`listed`: the names in everybody's list, by number. `unsigned`: what becomes of what has no proof."""
         self._run, self._listed, self._counter, self._unsigned = run, tuple(listed), counter, unsigned
         self._verifier = StatementVerifier(credentials.ca, run)
-        self.use(credentials)
+        self.renewed(credentials)
 
-    def use(self, credentials: Credentials) -> None:
-        """Sign with this key from now on."""
+    def renewed(self, credentials: Credentials) -> None:
+        """Sign with this certificate from now on."""
         self._own = credentials.identity.name, parse_key(credentials.key, "our key"), der(credentials.certificate)
 
     def sign(self, topic: str, statement: bytes) -> bytes:
@@ -42,6 +42,20 @@ class SignedStatements:
         counter = self._counter.next()
         signature = signature_of(key, run=self._run, topic=topic, name=name, counter=counter, statement=statement)
         return sealed(statement, Proof(counter=counter, certificate=certificate, signature=signature))
+
+    def check_order(self, topic: str, said: bytes) -> None:
+        """Raise SecurityError unless the signature of an operator proves that it said this."""
+        statement, proof = unsealed(said)
+        if proof is None:
+            raise SecurityError("no operator has signed it")
+        self._verifier.check(
+            proof.certificate,
+            proof.signature,
+            topic=topic,
+            counter=proof.counter,
+            statement=statement,
+            role=Role.OPERATOR,
+        )
 
     def check(self, topic: str, issuer: int, said: bytes) -> bool:
         """Return whether the signature of peer `issuer` proves that it said this; without any, it is believed where the

@@ -16,6 +16,7 @@ from peer.proto.sottovoce.v1 import membership_pb2 as pb
 MAGIC = b"SM"
 _MAX_BYTES = 64
 _MAX_INTRODUCTION_BYTES = 8 * 1024
+_MAX_VOTE_BYTES = 2 * 1024
 _MAX_ROUND = 1 << 62
 MAX_NEWCOMERS = 1024
 """So many indices beyond those that are known: each costs a row of every matrix."""
@@ -37,13 +38,20 @@ def encode(change: Change) -> bytes:
         effective_round=change.effective,
         heard_round=change.heard_round,
         introduction=None if change.newcomer is None else _introduction(change.newcomer),
+        votes=change.votes,
+        order=change.ordered,
     )
     return MAGIC + message.SerializeToString(deterministic=True)
 
 
+def max_bytes(num_peers: int) -> int:
+    """Return the length beyond which no frame goes that tells of a change among so many peers."""
+    return _MAX_BYTES + _MAX_INTRODUCTION_BYTES + MAX_PROOF_BYTES + num_peers * _MAX_VOTE_BYTES
+
+
 def decode(frame: bytes, num_peers: int, *, sender: int) -> Change:
     """Return the change that a frame from a neighbour tells of. Raises RemoteProtocolError, which names the sender."""
-    if len(frame) > _MAX_BYTES + _MAX_INTRODUCTION_BYTES + MAX_PROOF_BYTES:
+    if len(frame) > max_bytes(num_peers):
         raise RemoteProtocolError(f"told of a change of members in {len(frame)} bytes", peer=sender)
     try:
         statement, proof = unsealed(frame[len(MAGIC) :])
@@ -62,6 +70,8 @@ def decode(frame: bytes, num_peers: int, *, sender: int) -> Change:
         message.heard_round,
         newcomer,
         b"" if proof is None else frame,
+        tuple(message.votes),
+        message.order,
     )
     most = num_peers if newcomer is None else num_peers + MAX_NEWCOMERS
     if change.subject >= most or change.issuer >= num_peers or not 0 < change.effective < _MAX_ROUND:
@@ -70,6 +80,8 @@ def decode(frame: bytes, num_peers: int, *, sender: int) -> Change:
             f"where there are {num_peers} peers",
             peer=sender,
         )
+    if (change.votes or change.ordered) and kind is not ChangeKind.LOST:
+        raise RemoteProtocolError(f"told of votes on the {kind.name} of peer {change.subject}", peer=sender)
     if (kind is ChangeKind.LEAVE) != (change.subject == change.issuer) or (newcomer and kind is not ChangeKind.JOIN):
         raise RemoteProtocolError(
             f"told that peer {change.issuer} says that peer {change.subject} changes by {kind.name}", peer=sender

@@ -115,6 +115,8 @@ class Participant:
         num_listed: int | None = None,
         check_newcomer: Callable[[int, Newcomer], None] = lambda peer, newcomer: None,
         statements: Statements | None = None,
+        by_majority: bool = False,
+        name_of: Callable[[int], str] = "peer {}".format,
         last_codes: LastCodes | None = None,
         observe: Callable[[str, int, int, bytes], None] | None = None,
         decode: Decode = decode_from,
@@ -126,6 +128,8 @@ class Participant:
         `num_listed`: how many peers everybody lists; by default all that the schedule knows. Any other is a newcomer,
         of whom `check_newcomer(peer, newcomer)` raises ConfigError or SecurityError unless it is that peer. It must say
         the same whenever it is asked: a replay asks again. `statements` signs what this peer says of members.
+        `by_majority`: whether members declare losses themselves (`node.loss_votes`); an operator's order is about the
+        peer of which `name_of` gives the name.
         `observe(what, round, other, frame)` is told of every frame "sent" and "applied"; where members change, also of
         what one "gave" and "took", and of what "returned" from a lost peer, which is applied before the next round
         begins (for tests of mass).
@@ -152,6 +156,8 @@ class Participant:
             num_listed=num_listed,
             check_newcomer=check_newcomer,
             statements=statements,
+            by_majority=by_majority,
+            name_of=name_of,
         )
         self.agreement = ReplicaAgreement(algorithm, members_change=views is not None)
         self.budget, self._variants = budget, tuple(variants)

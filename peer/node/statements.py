@@ -33,6 +33,10 @@ class Statements(Protocol):
         Raises SecurityError, with the reason, for what is not. The answer never changes."""
         ...
 
+    def check_order(self, topic: str, said: bytes) -> None:
+        """Raise SecurityError, with the reason, unless an operator said this, as far as this run proves such things."""
+        ...
+
 
 class Unsigned:
     """`Statements` of a run without certificates: everybody is believed."""
@@ -44,6 +48,9 @@ class Unsigned:
     def check(self, topic: str, issuer: int, said: bytes) -> bool:
         """Return that nothing is proven."""
         return False
+
+    def check_order(self, topic: str, said: bytes) -> None:
+        """Do nothing."""
 
 
 def sealed(statement: bytes, proof: pb.Proof) -> bytes:

@@ -86,6 +86,8 @@ class Cluster:
     """How many peers everybody lists; those above are newcomers, each in no list but its own."""
     signed: bool = False
     """Whether the run has certificates."""
+    by_majority: bool = False
+    """Whether the members declare losses themselves."""
     peers: list[DurablePeer] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -140,6 +142,8 @@ class Cluster:
             num_listed=listed,
             check_newcomer=_check_newcomer,
             statements=self.statements(peer) if self.signed else None,
+            by_majority=self.by_majority,
+            name_of="peer-{}".format,
             last_codes=LastCodes(LAYOUT, np.float32, tells_changes=self.theta_mode == "verified")
             if self.spec.modulo
             else None,

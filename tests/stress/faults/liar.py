@@ -9,7 +9,7 @@ which nothing says that it is wrong: what that brings the others is on the audit
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from random import Random
 
@@ -148,6 +148,7 @@ class LyingProcess(VirtualProcess):
         super().__init__(world, me, disk)
         self._tongue = tongue
         tongue.core = self.participant
+        self.falsehoods: Mapping[str, Falsehood] = FALSEHOODS
         self._lies = Random(f"lies {world.scenario.seed} {world.now}")
         self._every_s = Random(f"lies {world.scenario.seed}").uniform(*_LIE_EVERY_S)
 
@@ -199,9 +200,9 @@ class LyingProcess(VirtualProcess):
         if not receivers:
             return
         receiver = random.choice(receivers)
-        name = random.choice(tuple(FALSEHOODS))
+        name = random.choice(tuple(self.falsehoods))
         try:
-            said = FALSEHOODS[name](Occasion(random, world.scenario, self.participant, receiver, self._tongue))
+            said = self.falsehoods[name](Occasion(random, world.scenario, self.participant, receiver, self._tongue))
         except LocalProtocolError:
             return  # Not even a liar can write that.
         if said is None:

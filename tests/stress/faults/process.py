@@ -16,6 +16,7 @@ from peer.gossip.effects import Effects
 from peer.gossip.membership import ChangeKind
 from peer.node.durable import DurablePeer
 from peer.node.participant import Participant
+from peer.node.statements import Statements
 from tests.stress.faults.disk import ProcessKilled, VirtualDisk
 from tests.stress.faults.invariants import Auditor
 from tests.stress.faults.plan import Plan
@@ -88,6 +89,7 @@ class VirtualProcess:
             me,
             on_step=lambda *step: auditor.stepped(self.participant, *step),
             observe=lambda *what: auditor.observed(self.participant, *what),
+            statements=self.statements(),
         )
         self.peer = DurablePeer(
             self.participant,
@@ -97,6 +99,10 @@ class VirtualProcess:
             durability=world.plan.durability,
             keep_checkpoints=2,
         )
+
+    def statements(self) -> Statements | None:
+        """Return what signs what it says, where members declare losses themselves."""
+        return None
 
     def now(self) -> float:
         """Return this process's clock."""

@@ -25,6 +25,7 @@ from peer.gossip.options import FinalRounds, LowRankOptions, ModuloOptions
 from peer.gossip.topology import Schedule, build_schedule
 from peer.gossip.views import ViewSchedule
 from peer.node.participant import Participant
+from peer.node.statements import Statements
 from peer.random import PhiloxSource
 from peer.train.momentum import Momentum
 from peer.wire.last_codes import LastCodes
@@ -134,6 +135,11 @@ class Scenario:
     def has_budgets(self) -> bool:
         """Whether peers wait before a round, as for a bandwidth budget, and take what comes meanwhile."""
         return Random(f"budgets {self.seed}").random() < 0.25
+
+    @property
+    def somebody_is_lost(self) -> bool:
+        """Whether members may leave or be lost."""
+        return bool(self.happenings)
 
     @cached_property
     def members_can_change(self) -> bool:
@@ -306,8 +312,9 @@ class Scenario:
         *,
         on_step: Callable[[int, float, FloatArray], None],
         observe: Callable[[str, int, int, bytes], None] | None = None,
+        statements: Statements | None = None,
     ) -> Participant:
-        """Return one peer, ready for round 0."""
+        """Return one peer, ready for round 0. With `statements`, members declare losses themselves."""
         final = min(10, self.rounds // 4) if self.case.algorithm == "scsp" else 0
         views = None
         if self.members_can_change:
@@ -320,7 +327,7 @@ class Scenario:
             compressor=self.compressor,
             averaging_rate=self.averaging_rate,
             # As in the product: a peer whose only in-neighbour is lost hears nobody for some rounds.
-            push_weight_guard=0.5 if self.case.late or self.happenings else 0.0,
+            push_weight_guard=0.5 if self.case.late or self.somebody_is_lost else 0.0,
             rounds=self.rounds,
             seed=self.seed,
             modulo=ModuloOptions(
@@ -350,6 +357,8 @@ class Scenario:
             late=self.late_policy,
             last_codes=LastCodes(self.layout, np.float32, tells_changes=True) if self.spec.modulo else None,
             observe=observe,
+            statements=statements,
+            by_majority=statements is not None,
             cpu_clock=_no_time,
             stopwatch=_no_time,
         )
