@@ -81,7 +81,7 @@ def stop(config_file: Path | None, directory: Path | None, everybody: bool, as_j
 @config_option
 @json_option
 def reload(config_file: Path | None, as_json: bool) -> int:
-    """Make a running peer read [[peers]] from its configuration file again, and its certificate and key.
+    """Make a running peer read [[peers]] in its file, its certificate and its key again.
 
     A peer added to the list can join once it is started. A peer removed from the list is excluded from the run for
     good, as with `sotto remove`. If anything else in the file changed, the reload is refused and nothing changes. A new
