@@ -18,6 +18,7 @@ from peer.random import Stream
 CodeArray = npt.NDArray[np.unsignedinteger[Any]]
 
 _LARGEST_INTEGER = 2**53
+_LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 
 
 def code_type(bits: int) -> type[np.uint8] | type[np.uint16]:
@@ -64,7 +65,7 @@ def add_levels_(out: FloatArray, levels: Levels, weight: float) -> None:
 def are_safe(divisor: int, base: int, step: int, bits: int, scale: float) -> bool:
     """Return whether the kernels compute such levels: in 32-bit integers, and finite in float32."""
     ends = greatest_level(base, step, bits)
-    return ends < 2**31 and divisor < 2**24 and ends * abs(scale) < float(np.finfo(np.float32).max)
+    return ends < 2**31 and divisor < 2**24 and ends * abs(scale) < _LARGEST_FLOAT32
 
 
 def greatest_level(base: int, step: int, bits: int) -> int:
