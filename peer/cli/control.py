@@ -85,8 +85,8 @@ def reload(config_file: Path | None, as_json: bool) -> int:
 
     A peer added to the list can join once it is started. A peer removed from the list is excluded from the run for
     good, as with `sotto remove`. If anything else in the file changed, the reload is refused and nothing changes. A new
-    certificate, with its key, is used for new connections; open ones stay. SIGHUP does the same and writes the answer
-    to the log.
+    certificate, with its key, is used to dial and to sign; open connections stay, and the port shows it after a
+    restart. SIGHUP does the same and writes the answer to the log.
 
     \b
     Examples:
@@ -206,7 +206,9 @@ def _changes(answer: dict[str, Any]) -> list[str]:
         f"cannot announce the loss of {name} itself: {why}" for name, why in answer.get("left_to_others", {}).items()
     ]
     if (until := answer.get("certificate_until")) is not None:
-        lines.append(f"uses its new certificate, valid until {until}, for new connections")
+        lines.append(
+            f"dials and signs with its new certificate, valid until {until}; its port shows it after a restart"
+        )
     return lines or ["its list of peers and its certificate are unchanged"]
 
 

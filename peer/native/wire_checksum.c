@@ -5,8 +5,6 @@
 
 #include <string.h>
 
-#include "compress.h"
-
 #define POLYNOMIAL 0xedb88320u
 
 static uint32_t by_bytes(const uint8_t *data, uint64_t size, uint32_t state) {
@@ -61,7 +59,7 @@ FOLDS static uint32_t by_products(const uint8_t *data, uint64_t size, uint32_t s
 #define WIDE_FOLDS __attribute__((target("pclmul,sse4.1,avx512f,vpclmulqdq")))
 
 static int has_wide_products(void) {
-    return widest_registers >= 512 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("vpclmulqdq");
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("vpclmulqdq");
 }
 
 /* The same with sixteen blocks at a time. At least 256 bytes. */

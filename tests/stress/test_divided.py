@@ -36,7 +36,7 @@ def test_a_minority_that_decided_would_be_noticed(monkeypatch: pytest.MonkeyPatc
     for seed in range(12):
         world = DividedWorld(DividedScenario(seed, 60))
         try:
-            world._run()
+            world.run_to_the_end()
         except InvariantBroken as error:
             broken += "declared peer" in str(error) or "completed round" in str(error)
     assert broken > 0
@@ -47,7 +47,7 @@ def test_two_peers_that_complete_a_round_with_other_members_are_noticed() -> Non
     observer = Observer(scenario, set())
     world = DividedWorld(scenario)
     for me in (0, 1):
-        world._start(me)
+        world.start_process(me)
     one, other = (world.processes[me] for me in (0, 1))
     assert one is not None
     assert other is not None

@@ -51,7 +51,7 @@ class DividedScenario(Scenario):
 
     @cached_property
     def num_first(self) -> int:
-        if self._graph_kind.startswith("four-node"):
+        if self.graph_kind.startswith("four-node"):
             return 4
         return Random(f"divided {self.seed}").choice((3, 3, 4, 4, 5, 6) if self.lies else (2, 3, 4, 4, 5, 6))
 
@@ -166,7 +166,7 @@ class DividedProcess(VirtualProcess):
 
     def __init__(self, world: DividedWorld, me: int, disk: VirtualDisk) -> None:
         self.notary = world.notary(me)
-        self._cluster = world
+        self.cluster = world
         super().__init__(world, me, disk)
         self.votes = self.participant.membership.loss_votes(self.notary, after_s=LOST_AFTER_S)
         self._up_at = dict.fromkeys(world.scenario.neighbors(me), world.now)
@@ -176,17 +176,17 @@ class DividedProcess(VirtualProcess):
 
     def connect(self) -> None:
         super().connect()
-        self.later(_LOOK_EVERY_S * self._random.uniform(0.5, 1.5), self._look)
+        self.later(_LOOK_EVERY_S * self.random.uniform(0.5, 1.5), self._look)
 
     def hear_note(self, source: int, note: bytes) -> None:
         """Take a vote of a neighbour."""
         membership = self.participant.membership
         if self.votes.hear(note, self.participant.round, membership.longest_lead):
-            self._cluster.tell_all(self.me, note, besides=source)
+            self.cluster.tell_all(self.me, note, besides=source)
 
     def _look(self) -> None:
-        self.later(_LOOK_EVERY_S * self._random.uniform(0.5, 1.5), self._look)
-        world, membership = self._cluster, self.participant.membership
+        self.later(_LOOK_EVERY_S * self.random.uniform(0.5, 1.5), self._look)
+        world, membership = self.cluster, self.participant.membership
         world.observer.note_losses(self.participant)
         for peer in self._up_at:
             if world.streams.is_up(self.me, peer):
@@ -202,7 +202,7 @@ class DividedProcess(VirtualProcess):
                 continue
             world.note(f"{self.me} announces {change}")
             world.changes["was declared lost"] += 1
-            self._do(lambda change=change: self.peer.announce(change, self.now()), self._plan_timer)  # type: ignore[misc]
+            self.do(lambda change=change: self.peer.announce(change, self.now()), self.plan_timer)  # type: ignore[misc]
             break
 
 
@@ -222,8 +222,8 @@ class LyingMember(LyingProcess, DividedProcess):
             self.later(2.0, self._vote_for_all)
             for subject in range(self.world.scenario.num_first):
                 if subject != self.me:
-                    self._cluster.tell_all(self.me, vote(self.notary, self.me, subject, self.participant.round))
-                    self._tongue.lies["a vote against everybody"] += 1
+                    self.cluster.tell_all(self.me, vote(self.notary, self.me, subject, self.participant.round))
+                    self.tongue.lies["a vote against everybody"] += 1
 
 
 def vote(notary: Notary, voter: int, subject: int, round_: int) -> bytes:
@@ -252,7 +252,7 @@ def _declarations(liar: LyingMember) -> Mapping[str, Falsehood]:
 
     def heard_votes(occasion: Occasion) -> tuple[None, bytes]:
         """With all votes that were ever cast, whomever they are about."""
-        return loss(occasion, tuple(each.said for each in sorted(liar._cluster.cast, key=lambda each: each.said))[:8])
+        return loss(occasion, tuple(each.said for each in sorted(liar.cluster.cast, key=lambda each: each.said))[:8])
 
     def of_others(occasion: Occasion) -> tuple[None, bytes]:
         change = Change(ChangeKind.LOST, occasion.other(), occasion.receiver, occasion.round + 40, occasion.round)
@@ -299,21 +299,21 @@ class DividedWorld(World):
 
                 self.at(self.now + delay_s * self.random.uniform(0.5, 1.0), arrive)
 
-    def _start(self, me: int) -> None:
+    def start_process(self, me: int) -> None:
         if me in self.gone:
             return
-        self._started.add(me)
+        self.started.add(me)
         process: DividedProcess
-        if self._tongue is not None and me == self._tongue.me:
-            process = LyingMember(self, me, self.disks[me], self._tongue)
+        if self.tongue is not None and me == self.tongue.me:
+            process = LyingMember(self, me, self.disks[me], self.tongue)
         else:
             process = DividedProcess(self, me, self.disks[me])
         self.processes[me] = process
         process.start()
 
-    def _plan_faults(self) -> None:
-        super()._plan_faults()
-        self._plan_fault(Random(f"cuts {self.scenario.seed}").uniform(6.0, 20.0), self._divide)
+    def plan_faults(self) -> None:
+        super().plan_faults()
+        self.plan_fault(Random(f"cuts {self.scenario.seed}").uniform(6.0, 20.0), self._divide)
 
     def _divide(self) -> None:
         """Let the cluster fall into two or three parts for a while."""
@@ -342,8 +342,8 @@ class DividedWorld(World):
             if me not in self.observer.lost
         )
 
-    def _present(self) -> list[VirtualProcess]:
-        return [each for each in super()._present() if each.me not in self.observer.lost]
+    def present(self) -> list[VirtualProcess]:
+        return [each for each in super().present() if each.me not in self.observer.lost]
 
     def outcome(self) -> Outcome:
         """Run to the end. Raises SimulationFailed."""

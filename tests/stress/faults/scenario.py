@@ -153,7 +153,7 @@ class Scenario:
     @cached_property
     def num_first(self) -> int:
         """How many peers begin."""
-        return 4 if self._graph_kind.startswith("four-node") else Random(f"peers {self.seed}").choice((3, 4, 4, 5))
+        return 4 if self.graph_kind.startswith("four-node") else Random(f"peers {self.seed}").choice((3, 4, 4, 5))
 
     @property
     def num_peers(self) -> int:
@@ -194,7 +194,7 @@ class Scenario:
         return next((each.subject for each in happenings if each.kind is ChangeKind.LOST), None)
 
     @cached_property
-    def _graph_kind(self) -> str:
+    def graph_kind(self) -> str:
         random = Random(f"graph {self.seed}")
         if self.spec.graph is GraphNeed.COLUMN:
             return random.choice((*_GRAPHS_COLUMN, "four-node-a"))
@@ -218,7 +218,7 @@ class Scenario:
     @cached_property
     def schedule(self) -> Schedule:
         """The graph of the peers that begin."""
-        kind = self._graph_kind
+        kind = self.graph_kind
         kinds = ("four-node-a", "four-node-b", "four-node-c") if kind == "four-node-a" else (kind,)
         return _schedule(self.num_first, kinds, self._is_doubly, self.seed % 8)
 
@@ -233,9 +233,9 @@ class Scenario:
             return self.schedule
         if len(members) == 1:
             return Schedule.from_matrices([[[1.0]]])
-        if not self._graph_kind.startswith("four-node"):
+        if not self.graph_kind.startswith("four-node"):
             with contextlib.suppress(ConfigError):
-                graph = _schedule(len(members), (self._graph_kind,), self._is_doubly, self.seed % 8)
+                graph = _schedule(len(members), (self.graph_kind,), self._is_doubly, self.seed % 8)
                 if graph.is_strongly_connected:
                     return graph
         return _schedule(len(members), ("ring",), self._is_doubly, 0)
