@@ -190,7 +190,6 @@ def _server_credentials(access: Access | None) -> grpc.ServerCredentials | None:
     pair = (access.key, access.certificate)
     if isinstance(access, TokenAccess):
         return grpc.ssl_server_credentials([pair])
-    # Not those that ask for newer ones at each handshake: the callback crashes processes that use grpc.aio.
     return grpc.ssl_server_credentials([pair], root_certificates=access.ca, require_client_auth=True)
 
 

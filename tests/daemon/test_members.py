@@ -11,7 +11,7 @@ import contextlib
 import inspect
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,19 +43,10 @@ OPTIONS = (
 class Devices:
     """Kits, of which the last may join later, and the daemons that run from them."""
 
-    def __init__(
-        self,
-        kits: Path,
-        *,
-        rounds: int,
-        num_peers: int,
-        join_later: int = 0,
-        mode: str = "mtls",
-        options: Sequence[str] = (),
-    ) -> None:
+    def __init__(self, kits: Path, *, rounds: int, num_peers: int, join_later: int = 0, mode: str = "mtls") -> None:
         self.ports = free_ports(num_peers + 2)
         """Of the peers that are listed, and of two more."""
-        config = load(environment={}, overrides=[*OPTIONS, f"run.rounds={rounds}", f"security.mode={mode}", *options])
+        config = load(environment={}, overrides=[*OPTIONS, f"run.rounds={rounds}", f"security.mode={mode}"])
         hosts = [Host("127.0.0.1", port) for port in self.ports[:num_peers]]
         self.kits = kits
         self.files = write_cluster(kits, config, hosts, join_later=join_later)
