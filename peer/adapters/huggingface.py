@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Unpack
+from typing import Any
 
 from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from peer.adapters.joining import Joining, JoinOptions
+from peer.adapters.joining import JoiningCallback
 from peer.errors import UsageError
 from peer.own_loop.kept_state import Stateful
-from peer.own_loop.peer import Peer
-from peer.own_loop.place import Place
 
 
-class GossipCallback(TrainerCallback):
+class GossipCallback(JoiningCallback, TrainerCallback):
     """Trains the model of a `Trainer` together with others. Begin the `with` block before `Trainer.train`:
 
     ```python
@@ -26,23 +22,8 @@ class GossipCallback(TrainerCallback):
     ```
     """
 
-    def __init__(
-        self,
-        config: str | os.PathLike[str] | Place,
-        *,
-        every: int,
-        keep: Sequence[Stateful] = (),
-        **options: Unpack[JoinOptions],
-    ) -> None:
-        """Take the arguments of `sottovoce.join`, without the model. The trainer's optimizer and learning-rate
-        scheduler are kept in any case."""
-        self._joining = Joining(config, every, keep, options)
-        self._is_open = False
-
-    @property
-    def peer(self) -> Peer:
-        """The peer. Raises UsageError before training has begun."""
-        return self._joining.peer
+    _is_open = False
+    """Whether a trainer may begin."""
 
     def __enter__(self) -> GossipCallback:
         """Allow a trainer to begin."""
@@ -54,7 +35,7 @@ class GossipCallback(TrainerCallback):
     ) -> None:
         """Leave, if the trainer has not come to its end."""
         self._is_open = False
-        self._joining.end(error)
+        self._end(error)
 
     # What the trainer calls.
 
@@ -80,7 +61,7 @@ class GossipCallback(TrainerCallback):
                 f"the trainer shares its model with {args.world_size - 1} more processes, which averages gradients"
                 " already; start one process for each peer, without torchrun or accelerate launch"
             )
-        self._joining.begin(model, [optimizer, lr_scheduler], state.max_steps - state.global_step)
+        self._begin(model, [optimizer, lr_scheduler], state.max_steps - state.global_step)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any) -> None:
         """Count an optimizer step, and end the training with the run."""
@@ -92,4 +73,4 @@ class GossipCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
     ) -> None:
         """Leave the run."""
-        self._joining.end(None)
+        self._end(None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Sequence
-from typing import TypedDict
+from typing import TypedDict, Unpack
 
 from torch import nn
 
@@ -31,16 +31,19 @@ class JoinOptions(TypedDict, total=False):
     on_evaluation: Callable[[Evaluated], object] | None
 
 
-class Joining:
-    """What both callbacks have: the arguments of `join`, and the peer while there is one."""
+class JoiningCallback:
+    """What the callbacks of all frameworks have: the arguments of `join`, and the peer while there is one."""
 
     def __init__(
         self,
         config: str | os.PathLike[str] | Place,
+        *,
         every: int,
-        keep: Sequence[Stateful],
-        options: JoinOptions,
+        keep: Sequence[Stateful] = (),
+        **options: Unpack[JoinOptions],
     ) -> None:
+        """Take the arguments of `sottovoce.join`, without the model. Optimizers and learning-rate schedulers of the
+        trainer are kept in any case."""
         self._config, self._every, self._keep, self._options = config, every, keep, options
         self._peer: Peer | None = None
         self._is_in = False
@@ -53,7 +56,7 @@ class Joining:
             raise UsageError("there is no peer yet: it joins when the trainer begins to train")
         return self._peer
 
-    def begin(self, model: nn.Module, keep: Sequence[Stateful], steps: float) -> None:
+    def _begin(self, model: nn.Module, keep: Sequence[Stateful], steps: float) -> None:
         """Join. `keep`: what the trainer made. `steps`: how many optimizer steps the trainer is going to take.
 
         Raises UsageError where these are too few, and what `join` raises.
@@ -66,10 +69,10 @@ class Joining:
                 f"the trainer ends after {steps:.0f} optimizer steps, but the run needs {peer.steps_left} more:"
                 f" {peer.rounds} rounds of {self._every}; raise the trainer's number of steps or epochs"
             )
-            self.end(UsageError(message))
+            self._end(UsageError(message))
             raise UsageError(message)
 
-    def end(self, error: BaseException | None) -> None:
+    def _end(self, error: BaseException | None) -> None:
         """Leave, as the end of the `with` block of `join` does. Raises what ended the peer."""
         if not self._is_in:
             return

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from peer.adapters.joining import Joining, JoinOptions
+from peer.adapters.joining import JoiningCallback
 from peer.errors import UsageError
 from peer.own_loop.kept_state import Stateful
-from peer.own_loop.peer import Peer
-from peer.own_loop.place import Place
 
 
-class GossipCallback(Callback):
+class GossipCallback(JoiningCallback, Callback):
     """Trains the module of a `Trainer` together with others:
 
     ```python
@@ -27,23 +23,7 @@ class GossipCallback(Callback):
     one batch however many of them stepped.
     """
 
-    def __init__(
-        self,
-        config: str | os.PathLike[str] | Place,
-        *,
-        every: int,
-        keep: Sequence[Stateful] = (),
-        **options: Unpack[JoinOptions],
-    ) -> None:
-        """Take the arguments of `sottovoce.join`, without the model. The optimizers and learning-rate schedulers of the
-        module are kept in any case."""
-        self._joining = Joining(config, every, keep, options)
-        self._optimizer_steps = 0
-
-    @property
-    def peer(self) -> Peer:
-        """The peer. Raises UsageError before training has begun."""
-        return self._joining.peer
+    _optimizer_steps = 0
 
     # What the trainer calls.
 
@@ -57,7 +37,7 @@ class GossipCallback(Callback):
         kept: list[Stateful] = [*trainer.optimizers, *(each.scheduler for each in trainer.lr_scheduler_configs)]
         # Several optimizers are stepped by hand, as often as the module likes.
         steps = trainer.estimated_stepping_batches if pl_module.automatic_optimization else float("inf")
-        self._joining.begin(pl_module, kept, steps)
+        self._begin(pl_module, kept, steps)
         self._optimizer_steps = trainer.global_step
 
     def on_train_batch_end(
@@ -72,8 +52,8 @@ class GossipCallback(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Leave the run."""
-        self._joining.end(None)
+        self._end(None)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Leave the run, which the next start of the script continues."""
-        self._joining.end(exception)
+        self._end(exception)
