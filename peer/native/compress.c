@@ -1,5 +1,6 @@
 /* Kernels of the compressors: random numbers, selection, quantization. */
 #include "compress.h"
+#include "clones.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -13,13 +14,6 @@
 /* No kernel looks at the floating-point exception flags; minding them keeps floorf and conversions scalar. */
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC optimize("no-trapping-math")
-#endif
-
-/* Compiled once for each width of register, chosen when the module is loaded. */
-#if defined(WIDE) && defined(__GLIBC__) && !defined(__clang__)
-#define CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define CLONES
 #endif
 
 int widest_registers = 8192;

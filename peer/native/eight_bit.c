@@ -9,15 +9,10 @@
    half of h for even i and the high half for odd i, divided by 65536. 16 bits keep the bias of a rounding below 2^-17
    of a step. Philox, which the messages use, costs several times as much, and nobody has to draw these again. */
 #include "eight_bit.h"
+#include "clones.h"
 #include "tiers.h"
 
 #include <math.h>
-
-#if defined(__x86_64__) && defined(__GNUC__) && defined(__GLIBC__) && !defined(__clang__)
-#define CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define CLONES
-#endif
 
 #define INLINE static inline __attribute__((always_inline))
 /* Numbers that are worked on at a time where a loop needs an array in between: they stay in the first-level cache. */

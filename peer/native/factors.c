@@ -1,14 +1,9 @@
 /* What every peer computes of the same factors, and has to get the same bits of: sums of outer products, and the steps
    of Gram and Schmidt. */
 #include "factors.h"
+#include "clones.h"
 
 #include <math.h>
-
-#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
-#define CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define CLONES
-#endif
 
 /* The sum by halves, which overwrites v. */
 static inline double sum(double *v, uint64_t n)
