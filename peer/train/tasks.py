@@ -54,7 +54,7 @@ from peer.train.models import (
     vgg11,
     vgg16,
 )
-from peer.train.models.distilbert import BASE
+from peer.train.models.distilbert import BASE, HEAD
 from peer.train.own_task import OwnTask, UserCode
 from peer.train.task import Task
 from peer.train.threads import GENERATOR
@@ -193,11 +193,12 @@ def ag_news(
     vocabulary: str = "vocab.txt",
     weights: str = "",
     blocks: int = 6,
+    width: int = 768,
     directory: str | None = None,
 ) -> Task:
     """Return AG News, 120,000 and 7,600 news in 4 classes, for DistilBERT."""
     folder = _required(directory, "train.csv and test.csv of AG News")
-    text = _Text("ag-news", 4, folder, length, vocabulary, weights, blocks)
+    text = _Text("ag-news", 4, folder, length, vocabulary, weights, blocks, width)
     return text.task(lambda: read_ag_news(folder, "train"), lambda: read_ag_news(folder, "test"))
 
 
@@ -207,11 +208,12 @@ def sst2(
     vocabulary: str = "vocab.txt",
     weights: str = "",
     blocks: int = 6,
+    width: int = 768,
     directory: str | None = None,
 ) -> Task:
     """Return SST-2, 67,349 phrases of film reviews to train and 872 sentences to test, good or bad, for DistilBERT."""
     folder = _required(directory, "sentiment-train and sentiment-dev, or train.tsv and dev.tsv")
-    text = _Text("sst2", 2, folder, length, vocabulary, weights, blocks)
+    text = _Text("sst2", 2, folder, length, vocabulary, weights, blocks, width)
     return text.task(lambda: read_sst2(folder, "train"), lambda: read_sst2(folder, "dev"))
 
 
@@ -221,12 +223,13 @@ def senteval_length(
     vocabulary: str = "vocab.txt",
     weights: str = "",
     blocks: int = 6,
+    width: int = 768,
     directory: str | None = None,
 ) -> Task:
     """Return SentEval's probing task on the length of sentences, 100,000 to train and the 10,000 of its validation
     split to test, in 6 classes, for DistilBERT."""
     folder = _required(directory, "sentence_length.txt")
-    text = _Text("senteval-length", 6, folder, length, vocabulary, weights, blocks)
+    text = _Text("senteval-length", 6, folder, length, vocabulary, weights, blocks, width)
     splits = cache(lambda: read_sentence_lengths(folder))
     return text.task(lambda: splits()["tr"], lambda: splits()["va"])
 
@@ -242,14 +245,29 @@ class _Text:
     vocabulary: str
     weights: str
     blocks: int
+    width: int
 
     def task(self, train: Callable[[], Sentences], test: Callable[[], Sentences]) -> Task:
         _whole("length", self.length, 3, BASE.positions)
         _whole("blocks", self.blocks, 1, BASE.blocks)
+        _whole("width", self.width, HEAD, BASE.width)
+        if self.width % HEAD:
+            raise ConfigError(
+                f"is no number of heads, which are {HEAD} wide",
+                key="training.task_options.width",
+                value=self.width,
+                valid=f"multiples of {HEAD}",
+            )
         folder = Path(self.directory).expanduser()
         pieces = read_vocabulary(folder / self.vocabulary)
         tokenizer = make_tokenizer(pieces, length=self.length)
-        size = DistilBertSize(vocabulary=len(pieces), blocks=self.blocks)
+        size = DistilBertSize(
+            vocabulary=len(pieces),
+            blocks=self.blocks,
+            width=self.width,
+            heads=self.width // HEAD,
+            hidden=4 * self.width,
+        )
         weights = folder / self.weights if self.weights else None
         return Classification(
             name=self.name,

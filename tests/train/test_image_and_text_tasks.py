@@ -67,6 +67,18 @@ def test_sentences_train(folder: Path, name: str, classes: int, train: int, test
     assert first_step(task) == pytest.approx(np.log(classes), abs=0.3)
 
 
+def test_the_model_for_sentences_can_be_narrower(folder: Path):
+    options = {"blocks": 2, "width": 128, "length": 16}
+    task = resolve_task("sst2", options, directory=folder)
+    pieces = len((folder / "vocab.txt").read_text().splitlines())
+    # Embeddings with their norm; of a block four products of 128 × 128, two of 128 × 512, two norms; the classifier.
+    embeddings = (pieces + 512 + 2) * 128
+    block = 4 * (128 + 1) * 128 + (128 + 1) * 512 + (512 + 1) * 128 + 4 * 128
+    parameters = sum(each.numel() for each in task.make_model().parameters())
+    assert parameters == embeddings + 2 * block + (128 + 1) * 128 + (128 + 1) * 2
+    assert first_step(task) == pytest.approx(np.log(2), abs=0.3)
+
+
 def test_the_vocabulary_may_lie_elsewhere(folder: Path, tmp_path: Path):
     (tmp_path / "elsewhere").mkdir()
     (folder / "vocab.txt").rename(tmp_path / "elsewhere" / "v.txt")
@@ -82,7 +94,9 @@ def test_the_vocabulary_may_lie_elsewhere(folder: Path, tmp_path: Path):
         ("image-folder", {"size": 16}, r"options\.size: .*valid: 32 to 1024"),
         ("sst2", {"length": 2}, r"options\.length: .*valid: 3 to 512"),
         ("ag-news", {"blocks": 7}, r"options\.blocks: .*valid: 1 to 6"),
-        ("senteval-length", {"hidden": 3}, r"no such option; valid: length, vocabulary, weights, blocks"),
+        ("sst2", {"width": 100}, r"options\.width: .*valid: multiples of 64"),
+        ("sst2", {"width": 832}, r"options\.width: .*valid: 64 to 768"),
+        ("senteval-length", {"hidden": 3}, r"no such option; valid: length, vocabulary, weights, blocks, width"),
     ],
 )
 def test_wrong_options_are_refused(folder: Path, name: str, options: dict, sentence: str):

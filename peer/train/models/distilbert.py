@@ -27,6 +27,8 @@ class DistilBertSize:
 
 
 BASE = DistilBertSize()
+HEAD = BASE.width // BASE.heads
+"""Width of a head of attention."""
 
 
 def distilbert(
