@@ -23,7 +23,7 @@ from peer.gossip.base import Memory
 from peer.links.profiles import find
 from peer.planning.scaling import LEAST_SIZES, PowerLaw, Simulated, errors_beyond, fit, mixing_rounds, rounds_to
 from peer.run_plan import algorithm_spec, build_schedule
-from peer.study.predict import frame_bytes, link_model, round_seconds
+from peer.study.predict import link_model, round_seconds, weigh
 
 SAMPLES_OF_A_PEER = 100
 WEIGHED_PEERS = 8
@@ -77,7 +77,7 @@ def predicted(own: list[str], arguments: argparse.Namespace) -> PowerLaw | None:
         samples = f"training.task_options.samples={peers * SAMPLES_OF_A_PEER}"
         return configuration.load(environment={}, overrides=[*JOB, f"run.rounds={arguments.rounds}", samples, *own])
 
-    weight = frame_bytes(job(WEIGHED_PEERS), WEIGHED_PEERS)
+    weight = weigh(job(WEIGHED_PEERS), WEIGHED_PEERS).frame_bytes
 
     def row(peers: int, simulated: float | None, by_law: float | None, error: float | None) -> None:
         config = job(peers)

@@ -47,6 +47,14 @@ DEFAULT_LATENCY_MS = 20.0
     show_default=True,
     help='Duration of a local step on the slowest device, or "measure": on this machine, with the data of the task.',
 )
+@click.option(
+    "--processor",
+    type=click.FloatRange(min=0.01),
+    default=1.0,
+    show_default=True,
+    metavar="FACTOR",
+    help="How many times slower the slowest device computes messages than this machine.",
+)
 @click.option("--skew", type=click.FloatRange(0, 1), metavar="FRACTION", help="Fraction of the data sorted by label.")
 @click.option("--classes", type=click.IntRange(min=0), metavar="N", help="Number of classes; 0 if there are none.")
 @click.option(
@@ -73,6 +81,7 @@ def plan(
     link: str,
     latency_ms: float | None,
     step_seconds: str,
+    processor: float,
     skew: float | None,
     classes: int | None,
     steps: int | None,
@@ -140,6 +149,7 @@ def plan(
         skew=0.0 if classes == 0 else skew,
         steps=steps,
         within_points=planner.WITHIN_POINTS if within_points is None else within_points,
+        processor=processor,
     )
 
     def configured(extra: tuple[str, ...] | list[str]) -> Config:
@@ -157,7 +167,6 @@ def plan(
         write_peer_file(output, configured(own.option.settings), force=force)
         written = str(output)
     notes += [f"not known: {limit}" for limit in setting.limits]
-    notes.append("not known: what codec and sockets take on these processors; docs/planning.md has measured rounds")
     if as_json:
         print_json(_document(found, notes) | {"written": written})
         return
@@ -229,6 +238,7 @@ def _document(found: Plan, notes: list[str]) -> dict[str, Any]:
         "down_kbit": situation.link.down_kbit,
         "latency_ms": situation.link.latency_ms,
         "step_s": situation.step_s,
+        "processor": situation.processor,
         "skew": situation.skew,
         "within_points": situation.within_points,
         "evidence": {"name": found.evidence.name, "title": found.evidence.title, "source": found.evidence.source},
@@ -292,12 +302,13 @@ def _print(found: Plan, notes: list[str]) -> None:
     )
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("option", no_wrap=True)
-    heads = ["s/round", "up = down, a day", "memory", "× rounds", "s × rounds"]
+    heads = ["s/step", "CPU ms", "up = down, a day", "memory", "× rounds", "s × rounds"]
     for head in heads + ["total", "total up"] * (situation.steps is not None):
         table.add_column(head, justify="right")
     for each in found.estimates:
         cells = [
             MISSING if each.round_s is None else f"{each.round_s:.3g}",
+            MISSING if each.work_s is None else f"{1000 * each.work_s:.3g}",
             MISSING if each.up_bytes_per_day is None else size(each.up_bytes_per_day),
             MISSING if each.memory_bytes is None else size(each.memory_bytes),
             MISSING if each.rounds_factor is None else f"{each.rounds_factor:.2f}",

@@ -32,7 +32,7 @@ class Option(_Table):
     settings: tuple[str, ...] = ()
     """Of ours: section.key=value."""
     every: int = Field(default=1, ge=1)
-    """Local SGD: steps between two averages."""
+    """Steps of a peer between two exchanges: of local SGD, and of ours what `training.local_steps` says."""
 
 
 class Measured(_Table):

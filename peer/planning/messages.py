@@ -1,5 +1,5 @@
-"""What messages of an option weigh for layers of given sizes, and what its algorithm keeps in memory: from a few rounds
-of its own code with random gradients.
+"""What messages of an option weigh for layers of given sizes, what work they are for the processor, and what its
+algorithm keeps in memory: from a few rounds of its own code with random gradients.
 
 Random numbers are the hardest to code. A network that has trained for a while sends fewer bytes: a fifth less with
 top_k, and up to half with modulo codes (docs/studies/wire.md).
@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from torch import nn
 
 from peer import compress, gossip, wire
 from peer.compress.layout import Layout
@@ -23,50 +23,55 @@ from peer.gossip.topology import build_schedule
 from peer.random import PhiloxSource
 from peer.simulate.rounds import Simulator
 from peer.study import predict
-from peer.train.models import Quadratic
 from peer.train.task import Task
 from peer.train.tasks import Synthetic
 
 LARGEST = 2_000_000
 """Models with more numbers are weighed with layers that are smaller in proportion, and the frame is scaled up."""
 
+ROUND_WORK_S = 0.0015
+MESSAGE_WORK_S = 0.0006
+BYTE_WORK_S = 2.9e-9
+
 _PEERS = 4
-"""A message weighs the same whatever the number of peers."""
+"""A message weighs the same whatever the number of peers, and what a peer sends is about the same work."""
 _SMALL = 4096
 """Numbers of the model whose state is measured: everything but headers is proportional to it."""
 _MOST_PEERS = 64
 
 
-class Sized(Synthetic):
-    """The synthetic task with layers of given sizes."""
+@dataclass(frozen=True)
+class Messages:
+    """What an option sends in a round."""
 
-    def __init__(self, sizes: Sequence[int]) -> None:
-        super().__init__(sum(sizes), len(sizes), samples=4096, noise=True)
-        self._sizes = tuple(sizes)
-
-    def make_model(self) -> nn.Module:
-        return Quadratic.of_shapes([(size,) for size in self._sizes])
-
-
-def sized_task(*, sizes: str) -> Task:
-    """Return the task for layers of these sizes, separated by spaces."""
-    return Sized([int(size) for size in sizes.split()])
+    frame_bytes: float
+    """One message to one neighbour."""
+    work_s: float
+    """What this processor takes for a round of one peer: algorithm, compression, coding and decoding."""
 
 
-def frame_bytes(settings: Sequence[str], sizes: Sequence[int]) -> float:
+def shaped_task(*, shapes: str) -> Task:
+    """Return the synthetic task for layers of these shapes, which are separated by spaces ("16x3x3x3 16")."""
+    layers = [tuple(map(int, shape.split("x"))) for shape in shapes.split()]
+    return Synthetic(sum(map(math.prod, layers)), len(layers), samples=4096, noise=True, shapes=layers)
+
+
+def weigh(settings: Sequence[str], sizes: Sequence[int]) -> Messages:
     """Return what goes over one link in one round once messages are like all that follow. Raises ConfigError."""
     total = sum(sizes)
     part = min(1.0, LARGEST / total)
     smaller = [max(1, round(part * size)) for size in sizes]
-    return predict.frame_bytes(_config(settings, smaller), _PEERS) * total / sum(smaller)
+    weight = predict.weigh(_config(settings, [(size,) for size in smaller]), _PEERS)
+    times = total / sum(smaller)
+    return Messages(weight.frame_bytes * times, weight.gossip_s * times)
 
 
-def part_bytes(settings: Sequence[str], shapes: Sequence[tuple[int, ...]], num_peers: int) -> float:
+def weigh_parts(settings: Sequence[str], shapes: Sequence[tuple[int, ...]], num_peers: int) -> Messages:
     """Return what a message of an algorithm weighs that adds up factors in parts: the mean of the rounds of both sides.
 
-    One peer and its gradients are enough, since sums weigh about what is added up. Raises ConfigError.
+    One peer and its gradients are enough for the bytes, since sums weigh about what is added up. Raises ConfigError.
     """
-    config, layout = _config(settings, sizes_of(shapes)), Layout.of_shapes(shapes)
+    config, layout = _config(settings, shapes), Layout.of_shapes(shapes)
     options, draws = config.algorithm, np.random.default_rng(0)
     frames = []
     for side in (0, 1):
@@ -81,13 +86,18 @@ def part_bytes(settings: Sequence[str], shapes: Sequence[tuple[int, ...]], num_p
         algorithm = gossip.build(options.name, node, np.zeros(layout.size, np.float32))
         exchange = algorithm.begin(side, draws.standard_normal(layout.size, np.float32), 0.0)
         frames += [len(wire.encode(message, layout)) for message in exchange.sends.values()]
-    return sum(frames) / len(frames)
+    return Messages(sum(frames) / len(frames), predict.weigh(config, min(num_peers, _PEERS)).gossip_s)
+
+
+def transport_s(messages: float, message_bytes: float) -> float:
+    """Return what a processor takes to send so many messages in a round, and to receive as many."""
+    return ROUND_WORK_S + messages * (MESSAGE_WORK_S + BYTE_WORK_S * message_bytes)
 
 
 def state_models(settings: Sequence[str], num_peers: int) -> float:
     """Return how many models of float32 the algorithm and its codes keep beside the model itself, on the peer that
     keeps most. Raises ConfigError."""
-    simulator = Simulator(_config(settings, [_SMALL]), Path(), num_peers=min(num_peers, _MOST_PEERS))
+    simulator = Simulator(_config(settings, [(_SMALL,)]), Path(), num_peers=min(num_peers, _MOST_PEERS))
     simulator.run()
     kept = []
     for participant in simulator.participants:
@@ -109,10 +119,12 @@ def sizes_of(shapes: Sequence[Sequence[int]]) -> list[int]:
     return [math.prod(shape) for shape in shapes]
 
 
-def _config(settings: Sequence[str], sizes: Sequence[int]) -> Config:
+def _config(settings: Sequence[str], shapes: Sequence[Sequence[int]]) -> Config:
+    written = " ".join("x".join(map(str, shape)) or "1" for shape in shapes)
     own = (
-        "training.task=peer.planning.messages:sized_task",
-        f'training.task_options={{sizes = "{" ".join(map(str, sizes))}"}}',
+        "training.task=peer.planning.messages:shaped_task",
+        f'training.task_options={{shapes = "{written}"}}',
+        "training.local_steps=1",
         "training.momentum=none",
         "training.schedule=constant",
         "training.learning_rate=0.05",

@@ -53,6 +53,8 @@ class Situation:
     steps: int | None = None
     """Of all-reduce or one process, to compute totals for."""
     within_points: float = WITHIN_POINTS
+    processor: float = 1.0
+    """How many times slower the slowest device computes than this one. The duration of a step is not multiplied."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +65,9 @@ class Estimate:
     frame_bytes: float | None = None
     """Of ours: one message to one neighbour."""
     round_s: float | None = None
+    """For one step of each peer, work included."""
+    work_s: float | None = None
+    """Of it, what the processor takes beside the step: algorithm, compression, coding, sockets."""
     up_bytes: float | None = None
     """A peer's upload in one round, headers included; the download is the same in all these graphs."""
     memory_bytes: float | None = None
@@ -132,7 +137,7 @@ def make_plan(
         raise ConfigError(
             "there is nothing to plan for one peer", key="--peers", value=situation.num_peers, valid="2 or more"
         )
-    weighed = [_Weighed.weigh(option, situation, setting, configured, base) for option in evidence.options]
+    weighed = [Weighed.weigh(option, situation, setting, configured, base) for option in evidence.options]
     estimates = [each.estimate(situation, setting) for each in weighed]
     return Plan(
         situation=situation,
@@ -143,7 +148,7 @@ def make_plan(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Weighed:
+class Weighed:
     """What does not depend on the link."""
 
     option: Option
@@ -152,6 +157,7 @@ class _Weighed:
     to_all: bool = False
     exchanges: int = 1
     averages: rivals.Averages | None = None
+    work_s: float = 0.0
     models_kept: float = 0.0
     reason: str | None = None
     warnings: tuple[str, ...] = ()
@@ -164,7 +170,7 @@ class _Weighed:
         setting: Setting,
         configured: Callable[[Sequence[str]], Config],
         base: Path,
-    ) -> _Weighed:
+    ) -> Weighed:
         layers, count = situation.layers, situation.num_peers
         if option.rival is not None:
             averages = rivals.averages(option, layers.sizes, layers.shapes)
@@ -192,11 +198,15 @@ class _Weighed:
                 f"with {count} peers its graph mixes {usual / max(schedule.spectral_gap, 1e-9):.0f} times more slowly"
                 f" than with the {setting.peers} of the measurements, so they say nothing about it"
             )
+        weight = (
+            messages.weigh_parts(option.settings, layers.shapes, count)
+            if spec.sends_factors and layers.shapes is not None
+            else messages.weigh(option.settings, layers.sizes)
+        )
         return cls(
             option=option,
-            frame_bytes=messages.part_bytes(option.settings, layers.shapes, count)
-            if spec.sends_factors and layers.shapes is not None
-            else messages.frame_bytes(option.settings, layers.sizes),
+            frame_bytes=weight.frame_bytes,
+            work_s=weight.work_s,
             schedule=schedule,
             to_all=spec.memory is Memory.REPLICAS,
             exchanges=spec.exchanges,
@@ -210,30 +220,37 @@ class _Weighed:
         links, model_bytes = predict.link_model(situation.link), 4 * situation.layers.parameters
         known = Estimate(option=self.option, reason=self.reason, warnings=self.warnings)
         if self.averages is not None:
-            up = self.averages.wire_bytes(situation.num_peers, links)
+            count = situation.num_peers
+            work_s = situation.processor * (
+                self.averages.work_s / self.averages.every + self.averages.transport_s(count)
+            )
             known = replace(
                 known,
-                round_s=self.averages.round_s(situation.num_peers, links, situation.step_s),
-                up_bytes=up,
+                round_s=self.averages.round_s(count, links, situation.step_s) + work_s,
+                work_s=work_s,
+                up_bytes=self.averages.wire_bytes(count, links),
                 # Gradient and momentum, which every system has.
                 memory_bytes=(2.0 + self.models_kept) * model_bytes,
             )
         elif self.schedule is not None:
             sends = self.exchanges * self._sends(self.schedule)
-            rounds = max(4, self.schedule.cycle_rounds + 1)
+            rounds, every = max(4, self.schedule.cycle_rounds + 1), self.option.every
+            work_s = situation.processor * (self.work_s + messages.transport_s(sends, self.frame_bytes))
+            round_s = predict.round_seconds(
+                self.schedule,
+                links,
+                every * situation.step_s + work_s,
+                self.frame_bytes,
+                to_all=self.to_all,
+                exchanges=self.exchanges,
+                rounds=rounds,
+            )
             known = replace(
                 known,
                 frame_bytes=self.frame_bytes,
-                round_s=predict.round_seconds(
-                    self.schedule,
-                    links,
-                    situation.step_s,
-                    self.frame_bytes,
-                    to_all=self.to_all,
-                    exchanges=self.exchanges,
-                    rounds=rounds,
-                ),
-                up_bytes=sends * links.wire_bytes(round(self.frame_bytes)),
+                round_s=round_s / every,
+                work_s=work_s / every,
+                up_bytes=sends * links.wire_bytes(round(self.frame_bytes)) / every,
                 # The gradient; and each frame is kept until its receiver has it, and so are those that arrive.
                 memory_bytes=(1.0 + self.models_kept) * model_bytes + 2 * sends * self.frame_bytes,
             )
@@ -272,7 +289,7 @@ def _with_evidence(known: Estimate, situation: Situation, setting: Setting) -> E
     )
 
 
-def _best_at(rate_kbit: int, weighed: Sequence[_Weighed], situation: Situation, setting: Setting) -> str | None:
+def _best_at(rate_kbit: int, weighed: Sequence[Weighed], situation: Situation, setting: Setting) -> str | None:
     link = replace(situation.link, up_kbit=rate_kbit, down_kbit=rate_kbit)
     estimates = [each.estimate(replace(situation, link=link), setting) for each in weighed]
     rated = [each for each in sorted(estimates, key=_rank) if each.progress_s is not None]

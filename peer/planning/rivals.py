@@ -6,8 +6,12 @@ All of them average by a ring: 2 (n − 1) hops, in each of which every worker p
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
 
 from peer.planning.evidence import Option
 from peer.simulate.network import LinkModel, VirtualNetwork
@@ -19,6 +23,11 @@ HOP_OVERHEAD_BYTES = 640
 a worker of eight sends 9 kB more for each average than its numbers, TCP headers and acknowledgements take."""
 
 
+HOP_WORK_S = 0.0002
+BYTE_WORK_S = 0.55e-9
+_REPEATS = 5
+
+
 @dataclass(frozen=True)
 class Averages:
     """What one worker does in a round."""
@@ -27,8 +36,16 @@ class Averages:
     """Bytes of the numbers of each average, one after the other."""
     every: int = 1
     """Steps between two rounds of averages."""
+    work_s: float = 0.0
+    """What this processor takes to compute what is averaged."""
     models_kept: float = 0.0
     """Memory beside model, gradient and momentum, in models of float32."""
+
+    def transport_s(self, num_peers: int) -> float:
+        """Return what a processor takes for sending and receiving in one step."""
+        sent = 2 * (num_peers - 1) * sum(_hop(payload, num_peers) for payload in self.payloads)
+        hops = 2 * (num_peers - 1) * len(self.payloads)
+        return (HOP_WORK_S * hops + BYTE_WORK_S * sent) / self.every
 
     def round_s(self, num_peers: int, links: LinkModel, step_s: float) -> float:
         """Return how long one step takes, with its part of the averages."""
@@ -52,7 +69,7 @@ def averages(option: Option, sizes: Sequence[int], shapes: Sequence[Sequence[int
         return Averages((model,), every=option.every, models_kept=1.0)
     if shapes is None:
         return None
-    return Averages(power_sgd_payloads(shapes), models_kept=2.0)
+    return Averages(power_sgd_payloads(shapes), models_kept=2.0, work_s=power_sgd_work_s(shapes))
 
 
 def power_sgd_payloads(shapes: Sequence[Sequence[int]], rank: int = POWER_SGD_RANK) -> tuple[int, int, int]:
@@ -63,13 +80,42 @@ def power_sgd_payloads(shapes: Sequence[Sequence[int]], rank: int = POWER_SGD_RA
     """
     whole = left = right = 0
     for shape in shapes:
-        numbers, rows = math.prod(shape), shape[0] if shape else 1
-        columns = numbers // max(1, rows)
-        if len(shape) > 1 and (rows + columns) * rank * 2 < numbers:
-            left, right = left + rank * rows, right + rank * columns
+        if _is_factorized(shape, rank):
+            left, right = left + rank * shape[0], right + rank * math.prod(shape[1:])
         else:
-            whole += numbers
+            whole += math.prod(shape)
     return 4 * whole, 4 * left, 4 * right
+
+
+def power_sgd_work_s(shapes: Sequence[Sequence[int]], rank: int = POWER_SGD_RANK) -> float:
+    """Return what this processor takes for the factors of all matrices: P, its orthonormal basis, Q and their product,
+    as torch's hook computes them; the shortest of a few times."""
+    draws = np.random.default_rng(0)
+    groups: dict[tuple[int, int], int] = {}
+    for shape in shapes:
+        if _is_factorized(shape, rank):
+            matrix = shape[0], math.prod(shape[1:])
+            groups[matrix] = groups.get(matrix, 0) + 1
+    stacks = [
+        (
+            torch.from_numpy(draws.standard_normal((count, *matrix), np.float32)),
+            torch.from_numpy(draws.standard_normal((count, matrix[1], rank), np.float32)),
+        )
+        for matrix, count in groups.items()
+    ]
+    seconds = []
+    for _ in range(_REPEATS):
+        started = time.perf_counter()
+        for matrices, right in stacks:
+            left = torch.linalg.qr(torch.bmm(matrices, right)).Q
+            torch.bmm(left, torch.bmm(matrices.mT, left).mT)
+        seconds.append(time.perf_counter() - started)
+    return min(seconds)
+
+
+def _is_factorized(shape: Sequence[int], rank: int) -> bool:
+    numbers, rows = math.prod(shape), shape[0] if shape else 1
+    return len(shape) > 1 and (rows + numbers // max(1, rows)) * rank * 2 < numbers
 
 
 def _average_s(payload: int, num_peers: int, links: LinkModel) -> float:

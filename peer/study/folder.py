@@ -122,7 +122,7 @@ class StudyFolder:
             return self._predictions[key]
         study = self.study
         config = study.config(contender, study.seeds[0], 4)
-        weight = self._kept(f"{contender.name}--frame", "bytes", lambda: predict.frame_bytes(config, study.peers))
+        weight = self._kept(f"{contender.name}--frame", "bytes", lambda: predict.weigh(config, study.peers).frame_bytes)
         if weight is None:
             return None
         found = predict.predict(config, num_peers, find(profile), config.peer.min_step_s, weight)

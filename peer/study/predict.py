@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tempfile
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 
 from peer.config import Config
@@ -37,9 +38,18 @@ def link_model(profile: Profile) -> LinkModel:
     )
 
 
-def frame_bytes(config: Config, num_peers: int, *, rounds: int = 6) -> float:
-    """Return what goes over one link in one round, from the last of some simulated ones; 0 where nothing does. Raises
-    SottoError.
+@dataclass(frozen=True)
+class Weight:
+    """What a round is once all that follow are like it."""
+
+    frame_bytes: float
+    """What goes over one link; 0 where nothing does."""
+    gossip_s: float
+    """What this processor takes of one peer: algorithm, compression, coding, decoding; the least of the rounds."""
+
+
+def weigh(config: Config, num_peers: int, *, rounds: int = 6) -> Weight:
+    """Return what messages weigh, from the last of some simulated rounds. Raises SottoError.
 
     The first messages are not like those that follow: some algorithms send the whole model in them, and modulo codes
     have no reference codes yet.
@@ -52,7 +62,9 @@ def frame_bytes(config: Config, num_peers: int, *, rounds: int = 6) -> float:
         settled = [record for record in store.rounds() if record.round >= rounds - _WEIGHED_ROUNDS]
         store.close()
     messages = sum(record.messages for record in settled)
-    return sum(record.frame_bytes for record in settled) / messages if messages else 0.0
+    frames = sum(record.frame_bytes for record in settled)
+    # Other work on this machine makes a round longer, never shorter.
+    return Weight(frames / messages if messages else 0.0, min(record.gossip_s for record in settled))
 
 
 def predict(

@@ -14,7 +14,7 @@ from peer.errors import ConfigError
 from peer.links.profiles import Profile
 from peer.planning import evidence as measurements
 from peer.planning import layers
-from peer.planning.plan import Plan, Situation, make_plan
+from peer.planning.plan import Plan, Situation, Weighed, make_plan
 
 EVIDENCE = measurements.read()
 IMAGES = EVIDENCE.setting("images")
@@ -69,7 +69,20 @@ def test_a_sum_of_factors_takes_two_exchanges_with_every_peer() -> None:
     assert four.frame_bytes is not None
     assert four.up_bytes == pytest.approx(14 * four.frame_bytes, rel=0.1)
     # Links of 1 Mbit/s and 1 ms, and a step of 0.1 s.
-    assert four.round_s == pytest.approx(0.1 + 8e-6 * (four.up_bytes or 0) + 2 * 0.001, rel=0.02)
+    assert four.work_s is not None
+    assert four.round_s == pytest.approx(0.1 + four.work_s + 8e-6 * (four.up_bytes or 0) + 2 * 0.001, rel=0.02)
+
+
+def test_a_slower_processor_makes_every_round_longer_by_its_work() -> None:
+    link = Profile(up_kbit=1000, down_kbit=1000, latency_ms=1)
+    for option in EVIDENCE.options:
+        weighed = Weighed.weigh(option, situation(1000), IMAGES, configured, Path())
+        here, slower = (weighed.estimate(situation(1000, processor=factor, link=link), IMAGES) for factor in (1, 20))
+        assert here.work_s is not None
+        assert here.work_s > 0
+        assert slower.work_s == pytest.approx(20 * here.work_s)
+        assert here.round_s is not None
+        assert slower.round_s == pytest.approx(here.round_s + 19 * here.work_s, rel=1e-6)
 
 
 def test_the_order_is_that_of_seconds_times_rounds() -> None:

@@ -36,7 +36,7 @@ RESNET20 = 273_258
 
 @cache
 def weight(name: str) -> float:
-    return messages.frame_bytes(OWN[name], messages.even_sizes(RESNET20))
+    return messages.weigh(OWN[name], messages.even_sizes(RESNET20)).frame_bytes
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ def study(tmp_path: Path) -> plan.Study:
 
 def test_the_simulator_says_how_long_a_round_takes(study: plan.Study) -> None:
     config = study.config(study.contenders[0], 0, 4)
-    thin = predict.predict(config, 4, find("moniqua-1mbit-1ms"), 0.5, predict.frame_bytes(config, 4))
+    thin = predict.predict(config, 4, find("moniqua-1mbit-1ms"), 0.5, predict.weigh(config, 4).frame_bytes)
     # Two models of 80 kB, which entropy coding makes a little smaller, over an upload of 1 Mbit/s.
     assert 0.5 + 2 * 60_000 * 8 / 1e6 < thin < 0.5 + 2 * 80_000 * 8 * 1.046 / 1e6
 
@@ -32,7 +32,7 @@ def test_what_the_simulator_says_of_a_round_needs_no_training(
 ) -> None:
     contender = plan.Contender(name="one", options=(*study.contenders[0].options, *options))
     config, profile = study.config(contender, 0, 4), find("moniqua-1mbit-1ms")
-    link_bytes = predict.frame_bytes(config, 4)
+    link_bytes = predict.weigh(config, 4).frame_bytes
     assert 60_000 < link_bytes < 80_000
     directory = tmp_path / "simulated"
     directory.mkdir()
@@ -49,7 +49,7 @@ def test_messages_are_weighed_once_they_are_like_all_that_follow(study: plan.Stu
     modulo = ("algorithm.name=moniqua", "compressor.kind=modulo", "compressor.bits=8", "algorithm.theta_value=0.05")
     config = study.config(plan.Contender(name="modulo", options=modulo), 0, 4)
     # The first message has no reference codes of the round before.
-    assert predict.frame_bytes(config, 4) < 0.9 * predict.frame_bytes(config, 4, rounds=1)
+    assert predict.weigh(config, 4).frame_bytes < 0.9 * predict.weigh(config, 4, rounds=1).frame_bytes
 
 
 def test_virtual_links_have_the_figures_of_their_profile() -> None:
