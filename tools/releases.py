@@ -18,7 +18,7 @@ from peer import __version__
 from peer.config import load
 from peer.errors import SottoError
 from peer.ops import control
-from peer.ops.peer_processes import PeerProcess, peer_environment, start_process
+from peer.ops.peer_processes import PeerProcess, start_process
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PREDECESSOR = REPOSITORY / "tests" / "fixtures" / "predecessor" / "sottovoce-0.1.0-py3-none-any.whl"
@@ -41,13 +41,21 @@ class Release:
         # Without PYTHONSAFEPATH, the packages in the working directory would come first.
         return ["env", "PYTHONSAFEPATH=1", f"PYTHONPATH={self.packages}", sys.executable, "-m", "peer", *arguments]
 
+    def python(self, program: str, *arguments: str) -> str:
+        """Run a program that imports packages of this release; return what it prints."""
+        return _output([*self.command()[:-2], "-c", program, *arguments])
+
     def sotto(self, *arguments: str) -> str:
         """Run a command of this release; return what it prints. Raises SottoError if it fails."""
-        done = subprocess.run(self.command(*arguments), capture_output=True, text=True, timeout=_END_S)
-        if done.returncode:
-            said = done.stderr.strip() or done.stdout.strip()
-            raise SottoError(f"sotto {' '.join(arguments)} ended with code {done.returncode}: {said}")
-        return done.stdout
+        return _output(self.command(*arguments))
+
+
+def _output(command: Sequence[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_END_S)
+    if done.returncode:
+        said = done.stderr.strip() or done.stdout.strip()
+        raise SottoError(f"{' '.join(command)} ended with code {done.returncode}: {said}")
+    return done.stdout.strip()
 
 
 def this_release() -> Release:
@@ -149,9 +157,9 @@ class Devices:
         deadline = time.monotonic() + within_s
         while not condition():
             for device in self.all:
-                if device.release is not None and device.exit_code:
+                if device.release is not None and device.exit_code is not None:
                     last = device.log.strip().splitlines()[-1:]
-                    raise SottoError(f"{device.name} ended with code {device.exit_code}: {' '.join(last)}")
+                    raise SottoError(f"{what}: {device.name} ended with code {device.exit_code}: {' '.join(last)}")
             if time.monotonic() > deadline:
                 raise SottoError(f"{what}: not within {within_s:g} s")
             time.sleep(_POLL_S)
