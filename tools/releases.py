@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from peer import __version__
@@ -40,10 +40,6 @@ class Release:
         """Return the command line of `sotto` with these arguments."""
         # Without PYTHONSAFEPATH, the packages in the working directory would come first.
         return ["env", "PYTHONSAFEPATH=1", f"PYTHONPATH={self.packages}", sys.executable, "-m", "peer", *arguments]
-
-    def python(self, program: str, *arguments: str) -> str:
-        """Run a program that imports packages of this release; return what it prints."""
-        return _output([*self.command()[:-2], "-c", program, *arguments])
 
     def sotto(self, *arguments: str) -> str:
         """Run a command of this release; return what it prints. Raises SottoError if it fails."""
@@ -88,10 +84,12 @@ class Device:
         file = self.kit / "log.txt"
         return file.read_text(errors="replace") if file.exists() else ""
 
-    def start(self, release: Release) -> None:
-        """Start its peer."""
-        os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-        self._process = start_process(release.command("run", "--config", str(self.file)), self.kit / "log.txt")
+    def start(self, release: Release, environment: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Start its peer, with these variables in its environment."""
+        own = [f"{name}={value}" for name, value in environment.items()]
+        self._process = start_process(
+            ["env", *own, *release.command("run", "--config", str(self.file))], self.kit / "log.txt"
+        )
         self.release = release
 
     def stop(self) -> int:
@@ -179,6 +177,6 @@ class Devices:
         """Return the rounds that the peer which is furthest has completed."""
         return max(device.round() for device in self.all)
 
-    def finish(self) -> list[int]:
+    def finish(self, timeout_s: float = _END_S) -> list[int]:
         """Return the exit codes of all processes when all have ended."""
-        return [device.wait() for device in self.all]
+        return [device.wait(timeout_s) for device in self.all]
