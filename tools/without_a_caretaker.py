@@ -136,7 +136,7 @@ class Demonstration:
             self.devices.until_beyond(reached + 1)
             status = self.status(self.devices.all[0])
             known = status.get("releases", {device.name: status["version"]})
-            named = ", ".join(f"{name} {version}" for name, version in known.items())
+            named = ", ".join(f"{name} {version or 'unknown'}" for name, version in known.items())
             self.say(f"all go on, round {status['round']}; {self.devices.all[0].name} knows of: {named}")
 
     def lose_and_replace(self) -> None:
