@@ -13,7 +13,7 @@ def versions_of(answers: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     others say of those that do not answer."""
     said, heard = dict[str, str](), dict[str, str]()
     for answer in answers:
-        if "version" in answer:
+        if "version" in answer and "name" in answer:
             said[str(answer["name"])] = printable(str(answer["version"]))
         known = answer.get("releases")
         if isinstance(known, dict):

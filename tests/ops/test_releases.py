@@ -23,5 +23,6 @@ def test_of_a_peer_that_does_not_answer_the_others_tell() -> None:
         {"name": "ben", "version": "0.1.0"},
         {"name": "dan", "error": "nobody listens"},
         {"name": "cleo", "version": "0.2.0\n"},
+        {"index": 4, "version": "9.9", "releases": "nonsense"},
     ]
     assert versions_of(answers) == {"ada": "0.2.0", "ben": "0.1.0", "dan": "0.2.0", "cleo": "0.2.0 "}
