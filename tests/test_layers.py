@@ -30,15 +30,18 @@ ROOMS: dict[str, set[str]] = {
     "links": {"errors"},
     "random": {"native"},
     "rate_limits": set(),
+    "protocol": set(),
     "config": {"config_schema", "errors"},
     "config_writer": {"config", "config_schema", "errors"},
     "compress": {"errors", "native", "random"},
     "wire": {"compress", "errors", "native"},
     "gossip": {"round_record", "compress", "errors", "native", "random", "wire"},
-    "state": {"criterion", "round_record", "errors"},
-    "net": {"config", "errors", "foreign_text", "proto", "rate_limits"},
+    "state": {"criterion", "round_record", "errors", "protocol"},
+    "net": {"config", "errors", "foreign_text", "proto", "protocol", "rate_limits"},
     "train": {"compress", "config", "criterion", "errors", "native", "random", "startup"},
-    "node": {"round_record", "compress", "config", "errors", "gossip", "proto", "rate_limits", "state", "wire"},
+    "node": {
+        "round_record", "compress", "config", "errors", "gossip", "proto", "protocol", "rate_limits", "state", "wire",
+    },
     "run_plan": {"compress", "config", "errors", "gossip", "native"},
     "run_setup": {"compress", "config", "criterion", "errors", "gossip", "node", "random", "run_plan", "train", "wire"},
     "run_summary": {"compress", "config", "criterion", "gossip", "native", "run_plan", "run_setup", "state", "train"},
@@ -48,7 +51,7 @@ ROOMS: dict[str, set[str]] = {
     },
     "daemon": {
         "round_record", "compress", "config", "criterion", "errors", "foreign_text", "gossip", "net", "node", "proto",
-        "rate_limits", "run_plan", "run_setup", "run_summary", "state", "train", "wire",
+        "protocol", "rate_limits", "run_plan", "run_setup", "run_summary", "state", "train", "wire",
     },
     "own_loop": {
         "compress", "config", "daemon", "errors", "gossip", "node", "round_record", "run_plan", "run_setup", "simulate",
@@ -85,8 +88,8 @@ ROOMS: dict[str, set[str]] = {
 }  # fmt: skip
 
 PURE = (
-    "criterion", "errors", "foreign_text", "random", "rate_limits", "compress", "wire", "gossip", "round_record",
-    "run_progress", "node.delivery", "node.membership_codec", "node.statements",
+    "criterion", "errors", "foreign_text", "protocol", "random", "rate_limits", "compress", "wire", "gossip",
+    "round_record", "run_progress", "node.delivery", "node.membership_codec", "node.statements",
     "net.chunks", "net.counters", "net.envelope", "net.handler", "net.hello", "net.inbox", "net.liveness",
     "net.neighbor", "net.offences", "net.outbox", "net.receipts",
 )  # fmt: skip

@@ -32,6 +32,7 @@ from peer.daemon.pair_exchanges import PairExchanges
 from peer.daemon.pairs import PairLoop
 from peer.daemon.peer_list_reload import PeerList
 from peer.daemon.recovery import MissingRows, recover_pairs, recover_rounds
+from peer.daemon.releases import Releases
 from peer.daemon.replica_check import ReplicaCheck
 from peer.daemon.round_frames import RoundFrames
 from peer.daemon.rounds import RoundLoop
@@ -44,6 +45,7 @@ from peer.net.hello import HelloInfo
 from peer.net.security.credentials import Credentials
 from peer.net.transport import Transport
 from peer.node import membership_codec
+from peer.node.disk_state import DiskState
 from peer.node.durable import DurablePeer
 from peer.node.durable_pair import DurablePair
 from peer.node.loss_votes import LOST
@@ -56,6 +58,8 @@ from peer.train.local_step import Split
 from peer.train.partition import Manifest
 
 log = logging.getLogger("sotto")
+
+SOFTWARE = f"sottovoce {__version__}"
 
 
 @dataclass(kw_only=True)
@@ -72,6 +76,7 @@ class CommonParts:
     metrics: MetricsWriter
     watcher: Watcher
     admissions: Admissions
+    releases: Releases
 
 
 @dataclass(kw_only=True)
@@ -82,6 +87,7 @@ class TrainingParts:
     saver: Saver
     frames: Frames
     members: Members
+    disk_state: DiskState
     linked: Callable[[], Sequence[int]]
     """Returns whom there should be a link to."""
     notes: dict[str, Judge]
@@ -100,7 +106,7 @@ class Parts:
 
     def make_transport(self) -> Transport:
         """Return the transport that calls these parts. Raises ConfigError."""
-        return _transport(self.common.local, self.incoming, self.training.linked())
+        return _transport(self.common.local, self.incoming, self.training.linked(), self.common.releases)
 
 
 def assemble(
@@ -138,7 +144,9 @@ def _assemble(local: LocalPeer, config: Config, reread: Callable[[], Config] | N
         metrics=common.metrics,
         peer_list=peer_list,
         admissions=common.admissions,
+        releases=common.releases,
     )
+    common.releases.follow(lambda: training.loop.members, lambda: training.disk_state.protocol)
     data = _data_check(local)
     incoming = Incoming(
         runtime=common.runtime,
@@ -146,11 +154,13 @@ def _assemble(local: LocalPeer, config: Config, reread: Callable[[], Config] | N
         roster=local.roster,
         frames=training.frames,
         evaluations=common.evaluations,
+        releases=common.releases,
         members=training.members,
         operator=operator,
         notes={
             notes.EVALUATION: common.evaluations.heard,
             notes.DIVERGED: common.divergence.heard,
+            notes.RELEASE: common.releases.heard,
             **training.notes,
             **({} if data is None else {notes.DATA: data.heard}),
         },
@@ -232,6 +242,14 @@ def _common_parts(local: LocalPeer, watcher: Watcher) -> CommonParts:
             neighbors,
             local.access.revoked if isinstance(local.access, Credentials) else None,
         ),
+        releases=Releases(
+            local.index,
+            SOFTWARE,
+            peers=local.roster,
+            neighbors=neighbors,
+            statements=local.statements,
+            now=runtime.now,
+        ),
     )
 
 
@@ -299,7 +317,13 @@ def _round_parts(common: CommonParts) -> TrainingParts:
     if loss_watch is not None:
         judges[LOST] = loss_watch.heard
     return TrainingParts(
-        loop=loop, saver=saver, frames=frames, members=requests, linked=member_links.linked, notes=judges
+        loop=loop,
+        saver=saver,
+        frames=frames,
+        members=requests,
+        disk_state=durable.disk_state,
+        linked=member_links.linked,
+        notes=judges,
     )
 
 
@@ -331,11 +355,17 @@ def _pair_parts(common: CommonParts) -> TrainingParts:
     )
     members = FixedMembers(local.setup.why_no_changes or "the members of this run cannot change")
     return TrainingParts(
-        loop=loop, saver=saver, frames=exchanges, members=members, linked=lambda: neighbors.all, notes={}
+        loop=loop,
+        saver=saver,
+        frames=exchanges,
+        members=members,
+        disk_state=durable.disk_state,
+        linked=lambda: neighbors.all,
+        notes={},
     )
 
 
-def _transport(local: LocalPeer, incoming: Incoming, linked: Sequence[int]) -> Transport:
+def _transport(local: LocalPeer, incoming: Incoming, linked: Sequence[int], releases: Releases) -> Transport:
     """Return the transport of a peer, with links to `linked`. Raises ConfigError."""
     config = local.config
     if local.access is None:
@@ -356,6 +386,7 @@ def _transport(local: LocalPeer, incoming: Incoming, linked: Sequence[int]) -> T
         members=local.roster.names,
         own_relay=local.roster.relay_of(local.index),
         hear=incoming.hear,
+        needed_protocol=lambda: releases.needed,
     )
 
 
@@ -371,7 +402,7 @@ def _hello(local: LocalPeer) -> HelloInfo:
         graph_digest=local.setup.schedule.digest,
         num_peers=local.setup.num_peers,
         name=local.name,
-        software=f"sottovoce {__version__}",
+        software=SOFTWARE,
         max_frame_bytes=max(
             wire.max_frame_bytes(local.trainer.layout), membership_codec.max_bytes(local.setup.num_peers)
         ),

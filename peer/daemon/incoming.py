@@ -9,6 +9,7 @@ What it sends is judged by the part that knows what it is for:
 | notes: their form | `notes` |
 | evaluations, divergences | `evaluations`, `divergence` |
 | votes on who is lost | `loss_watch` |
+| what they run | `releases` |
 | digests of replicas, and of data | `replica_check`, `data_check` |
 | requests to join, and the answer to one | `change_requests`, `joining` |
 | calls of an operator | `operator_api` |
@@ -29,6 +30,7 @@ from peer.daemon.evaluations import Evaluations
 from peer.daemon.loop_protocol import Frames, Members
 from peer.daemon.neighbors import Neighbors
 from peer.daemon.operator_api import OperatorApi
+from peer.daemon.releases import Releases
 from peer.daemon.roster import Roster
 from peer.daemon.runtime import Runtime
 from peer.errors import HandshakeRefused
@@ -45,8 +47,8 @@ _OTHER_NOTES = (0.5, 5.0)
 
 
 def _evaluation_notes(num_peers: int) -> tuple[float, float]:
-    """Return the same for evaluations and votes. A neighbour passes on those of all peers, and tells them again;
-    what an honest one can send is bounded by what peers accept of each other (`evaluations`)."""
+    """Return the same for evaluations, releases and votes. A neighbour passes on those of all peers, and tells them
+    again; what an honest one can send is bounded by what peers accept of each other (`evaluations`)."""
     return 50.0 + 4.0 * num_peers, 100.0 + 80.0 * num_peers
 
 
@@ -65,6 +67,7 @@ class Incoming:
         roster: Roster,
         frames: Frames,
         evaluations: Evaluations,
+        releases: Releases,
         members: Members,
         operator: OperatorApi,
         notes: Mapping[str, Judge],
@@ -76,9 +79,9 @@ class Incoming:
         connected. `num_peers`: how many everybody lists."""
         self._runtime, self._neighbors, self._roster = runtime, neighbors, roster
         self._frames, self._evaluations, self._members, self._operator = frames, evaluations, members, operator
-        self._notes, self._greetings = dict(notes), dict(greetings)
+        self._releases, self._notes, self._greetings = releases, dict(notes), dict(greetings)
         of_all = _evaluation_notes(num_peers)
-        rates = {**_NOTES, topics.EVALUATION: of_all, LOST: of_all}
+        rates = {**_NOTES, topics.EVALUATION: of_all, topics.RELEASE: of_all, LOST: of_all}
         self._budgets = {
             topic: Allowances(rate=rate, burst=burst)
             for topic in self._notes
@@ -100,6 +103,8 @@ class Incoming:
         frames = self._frames.frames_for(peer, remote_has)
         for note in self._evaluations.notes():
             self._neighbors.transport.bulletin(peer, topics.EVALUATION, note)
+        for note in self._releases.linked(peer):
+            self._neighbors.transport.bulletin(peer, topics.RELEASE, note)
         for topic, note in self._greetings.items():
             self._neighbors.transport.bulletin(peer, topic, note)
         self._runtime.wake()

@@ -66,6 +66,8 @@ class MemberLinks:
     def meet(self) -> None:
         """Take up the links that a change of the members asks for, and end those to peers that are lost."""
         transport = self._neighbors.transport
+        # First: what made the state need a newer release is not for neighbours that do not know it.
+        transport.end_older()
         introduced = self._roster.introduce(self._membership.newcomers)
         for peer in introduced:
             transport.know_member(self._roster.name(peer))

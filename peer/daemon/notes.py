@@ -8,6 +8,7 @@ passes a note on, so that the neighbour which sent it is to blame.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
@@ -25,19 +26,35 @@ JOIN = "join"
 """Topic of the note with which a peer asks to be let in; `node.membership_codec` knows its content."""
 REFUSAL = "no join"
 DATA = "data"
+RELEASE = "release"
 
 MOST_CLASSES = 1000
 """Of more, only the sums are told."""
 _MOST_SAMPLES = 1 << 53
 """More than any test set has; sums of so many classes stay integers that JSON, SQLite and floats can hold."""
 _MOST_PEERS = 1 << 31
+_MOST_PROTOCOL = 1 << 16
+_MOST_MS = 1 << 53
 _REASON_CHARACTERS = 500
+_SOFTWARE_CHARACTERS = 64
 _DIGEST_BYTES = 16
 
 _SPLITS = {"test": pb.EvaluationNote.TEST, "holdout": pb.EvaluationNote.HOLDOUT}
 _SPLIT_NAMES = {value: name for name, value in _SPLITS.items()}
 
 AnyNote = TypeVar("AnyNote", bound=Message)
+
+
+@dataclass(frozen=True)
+class ReleaseTold:
+    """What a peer says of its release."""
+
+    peer: int
+    protocol: int
+    """The highest version of the protocol that it speaks."""
+    software: str
+    said_ms: int
+    """When, by its own clock, in milliseconds since 1970."""
 
 
 def is_heeded(
@@ -122,6 +139,26 @@ def decode_divergence(note: bytes, rounds: int) -> tuple[int, int, str]:
     message = _parse(pb.DivergenceNote, note)
     _check_round(message.round, rounds)
     return _peer(message.peer), message.round, printable(message.reason)
+
+
+def encode_release(told: ReleaseTold) -> bytes:
+    """Return what a peer says of its release."""
+    return pb.ReleaseNote(
+        peer=told.peer,
+        protocol_max=told.protocol,
+        software=told.software[:_SOFTWARE_CHARACTERS],
+        said_ms=told.said_ms,
+    ).SerializeToString()
+
+
+def decode_release(note: bytes) -> ReleaseTold:
+    """Return what `encode_release` made, printable."""
+    message = _parse(pb.ReleaseNote, note)
+    if not 0 < message.protocol_max < _MOST_PROTOCOL or message.said_ms >= _MOST_MS:
+        raise RemoteProtocolError(f"told of version {message.protocol_max} of the protocol at {message.said_ms} ms")
+    if len(message.software) > _SOFTWARE_CHARACTERS:
+        raise RemoteProtocolError(f"told of a release in {len(message.software)} characters")
+    return ReleaseTold(_peer(message.peer), message.protocol_max, printable(message.software), message.said_ms)
 
 
 def encode_digests(round_: int, digests: Sequence[int]) -> bytes:

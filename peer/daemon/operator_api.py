@@ -17,6 +17,7 @@ from peer.daemon.loop_protocol import Loop, Members
 from peer.daemon.metrics_writer import MetricsWriter
 from peer.daemon.neighbors import Neighbors
 from peer.daemon.peer_list_reload import PeerList
+from peer.daemon.releases import Releases
 from peer.daemon.runtime import Runtime
 from peer.daemon.saving import Saver
 from peer.errors import SottoError
@@ -44,13 +45,14 @@ class OperatorApi:
         metrics: MetricsWriter,
         peer_list: PeerList,
         admissions: Admissions,
+        releases: Releases,
     ) -> None:
         self.state = "running"
         """What this peer is doing, in a word, until it stops; then what became of it."""
         self._local, self._runtime, self._neighbors = local, runtime, neighbors
         self._loop, self._saver, self._members, self._evaluations = loop, saver, members, evaluations
         self._divergence, self._metrics, self._peer_list = divergence, metrics, peer_list
-        self._admissions = admissions
+        self._admissions, self._releases = admissions, releases
 
     async def control(self, verb: str, arguments: Mapping[str, object], caller: str = "") -> dict[str, object]:
         """Do what `verb` names for a caller of that name, and return the answer."""
@@ -93,6 +95,8 @@ class OperatorApi:
             "name": self._local.name,
             "run": self._local.config.run.name,
             "version": __version__,
+            "releases": self._versions(),
+            "protocol": {"needed": self._releases.needed, "usable": self._releases.usable},
             "state": "stopping" if self._runtime.stops else self.state,
             "round": self._loop.round,
             "rounds": self._local.config.run.rounds,
@@ -173,6 +177,13 @@ class OperatorApi:
             {"name": name(peer), "round": claim.round, "reason": claim.reason, "told_by": name(claim.told_by)}
             for peer, claim in self._divergence.claims().items()
         ]
+
+    def _versions(self) -> dict[str, str | None]:
+        """Return the release of each member, as far as it is known."""
+        return {
+            self._local.roster.name(peer): None if software is None else software.removeprefix("sottovoce ")
+            for peer, software in self._releases.software().items()
+        }
 
     def _newcomers(self) -> list[dict[str, object]]:
         """Return whom this peer knows beyond everybody's list."""

@@ -11,6 +11,7 @@
 | accuracies; the end of training that makes no sense | `evaluations`, `divergence`, `notes` |
 | members that come and go | `member_links`, `change_requests`, `joining`, `peer_list` |
 | what others say | `incoming` |
+| which releases the peers run | `releases` |
 | what an operator asks | `operator_api` |
 | what log and service manager are told | `progress_log`, `service_manager` |
 
@@ -81,7 +82,7 @@ class Daemon:
         self._config = common.local.config
         self._evaluations, self._own, self._metrics = common.evaluations, common.own, common.metrics
         self._divergence, self._cadence, self._peer_list = common.divergence, common.cadence, parts.peer_list
-        self._watcher, self._admissions = common.watcher, common.admissions
+        self._watcher, self._admissions, self._releases = common.watcher, common.admissions, common.releases
         self._exporter: Exporter | None = None
 
     async def main(self, *, heeds_signals: bool = True) -> int:
@@ -115,6 +116,7 @@ class Daemon:
                         transport.wait_closed(),
                         ProgressLog(self.operator.status).watch(self.runtime.now),
                         self._admissions.watch(),
+                        self._releases.tell_now_and_then(),
                         *self.loop.helpers(),
                     )
                 ]

@@ -53,6 +53,7 @@ class Connection:
         now = self._loop.time()
         self.neighbor, self.identity = opened.neighbor, opened.identity
         self.nonce, self.remote_has, self.dialled = terms.nonce, terms.received, opened.dialled
+        self.protocol, self.software = terms.protocol, terms.software
         self.in_use = True
         """Whether frames pass; false once it was detached."""
         self.ended: asyncio.Future[None] = self._loop.create_future()

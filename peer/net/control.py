@@ -11,7 +11,7 @@ import functools
 import json
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -21,7 +21,7 @@ from peer.foreign_text import printable, printable_values
 from peer.net.address import split_address
 from peer.net.admission import CONTROL_VERBS, Admission
 from peer.net.handler import Handler
-from peer.net.hello import PROTOCOL_MAX, PROTOCOL_MIN, HelloInfo
+from peer.net.hello import PROTOCOL_MAX, HelloInfo
 from peer.net.links import Links
 from peer.net.revocation_watch import RevocationWatch
 from peer.net.rpc import Caller, CallRefused, Channel, Server, Status, StreamLost
@@ -50,7 +50,9 @@ class ControlService:
         hello: HelloInfo,
         access: Access | None,
         dial_timeout_s: float,
+        needed_protocol: Callable[[], int],
     ) -> None:
+        self._needed_protocol = needed_protocol
         self._admission, self._links, self._revocations, self._handler = admission, links, revocations, handler
         self._hello, self._access = hello, access
         self._probe_timeout_s = min(dial_timeout_s, _PROBE_TIMEOUT_S)
@@ -105,7 +107,7 @@ class ControlService:
         answer: dict[str, Any] = {
             "name": self._hello.name,
             "software": self._hello.software,
-            "protocol": [PROTOCOL_MIN, PROTOCOL_MAX],
+            "protocol": [self._needed_protocol(), PROTOCOL_MAX],
             "time": time.time(),
             "seen_as": caller.address,
             "job": self._hello.run_digest,

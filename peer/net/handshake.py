@@ -8,6 +8,7 @@ Whatever a hello holds, the only errors raised here for it are RemoteErrors: its
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from peer.errors import HandshakeRefused, RemoteProtocolError, SecurityError
@@ -56,8 +57,18 @@ class OpenedStream:
 class Handshake:
     """What this process says in its hellos, and its demands on those of others."""
 
-    def __init__(self, *, me: int, info: HelloInfo, access: Access | None, limits: Limits, heartbeat_s: float) -> None:
-        self.info = info
+    def __init__(
+        self,
+        *,
+        me: int,
+        info: HelloInfo,
+        access: Access | None,
+        limits: Limits,
+        heartbeat_s: float,
+        needed_protocol: Callable[[], int] = lambda: PROTOCOL_MIN,
+    ) -> None:
+        """`needed_protocol()`: the lowest version that serves the run by now."""
+        self.info, self._needed_protocol = info, needed_protocol
         self._me, self._limits, self._heartbeat_s = me, limits, heartbeat_s
         self._credentials = access if isinstance(access, Credentials) else None
         self._nonce = secrets.randbits(64)
@@ -84,7 +95,7 @@ class Handshake:
         """Return the terms of a listener and whose certificate it proved to hold. Raises RemoteError."""
         hello = self.read_hello(first)
         check_identity(hello, expected_name=neighbor.name, certified_name=None, expected_index=neighbor.index)
-        terms = read_terms(hello, check_run(self.info, hello))
+        terms = self.terms(hello)
         if self._credentials is None:
             return terms, None
         try:
@@ -97,8 +108,8 @@ class Handshake:
     # -- as the listener --
 
     def terms(self, hello: pb.Hello) -> Terms:
-        """Return a caller's terms. Raises HandshakeRefused if it trains another run."""
-        return read_terms(hello, check_run(self.info, hello))
+        """Return the terms of the other end. Raises HandshakeRefused if it trains another run."""
+        return read_terms(hello, check_run(self.info, hello, self._needed_protocol()))
 
     def answer(self, hello: pb.Hello, *, received: int, seen_as: str, verifier: str) -> bytes:
         """Return the envelope that answers a caller's hello; `verifier` is the caller's name."""
@@ -110,7 +121,7 @@ class Handshake:
     def _hello(self, received: int, *, seen_as: str = "", challenge: bytes = b"") -> pb.Hello:
         info = self.info
         return pb.Hello(
-            protocol_min=PROTOCOL_MIN,
+            protocol_min=self._needed_protocol(),
             protocol_max=PROTOCOL_MAX,
             run=info.run,
             algorithm=info.algorithm,

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from peer.errors import HandshakeRefused
 from peer.foreign_text import quote
 from peer.proto.sottovoce.v1 import exchange_pb2 as pb
+from peer.protocol import NEWEST, OLDEST, release_with
 
-# Version 2: with mutual TLS, listeners prove their certificate in the hello.
-# Version 3: notes are protobuf messages. Peers of version 2 could neither read them nor be read.
-PROTOCOL_MIN = 3
-PROTOCOL_MAX = 3
+PROTOCOL_MIN = OLDEST
+PROTOCOL_MAX = NEWEST
 MAX_TEXT = 256
 MIN_WINDOW_BYTES = 4096
 MIN_CHUNK_BYTES = 1024
@@ -61,6 +60,8 @@ class Terms:
     heartbeat_s: float
     """The longest pause between two envelopes of the neighbour."""
     seen_as: str
+    software: str
+    """What the neighbour says that it runs."""
 
 
 def check_identity(theirs: pb.Hello, *, expected_name: str, certified_name: str | None, expected_index: int) -> None:
@@ -79,14 +80,20 @@ def check_identity(theirs: pb.Hello, *, expected_name: str, certified_name: str 
         )
 
 
-def check_run(ours: HelloInfo, theirs: pb.Hello) -> int:
-    """Return the protocol version to use with a peer of the same run. Raises HandshakeRefused naming both values."""
+def check_run(ours: HelloInfo, theirs: pb.Hello, needed: int = PROTOCOL_MIN) -> int:
+    """Return the protocol version to use with a peer of the same run. `needed`: the lowest that serves the run by now.
+    Raises HandshakeRefused naming both values."""
     name = quote(theirs.name)
     if theirs.protocol_max < PROTOCOL_MIN or theirs.protocol_min > PROTOCOL_MAX:
         raise HandshakeRefused(
             f"{name} speaks {_versions(theirs.protocol_min, theirs.protocol_max)} of the protocol ("
             f"{quote(theirs.software)}), we speak {_versions(PROTOCOL_MIN, PROTOCOL_MAX)} ({quote(ours.software)}); "
             "install the same release on both"
+        )
+    if theirs.protocol_max < needed:
+        raise HandshakeRefused(
+            f"{name} runs {quote(theirs.software)}, and this run uses what came with release {release_with(needed)}; "
+            "install that one or a later one there"
         )
     if theirs.run != ours.run:
         raise HandshakeRefused(f"{name} is in run {quote(theirs.run)}, we are in {quote(ours.run)}")
@@ -147,6 +154,7 @@ def read_terms(theirs: pb.Hello, protocol: int) -> Terms:
         chunk_bytes=theirs.chunk_bytes,
         heartbeat_s=theirs.heartbeat_ms / 1000,
         seen_as=theirs.seen_as,
+        software=theirs.software,
     )
 
 

@@ -20,7 +20,7 @@ from peer.net.admission import Admission
 from peer.net.connection import Connection
 from peer.net.handler import Handler
 from peer.net.handshake import FAREWELL_S, Handshake, OpenedStream, farewell
-from peer.net.hello import check_identity, check_run
+from peer.net.hello import check_identity
 from peer.net.links import Links
 from peer.net.neighbor import Neighbor
 from peer.net.rpc import Caller, Options, ServedStream, Server, StreamLost
@@ -188,7 +188,7 @@ class Listener:
             name, index = (None, hello.index) if identity is None else (identity.name, identity.index)
             assert index is not None
             check_identity(hello, expected_name=hello.name, certified_name=name, expected_index=index)
-            check_run(self._handshake.info, hello)
+            self._handshake.terms(hello)
             neighbor = self._hear(hello.index, hello.name)
         if neighbor is None:
             raise HandshakeRefused(

@@ -31,7 +31,7 @@ from peer.net.counters import LinkCounters
 from peer.net.dialler import Dialler
 from peer.net.handler import MAX_BULLETIN_BYTES, MAX_TOPIC, Handler
 from peer.net.handshake import FAREWELL_S, Handshake
-from peer.net.hello import HelloInfo
+from peer.net.hello import PROTOCOL_MIN, HelloInfo
 from peer.net.inbox import Limits
 from peer.net.links import Links
 from peer.net.listener import Listener, bind, new_server
@@ -44,6 +44,7 @@ from peer.net.services import PEER_SERVICE, RELAY_SERVICE
 from peer.net.tasks import Tasks
 from peer.net.tunnels import Tunnels
 from peer.proto.sottovoce.v1 import exchange_pb2 as pb
+from peer.protocol import release_with
 
 _ENVELOPE_SLACK = MAX_BULLETIN_BYTES + 8 * 1024  # beside the chunks: a note or a hello, and the numbers
 _RELAY_IDLE_S = 300.0
@@ -66,10 +67,12 @@ class Transport:
         members: Sequence[str] = (),
         own_relay: RelayAddress | None = None,
         hear: Callable[[int, str], Neighbor | None] | None = None,
+        needed_protocol: Callable[[], int] = lambda: PROTOCOL_MIN,
     ) -> None:
         """`members` are the names of all peers of the run, for whom this one may relay; at `own_relay` it waits for
         callers, if nobody can dial it. `hear(index, name)` returns how a caller of the same run is seen that is no
-        neighbour yet, None if it shall be none, or raises HandshakeRefused."""
+        neighbour yet, None if it shall be none, or raises HandshakeRefused. `needed_protocol()`: the lowest version of
+        the protocol that serves the run by now; neighbours that do not speak it are refused."""
         self.me = me
         self.port: int | None = None
         """The port that is listened on, once started."""
@@ -117,7 +120,15 @@ class Transport:
             self._revocations = RevocationWatch(
                 revoked, own=lambda: security.identity, links=self._links, on_news=self.relay.recheck, tasks=self._tasks
             )
-        handshake = Handshake(me=me, info=hello, access=security, limits=limits, heartbeat_s=options.heartbeat_s)
+        self._needed_protocol = needed_protocol
+        handshake = Handshake(
+            me=me,
+            info=hello,
+            access=security,
+            limits=limits,
+            heartbeat_s=options.heartbeat_s,
+            needed_protocol=needed_protocol,
+        )
         self._dialler = Dialler(
             links=self._links,
             handshake=handshake,
@@ -149,6 +160,7 @@ class Transport:
             hello=hello,
             access=security,
             dial_timeout_s=options.dial_timeout_s,
+            needed_protocol=needed_protocol,
         )
         for neighbor in neighbors:
             self.add_neighbor(neighbor)
@@ -231,6 +243,24 @@ class Transport:
     def is_up(self, peer: int) -> bool:
         """Return whether there is a link to a neighbour now."""
         return self._links.connection(peer) is not None
+
+    def protocol(self, peer: int) -> int | None:
+        """Return the version of the protocol that is spoken with a neighbour; None while its link is down."""
+        connection = self._links.connection(peer)
+        return None if connection is None else connection.protocol
+
+    def software(self, peer: int) -> str | None:
+        """Return what a neighbour says that it runs, as it came; None while its link is down."""
+        connection = self._links.connection(peer)
+        return None if connection is None else connection.software
+
+    def end_older(self) -> None:
+        """End the links to neighbours that do not speak the version of the protocol that is needed by now."""
+        needed = self._needed_protocol()
+        for connection in self._links.connections():
+            if connection.protocol < needed:
+                reason = f"this run uses what came with release {release_with(needed)}; install that one or a later one"
+                connection.drop(pb.Close.REFUSED, reason)
 
     def counters(self, peer: int) -> LinkCounters:
         """Return what went over the link to a neighbour so far."""

@@ -45,6 +45,7 @@ class DiskState:
     ) -> None:
         """`identity`: what a state has to agree with to belong to this peer (run, name, model, …). `regular`: see
         `Checkpoints`."""
+        self._disk = disk
         self.files = StateFiles(disk, identity, keep=keep_checkpoints, regular=regular)
         self.syncs_before_sending = durability == "power"
         self.base_round = 0
@@ -57,6 +58,18 @@ class DiskState:
     def journal_bytes(self) -> int:
         """Size of the journal since the last checkpoint."""
         return self._journal.size
+
+    @property
+    def protocol(self) -> int:
+        """The lowest version of the protocol that serves the run, by what this state holds."""
+        return self.files.protocol
+
+    def pin(self, protocol: int) -> None:
+        """Have releases that do not speak a version of the protocol refuse this state from here on, also after a power
+        cut: before anything is written that they would misunderstand."""
+        if protocol > self.files.protocol:
+            self.files.protocol = protocol
+            self._journal.change_header(self._disk, self.files.identity)
 
     # Going back to where the peer was.
 

@@ -21,7 +21,7 @@ finished round; `save` between rounds. These calls are for one thread. `publish`
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from peer.errors import RemoteProtocolError
@@ -38,6 +38,7 @@ from peer.node.participant import Participant, ParticipantState
 from peer.node.recorded_peer import RecordedPeer
 from peer.node.repair_budget import RepairBudget
 from peer.node.replay import Replay
+from peer.protocol import OLDEST
 from peer.rate_limits import Allowances
 from peer.state.checkpoints import Checkpoint
 from peer.state.disk import Disk
@@ -67,9 +68,11 @@ class DurablePeer:
         keep_checkpoints: int = 2,
         regular: int = 0,
         repeatable: bool = True,
+        protocol_of: Callable[[Change], int] = lambda change: OLDEST,
     ) -> None:
         """`identity`: what a state has to agree with to belong to this peer (run, name, model, …). `regular`: see
-        `Checkpoints`. `repeatable`: whether a local step that is computed again gives the same bits."""
+        `Checkpoints`. `repeatable`: whether a local step that is computed again gives the same bits.
+        `protocol_of(change)`: which version of the protocol peers need to understand a change of the members."""
         self.participant = participant
         self.disk_state = DiskState(
             disk, identity, durability=durability, keep_checkpoints=keep_checkpoints, regular=regular
@@ -78,7 +81,7 @@ class DurablePeer:
         self.links = self._peer.links
         self.left_out: frozenset[int] = frozenset()
         """Receivers that got no weight in the last round, because they had not confirmed anything for long."""
-        self._repeatable = repeatable
+        self._repeatable, self._protocol_of = repeatable, protocol_of
         self._repairs, self._notices = RepairBudget(), Allowances(rate=NOTICES_PER_S, burst=NOTICES_AT_ONCE)
         self._told: set[tuple[int, Change]] = set()
         """(Neighbour, change of members that it told of), since this process began."""
@@ -233,6 +236,7 @@ class DurablePeer:
         was_outsider = self.participant.membership.is_outsider
         if not was_outsider and not self._notices.spend(peer, record.now):
             raise RemoteProtocolError(f"tells of more than {NOTICES_AT_ONCE} changes of members at once", peer=peer)
+        self.disk_state.pin(self._protocol_of(change))
         if (peer, change) in self._told:
             self._append(record)  # No honest neighbour says it twice: it is worth no sync of the disk.
         else:
@@ -256,6 +260,7 @@ class DurablePeer:
         membership = self.participant.membership
         record = Announced(now, membership_codec.encode(membership.signed(change)))
         membership.own_words.take_new()  # The record holds it.
+        self.disk_state.pin(self._protocol_of(change))
         self._append_for_good(record)
         return self._with_losses(self._journaled(self._peer.announce(record)), now)
 
@@ -317,6 +322,7 @@ class DurablePeer:
                 if isinstance(content, Message):
                     self._append(record)
                 else:
+                    self.disk_state.pin(self._protocol_of(content))
                     self._append_for_good(record)
                 effects.extend(self._journaled(self._peer.take(record, content)))
         return self._with_losses(effects, now)

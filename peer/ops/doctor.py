@@ -28,6 +28,7 @@ from peer.net.path_mtu import path_mtu
 from peer.net.security.credentials import Access, Credentials, TokenAccess, load_credentials
 from peer.net.transport import Transport
 from peer.ops.control import newcomers
+from peer.ops.releases import mixed, versions_of
 
 SOON_DAYS = 30
 CLOCK_WARNING_S = 5.0
@@ -77,8 +78,13 @@ async def _examine(config: Config, base: Path) -> list[Finding]:
     async with _answer(config, security) if answering else contextlib.nullcontext():
         entries = [config.peers[peer] for peer in _neighbors(config, base)]
         entries += [each for each in newcomers(config, status or {}) if each.name in (status or {}).get("links", {})]
-        for each in await asyncio.gather(*(_neighbor(config, security, entry) for entry in entries)):
+        versions = {
+            config.peers[config.peer.index].name: __version__,
+            **versions_of([] if status is None else [status]),
+        }
+        for each in await asyncio.gather(*(_neighbor(config, security, entry, versions) for entry in entries)):
             found += each
+    found += _releases(versions)
     found += _links(status)
     return found
 
@@ -192,8 +198,10 @@ def _addresses(config: Config) -> Iterator[Finding]:
         yield Finding("address", "ok", f"listens on {config.peer.listen}; other peers dial {own.advertise}")
 
 
-async def _neighbor(config: Config, security: Access | None, entry: PeerAddress) -> list[Finding]:
-    """Look at one neighbour in both directions."""
+async def _neighbor(
+    config: Config, security: Access | None, entry: PeerAddress, versions: dict[str, str]
+) -> list[Finding]:
+    """Look at one neighbour in both directions; add what it runs to `versions`."""
     me = config.peer.index
     if entry.advertise is None:
         return [_unreachable_neighbor(config, entry)]
@@ -212,6 +220,7 @@ async def _neighbor(config: Config, security: Access | None, entry: PeerAddress)
     except RemoteError as error:
         return [Finding(entry.name, "error", str(error), _advice(str(error)), exit_code=error.exit_code)]
     answered = time.time()
+    versions[entry.name] = str(answer.get("software")).removeprefix("sottovoce ")
     return [
         Finding(entry.name, "ok", f"answers at {entry.advertise}, as {answer.get('software')}"),
         *await _path(entry.name, entry.advertise),
@@ -322,8 +331,6 @@ def _compare(config: Config, name: str, answer: dict[str, Any]) -> Iterator[Find
     if highest < PROTOCOL_MIN or lowest > PROTOCOL_MAX:
         sentence = f"speaks protocol versions {lowest} to {highest}, but this peer {PROTOCOL_MIN} to {PROTOCOL_MAX}"
         yield Finding(name, "error", sentence, "install the same release on both", exit_code=RemoteError.exit_code)
-    elif answer.get("software") != f"sottovoce {__version__}":
-        yield Finding(name, "warning", f"runs {answer.get('software')}, but this peer runs sottovoce {__version__}")
     ours, theirs = config.run_digest().split("."), str(answer.get("job")).split(".")
     if len(ours) == len(theirs) and ours != theirs:
         parts = " and ".join(
@@ -338,6 +345,13 @@ def _compare(config: Config, name: str, answer: dict[str, Any]) -> Iterator[Find
     elif answer.get("neighbor") is None:
         sentence = "does not list this peer as a neighbour"
         yield Finding(name, "error", sentence, "compare [graph] and [[peers]] on both", exit_code=RemoteError.exit_code)
+
+
+def _releases(versions: dict[str, str]) -> Iterator[Finding]:
+    sentence = mixed(versions)
+    if sentence is not None:
+        advice = "install the newer one on all devices, one after the other (docs/upgrading.md)"
+        yield Finding("releases", "warning", sentence, advice)
 
 
 def _clock(name: str, difference_s: float, uncertainty_s: float) -> Iterator[Finding]:

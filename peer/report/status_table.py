@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from peer.criterion import ACCURACY
+from peer.ops.releases import mixed, versions_of
 from peer.report.numbers import MISSING, percent, significant, size
 
 EXPIRES_SOON_DAYS = 30
@@ -34,8 +35,21 @@ def status_table(answers: Sequence[Mapping[str, Any]]) -> RenderableType:
     errors = [Text(f"{_name(answer)}: {answer['error']}", style="red") for answer in answers if "error" in answer]
     notes = [Text(f"{_name(answer)} {answer['note']}", style="dim") for answer in answers if "note" in answer]
     return Group(
-        table, *_limited(answers), *_diverged(answers), *notes, *errors, *_expiring(answers), *_offenders(answers)
+        table,
+        *_limited(answers),
+        *_diverged(answers),
+        *notes,
+        *errors,
+        *_expiring(answers),
+        *_offenders(answers),
+        *_mixed(answers),
     )
+
+
+def _mixed(answers: Sequence[Mapping[str, Any]]) -> list[Text]:
+    """Return a line that names peers of different releases."""
+    sentence = mixed(versions_of(answers))
+    return [] if sentence is None else [Text(f"{sentence}: what came with the newer one waits for all", style="yellow")]
 
 
 def _limited(answers: Sequence[Mapping[str, Any]]) -> list[Text]:

@@ -238,11 +238,9 @@ class Journal:
     @classmethod
     def create(cls, disk: Disk, name: str, header: Mapping[str, Any]) -> Journal:
         """Begin a new journal, whole and synced from its first instant. Raises StateError."""
-        text = json.dumps(header).encode()
-        start = _FILE.pack(_MAGIC, VERSION, len(text)) + text
-        checksum = xxhash.xxh3_64_intdigest(start)
+        parts, checksum = _start(header)
         try:
-            replace(disk, name, [start + _SUM.pack(checksum)])
+            replace(disk, name, parts)
             return cls(name, disk.open(name), checksum)
         except OSError as error:
             raise cannot_be_written(name, error) from None
@@ -285,6 +283,29 @@ class Journal:
             self._problem = str(failure)
             raise failure from None
 
+    def change_header(self, disk: Disk, changes: Mapping[str, Any]) -> None:
+        """Write the file anew with these values in its header, at once or not at all. Raises StateError."""
+        with self._closing:
+            try:
+                # Checksums are chained from the header on.
+                data = memoryview(disk.read(self.name))
+                header, at, _ = _read_header(self.name, data)
+                parts, checksum = _start({**header, **changes})
+                while at < len(data):
+                    end = at + _HEAD.size + _HEAD.unpack_from(data, at)[0]
+                    checksum = xxhash.xxh3_64_intdigest(data[at:end], seed=checksum)
+                    parts += [data[at:end], _SUM.pack(checksum)]
+                    at = end + _SUM.size
+                replace(disk, self.name, parts)
+                handle = disk.open(self.name)
+            except OSError as error:
+                failure = cannot_be_written(self.name, error)
+                self._problem = str(failure)
+                raise failure from None
+            with contextlib.suppress(OSError):
+                self._handle.close()
+            self._handle, self._sum = handle, checksum
+
     def sync(self) -> None:
         """Make what was appended survive a power cut; of a closed journal nothing is left to do. Raises StateError."""
         with self._closing:
@@ -326,6 +347,14 @@ def read_journal(disk: Disk, name: str) -> JournalContent:
         records.append(record)
         at = end
     return JournalContent(header, tuple(records), at, checksum, problem)
+
+
+def _start(header: Mapping[str, Any]) -> tuple[list[Buffer], int]:
+    """Return what a file begins with, and its checksum."""
+    text = json.dumps(header).encode()
+    start = _FILE.pack(_MAGIC, VERSION, len(text)) + text
+    checksum = xxhash.xxh3_64_intdigest(start)
+    return [start + _SUM.pack(checksum)], checksum
 
 
 def _read_header(name: str, data: memoryview) -> tuple[Mapping[str, Any], int, int]:

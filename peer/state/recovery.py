@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from peer.errors import StateError
+from peer.protocol import NEWEST, OLDEST, release_with
 from peer.state.checkpoints import Checkpoint, Checkpoints, checkpoint_name
 from peer.state.disk import Disk, cannot_be_written
 from peer.state.journal import Journal, JournalContent, read_journal
@@ -45,9 +46,22 @@ class StateFiles:
     def __init__(self, disk: Disk, identity: Mapping[str, str], *, keep: int, regular: int) -> None:
         """`identity`: what a state has to agree with to belong to this peer (run, name, model, …). `keep` and
         `regular` are those of `Checkpoints`."""
-        self.identity = dict(identity)
+        self.protocol = OLDEST
+        """The lowest version of the protocol that serves the run by what was read, or what `pin` was told."""
+        self._identity = dict(identity)
         self.checkpoints = Checkpoints(disk, keep=keep, regular=regular)
         self._disk, self._keep = disk, keep
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Whose state it is, as checkpoints and the headers of journals have it.
+
+        Release 0.1 knows of no versions here. It compares the run with its own, says what it found, and leaves the
+        files as they are: so the run is where the release is named.
+        """
+        if self.protocol == OLDEST:
+            return self._identity
+        return {**self._expected(self.protocol), "protocol": self.protocol}
 
     def load_newest(self, notices: list[str]) -> Checkpoint | None:
         """Return the newest checkpoint that is whole; those that are not are set aside, with a sentence in `notices`.
@@ -130,12 +144,21 @@ class StateFiles:
         return left
 
     def _check_identity(self, found: Mapping[str, Any], what: str) -> None:
-        for key, value in self.identity.items():
-            if found.get(key) != value:
+        protocol = found.get("protocol", OLDEST)
+        if not isinstance(protocol, int) or not OLDEST <= protocol <= NEWEST:
+            raise StateError(f"the {what} uses what came with a later release; install that one")
+        for (key, value), expected in zip(self._identity.items(), self._expected(protocol).values(), strict=True):
+            if found.get(key) != expected:
                 raise StateError(
                     f"the {what} belongs to {key} {str(found.get(key))[:40]!r}, but this peer has {value[:40]!r}; "
                     "use another state.directory, or delete the old one"
                 )
+        self.protocol = max(self.protocol, protocol)
+
+    def _expected(self, protocol: int) -> dict[str, str]:
+        """Return the identity as a state has it that needs a version of the protocol."""
+        mark = "" if protocol == OLDEST else f"(needs release {release_with(protocol)}) "
+        return {key: mark + value if key == "run" else value for key, value in self._identity.items()}
 
     def _journal_rounds(self) -> list[int]:
         numbers = (

@@ -19,6 +19,7 @@ from peer.errors import ConfigError, RemoteProtocolError, SecurityError, SottoEr
 from peer.foreign_text import printable
 from peer.ops import collect, control, standing
 from peer.ops.collect import Member
+from peer.ops.releases import mixed, versions_of
 from peer.report.run_data import read_frame
 from peer.round_record import RoundRecord
 from peer.run_plan import build_schedule
@@ -163,8 +164,16 @@ class Observer:
             averaged_figure=self.figures.average.figures.get((criterion or ACCURACY).name),
             consensus_distance=self.figures.consensus_distance,
             ended=self._ended(answers),
-            note=None if criterion is not None else "Which figure models are compared by is not known yet.",
+            note=self._note(answers, criterion),
         )
+
+    def _note(self, answers: Mapping[int, Mapping[str, Any]], criterion: Criterion | None) -> str | None:
+        """Return what everybody who looks should know, as sentences."""
+        mixture = mixed(versions_of(answers.values()))
+        sentences = [] if mixture is None else [f"Releases are mixed: {mixture}."]
+        if criterion is None:
+            sentences.append("Which figure models are compared by is not known yet.")
+        return " ".join(sentences) or None
 
     def _name(self, answers: Mapping[int, Mapping[str, Any]]) -> str:
         """Return the name of the run; of one on this machine, that of its folder, which says which of several it is."""

@@ -81,7 +81,7 @@ class Snapshot:
     ended: str | None = None
     """How the run ended."""
     note: str | None = None
-    """A sentence about what cannot be shown."""
+    """Sentences about what cannot be shown, and what everybody who looks should know."""
 
     @property
     def members(self) -> list[PeerView]:

@@ -12,6 +12,7 @@ from peer.net.counters import LinkCounters
 from peer.net.link_log import LinkLog
 from peer.net.offences import Offences
 from peer.net.transport import Transport
+from peer.protocol import OLDEST
 
 
 @dataclass
@@ -25,6 +26,8 @@ class FakeTransport:
     removed: list[tuple[int, str]] = field(default_factory=list)
     offences: Offences = field(default_factory=Offences)
     log: LinkLog = field(default_factory=LinkLog)
+    protocols: dict[int, int] = field(default_factory=dict)
+    """Connected peer → the version of the protocol that is spoken with it; by default the oldest."""
 
     def is_up(self, peer: int) -> bool:
         return peer in self.up
@@ -33,6 +36,12 @@ class FakeTransport:
         if peer in self.up:
             self.notes.append((peer, topic, data))
         return peer in self.up
+
+    def protocol(self, peer: int) -> int | None:
+        return self.protocols.get(peer, OLDEST) if peer in self.up else None
+
+    def software(self, peer: int) -> str | None:
+        return f"sottovoce 0.{self.protocols.get(peer, OLDEST) - 2}.0" if peer in self.up else None
 
     def counters(self, peer: int) -> LinkCounters:
         return LinkCounters(frame_bytes_sent=100 * peer)

@@ -12,6 +12,7 @@ import pytest
 from peer.daemon.evaluations import Evaluations
 from peer.daemon.incoming import Incoming
 from peer.daemon.operator_api import OperatorApi
+from peer.daemon.releases import Releases
 from peer.daemon.roster import Roster
 from peer.daemon.runtime import Runtime
 from peer.errors import HandshakeRefused, RemoteProtocolError
@@ -59,6 +60,7 @@ class Peer:
             roster=cast(Roster, roster),
             frames=self.frames,
             evaluations=cast(Evaluations, evaluations),
+            releases=cast(Releases, SimpleNamespace(linked=lambda peer: [b"0.2.0"])),
             members=self.members,
             operator=cast(OperatorApi, None),
             greetings={"data": b"digests"},
@@ -81,7 +83,7 @@ def peer() -> Peer:
 def test_a_neighbour_that_is_back_gets_its_frames_and_hears_the_news(peer: Peer) -> None:
     peer.neighbors.left[1] = "stopped"
     assert peer.incoming.link_up(1, 7) == [(8, b"next")]
-    assert peer.transport.notes == [(1, "evaluation", b"known"), (1, "data", b"digests")]
+    assert peer.transport.notes == [(1, "evaluation", b"known"), (1, "release", b"0.2.0"), (1, "data", b"digests")]
     assert peer.neighbors.is_reachable(1)
     peer.incoming.link_down(1, "the connection broke")
     assert peer.frames.broken == [1]

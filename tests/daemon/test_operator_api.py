@@ -19,6 +19,7 @@ from peer.daemon.loop_protocol import Loop
 from peer.daemon.metrics_writer import MetricsWriter
 from peer.daemon.operator_api import OperatorApi
 from peer.daemon.peer_list_reload import PeerList
+from peer.daemon.releases import Releases
 from peer.daemon.runtime import Runtime
 from peer.daemon.saving import Saver
 from peer.errors import SottoError
@@ -31,6 +32,7 @@ from tests.daemon.parts import FakeMembers, FakeTransport, neighbors_over
 from tests.state.failing_disk import FailingDisk
 
 NAMES = ["ada", "ben", "cleo"]
+SOFTWARE = ("sottovoce 0.2.0", "sottovoce 0.1.0", None)
 
 
 class Roster:
@@ -94,6 +96,7 @@ class Asked:
             ),
             peer_list=cast(PeerList, None),
             admissions=Admissions(self.log, cast(Any, None), neighbors, None),
+            releases=cast(Releases, SimpleNamespace(software=lambda: dict(enumerate(SOFTWARE)), needed=3, usable=4)),
         )
 
     def ask(self, verb: str, **arguments: object) -> dict[str, Any]:
@@ -111,6 +114,11 @@ def test_the_status_says_who_is_said_to_have_diverged(asked: Asked) -> None:
     assert asked.ask("status")["diverged"] == [
         {"name": NAMES[1], "round": 20, "reason": "the loss is too high", "told_by": NAMES[2]}
     ]
+
+
+def test_the_status_says_which_release_each_member_runs(asked: Asked) -> None:
+    assert asked.ask("status")["releases"] == {"ada": "0.2.0", "ben": "0.1.0", "cleo": None}
+    assert asked.ask("status")["protocol"] == {"needed": 3, "usable": 4}
 
 
 def test_the_status_says_what_stands_in_the_way_of_a_link(asked: Asked) -> None:

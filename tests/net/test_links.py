@@ -54,7 +54,7 @@ class End:
         neighbor = self.links.neighbors[1 - self.me]
         terms = Terms(
             protocol=2, received=0, nonce=nonce, credit_bytes=64 * 1024, chunk_bytes=16 * 1024, heartbeat_s=1.0,
-            seen_as="",
+            seen_as="", software="sottovoce 0.1.0",
         )  # fmt: skip
         if not self.links.give_way(neighbor, terms, dialled=dialled):
             return False

@@ -115,6 +115,7 @@ def test_numbers_of_fields_never_change() -> None:
         "Close": {"kind": 1, "reason": 2},
         "EvaluationNote": {"peer": 1, "round": 2, "split": 3, "correct": 4, "total": 5, "metrics": 6},
         "DivergenceNote": {"peer": 1, "round": 2, "reason": 3},
+        "ReleaseNote": {"peer": 1, "protocol_max": 2, "software": 3, "said_ms": 4},
         "ReplicaNote": {"round": 1, "digests": 2},
         "DataNote": {"train_digest": 1, "test_digest": 2},
         "RefusalNote": {"reason": 1},

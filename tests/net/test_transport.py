@@ -23,6 +23,7 @@ from peer.errors import (
 )
 from peer.net.control import call_control
 from peer.net.handler import MAX_BULLETIN_BYTES
+from peer.net.hello import PROTOCOL_MAX
 from peer.net.neighbor import Neighbor
 from peer.net.security.certificates import Role
 from tests.net.transport_peers import (
@@ -399,6 +400,28 @@ def test_peers_that_do_not_belong_together_refuse_each_other_in_a_sentence(
                 assert ben.events == [("down", 0, dialler.refusals[0])]
                 assert ada.events == [("down", 1, listener.refusals[1])]
                 assert not listener.is_up(1)
+
+    asyncio.run(story())
+
+
+def test_a_neighbour_that_does_not_speak_what_is_needed_by_now_is_refused() -> None:
+    async def story() -> None:
+        ada, ben = Mind(), Mind()
+        needed = [PROTOCOL_MAX]
+        # Each release says itself what it speaks at least: here, this end is the newer one.
+        listener = build(0, ada, [passive(1)], needed_protocol=lambda: needed[0])
+        async with running(listener):
+            dialler = build(1, ben, [dialled(0, listener.port)], listen=None)
+            async with running(dialler):
+                await until(lambda: dialler.is_up(0) and listener.is_up(1))
+                assert listener.protocol(1) == PROTOCOL_MAX
+                listener.end_older()
+                assert listener.is_up(1)
+                needed[0] = PROTOCOL_MAX + 1
+                listener.end_older()
+                assert not listener.is_up(1)
+                await until(lambda: 0 in dialler.refusals)
+                assert "install that one or a later one there" in listener.refusals[1]
 
     asyncio.run(story())
 

@@ -6,6 +6,7 @@ Which queue delivers next is drawn from a seed, so that peers run ahead of each 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from random import Random
@@ -32,6 +33,7 @@ from peer.net.security.credentials import Credentials
 from peer.net.security.requests import read_request, request_certificate
 from peer.node.durable import DurablePeer
 from peer.node.participant import Participant
+from peer.protocol import OLDEST
 from peer.random import PhiloxSource
 from peer.state.statement_counter import StatementCounter
 from peer.train.momentum import Momentum
@@ -89,6 +91,8 @@ class Cluster:
     robust: RobustMixing | None = None
     by_majority: bool = False
     """Whether the members declare losses themselves."""
+    protocol_of: Callable[[Change], int] = lambda change: OLDEST
+    """Which version of the protocol a change of the members needs."""
     peers: list[DurablePeer] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -152,7 +156,13 @@ class Cluster:
             cpu_clock=lambda: 0.0,
         )
         others = [other for other in range(listed) if other != peer]
-        return DurablePeer(participant, self.disks[peer], neighbors=others, identity={"peer": str(peer)})
+        return DurablePeer(
+            participant,
+            self.disks[peer],
+            neighbors=others,
+            identity={"run": "run", "peer": str(peer)},
+            protocol_of=self.protocol_of,
+        )
 
     def statements(self, peer: int, *, unsigned: Literal["refuse", "accept"] = "refuse") -> SignedStatements:
         """Return what signs for a peer and judges what others have signed, with a certificate that is new each time."""

@@ -147,7 +147,7 @@ def test_lists_jobs_and_releases_that_differ_are_named(kits: Path) -> None:
         code, findings = examine(kits, 0)
     assert code == 6
     assert "its configuration differs from ours in [training]" in of(findings, "peer-1", "error")
-    assert f"runs sottovoce 9.9, but this peer runs sottovoce {__version__}" in of(findings, "peer-1", "warning")
+    assert f"peer-0 runs {__version__}, peer-1 9.9" in of(findings, "releases", "warning")
     assert "has 10.9.9.9:1 for this peer, but our own list has 127.0.0.1:" in of(findings, "peer-1", "warning")
 
 

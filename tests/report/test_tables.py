@@ -150,6 +150,15 @@ def test_status_names_neighbours_that_break_the_protocol_and_says_once_what_to_d
     assert lines.count("attic: exclude it") == 1
 
 
+def test_status_names_peers_of_different_releases() -> None:
+    answers = [{"name": "kitchen", "version": "0.2.0"}, {"name": "garage", "version": "0.2.0"}, {"index": 2}]
+    assert "runs" not in shown(status_table(answers))
+    answers[2] = {"name": "attic", "version": "0.1.0"}
+    assert "attic runs 0.1.0, the others 0.2.0: what came with the newer one waits for all" in shown(
+        status_table(answers)
+    )
+
+
 def test_only_asynchronous_runs_have_a_staleness() -> None:
     summary = sample_summary(["a"], 10)
     assert "staleness" not in shown(summary_table(summary))

@@ -168,6 +168,41 @@ def test_nothing_is_added_after_a_failed_write() -> None:
     assert list(read_journal(disk, "j").records) == RECORDS
 
 
+def test_a_header_is_changed_at_once_or_not_at_all() -> None:
+    whole = FailingDisk()
+    write(whole)
+    begun = len(whole.operations)
+    for at in range(begun, begun + 20):
+        disk = FailingDisk()
+        journal = write(disk)
+        disk.end_at = at
+        try:
+            journal.change_header(disk, {"run": "b", "new": 1})
+            journal.append(TimedOut(9.0))
+        except ProcessEnds:
+            disk.restart()
+            content = read_journal(disk, "j")
+            assert content.header in ({"run": "a", "round": 4}, {"run": "b", "round": 4, "new": 1})
+            assert list(content.records) == RECORDS
+        else:
+            break
+    else:
+        pytest.fail("the process ends at every operation")
+    assert at > begun + 2
+    content = read_journal(disk, "j")
+    assert content.header == {"run": "b", "round": 4, "new": 1}
+    assert (list(content.records), content.problem) == ([*RECORDS, TimedOut(9.0)], None)
+    assert journal.size == disk.size("j")
+
+
+def test_a_changed_header_survives_a_power_cut() -> None:
+    disk = FailingDisk()
+    write(disk).change_header(disk, {"run": "b"})
+    disk.lose_power()
+    assert read_journal(disk, "j").header == {"run": "b", "round": 4}
+    assert list(read_journal(disk, "j").records) == RECORDS
+
+
 def test_a_recorded_step_comes_back_with_its_arrays() -> None:
     disk = FailingDisk()
     arrays = {"displacement": np.arange(5, dtype=np.float32), "empty": np.empty((0, 2), np.uint8), "n": np.array([7])}

@@ -259,6 +259,15 @@ def test_a_peer_that_only_its_neighbours_reach_is_connected_and_one_that_diverge
     assert seen.peers[2].problem == "loss 900, says peer-0"
 
 
+def test_peers_of_different_releases_are_named(devices: Devices) -> None:
+    for index in range(2):
+        devices.start(index, 20)
+        devices.says[f"peer-{index}"] = {"version": "0.2.0"}
+    assert look(open_observer(devices.folder)).note is None
+    devices.says["peer-0"]["releases"] = {"peer-0": "0.2.0", "peer-1": "0.2.0", "peer-2": "0.1.0"}
+    assert look(open_observer(devices.folder)).note == "Releases are mixed: peer-2 runs 0.1.0, the others 0.2.0."
+
+
 def test_a_newcomer_that_no_file_here_lists_is_asked_too(devices: Devices) -> None:
     devices.start(0, 20)
     devices.says["peer-0"] = {

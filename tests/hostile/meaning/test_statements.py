@@ -7,13 +7,17 @@ from collections.abc import Callable
 import pytest
 
 from peer.config import EvaluationOptions
+from peer.daemon.divergence import Divergence
 from peer.daemon.evaluations import Evaluations, SampleCounts
-from peer.daemon.notes import encode_divergence, encode_evaluation
+from peer.daemon.notes import DIVERGED, EVALUATION, encode_divergence, encode_evaluation
 from peer.errors import RemoteProtocolError, SecurityError
 from peer.gossip.membership import Change, ChangeKind
 from peer.net.security.authority import CertificateAuthority
 from peer.node import membership_codec
-from peer.node.statements import MEMBERS, sealed, unsealed
+from peer.node.loss_votes import LOST as VOTE
+from peer.node.loss_votes import LossVotes
+from peer.node.statements import MEMBERS, Statements, sealed, unsealed
+from peer.proto.sottovoce.v1.membership_pb2 import LossVote
 from peer.proto.sottovoce.v1.statement_pb2 import Proof
 from peer.state.metrics import EvaluationRecord
 from tests.node import changing_members
@@ -222,3 +226,45 @@ def test_old_accuracies_replayed_or_in_another_order_change_nothing(cluster: Clu
     listener.evaluations.heard(2, statements.sign("evaluation", _note(10)))
     assert listener.rounds_of(3) == 10
     assert encode_divergence(3, 10, "it") != signed[0]
+
+
+def test_divergences_that_are_forged_replayed_or_in_another_order_change_nothing(cluster: Cluster) -> None:
+    passed_on: list[bytes] = []
+    divergence = Divergence(
+        0, 100, peers=range(5), is_up=lambda peer: False, name="peer-{}".format, advice="", now=lambda: 0.0,
+        broadcast=lambda topic, note, besides: passed_on.append(note), stop=lambda reason: None,
+        statements=cluster.statements(0),
+    )  # fmt: skip
+    theirs, notes = cluster.statements(3), [encode_divergence(3, round_, "it") for round_ in (20, 30)]
+    signed = [theirs.sign(DIVERGED, note) for note in notes]
+    for forged in (cluster.statements(2).sign(DIVERGED, notes[1]), theirs.sign(EVALUATION, notes[1])):
+        with pytest.raises(RemoteProtocolError, match="in its name"):
+            divergence.heard(1, forged)
+    for note in (signed[1], signed[0], signed[1]):
+        divergence.heard(1, note)
+    assert passed_on == [signed[1]]
+    assert divergence.claims()[3].round == 30
+
+
+def test_votes_that_are_forged_replayed_or_in_another_order_change_nothing(cluster: Cluster) -> None:
+    def vote(voter: int, round_: int, signer: Statements, topic: str = VOTE) -> bytes:
+        return signer.sign(topic, LossVote(voter=voter, subject=3, round=round_).SerializeToString(deterministic=True))
+
+    votes: LossVotes = (
+        Cluster("sparse-push", seed=3, signed=True, by_majority=True)
+        .peers[0]
+        .participant.membership.loss_votes(cluster.statements(0), after_s=10.0)
+    )
+    one, two, lead = cluster.statements(1), cluster.statements(2), 3
+    for forged in (vote(2, 7, one), vote(2, 7, two, DIVERGED)):
+        with pytest.raises(RemoteProtocolError, match="told of a vote"):
+            votes.hear(forged, 7, lead)
+    newest, earlier = vote(2, 9, two), vote(2, 8, two)
+    assert votes.hear(newest, 9, lead)
+    assert not votes.hear(earlier, 9, lead)
+    assert not votes.hear(newest, 9, lead)
+    assert votes.count(3) == (1, 5)
+    # Once rounds go on, it is void, however often it is told.
+    assert not votes.hear(newest, 9 + 2 * lead + 1, lead)
+    votes.look(9 + 2 * lead + 1, lead, {}, 0.0)
+    assert votes.count(3) == (0, 0)

@@ -71,8 +71,8 @@ HELLOS: list[tuple[dict[str, Any], str]] = [
     ({"graph_digest": "f" * 64}, "the graph of 'ben' differs from ours; compare [graph]"),
     ({"run_digest": "f" * 64}, "the configuration of 'ben' differs from ours; compare sections outside [peer]"),
     ({"num_peers": 5}, "'ben' has 5 peers in its list, we have 4"),
-    ({"protocol_min": 4, "protocol_max": 5}, "'ben' speaks versions 4 to 5 of the protocol"),
-    # The release before, whose notes were JSON.
+    ({"protocol_min": 5, "protocol_max": 6}, "'ben' speaks versions 5 to 6 of the protocol"),
+    # Its notes were JSON.
     ({"protocol_min": 2, "protocol_max": 2}, "'ben' speaks version 2 of the protocol"),
     ({"protocol_min": 0, "protocol_max": 0}, "speaks version 0 of the protocol"),
     ({"index": 2}, "it says it is peer 2, 'ben', but peer 2, 'cleo', is expected here"),

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17sottovoce/v1/note.proto\x12\x0csottovoce.v1\"\xce\x01\n\x0e\x45valuationNote\x12\x0c\n\x04peer\x18\x01 \x01(\r\x12\r\n\x05round\x18\x02 \x01(\x04\x12\x31\n\x05split\x18\x03 \x01(\x0e\x32\".sottovoce.v1.EvaluationNote.Split\x12\x0f\n\x07\x63orrect\x18\x04 \x03(\x04\x12\r\n\x05total\x18\x05 \x03(\x04\x12\x0f\n\x07metrics\x18\x06 \x03(\x01\"5\n\x05Split\x12\x15\n\x11SPLIT_UNSPECIFIED\x10\x00\x12\x08\n\x04TEST\x10\x01\x12\x0b\n\x07HOLDOUT\x10\x02J\x04\x08\x0f\x10\x10\"C\n\x0e\x44ivergenceNote\x12\x0c\n\x04peer\x18\x01 \x01(\r\x12\r\n\x05round\x18\x02 \x01(\x04\x12\x0e\n\x06reason\x18\x03 \x01(\tJ\x04\x08\x0f\x10\x10\"-\n\x0bReplicaNote\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x0f\n\x07\x64igests\x18\x02 \x03(\x06\"5\n\x08\x44\x61taNote\x12\x14\n\x0ctrain_digest\x18\x01 \x01(\x0c\x12\x13\n\x0btest_digest\x18\x02 \x01(\x0c\"\x1d\n\x0bRefusalNote\x12\x0e\n\x06reason\x18\x01 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17sottovoce/v1/note.proto\x12\x0csottovoce.v1\"\xce\x01\n\x0e\x45valuationNote\x12\x0c\n\x04peer\x18\x01 \x01(\r\x12\r\n\x05round\x18\x02 \x01(\x04\x12\x31\n\x05split\x18\x03 \x01(\x0e\x32\".sottovoce.v1.EvaluationNote.Split\x12\x0f\n\x07\x63orrect\x18\x04 \x03(\x04\x12\r\n\x05total\x18\x05 \x03(\x04\x12\x0f\n\x07metrics\x18\x06 \x03(\x01\"5\n\x05Split\x12\x15\n\x11SPLIT_UNSPECIFIED\x10\x00\x12\x08\n\x04TEST\x10\x01\x12\x0b\n\x07HOLDOUT\x10\x02J\x04\x08\x0f\x10\x10\"C\n\x0e\x44ivergenceNote\x12\x0c\n\x04peer\x18\x01 \x01(\r\x12\r\n\x05round\x18\x02 \x01(\x04\x12\x0e\n\x06reason\x18\x03 \x01(\tJ\x04\x08\x0f\x10\x10\"Z\n\x0bReleaseNote\x12\x0c\n\x04peer\x18\x01 \x01(\r\x12\x14\n\x0cprotocol_max\x18\x02 \x01(\r\x12\x10\n\x08software\x18\x03 \x01(\t\x12\x0f\n\x07said_ms\x18\x04 \x01(\x04J\x04\x08\x0f\x10\x10\"-\n\x0bReplicaNote\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x0f\n\x07\x64igests\x18\x02 \x03(\x06\"5\n\x08\x44\x61taNote\x12\x14\n\x0ctrain_digest\x18\x01 \x01(\x0c\x12\x13\n\x0btest_digest\x18\x02 \x01(\x0c\"\x1d\n\x0bRefusalNote\x12\x0e\n\x06reason\x18\x01 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,10 +37,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_EVALUATIONNOTE_SPLIT']._serialized_end=242
   _globals['_DIVERGENCENOTE']._serialized_start=250
   _globals['_DIVERGENCENOTE']._serialized_end=317
-  _globals['_REPLICANOTE']._serialized_start=319
-  _globals['_REPLICANOTE']._serialized_end=364
-  _globals['_DATANOTE']._serialized_start=366
-  _globals['_DATANOTE']._serialized_end=419
-  _globals['_REFUSALNOTE']._serialized_start=421
-  _globals['_REFUSALNOTE']._serialized_end=450
+  _globals['_RELEASENOTE']._serialized_start=319
+  _globals['_RELEASENOTE']._serialized_end=409
+  _globals['_REPLICANOTE']._serialized_start=411
+  _globals['_REPLICANOTE']._serialized_end=456
+  _globals['_DATANOTE']._serialized_start=458
+  _globals['_DATANOTE']._serialized_end=511
+  _globals['_REFUSALNOTE']._serialized_start=513
+  _globals['_REFUSALNOTE']._serialized_end=542
 # @@protoc_insertion_point(module_scope)

@@ -41,6 +41,18 @@ class DivergenceNote(_message.Message):
     reason: str
     def __init__(self, peer: _Optional[int] = ..., round: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
+class ReleaseNote(_message.Message):
+    __slots__ = ("peer", "protocol_max", "software", "said_ms")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_MAX_FIELD_NUMBER: _ClassVar[int]
+    SOFTWARE_FIELD_NUMBER: _ClassVar[int]
+    SAID_MS_FIELD_NUMBER: _ClassVar[int]
+    peer: int
+    protocol_max: int
+    software: str
+    said_ms: int
+    def __init__(self, peer: _Optional[int] = ..., protocol_max: _Optional[int] = ..., software: _Optional[str] = ..., said_ms: _Optional[int] = ...) -> None: ...
+
 class ReplicaNote(_message.Message):
     __slots__ = ("round", "digests")
     ROUND_FIELD_NUMBER: _ClassVar[int]

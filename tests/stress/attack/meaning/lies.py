@@ -387,7 +387,7 @@ class _Bomb:
 async def pickle_bombs(me: Insider) -> None:
     """Pickles that write a file, as notes of every kind, as a notice and as frames."""
     bomb = pickle.dumps(_Bomb(me.folder / "bombed"))
-    for topic in (EVALUATION, DIVERGED, JOIN, REVOKED, "replica", "no join", "pickle"):
+    for topic in (EVALUATION, DIVERGED, JOIN, REVOKED, "replica", "release", "no join", "pickle"):
         me.tell(topic, bomb)
         await asyncio.sleep(0.3)
     for frame in (bomb, b"SM" + bomb, b"SV\x01\x00" + bomb):

@@ -1,0 +1,18 @@
+"""The versions of the protocol between peers, and the releases that they came with.
+
+Version 2: with mutual TLS, listeners prove their certificate in the hello.
+Version 3: notes are protobuf messages. Peers of version 2 could neither read them nor be read.
+Version 4: peers tell all others which versions they speak, and what came with version 4 is used once all members do.
+"""
+
+from __future__ import annotations
+
+OLDEST = 3
+NEWEST = 4
+
+_RELEASES = {3: "0.1", 4: "0.2"}
+
+
+def release_with(protocol: int) -> str:
+    """Return the first release that speaks a version of the protocol, for sentences."""
+    return _RELEASES.get(protocol, "a later one")
