@@ -25,6 +25,7 @@ from peer.ops.local_cluster import Cluster
 from peer.run_plan import validate_config
 from peer.state.disk import RealDisk
 from peer.train.threads import use_one_thread
+from peer.watch.observer import open_observer
 from tests.daemon.test_members import Devices
 from tests.daemon.test_rounds import Audit
 
@@ -352,11 +353,16 @@ async def _pause_and_go_on(devices: Devices, clock: Clock) -> None:
     await devices.until(lambda: devices.is_there(1) and bool(paused()["reached"]), within_s=30)
     assert paused()["reached"][0]["until"] == "2026-12-01 00:00+01:00"
     assert "limits" not in devices.status(0)
+    seen = await open_observer(devices.kits).look()
+    assert [peer.limits for peer in seen.peers[::2]] == [(), ()]
+    assert seen.peers[1].limits[0].startswith("paused until 2026-12-01 00:00+01:00: ")
     await asyncio.sleep(1.0)
     held_at = devices.status(1)["round"]
     # The others go on for as many rounds as they may skip, then they wait.
+    await devices.until(lambda: devices.status(0)["round"] > held_at, within_s=30)
     await asyncio.sleep(1.0)
-    assert devices.status(1)["round"] == held_at < devices.status(0)["round"] < ROUNDS
+    assert devices.status(1)["round"] == held_at
+    assert devices.status(0)["round"] < ROUNDS
     # What was counted survives a kill: it does not begin the day anew.
     await devices.kill(1)
     devices.start(1)
