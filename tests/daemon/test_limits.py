@@ -430,3 +430,27 @@ async def _answer(devices: Devices) -> None:
     assert later["exchanges"] - begun_at["exchanges"] > steps, "it answers its neighbours"
     assert later["limits"]["day_bytes"] > begun_at["limits"]["day_bytes"], "what answers cost is counted"
     await devices.stop(0, 1, 2)
+
+
+@pytest.mark.slow
+def test_a_peer_that_may_not_leave_any_more_is_slowed_down_and_says_why(
+    tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    # A departure could not take effect before the run ends.
+    settings = ("algorithm.name=sgp", *NO_STEPS)
+    limits = 'then = "leave"\nslow_step_s = 0.2'
+    devices = limited(tmp_path / "kits", clock, limits, rounds=10, num_peers=3, options=settings)
+    asyncio.run(_stay(devices))
+    said = [record.getMessage() for record in caplog.records]
+    assert any("limits: this peer cannot leave the run now: the run ends after round 9" in line for line in said), said
+
+
+async def _stay(devices: Devices) -> None:
+    for peer in range(3):
+        devices.start(peer)
+    async with asyncio.timeout(60):
+        assert [await devices.tasks[peer] for peer in range(3)] == [0, 0, 0]
+    assert [devices.daemons[peer].loop.round for peer in range(3)] == [10] * 3
+    assert not devices.daemons[1].loop.has_left
+    for daemon in devices.daemons.values():
+        daemon.close()
