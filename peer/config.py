@@ -385,7 +385,7 @@ class LimitOptions(Section):
     """How much of this device the peer may use; each device has its own limits."""
 
     day_mbytes: Count | None = None
-    """What the links of this peer may carry in a calendar day, sent and received. Needs a synchronous algorithm."""
+    """What the links of this peer may carry in a calendar day, sent and received."""
     month_mbytes: Count | None = None
     """The same for a calendar month."""
     timezone: str = "local"
@@ -401,11 +401,14 @@ class LimitOptions(Section):
     has cooled by 3 degrees."""
     processor_share: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Which part of the time local steps may take; the peer sleeps after each."""
-    then: Literal["slow", "pause"] = "slow"
+    then: Literal["slow", "pause", "leave"] = "slow"
     """When a limit is reached. slow: begin a round only every `slow_step_s`. pause: begin no round until the limit is
-    lifted; needs rounds.late = "skip", since otherwise the whole run would pause."""
+    lifted; with rounds it needs rounds.late = "skip", since otherwise the whole run would pause. leave: leave the run
+    for good, as `sotto leave` does. With an asynchronous algorithm, steps stand for rounds, and neighbours are answered
+    in any case."""
     slow_step_s: Positive = 60.0
-    """slow: least time between the beginnings of two rounds while a limit is reached."""
+    """slow: least time between the beginnings of two rounds while a limit is reached. leave: the same, until the
+    departure is announced."""
     sensors: str = "/sys/class"
     """Folder with power_supply and thermal, in which Linux reports battery and temperature."""
 

@@ -213,13 +213,11 @@ def _limit_findings(config: Config) -> Iterator[validate.Finding]:
     limits = config.limits
     if not limits.can_be_reached:
         return
-    if algorithm_spec(config).asynchronous:
-        sentence = (
-            f"{config.algorithm.name} has no rounds to hold back, and its neighbours need answers at any time; only"
-            " limits.processor_share works with it: remove the others, or choose a synchronous algorithm"
-        )
-        yield validate.Finding("error", "limits", sentence)
-    elif limits.then == "pause" and config.rounds.late == "wait":
+    fixed = why_no_changes(config)
+    if limits.then == "leave" and fixed is not None:
+        sentence = f'this device could not leave the run: {fixed}; or set limits.then = "slow"'
+        yield validate.Finding("error", "limits.then", sentence)
+    elif limits.then == "pause" and config.rounds.late == "wait" and not algorithm_spec(config).asynchronous:
         sentence = (
             'rounds.late is "wait", so the whole run would pause with this peer; set limits.then = "slow", or'
             ' rounds.late = "skip" on every device'

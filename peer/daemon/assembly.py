@@ -77,6 +77,8 @@ class CommonParts:
     watcher: Watcher
     admissions: Admissions
     releases: Releases
+    limits: Limits | None
+    """None where no limit of this device can be reached."""
 
 
 @dataclass(kw_only=True)
@@ -116,19 +118,27 @@ def assemble(
     *,
     loop: PeerTrainer | None = None,
     watcher: Watcher | None = None,
+    wall_clock: Callable[[], float] = time.time,
 ) -> Parts:
-    """Read data, checkpoint and journal of one peer; `loop` trains it where that is the user's. Raises SottoError."""
+    """Read data, checkpoint and journal of one peer; `loop` trains it where that is the user's.
+    `wall_clock` returns the seconds since 1970. Raises SottoError."""
     local = LocalPeer(config, base, loop)
     try:
-        return _assemble(local, config, reread, watcher or NoWatcher())
+        return _assemble(local, config, reread, watcher or NoWatcher(), wall_clock)
     except BaseException:
         # Whoever catches it may try again in this process.
         local.close()
         raise
 
 
-def _assemble(local: LocalPeer, config: Config, reread: Callable[[], Config] | None, watcher: Watcher) -> Parts:
-    common = _common_parts(local, watcher)
+def _assemble(
+    local: LocalPeer,
+    config: Config,
+    reread: Callable[[], Config] | None,
+    watcher: Watcher,
+    wall_clock: Callable[[], float],
+) -> Parts:
+    common = _common_parts(local, watcher, wall_clock)
     build = _pair_parts if local.setup.spec.asynchronous else _round_parts
     training = build(common)
     peer_list = PeerList(local, config, reread, common.runtime, training.members)
@@ -179,7 +189,7 @@ def _data_check(local: LocalPeer) -> DataCheck | None:
     return DataCheck(data_digest(task.train_data()), data_digest(task.test_data()), local.roster.name)
 
 
-def _common_parts(local: LocalPeer, watcher: Watcher) -> CommonParts:
+def _common_parts(local: LocalPeer, watcher: Watcher, wall_clock: Callable[[], float]) -> CommonParts:
     config, runtime = local.config, Runtime()
 
     def evaluated(record: EvaluationRecord) -> None:
@@ -237,7 +247,7 @@ def _common_parts(local: LocalPeer, watcher: Watcher) -> CommonParts:
         metrics=MetricsWriter(local.metrics, neighbors),
         watcher=watcher,
         admissions=Admissions(
-            AdmissionLog(local.folder.disk, time.time),
+            AdmissionLog(local.folder.disk, wall_clock),
             local.roster,
             neighbors,
             local.access.revoked if isinstance(local.access, Credentials) else None,
@@ -250,6 +260,9 @@ def _common_parts(local: LocalPeer, watcher: Watcher) -> CommonParts:
             statements=local.statements,
             now=runtime.now,
         ),
+        limits=Limits(config.limits, local.folder.disk, neighbors, sync=runtime.sync, wall_clock=wall_clock)
+        if config.limits.can_be_reached
+        else None,
     )
 
 
@@ -305,9 +318,7 @@ def _round_parts(common: CommonParts) -> TrainingParts:
         audit_log=audit_log,
         watcher=common.watcher,
         loss_watch=loss_watch,
-        limits=Limits(local.config.limits, local.folder.disk, neighbors)
-        if local.config.limits.can_be_reached
-        else None,
+        limits=common.limits,
     )
     judges: dict[str, Judge] = {
         notes.REPLICA: check.heard,
@@ -352,6 +363,7 @@ def _pair_parts(common: CommonParts) -> TrainingParts:
         own=common.own,
         metrics=metrics,
         audit_log=audit_log,
+        limits=common.limits,
     )
     members = FixedMembers(local.setup.why_no_changes or "the members of this run cannot change")
     return TrainingParts(

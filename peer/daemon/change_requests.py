@@ -120,6 +120,11 @@ class ChangeRequests:
             self._waiting.append(_Request(ChangeKind.JOIN, peer, None, newcomer))
             self._runtime.wake()
 
+    def leave(self) -> None:
+        """Ask for leaving the run, as a limit of the device wants it; not again while that waits."""
+        if all(request.kind is not ChangeKind.LEAVE for request in self._waiting):
+            self._waiting.append(_Request(ChangeKind.LEAVE, self._durable.participant.peer, None))
+
     # -- what becomes of it --------------------------------------------------------------------------------------------
 
     async def grant(self) -> RoundRecord | None:
@@ -162,6 +167,8 @@ class ChangeRequests:
         if request.answer is not None:
             if not request.answer.done():
                 request.answer.set_exception(SottoError(str(error)))
+        elif request.kind is ChangeKind.LEAVE:
+            log.warning("limits: this peer cannot leave the run now: %s", error)
         elif request.votes:
             log.info("this peer cannot announce that %s is lost, and leaves it to others: %s", name, error)
         elif request.kind is ChangeKind.LOST:

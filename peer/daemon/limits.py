@@ -1,4 +1,4 @@
-"""Whether this device lets its peer begin a round: data plan, hours, battery, temperature.
+"""Whether this device lets its peer begin a round, or a step: data plan, hours, battery, temperature.
 
 What the links carry is counted as TCP payload with the headers of its segments, sent and received, TLS, heartbeats,
 retransmissions and relayed messages included; where the kernel cannot be asked, without TLS and headers. Connections
@@ -10,12 +10,11 @@ from __future__ import annotations
 import json
 import logging
 import re
-import time
 import zoneinfo
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from peer.config import LimitOptions
 from peer.daemon.limit_rules import Reached, Usage, check_hours, check_usage, local_time, nearly_used
@@ -39,12 +38,20 @@ class Links(Protocol):
     def counters(self) -> Mapping[int, LinkCounters]: ...
 
 
+Sync: TypeAlias = Callable[[Callable[[], None]], Awaitable[None]]
+"""Calls a function that waits for the disk, in a thread (`peer.daemon.runtime.Runtime.sync`)."""
+
+
 class Limits:
     """The limits of one device."""
 
-    def __init__(self, options: LimitOptions, disk: Disk, links: Links) -> None:
-        """Raises StateError if the counts cannot be read, and ConfigError if there is no thermometer."""
+    def __init__(
+        self, options: LimitOptions, disk: Disk, links: Links, *, sync: Sync, wall_clock: Callable[[], float]
+    ) -> None:
+        """`wall_clock` returns the seconds since 1970. Raises StateError if the counts cannot be read, and ConfigError
+        if there is no thermometer."""
         self._options, self._disk, self._links = options, disk, links
+        self._sync, self._wall_clock = sync, wall_clock
         self._zone = None if options.timezone == "local" else zoneinfo.ZoneInfo(options.timezone)
         self._usage = self._saved = _read(disk)
         self._counted: dict[int, int] = {}
@@ -59,13 +66,24 @@ class Limits:
             problem = f"no thermal zone under {options.sensors} reports a temperature; remove it"
             raise ConfigError(problem, key="limits.max_celsius", value=options.max_celsius)
 
-    def may_begin(self, now: float) -> bool:
-        """Return whether a round may begin, and take it that it does. `now`: seconds on the clock of the run."""
+    async def may_begin(self, now: float, *, is_leaving: bool = False) -> bool:
+        """Return whether a round may begin, and take it that it does. `now`: seconds on the clock of the run.
+        `is_leaving`: whether the peer has announced that it leaves, and has to complete a few more rounds for that.
+        Raises StateError."""
         self._look(now)
-        if self._reached and (self._options.then == "pause" or now < self._began_at + self._options.slow_step_s):
+        if self._usage.day != self._saved.day or self._usage.day_bytes - self._saved.day_bytes >= _SAVE_EVERY_BYTES:
+            # The loop must not wait for the disk: heartbeats are answered meanwhile.
+            await self._sync(self._save)
+        is_held = self._options.then == "pause" or now < self._began_at + self._options.slow_step_s
+        if self._reached and is_held and not is_leaving:
             return False
         self._began_at = now
         return True
+
+    @property
+    def asks_to_leave(self) -> bool:
+        """Whether a limit is reached at which the device leaves the run."""
+        return self._options.then == "leave" and bool(self._reached)
 
     def figures(self) -> dict[str, object]:
         """Return what `sotto status` shows."""
@@ -83,7 +101,7 @@ class Limits:
     def close(self) -> None:
         """Save what was counted."""
         if self._counted:
-            self._count(local_time(wall_clock(), self._zone).date().isoformat())
+            self._count(local_time(self._wall_clock(), self._zone).date().isoformat())
             try:
                 self._save()
             except StateError as error:
@@ -92,10 +110,8 @@ class Limits:
 
     def _look(self, now: float) -> None:
         """Find out which limits are reached."""
-        at = local_time(wall_clock(), self._zone)
+        at = local_time(self._wall_clock(), self._zone)
         self._count(at.date().isoformat())
-        if self._usage.day != self._saved.day or self._usage.day_bytes - self._saved.day_bytes >= _SAVE_EVERY_BYTES:
-            self._save()
         if now >= self._looked_at + _LOOK_EVERY_S:
             self._looked_at, self._of_device = now, [*self._look_at_device()]
         self._reached = [
@@ -107,7 +123,11 @@ class Limits:
 
     def _say(self) -> None:
         """Log what is new, once."""
-        held = "begins no round" if self._options.then == "pause" else f"one round in {self._options.slow_step_s:g} s"
+        held = {
+            "slow": f"one round in {self._options.slow_step_s:g} s",
+            "pause": "begins no round",
+            "leave": "leaves the run",
+        }[self._options.then]
         # Figures change from look to look; the reason does not.
         lines = {re.sub(r"^[\d.]+ ", "", each.reason): f"{each.reason}: {held}" for each in self._reached}
         lines.update({sentence: sentence for sentence in nearly_used(self._options, self._usage)})
@@ -126,11 +146,12 @@ class Limits:
             self._usage = self._usage.plus(self._counted[peer] - before)
 
     def _save(self) -> None:
+        usage = self._usage
         try:
-            replace(self._disk, FILE, [json.dumps(asdict(self._usage)).encode()])
+            replace(self._disk, FILE, [json.dumps(asdict(usage)).encode()])
         except OSError as error:
             raise cannot_be_written(FILE, error) from None
-        self._saved = self._usage
+        self._saved = usage
 
     def _look_at_device(self) -> Iterator[Reached]:
         options, sensors = self._options, Path(self._options.sensors)
@@ -146,11 +167,6 @@ class Limits:
             self._is_hot = celsius is not None and celsius > options.max_celsius - _COOLED_BY * self._is_hot
             if self._is_hot:
                 yield Reached(f"{celsius:.0f} °C, of limits.max_celsius = {options.max_celsius:g}")
-
-
-def wall_clock() -> float:
-    """Return the seconds since 1970."""
-    return time.time()
 
 
 def _carried(counters: LinkCounters) -> int:

@@ -6,6 +6,7 @@ round:
 
 - Only an exchange that is still open after the step is waited for, before the next read. If its partner goes away the
   request is sent again when it is back; after `rounds.abandon_after_s` it is given up.
+- Where a limit of the device is reached, steps are held back, and the own exchanges with them.
 - A neighbour that is down is not chosen. Without any neighbour the peer takes `rounds.max_skipped_rounds` more steps,
   then it waits for one; so it does before the first step.
 - Who has taken all steps still answers, until everybody's last evaluation has come round; it leaves sooner if it has no
@@ -27,6 +28,7 @@ from peer.compress.payload import FloatArray
 from peer.daemon.audit_log import EventLog
 from peer.daemon.checkpoint_cadence import CheckpointCadence
 from peer.daemon.evaluations import Evaluations, Models, OwnEvaluation
+from peer.daemon.limits import Limits
 from peer.daemon.local_peer import LocalPeer
 from peer.daemon.metrics_writer import MetricsWriter
 from peer.daemon.neighbors import Neighbors
@@ -59,12 +61,14 @@ class PairLoop:
         own: OwnEvaluation,
         metrics: MetricsWriter,
         audit_log: EventLog | None,
+        limits: Limits | None,
     ) -> None:
         self.participant = durable.participant
         self._local, self._config = local, local.config
         self._runtime, self._neighbors, self._durable = runtime, neighbors, durable
         self._exchanges, self._saver, self._cadence = exchanges, saver, cadence
         self._evaluations, self._own, self._metrics, self._audit_log = evaluations, own, metrics, audit_log
+        self._limits = limits
         self._steps_alone = self._config.rounds.max_skipped_rounds
         """Steps in a row without a neighbour; none of them before the first has come."""
         self._shown_exchanges = -1
@@ -119,9 +123,16 @@ class PairLoop:
     async def _until_ready(self) -> float:
         """Wait until the next step may begin; return for how long, in seconds."""
         began = self._runtime.now()
-        while not self._runtime.stops and not (self.participant.can_read and self._may_go_on()):
+        while not self._runtime.stops and not (
+            self.participant.can_read and self._may_go_on() and await self._limits_allow_it()
+        ):
             await self._wait()
         return self._runtime.now() - began
+
+    async def _limits_allow_it(self) -> bool:
+        """Whether the limits of this device let a step begin, and with it an own exchange; neighbours are answered in
+        any case."""
+        return self._limits is None or await self._limits.may_begin(self._runtime.now())
 
     async def _until_closed(self) -> None:
         """Wait until the own exchange is over: what is evaluated last includes it, and nobody is asked after that."""
@@ -241,6 +252,7 @@ class PairLoop:
             "staleness": staleness.exchanges_between / max(1, staleness.steps),
             "most_staleness": staleness.most_exchanges_between,
             "open_exchange": None if partner is None else self._local.roster.name(partner),
+            **({} if self._limits is None else {"limits": self._limits.figures()}),
         }
 
     def link_figures(self, peer: int) -> Mapping[str, object]:
@@ -248,5 +260,7 @@ class PairLoop:
         return {}
 
     def close(self) -> None:
-        """End the thread of the exchanges."""
+        """End the thread of the exchanges, and save what the limits have counted."""
         self._exchanges.close()
+        if self._limits is not None:
+            self._limits.close()

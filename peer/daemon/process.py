@@ -23,6 +23,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -64,11 +65,18 @@ def run(config: Config, base: Path, reread: Callable[[], Config] | None = None) 
         raise
 
 
-def open_peer(config: Config, base: Path, reread: Callable[[], Config] | None = None) -> Daemon:
-    """Return the peer of a configuration, with data and checkpoint read. Raises SottoError."""
+def open_peer(
+    config: Config,
+    base: Path,
+    reread: Callable[[], Config] | None = None,
+    *,
+    wall_clock: Callable[[], float] = time.time,
+) -> Daemon:
+    """Return the peer of a configuration, with data and checkpoint read. `wall_clock` returns the seconds since 1970.
+    Raises SottoError."""
     # Whoever opens it: a journal is replayed to the same bits only with as many threads.
     use_one_thread()
-    return Daemon(assemble(config, base, reread))
+    return Daemon(assemble(config, base, reread, wall_clock=wall_clock))
 
 
 class Daemon:

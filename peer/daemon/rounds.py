@@ -30,6 +30,7 @@ from peer.daemon.saving import RoundSaver
 from peer.daemon.watcher import Watcher
 from peer.errors import ConfigError, PeerUnreachable
 from peer.gossip.effects import Effects
+from peer.gossip.membership import ChangeKind
 from peer.node.durable import DurablePeer
 from peer.node.local_steps import StepAbandoned
 from peer.round_record import RoundRecord
@@ -76,6 +77,8 @@ class RoundLoop:
         self._watcher, self._steps_are_recorded = watcher, local.steps_are_recorded
         self._loss_watch, self._limits = loss_watch, limits
         self._said_that_it_slows_down = False
+        self._asks_to_leave_at = float("-inf")
+        """When it asks next, where a limit of the device wants it to leave."""
         self._begins_anew = not self.participant.round and not self.participant.session.in_round
         """Whether there was no state to go back to."""
         self._began_at = runtime.now()
@@ -188,14 +191,29 @@ class RoundLoop:
                 await self._take_frames()
 
     async def _keep_to_limits(self) -> None:
-        """Wait as long as the limits of this device ask for."""
-        if self._limits is None:
+        """Wait as long as the limits of this device ask for, or announce that it leaves."""
+        limits = self._limits
+        if limits is None:
             return
-        while not self._runtime.stops and not self._limits.may_begin(self._runtime.now()):
+        while not self._runtime.stops:
+            is_leaving, now = self._is_leaving, self._runtime.now()
+            may_begin = await limits.may_begin(now, is_leaving=is_leaving)
+            if limits.asks_to_leave and not is_leaving and now >= self._asks_to_leave_at:
+                # What is refused now may be granted later: a newcomer that this peer sponsors is a member then.
+                self._asks_to_leave_at = now + self._config.limits.slow_step_s
+                self._requests.leave()
+            if may_begin:
+                return
             await self._wait(None)
-            if self._frames:
+            if self._frames or self._requests:
                 # As while it keeps to the budget: repairs are answered, and no round begins or ends.
                 await self._take_frames()
+
+    @property
+    def _is_leaving(self) -> bool:
+        """Whether this peer has announced that it leaves."""
+        membership, me = self.participant.membership, self.participant.peer
+        return any(change.kind is ChangeKind.LEAVE and change.subject == me for change in membership.coming_changes)
 
     async def _wait(self, until: float | None) -> None:
         """Wait until something happens or `until`. Raises PeerUnreachable or HandshakeRefused once that is in vain."""

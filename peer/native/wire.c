@@ -4,6 +4,7 @@
 #include "wire.h"
 
 #include "wire_bits.h"
+#include "wire_reading.h"
 #include "wire_writing.h"
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
@@ -425,60 +426,133 @@ int64_t wire_rans_encode(const uint8_t *tokens, const int64_t *first, int num_ta
     return at;
 }
 
+/* ---- one lane ---- */
+
+/* A token waits for the state that the one before it leaves, so what counts is how soon the slots of its token are
+   known. They are found in one step from its bucket of slots, nearly all of which belong to the owner of the first. */
+#define BUCKETS (1u << 8)
+#define BUCKET_SLOTS (SLOTS / BUCKETS)
+
+typedef struct {
+    uint16_t counts[BUCKETS], firsts[BUCKETS], bounds[BOUNDS];
+    uint8_t tokens[BUCKETS];
+} bucket_table;
+
+static int fill_buckets(bucket_table *d, const int64_t *first) {
+    int64_t bucket = 0;
+    for (int t = 0; t < 256; t++) {
+        const int64_t begin = first[t], end = first[t + 1];
+        if (end < begin || end > SLOTS) return -1;
+        d->bounds[t] = (uint16_t)begin;
+        for (; bucket * BUCKET_SLOTS < end; bucket++) {
+            d->counts[bucket] = (uint16_t)(end - begin);
+            d->firsts[bucket] = (uint16_t)begin;
+            d->tokens[bucket] = (uint8_t)t;
+        }
+    }
+    d->bounds[256] = SLOTS;
+    return 0;
+}
+
+typedef struct {
+    uint32_t x, slot;
+    const uint8_t *next, *end;
+} single_lane;
+
+static inline __attribute__((always_inline)) uint8_t next_token(single_lane *lane, const bucket_table *d) {
+    const uint32_t slot = lane->slot, bucket = slot / BUCKET_SLOTS;
+    uint32_t token = d->tokens[bucket], count = d->counts[bucket], within = slot - d->firsts[bucket];
+    if (__builtin_expect(within >= count, 0)) {
+        while (slot >= d->bounds[token + 1]) token++;
+        count = (uint32_t)d->bounds[token + 1] - d->bounds[token];
+        within = slot - d->bounds[token];
+    }
+    lane->x = count * (lane->x >> SCALE) + within;
+    lane->slot = lane->x & (SLOTS - 1);
+    /* A branch: predicted rightly, it lets the token behind a word begin before this state is known. */
+    if (lane->x < LOWEST_STATE) {
+        uint16_t word;
+        if (lane->next == lane->end) {
+            /* No stream ends in this state, nor does it leave it. */
+            lane->x = lane->slot = 0;
+            return (uint8_t)token;
+        }
+        memcpy(&word, lane->next, 2);
+        lane->x = lane->x << 16 | word;
+        lane->slot = word & (SLOTS - 1);
+        lane->next += 2;
+    }
+    return (uint8_t)token;
+}
+
+static int64_t decode_lane(uint32_t state, const uint8_t *words, uint64_t num_words, const int64_t *first,
+                           int num_tables, const int64_t *sizes, const uint8_t *tables, uint64_t spans,
+                           const uint8_t *restrict alphabet, uint8_t *restrict tokens, uint64_t n,
+                           const uint8_t *raw_widths, uint64_t *raw_bits, raw_integers *meanwhile) {
+    bucket_table decoders[MOST_TABLES];
+    for (int table = 0; table < num_tables; table++, first += BOUNDS)
+        if (fill_buckets(&decoders[table], first)) return -1;
+    if (state < LOWEST_STATE) return -2;
+    static const uint8_t no_widths[256];
+    raw_integers none = {0}, other = meanwhile != NULL ? *meanwhile : none;
+    const uint8_t *widths = raw_widths != NULL ? raw_widths : no_widths;
+    single_lane lane = {state, state & (SLOTS - 1), words, words + 2 * num_words};
+    uint64_t i = 0, raw = 0;
+    for (uint64_t span = 0; span < spans; span++) {
+        if (tables[span] >= num_tables || (uint64_t)sizes[span] > n - i) return -1;
+        const bucket_table *d = &decoders[tables[span]];
+        uint64_t end = i + (uint64_t)sizes[span];
+        for (; span + 1 < spans && tables[span + 1] == tables[span]; end += (uint64_t)sizes[++span])
+            if ((uint64_t)sizes[span + 1] > n - end) return -1;
+        for (; i < end && put_together(&other); i++) {
+            const uint8_t token = next_token(&lane, d);
+            tokens[i] = alphabet[token];
+            raw += widths[token];
+        }
+        for (; i < end; i++) {
+            const uint8_t token = next_token(&lane, d);
+            tokens[i] = alphabet[token];
+            raw += widths[token];
+        }
+    }
+    if (meanwhile != NULL) *meanwhile = other;
+    if (raw_bits != NULL) *raw_bits = raw;
+    return i == n && lane.x == LOWEST_STATE ? (lane.next - words) / 2 : -1;
+}
+
+/* ---- several lanes, which wait for nothing ---- */
+
 typedef struct {
     uint8_t owners[SLOTS + 16];
     uint16_t counts[256], firsts[256];
 } decoder_table;
 
-/* The state behind the token whose slot `x` begins with, before it takes a word if it must. */
-static inline uint32_t decoded(const uint8_t *owners, const uint16_t *counts, const uint16_t *firsts, uint32_t x,
-                               uint32_t slot, uint8_t *token) {
-    *token = owners[slot];
-    return counts[*token] * (x >> SCALE) + slot - firsts[*token];
-}
-
-/* Tokens of a single lane, for which there are words whatever they take; returns where the next one is. A token waits for
-   the state that the one before leaves, but where that takes a word: then it can begin early, so there is a branch. */
-static const uint8_t *decode_lane(const decoder_table *d, const uint8_t *restrict alphabet, uint32_t *restrict state,
-                                  const uint8_t *restrict next, uint8_t *restrict to, uint64_t count) {
-    const uint8_t *restrict owners = d->owners;
-    const uint16_t *restrict counts = d->counts, *restrict firsts = d->firsts;
-    uint32_t x = *state, slot = x & (SLOTS - 1);
-    for (uint64_t i = 0; i < count; i++) {
-        uint16_t word;
-        uint8_t token;
-        memcpy(&word, next, 2);
-        x = decoded(owners, counts, firsts, x, slot, &token);
-        to[i] = alphabet[token];
-        slot = x & (SLOTS - 1);
-        if (x < LOWEST_STATE) {
-            x = x << 16 | word;
-            slot = word & (SLOTS - 1);
-            next += 2;
-        }
+static int fill_decoder(decoder_table *d, const int64_t *first) {
+    for (int t = 0; t < 256; t++) {
+        if (first[t + 1] == first[t]) continue;
+        if (first[t + 1] < first[t] || first[t + 1] > SLOTS) return -1;
+        d->counts[t] = (uint16_t)(first[t + 1] - first[t]);
+        d->firsts[t] = (uint16_t)first[t];
+        /* What is written beyond a token's slots are those of the next. */
+        memset(d->owners + first[t], t, 16);
+        if (d->counts[t] > 16) memset(d->owners + first[t] + 16, t, d->counts[t] - 16u);
     }
-    *state = x;
-    return next;
+    return 0;
 }
 
-int64_t wire_rans_decode(uint32_t *states, uint64_t lanes, const uint8_t *words, uint64_t num_words,
-                         const int64_t *first, int num_tables, const int64_t *sizes, const uint8_t *tables,
-                         uint64_t spans, const uint8_t *alphabet, uint8_t *tokens, uint64_t n) {
+/* The state behind a token, before it takes a word if it must. */
+static inline uint32_t decoded(const decoder_table *d, uint32_t x, uint8_t *token) {
+    const uint32_t slot = x & (SLOTS - 1);
+    *token = d->owners[slot];
+    return d->counts[*token] * (x >> SCALE) + slot - d->firsts[*token];
+}
+
+static int64_t decode_lanes(uint32_t *states, uint64_t lanes, const uint8_t *words, uint64_t num_words,
+                            const int64_t *first, int num_tables, const int64_t *sizes, const uint8_t *tables,
+                            uint64_t spans, const uint8_t *alphabet, uint8_t *tokens, uint64_t n) {
     decoder_table decoders[MOST_TABLES];
-    if (num_tables < 1 || num_tables > MOST_TABLES) return -1;
-    for (int number = 0; number < num_tables; number++, first += BOUNDS) {
-        decoder_table *d = &decoders[number];
-        if (first[0] != 0 || first[256] != SLOTS) return -1;
-        for (int t = 0; t < 256; t++) {
-            if (first[t + 1] == first[t]) continue;
-            if (first[t + 1] < first[t] || first[t + 1] > SLOTS) return -1;
-            d->counts[t] = (uint16_t)(first[t + 1] - first[t]);
-            d->firsts[t] = (uint16_t)first[t];
-            /* What is written beyond a token's slots are those of the next. */
-            memset(d->owners + first[t], t, 16);
-            if (d->counts[t] > 16) memset(d->owners + first[t] + 16, t, d->counts[t] - 16u);
-        }
-    }
+    for (int table = 0; table < num_tables; table++, first += BOUNDS)
+        if (fill_decoder(&decoders[table], first)) return -1;
     for (uint64_t lane = 0; lane < lanes; lane++)
         if (states[lane] < LOWEST_STATE) return -2;
     uint64_t at = 0, start = 0;
@@ -491,32 +565,26 @@ int64_t wire_rans_decode(uint32_t *states, uint64_t lanes, const uint8_t *words,
         for (; span + 1 < spans && tables[span + 1] == tables[span]; end += (uint64_t)sizes[++span])
             if ((uint64_t)sizes[span + 1] > n - end) return -1;
         while (start < end) {
-            /* A row, or what of it lies in this span; of a single lane all for which there are words whatever it takes. */
-            uint64_t lane = start & (lanes - 1), left = num_words - at;
-            uint64_t count = lanes > 1 ? lanes - lane : left > 1 ? left : 1;
-            count = count < end - start ? count : end - start;
+            /* A row, or what of it lies in this span. */
+            uint64_t lane = start & (lanes - 1), count = lanes - lane < end - start ? lanes - lane : end - start;
             uint32_t *state = states + lane;
             uint8_t *to = tokens + start;
             start += count;
-            if (left >= count) {
+            if (num_words - at >= count) {
+                /* Whether a lane takes a word is a coin's toss: no branch. */
                 const uint8_t *next = words + 2 * at;
-                if (lanes == 1) {
-                    next = decode_lane(d, alphabet, state, next, to, count);
-                } else {
-                    /* Lanes wait for nothing, and whether one takes a word is a coin's toss: no branch. */
-                    for (uint64_t i = 0; i < count; i++) {
-                        memcpy(&word, next, 2);
-                        uint32_t x = decoded(d->owners, d->counts, d->firsts, state[i], state[i] & (SLOTS - 1), &token), low = x < LOWEST_STATE;
-                        to[i] = alphabet[token];
-                        state[i] = x << (low << 4) | (word & -low);
-                        next += 2 * low;
-                    }
+                for (uint64_t i = 0; i < count; i++) {
+                    memcpy(&word, next, 2);
+                    uint32_t x = decoded(d, state[i], &token), low = x < LOWEST_STATE;
+                    to[i] = alphabet[token];
+                    state[i] = x << (low << 4) | (word & -low);
+                    next += 2 * low;
                 }
                 at = (uint64_t)(next - words) / 2;
                 continue;
             }
             for (uint64_t i = 0; i < count; i++) {
-                uint32_t x = decoded(d->owners, d->counts, d->firsts, state[i], state[i] & (SLOTS - 1), &token);
+                uint32_t x = decoded(d, state[i], &token);
                 to[i] = alphabet[token];
                 if (x < LOWEST_STATE) {
                     if (at == num_words) return -1;
@@ -532,4 +600,30 @@ int64_t wire_rans_decode(uint32_t *states, uint64_t lanes, const uint8_t *words,
     for (uint64_t lane = 0; lane < lanes; lane++)
         if (states[lane] != LOWEST_STATE) return -1;
     return (int64_t)at;
+}
+
+int64_t wire_decode_tokens(uint32_t *states, uint64_t lanes, const uint8_t *words, uint64_t num_words,
+                           const int64_t *first, int num_tables, const int64_t *sizes, const uint8_t *tables,
+                           uint64_t spans, const uint8_t *alphabet, uint8_t *tokens, uint64_t n,
+                           const uint8_t *raw_widths, uint64_t *raw_bits, raw_integers *meanwhile) {
+    if (num_tables < 1 || num_tables > MOST_TABLES) return -1;
+    for (int table = 0; table < num_tables; table++)
+        if (first[table * BOUNDS] != 0 || first[table * BOUNDS + 256] != SLOTS) return -1;
+    if (lanes == 1)
+        return decode_lane(states[0], words, num_words, first, num_tables, sizes, tables, spans, alphabet, tokens, n,
+                           raw_widths, raw_bits, meanwhile);
+    const int64_t used = decode_lanes(states, lanes, words, num_words, first, num_tables, sizes, tables, spans,
+                                      alphabet, tokens, n);
+    if (used >= 0 && raw_widths != NULL) {
+        *raw_bits = 0;
+        for (uint64_t i = 0; i < n; i++) *raw_bits += raw_widths[tokens[i]];
+    }
+    return used;
+}
+
+int64_t wire_rans_decode(uint32_t *states, uint64_t lanes, const uint8_t *words, uint64_t num_words,
+                         const int64_t *first, int num_tables, const int64_t *sizes, const uint8_t *tables,
+                         uint64_t spans, const uint8_t *alphabet, uint8_t *tokens, uint64_t n) {
+    return wire_decode_tokens(states, lanes, words, num_words, first, num_tables, sizes, tables, spans, alphabet,
+                              tokens, n, NULL, NULL, NULL);
 }

@@ -8,7 +8,9 @@
 
 #include "wire.h"
 #include "wire_bits.h"
+#include "wire_checksum.h"
 #include "wire_groups.h"
+#include "wire_reading.h"
 #include "wire_streams.h"
 
 enum { DENSE = 0, LEVELS = 1, RESIDUES = 2, SPARSE = 4 };
@@ -224,7 +226,7 @@ int wire_are_singles(const double *v, uint64_t n) {
 
 enum {
     VALUE_TYPE, DIVISOR, BASE, STEP, BITS, RESIDUE_BYTE, NUM_INDICES, NUM_REALS, NUM_CODES, NUM_FIXED, NUM_ENTROPY,
-    FIXED_BITS, LARGEST_ENTROPY, NUM_PREDICTED
+    FIXED_BITS, LARGEST_ENTROPY, NUM_PREDICTED, HEAD
 };
 
 typedef struct {
@@ -340,12 +342,13 @@ static void get_residues(section_reader *r, uint8_t tag, int64_t count, double *
     s[NUM_CODES] += count;
 }
 
-int64_t wire_read_sections(const uint8_t *data, uint64_t size, const int64_t *sizes, uint64_t layers, int wide,
-                           int single, uint8_t *bytes, int64_t *words, double *scalars, int64_t *summary) {
+/* Of a frame, in which they begin at `at`. Returns where they end, or -1. */
+static int64_t read_sections(const uint8_t *data, uint64_t at, uint64_t size, const int64_t *sizes, uint64_t layers,
+                             int wide, int single, uint8_t *bytes, int64_t *words, double *scalars, int64_t *summary) {
     uint8_t *forms = bytes, *codes = bytes + layers, *predicted = bytes + 2 * layers;
     int64_t *counts = words, *places = words + layers;
     uint64_t *checks = (uint64_t *)words + 2 * layers;
-    section_reader r = {data, data + size, summary, 0, wide ? DBL_MAX : FLT_MAX, 0, wide,
+    section_reader r = {data + at, data + size, summary, 0, wide ? DBL_MAX : FLT_MAX, 0, wide,
                         single, 0, 0};
     memset(summary, 0, (NUM_PREDICTED + 1) * sizeof *summary);
     summary[VALUE_TYPE] = summary[RESIDUE_BYTE] = -1;
@@ -389,76 +392,109 @@ int64_t wire_read_sections(const uint8_t *data, uint64_t size, const int64_t *si
     return r.failed ? -1 : r.at - data;
 }
 
-/* The gaps of the layers that have theirs in the entropy code, in `gaps`. Returns the bytes of the stream, or -1. */
-static int64_t read_entropy(const uint8_t *data, uint64_t size, uint64_t layers, const uint8_t *forms,
-                            const int64_t *counts, const uint8_t *codes, const int64_t *summary, int64_t *gaps) {
+static double get_weight(section_reader *r) {
+    const uint64_t form = next_varint(r);
+    double weight = form > 1 ? 1.0 / (double)(form - 1) : 0.0;
+    if (form != 1) return weight;
+    if (r->end - r->at < 8) {
+        r->failed = 1;
+        return 0.0;
+    }
+    memcpy(&weight, r->at, 8);
+    r->at += 8;
+    if (!isfinite(weight)) r->failed = 1;
+    return weight;
+}
+
+int64_t wire_read_frame(const uint8_t *frame, uint64_t size, const int64_t *sizes, uint64_t layers, int single,
+                        uint8_t *bytes, int64_t *words, double *scalars, double *weights, int64_t *summary) {
+    uint32_t checksum;
+    if (size < 8 || frame[0] != 'S' || frame[1] != 'V' || frame[2] != 1) return -1;
+    size -= 4;
+    memcpy(&checksum, frame + size, 4);
+    if (wire_crc32_is_fast() && wire_crc32(frame, size, 0) != checksum) return -1;
+    const int kind = frame[3] & 15, wide = frame[3] >> 4 & 1, predicted = frame[3] >> 5 & 1;
+    if ((kind != 0 && kind != 4 && kind != 5) || frame[3] >> 6 || (wide && single)) return -1;
+    section_reader r = {.at = frame + 4, .end = frame + size};
+    int64_t *head = summary + HEAD;
+    *head++ = kind;
+    *head++ = predicted;
+    for (int i = 0; i < 3; i++) *head++ = (int64_t)next_varint(&r);
+    weights[0] = get_weight(&r);
+    weights[1] = get_weight(&r);
+    for (int i = 0; i < 2; i++) *head++ = predicted ? (int64_t)next_varint(&r) : 0;
+    /* What Python would read as negative is for it to read. */
+    for (int64_t *number = summary + HEAD; number < head; number++) r.failed |= *number < 0;
+    if (next_varint(&r) != layers || r.failed || weights[1] < 0) return -1;
+    return read_sections(frame, (uint64_t)(r.at - frame), size, sizes, layers, wide, single, bytes, words, scalars,
+                         summary);
+}
+
+/* Begins to read the gaps of the layers that have theirs in the entropy code. Returns the bytes of the stream, or -1. */
+static int64_t begin_gaps(stream_reader *s, const uint8_t *data, uint64_t size, uint64_t layers, const uint8_t *forms,
+                          const int64_t *counts, const uint8_t *codes, const int64_t *summary) {
     uint64_t n = 0, spans = 0;
     int64_t *held = malloc((uint64_t)summary[NUM_ENTROPY] * sizeof *held);
     if (held == NULL) return -1;
     for (uint64_t layer = 0; layer < layers; layer++)
         if (forms[layer] & SPARSE && *codes++ == ENTROPY) n += (uint64_t)(held[spans++] = counts[layer]);
     const int width = bit_length((uint64_t)summary[LARGEST_ENTROPY]);
-    const int64_t used = wire_read_stream(data, size, ENTROPY_CODEC, width, held, spans, n, gaps, 8);
+    const int64_t used = wire_begin_stream(s, data, size, width, held, spans, n, NULL, 8, NULL);
     free(held);
     return used;
 }
 
-static int64_t read_indices(const uint8_t *data, uint64_t size, uint64_t behind, const int64_t *sizes, uint64_t layers,
-                          const uint8_t *forms, const int64_t *counts, const uint8_t *codes, const int64_t *places,
-                          const int64_t *summary, int64_t *indices) {
-    const uint64_t fixed_bits = (uint64_t)summary[FIXED_BITS], fixed_size = (fixed_bits + 7) / 8;
-    const uint8_t *fixed = data + behind;
-    int64_t *gaps = NULL, used = -1, stream = 0;
+/* `fixed` has the bits of the fixed code, `gaps` those of the entropy code. Returns 0, or -1. */
+static int read_indices(const uint8_t *data, uint64_t size, const uint8_t *fixed, uint64_t fixed_size,
+                        const int64_t *gaps, const int64_t *sizes, uint64_t layers, const uint8_t *forms,
+                        const int64_t *counts, const uint8_t *codes, const int64_t *places, int64_t *indices) {
     uint64_t position = 0;
-    if (size - behind < fixed_size || (fixed_bits % 8 && fixed[fixed_size - 1] >> fixed_bits % 8)) return -1;
-    if (summary[NUM_ENTROPY] > 0) {
-        gaps = malloc((uint64_t)summary[NUM_INDICES] * sizeof *gaps + 1);
-        if (gaps == NULL) return -1;
-        stream = read_entropy(fixed + fixed_size, size - behind - fixed_size, layers, forms, counts, codes, summary,
-                              gaps);
-        if (stream < 0) goto done;
-    }
-    const int64_t *entropy = gaps;
     for (uint64_t layer = 0; layer < layers; layer++) {
         if (!(forms[layer] & SPARSE)) continue;
-        int64_t k = counts[layer], n = sizes[layer], next = 0;
-        int code = *codes++;
-        uint64_t place = (uint64_t)*places++;
+        const int64_t k = counts[layer], n = sizes[layer], *from = indices;
+        int64_t next = 0;
+        const int code = *codes++;
+        const uint64_t place = (uint64_t)*places++;
         if (code == FIXED) {
-            int width = bit_length((uint64_t)(n - k));
+            const int width = bit_length((uint64_t)(n - k));
             for (int64_t i = 0; i < k; i++, position += (uint64_t)width)
                 indices[i] = width ? (int64_t)bits_at(fixed, fixed_size, position, width) : 0;
         } else if (code == ENTROPY) {
-            if (k > 0) memcpy(indices, entropy, (size_t)k * sizeof *indices);
-            entropy += k;
+            from = gaps;
+            gaps += k;
         } else if (code == ALL) {
             memset(indices, 0, (size_t)k * sizeof *indices);
         } else if (place > size
                    || wire_rice_decode(data + place, size - place, (uint64_t)k, code, (uint64_t)(n - k), indices) < 0) {
-            goto done;
+            return -1;
         }
         for (int64_t i = 0; i < k; i++) {
-            if (indices[i] < 0 || indices[i] >= n - next) goto done;
-            indices[i] += next;
-            next = indices[i] + 1;
+            if ((uint64_t)from[i] >= (uint64_t)(n - next)) return -1;
+            next += from[i] + 1;
+            indices[i] = next - 1;
         }
         indices += k;
     }
-    used = (int64_t)fixed_size + stream;
-done:
-    free(gaps);
-    return used;
+    return 0;
 }
 
-int64_t wire_read_pool(const uint8_t *data, uint64_t size, const uint8_t *forms, const int64_t *counts,
-                       uint64_t layers, int of_reals, int width, uint64_t n, void *out, int itemsize) {
+static int64_t read_pool(const uint8_t *data, uint64_t size, const uint8_t *forms, const int64_t *counts,
+                         uint64_t layers, int of_reals, int width, uint64_t n, void *out, int itemsize,
+                         raw_integers *meanwhile) {
     int64_t *held = malloc(layers * sizeof *held), used = -1;
     uint64_t spans = 0;
     if (held == NULL || size == 0) goto done;
     for (uint64_t layer = 0; layer < layers; layer++)
         if (((forms[layer] & 3) == DENSE) == (of_reals != 0) && counts[layer] > 0) held[spans++] = counts[layer];
-    used = wire_read_stream(data + 1, size - 1, data[0], width, held, spans, n, out, itemsize);
-    if (used < 0 || !of_reals || data[0] != ENTROPY_CODEC) goto done;
+    if (data[0] != ENTROPY_CODEC) {
+        used = wire_read_stream(data + 1, size - 1, data[0], width, held, spans, n, out, itemsize);
+        goto done;
+    }
+    stream_reader s;
+    used = wire_begin_stream(&s, data + 1, size - 1, width, held, spans, n, out, itemsize, meanwhile);
+    if (used >= 0 && wire_finish_stream(&s, out, itemsize)) used = -1;
+    free(s.memory);
+    if (used < 0 || !of_reals) goto done;
     if (itemsize == 2) {
         uint16_t *v = out;
         for (uint64_t i = 0; i < n; i++) v[i] = (uint16_t)(v[i] >> 1 | v[i] << 15);
@@ -474,16 +510,42 @@ done:
     return used < 0 ? -1 : used + 1;
 }
 
+int64_t wire_read_pool(const uint8_t *data, uint64_t size, const uint8_t *forms, const int64_t *counts,
+                       uint64_t layers, int of_reals, int width, uint64_t n, void *out, int itemsize) {
+    return read_pool(data, size, forms, counts, layers, of_reals, width, n, out, itemsize, NULL);
+}
+
 int64_t wire_read_behind(const uint8_t *data, uint64_t size, uint64_t behind, const int64_t *sizes, uint64_t layers,
                          const uint8_t *bytes, const int64_t *words, const int64_t *summary, int64_t *indices,
                          int width, void *pool, int itemsize) {
-    const uint8_t *forms = bytes, *codes = bytes + layers;
+    const uint8_t *forms = bytes, *codes = bytes + layers, *fixed = data + behind;
     const int64_t *counts = words, *places = words + layers;
-    int64_t used = read_indices(data, size, behind, sizes, layers, forms, counts, codes, places, summary, indices);
-    if (used < 0 || pool == NULL) return used;
-    behind += (uint64_t)used;
-    const int of_reals = summary[NUM_REALS] > 0;
-    const int64_t pooled = wire_read_pool(data + behind, size - behind, forms, counts, layers, of_reals, width,
-                                          (uint64_t)summary[of_reals ? NUM_REALS : NUM_CODES], pool, itemsize);
-    return pooled < 0 ? -1 : used + pooled;
+    const uint64_t fixed_bits = (uint64_t)summary[FIXED_BITS], fixed_size = (fixed_bits + 7) / 8, begin = behind;
+    int64_t *gaps = NULL, used = -1;
+    stream_reader s = {.memory = NULL};
+    raw_integers *meanwhile = NULL;
+    if (size - behind < fixed_size || (fixed_bits % 8 && fixed[fixed_size - 1] >> fixed_bits % 8)) return -1;
+    behind += fixed_size;
+    if (summary[NUM_ENTROPY] > 0) {
+        gaps = malloc((uint64_t)summary[NUM_INDICES] * sizeof *gaps + 1);
+        const int64_t stream = begin_gaps(&s, data + behind, size - behind, layers, forms, counts, codes, summary);
+        if (gaps == NULL || stream < 0) goto done;
+        behind += (uint64_t)stream;
+        meanwhile = wire_leave_for_later(&s, (uint64_t *)gaps);
+    }
+    if (pool != NULL) {
+        const int of_reals = summary[NUM_REALS] > 0;
+        const int64_t pooled = read_pool(data + behind, size - behind, forms, counts, layers, of_reals, width,
+                                         (uint64_t)summary[of_reals ? NUM_REALS : NUM_CODES], pool, itemsize,
+                                         meanwhile);
+        if (pooled < 0) goto done;
+        behind += (uint64_t)pooled;
+    }
+    if (summary[NUM_ENTROPY] > 0 && wire_finish_stream(&s, gaps, 8)) goto done;
+    if (read_indices(data, size, fixed, fixed_size, gaps, sizes, layers, forms, counts, codes, places, indices) == 0)
+        used = (int64_t)(behind - begin);
+done:
+    free(gaps);
+    free(s.memory);
+    return used;
 }

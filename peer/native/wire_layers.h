@@ -23,19 +23,22 @@ int64_t wire_write_sections(uint64_t layers, const uint8_t *forms, const int64_t
                             const uint8_t *predicted, uint8_t *out, uint64_t capacity);
 /* Whether every one of `n` numbers is a float32. */
 int wire_are_singles(const double *v, uint64_t n);
-/* The inverse, of sections all of whose streams are pooled, whose reals have one type, and whose codes have one set of
-   parameters. `bytes` has rows of `layers` each for forms, codes of indices, and whether a layer is predicted; `words`
-   for counts, where the Rice codes of indices begin, and checks. What is about indices is of the sparse layers alone.
-   `summary`: the value type, or -1; divisor, base, step and bits of levels, the bits 0 where there are none; the byte
-   that describes residues, or -1; how many indices, reals and codes there are, how many indices are in the fixed
-   and how many in the entropy code, the bits of the former and the largest of the layers of the latter; how many layers
-   are predicted. `single`: no float64.
-   Returns where the sections end, or -1: a reader that knows more has to read them, or to say what is wrong. */
-int64_t wire_read_sections(const uint8_t *data, uint64_t size, const int64_t *sizes, uint64_t layers, int wide,
-                           int single, uint8_t *bytes, int64_t *words, double *scalars, int64_t *summary);
-/* What follows the sections, which end at `behind`: the indices of the sparse layers among these and, unless `pool` is
-   NULL, the first pool, of reals where there are any and else of codes, `width` bits and `itemsize` bytes each. Returns how many bytes that takes, or -1 where an
-   index leaves its layer, the pool is not one of wire_read_stream, or anything else is wrong. */
+/* A frame up to where its sections end, of a message that has all layers of the layout: all of their streams are pooled,
+   reals have one type, and codes have one set of parameters. `bytes` has rows of `layers` each for forms, codes of
+   indices, and whether a layer is predicted; `words` for counts, where the Rice codes of indices begin, and checks. What
+   is about indices is of the sparse layers alone. `summary`: the value type, or -1; divisor, base, step and bits of
+   levels, the bits 0 where there are none; the byte that describes residues, or -1; how many indices, reals and codes
+   there are, how many indices are in the fixed and how many in the entropy code, the bits of the former and the largest
+   of the layers of the latter; how many layers are predicted; and of the header the kind, whether there is an earlier
+   message, sender, round, phase, and the earlier message's round and phase, or 0. `weights`: mixing and push weight. `single`: no
+   float64. The checksum is compared where wire_crc32_is_fast, and otherwise left to the caller. Returns where the
+   sections end, or -1: a reader that knows more has to read the frame, or to say what is wrong. */
+int64_t wire_read_frame(const uint8_t *frame, uint64_t size, const int64_t *sizes, uint64_t layers, int single,
+                        uint8_t *bytes, int64_t *words, double *scalars, double *weights, int64_t *summary);
+/* What follows the sections of a frame without its checksum, which end at `behind`: the indices of the sparse layers
+   among these and, unless `pool` is NULL, the first pool, of reals where there are any and else of codes, `width` bits
+   and `itemsize` bytes each. Returns how many bytes that takes, or -1 where an index leaves its layer, the pool is not
+   one of wire_read_stream, or anything else is wrong. */
 int64_t wire_read_behind(const uint8_t *data, uint64_t size, uint64_t behind, const int64_t *sizes, uint64_t layers,
                          const uint8_t *bytes, const int64_t *words, const int64_t *summary, int64_t *indices,
                          int width, void *pool, int itemsize);

@@ -8,21 +8,16 @@
 
 #include "wire.h"
 #include "wire_bits.h"
+#include "wire_reading.h"
 #include "wire_tables.h"
 #include "wire_writing.h"
 
 enum { PACKED = 0, ENTROPY = 1 };
 enum { SEVERAL = 1 << 3, UNUSED = 1 << 4, COARSE = 1 << 7, FOLDS = 1 << 4, HAS_RAW_BITS = 1 << 5 };
-enum { TOKENS = 256, MOST_TABLES = 16, MOST_TABLE_BYTES = 608, MIN_DIRECT = 2, MAX_DIRECT = 8, MOST_LANES_LOG2 = 7 };
+enum { MOST_TABLES = 16, MOST_TABLE_BYTES = 608, MIN_DIRECT = 2, MAX_DIRECT = 8, MOST_LANES_LOG2 = 7 };
 #define SCALE 14
 /* Codes from which the order of the tokens in a table does not matter. */
 #define WORTH_ORDERING (1 << 12)
-
-typedef struct {
-    uint64_t bases[TOKENS];
-    uint8_t raw_widths[TOKENS];
-    int most_tokens, has_raw_bits;
-} token_map;
 
 static void fill_map(token_map *map, int width, int raw_bits, int direct) {
     const int high = width - raw_bits, direct_tokens = 1 << (high < direct ? high : direct);
@@ -201,74 +196,96 @@ static int64_t read_packed(const uint8_t *data, uint64_t size, int width, uint64
     return (int64_t)used;
 }
 
-int64_t wire_read_stream(const uint8_t *data, uint64_t size, int codec, int width, const int64_t *sizes,
-                         uint64_t spans, uint64_t n, void *out, int itemsize) {
-    if (codec == PACKED) return read_packed(data, size, width, n, out, itemsize);
+int64_t wire_begin_stream(stream_reader *s, const uint8_t *data, uint64_t size, int width, const int64_t *sizes,
+                          uint64_t spans, uint64_t n, void *out, int itemsize, raw_integers *meanwhile) {
     const uint8_t *at = data, *end = data + size;
-    if (codec != ENTROPY || size < 3) return -1;
-    const int first = *at++, form = *at++, raw_bits = form & HAS_RAW_BITS ? *at++ : 0;
-    const int folds = (form & FOLDS) != 0, direct = form & 15;
-    uint64_t centre;
-    at = get_varint(at, end, &centre);
+    s->memory = NULL;
+    if (size < 3) return -1;
+    const int first = *at++, form = *at++, raw_bits = form & HAS_RAW_BITS ? *at++ : 0, direct = form & 15;
+    s->width = width;
+    s->folds = (form & FOLDS) != 0;
+    at = get_varint(at, end, &s->centre);
     if (at == NULL || first & UNUSED || form >> 6 || direct < MIN_DIRECT || direct > MAX_DIRECT || raw_bits >= width
-        || (width < 64 && centre >> width))
+        || (width < 64 && s->centre >> width))
         return -1;
     int num_tables = 1, most = 0;
-    token_map map;
-    fill_map(&map, width, raw_bits, direct);
-    uint8_t *memory = malloc(spans + n), *which = memory, alphabet[TOKENS];
-    int64_t bounds[MOST_TABLES * (TOKENS + 1)], used = -1;
-    if (memory == NULL) return -1;
+    fill_map(&s->map, width, raw_bits, direct);
+    uint8_t *which = s->memory = malloc(spans + n), alphabet[TOKENS];
+    int64_t bounds[MOST_TABLES * (TOKENS + 1)];
+    if (s->memory == NULL) return -1;
     if (first & SEVERAL) {
         num_tables = at < end ? *at++ + 1 : 0;
-        if (num_tables < 2 || num_tables > MOST_TABLES) goto done;
+        if (num_tables < 2 || num_tables > MOST_TABLES) return -1;
         const int64_t names = read_packed(at, (uint64_t)(end - at), bits_below(num_tables), spans, which, 1);
-        if (names < 0) goto done;
+        if (names < 0) return -1;
         at += names;
         for (uint64_t span = 0; span < spans; span++)
-            if (which[span] >= num_tables) goto done;
+            if (which[span] >= num_tables) return -1;
     } else {
         memset(which, 0, spans);
     }
-    if (end - at < num_tables) goto done;
+    if (end - at < num_tables) return -1;
     const uint8_t *num_tokens = at;
     at += num_tables;
     for (int table = 0; table < num_tables; table++) most = num_tokens[table] > most ? num_tokens[table] : most;
-    if (most >= map.most_tokens) goto done;
+    if (most >= s->map.most_tokens) return -1;
     const int64_t table_bytes = wire_read_tables(at, (uint64_t)(end - at), num_tokens, num_tables, first >> 5 & 3,
                                                  first & COARSE, bounds);
-    if (table_bytes < 0) goto done;
+    if (table_bytes < 0) return -1;
     at += table_bytes;
     /* A code of up to eight bits without raw ones is its token's alone. */
-    const int is_direct = !map.has_raw_bits && itemsize == 1;
-    uint8_t *tokens = is_direct ? out : memory + spans;
+    s->is_whole = !s->map.has_raw_bits && itemsize == 1;
+    uint8_t *tokens = s->is_whole ? out : s->memory + spans;
     for (int t = 0; t <= most; t++) alphabet[t] = (uint8_t)t;
-    if (is_direct)
-        wire_values(alphabet, (uint64_t)most + 1, NULL, 0, map.bases, map.raw_widths, width, centre, folds, alphabet, 1);
+    if (s->is_whole)
+        wire_values(alphabet, (uint64_t)most + 1, NULL, 0, s->map.bases, s->map.raw_widths, width, s->centre, s->folds,
+                    alphabet, 1);
+    uint64_t raw = 0;
     if (most > 0) {
         uint32_t states[1 << MOST_LANES_LOG2];
         const uint64_t lanes = 1ull << (first & 7);
-        if ((uint64_t)(end - at) < 4 * lanes) goto done;
+        if ((uint64_t)(end - at) < 4 * lanes) return -1;
         memcpy(states, at, 4 * lanes);
         at += 4 * lanes;
-        const int64_t words = wire_rans_decode(states, lanes, at, (uint64_t)(end - at) / 2, bounds, num_tables,
-                                               sizes, which, spans, alphabet, tokens, n);
-        if (words < 0) goto done;
+        const int64_t words = wire_decode_tokens(states, lanes, at, (uint64_t)(end - at) / 2, bounds, num_tables, sizes,
+                                                 which, spans, alphabet, tokens, n,
+                                                 s->map.has_raw_bits ? s->map.raw_widths : NULL, &raw, meanwhile);
+        if (words < 0) return -1;
         at += 2 * words;
     } else {
         memset(tokens, alphabet[0], n);
+        raw = n * s->map.raw_widths[0];
     }
-    if (!is_direct) {
-        uint64_t raw = 0;
-        for (uint64_t i = 0; map.has_raw_bits && i < n; i++) raw += map.raw_widths[tokens[i]];
-        const uint64_t raw_bytes = (raw + 7) / 8;
-        if ((uint64_t)(end - at) < raw_bytes || !is_padded(at, raw)
-            || wire_values(tokens, n, at, raw_bytes, map.bases, map.raw_widths, width, centre, folds, out, itemsize))
-            goto done;
-        at += raw_bytes;
+    const uint64_t raw_bytes = (raw + 7) / 8;
+    if ((uint64_t)(end - at) < raw_bytes || !is_padded(at, raw)) return -1;
+    s->rest = (raw_integers){tokens, at, (uint64_t)(end - at), 0, n, 0, s->map.bases, s->map.raw_widths, NULL};
+    s->raw_bytes = raw_bytes;
+    return at + (int64_t)raw_bytes - data;
+}
+
+int wire_finish_stream(stream_reader *s, void *out, int itemsize) {
+    if (s->is_whole) return 0;
+    if (s->rest.done == 0)
+        return wire_values(s->rest.tokens, s->rest.n, s->rest.raw, s->raw_bytes, s->map.bases, s->map.raw_widths,
+                           s->width, s->centre, s->folds, out, itemsize);
+    while (put_together(&s->rest)) {
     }
-    used = at - data;
-done:
-    free(memory);
+    /* Within eight bytes of the end. */
+    for (raw_integers *r = &s->rest; r->done < r->n; r->done++) {
+        const uint8_t token = r->tokens[r->done];
+        r->out[r->done] = r->bases[token] | bits_at(r->raw, s->raw_bytes, r->position, r->raw_widths[token]);
+        r->position += r->raw_widths[token];
+    }
+    return 0;
+}
+
+int64_t wire_read_stream(const uint8_t *data, uint64_t size, int codec, int width, const int64_t *sizes,
+                         uint64_t spans, uint64_t n, void *out, int itemsize) {
+    if (codec == PACKED) return read_packed(data, size, width, n, out, itemsize);
+    if (codec != ENTROPY) return -1;
+    stream_reader s;
+    int64_t used = wire_begin_stream(&s, data, size, width, sizes, spans, n, out, itemsize, NULL);
+    if (used >= 0 && wire_finish_stream(&s, out, itemsize)) used = -1;
+    free(s.memory);
     return used;
 }

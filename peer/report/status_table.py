@@ -12,6 +12,7 @@ from rich.text import Text
 
 from peer.criterion import ACCURACY
 from peer.ops.releases import mixed, versions_of
+from peer.report.limit_lines import limits_nearly_reached, limits_reached
 from peer.report.numbers import MISSING, percent, significant, size
 
 EXPIRES_SOON_DAYS = 30
@@ -56,12 +57,8 @@ def _limited(answers: Sequence[Mapping[str, Any]]) -> list[Text]:
     """Return a line for each limit of a device that is reached, or nearly."""
     lines = []
     for answer in answers:
-        limits = answer.get("limits", {})
-        for each in limits.get("reached", ()):
-            until = f" until {each['until']}" if each["until"] else ""
-            held = "slowed down" if limits["then"] == "slow" else "paused"
-            lines.append(Text(f"{_name(answer)} is {held}{until}: {each['reason']}", style="yellow"))
-        lines += [Text(f"{_name(answer)}: {warning}", style="yellow") for warning in limits.get("warnings", ())]
+        lines += [Text(f"{_name(answer)} is {each}", style="yellow") for each in limits_reached(answer)]
+        lines += [Text(f"{_name(answer)}: {each}", style="yellow") for each in limits_nearly_reached(answer)]
     return lines
 
 

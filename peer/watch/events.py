@@ -34,7 +34,8 @@ class Event:
 
 
 def changes(before: Snapshot | None, after: Snapshot) -> Iterator[Event]:
-    """Yield what changed: states of peers, edges that went down or came back, the end of the run."""
+    """Yield what changed: states of peers, limits of their devices, edges that went down or came
+    back, the end of the run."""
     if before is None:
         return
     earlier = {peer.index: peer for peer in before.peers}
@@ -42,6 +43,10 @@ def changes(before: Snapshot | None, after: Snapshot) -> Iterator[Event]:
         was = earlier.get(peer.index)
         if was is None or was.state != peer.state:
             yield Event(after.at, _sentence(peer, was), peer.state in DOWN)
+        if peer.limits and not (was and was.limits):
+            yield Event(after.at, f"{peer.name} is {peer.limits[0]}")
+        elif was and was.limits and not peer.limits and peer.state == "running":
+            yield Event(after.at, f"{peer.name} is not held back by limits of its device any more")
     names = {peer.index: peer.name for peer in after.peers}
     states = {(edge.a, edge.b): edge.state for edge in before.edges}
     for state, words in (("down", "is down"), ("up", "is up again")):

@@ -20,6 +20,7 @@ from peer.foreign_text import printable
 from peer.ops import collect, control, standing
 from peer.ops.collect import Member
 from peer.ops.releases import mixed, versions_of
+from peer.report.limit_lines import limits_nearly_reached, limits_reached
 from peer.report.run_data import read_frame
 from peer.round_record import RoundRecord
 from peer.run_plan import build_schedule
@@ -260,6 +261,8 @@ class Observer:
             budget=None if budget is None else 1000 * budget,
             waits_for=tuple(indices[name] for name in self._still_awaited(member.index, answer) if name in indices),
             wait_share=None if latest is None else latest.wait_share(),
+            limits=tuple(map(printable, limits_reached(answer))),
+            warnings=tuple(map(printable, limits_nearly_reached(answer))),
         )
 
     def _still_awaited(self, peer: int, answer: Mapping[str, Any]) -> list[str]:
@@ -360,5 +363,18 @@ def _check(answer: Mapping[str, Any]) -> None:
             for link in links.values()
         )
         and isinstance(answer.get("metrics"), dict)
+        and _can_be_limits(answer.get("limits", {}))
     ):
         raise RemoteProtocolError("answered with a status that cannot be one")
+
+
+def _can_be_limits(limits: object) -> bool:
+    """Return whether this is what a peer says of the limits of its device."""
+    if not isinstance(limits, dict):
+        return False
+    reached, warnings = limits.get("reached", []), limits.get("warnings", [])
+    return (
+        isinstance(reached, list)
+        and isinstance(warnings, list)
+        and all(isinstance(each, dict) and {"reason", "until"} <= each.keys() for each in reached)
+    )

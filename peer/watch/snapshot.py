@@ -39,6 +39,10 @@ class PeerView:
     """Peers whose messages its round lacks, and lacked at the look before."""
     wait_share: float | None = None
     """Which part of its last rounds it waited, 0 to 1."""
+    limits: tuple[str, ...] = ()
+    """How limits of its device hold it back, until when and why."""
+    warnings: tuple[str, ...] = ()
+    """Limits of its device of which little is left."""
 
 
 @dataclass(frozen=True, kw_only=True)

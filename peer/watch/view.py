@@ -103,6 +103,8 @@ def _peer(peer: PeerView) -> list[Any]:
         peer.budget,
         list(peer.waits_for),
         _short(peer.wait_share),
+        list(peer.limits),
+        list(peer.warnings),
     ]
 
 

@@ -39,9 +39,11 @@
 
   // -- what comes from the server -------------------------------------------------------------------------------------
 
-  function readPeer([index, name, state, problem, round, loss, figure, payload, rate, budget, waits, waitShare]) {
+  function readPeer([index, name, state, problem, round, loss, figure, payload, rate, budget, waits, waitShare,
+    limits, warnings]) {
     const kind = TROUBLE.has(state) ? "down" : OVER.has(state) ? "over" : waits.length ? "waiting" : "up";
-    return {index, name, state, problem, round, loss, figure, payload, rate, budget, waits, waitShare, kind};
+    return {index, name, state, problem, round, loss, figure, payload, rate, budget, waits, waitShare,
+      limits, warnings, kind};
   }
 
   function readEdge([a, b, sends, state, problem, rates, late, backlog, leftOut, relayed]) {
@@ -192,7 +194,8 @@
   }
 
   function showState(cell, peer) {
-    const why = peer.kind === "down" || peer.kind === "over" ? peer.problem || "" : "";
+    const isUp = peer.kind !== "down" && peer.kind !== "over";
+    const why = isUp ? [...peer.limits, ...peer.warnings].join("; ") : peer.problem || "";
     const key = peer.state + "\n" + why;
     if (cell.dataset.key === key) return;
     cell.dataset.key = key;

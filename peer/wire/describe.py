@@ -10,9 +10,9 @@ import numpy as np
 
 from peer.compress.layout import Layout
 from peer.compress.payload import Dense, LayerPayload, MoreBits, Residues, Sparse, ValueType, WholeIntegers
-from peer.wire import section_reader, section_writer, sections
+from peer.wire import checksum, section_reader, section_writer, sections
 from peer.wire.bits import UnsignedArray
-from peer.wire.frame import CHECKSUM_BYTES, decode
+from peer.wire.frame import decode
 from peer.wire.message import Message, MessageKind
 from peer.wire.plans import entropy_of
 from peer.wire.tokens import counts
@@ -103,7 +103,7 @@ def describe(frame: bytes | bytearray | memoryview, layout: Layout, *, previous:
     bound = entropy_bound_bits(message, previous=previous)
     pools = ledgers[-1].spent
     return FrameReport(
-        message, size, ledgers[0].spent["header"], CHECKSUM_BYTES, layers, pools["indices"], pools["values"], bound
+        message, size, ledgers[0].spent["header"], checksum.BYTES, layers, pools["indices"], pools["values"], bound
     )
 
 

@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 from peer.compress.columns import Columns
 from peer.compress.layout import Layout
-from peer.compress.payload import LayerPayload, Levels, MoreBits, Payload, WholeIntegers, num_values
+from peer.compress.payload import LayerPayload, Levels, MoreBits, WholeIntegers, num_values
 from peer.errors import LocalProtocolError
-from peer.wire import section_columns, section_reader, section_writer
+from peer.wire import checksum, section_columns, section_reader, section_writer
 from peer.wire.checksum import crc32
 from peer.wire.errors import (
     BadMagic,
@@ -37,7 +37,6 @@ from peer.wire.sections import Tag
 
 MAGIC = b"SV"
 VERSION = 1
-CHECKSUM_BYTES = 4
 
 _KINDS = tuple(MessageKind)
 _WIDE = 1 << 4
@@ -106,10 +105,10 @@ def encode(message: Message, layout: Layout, *, previous: Message | None = None,
         if message.kind is MessageKind.PART:
             header += b"".join(map(varint, sizes))
     parts.insert(0, bytes(header))
-    checksum = 0
+    total = 0
     for part in parts:
-        checksum = crc32(part, checksum)
-    parts.append(checksum.to_bytes(CHECKSUM_BYTES, "little"))
+        total = crc32(part, total)
+    parts.append(total.to_bytes(checksum.BYTES, "little"))
     return b"".join(parts)
 
 
@@ -130,15 +129,20 @@ def decode(
     data = memoryview(frame).cast("B")
     if len(data) > max_frame_bytes(layout):
         raise FrameTooLarge(f"a frame of {len(data)} bytes; no message here needs {max_frame_bytes(layout)}")
-    if len(data) < len(MAGIC) + 2 + CHECKSUM_BYTES:
+    single = dtype is not None and (dtype is np.float32 or np.dtype(dtype) == np.float32)
+    if ledgers is None:
+        message = section_columns.decode(data, layout, previous, single=single)
+        if message is not None:
+            return message
+    if len(data) < len(MAGIC) + 2 + checksum.BYTES:
         raise TruncatedFrame(f"a frame of {len(data)} bytes is shorter than any header")
     if data[:2] != MAGIC:
         raise BadMagic("the bytes do not begin like a frame")
     if data[2] != VERSION:
         raise UnsupportedVersion(f"the frame is of version {data[2]}; this program speaks version {VERSION}")
-    if crc32(data[:-CHECKSUM_BYTES]) != int.from_bytes(data[-CHECKSUM_BYTES:], "little"):
+    if not checksum.is_right(data):
         raise ChecksumMismatch("the frame's checksum does not match its bytes")
-    reader = Reader(data, 0, len(data) - CHECKSUM_BYTES)
+    reader = Reader(data, 0, len(data) - checksum.BYTES)
     if ledgers is not None:
         ledgers.append(section_reader.Ledger())
         ledgers[0].begin(reader)
@@ -147,7 +151,6 @@ def decode(
     if flags & 15 >= len(_KINDS) or flags >> 6:
         raise UnknownKind(f"the header's kind and flags {flags:#04x} have no meaning")
     kind = _KINDS[flags & 15]
-    single = dtype is not None and (dtype is np.float32 or np.dtype(dtype) == np.float32)
     if single and flags & _WIDE:
         raise WrongFloatType("the frame's scales are float64 where this run computes in float32")
     sender, round_, phase = reader.varint(), reader.varint(), reader.varint()
@@ -188,15 +191,9 @@ def decode(
         numbers = range(count)
     if ledgers is not None:
         ledgers[0].book(reader, "header")
-    layers: Payload | None = None
-    wide = bool(flags & _WIDE)
-    if ledgers is None and layer_ids is None and len(numbers) > 1:
-        layers = section_columns.decode(reader, layout.size_array, earlier, wide=wide, single=single)
-    if layers is None:
-        sizes += [(layout.sizes[number], None if earlier is None else earlier[number]) for number in numbers]
-        layers = section_reader.decode(
-            reader, sizes, tags=_TAGS.get(kind, _GOSSIP_TAGS), wide=wide, single=single, ledgers=ledgers
-        )
+    sizes += [(layout.sizes[number], None if earlier is None else earlier[number]) for number in numbers]
+    tags, wide = _TAGS.get(kind, _GOSSIP_TAGS), bool(flags & _WIDE)
+    layers = section_reader.decode(reader, sizes, tags=tags, wide=wide, single=single, ledgers=ledgers)
     if reader.left:
         raise TrailingBytes(f"{reader.left} bytes follow the last section")
     return Message(kind, sender, round_, phase, mixing_weight, push_weight, layers, layer_ids, wanted)
@@ -204,7 +201,7 @@ def decode(
 
 def payload_bytes(frame: bytes, layout: Layout) -> int:
     """Return how many bytes of a frame that `encode` returned its layers take: all but the header and the checksum."""
-    reader = Reader(memoryview(frame), 3, len(frame) - CHECKSUM_BYTES)
+    reader = Reader(memoryview(frame), 3, len(frame) - checksum.BYTES)
     flags = reader.byte()
     for _ in range(3):
         reader.varint()

@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from peer import native
-from peer.compress.columns import DENSE, NO_REALS, SPARSE, Columns, columns_of
+from peer.compress.columns import DENSE, NO_CODES, NO_REALS, SPARSE, Columns, columns_of
+from peer.compress.layout import Layout
 from peer.compress.payload import FloatArray, LayerPayload, Rounding, ValueType, num_values
 from peer.errors import FrameError, LocalProtocolError
-from peer.wire import indices, integers
+from peer.wire import checksum, indices, integers
 from peer.wire.bits import UnsignedArray, pointer
 from peer.wire.grouping import bits_of
 from peer.wire.integers import Part, code_type
+from peer.wire.message import Message, MessageKind
 from peer.wire.plans import Codec, IntegerArray, packed_plan, plan_codes
 from peer.wire.reader import Reader, varint, zigzag
 from peer.wire.rice import pointer64
@@ -145,68 +147,60 @@ def _same_places(before: Columns, now: Columns) -> bool:
     )
 
 
-def decode(
-    reader: Reader, sizes: IntegerArray, earlier: Sequence[LayerPayload] | None, *, wide: bool, single: bool
-) -> Columns | None:
-    """Return the layers that the reader is at, of which there are several, and leave it behind what follows them; or
-    None, with the reader where it was, for what is left to `section_reader`: any error, too."""
-    start = reader.position
+def decode(data: memoryview, layout: Layout, previous: Message | None, *, single: bool) -> Message | None:
+    """Return the message of a frame that has all layers of the layout, of which there are several; or None for what is
+    left to `frame` and `section_reader`: any error, too. `data: uint8[n]`, no longer than a frame may be."""
     try:
-        columns = _decode(reader, sizes, earlier, wide=wide, single=single)
+        return _decode(data, layout, previous, single=single)
     except FrameError:
-        columns = None
-    if columns is None:
-        reader.position = start
-    return columns
+        return None
 
 
 _NO_DOUBLES: FloatArray = np.zeros(0, np.float64)
+_KINDS, _VALUE_TYPES, _ROUNDINGS = tuple(MessageKind), tuple(ValueType), tuple(Rounding)
 
 (
     _VALUE_TYPE, _DIVISOR, _BASE, _STEP, _BITS, _RESIDUE_BYTE, _NUM_INDICES, _NUM_REALS, _NUM_CODES, _NUM_FIXED,
-    _NUM_ENTROPY, _FIXED_BITS, _LARGEST_ENTROPY, _NUM_PREDICTED, _SUMMARY,
-) = range(15)  # fmt: skip
+    _NUM_ENTROPY, _FIXED_BITS, _LARGEST_ENTROPY, _NUM_PREDICTED, _KIND, _HAS_EARLIER, _SENDER, _ROUND, _PHASE,
+    _EARLIER_ROUND, _EARLIER_PHASE, _SUMMARY,
+) = range(22)  # fmt: skip
 
 
-def _decode(
-    reader: Reader, sizes: IntegerArray, earlier: Sequence[LayerPayload] | None, *, wide: bool, single: bool
-) -> Columns | None:
-    if native.lib is None:
+def _decode(data: memoryview, layout: Layout, previous: Message | None, *, single: bool) -> Message | None:
+    layers = layout.num_layers
+    if native.lib is None or layers < 2 or not (checksum.IS_FAST or checksum.is_right(data)):
         return None
-    layers = sizes.size
     of_layers, numbers, scalars = np.empty((3, layers), np.uint8), np.empty((3, layers), np.int64), np.empty(layers)
-    summary = np.empty(_SUMMARY, np.int64)
-    frame = reader.data[reader.position : reader.end]
-    ahead = pointer(frame), len(frame)
-    tables = pointer(of_layers), pointer64(numbers)
-    sizes_at, summary_at = pointer64(sizes), pointer64(summary)
-    read = native.lib.wire_read_sections(
-        *ahead, sizes_at, layers, wide, single, *tables, native.pointer(scalars, "double[]"), summary_at
+    summary, weights = native.ffi.new("int64_t[]", _SUMMARY), native.ffi.new("double[2]")
+    frame, sizes, tables = pointer(data), pointer64(layout.size_array), (pointer(of_layers), pointer64(numbers))
+    end = len(data) - checksum.BYTES
+    read = native.lib.wire_read_frame(
+        frame, len(data), sizes, layers, single, *tables, native.pointer(scalars, "double[]"), weights, summary
     )
     if read < 0:
         return None
-    reader.take(read)
-    totals = summary.tolist()
+    totals = cast("list[int]", native.ffi.unpack(summary, _SUMMARY))
     levels = (totals[_DIVISOR], totals[_BASE], totals[_STEP], totals[_BITS]) if totals[_BITS] else None
     byte = totals[_RESIDUE_BYTE]
-    residues = ((byte & 15) + 1, Rounding(byte >> 4 & 3)) if byte >= 0 else None
+    residues = ((byte & 15) + 1, _ROUNDINGS[byte >> 4 & 3]) if byte >= 0 else None
     bits = totals[_BITS] or (0 if residues is None else residues[0])
-    value_type = ValueType(totals[_VALUE_TYPE]) if totals[_VALUE_TYPE] >= 0 else ValueType.FLOAT32
+    value_type = _VALUE_TYPES[totals[_VALUE_TYPE]] if totals[_VALUE_TYPE] >= 0 else ValueType.FLOAT32
     real_width, _, pattern_type = FORMATS[value_type]
     where: IntegerArray = np.empty(totals[_NUM_INDICES], np.int64)
-    codes: UnsignedArray = np.empty(totals[_NUM_CODES], code_type(bits))
-    patterns: UnsignedArray = np.empty(totals[_NUM_REALS], pattern_type)
+    codes: UnsignedArray = np.empty(totals[_NUM_CODES], code_type(bits)) if bits else NO_CODES
+    patterns: UnsignedArray = np.empty(totals[_NUM_REALS], pattern_type) if totals[_NUM_REALS] else NO_CODES
     first, width = (patterns, real_width) if totals[_NUM_REALS] else (codes, bits)
+    indices_at = pointer64(where)
     for pool in (first if first.size else None, None):
         used = native.lib.wire_read_behind(
-            *ahead, read, sizes_at, layers, *tables, summary_at, pointer64(where), width,
+            frame, end, read, sizes, layers, *tables, summary, indices_at, width,
             native.pointer(pool, "uint8_t[]"), first.itemsize,
         )  # fmt: skip
         if used >= 0:
             break
     else:
         return None
-    reader.take(used)
+    reader = Reader(data, read + used, end)
     forms, counts = of_layers[0], numbers[0]
     reals, magnitude = NO_REALS, 0.0
     if patterns.size:
@@ -217,19 +211,36 @@ def _decode(
         reals = _NO_DOUBLES
     if codes.size and pool is not codes:
         codes = _pool(reader, forms, counts, False, bits, codes.size, code_type(bits))
+    if reader.left:
+        return None
     columns = Columns(
-        sizes=sizes, forms=forms, counts=counts, scalars=scalars, indices=where, reals=reals, value_type=value_type,
-        codes=codes, levels=levels, residues=residues,
+        sizes=layout.size_array, forms=forms, counts=counts, scalars=scalars, indices=where, reals=reals,
+        value_type=value_type, codes=codes, levels=levels, residues=residues,
         checks=numbers[2].view(np.uint64) if byte >= 0 and byte & 64 else None,
     ).reaching(magnitude)  # fmt: skip
-    if totals[_NUM_PREDICTED]:
-        before = None if earlier is None else columns_of(earlier)
-        if before is None or not _same_places(before, columns):
+    sender = totals[_SENDER]
+    if totals[_HAS_EARLIER] or totals[_NUM_PREDICTED]:
+        named = sender, totals[_EARLIER_ROUND], totals[_EARLIER_PHASE]
+        if not totals[_HAS_EARLIER] or not _undo_changes_(columns, of_layers[2], previous, named):
             return None
-        has_codes = ~columns.has_reals
-        codes += before.codes * np.repeat(of_layers[2][has_codes], counts[has_codes])
-        keep_low_bits(codes, bits)
-    return columns
+    return Message(_KINDS[totals[_KIND]], sender, totals[_ROUND], totals[_PHASE], weights[0], weights[1], columns)
+
+
+def _undo_changes_(
+    columns: Columns, predicted: npt.NDArray[np.uint8], previous: Message | None, named: tuple[int, int, int]
+) -> bool:
+    """Turn differences to the codes of the earlier message, in layers that are `predicted`, into codes; or return False
+    where the earlier message is not the one that is named by sender, round and phase, or has other codes."""
+    if previous is None or (previous.sender, previous.round, previous.phase) != named:
+        return False
+    before = None if previous.layer_ids is not None else columns_of(previous.layers)
+    if before is None or not _same_places(before, columns):
+        return False
+    has_codes = ~columns.has_reals
+    codes = columns.codes
+    codes += before.codes * np.repeat(predicted[has_codes], columns.counts[has_codes])
+    keep_low_bits(codes, columns.bits)
+    return True
 
 
 def _pool(

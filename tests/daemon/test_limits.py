@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +25,7 @@ from peer.ops.local_cluster import Cluster
 from peer.run_plan import validate_config
 from peer.state.disk import RealDisk
 from peer.train.threads import use_one_thread
+from peer.watch.observer import open_observer
 from tests.daemon.test_members import Devices
 from tests.daemon.test_rounds import Audit
 
@@ -53,10 +57,31 @@ class Clock:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(limits, "wall_clock", clock)
-    return clock
+def clock() -> Clock:
+    return Clock()
+
+
+class Looks:
+    """Limits with the disk and the clock of a test."""
+
+    def __init__(self, wanted: LimitOptions, folder: Path, links: Links, clock: Clock) -> None:
+        self.limits = Limits(wanted, RealDisk(folder), links, sync=self._sync, wall_clock=clock)
+        self.threads: list[str] = []
+        """In which threads the counts were saved."""
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="disk")
+
+    async def _sync(self, save: Callable[[], None]) -> None:
+        def named() -> None:
+            self.threads.append(threading.current_thread().name)
+            save()
+
+        await asyncio.get_running_loop().run_in_executor(self._thread, named)
+
+    def may_begin(self, now: float, *, is_leaving: bool = False) -> bool:
+        return asyncio.run(self.limits.may_begin(now, is_leaving=is_leaving))
+
+    def figures(self) -> dict[str, Any]:
+        return self.limits.figures()
 
 
 def options(**keys: object) -> LimitOptions:
@@ -119,8 +144,8 @@ def test_a_limit_is_nearly_used_from_90_percent_on() -> None:
 
 
 def test_counts_survive_a_restart_and_count_nothing_twice(tmp_path: Path, clock: Clock) -> None:
-    links, disk = Links(), RealDisk(tmp_path)
-    first = Limits(options(day_mbytes=10), disk, links)
+    links = Links()
+    first = Looks(options(day_mbytes=10), tmp_path, links, clock)
     links.bytes = {1: 3 * MIB, 2: 2 * MIB}
     assert first.may_begin(0.0)
     assert first.may_begin(1.0)
@@ -131,30 +156,31 @@ def test_counts_survive_a_restart_and_count_nothing_twice(tmp_path: Path, clock:
     links.bytes = {1: 3 * MIB, 2: 2 * MIB + 7}
     assert first.may_begin(3.0)
     # A crash: less than a MiB was not saved.
-    crashed = Limits(options(day_mbytes=10), disk, Links())
+    crashed = Looks(options(day_mbytes=10), tmp_path, Links(), clock)
     assert crashed.figures()["day_bytes"] == 5 * MIB
-    first.close()
+    assert first.threads == ["disk_0"], "not in the thread of the event loop"
+    first.limits.close()
     links = Links()
-    second = Limits(options(day_mbytes=10), disk, links)
+    second = Looks(options(day_mbytes=10), tmp_path, links, clock)
     assert second.figures()["day_bytes"] == 5 * MIB + 7
     links.bytes = {1: 5 * MIB, 2: 0}
     assert not second.may_begin(0.0)
     clock.at = datetime(2026, 12, 1, tzinfo=BERLIN)
     assert second.may_begin(1.0)
-    assert Limits(options(day_mbytes=10), disk, Links()).figures()["month_bytes"] == 0
+    assert Looks(options(day_mbytes=10), tmp_path, Links(), clock).figures()["month_bytes"] == 0
 
 
-def test_damaged_counts_are_refused(tmp_path: Path) -> None:
+def test_damaged_counts_are_refused(tmp_path: Path, clock: Clock) -> None:
     (tmp_path / limits.FILE).write_text('{"day": 3}')
     with pytest.raises(StateError, match="damaged; delete it"):
-        Limits(options(day_mbytes=10), RealDisk(tmp_path), Links())
+        Looks(options(day_mbytes=10), tmp_path, Links(), clock)
 
 
 def test_it_warns_once_slows_down_and_says_when_it_is_over(
     tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     links = Links()
-    slow = Limits(options(day_mbytes=10, then="slow", slow_step_s=60), RealDisk(tmp_path), links)
+    slow = Looks(options(day_mbytes=10, then="slow", slow_step_s=60), tmp_path, links, clock)
     caplog.set_level("INFO", "sotto")
     links.bytes[1] = 9 * MIB
     assert slow.may_begin(0.0)
@@ -173,6 +199,17 @@ def test_it_warns_once_slows_down_and_says_when_it_is_over(
     ]
 
 
+def test_a_device_that_is_to_leave_is_slowed_down_until_it_may(tmp_path: Path, clock: Clock) -> None:
+    links = Links()
+    found = Looks(options(day_mbytes=10, then="leave", slow_step_s=60), tmp_path, links, clock)
+    assert found.may_begin(0.0)
+    assert not found.limits.asks_to_leave
+    links.bytes[1] = 11 * MIB
+    assert [found.may_begin(now) for now in (1.0, 59.0, 60.0, 61.0)] == [False, False, True, False]
+    assert found.limits.asks_to_leave
+    assert found.may_begin(62.0, is_leaving=True), "what is announced needs a few more rounds"
+
+
 # -- sensors -----------------------------------------------------------------------------------------------------------
 
 
@@ -183,12 +220,12 @@ def tell(folder: Path, **files: str) -> None:
 
 
 def test_battery_and_mains(tmp_path: Path, clock: Clock) -> None:
-    sensors, disk = tmp_path / "class", RealDisk(tmp_path)
+    sensors = tmp_path / "class"
     supplies = sensors / "power_supply"
     mains, charged = options(sensors=str(sensors), only_on_mains=True), {"min_battery_percent": 30}
 
     def may_begin(wanted: LimitOptions) -> bool:
-        return Limits(wanted, disk, Links()).may_begin(0.0)
+        return Looks(wanted, tmp_path, Links(), clock).may_begin(0.0)
 
     assert may_begin(mains), "a device without a battery"
     tell(supplies / "mouse", type="Battery", scope="Device", status="Discharging", capacity="5")
@@ -211,9 +248,9 @@ def test_a_device_that_was_too_warm_cools_down_first(tmp_path: Path, clock: Cloc
     zone = tmp_path / "class" / "thermal" / "thermal_zone0"
     warm = options(sensors=str(tmp_path / "class"), max_celsius=70)
     with pytest.raises(ConfigError, match="no thermal zone"):
-        Limits(warm, RealDisk(tmp_path), Links())
+        Looks(warm, tmp_path, Links(), clock)
     tell(zone, temp="69000")
-    found = Limits(warm, RealDisk(tmp_path), Links())
+    found = Looks(warm, tmp_path, Links(), clock)
     answers = []
     for step, temperature in enumerate((70000, 70100, 68000, 67000, 69000)):
         tell(zone, temp=str(temperature))
@@ -231,7 +268,11 @@ def test_a_device_that_was_too_warm_cools_down_first(tmp_path: Path, clock: Cloc
         (["limits.then=pause", "limits.day_mbytes=5", "rounds.late=skip"], None),
         (["limits.day_mbytes=5"], None),
         (["limits.then=pause"], None),
-        (["limits.day_mbytes=5", "algorithm.name=ad-psgd", "graph.kind=ring"], "limits"),
+        (["limits.day_mbytes=5", "algorithm.name=ad-psgd", "graph.kind=ring"], None),
+        (["limits.then=pause", "limits.day_mbytes=5", "algorithm.name=ad-psgd", "graph.kind=ring"], None),
+        (["limits.then=leave", "limits.day_mbytes=5", "algorithm.name=ad-psgd", "graph.kind=ring"], "limits.then"),
+        (["limits.then=leave", "limits.day_mbytes=5"], None),
+        (["limits.then=leave", "limits.day_mbytes=5", "rounds.late=skip"], "limits.then"),
         (["limits.processor_share=0.5", "algorithm.name=ad-psgd", "graph.kind=ring"], None),
     ],
 )
@@ -257,29 +298,34 @@ def test_limits_are_each_devices_own() -> None:
 ROUNDS = 120
 
 
-@pytest.fixture
-def devices(tmp_path: Path) -> Devices:
+# What moves Σx must be the gossip alone.
+NO_STEPS = ("state.ledger=true", "training.learning_rate=1e-30", "training.momentum=none")
+
+
+def limited(kits: Path, clock: Clock, limits: str, *, rounds: int, num_peers: int, options: Sequence[str]) -> Devices:
+    """Return devices of which peer-1 has a cap of 1 MiB a day."""
     use_one_thread()
+    devices = Devices(kits, rounds=rounds, num_peers=num_peers, options=options, wall_clock=clock)
+    file = devices.files[1]
+    text = file.read_text()
+    for line in ('then = "slow"', 'timezone = "local"', "slow_step_s = 60.0"):
+        assert text.count(f"\n{line}\n") == 1, line
+        text = text.replace(f"\n{line}\n", "\n")
+    file.write_text(text.replace("[limits]\n", f'[limits]\nday_mbytes = 1\ntimezone = "Europe/Berlin"\n{limits}\n'))
+    return devices
+
+
+@pytest.fixture
+def devices(tmp_path: Path, clock: Clock) -> Devices:
     settings = (
         # Its messages are large enough for several days.
         "algorithm.name=sgp",
         "rounds.late=skip",
         "rounds.late_after_s=0.05",
         "rounds.max_skipped_rounds=5",
-        "state.ledger=true",
-        # What moves Σx must be the gossip alone.
-        "training.learning_rate=1e-30",
-        "training.momentum=none",
+        *NO_STEPS,
     )
-    devices = Devices(tmp_path / "kits", rounds=ROUNDS, num_peers=3, options=settings)
-    file = devices.files[1]
-    text = file.read_text()
-    for line in ('then = "slow"', 'timezone = "local"'):
-        assert text.count(f"\n{line}\n") == 1
-        text = text.replace(f"\n{line}\n", "\n")
-    text = text.replace("[limits]\n", '[limits]\nday_mbytes = 1\nthen = "pause"\ntimezone = "Europe/Berlin"\n')
-    file.write_text(text)
-    return devices
+    return limited(tmp_path / "kits", clock, 'then = "pause"', rounds=ROUNDS, num_peers=3, options=settings)
 
 
 @pytest.mark.slow
@@ -307,11 +353,16 @@ async def _pause_and_go_on(devices: Devices, clock: Clock) -> None:
     await devices.until(lambda: devices.is_there(1) and bool(paused()["reached"]), within_s=30)
     assert paused()["reached"][0]["until"] == "2026-12-01 00:00+01:00"
     assert "limits" not in devices.status(0)
+    seen = await open_observer(devices.kits).look()
+    assert [peer.limits for peer in seen.peers[::2]] == [(), ()]
+    assert seen.peers[1].limits[0].startswith("paused until 2026-12-01 00:00+01:00: ")
     await asyncio.sleep(1.0)
     held_at = devices.status(1)["round"]
     # The others go on for as many rounds as they may skip, then they wait.
+    await devices.until(lambda: devices.status(0)["round"] > held_at, within_s=30)
     await asyncio.sleep(1.0)
-    assert devices.status(1)["round"] == held_at < devices.status(0)["round"] < ROUNDS
+    assert devices.status(1)["round"] == held_at
+    assert devices.status(0)["round"] < ROUNDS
     # What was counted survives a kill: it does not begin the day anew.
     await devices.kill(1)
     devices.start(1)
@@ -324,5 +375,82 @@ async def _pause_and_go_on(devices: Devices, clock: Clock) -> None:
         await asyncio.sleep(0.2)
     assert [await devices.tasks[peer] for peer in range(3)] == [0, 0, 0]
     assert [devices.daemons[peer].loop.round for peer in range(3)] == [ROUNDS] * 3
+    for daemon in devices.daemons.values():
+        daemon.close()
+
+
+@pytest.mark.slow
+def test_a_peer_leaves_the_run_at_its_cap_and_takes_no_weight_with_it(tmp_path: Path, clock: Clock) -> None:
+    settings = ("algorithm.name=sgp", *NO_STEPS)
+    devices = limited(tmp_path / "kits", clock, 'then = "leave"', rounds=ROUNDS, num_peers=3, options=settings)
+    asyncio.run(_leave(devices))
+
+
+async def _leave(devices: Devices) -> None:
+    for peer in range(3):
+        devices.start(peer)
+    await devices.until(lambda: devices.is_there(1) and bool(devices.status(1)["limits"]["reached"]), within_s=30)
+    assert devices.status(1)["limits"]["then"] == "leave"
+    async with asyncio.timeout(60):
+        assert await devices.tasks[1] == 0
+    assert devices.daemons[1].loop.has_left
+    assert devices.daemons[1].loop.round < ROUNDS
+    await devices.until(lambda: devices.members(0) == ["peer-0", "peer-2"])
+    assert devices.standing(0, "peer-1") == "left"
+    await devices.until(lambda: devices.tasks[0].done() and devices.tasks[2].done())
+    # The heir has what it had.
+    weights = [devices.participant(peer).algorithm.u for peer in (0, 2)]
+    assert sum(weights) == pytest.approx(3.0, abs=1e-9)
+    for daemon in devices.daemons.values():
+        daemon.close()
+    # Whoever starts it again finds that it has left, also on the next day.
+    devices.start(1)
+    async with asyncio.timeout(60):
+        assert await devices.tasks[1] == 0
+    assert devices.daemons[1].loop.has_left
+    devices.daemons[1].close()
+
+
+@pytest.mark.slow
+def test_a_peer_without_rounds_begins_no_exchange_at_its_cap_and_still_answers(tmp_path: Path, clock: Clock) -> None:
+    settings = ("algorithm.name=ad-psgd", "graph.kind=ring", "transport.linger_s=2")
+    limits = 'then = "slow"\nslow_step_s = 1.0'
+    asyncio.run(_answer(limited(tmp_path / "kits", clock, limits, rounds=400, num_peers=3, options=settings)))
+
+
+async def _answer(devices: Devices) -> None:
+    for peer in range(3):
+        devices.start(peer)
+    await devices.until(lambda: devices.is_there(1) and bool(devices.status(1)["limits"]["reached"]), within_s=60)
+    begun_at, at = devices.status(1), devices.status(0)
+    await asyncio.sleep(3.0)
+    later, others = devices.status(1), devices.status(0)
+    steps = later["round"] - begun_at["round"]
+    assert steps <= 4 < others["round"] - at["round"], "only this peer is slowed down"
+    assert later["exchanges"] - begun_at["exchanges"] > steps, "it answers its neighbours"
+    assert later["limits"]["day_bytes"] > begun_at["limits"]["day_bytes"], "what answers cost is counted"
+    await devices.stop(0, 1, 2)
+
+
+@pytest.mark.slow
+def test_a_peer_that_may_not_leave_any_more_is_slowed_down_and_says_why(
+    tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    # A departure could not take effect before the run ends.
+    settings = ("algorithm.name=sgp", *NO_STEPS)
+    limits = 'then = "leave"\nslow_step_s = 0.2'
+    devices = limited(tmp_path / "kits", clock, limits, rounds=10, num_peers=3, options=settings)
+    asyncio.run(_stay(devices))
+    said = [record.getMessage() for record in caplog.records]
+    assert any("limits: this peer cannot leave the run now: the run ends after round 9" in line for line in said), said
+
+
+async def _stay(devices: Devices) -> None:
+    for peer in range(3):
+        devices.start(peer)
+    async with asyncio.timeout(60):
+        assert [await devices.tasks[peer] for peer in range(3)] == [0, 0, 0]
+    assert [devices.daemons[peer].loop.round for peer in range(3)] == [10] * 3
+    assert not devices.daemons[1].loop.has_left
     for daemon in devices.daemons.values():
         daemon.close()

@@ -53,12 +53,13 @@ class Devices:
         join_later: int = 0,
         mode: str = "mtls",
         options: Sequence[str] = (),
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self.ports = free_ports(num_peers + 2)
         """Of the peers that are listed, and of two more."""
         config = load(environment={}, overrides=[*OPTIONS, f"run.rounds={rounds}", f"security.mode={mode}", *options])
         hosts = [Host("127.0.0.1", port) for port in self.ports[:num_peers]]
-        self.kits = kits
+        self.kits, self._wall_clock = kits, wall_clock
         self.files = write_cluster(kits, config, hosts, join_later=join_later)
         self.daemons: dict[int, Daemon] = {}
         self.tasks: dict[int, asyncio.Task[int]] = {}
@@ -74,7 +75,8 @@ class Devices:
 
     def start(self, peer: int) -> None:
         file = self.files[peer]
-        daemon = open_peer(load(file, environment={}), file.parent, lambda: load(file, environment={}))
+        config = load(file, environment={})
+        daemon = open_peer(config, file.parent, lambda: load(file, environment={}), wall_clock=self._wall_clock)
         self.daemons[peer], self.tasks[peer] = daemon, asyncio.create_task(daemon.main())
 
     async def train(self, *peers: int, beyond: int) -> None:

@@ -44,6 +44,20 @@ def test_members_join_leave_and_are_lost() -> None:
     ]
 
 
+def test_a_device_reaches_a_limit_and_is_under_it_again() -> None:
+    def limited(*limits: str, state: str = "running") -> Snapshot:
+        return Snapshot(
+            name="run", kind="cluster", at=5.0, rounds=9,
+            peers=[PeerView(index=0, name="a", state=state, limits=limits)],
+        )  # fmt: skip
+
+    free, one, two = limited(), limited("paused: too warm"), limited("paused: too warm", "paused: no mains")
+    assert told(free, one) == [("a is paused: too warm", False)]
+    assert told(one, two) == told(two, one) == [], "it is held back all the same"
+    assert told(one, free) == [("a is not held back by limits of its device any more", False)]
+    assert told(one, limited(state="left")) == [("a has left the run", False)]
+
+
 def test_edges_go_down_and_up() -> None:
     states = {"a": "running", "b": "running"}
     up, down = snapshot(states, (edge("up"),)), snapshot(states, (edge("down", problem="no answer"),))

@@ -10,6 +10,7 @@ import pytest
 
 from peer.config import load
 from peer.config_writer import write_resolved
+from peer.ops import control
 from peer.ops.cluster_files import Host, write_cluster
 from peer.ops.local_cluster import free_ports
 from peer.state.metrics import MetricsStore, Summary
@@ -17,6 +18,7 @@ from peer.watch.observer import open_observer
 from tests.browser import REBOUND, SIZES, Page
 from tests.report.sample_run import as_simulation, evaluation, round_record, write_sample_run
 from tests.watch.serving import TOKEN, Served, serving
+from tests.watch.test_observer import Devices
 
 NASTY = "<script>document.title='gone'</script>\x1b[31m"
 
@@ -86,6 +88,32 @@ def test_what_a_run_says_stays_text(chromium: Any, served: Served) -> None:
     assert page.locator("body img, body script").count() == 0
     assert shown.complaints == []
     shown.close()
+
+
+def test_the_limits_of_a_device_stand_beside_its_state(
+    chromium: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kits = tmp_path / "kits"
+    config = load(environment={}, overrides=["run.rounds=40"])
+    write_cluster(kits, config, [Host("127.0.0.1", port) for port in free_ports(3)])
+    devices = Devices(kits)
+    monkeypatch.setattr(control, "ask", devices.ask)
+    for index in range(3):
+        devices.start(index, 20)
+    reached = [{"reason": f"1.2 MiB carried of limits.day_mbytes = 1 {NASTY}", "until": "2026-12-01 00:00+01:00"}]
+    devices.says["peer-1"] = {"limits": {"then": "slow", "reached": reached, "warnings": []}}
+    devices.says["peer-2"] = {"limits": {"then": "slow", "reached": [], "warnings": ["more than 90% is used"]}}
+    with serving(open_observer(kits)) as watched:
+        shown = opened(chromium, watched)
+        why = shown.page.locator("#peers-rows tr .why")
+        why.first.wait_for()
+        texts = why.all_inner_texts()
+        assert texts[0].startswith("slowed down until 2026-12-01 00:00+01:00: 1.2 MiB carried of limits.day_mbytes = 1")
+        assert texts[1:] == ["more than 90% is used"]
+        assert shown.page.locator("body img, body script").count() == 0
+        assert shown.too_wide() == []
+        assert shown.complaints == []
+        shown.close()
 
 
 def test_figures_move_without_a_reload_and_no_other_machine_is_asked(chromium: Any, tmp_path: Path) -> None:

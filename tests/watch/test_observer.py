@@ -234,6 +234,24 @@ def test_whoever_waits_longer_than_a_moment_is_shown(devices: Devices) -> None:
     assert look(observer).peers[2].waits_for == ()
 
 
+def test_limits_of_a_device_are_shown_as_in_the_status(devices: Devices) -> None:
+    devices.start(0, 20)
+    devices.start(1, 20)
+    reached = [
+        {"reason": "1.2 MiB carried of limits.day_mbytes = 1\x1b[31m", "until": "2026-12-01 00:00+01:00"},
+        {"reason": "not on mains (limits.only_on_mains)", "until": None},
+    ]
+    devices.says["peer-1"] = {"limits": {"then": "pause", "reached": reached, "warnings": ["nearly used"]}}
+    seen = look(open_observer(devices.folder))
+    assert (seen.peers[0].limits, seen.peers[0].warnings) == ((), ())
+    assert seen.peers[1].limits == (
+        "paused until 2026-12-01 00:00+01:00: 1.2 MiB carried of limits.day_mbytes = 1 [31m",
+        "paused: not on mains (limits.only_on_mains)",
+    )
+    assert seen.peers[1].warnings == ("nearly used",)
+    assert seen.peers[1].state == "running", "it answers, and is in no trouble"
+
+
 def test_peers_that_left_or_finished_are_no_trouble(devices: Devices) -> None:
     devices.start(0, 20)
     devices.says["peer-0"] = {
@@ -280,7 +298,17 @@ def test_a_newcomer_that_no_file_here_lists_is_asked_too(devices: Devices) -> No
 
 @pytest.mark.parametrize(
     "lie",
-    [{"links": None}, {"links": {"peer-1": {"up": "yes"}}}, {"round": None}, {"metrics": 7}, {"payload_bytes": "1"}],
+    [
+        {"links": None},
+        {"links": {"peer-1": {"up": "yes"}}},
+        {"round": None},
+        {"metrics": 7},
+        {"payload_bytes": "1"},
+        {"limits": []},
+        {"limits": {"reached": 7}},
+        {"limits": {"reached": [{"reason": "x"}]}},
+        {"limits": {"warnings": "x"}},
+    ],
 )
 def test_a_peer_that_answers_nonsense_is_named_and_harms_nothing(devices: Devices, lie: dict[str, Any]) -> None:
     for index in range(2):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,12 +14,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from peer import native
+from peer import compress, native
 from peer.compress.columns import Columns, columns_of
 from peer.compress.layout import Layout
 from peer.compress.payload import Dense, LayerPayload, Levels, Residues, Rounding, Sparse, ValueType
 from peer.errors import FrameError, LocalProtocolError
-from peer.wire import Message, MessageKind, decode, encode, section_columns
+from peer.random import PeerDraws
+from peer.wire import Message, MessageKind, decode, describe, encode, payload_bytes, section_columns
 from tests.wire import fuzzing, reference
 from tests.wire.comparing import assert_same, pure
 from tests.wire.strategies import code_arrays, dense, finite32, finite64
@@ -108,6 +110,42 @@ def test_both_name_the_same_error_for_a_spoiled_frame(case: tuple[Message, Layou
             expected = outcome(frame, layout, single)
         if isinstance(expected, Message):
             assert fuzzing.same(expected, found)
+        else:
+            assert (type(found), str(found)) == (type(expected), str(expected))
+
+
+@needs_kernels
+@pytest.mark.parametrize("value_bits", [4, None])
+def test_two_serial_streams_are_read_alike_and_refused_alike(value_bits: int | None) -> None:
+    """Gaps are put together while the stream of values is decoded, so neither may depend on what is wrong with the
+    other."""
+    layout = Layout.of_sizes([9000, 16, 16, 30000, 640, 10])
+    x = np.random.default_rng(4).laplace(0, 0.01, layout.size).astype(np.float32)
+    # Where the largest numbers are near each other, gaps are entropy-coded.
+    x *= np.where(np.arange(layout.size) % 700 < 40, np.float32(4), np.float32(1))
+    settings = {"kind": "top_k", "fraction": 0.02} | ({} if value_bits is None else {"value_bits": value_bits})
+    layers = compress.compress_layers(compress.build(**settings), x, layout, PeerDraws(1, 0, 1))
+    message = Message(MessageKind.GOSSIP, 3, 8, mixing_weight=1 / 3, layers=layers)
+    frame = encode(message, layout)
+    with pure():
+        codes = [layer.codecs for layer in describe(frame, layout).layers]
+        assert encode(message, layout) == frame
+    assert [each[0] for each in codes].count("pooled") >= 2, codes
+    read = decode(frame, layout)
+    assert_same(read, message)
+    chance = random.Random(5)
+    streams = len(frame) - payload_bytes(frame, layout) + 40
+    for at in [*range(streams, len(frame) - 4, 7), *range(len(frame) - 60, len(frame) - 4)]:
+        data = bytearray(frame[:-4])
+        data[at] ^= 1 << chance.randrange(8)
+        if at % 5 == 0:
+            del data[at:]
+        spoiled = bytes(data) + zlib.crc32(data).to_bytes(4, "little")
+        found = outcome(spoiled, layout, True)
+        with layer_by_layer():
+            expected = outcome(spoiled, layout, True)
+        if isinstance(expected, Message) and isinstance(found, Message):
+            assert_same(found, expected)
         else:
             assert (type(found), str(found)) == (type(expected), str(expected))
 
