@@ -75,7 +75,8 @@ def test_a_sum_of_factors_takes_two_exchanges_with_every_peer() -> None:
 
 def test_a_slower_processor_makes_every_round_longer_by_its_work() -> None:
     link = Profile(up_kbit=1000, down_kbit=1000, latency_ms=1)
-    for option in EVIDENCE.options:
+    names = ("low-rank-4", "quant-sgp-10%-ring", "ddp-powersgd")
+    for option in (each for each in EVIDENCE.options if each.name in names):
         weighed = Weighed.weigh(option, situation(1000), IMAGES, configured, Path())
         here, slower = (weighed.estimate(situation(1000, processor=factor, link=link), IMAGES) for factor in (1, 20))
         assert here.work_s is not None
