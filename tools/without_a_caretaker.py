@@ -40,8 +40,8 @@ from tools.releases import PREDECESSOR, Device, Devices, Release, this_release, 
 
 PEERS = 4
 LOST, CAPPED, SPARE = "peer-3", "peer-1", "garage"
-SLOW_STEP_S = 10.0
-_TIME_TO_REACH_CAP = 2.0
+SLOW_STEP_S = 2.0
+_TIME_TO_REACH_CAP = 1.5
 """Midnight comes after so many times the time that the cap takes at the pace so far."""
 _MASS_TOLERANCE = 1e-9
 _POINT = 0.01
