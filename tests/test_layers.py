@@ -60,8 +60,8 @@ ROOMS: dict[str, set[str]] = {
     "adapters": {"errors", "own_loop"},
     "api": {"adapters", "errors", "own_loop"},
     "ops": {
-        "compress", "config", "config_writer", "criterion", "errors", "executors", "gossip", "net", "random",
-        "run_plan", "run_progress", "run_setup", "run_summary", "simulate", "state", "train", "wire",
+        "compress", "config", "config_writer", "criterion", "errors", "executors", "foreign_text", "gossip", "net",
+        "random", "run_plan", "run_progress", "run_setup", "run_summary", "simulate", "state", "train", "wire",
     },
     "report": {"criterion", "round_record", "errors", "gossip", "ops", "run_progress", "state"},
     "study": {

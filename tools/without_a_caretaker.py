@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import shutil
 import sys
 import tempfile
@@ -39,9 +40,8 @@ from tools.releases import PREDECESSOR, Device, Devices, Release, this_release, 
 
 PEERS = 4
 LOST, CAPPED, SPARE = "peer-3", "peer-1", "garage"
-CAP_MBYTES = 1
-SLOW_STEP_S = 10.0
-_TIME_TO_REACH_CAP = 2.0
+SLOW_STEP_S = 2.0
+_TIME_TO_REACH_CAP = 1.5
 """Midnight comes after so many times the time that the cap takes at the pace so far."""
 _MASS_TOLERANCE = 1e-9
 _POINT = 0.01
@@ -51,7 +51,7 @@ _POINT = 0.01
 class Plan:
     """How long it takes."""
 
-    rounds: int = 3000
+    rounds: int = 2000
     min_step_s: float = 0.08
     lost_after_s: float = 45.0
     settings: Sequence[str] = ()
@@ -180,15 +180,20 @@ class Demonstration:
         """Give a device a data cap that it reaches, and a day that ends soon after that."""
         self.heading("A data cap")
         device = next(device for device in self.devices.all if device.name == CAPPED)
-        began, before = time.monotonic(), self.carried(device)
-        self.devices.until_beyond(device.round() + 100, [device])
-        rate = (self.carried(device) - before) / (time.monotonic() - began)
+        began, before, first = time.monotonic(), self.carried(device), device.round()
+        self.devices.until_beyond(first + 100, [device])
+        carried, reached = self.carried(device) - before, device.round()
+        rate, left = carried / (time.monotonic() - began), self.plan.rounds - reached
+        # Reached after half of the rounds that are left, so that the day after has enough for the rest.
+        cap_mbytes = math.ceil(carried / (reached - first) * left / 2 / (1 << 20))
+        if cap_mbytes * (1 << 20) > 0.8 * carried / (reached - first) * left:
+            raise SottoError(f"{left} rounds are too few to reach a cap of {cap_mbytes} MiB")
         reached = self.devices.furthest()
         self.stop(device, self.new)
-        left_s = _TIME_TO_REACH_CAP * CAP_MBYTES * (1 << 20) / rate + 3 * SLOW_STEP_S
+        left_s = _TIME_TO_REACH_CAP * cap_mbytes * (1 << 20) / rate + 3 * SLOW_STEP_S
         zone, midnight = zone_with_midnight(time.time() + left_s)
         self.say(f"{CAPPED} carries {rate / 1000:.1f} kB/s; its midnight is in {left_s:.0f} s (TZ={zone})")
-        self.start(device, self.new, {"TZ": zone, "SOTTO_LIMITS__DAY_MBYTES": str(CAP_MBYTES)})
+        self.start(device, self.new, {"TZ": zone, "SOTTO_LIMITS__DAY_MBYTES": str(cap_mbytes)})
         self.devices.until_beyond(reached + 1)
         self.devices.until(lambda: bool(self.limits(device)["reached"]), "the data cap", within_s=600.0)
         limit = self.limits(device)["reached"][0]

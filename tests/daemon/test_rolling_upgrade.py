@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from peer import __version__
-from peer.config import Config, load
+from peer.config import load
 from peer.daemon.process import open_peer
 from peer.ops.local_cluster import free_ports
 from peer.protocol import NEWEST, OLDEST
@@ -241,9 +241,7 @@ def test_the_run_digest_is_that_of_the_predecessor(settings: tuple[str, ...], pr
     assert load(None, overrides=settings, environment={}).run_digest() == digest_by(predecessor, "", *settings)
 
 
-def test_kits_of_each_release_are_read_by_the_other(predecessor: Release, tmp_path: Path) -> None:
-    old = cluster(tmp_path / "old", predecessor, "quant-sgp").all[0].file
-    new = cluster(tmp_path / "new", this_release(), "quant-sgp").all[0].file
-    for file in (old, new):
-        config: Config = load(file, environment={})
-        assert config.run_digest() == digest_by(predecessor, str(file))
+def test_a_kit_of_the_predecessor_means_the_same(predecessor: Release, tmp_path: Path) -> None:
+    """The other way round nothing is promised: a kit lists every option, and the predecessor refuses what it lacks."""
+    file = cluster(tmp_path / "kits", predecessor, "quant-sgp").all[0].file
+    assert load(file, environment={}).run_digest() == digest_by(predecessor, str(file))

@@ -36,7 +36,7 @@ def test_where_the_weights_settle() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_a_run_needs_nobody_but_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    # Larger messages reach the cap in fewer rounds; the other rounds are for machines that are slow to start commands.
+    # Larger messages reach the cap in fewer rounds. The other rounds are for machines that start commands slowly.
     plan = Plan(rounds=2500, min_step_s=0.05, lost_after_s=25.0, settings=("compressor.fraction=0.5",))
     demonstration = Demonstration(plan, tmp_path, unpacked(PREDECESSOR, tmp_path / "predecessor"))
     demonstration.run()
