@@ -28,6 +28,7 @@ from peer.daemon.member_links import MemberLinks
 from peer.daemon.metrics_writer import MetricsWriter
 from peer.daemon.neighbors import Neighbors
 from peer.daemon.operator_api import OperatorApi
+from peer.daemon.own_loss import OwnLoss
 from peer.daemon.pair_exchanges import PairExchanges
 from peer.daemon.pairs import PairLoop
 from peer.daemon.peer_list_reload import PeerList
@@ -173,11 +174,11 @@ def _common_parts(local: LocalPeer, watcher: Watcher) -> CommonParts:
     config, runtime = local.config, Runtime()
 
     def evaluated(record: EvaluationRecord) -> None:
-        if record.peer != local.index:
+        if record.peer != local.number:
             watcher.evaluated(record, local.roster.name(record.peer))
         runtime.wake()
 
-    neighbors = Neighbors(Traffic(local.index, local.others, local.metrics.links()))
+    neighbors = Neighbors(Traffic(local.number, local.others, local.metrics.links()))
     if local.begins:
         # Of a run that begins without it, a peer learns its neighbours when it joins.
         schedule = local.setup.schedule
@@ -192,7 +193,7 @@ def _common_parts(local: LocalPeer, watcher: Watcher) -> CommonParts:
         runtime=runtime,
         neighbors=neighbors,
         evaluations=Evaluations(
-            local.index,
+            local.number,
             config.evaluation,
             config.run.rounds,
             peers=local.roster,
@@ -206,9 +207,9 @@ def _common_parts(local: LocalPeer, watcher: Watcher) -> CommonParts:
             criteria=local.setup.criteria,
             statements=local.statements,
         ),
-        own=OwnEvaluation(local.index, local.trainer, splits, keep_in),
+        own=OwnEvaluation(local.number, local.trainer, splits, keep_in),
         divergence=Divergence(
-            local.index,
+            local.number,
             config.run.rounds,
             peers=local.roster,
             is_up=neighbors.is_up,
@@ -224,7 +225,7 @@ def _common_parts(local: LocalPeer, watcher: Watcher) -> CommonParts:
             statements=local.statements,
         ),
         cadence=CheckpointCadence(config.state, config.run.rounds),
-        metrics=MetricsWriter(local.metrics, neighbors),
+        metrics=MetricsWriter(local.metrics, neighbors, local.roster.numbering),
         watcher=watcher,
         admissions=Admissions(
             AdmissionLog(local.folder.disk, time.time),
@@ -239,7 +240,7 @@ def _round_parts(common: CommonParts) -> TrainingParts:
     local, runtime, neighbors, metrics = common.local, common.runtime, common.neighbors, common.metrics
     audit_log = AuditLog(local.folder.directory / "ledger") if local.config.state.ledger else None
     participant = local.setup.participant(
-        local.index,
+        local.number,
         local.trainer,
         local.trainer.layout,
         local.trainer.initial_vector(),
@@ -268,7 +269,11 @@ def _round_parts(common: CommonParts) -> TrainingParts:
     loss_watch = None
     if lost_after_s is not None and local.setup.why_no_changes is None:
         loss_watch = LossWatch(local, runtime, neighbors, participant, requests, member_links, lost_after_s)
-    joining = Joining(runtime, neighbors, member_links, local.roster)
+    own_loss = None
+    if local.setup.why_no_changes is None:
+        own_loss = OwnLoss(local, runtime, neighbors, participant, member_links)
+    patience_s = local.config.transport.give_up_after_s if local.incarnation else None
+    joining = Joining(runtime, neighbors, member_links, local.roster, patience_s)
     check = ReplicaCheck(runtime, neighbors, participant, frames)
     saver = RoundSaver(local, runtime, durable, frames, common.cadence, metrics)
     loop = RoundLoop(
@@ -287,6 +292,7 @@ def _round_parts(common: CommonParts) -> TrainingParts:
         audit_log=audit_log,
         watcher=common.watcher,
         loss_watch=loss_watch,
+        own_loss=own_loss,
         limits=Limits(local.config.limits, local.folder.disk, neighbors)
         if local.config.limits.can_be_reached
         else None,
@@ -346,7 +352,7 @@ def _transport(local: LocalPeer, incoming: Incoming, linked: Sequence[int]) -> T
         for sentence in unreachable_pairs(config, local.setup.schedule, only=local.index):
             raise ConfigError(sentence, key="peers")
     return Transport(
-        me=local.index,
+        me=local.number,
         listen=config.peer.listen or None,
         neighbors=[local.roster.neighbor(peer) for peer in linked],
         hello=_hello(local),
@@ -354,8 +360,9 @@ def _transport(local: LocalPeer, incoming: Incoming, linked: Sequence[int]) -> T
         options=config.transport,
         handler=incoming,
         members=local.roster.names,
-        own_relay=local.roster.relay_of(local.index),
+        own_relay=local.roster.relay_of(local.number),
         hear=incoming.hear,
+        device_of=local.roster.numbering.device,
     )
 
 

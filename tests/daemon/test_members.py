@@ -18,10 +18,18 @@ from typing import Any
 import pytest
 
 from peer.config import load
-from peer.daemon import joining
+from peer.daemon import joining, rejoining
 from peer.daemon.process import Daemon, open_peer
 from peer.daemon.rounds import RoundLoop
-from peer.errors import ConfigError, HandshakeRefused, LocalProtocolError, SecurityError, SottoError
+from peer.errors import (
+    ConfigError,
+    DeclaredLost,
+    HandshakeRefused,
+    LocalProtocolError,
+    SecurityError,
+    SottoError,
+    StateLost,
+)
 from peer.node.links import Links
 from peer.node.participant import Participant
 from peer.ops.cluster_files import Host, write_cluster
@@ -72,10 +80,26 @@ class Devices:
         self.files.append(admitted.folder / "peer.toml")
         return admitted.index
 
-    def start(self, peer: int) -> None:
+    def start(self, peer: int, *, rejoins: bool = False) -> None:
+        """Start a peer; `rejoins`: it takes part again once it finds that it was declared lost, as `sotto run` does."""
+        daemon = self._open(peer)
+        self.tasks[peer] = asyncio.create_task(self._live(peer) if rejoins else daemon.main())
+
+    def _open(self, peer: int) -> Daemon:
         file = self.files[peer]
         daemon = open_peer(load(file, environment={}), file.parent, lambda: load(file, environment={}))
-        self.daemons[peer], self.tasks[peer] = daemon, asyncio.create_task(daemon.main())
+        self.daemons[peer] = daemon
+        return daemon
+
+    async def _live(self, peer: int) -> int:
+        while True:
+            try:
+                return await self.daemons[peer].main()
+            except (DeclaredLost, StateLost) as error:
+                self.daemons.pop(peer).close()
+                config = load(self.files[peer], environment={})
+                assert await rejoining.prepare(error, config, self.files[peer].parent, heeds_signals=False)
+                self._open(peer)
 
     async def train(self, *peers: int, beyond: int) -> None:
         """Start peers, and wait until each is beyond a round."""
