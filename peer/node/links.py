@@ -208,6 +208,9 @@ class Links:
     def restore(self, state: LinksState) -> None:
         """Take back what `state` returned. Raises LocalProtocolError if it cannot be that."""
         with self._lock:
+            # A peer that joins may have heard of members from one of whose joining it had not heard yet.
+            for peer in sorted({*state.received, *state.out} - {*self.out, self._me}):
+                self._restart(peer)
             for peer in self.out:
                 self.incoming[peer].restore(InLinkState(last_seq=state.received.get(peer, 0)))
                 self.out[peer].restore(state.out.get(peer, OutLinkState()))

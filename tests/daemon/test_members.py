@@ -98,7 +98,9 @@ class Devices:
             except (DeclaredLost, StateLost) as error:
                 self.daemons.pop(peer).close()
                 config = load(self.files[peer], environment={})
-                assert await rejoining.prepare(error, config, self.files[peer].parent, heeds_signals=False)
+                folder = self.files[peer].parent
+                if not await rejoining.prepare(error, config, folder, heeds_signals=False):
+                    return 0
                 self._open(peer)
 
     async def train(self, *peers: int, beyond: int) -> None:
@@ -163,7 +165,7 @@ class Devices:
 
     def is_there(self, peer: int) -> bool:
         """Whether a peer has begun to talk to others."""
-        with contextlib.suppress(LocalProtocolError):
+        with contextlib.suppress(LocalProtocolError, KeyError):
             return self.daemons[peer].neighbors.transport is not None
         return False
 

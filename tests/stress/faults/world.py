@@ -92,8 +92,8 @@ class World:
         self.gone: set[int] = set()
         """Peers whose process never comes back."""
         peers = range(scenario.num_peers)
-        self.disks = [VirtualDisk(Random(f"disk {scenario.seed} {peer}")) for peer in peers]
-        self.processes: list[VirtualProcess | None] = [None for _ in peers]
+        self.disks = {peer: VirtualDisk(Random(f"disk {scenario.seed} {peer}")) for peer in peers}
+        self.processes: dict[int, VirtualProcess | None] = dict.fromkeys(peers)
         self.streams = Streams(
             [(a, b) for a in peers for b in scenario.neighbors(a) if a < b], self, Random(f"streams {scenario.seed}")
         )
@@ -122,7 +122,7 @@ class World:
             late=self.scenario.case.late,
             rounds=self.auditor.completed,
             virtual_s=self.now,
-            duplicates=self.duplicates + sum(process.duplicates for process in self.processes if process),
+            duplicates=self.duplicates + sum(process.duplicates for process in self.processes.values() if process),
             faults=self.faults,
             changes=self.changes,
             lies=self.liar_said,
@@ -185,7 +185,7 @@ class World:
 
     def run_to_the_end(self) -> None:
         scenario, plan = self.scenario, self.plan
-        for disk in self.disks:
+        for disk in self.disks.values():
             disk.operation_s, disk.sync_s = plan.operation_s, plan.sync_s
         for condition in self.streams.conditions.values():
             condition.delay_s, condition.rate_bytes_s = plan.delay_s, plan.rate_bytes_s
@@ -209,7 +209,7 @@ class World:
                 left = scenario.rounds - self.auditor.completed
                 deadline = self.now + _QUIET_S + _QUIET_ROUND_S * left
             if self.now > deadline:
-                waiting = {p.me: (p.participant.round, p.participant.session.waiting_for) for p in self.processes if p}
+                waiting = {p.me: (p.participant.round, p.participant.session.waiting_for) for p in self.present()}
                 raise InvariantBroken(f"stuck though all is well: (round, waits for) of each peer: {waiting}")
         for process in self.present():
             process.wind_up()
@@ -226,7 +226,7 @@ class World:
 
     def present(self) -> list[VirtualProcess]:
         """Return the processes that run and that others may hear."""
-        return [each for each in self.processes if each is not None and each.me != self._cut_off]
+        return [each for each in self.processes.values() if each is not None and each.me != self._cut_off]
 
     def start_process(self, me: int) -> None:
         if me in self.gone:
@@ -394,7 +394,8 @@ class World:
         self.at(self.now + self.random.expovariate(1.0 / every_s), happen)
 
     def _some_process(self) -> VirtualProcess | None:
-        return self.processes[self.random.randrange(self.scenario.num_peers)]
+        numbers = [*self.processes]
+        return self.processes[numbers[self.random.randrange(len(numbers))]]
 
     def _kill(self) -> None:
         process = self._some_process()
@@ -485,13 +486,13 @@ class World:
         """Let nothing go wrong from now on."""
         self.quiet = True
         self.note("from here on all is well")
-        for disk in self.disks:
+        for disk in self.disks.values():
             disk.capacity_bytes, disk.kill_at, disk.operation_s, disk.sync_s = None, None, 0.0, 0.0
         for condition in self.streams.conditions.values():
             if condition.cut_until < float("inf"):
                 condition.cut_until = min(condition.cut_until, self.now)
             condition.spike_chance = 0.0
-        for process in self.processes:
+        for process in self.processes.values():
             if process is not None:
                 process.slow = 1.0
 
