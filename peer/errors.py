@@ -88,6 +88,10 @@ class StateError(SottoError):
     exit_code = 5
 
 
+class SponsorLost(StateError):
+    """A peer joined whose sponsor was lost before it gave it a model."""
+
+
 class LinkError(SottoError):
     """Links cannot be shaped on this machine."""
 

@@ -27,6 +27,8 @@ from peer.node.participant import Participant
 
 _ASK_TIMEOUT_S = 5.0
 _ASK_EVERY_S = 2.0
+_AWAY_S = 15.0
+"""A neighbour that is away for so long is reason to ask, where the members do not declare losses themselves."""
 LOST_TOO_OFTEN = (
     f"it was declared lost {MAX_INCARNATIONS} times; add the device again under another name, and have a look at its"
     " network and power"
@@ -128,8 +130,10 @@ class OwnLoss:
         if any(peer in self._neighbors.transport.refusals for peer in self._neighbors.all):
             return True
         now, lost = self._runtime.now(), self._participant.session.lost
-        return after_s is not None and any(
-            self._neighbors.silent_s(peer, now, self._runtime.began_at) > after_s
+        # Some are never dialled by this peer, so that nobody refuses it.
+        longest_s = _AWAY_S if after_s is None else after_s
+        return any(
+            self._neighbors.silent_s(peer, now, self._runtime.began_at) > longest_s
             for peer in self._neighbors.all
             if peer not in lost
         )

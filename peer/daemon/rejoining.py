@@ -2,8 +2,8 @@
 
 What it has trained since the others went on without it is no part of the run; nor may it send anything under its old
 number. So what it had is set aside, and it asks for a model like any newcomer, under its name and certificate and the
-number of its next incarnation. A device that has lost its state has to be declared lost before: until then the others
-count on what it had.
+number of its next incarnation. A device that has lost its state, or joined and got no model, has to be declared lost
+before: until then the others count on it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from peer.daemon.first_peer_list import settle
 from peer.daemon.own_loss import LOST_TOO_OFTEN, ask_members, next_incarnation
 from peer.daemon.roster import Roster
 from peer.daemon.runtime import Runtime
-from peer.errors import DeclaredLost, HandshakeRefused, StateLost
+from peer.errors import DeclaredLost, HandshakeRefused, SponsorLost, StateLost
 from peer.gossip.incarnations import MAX_INCARNATIONS
 from peer.net.security.credentials import load_credentials
 from peer.run_plan import why_no_rejoin
@@ -28,7 +28,9 @@ log = logging.getLogger("sotto")
 _ASK_EVERY_S = 2.0
 
 
-async def prepare(error: DeclaredLost | StateLost, config: Config, base: Path, *, heeds_signals: bool = True) -> bool:
+async def prepare(
+    error: DeclaredLost | StateLost | SponsorLost, config: Config, base: Path, *, heeds_signals: bool = True
+) -> bool:
     """Make the state folder of a peer, which no process uses, that of its next incarnation. Returns False if it was
     stopped meanwhile. Raises `error` where it cannot take part again, or is not declared lost in time."""
     if why_no_rejoin(config) is not None:
@@ -59,9 +61,11 @@ async def prepare(error: DeclaredLost | StateLost, config: Config, base: Path, *
     return True
 
 
-async def _declared_lost(error: StateLost, config: Config, base: Path, *, heeds_signals: bool) -> int | None:
-    """Return the next incarnation of a device without a state once most members take it for lost; None if it is to
-    stop."""
+async def _declared_lost(
+    error: StateLost | SponsorLost, config: Config, base: Path, *, heeds_signals: bool
+) -> int | None:
+    """Return the next incarnation of a device of no use to the others once most members take it for lost; None if it
+    is to stop."""
     config = settle(config, base).config
     access = load_credentials(config.security, base, config.peers[config.peer.index].name)
     current = incarnations.read_folder(base / config.state.directory)

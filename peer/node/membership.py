@@ -511,9 +511,13 @@ class PeerMembership:
         if len(change.votes) > self._views.num_peers:
             raise SecurityError(f"it comes with {len(change.votes)} votes")
         votes = {vote.voter: vote for vote in map(decode_vote, change.votes)}
+        # A peer that joins waits in the round from which it counts, which the others have yet to come to.
+        joins = (change for change in self._views.membership.applied_after(t - lead - 1))
+        is_new = any((each.kind, each.subject) == (ChangeKind.JOIN, self.peer) for each in joins)
+        before = t - 3 * lead - 3 if is_new else t
         for vote in votes.values():
             # The issuer may be as far from here as the voters from it.
-            if not is_current(vote.round, t, 2 * lead):
+            if not is_current(vote.round, t, 2 * lead) and not is_current(vote.round, before, 2 * lead):
                 raise SecurityError(f"the vote of peer {vote.voter} is of a round long ago")
         self._check_decided(change, votes)
 

@@ -28,6 +28,7 @@ from peer.errors import (
     LocalProtocolError,
     SecurityError,
     SottoError,
+    SponsorLost,
     StateLost,
 )
 from peer.node.links import Links
@@ -95,7 +96,7 @@ class Devices:
         while True:
             try:
                 return await self.daemons[peer].main()
-            except (DeclaredLost, StateLost) as error:
+            except (DeclaredLost, SponsorLost, StateLost) as error:
                 self.daemons.pop(peer).close()
                 config = load(self.files[peer], environment={})
                 folder = self.files[peer].parent

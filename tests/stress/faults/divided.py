@@ -18,13 +18,14 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from random import Random
 
 from peer.compress.payload import FloatArray
-from peer.errors import ConfigError, RemoteProtocolError, SecurityError
+from peer.errors import ConfigError, RemoteProtocolError, SecurityError, SponsorLost
+from peer.gossip.effects import Effects
 from peer.gossip.incarnations import MAX_INCARNATIONS, Numbering
 from peer.gossip.membership import Change, ChangeKind
 from peer.node import membership_codec
@@ -249,6 +250,12 @@ class DividedProcess(VirtualProcess):
             world.changes["was declared lost"] += 1
             self.do(lambda change=change: self.peer.announce(change, self.now()), self.plan_timer)  # type: ignore[misc]
             break
+
+    def do(self, call: Callable[[], Effects], then: Callable[[], None]) -> None:
+        try:
+            super().do(call, then)
+        except SponsorLost:
+            self.cluster.is_of_no_use(self.me, "has joined and got no model")
 
     def _finds_itself_lost(self) -> bool:
         """Whether a member that can be reached proves it: as `peer.daemon.own_loss`."""
@@ -499,15 +506,19 @@ class DividedWorld(World):
         were wiped at once, the rest might be no majority."""
         members = [each for each in self.present() if each.participant.membership.is_member]
         able = [each.me for each in members if each.me != self._liar]
-        if len(members) < 3 or not able or self._wiped - self.observer.lost.keys():
+        has_time = self.observer.furthest + 8 * self.scenario.longest_lead + 8 < self.scenario.rounds
+        if len(members) < 3 or not able or not has_time or self._wiped - self.observer.lost.keys():
             return
-        me = self.random.choice(able)
         self.faults["disk wiped"] += 1
+        self.is_of_no_use(self.random.choice(able), "loses its disk")
+
+    def is_of_no_use(self, me: int, why: str) -> None:
+        """End a member that has nothing of what the others count on: it waits until most of them take it for lost."""
         self._wiped.add(me)
         self.gone.add(me)
         self.streams.give_up(me)
         if (process := self.processes[me]) is not None:
-            self.died(process, "loses its disk")
+            self.died(process, why)
         self._ask_for_the_wiped(me)
 
     def _ask_for_the_wiped(self, me: int) -> None:
