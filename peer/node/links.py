@@ -191,6 +191,8 @@ class Links:
         with self._lock:
             for peer, upto in received.items():
                 if upto > self.incoming[peer].durable_seq:
+                    if upto > self.incoming[peer].last_seq:
+                        continue  # While the disk was busy, the peer was lost, and its streams count from 1 again.
                     self.incoming[peer].mark_durable(upto)
                     receipts[peer] = upto
         return receipts

@@ -130,6 +130,14 @@ class PeerMembership:
         return {} if self._views is None else self._views.membership.newcomers
 
     @property
+    def num_numbers(self) -> int:
+        """Below which the numbers are of which others may tell: of a peer that joins, whoever may ever take part, since
+        it may hear what somebody said before it hears who that is."""
+        if self.is_outsider:
+            return self.numbering.stride * MAX_INCARNATIONS
+        return self._schedule.num_peers
+
+    @property
     def to_lose(self) -> tuple[int, ...]:
         """Lost peers that the session still counts on, ascending: `Participant.lose` has to be called for them."""
         lost = {change.subject for change in self.changes if change.kind is ChangeKind.LOST}
@@ -512,7 +520,7 @@ class PeerMembership:
             raise SecurityError(f"it comes with {len(change.votes)} votes")
         votes = {vote.voter: vote for vote in map(decode_vote, change.votes)}
         # A peer that joins waits in the round from which it counts, which the others have yet to come to.
-        joins = (change for change in self._views.membership.applied_after(t - lead - 1))
+        joins = self._views.membership.applied_after(t - lead - 1)
         is_new = any((each.kind, each.subject) == (ChangeKind.JOIN, self.peer) for each in joins)
         before = t - 3 * lead - 3 if is_new else t
         for vote in votes.values():

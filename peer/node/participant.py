@@ -279,7 +279,7 @@ class Participant:
     def judged_notice(self, sender: int, frame: bytes) -> Change:
         """Do what `judged` does, for the frame of a membership notice."""
         with blaming(sender):
-            change = membership_codec.decode(frame, self.algorithm.node.schedule.num_peers, sender=sender)
+            change = membership_codec.decode(frame, self.membership.num_numbers, sender=sender)
             self.membership.check_notice(change, sender)
             return change
 

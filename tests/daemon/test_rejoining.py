@@ -72,9 +72,11 @@ async def _lose(devices: Devices, peer: int) -> None:
 async def _everybody_is_back(devices: Devices, incarnation: int) -> None:
     """Wait until peer 3 is a member to all, as this incarnation."""
     await devices.until(lambda: devices.is_there(3) and devices.status(3).get("incarnation") == incarnation)
+    number = devices.participant(0).membership.numbering.number(3, incarnation)
     await devices.until(
-        lambda: all(devices.is_there(peer) and sorted(devices.members(peer)) == EVERYBODY for peer in range(4))
+        lambda: all(number in (devices.participant(peer).membership.members or ()) for peer in range(4))
     )
+    assert all(sorted(devices.members(peer)) == EVERYBODY for peer in range(4))
 
 
 def _rounds(folder: Path) -> list[int]:

@@ -527,7 +527,7 @@ class DividedWorld(World):
             self.gone.discard(me)
             self.come_back(me, "is known to be lost")
         else:
-            if self.quiet and self.now > self._quiet_since + _OPERATOR_AFTER_S and me not in self.observer.lost:
+            if self.quiet and self.now > self._quiet_since + _OPERATOR_AFTER_S:
                 self._order(me)
             self._ask(lambda: self._ask_for_the_wiped(me), 1.0)
 
@@ -540,6 +540,8 @@ class DividedWorld(World):
         majority."""
         for process in self.present():
             heard = process.participant.session.last_heard(me)
+            if any(change.subject == me and change.ordered for change in process.participant.membership.changes):
+                return
             if process.is_free and heard is not None and process.participant.membership.is_member:
                 ordered = self.notary(process.me).order(me)
                 try:
