@@ -479,7 +479,7 @@ class DividedWorld(World):
         number = me + numbering.stride
         if me in self.gone or not numbering.is_possible(number):
             return
-        self._end(me, why)
+        self.end(me, why)
         self._waiting.add(number)
         self.changes["took part again"] += 1
         self.disks[number] = disk = VirtualDisk(Random(f"disk {self.scenario.seed} {number}"))
@@ -493,7 +493,7 @@ class DividedWorld(World):
 
     def let_join(self, sponsor: VirtualProcess, number: int) -> bool:
         """Let a member announce that a device takes part again; return whether it does."""
-        return self._announced(sponsor, ChangeKind.JOIN, number)
+        return self.announced(sponsor, ChangeKind.JOIN, number)
 
     def joined(self, number: int) -> None:
         """Take note that a device is a member again, if that is what it is."""
@@ -529,10 +529,10 @@ class DividedWorld(World):
         else:
             if self.quiet and self.now > self._quiet_since + _OPERATOR_AFTER_S:
                 self._order(me)
-            self._ask(lambda: self._ask_for_the_wiped(me), 1.0)
+            self.ask(lambda: self._ask_for_the_wiped(me), 1.0)
 
-    def _make_peace(self) -> None:
-        super()._make_peace()
+    def make_peace(self) -> None:
+        super().make_peace()
         self._quiet_since = self.now
 
     def _order(self, me: int) -> None:

@@ -205,7 +205,7 @@ class World:
                 self.auditor.completed >= _QUIET_SHARE * scenario.rounds
                 or self.now > _DISTURBED_ROUND_S * scenario.rounds
             ):
-                self._make_peace()
+                self.make_peace()
                 left = scenario.rounds - self.auditor.completed
                 deadline = self.now + _QUIET_S + _QUIET_ROUND_S * left
             if self.now > deadline:
@@ -257,24 +257,24 @@ class World:
 
         self.at(0.0, wait)
 
-    def _ask(self, again: Callable[[], None], after_s: float = _ASK_EVERY_S) -> None:
+    def ask(self, again: Callable[[], None], after_s: float = _ASK_EVERY_S) -> None:
         self.at(self.now + after_s * self.random.uniform(0.5, 1.5), again)
 
     def _let_leave(self, subject: int) -> None:
         process = self.processes[subject]
         if subject not in self.gone and (process is None or not process.is_free):
-            self._ask(lambda: self._let_leave(subject), 0.05)
+            self.ask(lambda: self._let_leave(subject), 0.05)
         elif process is None or process.participant.round >= self.scenario.rounds:
             self._end_happening(None)
         elif any(each.subject == subject for each in process.participant.membership.changes):
             if process.participant.membership.has_left and process.is_settled:
-                self._end(subject, "has left")
+                self.end(subject, "has left")
                 self._end_happening("left")
             else:
-                self._ask(lambda: self._let_leave(subject))
-        elif self._announced(process, ChangeKind.LEAVE, subject):
+                self.ask(lambda: self._let_leave(subject))
+        elif self.announced(process, ChangeKind.LEAVE, subject):
             # The process may end before that is on its disk.
-            self._ask(lambda: self._let_leave(subject))
+            self.ask(lambda: self._let_leave(subject))
         else:
             self._end_happening(None)
 
@@ -300,9 +300,9 @@ class World:
         if members and self.now > asked_at + _ASK_AGAIN_S:
             sponsor = self.random.choice(members)
             if all(each.subject != subject for each in sponsor.participant.membership.changes):
-                self._announced(sponsor, ChangeKind.JOIN, subject)
+                self.announced(sponsor, ChangeKind.JOIN, subject)
                 asked_at = self.now
-        self._ask(lambda: self._let_join(subject, asked_at), 0.1)
+        self.ask(lambda: self._let_join(subject, asked_at), 0.1)
 
     def _lose(self, happening: Happening) -> None:
         """End a peer for good, or cut it off; then let an operator tell one of those that hear it."""
@@ -311,7 +311,7 @@ class World:
         is_member = any(subject in members for members in self.auditor.membership.coming(self.auditor.furthest))
         if not is_member or not has_time:
             if has_time and subject >= self.scenario.num_first and subject not in self.gone:
-                self._ask(lambda: self._lose(happening))  # It has not joined yet.
+                self.ask(lambda: self._lose(happening))  # It has not joined yet.
             else:
                 self._end_happening(None)
             return
@@ -323,22 +323,22 @@ class World:
                 if subject in pair:
                     self.streams.cut(pair, float("inf"))
         else:
-            self._end(subject, "is gone for good")
+            self.end(subject, "is gone for good")
         # Where peers hear of it between rounds, some still have to be between rounds.
-        self._ask(lambda: self._declare_lost(subject), 0.05 if self.scenario.has_budgets else 3.0)
+        self.ask(lambda: self._declare_lost(subject), 0.05 if self.scenario.has_budgets else 3.0)
 
     def _declare_lost(self, subject: int) -> None:
         members = [each for each in self.present() if each.participant.membership.is_member]
         if members and all(self._goes_on_without(each, subject) for each in members):
-            self._end(subject, "is out of the run")
+            self.end(subject, "is out of the run")
             self._cut_off = None
             self._end_happening(None)
             return
         able = [each for each in members if each.is_free and each.participant.session.last_heard(subject) is not None]
         lost = ((change.kind, change.subject) for each in members for change in each.participant.membership.changes)
         if able and (ChangeKind.LOST, subject) not in lost:
-            self._announced(self.random.choice(able), ChangeKind.LOST, subject)
-        self._ask(lambda: self._declare_lost(subject))
+            self.announced(self.random.choice(able), ChangeKind.LOST, subject)
+        self.ask(lambda: self._declare_lost(subject))
 
     @staticmethod
     def _goes_on_without(process: VirtualProcess, peer: int) -> bool:
@@ -347,14 +347,14 @@ class World:
         assert isinstance(views, ViewSchedule)
         return peer in participant.session.lost or not views.membership.is_coming(peer, participant.round)
 
-    def _end(self, me: int, how: str) -> None:
+    def end(self, me: int, how: str) -> None:
         """End a process that does not come back."""
         self.gone.add(me)
         self.streams.give_up(me)
         if (process := self.processes[me]) is not None:
             self.died(process, how)
 
-    def _announced(self, process: VirtualProcess, kind: ChangeKind, subject: int) -> bool:
+    def announced(self, process: VirtualProcess, kind: ChangeKind, subject: int) -> bool:
         """Let a peer announce a change; return whether it can."""
         try:
             process.announce(kind, subject)
@@ -482,7 +482,7 @@ class World:
         self.faults["checkpoint damaged"] += 1
         return True
 
-    def _make_peace(self) -> None:
+    def make_peace(self) -> None:
         """Let nothing go wrong from now on."""
         self.quiet = True
         self.note("from here on all is well")
