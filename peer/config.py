@@ -328,6 +328,9 @@ class RoundOptions(Section):
     lost_after_s: Positive | None = None
     """wait: declare a member lost that most members have not reached for this long, without an operator. Choose more
     than a restart, an upgrade or an outage takes that is to be waited for. By default only an operator decides."""
+    rejoin: bool = True
+    """wait: let a device that was declared lost take part again, as a newcomer under its name and certificate. false:
+    it ends, and can only be added under another name."""
     abandon_after_s: Positive = 30.0
     """Asynchronous algorithms: abandon an exchange whose partner has been unreachable for this long. If the partner had
     already answered, half of the exchange is lost."""
@@ -532,6 +535,7 @@ _LATER_OPTIONS = (
     ("data", "total_samples"),
     ("data", "class_shares"),
     ("rounds", "lost_after_s"),
+    ("rounds", "rejoin"),
 )
 """Shared options that are part of the run digest only where they are set, so that configurations from before they came
 keep theirs."""

@@ -55,6 +55,10 @@ class ConfigError(SottoError):
         super().__init__(text)
 
 
+class StateLost(ConfigError):
+    """A peer starts without the state with which it has taken part in its run before."""
+
+
 class SecurityError(SottoError):
     """A certificate or key is missing, unreadable, expired, or does not belong to this peer."""
 
@@ -84,6 +88,10 @@ class StateError(SottoError):
     exit_code = 5
 
 
+class SponsorLost(StateError):
+    """A peer joined whose sponsor was lost before it gave it a model."""
+
+
 class LinkError(SottoError):
     """Links cannot be shaped on this machine."""
 
@@ -109,6 +117,15 @@ class FrameError(RemoteProtocolError):
 
 class HandshakeRefused(RemoteError):
     """The hello of two peers does not match; the text says in what."""
+
+
+class DeclaredLost(HandshakeRefused):
+    """The other members have proven that they declared this peer lost; it may take part again as a newcomer."""
+
+    def __init__(self, problem: str, *, incarnation: int) -> None:
+        """`incarnation`: the one that comes next (`gossip.incarnations`)."""
+        self.incarnation = incarnation
+        super().__init__(problem)
 
 
 class PeerUnreachable(RemoteError):

@@ -118,6 +118,15 @@ def why_no_changes(config: Config) -> str | None:
     return None
 
 
+def why_no_rejoin(config: Config) -> str | None:
+    """Return a sentence where devices that were declared lost cannot take part again; None where they can."""
+    if not config.rounds.rejoin:
+        return "rounds.rejoin is false: a device that was declared lost cannot take part again under its name"
+    if config.graph.file is not None:
+        return "a graph from a file cannot take in a peer that joins"
+    return why_no_changes(config)
+
+
 def averaging_rate(
     config: Config,
     compressor: BoundedCompressor | None = None,

@@ -52,6 +52,7 @@ from peer.run_plan import (
     refuse_errors,
     robust_mixing,
     why_no_changes,
+    why_no_rejoin,
 )
 from peer.train import tasks
 from peer.train.evaluation import Evaluation
@@ -369,6 +370,7 @@ class RunSetup:
         check_newcomer: Callable[[int, Newcomer], None] = lambda peer, newcomer: None,
         statements: Statements | None = None,
         name_of: Callable[[int], str] = "peer {}".format,
+        may_rejoin_now: Callable[[], bool] = lambda: True,
         observe: Callable[[str, int, int, bytes], None] | None = None,
         decode: Decode = decode_from,
         cpu_clock: Callable[[], float] | None = None,
@@ -391,6 +393,8 @@ class RunSetup:
             statements=statements,
             by_majority=self.config.rounds.lost_after_s is not None,
             name_of=name_of,
+            why_no_rejoin=why_no_rejoin(self.config),
+            may_rejoin_now=may_rejoin_now,
             last_codes=self._last_codes(algorithm),
             observe=observe,
             decode=decode,

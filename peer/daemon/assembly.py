@@ -28,6 +28,7 @@ from peer.daemon.member_links import MemberLinks
 from peer.daemon.metrics_writer import MetricsWriter
 from peer.daemon.neighbors import Neighbors
 from peer.daemon.operator_api import OperatorApi
+from peer.daemon.own_loss import OwnLoss
 from peer.daemon.pair_exchanges import PairExchanges
 from peer.daemon.pairs import PairLoop
 from peer.daemon.peer_list_reload import PeerList
@@ -49,6 +50,7 @@ from peer.node.disk_state import DiskState
 from peer.node.durable import DurablePeer
 from peer.node.durable_pair import DurablePair
 from peer.node.loss_votes import LOST
+from peer.protocol import OLDEST, REJOINS
 from peer.run_plan import unreachable_pairs
 from peer.run_setup import PeerTrainer
 from peer.state.admission_log import AdmissionLog
@@ -193,11 +195,11 @@ def _common_parts(local: LocalPeer, watcher: Watcher, wall_clock: Callable[[], f
     config, runtime = local.config, Runtime()
 
     def evaluated(record: EvaluationRecord) -> None:
-        if record.peer != local.index:
+        if record.peer != local.number:
             watcher.evaluated(record, local.roster.name(record.peer))
         runtime.wake()
 
-    neighbors = Neighbors(Traffic(local.index, local.others, local.metrics.links()))
+    neighbors = Neighbors(Traffic(local.number, local.others, local.metrics.links()))
     if local.begins:
         # Of a run that begins without it, a peer learns its neighbours when it joins.
         schedule = local.setup.schedule
@@ -212,7 +214,7 @@ def _common_parts(local: LocalPeer, watcher: Watcher, wall_clock: Callable[[], f
         runtime=runtime,
         neighbors=neighbors,
         evaluations=Evaluations(
-            local.index,
+            local.number,
             config.evaluation,
             config.run.rounds,
             peers=local.roster,
@@ -226,9 +228,9 @@ def _common_parts(local: LocalPeer, watcher: Watcher, wall_clock: Callable[[], f
             criteria=local.setup.criteria,
             statements=local.statements,
         ),
-        own=OwnEvaluation(local.index, local.trainer, splits, keep_in),
+        own=OwnEvaluation(local.number, local.trainer, splits, keep_in),
         divergence=Divergence(
-            local.index,
+            local.number,
             config.run.rounds,
             peers=local.roster,
             is_up=neighbors.is_up,
@@ -244,7 +246,7 @@ def _common_parts(local: LocalPeer, watcher: Watcher, wall_clock: Callable[[], f
             statements=local.statements,
         ),
         cadence=CheckpointCadence(config.state, config.run.rounds),
-        metrics=MetricsWriter(local.metrics, neighbors),
+        metrics=MetricsWriter(local.metrics, neighbors, local.roster.numbering),
         watcher=watcher,
         admissions=Admissions(
             AdmissionLog(local.folder.disk, wall_clock),
@@ -253,7 +255,7 @@ def _common_parts(local: LocalPeer, watcher: Watcher, wall_clock: Callable[[], f
             local.access.revoked if isinstance(local.access, Credentials) else None,
         ),
         releases=Releases(
-            local.index,
+            local.number,
             SOFTWARE,
             peers=local.roster,
             neighbors=neighbors,
@@ -270,16 +272,24 @@ def _round_parts(common: CommonParts) -> TrainingParts:
     local, runtime, neighbors, metrics = common.local, common.runtime, common.neighbors, common.metrics
     audit_log = AuditLog(local.folder.directory / "ledger") if local.config.state.ledger else None
     participant = local.setup.participant(
-        local.index,
+        local.number,
         local.trainer,
         local.trainer.layout,
         local.trainer.initial_vector(),
         check_newcomer=local.roster.check,
         statements=local.statements,
         name_of=local.roster.name,
+        may_rejoin_now=lambda: common.releases.all_speak(REJOINS),
         observe=None if audit_log is None else audit_log.observe,
     )
-    durable = DurablePeer(participant, local.folder.disk, neighbors=local.others, **local.durability)
+    numbering = local.roster.numbering
+    durable = DurablePeer(
+        participant,
+        local.folder.disk,
+        neighbors=local.others,
+        protocol_of=lambda change: REJOINS if numbering.incarnation(change.subject) else OLDEST,
+        **local.durability,
+    )
     missing = MissingRows(local, common.evaluations, common.own, metrics)
     recovered = recover_rounds(durable, local, runtime, neighbors, common.evaluations, missing, audit_log)
     common.cadence.add_round(recovered.seconds)
@@ -299,7 +309,11 @@ def _round_parts(common: CommonParts) -> TrainingParts:
     loss_watch = None
     if lost_after_s is not None and local.setup.why_no_changes is None:
         loss_watch = LossWatch(local, runtime, neighbors, participant, requests, member_links, lost_after_s)
-    joining = Joining(runtime, neighbors, member_links, local.roster)
+    own_loss = None
+    if local.setup.why_no_changes is None:
+        own_loss = OwnLoss(local, runtime, neighbors, participant, member_links)
+    patience_s = local.config.transport.give_up_after_s if local.incarnation else None
+    joining = Joining(runtime, neighbors, member_links, local.roster, patience_s)
     check = ReplicaCheck(runtime, neighbors, participant, frames)
     saver = RoundSaver(local, runtime, durable, frames, common.cadence, metrics)
     loop = RoundLoop(
@@ -319,6 +333,7 @@ def _round_parts(common: CommonParts) -> TrainingParts:
         watcher=common.watcher,
         loss_watch=loss_watch,
         limits=common.limits,
+        own_loss=own_loss,
     )
     judges: dict[str, Judge] = {
         notes.REPLICA: check.heard,
@@ -388,7 +403,7 @@ def _transport(local: LocalPeer, incoming: Incoming, linked: Sequence[int], rele
         for sentence in unreachable_pairs(config, local.setup.schedule, only=local.index):
             raise ConfigError(sentence, key="peers")
     return Transport(
-        me=local.index,
+        me=local.number,
         listen=config.peer.listen or None,
         neighbors=[local.roster.neighbor(peer) for peer in linked],
         hello=_hello(local),
@@ -396,9 +411,10 @@ def _transport(local: LocalPeer, incoming: Incoming, linked: Sequence[int], rele
         options=config.transport,
         handler=incoming,
         members=local.roster.names,
-        own_relay=local.roster.relay_of(local.index),
+        own_relay=local.roster.relay_of(local.number),
         hear=incoming.hear,
         needed_protocol=lambda: releases.needed,
+        device_of=local.roster.numbering.device,
     )
 
 

@@ -66,9 +66,9 @@ class ChangeRequests:
         """Return whether a peer was a member and is none any more."""
         return self._membership.is_gone(peer)
 
-    def proofs(self) -> dict[str, str]:
-        """Return name of a lost peer → what proves to it that it is, in hexadecimal digits."""
-        return {self._roster.name(peer): frame.hex() for peer, frame in self._membership.proofs_of_loss().items()}
+    def losses(self) -> dict[int, bytes]:
+        """Return number of a lost peer → the frame that proves to it that it is."""
+        return self._membership.proofs_of_loss()
 
     def standing(self, peer: int) -> str:
         """Return what a peer is in this run."""
@@ -113,6 +113,7 @@ class ChangeRequests:
 
     def asked_to_sponsor(self, peer: int, note: bytes) -> None:
         """Judge the note of a neighbour that wants to join. Raises RemoteProtocolError for what is none."""
+        # Whoever takes part again, after it was lost, says who it is, too.
         newcomer = membership_codec.decode_newcomer(note, sender=peer) if peer >= self._num_peers else None
         # One request of a peer is enough, and only one is kept: asking costs it nothing.
         asked_for = {request.subject for request in self._waiting}
@@ -199,7 +200,7 @@ class FixedMembers:
         """Return False."""
         return False
 
-    def proofs(self) -> dict[str, str]:
+    def losses(self) -> dict[int, bytes]:
         """Return nothing: nobody is lost."""
         return {}
 

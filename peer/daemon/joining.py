@@ -23,13 +23,23 @@ DECLINED_S = 15.0
 class Joining:
     """The search of one peer for a sponsor."""
 
-    def __init__(self, runtime: Runtime, neighbors: Neighbors, member_links: MemberLinks, roster: Roster) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        neighbors: Neighbors,
+        member_links: MemberLinks,
+        roster: Roster,
+        patience_s: float | None = None,
+    ) -> None:
+        """`patience_s`: give up after this long of nothing but refusals, whomever it asks, rather than after
+        `DECLINED_S`. A device that was lost may find that its loss does not count yet."""
         self._runtime, self._neighbors, self._member_links, self._roster = (
             runtime,
             neighbors,
             member_links,
             roster,
         )
+        self._patience_s = patience_s
         self._sponsor: int | None = None
         self._asked_at: float | None = None
         self._declined_at: float | None = None
@@ -39,7 +49,8 @@ class Joining:
         """Ask for sponsorship, if it is time to. Raises HandshakeRefused where nobody lets this peer in, and
         PeerUnreachable where the run is over."""
         now, linked = self._runtime.now(), self._member_links.linked()
-        if self._declined_at is not None and now > self._declined_at + DECLINED_S:
+        patience_s = DECLINED_S if self._patience_s is None else self._patience_s
+        if self._declined_at is not None and now > self._declined_at + patience_s:
             raise HandshakeRefused(f"nobody lets it join: {self._declined_because}")
         if linked and all(self._neighbors.left.get(peer) == "completed" for peer in linked):
             raise PeerUnreachable("the run came to its end before this peer could join it")

@@ -22,9 +22,10 @@ from peer.net.security.credentials import Credentials, load_credentials
 from peer.node.disk_state import Durability
 from peer.node.local_steps import RecordedSteps
 from peer.node.statements import Statements, Unsigned
-from peer.run_plan import build_compressor, why_no_changes
+from peer.run_plan import build_compressor, why_no_changes, why_no_rejoin
 from peer.run_setup import PeerTrainer, RunSetup
 from peer.run_summary import machine_facts
+from peer.state import incarnation
 from peer.state.checkpoints import StateFolder
 from peer.state.metrics import MetricsStore
 from peer.state.statement_counter import StatementCounter
@@ -63,7 +64,6 @@ class LocalPeer:
         self.access = load_credentials(config.security, base, self.name)
         if isinstance(self.access, Credentials):
             self._warn_of_expiry(self.access)
-        self.roster = Roster(config, self.access)
         # Before the data is read, which takes long, so that a second daemon on the same folder fails at once.
         self.folder = StateFolder(
             base / config.state.directory,
@@ -76,6 +76,8 @@ class LocalPeer:
                 self.folder.directory,
                 self.folder.why_not_private,
             )
+        self.incarnation = incarnation.finish(self.folder.disk).number
+        self.roster = Roster(config, self.access, self.incarnation)
         if not config.peers[self.index].is_first and (why := why_no_changes(config)) is not None:
             raise ConfigError(f"{self.name} cannot join: {why}", key="peers")
         self.statements = self._statements()
@@ -100,14 +102,25 @@ class LocalPeer:
         self._machine = machine_facts()
 
     @property
+    def number(self) -> int:
+        """The number of this peer: its index in the list, unless it takes part again after it was lost
+        (`gossip.incarnations`)."""
+        return self.roster.me
+
+    @property
     def begins(self) -> bool:
         """Whether the run begins with this peer; any other joins later."""
-        return self.index in self.setup.first_members
+        return self.number in self.setup.first_members
+
+    @property
+    def rejoins(self) -> bool:
+        """Whether this device takes part again, as a newcomer, after it was declared lost."""
+        return why_no_rejoin(self.config) is None
 
     @property
     def others(self) -> list[int]:
-        """The peers that everybody lists, without this one."""
-        return [peer for peer in range(self.setup.num_peers) if peer != self.index]
+        """The peers that everybody lists, without this one; with what this device was before it was lost."""
+        return [peer for peer in range(self.setup.num_peers) if peer != self.number]
 
     @property
     def durability(self) -> DurabilityOptions:
@@ -139,6 +152,8 @@ class LocalPeer:
             "algorithm": self.config.algorithm.name,
             "momentum": self.config.training.momentum,
         }
+        if self.incarnation:
+            identity["incarnation"] = str(self.incarnation)
         manifest = self.setup.manifest
         if isinstance(manifest, OwnSamples) and not self.steps_are_recorded:
             # A device may collect more, but a journal is replayed to the same bits only on the same samples.

@@ -118,8 +118,8 @@ class Members(Protocol):
         """Return whether a peer was a member and is none any more."""
         ...
 
-    def proofs(self) -> dict[str, str]:
-        """Return name of a lost peer → what proves to it that it is, in hexadecimal digits."""
+    def losses(self) -> dict[int, bytes]:
+        """Return number of a lost peer → the frame that proves to it that it is."""
         ...
 
     def standing(self, peer: int) -> str:

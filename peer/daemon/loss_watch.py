@@ -11,22 +11,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Mapping
-from typing import Any
 
 from peer.daemon.change_requests import ChangeRequests
 from peer.daemon.local_peer import LocalPeer
 from peer.daemon.member_links import MemberLinks
 from peer.daemon.neighbors import Neighbors
+from peer.daemon.own_loss import status_of
 from peer.daemon.runtime import Runtime
-from peer.errors import HandshakeRefused, PeerUnreachable, RemoteError, RemoteProtocolError, SottoError
-from peer.net.control import call_control
+from peer.errors import RemoteProtocolError
 from peer.node.loss_votes import LOST
 from peer.node.participant import Participant
 
 log = logging.getLogger("sotto")
 
-_ASK_TIMEOUT_S = 5.0
 _MOST_HEARD = 4096
 
 
@@ -102,11 +99,9 @@ class LossWatch:
             self._neighbors.transport.bulletin(peer, LOST, note)
 
     async def ask_suspects(self) -> None:
-        """Ask members that are no neighbours, and that somebody cannot reach, whether they are there; and whether this
-        peer is lost to those that it cannot reach. Raises HandshakeRefused if they prove that."""
+        """Ask members that are no neighbours, and that somebody cannot reach, whether they are there."""
         while True:
-            await self._ask_about_itself()
-            for peer in sorted(self._votes.suspects - {*self._neighbors.all, self._local.index}):
+            for peer in sorted(self._votes.suspects - {*self._neighbors.all, self._local.number}):
                 if peer in self._local.roster and (address := self._local.roster[peer].advertise) is not None:
                     self._answered_at.setdefault(peer, self._runtime.now())
                     if await self._answers(peer, address):
@@ -121,45 +116,9 @@ class LossWatch:
         counts = {subject: self._votes.count(subject) for subject in sorted(self._votes.suspects)}
         return [{"name": name(subject), "votes": count, "of": of} for subject, (count, of) in counts.items()]
 
-    async def _ask_about_itself(self) -> None:
-        """Ask the members what became of this peer, while neighbours have been away for long."""
-        away = self._away_s(self._runtime.now())
-        if not self._membership.is_member or all(seconds <= self._after_s for seconds in away.values()):
-            return
-        for peer in sorted({*(self._membership.members or ())} - {self._local.index}):
-            if peer in self._local.roster and (address := self._local.roster[peer].advertise) is not None:
-                answer = await self._status(peer, address, {"proofs": True})
-                proof = (answer or {}).get("proofs", {}).get(self._local.name)
-                if proof is not None and self._is_lost(proof):
-                    raise HandshakeRefused(
-                        "the other members have declared this peer lost, and go on without it: its state is of no use"
-                        " to the run any more; add the device again under another name"
-                    )
-
-    def _is_lost(self, proof: object) -> bool:
-        try:
-            self._membership.check_own_loss(bytes.fromhex(str(proof)))
-        except (SottoError, ValueError):
-            return False  # Whoever says so cannot prove it.
-        return True
-
     async def _answers(self, peer: int, address: str) -> bool:
-        return await self._status(peer, address) is not None
-
-    async def _status(
-        self, peer: int, address: str, arguments: Mapping[str, Any] | None = None
-    ) -> Mapping[str, Any] | None:
-        """Return what a member says of itself; nothing of one that refuses to, and None for one that is not there."""
         name, access = self._local.roster.name(peer), self._local.access
-        try:
-            return await call_control(
-                address, "status", arguments, name=name, security=access, timeout_s=_ASK_TIMEOUT_S
-            )
-        except RemoteError as error:
-            # A refusal is an answer, too.
-            return None if isinstance(error, PeerUnreachable) else {}
-        except SottoError:
-            return None
+        return await status_of(name, address, access) is not None
 
     def _away_s(self, now: float) -> dict[int, float]:
         away = {

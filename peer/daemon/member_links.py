@@ -23,7 +23,7 @@ class MemberLinks:
     def __init__(
         self, local: LocalPeer, neighbors: Neighbors, durable: DurablePeer, watcher: Watcher, admissions: Admissions
     ) -> None:
-        self._me, self._roster = local.index, local.roster
+        self._me, self._roster = local.number, local.roster
         self._num_peers, self._first = local.setup.num_peers, frozenset(local.setup.first_members)
         self._neighbors, self._links = neighbors, durable.links
         self._session, self._membership = durable.participant.session, durable.participant.membership
@@ -52,7 +52,8 @@ class MemberLinks:
             may_join -= {each.subject for each in self._membership.changes}
         else:
             # Any of those that can be dialled will do as a sponsor.
-            may_join = set() if self._membership.has_left else set(self._first)
+            others = self._first - {self._roster.index}
+            may_join = set() if self._membership.has_left else {*map(self._roster.newest, others)}
         all_members = set(members) if self.meets_all else set()
         linked = {*self._neighbors.all, *self._membership.hearers(), *owed, *may_join, *all_members}
         return sorted(linked - {self._me} - self._session.lost)
@@ -75,7 +76,9 @@ class MemberLinks:
         coming = frozenset(self._membership.coming_changes)
         for change in sorted(coming - self._said, key=lambda change: change.effective):
             name = self._roster.name(change.subject)
-            log.info("%s %s from round %d on", name, _WORDS[change.kind], change.effective)
+            is_back = change.kind is ChangeKind.JOIN and self._roster.numbering.incarnation(change.subject) > 0
+            words = "takes part again, after it was declared lost," if is_back else _WORDS[change.kind]
+            log.info("%s %s from round %d on", name, words, change.effective)
             self._watcher.members_change(change, name)
         self._said = coming
         # A newcomer that called by itself has a link already, but its address was not known then.
@@ -90,6 +93,12 @@ class MemberLinks:
         there = self._neighbors.transport.neighbors - {*but_anew}
         for peer in sorted({*self.linked()} - there):
             self._neighbors.transport.add_neighbor(self._roster.neighbor(peer))
+
+    def drop_former(self) -> None:
+        """End the search for peers under numbers that they had before."""
+        transport = self._neighbors.transport
+        for peer in sorted(filter(self._roster.is_former, transport.neighbors)):
+            transport.remove_neighbor(peer, f"{self._roster.name(peer)} takes part under another number")
 
     def still_members(self, names: Iterable[str]) -> list[int]:
         """Return which of these peers are members, or are about to be, and are not about to go."""

@@ -67,7 +67,8 @@ class OperatorApi:
     async def _answer(self, verb: str, arguments: Mapping[str, object]) -> dict[str, object]:
         match verb:
             case "status":
-                return self.status(with_proofs=bool(arguments.get("proofs")))
+                proofs = self._proofs(arguments.get("name")) if arguments.get("proofs") else {}
+                return {**self.status(), **proofs}
             case "stop":
                 return self._stop()
             case "snapshot":
@@ -76,7 +77,7 @@ class OperatorApi:
             case "reload":
                 return await self._peer_list.reload()
             case "leave":
-                return await self._members.announce(ChangeKind.LEAVE, self._local.index)
+                return await self._members.announce(ChangeKind.LEAVE, self._local.number)
             case "remove":
                 return await self._remove(str(arguments.get("name")), arguments.get("order"))
             case "metrics":
@@ -84,15 +85,15 @@ class OperatorApi:
         valid = "status, stop, snapshot, reload, leave, remove, metrics"
         raise SottoError(f"there is no control call {verb!r}; valid: {valid}")
 
-    def status(self, *, with_proofs: bool = False) -> dict[str, object]:
-        """Return round, loss, accuracies, links and traffic; `with_proofs`, also what shows to lost peers that they
-        are."""
+    def status(self) -> dict[str, object]:
+        """Return round, loss, accuracies, links and traffic."""
         links = self._neighbors.totals()
         sockets = [link.socket_bytes for link in links.values()]
         own, worst = self._evaluations.own(), self._evaluations.worst()
         roster = self._local.roster
         return {
             "name": self._local.name,
+            **({"incarnation": self._local.incarnation} if self._local.incarnation else {}),
             "run": self._local.config.run.name,
             "version": __version__,
             "releases": self._versions(),
@@ -120,10 +121,20 @@ class OperatorApi:
             "relayed": {f"{one} > {two}": size for (one, two), size in self._neighbors.transport.relay.carried.items()},
             "certificate": self._certificate(),
             "admissions": {"count": self._admissions.log.count, "chain": self._admissions.log.chain},
-            **({"proofs": self._members.proofs()} if with_proofs else {}),
             "seconds": self._runtime.now(),
             **self._loop.figures(),
         }
+
+    def _proofs(self, name: object) -> dict[str, object]:
+        """Return what a peer needs that asks what became of it, and under which numbers it finds the others. Earlier
+        releases ask without their `name`."""
+        roster = self._local.roster
+        losses = dict(sorted(self._members.losses().items()))
+        own = {str(number): proof.hex() for number, proof in losses.items() if name == roster.name(number)}
+        numbers = {roster.name(number): number for number in self._loop.members}
+        if name is not None:
+            return {"losses": own, "numbers": numbers}
+        return {"proofs": {roster.name(number): proof.hex() for number, proof in losses.items()}}
 
     def _link_status(self, peer: int, link: LinkRecord) -> dict[str, object]:
         """Return what `sotto status --json` says of the link to one neighbour; bytes are what was sent over it."""
@@ -187,9 +198,15 @@ class OperatorApi:
 
     def _newcomers(self) -> list[dict[str, object]]:
         """Return whom this peer knows beyond everybody's list."""
+        roster = self._local.roster
         return [
-            {"index": peer, "name": entry.name, "advertise": entry.advertise, "relay": entry.relay}
-            for peer, entry in self._local.roster.newcomers.items()
+            {
+                "index": roster.numbering.device(peer),
+                "name": entry.name,
+                "advertise": entry.advertise,
+                "relay": entry.relay,
+            }
+            for peer, entry in roster.newcomers.items()
         ]
 
     def _certificate(self) -> dict[str, object] | None:
@@ -209,11 +226,13 @@ class OperatorApi:
         """Return what this peer knows of every other one: what it is in the run, and whether it is done with it."""
         roster, finished = self._local.roster, self._evaluations.finished()
         others: dict[str, dict[str, object]] = {}
-        for peer in sorted({*self._local.others, *roster.newcomers} - {self._local.index}):
+        for peer in roster.others:
             state = self._members.standing(peer)
             if state == "member" and peer in finished:
                 state = "finished"
             others[roster.name(peer)] = {"state": state, "problem": self._neighbors.problem(peer)}
+            if incarnation := roster.numbering.incarnation(peer):
+                others[roster.name(peer)]["incarnation"] = incarnation
         return others
 
     def _stop(self) -> dict[str, object]:
@@ -237,7 +256,7 @@ class OperatorApi:
         lost = self._local.roster.index_of(name)
         if lost is None:
             raise SottoError(f"there is no peer {name[:80]!r} in this run")
-        if lost == self._local.index:
+        if lost == self._local.number:
             raise SottoError(f"{name} is running and can leave by itself: sotto leave")
         try:
             ordered = bytes.fromhex(order) if isinstance(order, str) else b""

@@ -10,6 +10,7 @@
 | its state on disk | `saving`, `checkpoint_cadence`, `recovery` |
 | accuracies; the end of training that makes no sense | `evaluations`, `divergence`, `notes` |
 | members that come and go | `member_links`, `change_requests`, `joining`, `peer_list` |
+| members that were lost and come back | `own_loss`, `rejoining` |
 | what others say | `incoming` |
 | which releases the peers run | `releases` |
 | what an operator asks | `operator_api` |
@@ -30,6 +31,7 @@ from pathlib import Path
 
 from peer import __version__
 from peer.config import Config
+from peer.daemon import rejoining
 from peer.daemon.assembly import Parts, assemble
 from peer.daemon.divergence import Finding
 from peer.daemon.exporter import Exporter
@@ -37,7 +39,7 @@ from peer.daemon.first_peer_list import settle
 from peer.daemon.progress_log import ProgressLog
 from peer.daemon.saving import sync_now_and_then
 from peer.daemon.service_manager import notify
-from peer.errors import DivergenceError, StateError, TaskError
+from peer.errors import DeclaredLost, DivergenceError, SponsorLost, StateError, StateLost, TaskError
 from peer.node.divergence_guard import reason_to_stop
 from peer.round_record import RoundRecord
 from peer.run_plan import refuse_errors, validate_config
@@ -56,8 +58,14 @@ def run(config: Config, base: Path, reread: Callable[[], Config] | None = None) 
     for finding in refuse_errors(validate_config(settle(config, base).config, base)):
         log.warning("%s: %s", finding.key, finding.sentence)
     try:
-        with private_files(), contextlib.closing(open_peer(config, base, reread)) as daemon:
-            return asyncio.run(daemon.main())
+        with private_files():
+            while True:
+                try:
+                    with contextlib.closing(open_peer(config, base, reread)) as daemon:
+                        return asyncio.run(daemon.main())
+                except (DeclaredLost, StateLost, SponsorLost) as error:
+                    if not asyncio.run(rejoining.prepare(error, config, base)):
+                        return 0
     except TaskError as error:
         if error.__cause__ is not None:
             # The sentence names one line; whoever mends the task may need those that led there.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from peer.daemon.audit_log import AuditLog, EventLog
@@ -92,6 +93,8 @@ def recover_rounds(
     _continue(recovery, local, runtime, participant.round)
     # Others may have left by the time that anybody asks them.
     known = local.metrics.evaluations()
+    if local.number != local.index:
+        known = [replace(each, peer=local.number) if each.peer == local.index else each for each in known]
     evaluations.restore(record for record in known if record.peer >= 0 and evaluations.is_shared(record.round))
     is_new = not participant.round and not participant.session.in_round
     seconds = 0.0 if is_new else _took(started, "round", recovery, local, participant.round)
@@ -137,7 +140,9 @@ def _continue(recovery: PeerRecovery, local: LocalPeer, runtime: Runtime, round_
     for sentence in recovery.notices:
         log.warning("%s: %s", local.folder.directory, sentence)
     runtime.continue_from(recovery.now)
-    local.metrics.drop_after(round_ - 1)
+    # What a device did before it was lost stays: it takes part again in later rounds.
+    if round_ or not local.incarnation:
+        local.metrics.drop_after(round_ - 1)
 
 
 def _took(started: float, noun: str, recovery: PeerRecovery, local: LocalPeer, round_: int) -> float:

@@ -23,12 +23,13 @@ from peer.daemon.local_peer import LocalPeer
 from peer.daemon.loss_watch import LossWatch
 from peer.daemon.member_links import MemberLinks
 from peer.daemon.neighbors import Neighbors
+from peer.daemon.own_loss import OwnLoss
 from peer.daemon.replica_check import ReplicaCheck
 from peer.daemon.round_frames import RoundFrames
 from peer.daemon.runtime import Runtime, pace
 from peer.daemon.saving import RoundSaver
 from peer.daemon.watcher import Watcher
-from peer.errors import ConfigError, PeerUnreachable
+from peer.errors import PeerUnreachable, StateLost
 from peer.gossip.effects import Effects
 from peer.gossip.membership import ChangeKind
 from peer.node.durable import DurablePeer
@@ -66,6 +67,7 @@ class RoundLoop:
         audit_log: AuditLog | None,
         watcher: Watcher,
         loss_watch: LossWatch | None,
+        own_loss: OwnLoss | None,
         limits: Limits | None,
     ) -> None:
         self.durable, self.participant = durable, durable.participant
@@ -75,7 +77,8 @@ class RoundLoop:
         self._replica_check, self._saver, self._cadence = replica_check, saver, cadence
         self._evaluations, self._audit_log = evaluations, audit_log
         self._watcher, self._steps_are_recorded = watcher, local.steps_are_recorded
-        self._loss_watch, self._limits = loss_watch, limits
+        self._loss_watch, self._own_loss, self._limits = loss_watch, own_loss, limits
+        self._local = local
         self._said_that_it_slows_down = False
         self._asks_to_leave_at = float("-inf")
         """When it asks next, where a limit of the device wants it to leave."""
@@ -90,7 +93,9 @@ class RoundLoop:
 
     def helpers(self) -> Sequence[Coroutine[None, None, None]]:
         """Return what asks members whether they are there; all that a round needs is done in its turn."""
-        return () if self._loss_watch is None else (self._loss_watch.ask_suspects(),)
+        asks_suspects = () if self._loss_watch is None else (self._loss_watch.ask_suspects(),)
+        asks_about_itself = () if self._own_loss is None else (self._own_loss.watch(),)
+        return *asks_suspects, *asks_about_itself
 
     async def next_round(self) -> RoundRecord | None:
         """Return the record of the next round when it is complete; None if there is none."""
@@ -149,6 +154,7 @@ class RoundLoop:
 
     async def _try_to_join(self) -> RoundRecord | None:
         self._joining.ask()
+        self._give_up_without_state(self._member_links.linked(), self._runtime.now())
         if not self._frames:
             await self._wait(None)
         return await self._take_frames()
@@ -245,7 +251,7 @@ class RoundLoop:
                 )
 
     def _give_up_without_state(self, waiting: Collection[int], now: float) -> None:
-        """Raise ConfigError if this peer was a member before, and has lost the state that it had.
+        """Raise StateLost if this peer was a member before, and has lost the state that it had.
 
         Both signs are needed. After a power cut in the first second others are ahead of it, too; but they have all that
         it lacks, let it in, and it repeats that second.
@@ -254,10 +260,11 @@ class RoundLoop:
             return
         if not any(self._neighbors.is_dismissed_by(peer, now) for peer in waiting):
             return
-        raise ConfigError(
+        again = "" if self._local.rejoins else " and add the device again under another name"
+        raise StateLost(
             f"the state folder was empty, but {self._roster.name(holders[0])} has messages that this peer sent before:"
             " its state is lost, or is in another folder; put it back, or let the others continue without this peer"
-            " (sotto remove) and add the device again under another name",
+            f" (sotto remove){again}",
             key="state.directory",
         )
 
@@ -345,10 +352,17 @@ class RoundLoop:
                 {"name": self._roster.name(change.subject), "kind": change.kind.name, "from": change.effective}
                 for change in self.participant.membership.coming_changes
             ],
+            **self._rejoined(),
             "suspects": [] if self._loss_watch is None else self._loss_watch.figures(),
             "waiting_for": [self._roster.name(peer) for peer in self.participant.session.waiting_for],
             **({} if self._limits is None else {"limits": self._limits.figures()}),
         }
+
+    def _rejoined(self) -> Mapping[str, object]:
+        """Return since when this peer takes part again, after it was declared lost; nothing where it was not."""
+        joins = (each for each in self.participant.membership.changes if each.kind is ChangeKind.JOIN)
+        since = next((each.effective for each in joins if each.subject == self._local.number), None)
+        return {"rejoined_from": since} if self._local.incarnation else {}
 
     def link_figures(self, peer: int) -> Mapping[str, object]:
         """Return the same for the link to one neighbour."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from peer.errors import SecurityError
+from peer.gossip.incarnations import Numbering
 from peer.net.security.certificates import Role, der
 from peer.net.security.credentials import Credentials
 from peer.net.security.keys import parse_key
@@ -70,11 +71,13 @@ class SignedStatements:
         identity = self._verifier.check(
             proof.certificate, proof.signature, topic=topic, counter=proof.counter, statement=statement
         )
-        # The certificate of a newcomer has its number, that of a listed peer its name alone.
-        if issuer < len(self._listed):
-            is_issuer = identity.name == self._listed[issuer] and identity.index in (None, issuer)
+        # The certificate of a newcomer has its index, that of a listed peer its name alone. What is signed names the
+        # number of its issuer: what a device said before it was lost is nothing that it says now.
+        device = Numbering(len(self._listed)).device(issuer)
+        if device < len(self._listed):
+            is_issuer = identity.name == self._listed[device] and identity.index in (None, device)
         else:
-            is_issuer = identity.index == issuer
+            is_issuer = identity.index == device
         if not is_issuer:
             raise SecurityError(f"it is signed with the certificate of {identity.name!r}")
         return True

@@ -30,7 +30,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from peer.compress import add_decompressed_
-from peer.errors import StateError
+from peer.errors import SponsorLost
 from peer.gossip.base import Algorithm, AlgorithmSpec, Exchange, GraphNeed
 from peer.gossip.membership import ChangeKind
 from peer.gossip.mixing import check_message, whole
@@ -159,7 +159,7 @@ class Boundary:
         algorithm = self._algorithm
         if is_new and not inbox:
             if not algorithm.spec.push_sum:
-                raise StateError(
+                raise SponsorLost(
                     "the sponsor of this peer was lost before it handed over its model; have another peer remove "
                     "this peer, and join under another entry"
                 )

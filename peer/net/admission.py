@@ -77,11 +77,13 @@ class Admission:
             raise SecurityError(
                 f"{quote(identity.name)} shows an operator's certificate, which does not admit it as a peer"
             )
-        # A certificate with a number is that of a newcomer; its hello says more.
-        is_heard = self._hears_newcomers and identity.index is not None
+        # A certificate with a number is that of a newcomer, and a device that was lost may come back under another
+        # number; its hello says more.
+        if self._hears_newcomers and (identity.index is not None or identity.name in self.members):
+            return
         if identity.name in self.dropped:
             raise SecurityError(self.dropped[identity.name])
-        if not is_heard and all(identity.name != neighbor.name for neighbor in self._neighbors.values()):
+        if all(identity.name != neighbor.name for neighbor in self._neighbors.values()):
             raise SecurityError(
                 f"{quote(identity.name)} is no neighbour of peer {self._me}, {quote(self._name)}; compare the "
                 "graph and the lists of peers"

@@ -57,13 +57,16 @@ class Listener:
         tasks: Tasks,
         dial_timeout_s: float,
         hear: Callable[[int, str], Neighbor | None] | None,
+        device_of: Callable[[int], int],
         add_neighbor: Callable[[Neighbor], None],
         is_closing: Callable[[], bool],
     ) -> None:
-        """`hear` is as for Transport, which `add_neighbor` belongs to; once `is_closing()` everybody is sent away."""
+        """`hear` and `device_of` are as for Transport, which `add_neighbor` belongs to; once `is_closing()` everybody
+        is sent away."""
         self._me, self._links, self._handshake, self._admission = me, links, handshake, admission
         self._handler, self._tasks, self._dial_timeout_s = handler, tasks, dial_timeout_s
         self._hear, self._add_neighbor, self._is_closing = hear, add_neighbor, is_closing
+        self._device_of = device_of
         self._greetings: dict[str, int] = {}
         """Streams that wait for a hello, by who opened them."""
         self._hellos: dict[int, Allowance] = {}
@@ -184,10 +187,11 @@ class Listener:
     def _newcomer(self, hello: pb.Hello, identity: Identity | None) -> Neighbor:
         """Return how a caller is seen that was no neighbour until now. Raises HandshakeRefused."""
         neighbor = None
-        if self._hear is not None and (identity is None or identity.index is not None):
-            name, index = (None, hello.index) if identity is None else (identity.name, identity.index)
-            assert index is not None
-            check_identity(hello, expected_name=hello.name, certified_name=name, expected_index=index)
+        if self._hear is not None:
+            name, index = (None, None) if identity is None else (identity.name, identity.index)
+            expected = hello.index if index in (None, self._device_of(hello.index)) else index
+            assert expected is not None
+            check_identity(hello, expected_name=hello.name, certified_name=name, expected_index=expected)
             self._handshake.terms(hello)
             neighbor = self._hear(hello.index, hello.name)
         if neighbor is None:

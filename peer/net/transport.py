@@ -68,11 +68,13 @@ class Transport:
         own_relay: RelayAddress | None = None,
         hear: Callable[[int, str], Neighbor | None] | None = None,
         needed_protocol: Callable[[], int] = lambda: PROTOCOL_MIN,
+        device_of: Callable[[int], int] = lambda index: index,
     ) -> None:
         """`members` are the names of all peers of the run, for whom this one may relay; at `own_relay` it waits for
         callers, if nobody can dial it. `hear(index, name)` returns how a caller of the same run is seen that is no
         neighbour yet, None if it shall be none, or raises HandshakeRefused. `needed_protocol()`: the lowest version of
-        the protocol that serves the run by now; neighbours that do not speak it are refused."""
+        the protocol that serves the run by now; neighbours that do not speak it are refused. `device_of(index)` returns
+        the number in the certificate of a newcomer that may have this index."""
         self.me = me
         self.port: int | None = None
         """The port that is listened on, once started."""
@@ -149,6 +151,7 @@ class Transport:
             tasks=self._tasks,
             dial_timeout_s=options.dial_timeout_s,
             hear=hear,
+            device_of=device_of,
             add_neighbor=self.add_neighbor,
             is_closing=lambda: self._closing,
         )

@@ -191,6 +191,8 @@ class Links:
         with self._lock:
             for peer, upto in received.items():
                 if upto > self.incoming[peer].durable_seq:
+                    if upto > self.incoming[peer].last_seq:
+                        continue  # While the disk was busy, the peer was lost, and its streams count from 1 again.
                     self.incoming[peer].mark_durable(upto)
                     receipts[peer] = upto
         return receipts
@@ -208,6 +210,9 @@ class Links:
     def restore(self, state: LinksState) -> None:
         """Take back what `state` returned. Raises LocalProtocolError if it cannot be that."""
         with self._lock:
+            # A peer that joins may have heard of members from one of whose joining it had not heard yet.
+            for peer in sorted({*state.received, *state.out} - {*self.out, self._me}):
+                self._restart(peer)
             for peer in self.out:
                 self.incoming[peer].restore(InLinkState(last_seq=state.received.get(peer, 0)))
                 self.out[peer].restore(state.out.get(peer, OutLinkState()))

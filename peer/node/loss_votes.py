@@ -56,16 +56,17 @@ def decode_vote(said: bytes) -> LossVote:
     return LossVote(message.voter, message.subject, message.round, said)
 
 
-def ordered_name(order: bytes) -> str:
-    """Return whom an order is about. Raises SecurityError for bytes that are none."""
+def ordered(order: bytes) -> tuple[str, int]:
+    """Return whom an order is about: its name, and which incarnation of it. Raises SecurityError for bytes that are
+    none."""
     try:
         statement, _ = unsealed(order)
-        name = pb.LossOrder.FromString(statement).name
+        message = pb.LossOrder.FromString(statement)
     except DecodeError:
         raise SecurityError("an order makes no sense") from None
-    if not 0 < len(name) <= _MOST_NAME:
+    if not 0 < len(message.name) <= _MOST_NAME:
         raise SecurityError("an order names nobody")
-    return name
+    return message.name, message.incarnation
 
 
 def is_current(round_: int, t: int, lead: int) -> bool:

@@ -14,11 +14,12 @@ from typing import Any
 
 from peer.errors import ConfigError, LocalProtocolError, RemoteProtocolError, SecurityError, StateError
 from peer.gossip import boundary
+from peer.gossip.incarnations import MAX_INCARNATIONS, Numbering
 from peer.gossip.membership import Change, ChangeKind, Membership, Newcomer, members_after
 from peer.gossip.session import Session
 from peer.gossip.views import ViewSchedule
 from peer.node import membership_codec
-from peer.node.loss_votes import LOST, ORDER, LossVote, LossVotes, Quorum, decode_vote, is_current, ordered_name
+from peer.node.loss_votes import LOST, ORDER, LossVote, LossVotes, Quorum, decode_vote, is_current, ordered
 from peer.node.statements import MEMBERS, OwnWords, Statements, Unsigned, counter_of
 
 MOST_VERSIONS = 4
@@ -53,9 +54,12 @@ class PeerMembership:
         statements: Statements | None = None,
         by_majority: bool = False,
         name_of: Callable[[int], str] = "peer {}".format,
+        why_no_rejoin: str | None = None,
+        may_rejoin_now: Callable[[], bool] = lambda: True,
     ) -> None:
         """See `Participant`, whose arguments these are."""
         self._by_majority, self._name_of = by_majority, name_of
+        self._why_no_rejoin, self._may_rejoin_now = why_no_rejoin, may_rejoin_now
         self._statements: Statements = statements or Unsigned()
         self.own_words = OwnWords(self._statements, membership_codec.MAGIC)
         node = session.algorithm.node
@@ -65,7 +69,7 @@ class PeerMembership:
         self._views = changing_views(session.algorithm.node.schedule, why_no_changes)
         self._max_lead = max_lead
         self._why_no_changes, self._check_members = why_no_changes, check_members
-        self._num_listed = node.schedule.num_peers if num_listed is None else num_listed
+        self.numbering = Numbering(node.schedule.num_peers if num_listed is None else num_listed)
         self._check_newcomer = check_newcomer
 
     # What is known.
@@ -124,6 +128,14 @@ class PeerMembership:
     def newcomers(self) -> Mapping[int, Newcomer]:
         """Who joined, or is about to, without being in everybody's list."""
         return {} if self._views is None else self._views.membership.newcomers
+
+    @property
+    def num_numbers(self) -> int:
+        """Below which the numbers are of which others may tell: of a peer that joins, whoever may ever take part, since
+        it may hear what somebody said before it hears who that is."""
+        if self.is_outsider:
+            return self.numbering.stride * MAX_INCARNATIONS
+        return self._schedule.num_peers
 
     @property
     def to_lose(self) -> tuple[int, ...]:
@@ -212,9 +224,16 @@ class PeerMembership:
         if planned is None or (is_changing and kind is not ChangeKind.LOST):
             state = "about to change already" if subject in {*now, *later} else "no member"
             raise ConfigError(f"peer {subject} is {'a member' if kind is ChangeKind.JOIN else state}")
-        if kind is ChangeKind.JOIN and any(change.subject == subject for change in self.changes):
-            # Its frames are numbered from 1 again, and old ones may still be on their way.
-            raise ConfigError(f"peer {subject} was a member before; whoever left or was lost cannot come back")
+        if kind is ChangeKind.JOIN:
+            if any(change.subject == subject for change in self.changes):
+                # Its frames are numbered from 1 again, and old ones may still be on their way.
+                raise ConfigError(
+                    f"peer {subject} was a member before; whoever left or was lost cannot come back under its number"
+                )
+            if self.numbering.former(subject) is not None:
+                self._check_may_rejoin(subject)
+            if (why := self._why_not_again(subject, self._session.round + 1)) is not None:
+                raise ConfigError(why)
         if kind is ChangeKind.LEAVE and any(
             change.kind is ChangeKind.JOIN and change.issuer == subject for change in self.coming_changes
         ):
@@ -222,6 +241,30 @@ class PeerMembership:
         if kind is ChangeKind.JOIN and self.peer not in later:
             raise ConfigError("this peer is about to leave and sponsors nobody; ask another one")
         return planned
+
+    def _check_may_rejoin(self, number: int) -> None:
+        """Raise ConfigError unless this peer may sponsor a device that has taken part before under another number."""
+        if not self._may_rejoin_now():
+            raise ConfigError("some members run a release in which nobody who was lost takes part again")
+        device = self.numbering.device(number)
+        left = (change.subject for change in self.changes if change.kind is ChangeKind.LEAVE)
+        if device in map(self.numbering.device, left):
+            raise ConfigError(f"peer {device} has left the run; it cannot come back by itself")
+
+    def _why_not_again(self, number: int, effective: int) -> str | None:
+        """Return why a device may not take part under this number from round `effective` on, where it has taken part
+        before under another; None where it may. Two incarnations of a device are never members at once."""
+        former = self.numbering.former(number)
+        if former is None:
+            return None
+        if self._why_no_rejoin is not None:
+            return self._why_no_rejoin
+        assert self._views is not None
+        if all((change.kind, change.subject) != (ChangeKind.LOST, former) for change in self.changes):
+            return f"peer {former}, which it was before, is not lost"
+        if self._views.membership.is_coming(former, max(0, effective - 1)):
+            return f"the loss of peer {former}, which it was before, does not count yet"
+        return None
 
     # Hearing.
 
@@ -237,9 +280,11 @@ class PeerMembership:
         takes_part = membership.was_ever(self.peer)
         if takes_part and not membership.was_ever(sender) and not (is_join and change.subject == sender):
             raise RemoteProtocolError("is no member yet and told of a change of others", peer=sender)
-        if is_join and (change.newcomer is None) != (change.subject < self._num_listed):
+        if is_join and (change.newcomer is None) != (change.subject < self.numbering.num_listed):
             who = "nobody knows" if change.newcomer is None else "everybody lists"
             raise RemoteProtocolError(f"told that peer {change.subject} joins, whom {who}", peer=sender)
+        if is_join and not self.numbering.is_possible(change.subject):
+            raise RemoteProtocolError(f"told of a change of peer {change.subject}, a number of nobody", peer=sender)
         self._check_change(change, sender)
         if change.newcomer is not None:
             try:
@@ -272,6 +317,9 @@ class PeerMembership:
         ):
             state = "a member from the start" if kind is ChangeKind.JOIN else "no member"
             raise RemoteProtocolError(f"told of the {kind.name} of peer {who}, which is {state}", peer=sender)
+        if kind is ChangeKind.JOIN and (why := self._why_not_again(who, effective)) is not None:
+            # A sponsor knows the loss before it announces the join, and tells everybody in this order.
+            raise RemoteProtocolError(f"told that peer {who} joins: {why}", peer=sender)
         latest = t + self._notice_rounds(change, sender)
         if self.peer in membership.members(t) and effective <= latest and self._changes_anything(change, latest):
             # By the rule of `plan` every member hears of a change in time.
@@ -471,9 +519,13 @@ class PeerMembership:
         if len(change.votes) > self._views.num_peers:
             raise SecurityError(f"it comes with {len(change.votes)} votes")
         votes = {vote.voter: vote for vote in map(decode_vote, change.votes)}
+        # A peer that joins waits in the round from which it counts, which the others have yet to come to.
+        joins = self._views.membership.applied_after(t - lead - 1)
+        is_new = any((each.kind, each.subject) == (ChangeKind.JOIN, self.peer) for each in joins)
+        before = t - 3 * lead - 3 if is_new else t
         for vote in votes.values():
             # The issuer may be as far from here as the voters from it.
-            if not is_current(vote.round, t, 2 * lead):
+            if not is_current(vote.round, t, 2 * lead) and not is_current(vote.round, before, 2 * lead):
                 raise SecurityError(f"the vote of peer {vote.voter} is of a round long ago")
         self._check_decided(change, votes)
 
@@ -481,7 +533,8 @@ class PeerMembership:
         """Raise SecurityError unless an operator or these votes have decided a loss, whenever that was."""
         assert self._views is not None
         if change.ordered:
-            if ordered_name(change.ordered) != self._name_of(change.subject):
+            incarnation = self.numbering.incarnation(change.subject)
+            if ordered(change.ordered) != (self._name_of(change.subject), incarnation):
                 raise SecurityError("the operator's order is about another peer")
             self._statements.check_order(ORDER, change.ordered)
             return
@@ -497,19 +550,24 @@ class PeerMembership:
                 raise SecurityError(f"{count} of {len(members)} members have voted for it, and most have to")
 
     def proofs_of_loss(self) -> dict[int, bytes]:
-        """Return lost peer → a frame that proves to it that a majority, or an operator, has decided so."""
-        losses = (change for change in self.changes if change.kind is ChangeKind.LOST)
-        return {change.subject: change.told for change in losses if change.told and (change.votes or change.ordered)}
+        """Return lost peer → a frame that proves to it that it is lost: where members declare losses themselves, that a
+        majority or an operator has decided so."""
+        losses = [change for change in self.changes if change.kind is ChangeKind.LOST]
+        if self._by_majority:
+            losses = [change for change in losses if change.votes or change.ordered]
+        return {change.subject: membership_codec.encode(change) for change in losses}
 
     def check_own_loss(self, frame: bytes) -> None:
         """Raise SecurityError or RemoteProtocolError unless a frame from elsewhere proves that this peer was declared
         lost."""
         assert self._views is not None
-        change = membership_codec.decode(frame, self._views.num_peers, sender=self.peer)
-        if not change.told or (change.kind, change.subject) != (ChangeKind.LOST, self.peer):
+        num_numbers = self.numbering.stride * MAX_INCARNATIONS
+        change = membership_codec.decode(frame, num_numbers, sender=self.peer)
+        if (change.kind, change.subject) != (ChangeKind.LOST, self.peer) or change.issuer == self.peer:
             raise SecurityError("it is about another peer")
         self._statements.check(MEMBERS, change.issuer, frame[len(membership_codec.MAGIC) :])
-        self._check_decided(change, {vote.voter: vote for vote in map(decode_vote, change.votes)})
+        if self._by_majority:
+            self._check_decided(change, {vote.voter: vote for vote in map(decode_vote, change.votes)})
 
     def _is_known_loss(self, change: Change) -> bool:
         loss = (ChangeKind.LOST, change.subject, change.effective)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from google.protobuf.message import DecodeError
 
 from peer.errors import RemoteProtocolError, SecurityError
+from peer.gossip.incarnations import MAX_INCARNATIONS, MAX_NEWCOMERS
 from peer.gossip.membership import Change, ChangeKind, Newcomer
 from peer.node.statements import MAX_PROOF_BYTES, unsealed
 from peer.proto.sottovoce.v1 import membership_pb2 as pb
@@ -18,8 +19,6 @@ _MAX_BYTES = 64
 _MAX_INTRODUCTION_BYTES = 8 * 1024
 _MAX_VOTE_BYTES = 2 * 1024
 _MAX_ROUND = 1 << 62
-MAX_NEWCOMERS = 1024
-"""So many indices beyond those that are known: each costs a row of every matrix."""
 
 
 def is_notice(frame: bytes) -> bool:
@@ -73,7 +72,8 @@ def decode(frame: bytes, num_peers: int, *, sender: int) -> Change:
         tuple(message.votes),
         message.order,
     )
-    most = num_peers if newcomer is None else num_peers + MAX_NEWCOMERS
+    # Which of these numbers can be is for those to say who know how many peers everybody lists.
+    most = num_peers if newcomer is None else (num_peers + MAX_NEWCOMERS) * MAX_INCARNATIONS
     if change.subject >= most or change.issuer >= num_peers or not 0 < change.effective < _MAX_ROUND:
         raise RemoteProtocolError(
             f"told of a change of peer {change.subject} by peer {change.issuer} from round {change.effective} on, "

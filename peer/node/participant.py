@@ -117,6 +117,8 @@ class Participant:
         statements: Statements | None = None,
         by_majority: bool = False,
         name_of: Callable[[int], str] = "peer {}".format,
+        why_no_rejoin: str | None = None,
+        may_rejoin_now: Callable[[], bool] = lambda: True,
         last_codes: LastCodes | None = None,
         observe: Callable[[str, int, int, bytes], None] | None = None,
         decode: Decode = decode_from,
@@ -129,7 +131,8 @@ class Participant:
         of whom `check_newcomer(peer, newcomer)` raises ConfigError or SecurityError unless it is that peer. It must say
         the same whenever it is asked: a replay asks again. `statements` signs what this peer says of members.
         `by_majority`: whether members declare losses themselves (`node.loss_votes`); an operator's order is about the
-        peer of which `name_of` gives the name.
+        peer of which `name_of` gives the name. `why_no_rejoin`: a sentence where nobody who was lost may take part
+        again, alike on all devices; `may_rejoin_now()`: whether this peer may announce that somebody does.
         `observe(what, round, other, frame)` is told of every frame "sent" and "applied"; where members change, also of
         what one "gave" and "took", and of what "returned" from a lost peer, which is applied before the next round
         begins (for tests of mass).
@@ -158,6 +161,8 @@ class Participant:
             statements=statements,
             by_majority=by_majority,
             name_of=name_of,
+            why_no_rejoin=why_no_rejoin,
+            may_rejoin_now=may_rejoin_now,
         )
         self.agreement = ReplicaAgreement(algorithm, members_change=views is not None)
         self.budget, self._variants = budget, tuple(variants)
@@ -274,7 +279,7 @@ class Participant:
     def judged_notice(self, sender: int, frame: bytes) -> Change:
         """Do what `judged` does, for the frame of a membership notice."""
         with blaming(sender):
-            change = membership_codec.decode(frame, self.algorithm.node.schedule.num_peers, sender=sender)
+            change = membership_codec.decode(frame, self.membership.num_numbers, sender=sender)
             self.membership.check_notice(change, sender)
             return change
 

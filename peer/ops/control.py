@@ -59,27 +59,28 @@ async def remove(config: Config, base: Path, name: str) -> dict[str, Any]:
     own = config.peer.index
     asked: list[int | PeerAddress] = [own]
     asked += [index for index, peer in enumerate(config.peers) if index != own and peer.name != name]
-    arguments = {"name": name, "order": _order(config, base, name).hex()}
     with contextlib.suppress(RemoteError):
         asked += newcomers(config, await ask(config, base, own, "status"))
     for peer in asked:
         try:
-            return await ask(config, base, peer, "remove", arguments)
+            known = (await ask(config, base, peer, "status")).get("peers", {}).get(name, {})
+            order = _order(config, base, name, int(known.get("incarnation", 0)))
+            return await ask(config, base, peer, "remove", {"name": name, "order": order.hex()})
         except RemoteError as error:
             refusals.append(error)
     # That a peer cannot be reached says less than why one that can be has refused.
     raise min(refusals, key=lambda error: isinstance(error, PeerUnreachable))
 
 
-def _order(config: Config, base: Path, name: str) -> bytes:
+def _order(config: Config, base: Path, name: str, incarnation: int) -> bytes:
     """Return that the operator wants the others to go on without a peer: members that declare losses themselves believe
     nothing else. Empty where certificates are needed, and the operator's is not at hand."""
     if config.security.mode != "mtls":
-        return loss_order(name, config.run.name, None)
+        return loss_order(name, config.run.name, None, incarnation)
     access = _credentials(config, base)
     if not isinstance(access, Credentials) or access.identity.role is not Role.OPERATOR:
         return b""
-    return loss_order(name, config.run.name, access)
+    return loss_order(name, config.run.name, access, incarnation)
 
 
 def may_operate(config: Config, base: Path) -> bool:

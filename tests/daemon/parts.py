@@ -76,7 +76,7 @@ class FakeMembers:
     def is_gone(self, peer: int) -> bool:
         return peer in self.gone
 
-    def proofs(self) -> dict[str, str]:
+    def losses(self) -> dict[int, bytes]:
         return {}
 
     def standing(self, peer: int) -> str:

@@ -18,10 +18,19 @@ from typing import Any
 import pytest
 
 from peer.config import load
-from peer.daemon import joining
+from peer.daemon import joining, rejoining
 from peer.daemon.process import Daemon, open_peer
 from peer.daemon.rounds import RoundLoop
-from peer.errors import ConfigError, HandshakeRefused, LocalProtocolError, SecurityError, SottoError
+from peer.errors import (
+    ConfigError,
+    DeclaredLost,
+    HandshakeRefused,
+    LocalProtocolError,
+    SecurityError,
+    SottoError,
+    SponsorLost,
+    StateLost,
+)
 from peer.node.links import Links
 from peer.node.participant import Participant
 from peer.ops.cluster_files import Host, write_cluster
@@ -73,11 +82,29 @@ class Devices:
         self.files.append(admitted.folder / "peer.toml")
         return admitted.index
 
-    def start(self, peer: int) -> None:
+    def start(self, peer: int, *, rejoins: bool = False) -> None:
+        """Start a peer; `rejoins`: it takes part again once it finds that it was declared lost, as `sotto run` does."""
+        daemon = self._open(peer)
+        self.tasks[peer] = asyncio.create_task(self._live(peer) if rejoins else daemon.main())
+
+    def _open(self, peer: int) -> Daemon:
         file = self.files[peer]
         config = load(file, environment={})
         daemon = open_peer(config, file.parent, lambda: load(file, environment={}), wall_clock=self._wall_clock)
-        self.daemons[peer], self.tasks[peer] = daemon, asyncio.create_task(daemon.main())
+        self.daemons[peer] = daemon
+        return daemon
+
+    async def _live(self, peer: int) -> int:
+        while True:
+            try:
+                return await self.daemons[peer].main()
+            except (DeclaredLost, SponsorLost, StateLost) as error:
+                self.daemons.pop(peer).close()
+                config = load(self.files[peer], environment={})
+                folder = self.files[peer].parent
+                if not await rejoining.prepare(error, config, folder, heeds_signals=False):
+                    return 0
+                self._open(peer)
 
     async def train(self, *peers: int, beyond: int) -> None:
         """Start peers, and wait until each is beyond a round."""
@@ -141,7 +168,7 @@ class Devices:
 
     def is_there(self, peer: int) -> bool:
         """Whether a peer has begun to talk to others."""
-        with contextlib.suppress(LocalProtocolError):
+        with contextlib.suppress(LocalProtocolError, KeyError):
             return self.daemons[peer].neighbors.transport is not None
         return False
 

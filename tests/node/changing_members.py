@@ -23,6 +23,7 @@ from peer.daemon.signed_statements import SignedStatements
 from peer.errors import SecurityError
 from peer.gossip.base import GraphNeed, NodeContext
 from peer.gossip.effects import Effects
+from peer.gossip.incarnations import Numbering
 from peer.gossip.membership import Change, ChangeKind, Membership, Newcomer
 from peer.gossip.options import LowRankOptions, ModuloOptions, RobustMixing, ThetaMode
 from peer.gossip.topology import Schedule, build_schedule
@@ -93,20 +94,20 @@ class Cluster:
     """Whether the members declare losses themselves."""
     protocol_of: Callable[[Change], int] = lambda change: OLDEST
     """Which version of the protocol a change of the members needs."""
-    peers: list[DurablePeer] = field(default_factory=list)
+    peers: dict[int, DurablePeer] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.random = Random(self.seed)
         self.spec = gossip.ALGORITHMS[self.algorithm].spec
-        self.disks = [FailingDisk() for _ in range(self.num_peers)]
+        self.disks = {peer: FailingDisk() for peer in range(self.num_peers)}
         self.queues: dict[tuple[int, int], deque[tuple[int, bytes]]] = {}
         self.dead: set[int] = set()
         self.cut: set[tuple[int, int]] = set()
         """(sender, receiver) of what never arrives from now on."""
-        self.peers = [self._make(peer) for peer in range(self.num_peers)]
-        for peer in self.peers:
+        self.peers = {peer: self._make(peer) for peer in range(self.num_peers)}
+        for peer in self.peers.values():
             peer.open()
-        for one in range(self.num_peers):
+        for one in self.peers:
             self._connect(one)
 
     def _graph_of(self, members: tuple[int, ...]) -> Schedule:
@@ -142,14 +143,15 @@ class Cluster:
         participant = Participant(
             peer=peer,
             algorithm=gossip.build(self.algorithm, node, np.random.default_rng(99).normal(size=20).astype("f4")),
-            local_steps=Pull(peer, self.gradients_until),
+            # Whoever takes part again has the data that it had.
+            local_steps=Pull(self.numbering.device(peer), self.gradients_until),
             layout=LAYOUT,
             max_lead=(first.diameter or self.num_first) * first.cycle_rounds + 1,
             num_listed=listed,
-            check_newcomer=_check_newcomer,
+            check_newcomer=self._check_newcomer,
             statements=self.statements(peer) if self.signed else None,
             by_majority=self.by_majority,
-            name_of="peer-{}".format,
+            name_of=lambda peer: f"peer-{self.numbering.device(peer)}",
             last_codes=LastCodes(LAYOUT, np.float32, tells_changes=self.theta_mode == "verified")
             if self.spec.modulo
             else None,
@@ -167,8 +169,9 @@ class Cluster:
     def statements(self, peer: int, *, unsigned: Literal["refuse", "accept"] = "refuse") -> SignedStatements:
         """Return what signs for a peer and judges what others have signed, with a certificate that is new each time."""
         listed = self.num_listed or self.num_peers
-        place = None if peer < listed else Place(peer, None)
-        pem, key = request_certificate(f"peer-{peer}")
+        device = self.numbering.device(peer)
+        place = None if device < listed else Place(device, None)
+        pem, key = request_certificate(f"peer-{device}")
         identity, certificate = AUTHORITY.grant(read_request(pem), place=place)
         return SignedStatements(
             Credentials(identity, AUTHORITY.certificate, certificate, key),
@@ -180,7 +183,7 @@ class Cluster:
 
     def _connect(self, one: int) -> None:
         """Let a peer and all others that live say hello; what was on its way between them is gone."""
-        for other in range(self.num_peers):
+        for other in self.peers:
             if other != one and not {one, other} & self.dead:
                 for a, b in ((one, other), (other, one)):
                     self.peers[a].links.meet(b)
@@ -199,6 +202,25 @@ class Cluster:
         elif self.random.random() < 0.1:
             self.perform(peer, Effects(receipts=self.peers[peer].sync()))
 
+    @property
+    def numbering(self) -> Numbering:
+        """How numbers and devices belong together."""
+        return Numbering(self.num_listed or self.num_peers)
+
+    def come_back(self, peer: int) -> int:
+        """Start the device of a lost peer, without its old state, as its next incarnation; return the number."""
+        number = peer + self.numbering.stride
+        self.disks[number] = FailingDisk()
+        self.peers[number] = self._make(number)
+        self.peers[number].open()
+        self._connect(number)
+        return number
+
+    def _check_newcomer(self, peer: int, said: Newcomer) -> None:
+        """Stands for the check of a certificate: what it says is signed for this device alone."""
+        if said != newcomer(self.numbering.device(peer)):
+            raise SecurityError("the certificate is another peer's")
+
     def restart(self, peer: int) -> None:
         """End the process of a peer and start it again."""
         self.disks[peer].restart()
@@ -208,7 +230,8 @@ class Cluster:
 
     def announce(self, peer: int, kind: ChangeKind, subject: int) -> Change:
         is_newcomer = kind is ChangeKind.JOIN and subject >= (self.num_listed or self.num_peers)
-        change = self.peers[peer].participant.membership.plan(kind, subject, newcomer(subject) if is_newcomer else None)
+        who = newcomer(self.numbering.device(subject)) if is_newcomer else None
+        change = self.peers[peer].participant.membership.plan(kind, subject, who)
         self.perform(peer, self.peers[peer].announce(change, 0.0))
         return change
 
@@ -225,7 +248,7 @@ class Cluster:
     def run(self, upto: int) -> None:
         """Run until every member that lives has completed `upto` rounds, or nothing moves any more."""
         while True:
-            living = [each for each in self.peers if each.participant.peer not in self.dead]
+            living = [each for each in self.peers.values() if each.participant.peer not in self.dead]
             able = [
                 each.participant.peer
                 for each in living
@@ -248,7 +271,7 @@ class Cluster:
     @property
     def members(self) -> list[Participant]:
         """The members that live."""
-        participants = [peer.participant for peer in self.peers if peer.participant.peer not in self.dead]
+        participants = [peer.participant for peer in self.peers.values() if peer.participant.peer not in self.dead]
         return [participant for participant in participants if participant.membership.is_member]
 
     def rounds(self) -> dict[int, int]:
@@ -261,7 +284,7 @@ class Cluster:
     def drift(self) -> npt.NDArray[np.float64]:
         """Return Σx of the members less what the local steps of all peers put in."""
         total = sum((member.algorithm.x.astype(np.float64) for member in self.members), np.zeros(LAYOUT.size))
-        return total - sum((_pull(peer).kept for peer in self.peers), np.zeros(LAYOUT.size))
+        return total - sum((_pull(peer).kept for peer in self.peers.values()), np.zeros(LAYOUT.size))
 
     def spread(self) -> float:
         """Return the largest distance of a member's model from another's, in one coordinate."""
@@ -271,12 +294,6 @@ class Cluster:
 def newcomer(peer: int) -> Newcomer:
     """Return what a newcomer says of itself."""
     return Newcomer(f"peer-{peer}", f"192.0.2.{peer}:7700", None, b"signed for %d" % peer)
-
-
-def _check_newcomer(peer: int, said: Newcomer) -> None:
-    """Stands for the check of a certificate: what it says is signed for this peer alone."""
-    if said != newcomer(peer):
-        raise SecurityError("the certificate is another peer's")
 
 
 def _pull(peer: DurablePeer) -> Pull:

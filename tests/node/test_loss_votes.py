@@ -9,7 +9,7 @@ from peer.gossip.membership import Change, ChangeKind, Membership
 from peer.net.security.certificates import Role
 from peer.net.security.orders import loss_order
 from peer.node import membership_codec
-from peer.node.loss_votes import LOST, TELL_EVERY_S, LossVote, LossVotes, Quorum, decode_vote, ordered_name
+from peer.node.loss_votes import LOST, TELL_EVERY_S, LossVote, LossVotes, Quorum, decode_vote, ordered
 from peer.node.statements import Unsigned
 from tests.node.changing_members import AUTHORITY, Cluster
 
@@ -190,7 +190,7 @@ def test_without_votes_only_an_operator_decides(cluster: Cluster) -> None:
     assert cluster.rounds() == dict.fromkeys((0, 1, 2, 4), 90)
 
 
-@pytest.mark.parametrize("how", ["a peer's key", "another run", "another peer", "unsigned"])
+@pytest.mark.parametrize("how", ["a peer's key", "another run", "another peer", "unsigned", "another incarnation"])
 def test_an_order_that_no_operator_gave_is_refused(cluster: Cluster, how: str) -> None:
     operator = AUTHORITY.credentials(AUTHORITY.issue("operator", role=Role.OPERATOR))
     member = AUTHORITY.credentials(AUTHORITY.issue("peer-0"))
@@ -199,8 +199,9 @@ def test_an_order_that_no_operator_gave_is_refused(cluster: Cluster, how: str) -
         "another run": loss_order("peer-3", "another", operator),
         "another peer": loss_order("peer-4", "run", operator),
         "unsigned": loss_order("peer-3", "run", None),
+        "another incarnation": loss_order("peer-3", "run", operator, 1),
     }[how]
-    assert ordered_name(order) in ("peer-3", "peer-4")
+    assert ordered(order) in (("peer-3", 0), ("peer-3", 1), ("peer-4", 0))
     change = Change(ChangeKind.LOST, 3, 0, 60, 1, ordered=order)
     frame = membership_codec.MAGIC + cluster.statements(0).sign("members", membership_codec.encode(change)[2:])
     victim = cluster.peers[1]

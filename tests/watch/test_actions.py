@@ -10,7 +10,7 @@ import pytest
 
 from peer.config import Config
 from peer.errors import ConfigError, PeerUnreachable, RemoteError, SecurityError
-from peer.node.loss_votes import ordered_name
+from peer.node.loss_votes import ordered
 from peer.ops import control
 from peer.watch.actions import act, check_operator
 from peer.watch.observer import Observer, open_observer
@@ -60,7 +60,7 @@ def test_a_lost_peer_is_announced_by_one_that_hears_it(asked: list[tuple[str, st
     ((_, _, arguments),) = [each for each in asked if each[:2] == ("peer-1", "remove")]
     assert arguments["name"] == "peer-2"
     # With the operator's certificate at hand, every member can see who has decided it.
-    assert ordered_name(bytes.fromhex(arguments["order"])) == "peer-2"
+    assert ordered(bytes.fromhex(arguments["order"])) == ("peer-2", 0)
 
 
 def test_all_that_answer_are_stopped(asked: list[tuple[str, str, Any]]) -> None:

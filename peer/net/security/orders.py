@@ -14,9 +14,10 @@ from peer.proto.sottovoce.v1.statement_pb2 import Proof, Statement
 _TOPIC = "order"
 
 
-def loss_order(name: str, run: str, operator: Credentials | None) -> bytes:
-    """Return that the others shall go on without a peer: with the operator's proof, where there is an operator."""
-    statement = LossOrder(name=name).SerializeToString(deterministic=True)
+def loss_order(name: str, run: str, operator: Credentials | None, incarnation: int = 0) -> bytes:
+    """Return that the others shall go on without a peer: with the operator's proof, where there is an operator.
+    `incarnation`: how often that peer has taken part again after it was lost."""
+    statement = LossOrder(name=name, incarnation=incarnation).SerializeToString(deterministic=True)
     if operator is None:
         return statement
     # An operator has no counter: of two orders neither takes back the other.

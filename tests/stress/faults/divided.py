@@ -5,8 +5,12 @@ cluster are cut, for shorter and longer than a peer is waited for: in halves, on
 half of the seeds, one member lies about losses: it votes for every other one, and announces losses without votes, with
 its own vote several times, with forged ones and with old ones.
 
+Whoever finds the proof that it was declared lost takes part again under its next number (`gossip.incarnations`); so
+does a device whose disk is wiped, once most members take it for lost. The liar tells of such things, too.
+
 What has to hold: no two peers complete one round with other members; whom anybody takes for lost, a strict majority has
-voted for, by signatures that nobody can forge; and once all is well, those that are not lost come to the last round.
+voted for, by signatures that nobody can forge; two incarnations of a device are never members of one round; and once
+all is well, those that are not lost come to the last round.
 """
 
 from __future__ import annotations
@@ -14,18 +18,21 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from random import Random
 
 from peer.compress.payload import FloatArray
-from peer.errors import ConfigError, SecurityError
+from peer.errors import ConfigError, RemoteProtocolError, SecurityError, SponsorLost
+from peer.gossip.effects import Effects
+from peer.gossip.incarnations import MAX_INCARNATIONS, Numbering
 from peer.gossip.membership import Change, ChangeKind
 from peer.node import membership_codec
-from peer.node.loss_votes import LOST, LossVote, decode_vote
+from peer.node.loss_votes import LOST, ORDER, LossVote, decode_vote
 from peer.node.participant import Participant
 from peer.node.statements import MEMBERS, sealed, unsealed
+from peer.proto.sottovoce.v1.membership_pb2 import LossOrder
 from peer.proto.sottovoce.v1.membership_pb2 import LossVote as VoteMessage
 from peer.proto.sottovoce.v1.statement_pb2 import Proof
 from tests.stress.faults.disk import VirtualDisk
@@ -38,6 +45,10 @@ from tests.stress.faults.world import Outcome, World
 
 LOST_AFTER_S = 4.0
 _LOOK_EVERY_S = 0.5
+_ASK_AGAIN_S = 5.0
+_OPERATOR_AFTER_S = 15.0
+"""So long an operator waits for the members to declare a device lost that has no disk any more."""
+OPERATOR = -1
 _ABLE = tuple(case for case in CASES if not case.late)
 
 
@@ -75,8 +86,9 @@ class DividedScenario(Scenario):
 class Notary:
     """`Statements` of one peer: signatures with a key that the test shares and no peer has."""
 
-    def __init__(self, seed: int, peer: int, counters: Counter[int], cast: set[LossVote]) -> None:
+    def __init__(self, seed: int, peer: int, numbering: Numbering, counters: Counter[int], cast: set[LossVote]) -> None:
         """`cast`: takes all votes that were signed."""
+        self._numbering = numbering
         self._seed, self._peer, self._counters, self._cast = seed, peer, counters, cast
 
     def sign(self, topic: str, statement: bytes) -> bytes:
@@ -98,10 +110,22 @@ class Notary:
         return True
 
     def check_order(self, topic: str, said: bytes) -> None:
-        raise SecurityError("there is no operator")
+        statement, proof = unsealed(said)
+        if proof is None or not hmac.compare_digest(
+            proof.signature, self._signature(OPERATOR, topic, proof.counter, statement)
+        ):
+            raise SecurityError("no operator has said it")
+
+    def order(self, subject: int) -> bytes:
+        """Return what an operator says who knows that a peer is lost for good."""
+        incarnation = self._numbering.incarnation(subject)
+        name = f"peer {subject}"
+        statement = LossOrder(name=name, incarnation=incarnation).SerializeToString(deterministic=True)
+        return sealed(statement, Proof(counter=1, signature=self._signature(OPERATOR, ORDER, 1, statement)))
 
     def _signature(self, peer: int, topic: str, counter: int, statement: bytes) -> bytes:
-        key = f"{self._seed} {peer}".encode()
+        # A device has one certificate, whichever of its incarnations it is.
+        key = f"{self._seed} {peer if peer == OPERATOR else self._numbering.device(peer)}".encode()
         return hmac.digest(key, f"{topic} {counter} ".encode() + statement, hashlib.sha256)
 
 
@@ -113,18 +137,20 @@ class Observer(Auditor):
         self._cast = cast
         self._views: dict[int, tuple[int, ...]] = {}
         """Round → its members, for all that have completed it."""
-        self._done = [0] * scenario.num_first
+        self._done = dict.fromkeys(range(scenario.num_first), 0)
         self.lost: dict[int, set[int]] = {}
         """Lost peer → who takes it for lost."""
 
     @property
     def completed(self) -> int:
-        staying = [done for peer, done in enumerate(self._done) if peer not in self.lost]
-        return min(staying)
+        staying = [done for peer, done in self._done.items() if peer not in self.lost]
+        return min(staying, default=0)
 
     @property
     def furthest(self) -> int:
-        return max(self._done)
+        return max(self._done.values())
+
+    def began(self, peer: int) -> None: ...
 
     def stepped(self, participant: Participant, round_: int, rate: float, gradient: FloatArray) -> None: ...
 
@@ -138,6 +164,8 @@ class Observer(Auditor):
         members = views.membership.members(t)  # type: ignore[attr-defined]
         if self._views.setdefault(t, members) != members:
             raise InvariantBroken(f"peer {peer} completed round {t} with {members}, and others with {self._views[t]}")
+        if len({*map(self.scenario.numbering.device, members)}) < len(members):
+            raise InvariantBroken(f"one device takes part twice in round {t}: {members}")
         self._done[peer] = participant.round
         self.note_losses(participant)
 
@@ -145,11 +173,18 @@ class Observer(Auditor):
         """Check what a peer believes of losses."""
         views = participant.algorithm.node.schedule
         for change in participant.membership.changes:
+            former = self.scenario.numbering.former(change.subject)
+            if change.kind is ChangeKind.JOIN and former is not None:
+                if former not in self.lost:
+                    raise InvariantBroken(f"peer {participant.peer} believes {change}, and nobody lost peer {former}")
+                continue
             if change.kind is not ChangeKind.LOST:
                 raise InvariantBroken(f"peer {participant.peer} believes {change}")
             if participant.peer in self.lost.setdefault(change.subject, set()):
                 continue
             self.lost[change.subject].add(participant.peer)
+            if change.ordered:
+                continue
             votes = [decode_vote(vote) for vote in change.votes]
             genuine = {vote.voter for vote in votes if vote in self._cast and vote.subject == change.subject}
             for vote in votes:
@@ -170,6 +205,7 @@ class DividedProcess(VirtualProcess):
         super().__init__(world, me, disk)
         self.votes = self.participant.membership.loss_votes(self.notary, after_s=LOST_AFTER_S)
         self._up_at = dict.fromkeys(world.scenario.neighbors(me), world.now)
+        self._asked_at = float("-inf")
 
     def statements(self) -> Notary:
         return self.notary
@@ -188,10 +224,20 @@ class DividedProcess(VirtualProcess):
         self.later(_LOOK_EVERY_S * self.random.uniform(0.5, 1.5), self._look)
         world, membership = self.cluster, self.participant.membership
         world.observer.note_losses(self.participant)
+        if not membership.is_member:
+            self._ask_to_join()
+            return
+        world.joined(self.me)
+        for peer in membership.members or ():
+            if peer != self.me:
+                self._up_at.setdefault(peer, world.now)
         for peer in self._up_at:
             if world.streams.is_up(self.me, peer):
                 self._up_at[peer] = world.now
         away = {peer: world.now - at for peer, at in self._up_at.items() if peer not in self.participant.session.lost}
+        if any(seconds > LOST_AFTER_S for seconds in away.values()) and self._finds_itself_lost():
+            world.come_back(self.me, "finds that it was declared lost")
+            return
         for note in self.votes.look(self.participant.round, membership.longest_lead, away, world.now):
             world.tell_all(self.me, note)
         for subject, votes in self.votes.decided(world.now) if self.is_free else ():
@@ -204,6 +250,33 @@ class DividedProcess(VirtualProcess):
             world.changes["was declared lost"] += 1
             self.do(lambda change=change: self.peer.announce(change, self.now()), self.plan_timer)  # type: ignore[misc]
             break
+
+    def do(self, call: Callable[[], Effects], then: Callable[[], None]) -> None:
+        try:
+            super().do(call, then)
+        except SponsorLost:
+            self.cluster.is_of_no_use(self.me, "has joined and got no model")
+
+    def _finds_itself_lost(self) -> bool:
+        """Whether a member that can be reached proves it: as `peer.daemon.own_loss`."""
+        for answer in self.cluster.answers(self.me):
+            if (proof := answer.get(self.me)) is not None:
+                try:
+                    self.participant.membership.check_own_loss(proof)
+                except (SecurityError, RemoteProtocolError):
+                    continue
+                return True
+        return False
+
+    def _ask_to_join(self) -> None:
+        """Ask a member to announce that this peer takes part again: as `peer.daemon.joining`."""
+        world = self.cluster
+        if world.now < self._asked_at + _ASK_AGAIN_S or not self.participant.membership.is_outsider:
+            return
+        connected = [each for each in world.present() if each.me != self.me and world.streams.is_up(self.me, each.me)]
+        able = [each for each in connected if each.is_free and each.participant.membership.is_member]
+        if able and world.let_join(self.random.choice(able), self.me):
+            self._asked_at = world.now
 
 
 class LyingMember(LyingProcess, DividedProcess):
@@ -254,6 +327,37 @@ def _declarations(liar: LyingMember) -> Mapping[str, Falsehood]:
         """With all votes that were ever cast, whomever they are about."""
         return loss(occasion, tuple(each.said for each in sorted(liar.cluster.cast, key=lambda each: each.said))[:8])
 
+    def join(occasion: Occasion, number: int) -> tuple[None, bytes]:
+        # Before any loss counts that is announced from now on: else this might be true when it is heard.
+        effective = occasion.round + 2 * occasion.scenario.longest_lead + 2
+        change = Change(ChangeKind.JOIN, number, liar.me, effective, newcomer=occasion.scenario.newcomer(number))
+        statement = membership_codec.encode(change)[len(membership_codec.MAGIC) :]
+        return None, membership_codec.MAGIC + liar.notary.sign(MEMBERS, statement)
+
+    def of_a_member(occasion: Occasion) -> tuple[None, bytes] | None:
+        numbering, members = occasion.scenario.numbering, liar.participant.membership.members or ()
+        lost = liar.cluster.observer.lost
+        others = [peer for peer in members if peer not in (liar.me, occasion.receiver) and peer not in lost]
+        if not others:
+            return None
+        return join(occasion, occasion.random.choice(others) + numbering.stride)
+
+    def of_another_number(occasion: Occasion) -> tuple[None, bytes]:
+        return join(occasion, occasion.scenario.numbering.number(occasion.other(), MAX_INCARNATIONS - 1))
+
+    def heard_before(occasion: Occasion) -> tuple[None, bytes] | None:
+        """What an earlier incarnation said of members, as if its device said so now."""
+        said = [change for change in liar.participant.membership.changes if change.told and change.issuer != liar.me]
+        lost = [change for change in said if change.issuer in liar.participant.session.lost]
+        if not lost:
+            return None
+        change = occasion.random.choice(lost)
+        _, proof = unsealed(change.told[len(membership_codec.MAGIC) :])
+        assert proof is not None
+        now = replace(change, issuer=change.issuer + occasion.scenario.numbering.stride, told=b"")
+        statement = membership_codec.encode(now)[len(membership_codec.MAGIC) :]
+        return None, membership_codec.MAGIC + sealed(statement, proof)
+
     def of_others(occasion: Occasion) -> tuple[None, bytes]:
         change = Change(ChangeKind.LOST, occasion.other(), occasion.receiver, occasion.round + 40, occasion.round)
         return None, membership_codec.encode(
@@ -266,6 +370,9 @@ def _declarations(liar: LyingMember) -> Mapping[str, Falsehood]:
         "a loss by forged votes": forged_votes,
         "a loss by votes that it heard": heard_votes,
         "a loss in the name of another": of_others,
+        "a member takes part again": of_a_member,
+        "a number that nobody can have": of_another_number,
+        "the words of a lost peer as those of its device": heard_before,
     }
 
 
@@ -279,14 +386,18 @@ class DividedWorld(World):
         self._counters: Counter[int] = Counter()
         self.cast: set[LossVote] = set()
         self.auditor = self.observer = Observer(scenario, self.cast)
+        self._waiting: set[int] = set()
+        """Numbers of devices that want to take part again and are no members yet."""
+        self._wiped: set[int] = set()
+        self._quiet_since = 0.0
 
     def notary(self, peer: int) -> Notary:
         """Return what signs for a peer."""
-        return Notary(self.scenario.seed, peer, self._counters, self.cast)
+        return Notary(self.scenario.seed, peer, self.scenario.numbering, self._counters, self.cast)
 
     def tell_all(self, me: int, note: bytes, besides: int | None = None) -> None:
         """Send a note to all neighbours that are connected; any of them may be lost."""
-        for other in self.scenario.neighbors(me):
+        for other in [*self.processes]:
             pair = (min(me, other), max(me, other))
             if other != besides and self.streams.is_up(me, other) and self.random.random() < 0.95:
                 delay_s = self.streams.conditions[pair].delay_s
@@ -314,10 +425,12 @@ class DividedWorld(World):
     def plan_faults(self) -> None:
         super().plan_faults()
         self.plan_fault(Random(f"cuts {self.scenario.seed}").uniform(6.0, 20.0), self._divide)
+        if Random(f"wipes {self.scenario.seed}").random() < 0.5:
+            self.plan_fault(Random(f"wiped {self.scenario.seed}").uniform(20.0, 60.0), self._wipe)
 
     def _divide(self) -> None:
         """Let the cluster fall into two or three parts for a while."""
-        random, peers = self.random, list(range(self.scenario.num_first))
+        random, peers = self.random, [peer for peer in self.processes if peer not in self.gone]
         parts = min(len(peers), random.choice((2, 2, 3)))
         part_of = {peer: random.randrange(parts) for peer in peers}
         if random.random() < 0.4:
@@ -329,7 +442,7 @@ class DividedWorld(World):
         self.faults[f"divided {'–'.join(map(str, sizes))}"] += 1
         self.note(f"divided into {part_of} until {until:.3f}")
         for pair in self.streams.conditions:
-            if part_of[pair[0]] != part_of[pair[1]]:
+            if part_of.get(pair[0]) != part_of.get(pair[1]):
                 self.streams.cut(pair, until)
 
     def _is_over(self) -> bool:
@@ -338,12 +451,113 @@ class DividedWorld(World):
             return False
         return all(
             (process := self.processes[me]) is not None and not process.participant.session.in_round
-            for me in range(self.scenario.num_first)
-            if me not in self.observer.lost
+            for me in self.processes
+            if me not in self.observer.lost and me not in self._waiting
         )
 
     def present(self) -> list[VirtualProcess]:
         return [each for each in super().present() if each.me not in self.observer.lost]
+
+    # -- coming back ---------------------------------------------------------------------------------------------------
+
+    def _is_reachable(self, me: int, other: int) -> bool:
+        condition = self.streams.conditions.get((min(me, other), max(me, other)))
+        return condition is not None and condition.cut_until <= self.now
+
+    def answers(self, me: int) -> list[Mapping[int, bytes]]:
+        """Return what the members that can be reached say of losses."""
+        members = [each for each in self.present() if each.participant.membership.is_member]
+        return [
+            each.participant.membership.proofs_of_loss()
+            for each in members
+            if each.me != me and self._is_reachable(me, each.me)
+        ]
+
+    def come_back(self, me: int, why: str) -> None:
+        """End what is lost for good, and let its device take part again."""
+        numbering = self.scenario.numbering
+        number = me + numbering.stride
+        if me in self.gone or not numbering.is_possible(number):
+            return
+        self.end(me, why)
+        self._waiting.add(number)
+        self.changes["took part again"] += 1
+        self.disks[number] = disk = VirtualDisk(Random(f"disk {self.scenario.seed} {number}"))
+        disk.operation_s, disk.sync_s = (0.0, 0.0) if self.quiet else (self.plan.operation_s, self.plan.sync_s)
+        like = self.streams.conditions[min(self.streams.conditions)]
+        for other in self.processes:
+            if other not in self.gone:
+                self.streams.add((min(number, other), max(number, other)), like)
+        self.processes[number] = None
+        self.at(self.now + self.plan.restart_s * self.random.uniform(0.2, 1.5), lambda: self.start_process(number))
+
+    def let_join(self, sponsor: VirtualProcess, number: int) -> bool:
+        """Let a member announce that a device takes part again; return whether it does."""
+        return self.announced(sponsor, ChangeKind.JOIN, number)
+
+    def joined(self, number: int) -> None:
+        """Take note that a device is a member again, if that is what it is."""
+        if number in self._waiting:
+            self._waiting.discard(number)
+            self.changes["was a member again"] += 1
+
+    def _wipe(self) -> None:
+        """Let a device lose its disk: it waits until most of the others take it for lost. Of two devices, or where two
+        were wiped at once, the rest might be no majority."""
+        members = [each for each in self.present() if each.participant.membership.is_member]
+        able = [each.me for each in members if each.me != self._liar]
+        has_time = self.observer.furthest + 8 * self.scenario.longest_lead + 8 < self.scenario.rounds
+        if len(members) < 3 or not able or not has_time or self._wiped - self.observer.lost.keys():
+            return
+        self.faults["disk wiped"] += 1
+        self.is_of_no_use(self.random.choice(able), "loses its disk")
+
+    def is_of_no_use(self, me: int, why: str) -> None:
+        """End a member that has nothing of what the others count on: it waits until most of them take it for lost."""
+        self._wiped.add(me)
+        self.gone.add(me)
+        self.streams.give_up(me)
+        if (process := self.processes[me]) is not None:
+            self.died(process, why)
+        self._ask_for_the_wiped(me)
+
+    def _ask_for_the_wiped(self, me: int) -> None:
+        answers = self.answers(me)
+        if 2 * sum(me in answer for answer in answers) > len(answers):
+            self.gone.discard(me)
+            self.come_back(me, "is known to be lost")
+        else:
+            if self.quiet and self.now > self._quiet_since + _OPERATOR_AFTER_S:
+                self._order(me)
+            self.ask(lambda: self._ask_for_the_wiped(me), 1.0)
+
+    def make_peace(self) -> None:
+        super().make_peace()
+        self._quiet_since = self.now
+
+    def _order(self, me: int) -> None:
+        """Let an operator declare a wiped device lost where the members that are left do not: they may be no
+        majority."""
+        for process in self.present():
+            heard = process.participant.session.last_heard(me)
+            if any(change.subject == me and change.ordered for change in process.participant.membership.changes):
+                return
+            if process.is_free and heard is not None and process.participant.membership.is_member:
+                ordered = self.notary(process.me).order(me)
+                try:
+                    change = process.participant.membership.plan(ChangeKind.LOST, me, ordered=ordered)
+                except ConfigError as error:
+                    self.note(f"{process.me} does not announce that {me} is lost: {error}")
+                    continue
+                self.note(f"{process.me} announces for the operator {change}")
+                self.changes["was declared lost by the operator"] += 1
+                peer, now = process.peer, process.now()
+                process.do(partial(peer.announce, change, now), process.plan_timer)
+                return
+
+    @property
+    def _liar(self) -> int | None:
+        return self.tongue.me if self.tongue is not None else None
 
     def outcome(self) -> Outcome:
         """Run to the end. Raises SimulationFailed."""

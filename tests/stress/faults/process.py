@@ -154,7 +154,9 @@ class VirtualProcess:
 
     def announce(self, kind: ChangeKind, subject: int) -> None:
         """Announce a change of the members while the process is free. Raises ConfigError where it cannot be."""
-        change = self.participant.membership.plan(kind, subject)
+        scenario = self.world.scenario
+        newcomer = scenario.newcomer(subject) if subject >= scenario.num_peers else None
+        change = self.participant.membership.plan(kind, subject, newcomer)
         self.world.note(f"{self.me} announces {change}")
         self.do(lambda: self.peer.announce(change, self.now()), self.plan_timer)
 
@@ -324,6 +326,7 @@ class VirtualProcess:
     def link_up(self, peer: int, remote_has: int) -> list[tuple[int, bytes]]:
         if peer in self.participant.session.lost:
             raise RemoteProtocolError("was declared lost and is out of the run", peer=peer)
+        self.peer.links.meet(peer)
         frames = self.peer.connected(peer, remote_has)
         self.world.note(f"{self.me} meets {peer}, which has {remote_has} for good; sends {len(frames)} again")
         for seq, frame in frames:
@@ -343,4 +346,5 @@ class VirtualProcess:
         self.peer.receipt(peer, upto)
 
     def last_received(self, peer: int) -> int:
+        self.peer.links.meet(peer)
         return self.peer.links.durable_from(peer)

@@ -17,10 +17,11 @@ from peer import compress, gossip
 from peer.compress.bound import BoundedCompressor
 from peer.compress.layout import Layout
 from peer.compress.payload import FloatArray
-from peer.errors import ConfigError
+from peer.errors import ConfigError, SecurityError
 from peer.gossip.base import Algorithm, AlgorithmSpec, GraphNeed, NodeContext
+from peer.gossip.incarnations import Numbering
 from peer.gossip.late_neighbors import LatePolicy
-from peer.gossip.membership import ChangeKind, Membership
+from peer.gossip.membership import ChangeKind, Membership, Newcomer
 from peer.gossip.options import FinalRounds, LowRankOptions, ModuloOptions
 from peer.gossip.topology import Schedule, build_schedule
 from peer.gossip.views import ViewSchedule
@@ -135,6 +136,20 @@ class Scenario:
     def has_budgets(self) -> bool:
         """Whether peers wait before a round, as for a bandwidth budget, and take what comes meanwhile."""
         return Random(f"budgets {self.seed}").random() < 0.25
+
+    @property
+    def numbering(self) -> Numbering:
+        """How numbers and devices belong together."""
+        return Numbering(self.num_peers)
+
+    def newcomer(self, peer: int) -> Newcomer:
+        """Return what a peer says of itself that takes part again."""
+        return Newcomer(f"peer-{self.numbering.device(peer)}", None, None, b"")
+
+    def check_newcomer(self, peer: int, said: Newcomer) -> None:
+        """Raise SecurityError unless a peer that takes part again is the device that it is said to be."""
+        if said != self.newcomer(peer):
+            raise SecurityError("its certificate is another's")
 
     @property
     def somebody_is_lost(self) -> bool:
@@ -318,7 +333,7 @@ class Scenario:
         final = min(10, self.rounds // 4) if self.case.algorithm == "scsp" else 0
         views = None
         if self.members_can_change:
-            views = ViewSchedule(self.num_peers, Membership(tuple(range(self.num_first))), self.graph_of)
+            views = ViewSchedule(max(self.num_peers, peer + 1), Membership(tuple(range(self.num_first))), self.graph_of)
         node = NodeContext(
             peer=peer,
             schedule=views or self.schedule,
@@ -344,7 +359,8 @@ class Scenario:
             self.layout.size,
             self.rounds,
             seed=self.seed,
-            peer=peer,
+            # Whoever takes part again has the data that it had.
+            peer=self.numbering.device(peer),
             quasi_global=self.seed % 3 == 1 and self.spec.graph in (GraphNeed.COLUMN, GraphNeed.DOUBLY),
             on_step=on_step,
         )
@@ -357,6 +373,8 @@ class Scenario:
             late=self.late_policy,
             last_codes=LastCodes(self.layout, np.float32, tells_changes=True) if self.spec.modulo else None,
             observe=observe,
+            num_listed=self.num_peers,
+            check_newcomer=self.check_newcomer,
             statements=statements,
             by_majority=statements is not None,
             cpu_clock=_no_time,

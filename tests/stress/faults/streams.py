@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Protocol
 
@@ -109,6 +109,10 @@ class Streams:
         self._count = 0
         self.broken = 0
         """Streams that ended before their time."""
+
+    def add(self, pair: tuple[int, int], like: LinkCondition) -> None:
+        """Connect one more pair (a, b), a < b, under the conditions of another one, apart from its cuts."""
+        self.conditions.setdefault(pair, replace(like, cut_until=0.0))
 
     def begin(self, me: int, process: Process) -> None:
         """Connect a process that has just started."""

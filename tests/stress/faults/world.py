@@ -92,8 +92,8 @@ class World:
         self.gone: set[int] = set()
         """Peers whose process never comes back."""
         peers = range(scenario.num_peers)
-        self.disks = [VirtualDisk(Random(f"disk {scenario.seed} {peer}")) for peer in peers]
-        self.processes: list[VirtualProcess | None] = [None for _ in peers]
+        self.disks = {peer: VirtualDisk(Random(f"disk {scenario.seed} {peer}")) for peer in peers}
+        self.processes: dict[int, VirtualProcess | None] = dict.fromkeys(peers)
         self.streams = Streams(
             [(a, b) for a in peers for b in scenario.neighbors(a) if a < b], self, Random(f"streams {scenario.seed}")
         )
@@ -122,7 +122,7 @@ class World:
             late=self.scenario.case.late,
             rounds=self.auditor.completed,
             virtual_s=self.now,
-            duplicates=self.duplicates + sum(process.duplicates for process in self.processes if process),
+            duplicates=self.duplicates + sum(process.duplicates for process in self.processes.values() if process),
             faults=self.faults,
             changes=self.changes,
             lies=self.liar_said,
@@ -185,7 +185,7 @@ class World:
 
     def run_to_the_end(self) -> None:
         scenario, plan = self.scenario, self.plan
-        for disk in self.disks:
+        for disk in self.disks.values():
             disk.operation_s, disk.sync_s = plan.operation_s, plan.sync_s
         for condition in self.streams.conditions.values():
             condition.delay_s, condition.rate_bytes_s = plan.delay_s, plan.rate_bytes_s
@@ -205,11 +205,11 @@ class World:
                 self.auditor.completed >= _QUIET_SHARE * scenario.rounds
                 or self.now > _DISTURBED_ROUND_S * scenario.rounds
             ):
-                self._make_peace()
+                self.make_peace()
                 left = scenario.rounds - self.auditor.completed
                 deadline = self.now + _QUIET_S + _QUIET_ROUND_S * left
             if self.now > deadline:
-                waiting = {p.me: (p.participant.round, p.participant.session.waiting_for) for p in self.processes if p}
+                waiting = {p.me: (p.participant.round, p.participant.session.waiting_for) for p in self.present()}
                 raise InvariantBroken(f"stuck though all is well: (round, waits for) of each peer: {waiting}")
         for process in self.present():
             process.wind_up()
@@ -226,7 +226,7 @@ class World:
 
     def present(self) -> list[VirtualProcess]:
         """Return the processes that run and that others may hear."""
-        return [each for each in self.processes if each is not None and each.me != self._cut_off]
+        return [each for each in self.processes.values() if each is not None and each.me != self._cut_off]
 
     def start_process(self, me: int) -> None:
         if me in self.gone:
@@ -257,24 +257,24 @@ class World:
 
         self.at(0.0, wait)
 
-    def _ask(self, again: Callable[[], None], after_s: float = _ASK_EVERY_S) -> None:
+    def ask(self, again: Callable[[], None], after_s: float = _ASK_EVERY_S) -> None:
         self.at(self.now + after_s * self.random.uniform(0.5, 1.5), again)
 
     def _let_leave(self, subject: int) -> None:
         process = self.processes[subject]
         if subject not in self.gone and (process is None or not process.is_free):
-            self._ask(lambda: self._let_leave(subject), 0.05)
+            self.ask(lambda: self._let_leave(subject), 0.05)
         elif process is None or process.participant.round >= self.scenario.rounds:
             self._end_happening(None)
         elif any(each.subject == subject for each in process.participant.membership.changes):
             if process.participant.membership.has_left and process.is_settled:
-                self._end(subject, "has left")
+                self.end(subject, "has left")
                 self._end_happening("left")
             else:
-                self._ask(lambda: self._let_leave(subject))
-        elif self._announced(process, ChangeKind.LEAVE, subject):
+                self.ask(lambda: self._let_leave(subject))
+        elif self.announced(process, ChangeKind.LEAVE, subject):
             # The process may end before that is on its disk.
-            self._ask(lambda: self._let_leave(subject))
+            self.ask(lambda: self._let_leave(subject))
         else:
             self._end_happening(None)
 
@@ -300,9 +300,9 @@ class World:
         if members and self.now > asked_at + _ASK_AGAIN_S:
             sponsor = self.random.choice(members)
             if all(each.subject != subject for each in sponsor.participant.membership.changes):
-                self._announced(sponsor, ChangeKind.JOIN, subject)
+                self.announced(sponsor, ChangeKind.JOIN, subject)
                 asked_at = self.now
-        self._ask(lambda: self._let_join(subject, asked_at), 0.1)
+        self.ask(lambda: self._let_join(subject, asked_at), 0.1)
 
     def _lose(self, happening: Happening) -> None:
         """End a peer for good, or cut it off; then let an operator tell one of those that hear it."""
@@ -311,7 +311,7 @@ class World:
         is_member = any(subject in members for members in self.auditor.membership.coming(self.auditor.furthest))
         if not is_member or not has_time:
             if has_time and subject >= self.scenario.num_first and subject not in self.gone:
-                self._ask(lambda: self._lose(happening))  # It has not joined yet.
+                self.ask(lambda: self._lose(happening))  # It has not joined yet.
             else:
                 self._end_happening(None)
             return
@@ -323,22 +323,22 @@ class World:
                 if subject in pair:
                     self.streams.cut(pair, float("inf"))
         else:
-            self._end(subject, "is gone for good")
+            self.end(subject, "is gone for good")
         # Where peers hear of it between rounds, some still have to be between rounds.
-        self._ask(lambda: self._declare_lost(subject), 0.05 if self.scenario.has_budgets else 3.0)
+        self.ask(lambda: self._declare_lost(subject), 0.05 if self.scenario.has_budgets else 3.0)
 
     def _declare_lost(self, subject: int) -> None:
         members = [each for each in self.present() if each.participant.membership.is_member]
         if members and all(self._goes_on_without(each, subject) for each in members):
-            self._end(subject, "is out of the run")
+            self.end(subject, "is out of the run")
             self._cut_off = None
             self._end_happening(None)
             return
         able = [each for each in members if each.is_free and each.participant.session.last_heard(subject) is not None]
         lost = ((change.kind, change.subject) for each in members for change in each.participant.membership.changes)
         if able and (ChangeKind.LOST, subject) not in lost:
-            self._announced(self.random.choice(able), ChangeKind.LOST, subject)
-        self._ask(lambda: self._declare_lost(subject))
+            self.announced(self.random.choice(able), ChangeKind.LOST, subject)
+        self.ask(lambda: self._declare_lost(subject))
 
     @staticmethod
     def _goes_on_without(process: VirtualProcess, peer: int) -> bool:
@@ -347,14 +347,14 @@ class World:
         assert isinstance(views, ViewSchedule)
         return peer in participant.session.lost or not views.membership.is_coming(peer, participant.round)
 
-    def _end(self, me: int, how: str) -> None:
+    def end(self, me: int, how: str) -> None:
         """End a process that does not come back."""
         self.gone.add(me)
         self.streams.give_up(me)
         if (process := self.processes[me]) is not None:
             self.died(process, how)
 
-    def _announced(self, process: VirtualProcess, kind: ChangeKind, subject: int) -> bool:
+    def announced(self, process: VirtualProcess, kind: ChangeKind, subject: int) -> bool:
         """Let a peer announce a change; return whether it can."""
         try:
             process.announce(kind, subject)
@@ -394,7 +394,8 @@ class World:
         self.at(self.now + self.random.expovariate(1.0 / every_s), happen)
 
     def _some_process(self) -> VirtualProcess | None:
-        return self.processes[self.random.randrange(self.scenario.num_peers)]
+        numbers = [*self.processes]
+        return self.processes[numbers[self.random.randrange(len(numbers))]]
 
     def _kill(self) -> None:
         process = self._some_process()
@@ -481,17 +482,17 @@ class World:
         self.faults["checkpoint damaged"] += 1
         return True
 
-    def _make_peace(self) -> None:
+    def make_peace(self) -> None:
         """Let nothing go wrong from now on."""
         self.quiet = True
         self.note("from here on all is well")
-        for disk in self.disks:
+        for disk in self.disks.values():
             disk.capacity_bytes, disk.kill_at, disk.operation_s, disk.sync_s = None, None, 0.0, 0.0
         for condition in self.streams.conditions.values():
             if condition.cut_until < float("inf"):
                 condition.cut_until = min(condition.cut_until, self.now)
             condition.spike_chance = 0.0
-        for process in self.processes:
+        for process in self.processes.values():
             if process is not None:
                 process.slow = 1.0
 

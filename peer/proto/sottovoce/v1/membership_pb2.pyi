@@ -48,10 +48,12 @@ class LossVote(_message.Message):
     def __init__(self, voter: _Optional[int] = ..., subject: _Optional[int] = ..., round: _Optional[int] = ...) -> None: ...
 
 class LossOrder(_message.Message):
-    __slots__ = ("name",)
+    __slots__ = ("name", "incarnation")
     NAME_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
     name: str
-    def __init__(self, name: _Optional[str] = ...) -> None: ...
+    incarnation: int
+    def __init__(self, name: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class Introduction(_message.Message):
     __slots__ = ("name", "advertise", "relay", "certificate")

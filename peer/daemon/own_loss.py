@@ -1,0 +1,167 @@
+"""What became of this peer, while neighbours do not want it or cannot be reached: it asks the members.
+
+A peer that was declared lost is told so by nobody: its links are closed, and most members never had one to it. So it
+asks them for their status, which holds what proves a loss. What it has trained since is of no use to anybody, and it
+may take part again as a newcomer (`rejoining`). The answers also say under which numbers the members are found, which a
+peer that has missed some of the run cannot know.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from peer.daemon.local_peer import LocalPeer
+from peer.daemon.member_links import MemberLinks
+from peer.daemon.neighbors import Neighbors
+from peer.daemon.roster import Roster
+from peer.daemon.runtime import Runtime
+from peer.errors import DeclaredLost, PeerUnreachable, RemoteError, SottoError
+from peer.gossip.incarnations import MAX_INCARNATIONS, Numbering
+from peer.net.control import call_control
+from peer.net.security.credentials import Access
+from peer.node.participant import Participant
+
+_ASK_TIMEOUT_S = 5.0
+_ASK_EVERY_S = 2.0
+_AWAY_S = 15.0
+"""A neighbour that is away for so long is reason to ask, where the members do not declare losses themselves."""
+LOST_TOO_OFTEN = (
+    f"it was declared lost {MAX_INCARNATIONS} times; add the device again under another name, and have a look at its"
+    " network and power"
+)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a member says of who takes part."""
+
+    losses: Mapping[int, bytes]
+    """Number of a lost peer → the frame that proves it."""
+    numbers: Collection[int]
+    """Of the members."""
+
+
+async def status_of(
+    name: str, address: str, access: Access | None, arguments: Mapping[str, Any] | None = None
+) -> Mapping[str, Any] | None:
+    """Return what a member says of itself; nothing of one that refuses to, and None for one that is not there."""
+    try:
+        return await call_control(address, "status", arguments, name=name, security=access, timeout_s=_ASK_TIMEOUT_S)
+    except RemoteError as error:
+        # A refusal is an answer, too.
+        return None if isinstance(error, PeerUnreachable) else {}
+    except SottoError:
+        return None
+
+
+async def ask_members(roster: Roster, access: Access | None) -> list[Answer]:
+    """Return what all others that can be dialled say of who takes part."""
+    entries = [roster[peer] for peer in roster.others]
+    asked = [(entry.name, entry.advertise) for entry in entries if entry.advertise is not None]
+    arguments = {"proofs": True, "name": roster.name(roster.me)}
+    calls = (status_of(name, address, access, arguments) for name, address in asked)
+    return [found for answer in await asyncio.gather(*calls) if answer and (found := _read(answer)) is not None]
+
+
+def _read(answer: Mapping[str, Any]) -> Answer | None:
+    """Return what a status says of who takes part; None where it says nothing of that, or nonsense."""
+    losses, numbers = answer.get("losses"), answer.get("numbers")
+    if not isinstance(losses, Mapping) or not isinstance(numbers, Mapping):
+        return None
+    with contextlib.suppress(ValueError, TypeError):
+        proofs = {int(peer): bytes.fromhex(frame) for peer, frame in losses.items()}
+        return Answer(proofs, [int(number) for number in numbers.values()])
+    return None
+
+
+def next_incarnation(numbering: Numbering, own: int, answers: Collection[Answer]) -> int:
+    """Return which incarnation follows those of a device that most members take for lost; that of the number `own` if
+    none is."""
+    device, next_ = numbering.device(own), numbering.incarnation(own)
+    for incarnation in range(MAX_INCARNATIONS):
+        number = numbering.number(device, incarnation)
+        if 2 * sum(number in answer.losses for answer in answers) > len(answers):
+            next_ = max(next_, incarnation + 1)
+    return next_
+
+
+class OwnLoss:
+    """Asks what became of this peer for as long as it has reason to."""
+
+    def __init__(
+        self,
+        local: LocalPeer,
+        runtime: Runtime,
+        neighbors: Neighbors,
+        participant: Participant,
+        member_links: MemberLinks,
+    ) -> None:
+        self._local, self._runtime, self._neighbors = local, runtime, neighbors
+        self._participant, self._membership, self._member_links = participant, participant.membership, member_links
+
+    async def watch(self) -> None:
+        """Ask now and then. Raises DeclaredLost once somebody proves that this peer is lost."""
+        after_s = self._local.config.rounds.lost_after_s
+        while True:
+            if self._is_in_doubt(after_s):
+                roster = self._local.roster
+                answers = await ask_members(roster, self._local.access)
+                self._find_members(answers)
+                following = next_incarnation(roster.numbering, roster.me, answers)
+                if self._is_lost(answers, following):
+                    raise DeclaredLost(
+                        "the other members have declared this peer lost, and go on without it: its state is of no use"
+                        " to the run any more" + self._what_now,
+                        incarnation=max(following, self._local.incarnation + 1),
+                    )
+            await asyncio.sleep(_ASK_EVERY_S if after_s is None else min(_ASK_EVERY_S, max(0.2, after_s / 4)))
+
+    @property
+    def _what_now(self) -> str:
+        return "" if self._local.rejoins else "; add the device again under another name"
+
+    def _is_in_doubt(self, after_s: float | None) -> bool:
+        if not self._membership.is_member:
+            return not self._membership.has_left
+        if any(peer in self._neighbors.transport.refusals for peer in self._neighbors.all):
+            return True
+        now, lost = self._runtime.now(), self._participant.session.lost
+        # Some are never dialled by this peer, so that nobody refuses it.
+        longest_s = _AWAY_S if after_s is None else after_s
+        return any(
+            self._neighbors.silent_s(peer, now, self._runtime.began_at) > longest_s
+            for peer in self._neighbors.all
+            if peer not in lost
+        )
+
+    def _is_lost(self, answers: Collection[Answer], following: int) -> bool:
+        """Return whether this peer is lost: by a proof, or, where it has nothing to lose, to most members."""
+        if not self._participant.round and following > self._local.incarnation:
+            return True
+        return any(self._is_proof(answer.losses.get(self._local.number)) for answer in answers)
+
+    def _is_proof(self, frame: bytes | None) -> bool:
+        """Return whether a frame proves that this peer is lost; whoever says so may lie."""
+        if frame is None:
+            return False
+        try:
+            self._membership.check_own_loss(frame)
+        except (SottoError, ValueError):
+            return False
+        return True
+
+    def _find_members(self, answers: Collection[Answer]) -> None:
+        """Call members under the numbers that they have now, until this peer is told of them as a member."""
+        if self._membership.is_member:
+            return
+        counts: dict[int, int] = {}
+        for number in (number for answer in answers for number in answer.numbers):
+            counts[number] = counts.get(number, 0) + 1
+        found = (number for number, count in counts.items() if 2 * count > len(answers))
+        if self._local.roster.met(found):
+            self._member_links.drop_former()
+            self._member_links.add_missing()

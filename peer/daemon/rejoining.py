@@ -1,0 +1,84 @@
+"""How a device that was declared lost, or has lost its state, takes part again: as another peer, which joins.
+
+What it has trained since the others went on without it is no part of the run; nor may it send anything under its old
+number. So what it had is set aside, and it asks for a model like any newcomer, under its name and certificate and the
+number of its next incarnation. A device that has lost its state, or joined and got no model, has to be declared lost
+before: until then the others count on it.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from peer.config import Config
+from peer.daemon.first_peer_list import settle
+from peer.daemon.own_loss import LOST_TOO_OFTEN, ask_members, next_incarnation
+from peer.daemon.roster import Roster
+from peer.daemon.runtime import Runtime
+from peer.errors import DeclaredLost, HandshakeRefused, SponsorLost, StateLost
+from peer.gossip.incarnations import MAX_INCARNATIONS
+from peer.net.security.credentials import load_credentials
+from peer.run_plan import why_no_rejoin
+from peer.state import incarnation as incarnations
+from peer.state.checkpoints import StateFolder
+
+log = logging.getLogger("sotto")
+
+_ASK_EVERY_S = 2.0
+
+
+async def prepare(
+    error: DeclaredLost | StateLost | SponsorLost, config: Config, base: Path, *, heeds_signals: bool = True
+) -> bool:
+    """Make the state folder of a peer, which no process uses, that of its next incarnation. Returns False if it was
+    stopped meanwhile. Raises `error` where it cannot take part again, or is not declared lost in time."""
+    if why_no_rejoin(config) is not None:
+        raise error
+    name = config.peers[config.peer.index].name
+    if isinstance(error, DeclaredLost):
+        following: int | None = error.incarnation
+    else:
+        log.warning("%s", error)
+        log.warning(
+            "%s waits to be declared lost, and takes part again then: %s",
+            name,
+            "run `sotto remove` on another device"
+            if config.rounds.lost_after_s is None
+            else f"the others do that after {config.rounds.lost_after_s:g} s",
+        )
+        following = await _declared_lost(error, config, base, heeds_signals=heeds_signals)
+    if following is None:
+        return False
+    if following >= MAX_INCARNATIONS:
+        raise HandshakeRefused(LOST_TOO_OFTEN)
+    folder = StateFolder(base / config.state.directory)
+    try:
+        incarnations.begin(folder.disk, following)
+    finally:
+        folder.close()
+    log.warning("%s was declared lost: its state is set aside, and it takes part again as a newcomer", name)
+    return True
+
+
+async def _declared_lost(
+    error: StateLost | SponsorLost, config: Config, base: Path, *, heeds_signals: bool
+) -> int | None:
+    """Return the next incarnation of a device of no use to the others once most members take it for lost; None if it
+    is to stop."""
+    config = settle(config, base).config
+    access = load_credentials(config.security, base, config.peers[config.peer.index].name)
+    current = incarnations.read_folder(base / config.state.directory)
+    roster = Roster(config, access, current)
+    runtime = Runtime()
+    if heeds_signals:
+        runtime.install_signals()
+    began_at = runtime.now()
+    while not runtime.stops:
+        following = next_incarnation(roster.numbering, roster.me, await ask_members(roster, access))
+        if following > current:
+            return following
+        if runtime.now() > began_at + config.transport.give_up_after_s:
+            raise error
+        await runtime.wait(runtime.now() + _ASK_EVERY_S)
+    return None

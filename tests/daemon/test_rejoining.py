@@ -1,0 +1,152 @@
+"""Real daemons on loopback: devices that were declared lost, or whose disk was wiped, take part again."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+
+import pytest
+
+from peer.daemon import neighbors
+from peer.errors import DeclaredLost, HandshakeRefused
+from peer.state.metrics import MetricsStore
+from peer.train.threads import use_one_thread
+from tests.daemon.test_members import Devices
+
+EVERYBODY = [f"peer-{peer}" for peer in range(4)]
+OPTIONS = ("rounds.lost_after_s=2", "graph.kind=ring")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["mtls", "insecure"])
+def test_a_device_that_was_lost_takes_part_again(tmp_path: Path, mode: str) -> None:
+    use_one_thread()
+    devices = Devices(tmp_path / "kits", rounds=10_000, num_peers=4, mode=mode, options=OPTIONS)
+    asyncio.run(_lose_and_come_back(devices))
+
+
+async def _lose_and_come_back(devices: Devices) -> None:
+    await devices.train(*range(4), beyond=3)
+    before = devices.participant(3).round
+    await _lose(devices, 3)
+    assert devices.standing(0, "peer-3") == "lost"
+    devices.start(3, rejoins=True)
+    await _everybody_is_back(devices, 1)
+    assert devices.participant(3).peer == devices.participant(0).membership.numbering.number(3, 1)
+    assert devices.standing(0, "peer-3") == "member"
+    status = devices.status(3)
+    assert (status["name"], status["incarnation"]) == ("peer-3", 1)
+    since = status["rejoined_from"]
+    await devices.until(lambda: devices.participant(3).round > since + 5)
+    # The metrics of the device go on, and what it had is set aside.
+    folder = devices.files[3].parent / "state"
+    assert any(file.name.startswith("set-aside-") for file in folder.iterdir())
+    await devices.until(lambda: _rounds(folder)[-1] > since)
+    rounds = _rounds(folder)
+    assert rounds[0] == 0
+    assert since in rounds
+    assert before <= max(round_ for round_ in rounds if round_ < since) + 1
+    # Its second life is as durable as its first.
+    weight = devices.participant(3).algorithm.u
+    assert weight > 0
+    await devices.kill(3)
+    devices.start(3, rejoins=True)
+    await devices.until(lambda: devices.is_there(3) and devices.participant(3).round > since + 8)
+    assert devices.status(3)["incarnation"] == 1
+    # It is lost once more, and comes back once more.
+    await _lose(devices, 3)
+    devices.start(3, rejoins=True)
+    await _everybody_is_back(devices, 2)
+    assert devices.status(3)["incarnation"] == 2
+    await devices.stop(*range(4))
+
+
+async def _lose(devices: Devices, peer: int) -> None:
+    rest = sorted({*range(4)} - {peer})
+    await devices.kill(peer)
+    names = [f"peer-{each}" for each in rest]
+    await devices.until(lambda: all(devices.members(each) == names for each in rest))
+
+
+async def _everybody_is_back(devices: Devices, incarnation: int) -> None:
+    """Wait until peer 3 is a member to all, as this incarnation."""
+    await devices.until(lambda: devices.is_there(3) and devices.status(3).get("incarnation") == incarnation)
+    number = devices.participant(0).membership.numbering.number(3, incarnation)
+    await devices.until(
+        lambda: all(number in (devices.participant(peer).membership.members or ()) for peer in range(4))
+    )
+    assert all(sorted(devices.members(peer)) == EVERYBODY for peer in range(4))
+
+
+def _rounds(folder: Path) -> list[int]:
+    metrics = MetricsStore(folder / "metrics.sqlite", read_only=True)
+    try:
+        return [record.round for record in metrics.rounds()]
+    finally:
+        metrics.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["mtls", "insecure"])
+def test_a_device_whose_disk_was_wiped_waits_to_be_lost_and_takes_part_again(
+    tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(neighbors, "_REFUSED_S", 1.0)
+    use_one_thread()
+    options = (*OPTIONS, "rounds.lost_after_s=6")
+    devices = Devices(tmp_path / "kits", rounds=10_000, num_peers=4, mode=mode, options=options)
+    asyncio.run(_wipe_and_come_back(devices))
+
+
+async def _wipe_and_come_back(devices: Devices) -> None:
+    await devices.train(*range(4), beyond=3)
+    await devices.until(lambda: devices.links(2).receipts_of(3)[0] > 0 and devices.links(0).receipts_of(3)[0] > 0)
+    await devices.kill(3)
+    shutil.rmtree(devices.files[3].parent / "state")
+    await devices.until(lambda: "peer-3" in devices.status(0)["waiting_for"])
+    devices.start(3, rejoins=True)
+    await _everybody_is_back(devices, 1)
+    assert devices.status(3)["incarnation"] == 1
+    # Its disk is wiped once more after the others have declared it lost: it has forgotten which one it was.
+    await _lose(devices, 3)
+    shutil.rmtree(devices.files[3].parent / "state")
+    devices.start(3, rejoins=True)
+    await _everybody_is_back(devices, 2)
+    assert devices.status(3)["incarnation"] == 2
+    await devices.stop(*range(4))
+
+
+@pytest.mark.slow
+def test_an_operator_removes_a_device_and_it_takes_part_again(tmp_path: Path) -> None:
+    use_one_thread()
+    asyncio.run(_remove_and_come_back(Devices(tmp_path / "kits", rounds=10_000, num_peers=4)))
+
+
+async def _remove_and_come_back(devices: Devices) -> None:
+    await devices.train(*range(4), beyond=3)
+    await devices.kill(3)
+    await devices.until(lambda: 3 in devices.participant(0).session.waiting_for)
+    answer = await devices.ask(0, "remove", name="peer-3")
+    await devices.until(lambda: devices.participant(0).round > answer["from"])
+    devices.start(3, rejoins=True)
+    await _everybody_is_back(devices, 1)
+    await devices.stop(*range(4))
+
+
+@pytest.mark.slow
+def test_a_device_ends_where_nobody_takes_part_again(tmp_path: Path) -> None:
+    use_one_thread()
+    devices = Devices(tmp_path / "kits", rounds=10_000, num_peers=4, options=(*OPTIONS, "rounds.rejoin=false"))
+    asyncio.run(_stay_away(devices))
+
+
+async def _stay_away(devices: Devices) -> None:
+    await devices.train(*range(4), beyond=3)
+    await _lose(devices, 3)
+    devices.start(3, rejoins=True)
+    with pytest.raises(DeclaredLost, match="add the device again under another name"):
+        async with asyncio.timeout(60):
+            await devices.tasks.pop(3)
+    assert isinstance(DeclaredLost("", incarnation=1), HandshakeRefused)
+    await devices.stop(0, 1, 2)
