@@ -39,7 +39,7 @@ def change(cluster: Cluster) -> None:
 
 
 def protocols(cluster: Cluster) -> set[int]:
-    return {peer.disk_state.protocol for peer in cluster.peers}
+    return {peer.disk_state.protocol for peer in cluster.peers.values()}
 
 
 def names(disk: FailingDisk, prefix: str) -> list[str]:
@@ -53,7 +53,7 @@ def test_every_peer_needs_the_version_from_then_on_and_computes_the_same(seed: i
     assert [member.algorithm.x.tobytes() for member in pinned.members] == [
         member.algorithm.x.tobytes() for member in plain.members
     ]
-    for peer in pinned.peers:
+    for peer in pinned.peers.values():
         peer.save({}, anew=True)
     for number in range(len(pinned.peers)):
         pinned.restart(number)
@@ -62,7 +62,7 @@ def test_every_peer_needs_the_version_from_then_on_and_computes_the_same(seed: i
 
 def test_the_state_is_written_as_before_while_nothing_new_is_used() -> None:
     pinned = changed(0, 0.0, pins=True)
-    for disk, peer in zip(pinned.disks, pinned.peers, strict=True):
+    for disk, peer in zip(pinned.disks.values(), pinned.peers.values(), strict=True):
         journal = names(disk, "journal-")[-1]
         expected = {"run": "(needs release 0.2) run", "protocol": NEWEST}
         assert read_journal(disk, journal).header.items() >= expected.items()
