@@ -19,7 +19,7 @@ ROOT = Path(peer.__file__).parent
 ROOMS: dict[str, set[str]] = {
     "foreign_text": set(),
     "errors": {"foreign_text"},
-    "native": set(),
+    "native": {"errors"},
     "proto": set(),
     "round_record": set(),
     "config_schema": set(),

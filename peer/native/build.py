@@ -27,7 +27,7 @@ SOURCES = (
     "wire_streams.c",
     "wire_tables.c",
 )
-INTERNAL = ("eight_bit_amx.c",)
+INTERNAL = ("eight_bit_amx.c", "eight_bit_tiles.c")
 """What no Python calls."""
 OPTIONS = ("-O3", "-std=gnu11", "-ffp-contract=off", "-fno-math-errno", "-Wall", "-Wextra", "-Wno-psabi")
 

@@ -6,9 +6,7 @@
    pixel of two samples, side by side in 32 bits. */
 #include "eight_bit_conv.h"
 #include "tiers.h"
-#include "eight_bit_amx.h"
 #include "eight_bit_tiles.h"
-#include "processor.h"
 
 #include <stdlib.h>
 
@@ -60,43 +58,6 @@ static inline void note_largest(float found, float *largest)
 #include "each_tier.h"
 
 #ifdef WIDE
-#define VNNI __attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni")))
-#define VNNI_TILE(P, V)                                                                                               \
-    VNNI static void vnni_##P##_##V(const uint8_t *const *windows, size_t row_bytes, int rows, int run,               \
-                                    const int8_t *weights, size_t block, int32_t *sums)                               \
-    {                                                                                                                 \
-        __m512i acc[P][V];                                                                                            \
-        const uint8_t *x[P];                                                                                          \
-        _Pragma("GCC unroll 16") for (int p = 0; p < P; p++)                                                          \
-        {                                                                                                             \
-            x[p] = windows[p];                                                                                        \
-            _Pragma("GCC unroll 4") for (int v = 0; v < V; v++) acc[p][v] = _mm512_setzero_si512();                   \
-        }                                                                                                             \
-        for (int r = 0; r < rows; r++) {                                                                              \
-            const size_t row = (size_t)r * row_bytes;                                                                 \
-            for (int k = 0; k < run; k += 4, weights += 4 * LANES) {                                                  \
-                __m512i w[V];                                                                                         \
-                _Pragma("GCC unroll 4") for (int v = 0; v < V; v++) w[v] =                                            \
-                    _mm512_loadu_si512(weights + (size_t)v * block);                                                  \
-                _Pragma("GCC unroll 16") for (int p = 0; p < P; p++)                                                  \
-                {                                                                                                     \
-                    int32_t four;                                                                                     \
-                    memcpy(&four, x[p] + row + k, sizeof four);                                                       \
-                    const __m512i wide = _mm512_set1_epi32(four);                                                     \
-                    _Pragma("GCC unroll 4") for (int v = 0; v < V; v++) acc[p][v] =                                   \
-                        _mm512_dpbusd_epi32(acc[p][v], wide, w[v]);                                                   \
-                }                                                                                                     \
-            }                                                                                                         \
-        }                                                                                                             \
-        _Pragma("GCC unroll 16") for (int p = 0; p < P; p++)                                                          \
-            _Pragma("GCC unroll 4") for (int v = 0; v < V; v++)                                                       \
-                _mm512_storeu_si512(sums + (p * V + v) * LANES, acc[p][v]);                                           \
-    }
-
-VNNI_TILE(16, 1)
-VNNI_TILE(12, 2)
-VNNI_TILE(6, 4)
-
 #define BF16 __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16")))
 #define BF16_PAIR_TILE(J, V)                                                                                        \
     BF16 static void bf16_pairs_##J##_##V(const uint16_t *a, const uint16_t *g, int pairs, size_t a_pair, int height, \
@@ -144,29 +105,16 @@ static Kernels kernels_of_this_processor(void)
         kernels = kernels_v3;
     if (tier == 2) {
         kernels = kernels_v4;
-        if (__builtin_cpu_supports("avx512vnni")) {
-            const ByteTiles fast = {.fast = 1, .kinds = 3, .tile = {vnni_16_1, vnni_12_2, vnni_6_4},
-                                    .pixels = {16, 12, 6}};
-            kernels.bytes = fast;
-        }
         if (__builtin_cpu_supports("avx512bf16")) {
             PairTile *fast[2][3] = {{bf16_pairs_24_1, bf16_pairs_16_1, bf16_pairs_4_1},
                                     {bf16_pairs_12_2, bf16_pairs_8_2, bf16_pairs_4_2}};
             memcpy(kernels.pairs, fast, sizeof fast);
         }
     }
-#ifdef AMX
-    if (processor_tier() == 4) {
-        const ByteTiles fast = {.fast = 1, .begin = amx_begin_bytes, .end = amx_end, .kinds = 2,
-                                .tile = {amx_tile_32_1, amx_tile_32_2}, .pixels = {32, 32}};
-        kernels.bytes = fast;
-    }
 #endif
-#endif
+    kernels.bytes = tiles_of_this_processor();
     return kernels;
 }
-
-ByteTiles tiles_of_this_processor(void) { return kernels_of_this_processor().bytes; }
 
 int eb_conv_codes(const float *weights, int outputs, int inputs, int rows, int columns, float inverse, int8_t *codes,
                   int32_t *sums)

@@ -1,29 +1,6 @@
 /* The kernels of eight_bit_conv.c, once for each width of register. */
 #include "eight_bit_tile_kernels.h"
 
-#define PORTABLE_TILE(P, V)                                                                                   \
-    static void NAME(tile_##P##_##V)(const uint8_t *const *windows, size_t row_bytes, int rows, int run, \
-                                          const int8_t *weights, size_t block, int32_t *sums)                 \
-    {                                                                                                         \
-        memset(sums, 0, sizeof *sums * P * V * LANES);                                                        \
-        for (int r = 0; r < rows; r++)                                                                        \
-            for (int k = 0; k < run; k += 4, weights += 4 * LANES)                                            \
-                for (int p = 0; p < P; p++) {                                                                 \
-                    const uint8_t *x = windows[p] + (size_t)r * row_bytes + k;                                \
-                    for (int v = 0; v < V; v++) {                                                             \
-                        const int8_t *w = weights + (size_t)v * block;                                        \
-                        int32_t *sum = sums + (p * V + v) * LANES;                                            \
-                        for (int lane = 0; lane < LANES; lane++)                                              \
-                            sum[lane] += x[0] * w[4 * lane] + x[1] * w[4 * lane + 1] + x[2] * w[4 * lane + 2] \
-                                         + x[3] * w[4 * lane + 3];                                            \
-                    }                                                                                         \
-                }                                                                                             \
-    }
-
-PORTABLE_TILE(16, 1)
-PORTABLE_TILE(12, 2)
-PORTABLE_TILE(6, 4)
-
 INLINE void NAME(codes_of_sixteen)(const Output *o, const int32_t *sums, int width, int pixels, const size_t *at,
                                    int result, int lanes)
 {
@@ -153,7 +130,6 @@ static const Kernels NAME(kernels) = {
     .finish_gradient = NAME(finish_gradient),
     .pair_codes = NAME(pair_codes),
     .pair_gradients = NAME(pair_gradients),
-    .bytes = {.kinds = 3, .tile = {NAME(tile_16_1), NAME(tile_12_2), NAME(tile_6_4)}, .pixels = {16, 12, 6}},
     .neighbours = {{24, 16, 4}, {12, 8, 4}},
     .pairs = {{NAME(pairs_24_1), NAME(pairs_16_1), NAME(pairs_4_1)},
               {NAME(pairs_12_2), NAME(pairs_8_2), NAME(pairs_4_2)}},

@@ -130,7 +130,7 @@ static Kernels kernels_of_this_processor(void)
             kernels.pairs_tile = bf16_pairs_tile;
         }
 #ifdef AMX
-        if (processor_tier() == 4) {
+        if (processor_tier() == TIER_AMX) {
             kernels.height = MOST_HEIGHT;
             kernels.pairs_multiple = LANES;
             kernels.begin = amx_begin_pairs;

@@ -14,7 +14,7 @@ typedef void Tile(const uint8_t *const *windows, size_t row_bytes, int rows, int
 
 /* What multiplies bytes on this processor. */
 typedef struct {
-    /* Whether one instruction multiplies them. */
+    /* Whether they take less time than products of floats would. */
     int fast;
     /* Called before products with runs of `run` bytes, and after them, where there is something to prepare: in between,
        this thread may call nothing that does likewise. */
@@ -31,6 +31,6 @@ ByteTiles tiles_of_this_processor(void);
 /* Which of its tiles is next where so many sixteens of results are left. */
 static inline int kind_of_tile(const ByteTiles *tiles, int left)
 {
-    return left >= 4 && tiles->kinds == 3 ? 2 : left >= 2 ? 1 : 0;
+    return left >= 4 && tiles->kinds == 3 ? 2 : left >= 2 && tiles->kinds >= 2 ? 1 : 0;
 }
 #endif

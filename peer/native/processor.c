@@ -5,6 +5,10 @@
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <cpuid.h>
 #endif
+#ifdef ARM_BYTES
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
 #ifdef AMX
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -53,14 +57,37 @@ int processor_tiles(void)
 #endif
 }
 
+int byte_instructions = 2;
+
+#ifdef AVX_VNNI
+static int has_avx_vnni(void)
+{
+    /* Leaf 7, part 1, EAX, bit 4. */
+    unsigned a, b, c, d;
+    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && a >> 4 & 1;
+}
+#endif
+
 int processor_tier(void)
 {
-    const int tier = tier_of_this_processor();
 #ifdef WIDE
-    if (tier == 2 && widest_registers >= 8192 && processor_tiles())
-        return 4;
-    if (tier == 2 && __builtin_cpu_supports("avx512vnni"))
-        return 3;
+    const int tier = tier_of_this_processor();
+    if (tier == 2 && widest_registers >= 8192 && byte_instructions >= 2 && processor_tiles())
+        return TIER_AMX;
+    if (tier == 2)
+        return byte_instructions >= 1 && __builtin_cpu_supports("avx512vnni") ? TIER_AVX512_VNNI : TIER_AVX512;
+#ifdef AVX_VNNI
+    if (tier == 1 && byte_instructions >= 1 && has_avx_vnni())
+        return TIER_AVX_VNNI;
 #endif
-    return tier;
+    if (tier == 1)
+        return TIER_AVX2;
+#endif
+#ifdef ARM_BYTES
+    if (byte_instructions >= 2 && getauxval(AT_HWCAP2) & HWCAP2_I8MM)
+        return TIER_NEON_I8MM;
+    if (byte_instructions >= 1 && getauxval(AT_HWCAP) & HWCAP_ASIMDDP)
+        return TIER_NEON_DOT;
+#endif
+    return TIER_PORTABLE;
 }

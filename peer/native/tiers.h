@@ -18,6 +18,14 @@
 #if __GNUC__ >= 11 && defined(__linux__)
 #define AMX 1
 #endif
+#if __GNUC__ >= 11
+#define AVX_VNNI 1
+#endif
+#endif
+
+#if defined(__aarch64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 10
+#define ARM_BYTES 1
+#include <arm_neon.h>
 #endif
 
 /* 2 for the kernels of x86-64-v4, 1 for those of v3, 0 for the portable ones. */

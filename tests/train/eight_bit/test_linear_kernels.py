@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from peer.native import available, lib
+from peer.errors import ConfigError
+from peer.native import available, lib, use_tier
 from peer.train.eight_bit import kernels, linear_kernels
 from peer.train.eight_bit.linear_kernels import Operands
 from peer.train.eight_bit.ranges import Grid, grid_over
@@ -15,9 +16,10 @@ from tests.train.eight_bit.twins import assert_twins_agree
 
 pytestmark = [
     pytest.mark.skipif(
-        not available() or not lib.eb_linear_speed() & 1, reason="needs the native kernels, and a processor with VNNI"
+        not available() or not lib.eb_linear_speed() & 1,
+        reason="needs the native kernels, and a processor for which they multiply bytes",
     ),
-    pytest.mark.usefixtures("fast_registers"),
+    pytest.mark.usefixtures("fast_tier"),
 ]
 
 # rows, inputs, outputs: below, at and beyond the 6 rows, 64 results and 4 terms of a tile; of AMX, 32, 32 and 64
@@ -25,14 +27,21 @@ SHAPES = [(1, 1, 1), (3, 5, 7), (6, 64, 64), (7, 66, 65), (37, 131, 150), (64, 2
 EACH_SHAPE = pytest.mark.parametrize("shape", SHAPES)
 
 
-@pytest.fixture(params=[8192, 512])
-def fast_registers(request: pytest.FixtureRequest) -> Iterator[None]:
-    """AMX, where there is one, and VNNI."""
+@pytest.fixture(
+    params=[
+        "AMX", "AVX-512 with VNNI", "AVX-512", "AVX-VNNI", "AVX2", "NEON with i8mm", "NEON with dot product"
+    ]
+)  # fmt: skip
+def fast_tier(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Every tier that multiplies bytes natively, where the processor has it."""
     assert lib is not None
-    widest = lib.widest_registers
-    lib.widest_registers = request.param
+    limits = lib.widest_registers, lib.byte_instructions
+    try:
+        use_tier(request.param)
+    except ConfigError as error:
+        pytest.skip(str(error))
     yield
-    lib.widest_registers = widest
+    lib.widest_registers, lib.byte_instructions = limits
 
 
 def random_codes(shape: tuple[int, int], seed: int) -> torch.Tensor:

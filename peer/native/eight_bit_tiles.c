@@ -1,0 +1,226 @@
+/* Products of bytes for each kind of processor: uint8 codes by int8 weights into int32, exact in every version.
+
+   Weights lie as four terms of sixteen results, which is what the instructions of x86 and the dot product of ARM take
+   at a time. The tiles differ in how many sums fit into the registers. */
+#include "eight_bit_tiles.h"
+#include "eight_bit_amx.h"
+#include "processor.h"
+#include "tiers.h"
+
+#define KERNELS "eight_bit_product_kernels.h"
+#include "each_tier.h"
+
+#ifdef WIDE
+#define VNNI __attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni")))
+#define VNNI_TILE(P, V)                                                                                               \
+    VNNI static void vnni_##P##_##V(const uint8_t *const *windows, size_t row_bytes, int rows, int run,               \
+                                    const int8_t *weights, size_t block, int32_t *sums)                               \
+    {                                                                                                                 \
+        __m512i acc[P][V];                                                                                            \
+        const uint8_t *x[P];                                                                                          \
+        _Pragma("GCC unroll 16") for (int p = 0; p < P; p++)                                                          \
+        {                                                                                                             \
+            x[p] = windows[p];                                                                                        \
+            _Pragma("GCC unroll 4") for (int v = 0; v < V; v++) acc[p][v] = _mm512_setzero_si512();                   \
+        }                                                                                                             \
+        for (int r = 0; r < rows; r++) {                                                                              \
+            const size_t row = (size_t)r * row_bytes;                                                                 \
+            for (int k = 0; k < run; k += 4, weights += 4 * LANES) {                                                  \
+                __m512i w[V];                                                                                         \
+                _Pragma("GCC unroll 4") for (int v = 0; v < V; v++) w[v] =                                            \
+                    _mm512_loadu_si512(weights + (size_t)v * block);                                                  \
+                _Pragma("GCC unroll 16") for (int p = 0; p < P; p++)                                                  \
+                {                                                                                                     \
+                    int32_t four;                                                                                     \
+                    memcpy(&four, x[p] + row + k, sizeof four);                                                       \
+                    const __m512i wide = _mm512_set1_epi32(four);                                                     \
+                    _Pragma("GCC unroll 4") for (int v = 0; v < V; v++) acc[p][v] =                                   \
+                        _mm512_dpbusd_epi32(acc[p][v], wide, w[v]);                                                   \
+                }                                                                                                     \
+            }                                                                                                         \
+        }                                                                                                             \
+        _Pragma("GCC unroll 16") for (int p = 0; p < P; p++)                                                          \
+            _Pragma("GCC unroll 4") for (int v = 0; v < V; v++)                                                       \
+                _mm512_storeu_si512(sums + (p * V + v) * LANES, acc[p][v]);                                           \
+    }
+
+VNNI_TILE(16, 1)
+VNNI_TILE(12, 2)
+VNNI_TILE(6, 4)
+
+/* Without an instruction for bytes: the even and the odd terms as 16 bits each, of which vpmaddwd adds two products in
+   32 bits. vpmaddubsw would take bytes as they are, but cuts the sum of two products to 16 bits. */
+#define MADD_TILE(P, V, BITS, LOW, TARGET)                                                                            \
+    __attribute__((target(TARGET))) static void madd##BITS##_##P##_##V(                                               \
+        const uint8_t *const *windows, size_t row_bytes, int rows, int run, const int8_t *weights, size_t block,      \
+        int32_t *sums)                                                                                                \
+    {                                                                                                                 \
+        enum { PARTS = 512 / BITS * V };                                                                              \
+        Register##BITS acc[P][PARTS];                                                                                 \
+        _Pragma("GCC unroll 16") for (int p = 0; p < P; p++) _Pragma("GCC unroll 4") for (int i = 0; i < PARTS; i++)  \
+            acc[p][i] = (Register##BITS){};                                                                           \
+        const Register##BITS low = _mm##LOW##_set1_epi16(255);                                                        \
+        for (int r = 0; r < rows; r++) {                                                                              \
+            const size_t row = (size_t)r * row_bytes;                                                                 \
+            for (int k = 0; k < run; k += 4, weights += 4 * LANES) {                                                  \
+                Register##BITS even[PARTS], odd[PARTS];                                                               \
+                _Pragma("GCC unroll 4") for (int i = 0; i < PARTS; i++)                                               \
+                {                                                                                                     \
+                    Register##BITS w;                                                                                 \
+                    memcpy(&w, weights + (size_t)(i * BITS / 512) * block + i * BITS % 512 / 8, sizeof w);            \
+                    even[i] = _mm##LOW##_srai_epi16(_mm##LOW##_slli_epi16(w, 8), 8);                                  \
+                    odd[i] = _mm##LOW##_srai_epi16(w, 8);                                                             \
+                }                                                                                                     \
+                _Pragma("GCC unroll 16") for (int p = 0; p < P; p++)                                                  \
+                {                                                                                                     \
+                    int32_t four;                                                                                     \
+                    memcpy(&four, windows[p] + row + k, sizeof four);                                                 \
+                    const Register##BITS x = _mm##LOW##_set1_epi32(four);                                             \
+                    const Register##BITS x_even = x & low, x_odd = _mm##LOW##_srli_epi16(x, 8);                       \
+                    _Pragma("GCC unroll 4") for (int i = 0; i < PARTS; i++)                                           \
+                    {                                                                                                 \
+                        acc[p][i] = _mm##LOW##_add_epi32(acc[p][i], _mm##LOW##_madd_epi16(x_even, even[i]));          \
+                        acc[p][i] = _mm##LOW##_add_epi32(acc[p][i], _mm##LOW##_madd_epi16(x_odd, odd[i]));            \
+                    }                                                                                                 \
+                }                                                                                                     \
+            }                                                                                                         \
+        }                                                                                                             \
+        memcpy(sums, acc, sizeof acc);                                                                                \
+    }
+
+typedef __m256i Register256;
+typedef __m512i Register512;
+
+MADD_TILE(4, 1, 256, 256, "avx2")
+MADD_TILE(16, 1, 512, 512, "avx512f,avx512bw,avx512vl")
+MADD_TILE(10, 2, 512, 512, "avx512f,avx512bw,avx512vl")
+
+#ifdef AVX_VNNI
+#define DPBUSD _mm256_dpbusd_avx_epi32
+#include "eight_bit_half_tile.h"
+#endif
+#endif
+
+#ifdef ARM_BYTES
+/* sdot takes signed bytes: with the highest bit turned over a code is 128 too low, which costs 128 times the sum of the
+   weights. */
+#define DOT __attribute__((target("arch=armv8.2-a+dotprod")))
+DOT static void dot_4_1(const uint8_t *const *windows, size_t row_bytes, int rows, int run, const int8_t *weights,
+                        size_t block, int32_t *sums)
+{
+    enum { P = 4, PARTS = LANES / 4 };
+    int32x4_t acc[P][PARTS], of_weights[PARTS];
+    const int8x16_t ones = vdupq_n_s8(1), highest = vdupq_n_s8(-128);
+    (void)block;
+    for (int i = 0; i < PARTS; i++) {
+        of_weights[i] = vdupq_n_s32(0);
+        for (int p = 0; p < P; p++)
+            acc[p][i] = vdupq_n_s32(0);
+    }
+    for (int r = 0; r < rows; r++) {
+        const size_t row = (size_t)r * row_bytes;
+        for (int k = 0; k < run; k += 4, weights += 4 * LANES) {
+            int8x16_t w[PARTS];
+            _Pragma("GCC unroll 4") for (int i = 0; i < PARTS; i++)
+            {
+                w[i] = vld1q_s8(weights + 16 * i);
+                of_weights[i] = vdotq_s32(of_weights[i], w[i], ones);
+            }
+            _Pragma("GCC unroll 4") for (int p = 0; p < P; p++)
+            {
+                int32_t four;
+                memcpy(&four, windows[p] + row + k, sizeof four);
+                const int8x16_t x = veorq_s8(vreinterpretq_s8_s32(vdupq_n_s32(four)), highest);
+                _Pragma("GCC unroll 4") for (int i = 0; i < PARTS; i++) acc[p][i] = vdotq_s32(acc[p][i], w[i], x);
+            }
+        }
+    }
+    for (int p = 0; p < P; p++)
+        for (int i = 0; i < PARTS; i++)
+            vst1q_s32(sums + p * LANES + 4 * i, vaddq_s32(acc[p][i], vshlq_n_s32(of_weights[i], 7)));
+}
+
+/* Eight terms of two pixels by eight terms of two results, at a time; the last four terms of a run with zeros. */
+#define I8MM __attribute__((target("arch=armv8.2-a+i8mm")))
+I8MM static inline __attribute__((always_inline)) void i8mm_terms(int32x4_t acc[2][LANES / 2], const int8_t *weights,
+                                                                  int terms, const uint8_t *const *windows, size_t at)
+{
+    uint8x16_t x[2];
+    for (int pair = 0; pair < 2; pair++) {
+        uint64_t first = 0, second = 0;
+        memcpy(&first, windows[2 * pair] + at, (size_t)terms);
+        memcpy(&second, windows[2 * pair + 1] + at, (size_t)terms);
+        x[pair] = vreinterpretq_u8_u64(vcombine_u64(vcreate_u64(first), vcreate_u64(second)));
+    }
+    _Pragma("GCC unroll 4") for (int i = 0; i < LANES / 4; i++)
+    {
+        const int32x4_t early = vreinterpretq_s32_s8(vld1q_s8(weights + 16 * i));
+        const int32x4_t late =
+            terms == 8 ? vreinterpretq_s32_s8(vld1q_s8(weights + 4 * LANES + 16 * i)) : vdupq_n_s32(0);
+        const int8x16_t low = vreinterpretq_s8_s32(vzip1q_s32(early, late));
+        const int8x16_t high = vreinterpretq_s8_s32(vzip2q_s32(early, late));
+        _Pragma("GCC unroll 2") for (int pair = 0; pair < 2; pair++)
+        {
+            acc[pair][2 * i] = vusmmlaq_s32(acc[pair][2 * i], x[pair], low);
+            acc[pair][2 * i + 1] = vusmmlaq_s32(acc[pair][2 * i + 1], x[pair], high);
+        }
+    }
+}
+
+I8MM static void i8mm_4_1(const uint8_t *const *windows, size_t row_bytes, int rows, int run, const int8_t *weights,
+                          size_t block, int32_t *sums)
+{
+    int32x4_t acc[2][LANES / 2];
+    (void)block;
+    for (int pair = 0; pair < 2; pair++)
+        for (int i = 0; i < LANES / 2; i++)
+            acc[pair][i] = vdupq_n_s32(0);
+    for (int r = 0; r < rows; r++) {
+        const size_t row = (size_t)r * row_bytes;
+        int k = 0;
+        for (; k + 8 <= run; k += 8, weights += 8 * LANES)
+            i8mm_terms(acc, weights, 8, windows, row + (size_t)k);
+        if (k < run) {
+            i8mm_terms(acc, weights, 4, windows, row + (size_t)k);
+            weights += 4 * LANES;
+        }
+    }
+    /* A register holds two results of one pixel, then those of the next. */
+    for (int pair = 0; pair < 2; pair++)
+        for (int i = 0; i < LANES / 2; i++) {
+            vst1_s32(sums + 2 * pair * LANES + 2 * i, vget_low_s32(acc[pair][i]));
+            vst1_s32(sums + (2 * pair + 1) * LANES + 2 * i, vget_high_s32(acc[pair][i]));
+        }
+}
+#endif
+
+ByteTiles tiles_of_this_processor(void)
+{
+    switch (processor_tier()) {
+#ifdef WIDE
+#ifdef AMX
+    case TIER_AMX:
+        return (ByteTiles){.fast = 1, .begin = amx_begin_bytes, .end = amx_end, .kinds = 2,
+                           .tile = {amx_tile_32_1, amx_tile_32_2}, .pixels = {32, 32}};
+#endif
+    case TIER_AVX512_VNNI:
+        return (ByteTiles){.fast = 1, .kinds = 3, .tile = {vnni_16_1, vnni_12_2, vnni_6_4}, .pixels = {16, 12, 6}};
+    case TIER_AVX512:
+        return (ByteTiles){.fast = 1, .kinds = 2, .tile = {madd512_16_1, madd512_10_2}, .pixels = {16, 10}};
+#ifdef AVX_VNNI
+    case TIER_AVX_VNNI:
+        return (ByteTiles){.fast = 1, .kinds = 1, .tile = {half_6_1}, .pixels = {6}};
+#endif
+    case TIER_AVX2:
+        return (ByteTiles){.fast = 1, .kinds = 1, .tile = {madd256_4_1}, .pixels = {4}};
+#endif
+#ifdef ARM_BYTES
+    case TIER_NEON_I8MM:
+        return (ByteTiles){.fast = 1, .kinds = 1, .tile = {i8mm_4_1}, .pixels = {4}};
+    case TIER_NEON_DOT:
+        return (ByteTiles){.fast = 1, .kinds = 1, .tile = {dot_4_1}, .pixels = {4}};
+#endif
+    default:
+        return plain_tiles_portable;
+    }
+}

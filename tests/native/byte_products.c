@@ -1,0 +1,151 @@
+/* Compares the products of bytes that this processor runs with plain C, and prints the number of the tier and a checksum
+   of what linear layers return, which has to be the same on every processor.
+
+   Usage: byte_products [WIDEST_REGISTERS BYTE_INSTRUCTIONS] */
+#include "compress.h"
+#include "eight_bit_linear.h"
+#include "eight_bit_tiles.h"
+#include "processor.h"
+#include "tiers.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#define LANES 16
+
+static uint32_t state = 1;
+
+static uint32_t draw(void)
+{
+    state = state * 1664525u + 1013904223u;
+    return state >> 8;
+}
+
+/* Random bytes, or one of the ends of their range everywhere, or the two in turns. */
+static void fill(uint8_t *bytes, size_t n, int kind, uint8_t low, uint8_t high)
+{
+    for (size_t i = 0; i < n; i++)
+        bytes[i] = kind == 0 ? (uint8_t)draw() : kind == 1 ? low : kind == 2 ? high : i % 2 ? low : high;
+}
+
+static int wrong_tile(const char *name, Tile *tile, int pixels, int sixteens, int rows, int run, int x_kind, int w_kind)
+{
+    enum { MOST = 4096 };
+    static uint8_t x[MOST + 64];
+    static int8_t weights[4 * MOST * LANES];
+    int32_t sums[MOST_SUMS] __attribute__((aligned(64)));
+    const uint8_t *windows[MOST_PIXELS] = {0};
+    const size_t row_bytes = (size_t)run + 8, block = (size_t)rows * (size_t)run * LANES;
+    fill(x, sizeof x, x_kind, 0, 255);
+    fill((uint8_t *)weights, sizeof weights, w_kind, 0x80, 0x7f);
+    for (int p = 0; p < pixels; p++)
+        windows[p] = x + draw() % (MOST - (size_t)rows * row_bytes);
+    tile(windows, row_bytes, rows, run, weights, block, sums);
+    for (int p = 0; p < pixels; p++)
+        for (int result = 0; result < sixteens * LANES; result++) {
+            int32_t sum = 0;
+            for (int r = 0; r < rows; r++)
+                for (int k = 0; k < run; k++)
+                    sum += windows[p][(size_t)r * row_bytes + (size_t)k]
+                           * weights[(size_t)(result / LANES) * block + (size_t)(r * run + k) / 4 * 4 * LANES
+                                     + (size_t)(result % LANES) * 4 + (size_t)(k % 4)];
+            if (sums[p * sixteens * LANES + result] != sum) {
+                fprintf(stderr, "%s: %d rows of %d, inputs %d, weights %d, pixel %d, result %d: %d instead of %d\n", name,
+                        rows, run, x_kind, w_kind, p, result, sums[p * sixteens * LANES + result], sum);
+                return 1;
+            }
+        }
+    return 0;
+}
+
+static int wrong_tiles(const char *name, const ByteTiles *tiles)
+{
+    static const int rows[] = {1, 2, 3}, runs[] = {4, 8, 12, 64, 68, 200};
+    int wrong = 0;
+    for (int kind = 0; kind < tiles->kinds; kind++)
+        for (size_t row = 0; row < sizeof rows / sizeof *rows; row++)
+            for (size_t run = 0; run < sizeof runs / sizeof *runs; run++)
+                for (int x = 0; x < 4; x++)
+                    for (int w = 0; w < 4; w++) {
+                        if (tiles->begin != NULL)
+                            tiles->begin(runs[run]);
+                        wrong |= wrong_tile(name, tiles->tile[kind], tiles->pixels[kind], 1 << kind, rows[row],
+                                            runs[run], x, w);
+                        if (tiles->end != NULL)
+                            tiles->end();
+                    }
+    return wrong;
+}
+
+#ifdef AVX_VNNI
+/* The tile of AVX-VNNI, with the same instruction of AVX-512. */
+#define HALF_TARGET "avx2,avx512vl,avx512vnni"
+#define DPBUSD _mm256_dpbusd_epi32
+#include "eight_bit_half_tile.h"
+#endif
+
+static uint64_t checksum = 14695981039346656037u;
+
+static void add(const void *bytes, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        checksum = (checksum ^ ((const uint8_t *)bytes)[i]) * 1099511628211u;
+}
+
+static float number(void) { return ((float)(draw() % 2001) - 1000.0f) * 0x1p-9f; }
+
+/* What a linear layer returns, forwards and backwards. */
+static void add_layer(int rows, int inputs, int outputs)
+{
+    const size_t results = rounded_up(outputs, LANES), terms = rounded_up(inputs, 4);
+    int8_t *x = malloc((size_t)(rows * inputs)), *codes = malloc((size_t)(rows * outputs));
+    float *weights = malloc((size_t)(inputs * outputs) * sizeof *weights), *bias = malloc(results * sizeof *bias);
+    int8_t *packed = malloc(results * terms), *work = malloc(64 * rounded_up(inputs, LANES));
+    int32_t *sums = malloc(results * sizeof *sums), *acc = malloc((size_t)(rows * outputs) * sizeof *acc);
+    uint16_t *gradient = malloc((size_t)(rows * outputs) * sizeof *gradient);
+    uint8_t *room = malloc(eb_linear_room(rows, inputs));
+    float extremes[2] = {0}, largest = 0;
+    fill((uint8_t *)x, (size_t)(rows * inputs), 0, 0, 0);
+    for (int i = 0; i < inputs * outputs; i++)
+        weights[i] = number();
+    for (int i = 0; i < outputs; i++)
+        bias[i] = number();
+    eb_linear_pack(weights, outputs, inputs, 60.0f, 0, packed, sums, work);
+    for (int i = 0; i < outputs; i++)
+        sums[i] *= 128 - 17;
+    eb_linear_product(x, rows, inputs, packed, outputs, sums, acc, room);
+    add(acc, (size_t)(rows * outputs) * sizeof *acc);
+    eb_linear_codes(x, rows, inputs, packed, outputs, sums, 1e-3f, bias, 1, 9.0f, -20, codes, extremes, room);
+    add(codes, (size_t)(rows * outputs));
+    add(extremes, sizeof extremes);
+    eb_linear_backward(x, rows, inputs, packed, outputs, sums, 1e-3f, codes, -20, NULL, 0, gradient, &largest, room);
+    add(gradient, (size_t)(rows * outputs) * sizeof *gradient);
+    add(&largest, sizeof largest);
+    void *const all[] = {x, codes, weights, bias, packed, work, sums, acc, gradient, room};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        free(all[i]);
+}
+
+int main(int count, char **values)
+{
+    if (count == 3) {
+        widest_registers = atoi(values[1]);
+        byte_instructions = atoi(values[2]);
+    }
+    const ByteTiles tiles = tiles_of_this_processor();
+    int wrong = wrong_tiles("tiles of this processor", &tiles);
+#ifdef AVX_VNNI
+    if (__builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni")) {
+        const ByteTiles half = {.kinds = 1, .tile = {half_6_1}, .pixels = {6}};
+        wrong |= wrong_tiles("tile of AVX-VNNI", &half);
+    }
+#endif
+    /* How much was drawn before depends on the tiles. */
+    state = 1;
+    add_layer(1, 1, 1);
+    add_layer(3, 5, 7);
+    add_layer(37, 131, 150);
+    add_layer(64, 256, 33);
+    printf("%d %016llx\n", processor_tier(), (unsigned long long)checksum);
+    return wrong;
+}

@@ -1,0 +1,66 @@
+"""Products of bytes are exact in every version of the kernels, and layers return the same bits on every processor."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from peer.native import build
+
+PROGRAM = Path(__file__).parent / "byte_products.c"
+SOURCES = ("compress.c", "eight_bit_amx.c", "eight_bit_linear.c", "eight_bit_tiles.c", "processor.c")
+SEEN = "a6a9d26c597422a5"
+"""The checksum of what the layers of the program return, as plain C for x86-64 printed it."""
+
+X86, ARM64 = "x86_64-linux-gnu-gcc", "aarch64-linux-gnu-gcc"
+AVX2, NEON_DOT, NEON_I8MM = 1, 6, 7
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("byte_products")
+
+
+def program(compiler: str, folder: Path) -> Path:
+    """Return the compiled program; skips where there is no such compiler."""
+    if shutil.which(compiler) is None:
+        pytest.skip(f"{compiler} is not installed")
+    target = folder / compiler
+    if not target.exists():
+        sources = [str(build.HERE / source) for source in SOURCES]
+        options = [*build.OPTIONS, "-Werror", "-static", f"-I{build.HERE}"]
+        subprocess.run([compiler, *options, str(PROGRAM), *sources, "-lm", "-o", str(target)], check=True)
+    return target
+
+
+def outcome(*command: str | Path) -> tuple[int, str]:
+    """Return the tier that ran, and the checksum."""
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    tier, checksum = done.stdout.split()
+    return int(tier), checksum
+
+
+@pytest.mark.parametrize(("widest", "byte_instructions"), [(8192, 2), (512, 2), (512, 0), (256, 2), (256, 0), (0, 0)])
+def test_of_this_processor(folder: Path, widest: int, byte_instructions: int) -> None:
+    _, checksum = outcome(program(X86, folder), str(widest), str(byte_instructions))
+    assert checksum == SEEN
+
+
+@pytest.mark.parametrize(
+    ("emulator", "processor", "compiler", "tier"),
+    [
+        ("qemu-x86_64", "max", X86, AVX2),
+        ("qemu-x86_64", "Nehalem", X86, 0),
+        ("qemu-aarch64", "cortex-a57", ARM64, 0),
+        ("qemu-aarch64", "neoverse-n1", ARM64, NEON_DOT),
+        ("qemu-aarch64", "max", ARM64, NEON_I8MM),
+    ],
+)
+def test_of_other_processors(folder: Path, emulator: str, processor: str, compiler: str, tier: int) -> None:
+    if shutil.which(emulator) is None:
+        pytest.skip(f"{emulator} is not installed (qemu-user)")
+    assert outcome(emulator, "-cpu", processor, program(compiler, folder)) == (tier, SEEN)
