@@ -69,7 +69,7 @@ def test_the_state_is_written_as_before_while_nothing_new_is_used() -> None:
         peer.save({}, anew=True)
         assert peer.disk_state.files.checkpoints.newest().state.items() >= expected.items()  # type: ignore[union-attr]
     plain = changed(0, 0.0, pins=False)
-    for disk, peer in zip(plain.disks, plain.peers, strict=True):
+    for disk, peer in zip(plain.disks.values(), plain.peers.values(), strict=True):
         peer.save({}, anew=True)
         for state in (
             read_journal(disk, names(disk, "journal-")[-1]).header,
