@@ -23,7 +23,7 @@ HOP_OVERHEAD_BYTES = 640
 a worker of eight sends 9 kB more for each average than its numbers, TCP headers and acknowledgements take."""
 
 
-HOP_WORK_S = 0.0002
+HOP_WORK_S = 0.00006
 BYTE_WORK_S = 0.55e-9
 _REPEATS = 5
 

@@ -47,21 +47,35 @@ def thin() -> Plan:
 def test_thin_links_take_sums_of_factors_and_fast_ones_all_reduce() -> None:
     plan = thin()
     assert plan.best is not None
-    assert plan.best.option.name == "low-rank-4"
+    assert plan.best.option.name == "low-rank-16-4bit-local-4"
     assert plan.best == plan.best_own
     by_rate = dict(plan.by_rate)
     assert by_rate[1000] == plan.best.option.name
-    # With 55 s a round of all-reduce at 0.1 Mbit/s and 0.1 s at 10 Gbit/s, each has its place.
-    assert by_rate[100] == "low-rank-2"
+    # Local steps pay where a round takes seconds. At 10 Gbit/s all-reduce takes no time, and next to no work.
+    assert by_rate[100] == "low-rank-16-4bit-local-4"
+    assert by_rate[100_000] == "low-rank-16-4bit"
     assert by_rate[10_000_000] == "ddp"
 
 
-def test_compressed_gossip_takes_the_place_of_sums_that_latency_makes_slow() -> None:
-    """A sum takes two exchanges of all peers, a ring one with one neighbour."""
+def test_latency_makes_sums_slow_that_are_added_up_in_every_step() -> None:
+    """A sum takes two exchanges of all peers, a ring one with one neighbour; with local steps, there are fewer sums."""
     given = situation(1000)
     far = planned(replace(given, link=replace(given.link, latency_ms=1000)))
-    assert far.best is not None
-    assert far.best.option.name.startswith("quant-sgp")
+    rated = [each.option.name for each in far.estimates if each.progress_s is not None]
+    assert rated[0] == "low-rank-16-4bit-local-4"
+    assert rated.index("quant-sgp-10%-ring") < rated.index("low-rank-4")
+
+
+def test_what_a_round_with_local_steps_takes_is_shared_out_to_them() -> None:
+    by_name = {each.option.name: each for each in thin().estimates}
+    alone, four = by_name["low-rank-16-4bit"], by_name["low-rank-16-4bit-local-4"]
+    assert alone.round_s is not None
+    assert four.round_s is not None
+    assert alone.work_s is not None
+    assert four.work_s is not None
+    assert 4 * (four.up_bytes or 0) == pytest.approx(alone.up_bytes or 0, rel=0.01)
+    # Each weighs its own work.
+    assert 4 * (four.round_s - 0.1 - four.work_s) == pytest.approx(alone.round_s - 0.1 - alone.work_s, rel=0.01)
 
 
 def test_a_sum_of_factors_takes_two_exchanges_with_every_peer() -> None:
