@@ -29,9 +29,12 @@ from peer.train.tasks import Synthetic
 LARGEST = 2_000_000
 """Models with more numbers are weighed with layers that are smaller in proportion, and the frame is scaled up."""
 
-ROUND_WORK_S = 0.0015
-MESSAGE_WORK_S = 0.0006
-BYTE_WORK_S = 2.9e-9
+ROUND_WORK_S = 0.0014
+MESSAGE_WORK_S = 0.0005
+BYTE_WORK_S = 2.8e-9
+"""Sockets, TLS, event loop and journal: of a round, of each message in it and of each byte that is sent. From
+docs/studies/round-cost.md (one message of 3.5 kB takes 1.95 ms, packed ones of 1.1 and 44 MB take 5.2 and 124 ms) and
+from the 14 messages of a round of `low-rank` in docs/studies/race.md."""
 
 _PEERS = 4
 """A message weighs the same whatever the number of peers, and what a peer sends is about the same work."""

@@ -37,7 +37,8 @@ def all_errors(kind: type[errors.SottoError] = errors.SottoError) -> list[type[e
 def test_every_error_has_an_exit_code_that_the_help_explains(
     kind: type[errors.SottoError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fail_with(monkeypatch, kind("the reason"))
+    error = errors.DeclaredLost("the reason", incarnation=1) if kind is errors.DeclaredLost else kind("the reason")
+    fail_with(monkeypatch, error)
     result = sotto("list", "graphs")
     assert result.exit_code == kind.exit_code
     assert kind.exit_code in EXIT_CODES

@@ -23,6 +23,7 @@ from peer.daemon.releases import Releases
 from peer.daemon.runtime import Runtime
 from peer.daemon.saving import Saver
 from peer.errors import SottoError
+from peer.gossip.incarnations import Numbering
 from peer.gossip.membership import ChangeKind
 from peer.net.offences import NOTABLE
 from peer.round_record import RoundRecord
@@ -36,8 +37,14 @@ SOFTWARE = ("sottovoce 0.2.0", "sottovoce 0.1.0", None)
 
 
 class Roster:
+    numbering = Numbering(len(NAMES))
+
     def __init__(self) -> None:
         self.newcomers: dict[int, PeerAddress] = {}
+
+    @property
+    def others(self) -> list[int]:
+        return sorted({1, 2, *self.newcomers})
 
     def name(self, peer: int) -> str:
         return NAMES[peer]
@@ -63,6 +70,8 @@ class Asked:
         self.metrics = MetricsStore(None)
         local = SimpleNamespace(
             index=0,
+            number=0,
+            incarnation=0,
             name="ada",
             access=None,
             roster=Roster(),
