@@ -25,8 +25,8 @@ a worker of eight sends 9 kB more for each average than its numbers, TCP headers
 
 HOP_WORK_S = 0.00006
 BYTE_WORK_S = 0.55e-9
-"""What a processor takes for a hop of gloo's ring and for each byte that is sent: from the all-reduce of 1.1 and of 44 MB
-by four workers in docs/studies/round-cost.md, 1.25 and 36.6 ms."""
+"""What a processor takes for a hop of gloo's ring and for each byte that is sent: from the all-reduce of 1.1 and of
+44 MB by four workers in docs/studies/round-cost.md, 1.25 and 36.6 ms."""
 _REPEATS = 5
 
 
