@@ -10,10 +10,10 @@ import pytest
 from peer.config import Config, PeerAddress, PeerOptions, load
 from peer.daemon.roster import Roster
 from peer.errors import ConfigError, HandshakeRefused, SecurityError, SottoError
+from peer.gossip.incarnations import MAX_INCARNATIONS
 from peer.gossip.membership import Newcomer
 from peer.net.neighbor import Neighbor
 from peer.net.security.credentials import load_credentials
-from peer.node.membership_codec import MAX_NEWCOMERS
 from peer.ops.cluster_files import place_peers, write_cluster
 from peer.ops.enrollment import Admitted, admit, propose, request, revoke
 
@@ -112,8 +112,10 @@ def test_a_caller_is_heard_under_a_number_that_is_free(kits: Kits) -> None:
     zero.introduce({2: introduction_of(kits, 2)})
     with pytest.raises(HandshakeRefused, match="which is 'garage' here"):
         zero.hear(2, "attic")
+    with pytest.raises(HandshakeRefused, match="which is 'peer-0' here"):
+        zero.hear(zero.numbering.number(0, 1), "far")
     with pytest.raises(HandshakeRefused, match="this version knows 1024"):
-        zero.hear(2 + MAX_NEWCOMERS, "far")
+        zero.hear(zero.numbering.number(500, MAX_INCARNATIONS), "far")
 
 
 def test_whom_a_file_names_beyond_the_list_is_expected_until_it_is_introduced(kits: Kits) -> None:

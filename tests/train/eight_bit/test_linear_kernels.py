@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 
 import pytest
@@ -27,19 +28,25 @@ SHAPES = [(1, 1, 1), (3, 5, 7), (6, 64, 64), (7, 66, 65), (37, 131, 150), (64, 2
 EACH_SHAPE = pytest.mark.parametrize("shape", SHAPES)
 
 
-@pytest.fixture(
-    params=[
-        "AMX", "AVX-512 with VNNI", "AVX-512", "AVX-VNNI", "AVX2", "NEON with i8mm", "NEON with dot product"
-    ]
-)  # fmt: skip
+def tiers_here() -> list[str]:
+    """Return the tiers that multiply bytes natively and that this processor has."""
+    if lib is None:
+        return []
+    limits, found = (lib.widest_registers, lib.byte_instructions), []
+    for name in ("AMX", "AVX-512 with VNNI", "AVX-512", "AVX-VNNI", "AVX2", "NEON with i8mm", "NEON with dot product"):
+        with contextlib.suppress(ConfigError):
+            use_tier(name)
+            found.append(name)
+    lib.widest_registers, lib.byte_instructions = limits
+    return found
+
+
+@pytest.fixture(params=tiers_here())
 def fast_tier(request: pytest.FixtureRequest) -> Iterator[None]:
     """Every tier that multiplies bytes natively, where the processor has it."""
     assert lib is not None
     limits = lib.widest_registers, lib.byte_instructions
-    try:
-        use_tier(request.param)
-    except ConfigError as error:
-        pytest.skip(str(error))
+    use_tier(request.param)
     yield
     lib.widest_registers, lib.byte_instructions = limits
 
