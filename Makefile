@@ -12,7 +12,7 @@ WORKERS ?= 2
 CORE_TESTS := tests/compress tests/wire tests/gossip tests/node tests/state tests/cli tests/test_layers.py tests/test_config.py
 
 .DEFAULT_GOAL := help
-.PHONY: help run test quick test-compose lint proto docs fuzz fuzz-meaning chaos kills soak clean
+.PHONY: help run test quick test-compose lint audit proto docs fuzz fuzz-meaning chaos kills soak clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -37,8 +37,14 @@ lint: $(READY_DEV) ## ruff, mypy, dead code, and whether generated files are fre
 	$(BIN)/vulture
 	$(BIN)/python tools/generate_proto.py --check
 	$(BIN)/python tools/generate_kernel_types.py --check
+	$(BIN)/python tools/pin_packages.py --check
 	$(BIN)/python tools/render_docs.py --check
 	$(BIN)/python tools/draw_concepts.py --check
+
+audit: ## ask for known vulnerabilities of the packages in the image; needs a connection to PyPI
+	test -x build/audit/bin/python || $(PYTHON) -m venv build/audit
+	build/audit/bin/pip install --quiet --disable-pip-version-check pip-audit==2.10.1
+	build/audit/bin/python tools/audit_packages.py
 
 proto: $(READY_DEV) ## generate the Python code of proto/, and the types of the native kernels
 	$(BIN)/python tools/generate_proto.py

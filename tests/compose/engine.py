@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -20,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PUBLIC_BASE = "python:3.11-slim-bookworm"
+PUBLIC_BASE = re.findall(r"(?m)^ARG BASE=(\S+)", (ROOT / "deploy" / "Dockerfile").read_text())[0]
 OWN_BASE = "sotto-test-base:bookworm"
 _PACKAGES = "python3,python3-venv,python3-dev,gcc,libc6-dev,ca-certificates"
 _START_S = 60.0
@@ -117,7 +118,7 @@ def build_settings(engine: Engine, tree: Path, kept: Path) -> dict[str, str]:
 
     Where no registry answers they name a base image and wheels that are made for it; `kept` keeps them for later runs.
     """
-    if engine.docker("images", "--quiet", PUBLIC_BASE).strip() or _can_pull(engine):
+    if _is_there(engine) or _can_pull(engine):
         return {}
     if not engine.docker("images", "--quiet", OWN_BASE).strip():
         archive = kept / "base.tar"
@@ -138,7 +139,12 @@ def wheels(tree: Path, kept: Path) -> Path:
 
 def _can_pull(engine: Engine) -> bool:
     engine.docker("pull", "--quiet", PUBLIC_BASE, check=False)
-    return bool(engine.docker("images", "--quiet", PUBLIC_BASE).strip())
+    return _is_there(engine)
+
+
+def _is_there(engine: Engine) -> bool:
+    # A list of images does not find one that is named by its digest.
+    return bool(engine.docker("image", "inspect", "--format", "{{.Id}}", PUBLIC_BASE, check=False).strip())
 
 
 def _debootstrap(archive: Path) -> None:
@@ -158,9 +164,8 @@ def _download_wheels(tree: Path, wheels: Path) -> None:
     """Fetch what the image installs, for the Python of the image, with the pip of this environment."""
     beside = wheels.with_name(".wheels.new")
     shutil.rmtree(beside, ignore_errors=True)
-    constraints = tree / "deploy" / "constraints.txt"
-    pinned = [line for line in constraints.read_text().splitlines() if line and not line.startswith("#")]
-    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--dest", str(beside), "--no-deps"]
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--dest", str(beside), "--no-deps", "--require-hashes"]
+    pinned = ["--requirement", str(tree / "deploy" / "requirements.txt")]
     subprocess.run([*pip, "--python-version", "3.11", "--only-binary=:all:", *pinned], check=True)
     beside.rename(wheels)
 

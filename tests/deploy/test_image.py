@@ -14,7 +14,6 @@ from types import ModuleType
 
 import pytest
 import yaml
-from packaging.requirements import Requirement
 
 from peer.ops import enrollment
 
@@ -22,16 +21,11 @@ ROOT = Path(__file__).parents[2]
 DOCKERFILE = (ROOT / "deploy" / "Dockerfile").read_text()
 
 
-def test_every_dependency_is_pinned_to_a_version_that_it_accepts() -> None:
-    pins = dict(
-        line.split("==") for line in (ROOT / "deploy" / "constraints.txt").read_text().splitlines() if "==" in line
-    )
-    pins = {name.lower().replace("_", "-"): version for name, version in pins.items()}
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    extras = project["project"]["optional-dependencies"]["metrics"]
-    for text in [*project["project"]["dependencies"], *project["build-system"]["requires"], *extras]:
-        wanted = Requirement(text)
-        assert pins[wanted.name.lower().replace("_", "-")] in wanted.specifier, text
+def test_the_base_is_named_by_its_digest_and_compose_names_the_same() -> None:
+    (base,) = re.findall(r"(?m)^ARG BASE=(\S+)", DOCKERFILE)
+    assert re.fullmatch(r"python:3\.11-[\w-]+@sha256:[0-9a-f]{64}", base)
+    assert f"BASE: ${{SOTTO_BASE:-{base}}}" in (ROOT / "docker-compose.yml").read_text()
+    assert re.findall(r"(?m)^FROM (\S+)", DOCKERFILE) == ["${BASE}", "${BASE}"]
 
 
 def test_what_the_image_copies_is_in_its_context() -> None:
