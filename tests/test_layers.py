@@ -40,15 +40,19 @@ ROOMS: dict[str, set[str]] = {
     "train": {"compress", "config", "criterion", "errors", "native", "random", "startup"},
     "node": {"round_record", "compress", "config", "errors", "gossip", "proto", "rate_limits", "state", "wire"},
     "run_plan": {"compress", "config", "errors", "gossip", "native"},
-    "run_setup": {"compress", "config", "criterion", "errors", "gossip", "node", "random", "run_plan", "train", "wire"},
+    "privacy_budget": {"config", "errors", "train"},
+    "run_setup": {
+        "compress", "config", "criterion", "errors", "gossip", "node", "privacy_budget", "random", "run_plan", "train",
+        "wire",
+    },
     "run_summary": {"compress", "config", "criterion", "gossip", "native", "run_plan", "run_setup", "state", "train"},
     "simulate": {
         "round_record", "compress", "config", "config_writer", "errors", "gossip", "node", "random", "run_plan",
         "run_progress", "run_setup", "run_summary", "state", "train", "wire",
     },
     "daemon": {
-        "round_record", "compress", "config", "criterion", "errors", "foreign_text", "gossip", "net", "node", "proto",
-        "rate_limits", "run_plan", "run_setup", "run_summary", "state", "train", "wire",
+        "round_record", "compress", "config", "criterion", "errors", "foreign_text", "gossip", "net", "node",
+        "privacy_budget", "proto", "rate_limits", "run_plan", "run_setup", "run_summary", "state", "train", "wire",
     },
     "own_loop": {
         "compress", "config", "daemon", "errors", "gossip", "node", "round_record", "run_plan", "run_setup", "simulate",

@@ -103,6 +103,7 @@ class OperatorApi:
             "criteria": {each.name: each.better for each in self._evaluations.criteria},
             "worst": None if worst is None else self._claimed(worst),
             "diverged": self._diverged(),
+            "privacy": self._privacy(),
             "neighbors": len(links),
             "neighbors_up": sum(link.up for link in links.values()),
             "payload_bytes": self._neighbors.traffic.payload_bytes,
@@ -119,6 +120,20 @@ class OperatorApi:
             **({"proofs": self._members.proofs()} if with_proofs else {}),
             "seconds": self._runtime.now(),
             **self._loop.figures(),
+        }
+
+    def _privacy(self) -> dict[str, object] | None:
+        """Return the ε that private local steps have spent at most; None where they are not private."""
+        budget = self._local.budget
+        if budget is None:
+            return None
+        # The round that is under way counts: its message may have left.
+        spent = budget.spent(min(self._loop.round + 1, budget.rounds))
+        return {
+            "epsilon": spent,
+            "delta": budget.delta,
+            "limit": self._local.config.privacy.epsilon,
+            "noise_multiplier": budget.noise_multiplier,
         }
 
     def _link_status(self, peer: int, link: LinkRecord) -> dict[str, object]:
