@@ -14,7 +14,7 @@ from peer.config import Config, PrivacyOptions
 from peer.errors import ConfigError
 from peer.train.private_step import sampling_rate
 
-_STAGES = 50
+_STAGES = 20
 """ε of a run that goes on is computed for this many stages of it, each time for the end of the stage."""
 _STEP = 1e-3
 """How finely the noise is chosen."""

@@ -103,8 +103,8 @@ FORBIDDEN_IN_PURE = {
 # that an installation may lack.
 LATE = ("cli", "entry")
 OPTIONAL = {
-    "PIL", "distributed", "mlflow", "onnx", "onnxruntime", "onnxscript", "prometheus_client", "pyarrow", "ray",
-    "tensorboard", "tokenizers", "trackio", "wandb",
+    "PIL", "distributed", "dp_accounting", "mlflow", "onnx", "onnxruntime", "onnxscript", "prometheus_client",
+    "pyarrow", "ray", "tensorboard", "tokenizers", "trackio", "wandb",
 }  # fmt: skip
 
 

@@ -34,7 +34,8 @@ def test_a_published_setting_of_mnist() -> None:
 def test_what_is_spent_grows_and_is_never_told_too_low() -> None:
     budget = Budget(1.2, 0.05, 1e-5, 100, 2)
     told = [budget.spent(done) for done in (0, 1, 33, 99, 100)]
-    assert told[0] == 0 and told == sorted(told)
+    assert told[0] == 0
+    assert told == sorted(told)
     for done, value in zip((1, 33, 99, 100), told[1:], strict=True):
         assert value >= epsilon(1.2, 0.05, 2 * done, 1e-5)
     assert told[-1] == epsilon(1.2, 0.05, 200, 1e-5)

@@ -34,7 +34,14 @@ def status_table(answers: Sequence[Mapping[str, Any]]) -> RenderableType:
     errors = [Text(f"{_name(answer)}: {answer['error']}", style="red") for answer in answers if "error" in answer]
     notes = [Text(f"{_name(answer)} {answer['note']}", style="dim") for answer in answers if "note" in answer]
     return Group(
-        table, *_limited(answers), *_diverged(answers), *notes, *errors, *_expiring(answers), *_offenders(answers)
+        table,
+        *_private(answers),
+        *_limited(answers),
+        *_diverged(answers),
+        *notes,
+        *errors,
+        *_expiring(answers),
+        *_offenders(answers),
     )
 
 
@@ -48,6 +55,17 @@ def _limited(answers: Sequence[Mapping[str, Any]]) -> list[Text]:
             held = "slowed down" if limits["then"] == "slow" else "paused"
             lines.append(Text(f"{_name(answer)} is {held}{until}: {each['reason']}", style="yellow"))
         lines += [Text(f"{_name(answer)}: {warning}", style="yellow") for warning in limits.get("warnings", ())]
+    return lines
+
+
+def _private(answers: Sequence[Mapping[str, Any]]) -> list[Text]:
+    """Return a line for each peer whose local steps are private."""
+    lines = []
+    for answer in answers:
+        if privacy := answer.get("privacy"):
+            limit = "" if privacy["limit"] is None else f" of {privacy['limit']:g}"
+            spent = f"{privacy['epsilon']:.2f}{limit} (δ = {privacy['delta']:g})"
+            lines.append(Text(f"{_name(answer)} has spent at most ε = {spent}", style="dim"))
     return lines
 
 

@@ -19,7 +19,8 @@ BUDGET = Budget(1.5, 0.125, 1e-5, 100, 1)
 
 def test_a_secret_is_drawn_once_and_only_its_owner_reads_it(tmp_path: Path) -> None:
     secret = settle_privacy(BUDGET, RealDisk(tmp_path))
-    assert secret is not None and len(secret) == 32
+    assert secret is not None
+    assert len(secret) == 32
     assert stat.S_IMODE((tmp_path / FILE).stat().st_mode) == 0o600
     assert settle_privacy(BUDGET, RealDisk(tmp_path)) == secret
 
