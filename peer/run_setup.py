@@ -468,8 +468,7 @@ def refuse_untold_privacy(config: Config) -> None:
         return
     if config.data.holdout_fraction > 0:
         raise ConfigError(
-            "lets this peer tell others how accurate models are on its own samples, which [privacy] does not account"
-            " for",
+            "lets others see how accurate models are on samples of this device, which [privacy] does not account for",
             key="data.holdout_fraction",
             value=config.data.holdout_fraction,
             valid="0",

@@ -86,7 +86,7 @@ def result(config: Config, attack: str | None) -> Result:
     trainer = run.trainer
     assert isinstance(trainer, Trainer)
     models = [participant.model() for participant in run.participants[: run.num_honest]]
-    average = np.mean(models, axis=0, dtype=np.float64).astype(np.float32)
+    average = np.stack(models).mean(axis=0, dtype=np.float64).astype(np.float32)
     budgets = [run.setup.budget_of_privacy(peer) for peer in range(PEERS)]
     spent = [budget.spent(config.run.rounds) for budget in budgets if budget is not None]
     return Result(

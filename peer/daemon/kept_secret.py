@@ -16,7 +16,7 @@ from peer.privacy_budget import Budget
 from peer.state.disk import Disk, cannot_be_written, replace
 from peer.train.private_step import SECRET_BYTES
 
-FILE = "privacy.json"
+FILE = "secret.json"
 
 
 def settle_privacy(budget: Budget | None, disk: Disk) -> bytes | None:
