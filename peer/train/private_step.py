@@ -9,8 +9,9 @@ The divisor is the expected size of a batch: the true one would tell which sampl
 and compression make of that gradient is post-processing. ε is accounted for in `privacy_budget`.
 
 Sampling and noise are the output of SHAKE-256 under a secret key, not of the generators of `peer.random`, whose 64-bit
-keys are no secret. They are a function of (secret, round, local step, z). z is among them so that a round that is done
-once more from another z, by a peer that rejoins, has other noise: the same noise would cancel in the difference.
+keys are no secret. Sampling is a function of (secret, round, local step, z), and noise of the clipped sum and its own
+size as well. So a round that is repeated as it was has the same bits, and one that comes to another sum, from another z
+or with other settings, has other noise: the same noise would cancel in the difference.
 """
 
 from __future__ import annotations
@@ -68,15 +69,14 @@ class PrivateDraws:
 
     def chosen(self, num_samples: int, rate: float) -> npt.NDArray[np.int64]:
         """Return which of `num_samples` samples are in the batch, int64[b], ascending: each with probability `rate`."""
-        uniforms = (self._words(_SAMPLING, num_samples) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        uniforms = (_words(self.key, _SAMPLING, num_samples) >> np.uint64(11)).astype(np.float64) * 2.0**-53
         return np.flatnonzero(uniforms < rate).astype(np.int64)
 
-    def noise(self, size: int) -> npt.NDArray[np.float64]:
-        """Return standard normal numbers, float64[size]."""
-        return normals_of(self._words(_NOISE, size) >> np.uint64(12))
-
-    def _words(self, purpose: bytes, size: int) -> npt.NDArray[np.uint64]:
-        return np.frombuffer(hashlib.shake_256(self.key + purpose).digest(8 * size), "<u8").astype(np.uint64)
+    def noise(self, total: npt.NDArray[np.float64], deviation: float) -> npt.NDArray[np.float64]:
+        """Return normal numbers of that standard deviation to add to `total: float64[n]`, float64[n]."""
+        name = hashlib.blake2b(total.tobytes(), digest_size=32, key=self.key, person=b"sotto noise")
+        name.update(struct.pack("<d", deviation))
+        return deviation * normals_of(_words(name.digest(), _NOISE, total.size) >> np.uint64(12))
 
 
 class LossModule(torch.nn.Module):
@@ -145,8 +145,13 @@ def noised_mean(
     total: npt.NDArray[np.float64], draws: PrivateDraws, mechanism: GaussianMechanism, expected_size: float
 ) -> npt.NDArray[np.float32]:
     """Return (total + σ C · noise) / expected_size, float32[n]."""
-    noise = mechanism.noise_multiplier * mechanism.clip_norm * draws.noise(total.size)
+    noise = draws.noise(total, mechanism.noise_multiplier * mechanism.clip_norm)
     return ((total + noise) / expected_size).astype(np.float32)
+
+
+def _words(key: bytes, purpose: bytes, size: int) -> npt.NDArray[np.uint64]:
+    """Return random 64-bit integers, uint64[size]."""
+    return np.frombuffer(hashlib.shake_256(key + purpose).digest(8 * size), "<u8").astype(np.uint64)
 
 
 def check_options(task: Task, options: TrainingOptions, num_samples: int) -> None:

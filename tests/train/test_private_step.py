@@ -112,8 +112,22 @@ def test_draws_differ_by_secret_round_step_and_point():
         mechanism.draws(other, 0, 0),
         GaussianMechanism(1.0, 1.0, SECRET[::-1]).draws(z, 0, 0),
     ]
-    assert len({each.noise(3).tobytes() for each in draws}) == len(draws)
-    assert mechanism.draws(z, 1, 0).noise(3).tobytes() == draws[1].noise(3).tobytes()
+    total = np.zeros(3)
+    assert len({each.noise(total, 1.0).tobytes() for each in draws}) == len(draws)
+    assert mechanism.draws(z, 1, 0).noise(total, 1.0).tobytes() == draws[1].noise(total, 1.0).tobytes()
+
+
+def test_another_sum_in_the_same_round_has_other_noise():
+    """With the same noise, the difference of what is sent would tell both sums."""
+    draws = GaussianMechanism(1.0, 1.0, SECRET).draws(np.zeros(4, np.float32), 0, 0)
+    noises = [
+        draws.noise(np.zeros(1000), 1.0),
+        draws.noise(np.full(1000, 1e-9), 1.0),
+        draws.noise(np.zeros(1000), 2.0) / 2.0,
+    ]
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        # The correlation of 1,000 independent pairs deviates by more than 5 / √1000 in fewer than 1 of 10⁶ cases.
+        assert abs(np.corrcoef(noises[one], noises[other])[0, 1]) < 5 / np.sqrt(1000)
 
 
 def test_the_secret_is_in_no_text():
@@ -225,5 +239,5 @@ def test_a_batch_that_nobody_is_in_is_noise_alone():
     z = private.initial_vector()
     mechanism = GaussianMechanism(1.0, CLIP, SECRET)
     empty = next(t for t in range(99) if not len(mechanism.draws(z, t, 0).chosen(96, 1 / 96)))
-    noise = CLIP * mechanism.draws(z, empty, 0).noise(z.size)
+    noise = mechanism.draws(z, empty, 0).noise(np.zeros(z.size), CLIP)
     assert private.gradient(z, empty, 0.1, 0.1).gradient.tobytes() == noise.astype(np.float32).tobytes()
