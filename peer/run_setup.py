@@ -473,6 +473,13 @@ def refuse_untold_privacy(config: Config) -> None:
             value=config.data.holdout_fraction,
             valid="0",
         )
+    if config.guard.action == "rollback":
+        raise ConfigError(
+            "lets rounds be done again, which [privacy] would not count",
+            key="guard.action",
+            value="rollback",
+            valid="stop",
+        )
     if algorithm_spec(config).asynchronous:
         raise ConfigError(
             "has no rounds, by which [privacy] counts local steps",

@@ -146,6 +146,7 @@ def test_kernels_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) -> 
     [
         ("data.holdout_fraction=0.1", "data.holdout_fraction"),
         ("algorithm.name=ad-psgd", "algorithm.name"),
+        ("guard.action=rollback", "guard.action"),
     ],
 )
 def test_what_private_peers_would_tell_otherwise_is_refused(setting: str, key: str) -> None:

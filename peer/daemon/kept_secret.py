@@ -14,9 +14,7 @@ from dataclasses import asdict
 from peer.errors import ConfigError, StateError
 from peer.privacy_budget import Budget
 from peer.state.disk import Disk, cannot_be_written, replace
-from peer.train.private_step import SECRET_BYTES
-
-FILE = "secret.json"
+from peer.train.private_step import SECRET_BYTES, SECRET_FILE
 
 
 def settle_privacy(budget: Budget | None, disk: Disk) -> bytes | None:
@@ -24,21 +22,21 @@ def settle_privacy(budget: Budget | None, disk: Disk) -> bytes | None:
     steps are not private. Raises ConfigError where the configuration asks for another budget than the run began with,
     and StateError for a file that is damaged or cannot be written."""
     names = disk.names()
-    if FILE not in names:
+    if SECRET_FILE not in names:
         if budget is None:
             return None
         if any(name.startswith(("checkpoint-", "journal-")) for name in names):
             raise ConfigError(
-                f"cannot be turned on in a run that began without it, and neither can a run go on that lost {FILE}: its"
-                " earlier rounds are not accounted for; begin a new run",
+                "cannot be turned on in a run that began without it, and neither can a run go on that lost"
+                f" {SECRET_FILE}: its earlier rounds are not accounted for; begin a new run",
                 key="privacy",
             )
         secret = secrets.token_bytes(SECRET_BYTES)
         content = {"secret": secret.hex(), "budget": asdict(budget)}
         try:
-            replace(disk, FILE, [json.dumps(content).encode()])
+            replace(disk, SECRET_FILE, [json.dumps(content).encode()])
         except OSError as error:
-            raise cannot_be_written(FILE, error) from None
+            raise cannot_be_written(SECRET_FILE, error) from None
         return secret
     secret, begun = _read(disk)
     if budget is None:
@@ -56,12 +54,13 @@ def settle_privacy(budget: Budget | None, disk: Disk) -> bytes | None:
 
 def _read(disk: Disk) -> tuple[bytes, dict[str, object]]:
     try:
-        content = json.loads(disk.read(FILE))
+        content = json.loads(disk.read(SECRET_FILE))
         secret, budget = bytes.fromhex(content["secret"]), content["budget"]
         if len(secret) == SECRET_BYTES and isinstance(budget, dict):
             return secret, budget
     except (OSError, ValueError, TypeError, KeyError):
         pass
     raise StateError(
-        f"{FILE} cannot be read or is damaged, and without it no round can be repeated; restore it, or begin a new run"
+        f"{SECRET_FILE} cannot be read or is damaged, and without it no round can be repeated; restore it, or begin a"
+        " new run"
     )

@@ -35,6 +35,8 @@ from peer.train.precision import precision_of
 from peer.train.task import Task
 
 SECRET_BYTES = 32
+SECRET_FILE = "secret.json"
+"""In the state folder of a peer whose local steps are private."""
 _SAMPLING, _NOISE = b"sampling", b"noise"
 _MOST_NUMBERS = 1 << 25
 """Of the gradients of samples that are in memory together."""

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from peer.daemon.kept_secret import FILE, settle_privacy
+from peer.daemon.kept_secret import settle_privacy
 from peer.errors import ConfigError, StateError
 from peer.privacy_budget import Budget
 from peer.state.disk import RealDisk
+from peer.train.private_step import SECRET_FILE
 
 BUDGET = Budget(1.5, 0.125, 1e-5, 100, 1)
 
@@ -21,13 +22,13 @@ def test_a_secret_is_drawn_once_and_only_its_owner_reads_it(tmp_path: Path) -> N
     secret = settle_privacy(BUDGET, RealDisk(tmp_path))
     assert secret is not None
     assert len(secret) == 32
-    assert stat.S_IMODE((tmp_path / FILE).stat().st_mode) == 0o600
+    assert stat.S_IMODE((tmp_path / SECRET_FILE).stat().st_mode) == 0o600
     assert settle_privacy(BUDGET, RealDisk(tmp_path)) == secret
 
 
 def test_a_wiped_folder_gets_another_secret(tmp_path: Path) -> None:
     before = settle_privacy(BUDGET, RealDisk(tmp_path))
-    (tmp_path / FILE).unlink()
+    (tmp_path / SECRET_FILE).unlink()
     assert settle_privacy(BUDGET, RealDisk(tmp_path)) != before
 
 
@@ -49,7 +50,7 @@ def test_it_is_turned_neither_off_nor_on_in_the_middle(tmp_path: Path) -> None:
     settle_privacy(BUDGET, RealDisk(tmp_path))
     with pytest.raises(ConfigError, match="turned off"):
         settle_privacy(None, RealDisk(tmp_path))
-    (tmp_path / FILE).unlink()
+    (tmp_path / SECRET_FILE).unlink()
     (tmp_path / "journal-00000000.log").touch()
     with pytest.raises(ConfigError, match="turned on"):
         settle_privacy(BUDGET, RealDisk(tmp_path))
@@ -57,6 +58,6 @@ def test_it_is_turned_neither_off_nor_on_in_the_middle(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", json.dumps({"secret": "00", "budget": {}})])
 def test_a_damaged_file_is_refused(tmp_path: Path, text: str) -> None:
-    (tmp_path / FILE).write_text(text)
+    (tmp_path / SECRET_FILE).write_text(text)
     with pytest.raises(StateError, match="damaged"):
         settle_privacy(BUDGET, RealDisk(tmp_path))

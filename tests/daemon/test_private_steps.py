@@ -17,10 +17,10 @@ import pytest
 
 from peer import run_setup
 from peer.config import load
-from peer.daemon.kept_secret import FILE
 from peer.ops.local_cluster import up
 from peer.simulate.run import run
 from peer.state.checkpoints import find_checkpoints, load_checkpoint
+from peer.train.private_step import SECRET_FILE
 
 pytest.importorskip("dp_accounting")
 
@@ -36,7 +36,7 @@ JOB = (
 
 
 def secrets_below(folder: Path) -> list[bytes]:
-    files = sorted(folder.glob(f"peers/*/state/{FILE}"))
+    files = sorted(folder.glob(f"peers/*/state/{SECRET_FILE}"))
     return [bytes.fromhex(json.loads(file.read_text())["secret"]) for file in files]
 
 
@@ -61,7 +61,9 @@ def test_real_and_simulated_peers_with_the_same_secrets_agree_bit_for_bit(
     assert models_below(tmp_path) == simulated(monkeypatch, tmp_path, known)
     assert summary.epsilon is not None
     assert summary.epsilon > 0
-    everything = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.name != FILE)
+    everything = b"".join(
+        path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.name != SECRET_FILE
+    )
     for secret in known:
         assert secret not in everything
         assert secret.hex().encode() not in everything
