@@ -283,6 +283,28 @@ class TrainingOptions(Section):
     """Let α fall with γ after the warm-up, from one pass over the peer's samples to the next."""
 
 
+class PrivacyOptions(Section):
+    """Differential privacy of this device's samples (DP-SGD); peers may choose differently. Off unless
+    `noise_multiplier` or `epsilon` is set."""
+
+    noise_multiplier: Positive | None = None
+    """σ, the standard deviation of the noise of a step, in units of `clip_norm`."""
+    epsilon: Positive | None = None
+    """ε that the whole run may spend. Without `noise_multiplier`, the noise follows from it; with it, a run that would
+    spend more is refused."""
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    """δ at which ε is accounted; choose less than 1 / (samples of this device)."""
+    clip_norm: Positive = 1.0
+    """C: the gradient of each sample is shortened to this norm."""
+    simulation_seed: Whole = 0
+    """Seed of noise and sampling in `sotto simulate`. Real peers draw a secret instead."""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the local step is private."""
+        return self.noise_multiplier is not None or self.epsilon is not None
+
+
 class DataOptions(Section):
     """The training data, and how it is split among the peers."""
 
@@ -463,6 +485,7 @@ class Config(Section):
     guard: GuardOptions = GuardOptions()
     transport: TransportOptions = TransportOptions()
     limits: LimitOptions = LimitOptions()
+    privacy: PrivacyOptions = PrivacyOptions()
 
     @model_validator(mode="after")
     def _names_are_distinct(self) -> Config:
@@ -556,6 +579,7 @@ SECTIONS: Mapping[str, type[Section]] = {
     "guard": GuardOptions,
     "transport": TransportOptions,
     "limits": LimitOptions,
+    "privacy": PrivacyOptions,
 }
 
 ENVIRONMENT_PREFIX = "SOTTO_"

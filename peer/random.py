@@ -139,8 +139,7 @@ class Stream:
         numpy differ among processors in their last bit.
         """
         words = self.words(2 * size).astype(np.uint64)
-        m = (words[0::2] << np.uint64(20)) | (words[1::2] >> np.uint64(12))
-        return _inverse_normal((m.astype(np.float64) + 0.5) * 2.0**-52)
+        return normals_of((words[0::2] << np.uint64(20)) | (words[1::2] >> np.uint64(12)))
 
     @property
     def counter(self) -> tuple[int, int, int, int]:
@@ -310,6 +309,11 @@ _FAR_TAIL = (
     (2.04426310338993978564e-15, 1.42151175831644588870e-7, 1.84631831751005468180e-5, 7.86869131145613259100e-4,
      1.48753612908506148525e-2, 1.36929880922735805310e-1, 5.99832206555887937690e-1, 1.0),
 )  # fmt: skip
+
+
+def normals_of(m: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
+    """Return a standard normal number for each of `m: uint64[n]`, random integers below 2⁵², as `Stream.normals`."""
+    return _inverse_normal((m.astype(np.float64) + 0.5) * 2.0**-52)
 
 
 def _inverse_normal(p: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

@@ -6,6 +6,7 @@ What daemon, simulator and export share. It knows no network and no clock.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ from peer.node.local_steps import LocalSteps
 from peer.node.pair_participant import PairParticipant
 from peer.node.participant import Participant
 from peer.node.statements import Statements
+from peer.privacy_budget import Budget, plan_budget
 from peer.random import PhiloxSource
 from peer.run_plan import (
     algorithm_spec,
@@ -61,6 +63,7 @@ from peer.train.learning_rate import learning_rates, step_size_decay
 from peer.train.local_step import Split, Trainer, check_data, make_momentum
 from peer.train.own_task import criteria_of
 from peer.train.partition import Manifest, OwnSamples, own_samples, partition
+from peer.train.private_step import SECRET_BYTES, GaussianMechanism
 from peer.train.task import Data, Task
 from peer.wire.last_codes import LastCodes
 
@@ -106,6 +109,7 @@ class RunSetup:
     def open(cls, config: Config, base: Path, num_peers: int | None = None, *, rate: float | None = None) -> RunSetup:
         """Read the task and its data, deal it out and build the graph. `rate`: η, where the configuration does not
         decide."""
+        refuse_untold_privacy(config)
         count = num_peers or config.num_listed
         task = tasks.resolve_task(
             config.training.task,
@@ -131,6 +135,10 @@ class RunSetup:
     @classmethod
     def of_loop(cls, config: Config, base: Path, *, rate: float | None = None) -> RunSetup:
         """Return the setup of a run whose local steps are those of the user's scripts: it knows no task and no data."""
+        if config.privacy.is_on:
+            raise ConfigError(
+                "cannot make the local steps of a training script private; use a task", key="training.task"
+            )
         count = config.num_listed
         nothing = {peer: np.empty(0, np.int64) for peer in range(max(count, config.peer.index + 1))}
         samples = OwnSamples("", 0, nothing, nothing)
@@ -299,8 +307,25 @@ class RunSetup:
             " samples more than once; lower it, or use more data or fewer peers"
         )
 
-    def trainer(self, peer: int) -> Trainer:
-        """Return the training side of one peer. Raises ConfigError for a peer whose data only its device has."""
+    def budget_of_privacy(self, peer: int) -> Budget | None:
+        """Return what the private steps of one peer spend; None where they are not private. Raises ConfigError."""
+        if not self.config.privacy.is_on:
+            return None
+        return plan_budget(self.config, len(self.manifest.train[peer]))
+
+    def _mechanism(self, peer: int, secret: bytes | None) -> GaussianMechanism | None:
+        budget = self.budget_of_privacy(peer)
+        if budget is None:
+            return None
+        options = self.config.privacy
+        return GaussianMechanism(
+            budget.noise_multiplier, options.clip_norm, secret or simulated_secret(options.simulation_seed, peer)
+        )
+
+    def trainer(self, peer: int, *, secret: bytes | None = None) -> Trainer:
+        """Return the training side of one peer. `secret`: what noise and sampling of private steps follow from; without
+        it, as in simulations, `simulated_secret`, which protects nothing. Raises ConfigError for a peer whose data only
+        its device has."""
         if isinstance(self.manifest, OwnSamples) and peer not in self.manifest.train:
             raise ConfigError(f"only the device of peer {peer} has its data", key="data.partition", value="own")
         return Trainer(
@@ -313,6 +338,7 @@ class RunSetup:
             holdout_indices=self.manifest.holdout[peer],
             class_shares=self.class_shares,
             step_weight=self.step_weight,
+            privacy=self._mechanism(peer, secret),
             device=self.config.peer.device,
             base=self.base,
         )
@@ -438,6 +464,38 @@ class RunSetup:
             local_steps=local_steps,
             **({} if cpu_clock is None else {"cpu_clock": cpu_clock}),
         )
+
+
+def refuse_untold_privacy(config: Config) -> None:
+    """Raise ConfigError for options with which a peer that is private tells of its samples otherwise."""
+    if not config.privacy.is_on:
+        return
+    if config.data.holdout_fraction > 0:
+        raise ConfigError(
+            "lets others see how accurate models are on samples of this device, which [privacy] does not account for",
+            key="data.holdout_fraction",
+            value=config.data.holdout_fraction,
+            valid="0",
+        )
+    if config.guard.action == "rollback":
+        raise ConfigError(
+            "lets rounds be done again, which [privacy] would not count",
+            key="guard.action",
+            value="rollback",
+            valid="stop",
+        )
+    if algorithm_spec(config).asynchronous:
+        raise ConfigError(
+            "has no rounds, by which [privacy] counts local steps",
+            key="algorithm.name",
+            value=config.algorithm.name,
+            valid="an algorithm with rounds",
+        )
+
+
+def simulated_secret(seed: int, peer: int) -> bytes:
+    """Return the stand-in for the secret of a simulated peer: everybody can compute it."""
+    return hashlib.blake2b(f"{seed} {peer}".encode(), digest_size=SECRET_BYTES, person=b"sotto simulated").digest()
 
 
 def deal(config: Config, data: Data, num_peers: int) -> Manifest | OwnSamples:

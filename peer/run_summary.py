@@ -22,6 +22,7 @@ from peer.state.metrics import ConsensusRecord, EvaluationRecord, MetricsStore, 
 from peer.train.baseline import single_process
 from peer.train.evaluation import Evaluation
 from peer.train.own_task import criteria_of
+from peer.train.partition import OwnSamples
 from peer.train.precision import precision_of
 
 
@@ -76,6 +77,10 @@ def finish_summary(
 ) -> None:
     """Fill in what the metrics say, and the figures of one process trained on all data if wanted."""
     sum_up(summary, stores)
+    own = isinstance(setup.manifest, OwnSamples)
+    budgets = [setup.budget_of_privacy(peer) for peer in ([config.peer.index] if own else range(setup.num_peers))]
+    spent = [budget.spent(summary.completed_rounds) for budget in budgets if budget is not None]
+    summary.epsilon = max(spent, default=None)
     distances = [record for store in stores for record in store.consensus()]
     if distances:
         last = max(distances, key=lambda record: record.round)

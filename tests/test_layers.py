@@ -43,15 +43,20 @@ ROOMS: dict[str, set[str]] = {
         "round_record", "compress", "config", "errors", "gossip", "proto", "protocol", "rate_limits", "state", "wire",
     },
     "run_plan": {"compress", "config", "errors", "gossip", "native"},
-    "run_setup": {"compress", "config", "criterion", "errors", "gossip", "node", "random", "run_plan", "train", "wire"},
+    "privacy_budget": {"config", "errors", "train"},
+    "run_setup": {
+        "compress", "config", "criterion", "errors", "gossip", "node", "privacy_budget", "random", "run_plan", "train",
+        "wire",
+    },
     "run_summary": {"compress", "config", "criterion", "gossip", "native", "run_plan", "run_setup", "state", "train"},
     "simulate": {
         "round_record", "compress", "config", "config_writer", "errors", "gossip", "node", "random", "run_plan",
         "run_progress", "run_setup", "run_summary", "state", "train", "wire",
     },
     "daemon": {
-        "round_record", "compress", "config", "criterion", "errors", "foreign_text", "gossip", "net", "node", "proto",
-        "protocol", "rate_limits", "run_plan", "run_setup", "run_summary", "state", "train", "wire",
+        "round_record", "compress", "config", "criterion", "errors", "foreign_text", "gossip", "net", "node",
+        "privacy_budget", "proto", "protocol", "rate_limits", "run_plan", "run_setup", "run_summary", "state", "train",
+        "wire",
     },
     "own_loop": {
         "compress", "config", "daemon", "errors", "gossip", "node", "round_record", "run_plan", "run_setup", "simulate",
@@ -102,8 +107,8 @@ FORBIDDEN_IN_PURE = {
 # that an installation may lack.
 LATE = ("cli", "entry")
 OPTIONAL = {
-    "PIL", "distributed", "mlflow", "onnx", "onnxruntime", "onnxscript", "prometheus_client", "pyarrow", "ray",
-    "tensorboard", "tokenizers", "trackio", "wandb",
+    "PIL", "distributed", "dp_accounting", "mlflow", "onnx", "onnxruntime", "onnxscript", "prometheus_client",
+    "pyarrow", "ray", "tensorboard", "tokenizers", "trackio", "wandb",
 }  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from peer.config import load
 from peer.errors import ConfigError
 from peer.gossip.theta import theorem_2
 from peer.run_plan import validate_config
-from peer.run_setup import RunSetup
+from peer.run_setup import RunSetup, simulated_secret
 
 
 def test_theta_by_theorem_2_knows_how_far_the_learning_rate_fell() -> None:
@@ -139,3 +139,31 @@ def test_kernels_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) -> 
     (found,) = validate_config(load(environment={}), Path(), 4)
     assert (found.level, found.key) == ("warning", "kernels")
     assert "install a wheel that has them, or a C compiler" in found.sentence
+
+
+@pytest.mark.parametrize(
+    ("setting", "key"),
+    [
+        ("data.holdout_fraction=0.1", "data.holdout_fraction"),
+        ("algorithm.name=ad-psgd", "algorithm.name"),
+        ("guard.action=rollback", "guard.action"),
+    ],
+)
+def test_what_private_peers_would_tell_otherwise_is_refused(setting: str, key: str) -> None:
+    config = load(environment={}, overrides=["privacy.noise_multiplier=1", "training.precision=float32", setting])
+    with pytest.raises(ConfigError) as error:
+        RunSetup.open(config, Path(), num_peers=4)
+    assert error.value.key == key
+
+
+def test_a_training_script_cannot_be_made_private() -> None:
+    config = load(environment={}, overrides=["privacy.noise_multiplier=1", "training.task=loop"])
+    with pytest.raises(ConfigError) as error:
+        RunSetup.of_loop(config, Path())
+    assert error.value.key == "training.task"
+
+
+def test_simulated_secrets_follow_the_seed_and_the_peer() -> None:
+    pairs = [(0, 0), (0, 1), (1, 0)]
+    assert len({simulated_secret(*pair) for pair in pairs}) == len(pairs)
+    assert simulated_secret(1, 0) == simulated_secret(1, 0)

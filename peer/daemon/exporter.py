@@ -138,6 +138,9 @@ class Exporter:
         days_left = (status.get("certificate") or {}).get("days_left")
         help_ = "Days until the certificate of this peer, or of the authority, ends."
         yield _metric("gauge", "certificate_days_left", help_, own, [({}, days_left)])
+        privacy = status.get("privacy") or {}
+        help_ = "The ε that private local steps have spent at most."
+        yield _metric("gauge", "privacy_epsilon", help_, own, [({}, privacy.get("epsilon"))])
         limits = status.get("limits")
         if limits is not None:
             help_ = "Limits of this device that are reached."

@@ -14,6 +14,7 @@ from peer import __version__
 from peer.config import Config
 from peer.daemon.first_peer_list import settle
 from peer.daemon.kept_rate import settle_rate
+from peer.daemon.kept_secret import settle_privacy
 from peer.daemon.roster import Roster
 from peer.daemon.signed_statements import SignedStatements
 from peer.errors import ConfigError
@@ -22,6 +23,7 @@ from peer.net.security.credentials import Credentials, load_credentials
 from peer.node.disk_state import Durability
 from peer.node.local_steps import RecordedSteps
 from peer.node.statements import Statements, Unsigned
+from peer.privacy_budget import Budget
 from peer.run_plan import build_compressor, why_no_changes, why_no_rejoin
 from peer.run_setup import PeerTrainer, RunSetup
 from peer.run_summary import machine_facts
@@ -83,12 +85,22 @@ class LocalPeer:
         self.statements = self._statements()
         rate = settle_rate(config, build_compressor(config), self.folder.disk)
         self.trainer: PeerTrainer
+        self.budget: Budget | None = None
+        """What private steps spend."""
         if loop is None:
             self.setup = RunSetup.open(config, base, rate=rate)
-            self.trainer = self.setup.trainer(self.index)
+            self.budget = self.setup.budget_of_privacy(self.index)
+            secret = settle_privacy(self.budget, self.folder.disk)
+            self.trainer = self.setup.trainer(self.index, secret=secret)
+            if self.budget is not None and config.data.partition != "own":
+                log.warning(
+                    "every device of this run has the samples of all, so [privacy] hides them from nobody in it; set"
+                    ' data.partition = "own" where each device has data of its own'
+                )
             if (problem := self.setup.short_shard([self.index])) is not None:
                 log.warning("%s", problem)
         else:
+            settle_privacy(None, self.folder.disk)
             self.setup, self.trainer = RunSetup.of_loop(config, base, rate=rate), loop
         if (weight := self.setup.step_weight) > _MOST_WEIGHT:
             log.warning(

@@ -108,6 +108,7 @@ class OperatorApi:
             "criteria": {each.name: each.better for each in self._evaluations.criteria},
             "worst": None if worst is None else self._claimed(worst),
             "diverged": self._diverged(),
+            "privacy": self._privacy(),
             "neighbors": len(links),
             "neighbors_up": sum(link.up for link in links.values()),
             "payload_bytes": self._neighbors.traffic.payload_bytes,
@@ -135,6 +136,20 @@ class OperatorApi:
         if name is not None:
             return {"losses": own, "numbers": numbers}
         return {"proofs": {roster.name(number): proof.hex() for number, proof in losses.items()}}
+
+    def _privacy(self) -> dict[str, object] | None:
+        """Return the ε that private local steps have spent at most; None where they are not private."""
+        budget = self._local.budget
+        if budget is None:
+            return None
+        # The round that is under way counts: its message may have left.
+        spent = budget.spent(min(self._loop.round + 1, budget.rounds))
+        return {
+            "epsilon": spent,
+            "delta": budget.delta,
+            "limit": self._local.config.privacy.epsilon,
+            "noise_multiplier": budget.noise_multiplier,
+        }
 
     def _link_status(self, peer: int, link: LinkRecord) -> dict[str, object]:
         """Return what `sotto status --json` says of the link to one neighbour; bytes are what was sent over it."""

@@ -13,12 +13,14 @@ from pathlib import Path
 from peer.errors import StateError
 from peer.state.checkpoints import StateFolder
 from peer.state.recovery import StateFiles
+from peer.train.private_step import SECRET_FILE
 
 
 def put_back(directories: Sequence[Path], round_: int) -> None:
     """Set aside what these state folders have after the checkpoint of a round; 0 stands for the start.
 
-    Raises StateError, before anything is renamed, if a peer uses one of them or one has no such checkpoint.
+    Raises StateError, before anything is renamed, if a peer uses one of them, one has no such checkpoint, or local
+    steps are private.
     """
     with _locked(directories) as folders:
         for folder in folders:
@@ -26,6 +28,11 @@ def put_back(directories: Sequence[Path], round_: int) -> None:
             if round_ not in rounds:
                 known = ", ".join(map(str, rounds))
                 raise StateError(f"{folder.directory}: has no checkpoint of round {round_}; it can go back to {known}")
+            if SECRET_FILE in folder.disk.names():
+                raise StateError(
+                    f"{folder.directory}: its local steps are private, and [privacy] would not count those that are"
+                    " done again; begin a new run"
+                )
         for folder in folders:
             StateFiles(folder.disk, {}, keep=len(_rounds(folder)), regular=0).go_back(round_)
 

@@ -37,6 +37,7 @@ def status_table(answers: Sequence[Mapping[str, Any]]) -> RenderableType:
     notes = [Text(f"{_name(answer)} {answer['note']}", style="dim") for answer in answers if "note" in answer]
     return Group(
         table,
+        *_private(answers),
         *_limited(answers),
         *_diverged(answers),
         *notes,
@@ -59,6 +60,17 @@ def _limited(answers: Sequence[Mapping[str, Any]]) -> list[Text]:
     for answer in answers:
         lines += [Text(f"{_name(answer)} is {each}", style="yellow") for each in limits_reached(answer)]
         lines += [Text(f"{_name(answer)}: {each}", style="yellow") for each in limits_nearly_reached(answer)]
+    return lines
+
+
+def _private(answers: Sequence[Mapping[str, Any]]) -> list[Text]:
+    """Return a line for each peer whose local steps are private."""
+    lines = []
+    for answer in answers:
+        if privacy := answer.get("privacy"):
+            limit = "" if privacy["limit"] is None else f" of {privacy['limit']:g}"
+            spent = f"{privacy['epsilon']:.2f}{limit} (δ = {privacy['delta']:g})"
+            lines.append(Text(f"{_name(answer)} has spent at most ε = {spent}", style="dim"))
     return lines
 
 

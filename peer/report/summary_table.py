@@ -72,6 +72,8 @@ def _figures(summary: Summary, criterion: Criterion) -> Table:
         table.add_row(f"its class {lowest}, its lowest", percent(summary.class_accuracy[lowest]))
     if holdouts := summary.of_holdouts(criterion):
         table.add_row("worst on its own hold-out", figure(criterion, criterion.worst(holdouts)))
+    if summary.epsilon is not None:
+        table.add_row("ε spent by each peer, at most", significant(summary.epsilon))
     table.add_row("averaged model", figure(criterion, summary.averaged(criterion)), style="bold")
     table.add_row("one process, float32", figure(criterion, single))
     if worst is not None and single is not None:

@@ -34,6 +34,8 @@ class StackedRows:
             raise ConfigError(
                 "cannot be used with --stacked, where all peers advance together", key="rounds.late", valid="wait"
             )
+        if config.privacy.is_on:
+            raise ConfigError("cannot be used with --stacked; leave that out", key="privacy")
         self.setup = setup
         self.trainer = StackedTrainer(
             setup.task,

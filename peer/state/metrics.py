@@ -160,6 +160,9 @@ class Summary:
     """Whether these are the figures of a sample of the peers, evenly spread, since there are too many to evaluate."""
     members: list[int] = field(default_factory=list)
     """Numbers of the peers whose accuracies these are, where not all that ever took part were there in the end."""
+    epsilon: float | None = None
+    """ε that the private local steps of the peer with the fewest samples spent; None where they were not private, or
+    the figures are those of a cluster."""
     averaged_accuracy: float | None = None
     averaged_metrics: dict[str, float] = field(default_factory=dict)
     precision: str = "float32"

@@ -56,5 +56,6 @@ def single_process(
         step = trainer.gradient(z, t, rate, rate)
         before, z = z, z - np.float32(rate) * step.gradient
         trainer.after_round(before, z, rate)
+        assert step.loss is not None
         losses.append(step.loss)
     return Baseline(trainer.evaluate(z), tuple(losses), z)

@@ -35,7 +35,8 @@ from peer.train.model_file import load_model_, model_digest, save_model, state_t
 from peer.train.momentum import Momentum
 from peer.train.own_task import OwnTask, errors_of, inner_task
 from peer.train.precision import Precision, make_model, precision_of
-from peer.train.sampling import augmentation_uniforms
+from peer.train.private_step import ClippedSum, GaussianMechanism, check_options, noised_mean, sampling_rate
+from peer.train.sampling import BatchDraw, augmentation_uniforms
 from peer.train.statistics import collect_statistics_, statistics_of_average
 from peer.train.task import Data, Task
 from peer.train.threads import GENERATOR
@@ -56,9 +57,11 @@ class LocalStep:
     gradient: Vector
     """G: momentum and weight decay included, summed over the local steps; float32[n]. Read only, and good until the
     next local step: it may lie in the momentum's own memory."""
-    loss: float
-    """Mean over the local steps of the mean loss of the batch, logit adjustment included, before each step."""
+    loss: float | None
+    """Mean over the local steps of the mean loss of the batch, logit adjustment included, before each step. None of
+    private steps: it tells of the samples."""
     samples: int
+    """Of private steps, how many were to be expected."""
 
 
 class Trainer:
@@ -76,6 +79,7 @@ class Trainer:
         holdout_indices: npt.NDArray[np.int64] | None = None,
         class_shares: npt.NDArray[np.float64] | None = None,
         step_weight: float = 1.0,
+        privacy: GaussianMechanism | None = None,
         device: str = "cpu",
         base: Path | None = None,
     ) -> None:
@@ -83,9 +87,14 @@ class Trainer:
         `options.warm_start` starts at `base`.
 
         `class_shares`: the shares of the classes in all peers' data, where the training set is not that of all.
-        `step_weight`: how many times as long each step is. Raises ConfigError (`training.only`, `training.warm_start`,
-        `peer.device`, `data.class_shares`) and DataError (a model file, or a task that does not hold what it should).
+        `step_weight`: how many times as long each step is. `privacy`: the noise of private steps; label adjustment that
+        is "auto" is then off. Raises ConfigError (`training.only`, `training.warm_start`, `peer.device`,
+        `data.class_shares`, and what private steps cannot be combined with) and DataError (a model file, or a task that
+        does not hold what it should).
         """
+        if privacy is not None:
+            check_options(task, options, len(train_indices))
+            options = options.model_copy(update={"label_adjustment": False})
         self.task, self.options, self.peer, self.seed = task, options, peer, seed
         self.device, self._base = open_device(device), base or Path()
         self._train, self._test = task.train_data(), task.test_data()
@@ -113,6 +122,12 @@ class Trainer:
         self._flat_gradient = torch.empty(self.layout.size, device=self.device)
         self._momentum = make_momentum(options)
         self._augments = augments(task)
+        self._privacy = privacy
+        if privacy is not None:
+            self._clipped = ClippedSum(self._loss, self._model, tuple(self._trained), privacy.clip_norm)
+            with GENERATOR:
+                seed_operators(seed, peer, 0, 0, self.device)
+                self._clipped.try_on(self._batch_of(self._private_draw(np.arange(min(2, len(train_indices))), 0)), task)
 
     @property
     def model(self) -> torch.nn.Module:
@@ -155,18 +170,18 @@ class Trainer:
         step s + 1 starts at z − z_step · (G₁ + … + G_s), and the sum of all G is returned. The momentum moves on.
         """
         steps = self.options.local_steps
-        gradient, loss = self._plain_gradient(z, t, 0)
+        gradient, loss = self._step_gradient(z, t, 0)
         total = self._direction(gradient, z)
         if steps > 1:
             total, moved = total.copy(), z
             direction = total
             for local in range(1, steps):
                 moved = moved - np.float32(z_step) * direction
-                gradient, local_loss = self._plain_gradient(moved, t, local)
+                gradient, local_loss = self._step_gradient(moved, t, local)
                 direction = self._direction(gradient, moved)
                 total += direction
                 loss += local_loss
-        return LocalStep(total, loss / steps, steps * self.options.batch_size)
+        return LocalStep(total, None if self._privacy else loss / steps, steps * self.options.batch_size)
 
     @property
     def needs_displacement(self) -> bool:
@@ -299,6 +314,26 @@ class Trainer:
             return nullcontext()
         return statistics_of_average(self._model, self.task, self._train, seed=self.seed, device=self.device)
 
+    def _step_gradient(self, z: Vector, t: int, local: int) -> tuple[Vector, float]:
+        """Return the gradient of one local step and the loss before it; that of a private step is nan."""
+        if self._privacy is None:
+            return self._plain_gradient(z, t, local)
+        self._load(z)
+        draws = self._privacy.draws(z, t, local)
+        shard = self._indices["train"]
+        rate = sampling_rate(self.options, len(shard))
+        draw = self._private_draw(draws.chosen(len(shard), rate), t * self.options.local_steps + local)
+        total = np.zeros(self.layout.size)
+        if len(draw.indices):
+            with GENERATOR:
+                seed_operators(self.seed, self.peer, t, local, self.device)
+                total = self._clipped.of(self._batch_of(draw))
+        return noised_mean(total, draws, self._privacy, self.options.batch_size), np.nan
+
+    def _private_draw(self, positions: npt.NDArray[np.int64], step: int) -> BatchDraw:
+        """Return the samples at some positions of the shard, augmented in another way in each step."""
+        return BatchDraw(self._indices["train"][positions], np.full_like(positions, step))
+
     def _plain_gradient(self, z: Vector, t: int, local: int) -> tuple[Vector, float]:
         """Return the gradient of the mean loss of one batch at z, good until the next call, and that loss."""
         self._load(z)
@@ -337,14 +372,18 @@ class Trainer:
 
     def _batch(self, t: int, local: int) -> tuple[torch.Tensor, ...]:
         step = t * self.options.local_steps + local
-        draw = self._schedule.batch(step)
+        batch = self._batch_of(self._schedule.batch(step))
+        if self._adjustment is None:
+            return batch
+        return *batch, *aligned((torch.from_numpy(self._adjustment.rows(step)),), self.device)
+
+    def _batch_of(self, draw: BatchDraw) -> tuple[torch.Tensor, ...]:
+        """Return the samples of a draw, augmented."""
         batch = aligned(self._train.batch(torch.from_numpy(draw.indices)), self.device)
         if self._augments:
             uniforms = augmentation_uniforms(self.seed, draw, len(self._train))
             batch = aligned(self.task.augment(batch, torch.from_numpy(uniforms).to(self.device)), self.device)
-        if self._adjustment is None:
-            return batch
-        return *batch, *aligned((torch.from_numpy(self._adjustment.rows(step)),), self.device)
+        return batch
 
 
 def make_momentum(options: TrainingOptions) -> Momentum:

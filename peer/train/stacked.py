@@ -41,6 +41,7 @@ from peer.train.local_step import (
 from peer.train.memory import aligned, open_device, own_memory_
 from peer.train.metrics import metrics_of
 from peer.train.own_task import errors_of, inner_task
+from peer.train.private_step import LossModule
 from peer.train.sampling import BatchDraw, augmentation_uniforms, joined
 from peer.train.task import Data, Task
 
@@ -291,7 +292,7 @@ class _Stacked:
         self.buffers = {
             name: buffer.detach()[None].repeat(num_peers, *[1] * buffer.ndim) for name, buffer in model.named_buffers()
         }
-        self._loss, self._judge = _Loss(loss, model), _Judge(task, model)
+        self._loss, self._judge = LossModule(loss, model), _Judge(task, model)
         self._graph: _Graph | None = None
         self._may_capture = self._device.type == "cuda"
 
@@ -493,17 +494,6 @@ class _Graph:
         self._graph.replay()
         gradient, losses = self._result
         return gradient, losses
-
-
-class _Loss(torch.nn.Module):
-    """The loss as a module, so that its model's parameters can be replaced from outside."""
-
-    def __init__(self, loss: Loss, model: torch.nn.Module) -> None:
-        super().__init__()
-        self.loss, self.model = loss, model
-
-    def forward(self, batch: Batch) -> torch.Tensor:
-        return self.loss(self.model, batch)
 
 
 class _Judge(torch.nn.Module):

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from peer.config import PeerAddress
+from peer.config import PeerAddress, PrivacyOptions
 from peer.criterion import ACCURACY
 from peer.daemon.admissions import Admissions
 from peer.daemon.divergence import Claim, Divergence
@@ -26,6 +26,7 @@ from peer.errors import SottoError
 from peer.gossip.incarnations import Numbering
 from peer.gossip.membership import ChangeKind
 from peer.net.offences import NOTABLE
+from peer.privacy_budget import Budget, epsilon
 from peer.round_record import RoundRecord
 from peer.state.admission_log import AdmissionLog
 from peer.state.metrics import MetricsStore
@@ -75,10 +76,12 @@ class Asked:
             name="ada",
             access=None,
             roster=Roster(),
-            config=SimpleNamespace(run=run),
+            config=SimpleNamespace(run=run, privacy=PrivacyOptions(epsilon=3.0)),
             others=[1, 2],
             metrics=self.metrics,
+            budget=None,
         )
+        self.local = local
         self.finished: set[int] = set()
         self.log = AdmissionLog(FailingDisk(), lambda: 0.0)
         neighbors = neighbors_over(transport, (1, 2))
@@ -151,6 +154,15 @@ def test_the_status_names_a_neighbour_that_broke_the_protocol_again_and_again(as
     (offender,) = asked.ask("status")["offenders"]
     assert (offender["name"], offender["offences"], offender["last"]) == ("ben", NOTABLE, "its checksum is wrong")
     assert "`sotto remove ben`" in offender["advice"]
+
+
+def test_the_status_says_what_privacy_spent_with_the_round_under_way(asked: Asked) -> None:
+    pytest.importorskip("dp_accounting")
+    assert asked.ask("status")["privacy"] is None
+    asked.local.budget = Budget(1.5, 0.1, 1e-5, 50, 1)
+    told = asked.ask("status")["privacy"]
+    assert told == {"epsilon": asked.local.budget.spent(8), "delta": 1e-5, "limit": 3.0, "noise_multiplier": 1.5}
+    assert told["epsilon"] >= epsilon(1.5, 0.1, 8, 1e-5)
 
 
 def test_a_stop_is_remembered(asked: Asked) -> None:

@@ -10,6 +10,7 @@ import pytest
 from peer.errors import StateError
 from peer.ops.rollback import newest_common_round, put_back
 from peer.state.checkpoints import Checkpoint, StateFolder, find_checkpoints, load_checkpoint
+from peer.train.private_step import SECRET_FILE
 
 
 def a_state(directory: Path, *rounds: int, inbox: int = 0) -> Path:
@@ -58,6 +59,15 @@ def test_frames_that_waited_in_the_checkpoint_are_kept_in_a_copy(tmp_path: Path)
     put_back([state], 10)
     assert content(state)["set-aside-1-checkpoint-00000010.safetensors"] == before
     assert load_checkpoint(find_checkpoints(state)[0]).state == {"inbox": []}
+
+
+def test_private_peers_do_not_go_back(tmp_path: Path) -> None:
+    state = a_state(tmp_path / "state", 10, 20)
+    (state / SECRET_FILE).touch()
+    before = content(state)
+    with pytest.raises(StateError, match="would not count those that are done again"):
+        put_back([state], 10)
+    assert content(state) == before
 
 
 def test_all_go_back_or_none(tmp_path: Path) -> None:

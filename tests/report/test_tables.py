@@ -195,3 +195,11 @@ def test_status_says_which_limit_of_a_device_is_reached_and_until_when() -> None
     assert "a is paused until 2026-12-01 22:00+01:00: outside its hours" in text
     assert "a is paused: hot" in text
     assert "a: nearly used" in text
+
+
+def test_the_status_says_what_privacy_spent() -> None:
+    privacy = {"epsilon": 1.234, "delta": 1e-5, "limit": 3.0, "noise_multiplier": 1.5}
+    text = shown(status_table([{"name": "a", "privacy": privacy}, {"name": "b", "privacy": None}]))
+    assert "a has spent at most ε = 1.23 of 3 (δ = 1e-05)" in text
+    unlimited = shown(status_table([{"name": "a", "privacy": {**privacy, "limit": None}}]))
+    assert "a has spent at most ε = 1.23 (δ = 1e-05)" in unlimited
