@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -97,7 +98,8 @@ def transport_s(messages: float, message_bytes: float) -> float:
     return ROUND_WORK_S + messages * (MESSAGE_WORK_S + BYTE_WORK_S * message_bytes)
 
 
-def state_models(settings: Sequence[str], num_peers: int) -> float:
+@lru_cache(maxsize=64)
+def state_models(settings: tuple[str, ...], num_peers: int) -> float:
     """Return how many models of float32 the algorithm and its codes keep beside the model itself, on the peer that
     keeps most. Raises ConfigError."""
     simulator = Simulator(_config(settings, [(_SMALL,)]), Path(), num_peers=min(num_peers, _MOST_PEERS))

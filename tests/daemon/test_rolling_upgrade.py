@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -75,10 +74,12 @@ def undisturbed(folder: Path, predecessor: Release, algorithm: str, *settings: s
         return models(devices)
 
 
-def replace_all(devices: Devices, release: Release, end: Callable[[Device], int]) -> None:
-    """Replace the peers one by one; between two of them, every peer completes further rounds."""
-    for device in devices.all:
+def replace_all(devices: Devices, release: Release) -> None:
+    """Replace the peers one by one, of which every other one is killed; between two of them, every peer completes
+    further rounds."""
+    for number, device in enumerate(devices.all):
         reached = devices.furthest()
+        end = Device.kill if number % 2 else Device.stop
         end(device)
         device.start(release)
         devices.until_beyond(reached + 1)
@@ -97,17 +98,16 @@ def check_no_offence(devices: Devices) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("end", [Device.stop, Device.kill], ids=["SIGTERM", "SIGKILL"])
 @pytest.mark.parametrize("algorithm", sorted(WITH_ROUNDS))
 def test_peers_are_upgraded_one_by_one_and_back_without_a_lost_round(
-    algorithm: str, end: Callable[[Device], int], predecessor: Release, tmp_path: Path
+    algorithm: str, predecessor: Release, tmp_path: Path
 ) -> None:
     settings = WITH_ROUNDS[algorithm]
     with cluster(tmp_path / "kits", predecessor, algorithm, *settings) as devices:
         devices.start(predecessor)
         devices.until_beyond(2)
-        replace_all(devices, this_release(), end)
-        replace_all(devices, predecessor, end)
+        replace_all(devices, this_release())
+        replace_all(devices, predecessor)
         assert devices.finish() == [0] * 4
     check_no_offence(devices)
     for device in devices.all:
@@ -117,17 +117,14 @@ def test_peers_are_upgraded_one_by_one_and_back_without_a_lost_round(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("end", [Device.stop, Device.kill], ids=["SIGTERM", "SIGKILL"])
-def test_peers_without_rounds_are_upgraded_and_go_back(
-    end: Callable[[Device], int], predecessor: Release, tmp_path: Path
-) -> None:
+def test_peers_without_rounds_are_upgraded_and_go_back(predecessor: Release, tmp_path: Path) -> None:
     """Which pairs meet is a matter of time, so no two runs have equal bits. No step is lost, no frame refused."""
     settings = ("graph.kind=complete", "state.ledger=true")
     with cluster(tmp_path / "kits", predecessor, "ad-psgd", *settings, rounds=100_000) as devices:
         devices.start(predecessor)
         devices.until_beyond(2)
-        replace_all(devices, this_release(), end)
-        replace_all(devices, predecessor, end)
+        replace_all(devices, this_release())
+        replace_all(devices, predecessor)
         assert [device.stop() for device in devices.all] == [0] * 4
     check_no_offence(devices)
     for device in devices.all:

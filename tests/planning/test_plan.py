@@ -151,7 +151,7 @@ def test_nothing_of_ours_is_recommended_where_measurements_say_that_it_does_not_
 
 
 def test_measurements_of_eight_peers_say_nothing_about_a_ring_of_many() -> None:
-    plan = planned(situation(1000, num_peers=32))
+    plan = planned(situation(1000, num_peers=16))
     reasons = {each.option.name: each.reason for each in plan.estimates}
     assert "mixes" in str(reasons["quant-sgp-10%-ring"])
     assert reasons["quant-sgp-5%-exponential"] is None
