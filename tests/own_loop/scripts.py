@@ -138,12 +138,12 @@ def adamw_by_index(where: sottovoce.Place, *, every: int = 3, pause_s: float = 0
 
 def spoilt(where: sottovoce.Place, *, every: int = 3, overlap: bool = False) -> Outcome:
     """Train with parameters that grow by 1,000 in each step while a file `spoil` is there, until this peer gets
-    another model since it was declared lost."""
+    another model since it was declared lost. While a file `hold` is there, it does nothing."""
     torch.set_num_threads(1)
     model = make_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     samples = Samples(where.index)
-    file = Path("spoil")
+    file, hold = Path("spoil"), Path("hold")
 
     def rejoined(event: sottovoce.Rejoined) -> None:
         file.unlink(missing_ok=True)
@@ -165,6 +165,10 @@ def spoilt(where: sottovoce.Place, *, every: int = 3, overlap: bool = False) -> 
                         parameter += 1000.0
             peer.step(loss)
             time.sleep(0.01)
+            if hold.exists():
+                print(f"holds after step {peer.steps}", flush=True)
+            while hold.exists():
+                time.sleep(0.01)
         # A run in which this peer missed rounds takes fewer steps of it.
         print(f"has {peer.steps} steps and {peer.steps_left} left after round {peer.round}", flush=True)
     return Outcome(digest_of(model), peer.steps, peer.round, peer.stopped, largest=float(vector_of(model).abs().max()))

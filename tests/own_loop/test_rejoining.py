@@ -22,7 +22,7 @@ from tests.own_loop.scripts import write_kits
 
 EVERY = 3
 ROUNDS = 100_000
-SETTINGS = (f"run.rounds={ROUNDS}", "graph.kind=ring", "algorithm.name=quant-sgp", "rounds.lost_after_s=2")
+SETTINGS = (f"run.rounds={ROUNDS}", "graph.kind=ring", "algorithm.name=quant-sgp", "rounds.lost_after_s=8")
 
 
 class Scripts:
@@ -88,6 +88,28 @@ class Scripts:
     def spoil(self, peer: int) -> None:
         (self.files[peer].parent / "spoil").touch()
 
+    def hold(self, peer: int) -> None:
+        """Let a script do nothing from its next step on, with a round begun, until `go_on`."""
+        (self.files[peer].parent / "hold").touch()
+        deadline = time.monotonic() + 120
+        while "holds after step" not in self.log(peer):
+            assert time.monotonic() < deadline, self.log(peer)[-3000:]
+            time.sleep(0.1)
+
+    def go_on(self, peer: int) -> None:
+        (self.files[peer].parent / "hold").unlink()
+
+    def ends(self, peer: int) -> None:
+        """Wait until nobody answers for a peer."""
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline:
+            try:
+                self.ask(peer, "status")
+            except RemoteError:
+                return
+            time.sleep(0.1)
+        pytest.fail(f"not within 120 s\n{self.log(peer)[-3000:]}")
+
     def log(self, peer: int) -> str:
         return (self.files[peer].parent / "log.txt").read_text()
 
@@ -150,17 +172,36 @@ def test_a_script_that_was_stopped_until_it_was_lost_takes_part_again(
     scripts.kill(3)
     scripts.start(3)
     scripts.train(*range(4))
-    assert scripts.until(3, lambda status: True)["incarnation"] == 1
+    incarnation = scripts.until(3, lambda status: True)["incarnation"]
     first, second = starts_of(scripts.files[3])
     assert first == 0 < second
     # It is lost while no process of it is there.
     scripts.kill(3)
     scripts.lose(3)
     scripts.start(3)
-    scripts.comes_back(3, 2)
-    assert len(scripts.rejoins(3)) == 2
+    scripts.comes_back(3, incarnation + 1)
+    assert len(scripts.rejoins(3)) == incarnation + 1
     assert starts_of(scripts.files[3])[2] >= second
     scripts.end(overlap=overlap)
+
+
+@pytest.mark.slow
+def test_a_script_that_was_lost_while_it_trained_is_told_at_its_next_step(four: Callable[..., Scripts]) -> None:
+    scripts = four()
+    scripts.train(*range(4))
+    scripts.hold(3)
+    process = scripts.processes[3].pid
+    assert process is not None
+    os.kill(process, signal.SIGSTOP)
+    scripts.lose(3)
+    os.kill(process, signal.SIGCONT)
+    scripts.ends(3)
+    scripts.spoil(3)
+    scripts.go_on(3)
+    scripts.comes_back(3, 1)
+    ((_, largest),) = scripts.rejoins(3)
+    assert 0 < largest < 10
+    scripts.end()
 
 
 @pytest.mark.slow
