@@ -10,7 +10,7 @@ from typing import TypedDict, Unpack
 from torch import nn
 
 from peer.errors import UsageError
-from peer.own_loop.events import Evaluated, MemberChange, PeersLate, RoundDone
+from peer.own_loop.events import Evaluated, MemberChange, PeersLate, Rejoined, RoundDone
 from peer.own_loop.kept_state import Stateful
 from peer.own_loop.peer import Measure, Peer, join
 from peer.own_loop.place import Place
@@ -29,6 +29,7 @@ class JoinOptions(TypedDict, total=False):
     on_late: Callable[[PeersLate], object] | None
     on_member: Callable[[MemberChange], object] | None
     on_evaluation: Callable[[Evaluated], object] | None
+    on_rejoin: Callable[[Rejoined], object] | None
 
 
 class JoiningCallback:

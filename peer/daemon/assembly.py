@@ -218,6 +218,7 @@ def _common_parts(local: LocalPeer, watcher: Watcher, wall_clock: Callable[[], f
             config.evaluation,
             config.run.rounds,
             peers=local.roster,
+            is_former=local.roster.is_former,
             samples=SampleCounts(
                 local.trainer.class_counts(), manifest.num_samples if isinstance(manifest, Manifest) else None
             ),

@@ -87,6 +87,7 @@ class Evaluations:
         rounds: int,
         *,
         peers: Container[int],
+        is_former: Callable[[int], bool] = lambda peer: False,
         samples: SampleCounts,
         is_up: Callable[[int], bool],
         broadcast: Callable[[str, bytes, int | None], None],
@@ -95,10 +96,11 @@ class Evaluations:
         criteria: Sequence[Criterion] = (ACCURACY,),
         statements: Statements | None = None,
     ) -> None:
-        """`rounds`: how many the run has. `peers`: of whom something may be said. `is_up(peer)` returns whether there
-        is a link to it. `broadcast(topic, note, besides)` tells the neighbours; `on_news` is told of each evaluation
-        that was not known. `now()` in seconds. `criteria`: the figures of an evaluation, the one that models are
-        compared by first. `statements` signs what this peer says, and knows what others have signed."""
+        """`rounds`: how many the run has. `peers`: of whom something may be said; `is_former(peer)` returns whether
+        that device takes part again under a newer number. `is_up(peer)` returns whether there is a link to it.
+        `broadcast(topic, note, besides)` tells the neighbours; `on_news` is told of each evaluation that was not known.
+        `now()` in seconds. `criteria`: the figures of an evaluation, the one that models are compared by first.
+        `statements` signs what this peer says, and knows what others have signed."""
         self.newest: dict[tuple[int, str], EvaluationRecord] = {}
         """(peer, split) → newest known evaluation."""
         self._told_by: dict[tuple[int, str], int] = {}
@@ -107,7 +109,7 @@ class Evaluations:
         """(peer, split) → the note that said so, or says so, signed where the run has certificates."""
         self._statements: Statements = statements or Unsigned()
         self._peer, self._options, self._rounds = peer, options, rounds
-        self._peers, self._samples, self._is_up = peers, samples, is_up
+        self._peers, self._is_former, self._samples, self._is_up = peers, is_former, samples, is_up
         self.criteria = tuple(criteria)
         self._metrics = [criterion.name for criterion in criteria if criterion != ACCURACY]
         self._broadcast, self._on_news, self._now = broadcast, on_news, now
@@ -134,8 +136,7 @@ class Evaluations:
         for record in records:
             known = self.newest.get((record.peer, record.split))
             if self.is_shared(record.round) and (known is None or known.round < record.round):
-                note = self._statements.sign(notes.EVALUATION, notes.encode_evaluation(record))
-                self._learn(record, None, note)
+                self._learn(record, None, None)
 
     def heard(self, source: int, note: bytes) -> None:
         """Judge a note of a neighbour, and pass it on if it is news. Raises RemoteProtocolError for what is none."""
@@ -164,21 +165,27 @@ class Evaluations:
         # Somebody else may have said more than is true.
         return source == record.peer and self._told_by.get(key, source) != source
 
-    def _learn(self, record: EvaluationRecord, source: int | None, note: bytes, *, besides: int | None = None) -> None:
-        """Take note of what `source` says; None stands for what was measured here. It is passed on to all but
-        `besides`."""
+    def _learn(
+        self, record: EvaluationRecord, source: int | None, note: bytes | None, *, besides: int | None = None
+    ) -> None:
+        """Take note of what `source` says in a `note`; None stands for what was measured here, which nobody has said
+        yet. It is passed on to all but `besides`."""
         key = record.peer, record.split
         is_last = record.round == self._rounds
         may_pass_on = self._news.spend(key, self._now()) or is_last
         if not may_pass_on and source is not None:
             return
-        self.newest[key], self._notes[key] = record, note
+        self.newest[key] = record
+        # What is not sent needs no signature.
+        self._notes.pop(key, None)
+        if note is not None:
+            self._notes[key] = note
         if source is None:
             self._told_by.pop(key, None)
         else:
             self._told_by[key] = source
         if may_pass_on and self._samples.may_be_told(record):
-            self._broadcast(notes.EVALUATION, note, besides)
+            self._broadcast(notes.EVALUATION, self._note(record), besides)
         self._on_news(record)
 
     def _complain(self, record: EvaluationRecord, source: int) -> None:
@@ -199,7 +206,8 @@ class Evaluations:
         return [self._note(record) for record in told]
 
     def _note(self, record: EvaluationRecord) -> bytes:
-        """Return what says so. Of what is known from before a restart, only the own can be signed."""
+        """Return what says so, signed when it is first sent. Of what is known of others from before a restart, nothing
+        can be signed."""
         key = record.peer, record.split
         if key not in self._notes:
             note = notes.encode_evaluation(record)
@@ -212,8 +220,11 @@ class Evaluations:
         return self.newest.get((self._peer, "test"))
 
     def worst(self) -> EvaluationRecord | None:
-        """Return the newest evaluation on the common test set of the peer that does worst."""
-        tested = [record for (_, split), record in self.newest.items() if split == "test"]
+        """Return the newest evaluation on the common test set of the peer that does worst. What a device came to before
+        it was lost is no part of the run."""
+        tested = [
+            record for (peer, split), record in self.newest.items() if split == "test" and not self._is_former(peer)
+        ]
         criterion = self.criteria[0]
         known = [(value, record) for record in tested if (value := record.figure(criterion)) is not None]
         return min(known, key=lambda each: criterion.rank(each[0]))[1] if known else None

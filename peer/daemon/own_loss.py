@@ -19,7 +19,7 @@ from peer.daemon.member_links import MemberLinks
 from peer.daemon.neighbors import Neighbors
 from peer.daemon.roster import Roster
 from peer.daemon.runtime import Runtime
-from peer.errors import DeclaredLost, PeerUnreachable, RemoteError, SottoError
+from peer.errors import DeclaredLost, PeerUnreachable, RemoteError, SecurityError, SottoError
 from peer.gossip.incarnations import MAX_INCARNATIONS, Numbering
 from peer.net.control import call_control
 from peer.net.security.credentials import Access
@@ -59,12 +59,31 @@ async def status_of(
 
 
 async def ask_members(roster: Roster, access: Access | None) -> list[Answer]:
-    """Return what all others that can be dialled say of who takes part."""
+    """Return what all others that can be dialled say of who takes part. Raises SecurityError where most of them say
+    nothing to this peer: it is none of theirs any more, whatever became of its number."""
     entries = [roster[peer] for peer in roster.others]
     asked = [(entry.name, entry.advertise) for entry in entries if entry.advertise is not None]
     arguments = {"proofs": True, "name": roster.name(roster.me)}
-    calls = (status_of(name, address, access, arguments) for name, address in asked)
-    return [found for answer in await asyncio.gather(*calls) if answer and (found := _read(answer)) is not None]
+    answers = await asyncio.gather(*(_ask(name, address, access, arguments) for name, address in asked))
+    refusals = [answer for answer in answers if isinstance(answer, SecurityError)]
+    if 2 * len(refusals) > len(asked):
+        raise SecurityError(
+            f"most members refuse to talk to this peer: {refusals[0]}; give it a certificate or token that they accept,"
+            " and start it again"
+        )
+    return [answer for answer in answers if isinstance(answer, Answer)]
+
+
+async def _ask(
+    name: str, address: str, access: Access | None, arguments: Mapping[str, Any]
+) -> Answer | SecurityError | None:
+    try:
+        status = await call_control(address, "status", arguments, name=name, security=access, timeout_s=_ASK_TIMEOUT_S)
+    except SecurityError as error:
+        return error
+    except SottoError:
+        return None
+    return _read(status)
 
 
 def _read(answer: Mapping[str, Any]) -> Answer | None:
@@ -104,7 +123,8 @@ class OwnLoss:
         self._participant, self._membership, self._member_links = participant, participant.membership, member_links
 
     async def watch(self) -> None:
-        """Ask now and then. Raises DeclaredLost once somebody proves that this peer is lost."""
+        """Ask now and then. Raises DeclaredLost once somebody proves that this peer is lost, and SecurityError once
+        most members refuse to say anything."""
         after_s = self._local.config.rounds.lost_after_s
         while True:
             if self._is_in_doubt(after_s):

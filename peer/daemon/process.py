@@ -39,7 +39,7 @@ from peer.daemon.first_peer_list import settle
 from peer.daemon.progress_log import ProgressLog
 from peer.daemon.saving import sync_now_and_then
 from peer.daemon.service_manager import notify
-from peer.errors import DeclaredLost, DivergenceError, SponsorLost, StateError, StateLost, TaskError
+from peer.errors import DivergenceError, StateError, TaskError
 from peer.node.divergence_guard import reason_to_stop
 from peer.round_record import RoundRecord
 from peer.run_plan import refuse_errors, validate_config
@@ -63,7 +63,7 @@ def run(config: Config, base: Path, reread: Callable[[], Config] | None = None) 
                 try:
                     with contextlib.closing(open_peer(config, base, reread)) as daemon:
                         return asyncio.run(daemon.main())
-                except (DeclaredLost, StateLost, SponsorLost) as error:
+                except rejoining.LOST as error:
                     if not asyncio.run(rejoining.prepare(error, config, base)):
                         return 0
     except TaskError as error:

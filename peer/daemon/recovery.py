@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from peer.daemon.neighbors import Neighbors
 from peer.daemon.runtime import Runtime
 from peer.errors import StateError
 from peer.gossip.effects import Effects
+from peer.gossip.membership import Change, ChangeKind
 from peer.node.disk_state import PeerRecovery
 from peer.node.durable import DurablePeer
 from peer.node.durable_pair import DurablePair
@@ -93,8 +94,13 @@ def recover_rounds(
     _continue(recovery, local, runtime, participant.round)
     # Others may have left by the time that anybody asks them.
     known = local.metrics.evaluations()
-    if local.number != local.index:
-        known = [replace(each, peer=local.number) if each.peer == local.index else each for each in known]
+    if local.incarnation:
+        # The metrics are of devices: what this one came to before it was lost stays under its first number.
+        since = _joined_at(participant.membership.changes, local.number)
+        known = [
+            replace(each, peer=local.number) if each.peer == local.index and each.round > since else each
+            for each in known
+        ]
     evaluations.restore(record for record in known if record.peer >= 0 and evaluations.is_shared(record.round))
     is_new = not participant.round and not participant.session.in_round
     seconds = 0.0 if is_new else _took(started, "round", recovery, local, participant.round)
@@ -133,6 +139,12 @@ def recover_pairs(
     is_new = not participant.round and not participant.in_iteration
     seconds = 0.0 if is_new else _took(started, "step", recovery, local, participant.round)
     return Recovered(seconds, recovery.effects)
+
+
+def _joined_at(changes: Iterable[Change], peer: int) -> float:
+    """Return the round from which on a peer that joined is a member; infinity for one that has yet to join."""
+    joins = (change for change in changes if change.kind is ChangeKind.JOIN and change.subject == peer)
+    return next((float(change.effective) for change in joins), float("inf"))
 
 
 def _continue(recovery: PeerRecovery, local: LocalPeer, runtime: Runtime, round_: int) -> None:

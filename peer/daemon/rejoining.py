@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import TypeAlias
 
 from peer.config import Config
 from peer.daemon.first_peer_list import settle
@@ -28,16 +29,32 @@ log = logging.getLogger("sotto")
 _ASK_EVERY_S = 2.0
 
 
-async def prepare(
-    error: DeclaredLost | StateLost | SponsorLost, config: Config, base: Path, *, heeds_signals: bool = True
-) -> bool:
+Lost: TypeAlias = DeclaredLost | StateLost | SponsorLost
+"""What ends a peer that may take part again."""
+LOST = (DeclaredLost, StateLost, SponsorLost)
+
+
+async def prepare(error: Lost, config: Config, base: Path, *, heeds_signals: bool = True) -> bool:
     """Make the state folder of a peer, which no process uses, that of its next incarnation. Returns False if it was
     stopped meanwhile. Raises `error` where it cannot take part again, or is not declared lost in time."""
+    runtime = Runtime()
+    if heeds_signals:
+        runtime.install_signals()
+    incarnation = await following(error, config, base, runtime)
+    if incarnation is None:
+        return False
+    begin(incarnation, config, base)
+    return True
+
+
+async def following(error: Lost, config: Config, base: Path, runtime: Runtime) -> int | None:
+    """Return the incarnation as which a peer that ended with `error` may take part again, once it is declared lost;
+    None if `runtime` stops before. Raises `error` where it cannot, or is not declared lost in time."""
     if why_no_rejoin(config) is not None:
         raise error
     name = config.peers[config.peer.index].name
     if isinstance(error, DeclaredLost):
-        following: int | None = error.incarnation
+        incarnation: int | None = error.incarnation
     else:
         log.warning("%s", error)
         log.warning(
@@ -47,37 +64,35 @@ async def prepare(
             if config.rounds.lost_after_s is None
             else f"the others do that after {config.rounds.lost_after_s:g} s",
         )
-        following = await _declared_lost(error, config, base, heeds_signals=heeds_signals)
-    if following is None:
-        return False
-    if following >= MAX_INCARNATIONS:
+        incarnation = await _declared_lost(error, config, base, runtime)
+    if incarnation is not None and incarnation >= MAX_INCARNATIONS:
         raise HandshakeRefused(LOST_TOO_OFTEN)
+    return incarnation
+
+
+def begin(incarnation: int, config: Config, base: Path) -> None:
+    """Make the state folder of a peer, which no process uses, that of an incarnation. Raises StateError."""
     folder = StateFolder(base / config.state.directory)
     try:
-        incarnations.begin(folder.disk, following)
+        incarnations.begin(folder.disk, incarnation)
     finally:
         folder.close()
+    name = config.peers[config.peer.index].name
     log.warning("%s was declared lost: its state is set aside, and it takes part again as a newcomer", name)
-    return True
 
 
-async def _declared_lost(
-    error: StateLost | SponsorLost, config: Config, base: Path, *, heeds_signals: bool
-) -> int | None:
+async def _declared_lost(error: StateLost | SponsorLost, config: Config, base: Path, runtime: Runtime) -> int | None:
     """Return the next incarnation of a device of no use to the others once most members take it for lost; None if it
     is to stop."""
     config = settle(config, base).config
     access = load_credentials(config.security, base, config.peers[config.peer.index].name)
     current = incarnations.read_folder(base / config.state.directory)
     roster = Roster(config, access, current)
-    runtime = Runtime()
-    if heeds_signals:
-        runtime.install_signals()
     began_at = runtime.now()
     while not runtime.stops:
-        following = next_incarnation(roster.numbering, roster.me, await ask_members(roster, access))
-        if following > current:
-            return following
+        incarnation = next_incarnation(roster.numbering, roster.me, await ask_members(roster, access))
+        if incarnation > current:
+            return incarnation
         if runtime.now() > began_at + config.transport.give_up_after_s:
             raise error
         await runtime.wait(runtime.now() + _ASK_EVERY_S)

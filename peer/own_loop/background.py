@@ -11,14 +11,17 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from peer.config import Config
+from peer.daemon import rejoining
 from peer.daemon.assembly import assemble
 from peer.daemon.first_peer_list import settle
 from peer.daemon.process import Daemon
 from peer.daemon.process import log as daemon_log
+from peer.daemon.runtime import Runtime
 from peer.errors import UsageError
 from peer.gossip.membership import Change, ChangeKind
 from peer.own_loop.events import Evaluated, MemberChange, PeersLate, RoundDone
@@ -64,11 +67,19 @@ class Background(Host):
         self._path, self._derive = path.resolve(), derive
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop
-        self._daemon: Daemon
+        self._daemon: Daemon | None = None
+        """None while there is nothing to close."""
+        self._config: Config
+        self._runtime: Runtime
+        """What is to be told to stop."""
 
     def meet(self) -> Meeting:
         if self._path in _open:
             raise UsageError(f"this process has joined with {self._path} already; leave that with block first")
+        if self._thread is not None:
+            # A peer that was lost has ended, but for the last line of its thread.
+            self._thread.join()
+            self._thread = None
         self._meeting = Meeting(threading.current_thread())
         return self._meeting
 
@@ -78,9 +89,10 @@ class Background(Host):
             daemon_log.warning("%s: %s", finding.key, finding.sentence)
         watcher = Messenger(self._meeting)
         parts = assemble(config, base, lambda: self._derive(read_config(self._path)[0]), loop=steps, watcher=watcher)
-        self._daemon = Daemon(parts)
+        self._config, self._daemon = config, Daemon(parts)
+        self._runtime = self._daemon.runtime
         _open[self._path] = self._daemon
-        return config.run.rounds - final_rounds(config, self._daemon.local.setup.schedule) - 1
+        return config.run.rounds - final_rounds(config, parts.common.local.setup.schedule) - 1
 
     def start(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -93,7 +105,7 @@ class Background(Host):
             return
 
         def stop() -> None:
-            self._daemon.runtime.request_stop(reason, at_once=True)
+            self._runtime.request_stop(reason, at_once=True)
             self._meeting.abandon()
 
         # It may have ended by itself, and its loop with it.
@@ -102,11 +114,20 @@ class Background(Host):
         self._thread.join()
 
     def _run(self) -> None:
+        assert self._daemon is not None
         end = End()
         try:
             with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-                runner.run(self._daemon.main(heeds_signals=False))
-            end = End(reason=self._daemon.runtime.stop_reason)
+                try:
+                    runner.run(self._daemon.main(heeds_signals=False))
+                    end = End(reason=self._runtime.stop_reason)
+                except rejoining.LOST as error:
+                    if self._runtime.stops:
+                        raise
+                    # Nobody needs the steps that it has asked for, and its state folder is needed.
+                    self._meeting.abandon()
+                    self._close()
+                    end = runner.run(self._come_back(error))
         except BaseException as error:  # Whatever it is, it is the script's to see.
             end = End(error)
         finally:
@@ -115,9 +136,23 @@ class Background(Host):
             finally:
                 self._meeting.end(end)
 
+    async def _come_back(self, error: rejoining.Lost) -> End:
+        """Return how a peer ends that was declared lost, or is going to be. Raises `error` where that is for good."""
+        config, base = self._config, self._path.parent
+        before, self._runtime = self._runtime, Runtime()
+        if before.stop_reason is not None:
+            self._runtime.request_stop(before.stop_reason, at_once=True)
+        incarnation = await rejoining.following(error, config, base, self._runtime)
+        if incarnation is None:
+            return End(reason=self._runtime.stop_reason)
+        return End(begin_again=partial(rejoining.begin, incarnation, config, base))
+
     def _close(self) -> None:
+        daemon, self._daemon = self._daemon, None
+        if daemon is None:
+            return
         try:
-            self._daemon.close()
+            daemon.close()
         finally:
             _open.pop(self._path, None)
 

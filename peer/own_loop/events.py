@@ -43,6 +43,15 @@ class MemberChange:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Rejoined:
+    """This peer was declared lost, and takes part again: another peer's model is in the parameters, and the steps
+    since the last exchange are no part of the run."""
+
+    round: int
+    """Rounds that the model in the parameters has been through."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Evaluated:
     """The model of a peer was measured: this peer's, or another's, as that peer says."""
 

@@ -10,6 +10,7 @@ goes on with: that it stems from the same instant is what makes a restart exact.
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -75,10 +76,20 @@ class LoopSteps(RecordedSteps):
         self.was_restored = False
         """Whether `script` is that of an earlier process."""
         self._parameters, self._measure = parameters, measure
+        self._options = options
         self._momentum, self._rates = make_momentum(options), learning_rates(options, rounds)
         self._start, self._digest = parameters.vector(), parameters.start_digest()
         self._stepped: ScriptStep | None = None
         self._recalled: ScriptStep | None = None
+
+    def anew(self, meeting: Meeting, script: Arrays) -> LoopSteps:
+        """Return the local steps of the same script for a peer that joins the run once more, without outer momentum:
+        the model that the run began with stays what it was."""
+        fresh = copy.copy(self)
+        fresh.meeting, fresh.script, fresh.was_restored = meeting, script, False
+        fresh._momentum = make_momentum(self._options)
+        fresh._stepped = fresh._recalled = None
+        return fresh
 
     # What peers of every kind of training have.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -53,6 +54,8 @@ class End:
     error: BaseException | None = None
     reason: str | None = None
     """Why it stopped before the last round."""
+    begin_again: Callable[[], None] | None = None
+    """Of a peer that was declared lost and may take part again: sets its old state aside. Raises StateError."""
 
 
 Request: TypeAlias = Train | Evaluate | Finish
@@ -140,7 +143,7 @@ class Meeting:
             return events
 
     def abandon(self) -> None:
-        """Answer nothing any more: whatever is asked raises StepAbandoned there."""
+        """Answer nothing any more: whatever is asked raises StepAbandoned there, and `next` returns the end only."""
         with self._changed:
             self._abandoned = True
             self._changed.notify_all()
@@ -162,5 +165,10 @@ class Meeting:
             return self._end
 
     @property
+    def is_lost(self) -> bool:
+        """Whether the peer was declared lost and may take part again: what the script does until then is in vain."""
+        return self._end is not None and self._end.begin_again is not None
+
+    @property
     def _is_asked(self) -> bool:
-        return self._request is not None and self._answer is None
+        return self._request is not None and self._answer is None and not self._abandoned

@@ -18,7 +18,7 @@ from peer.config import Config, TrainingOptions
 from peer.errors import UsageError
 from peer.node.checkpoint_arrays import Arrays, group, grouped
 from peer.own_loop.background import place
-from peer.own_loop.events import Evaluated, MemberChange, PeersLate, RoundDone
+from peer.own_loop.events import Evaluated, MemberChange, PeersLate, Rejoined, RoundDone
 from peer.own_loop.kept_state import Kept, Stateful, pack, unpack
 from peer.own_loop.loop_steps import LoopSteps, ScriptStep
 from peer.own_loop.meeting import End, Evaluate, Finish, Train
@@ -77,14 +77,20 @@ class Peer:
 
         self._config = derive(where.config)
         self._host = where.host(derive)
+        self._loop_steps: LoopSteps
         self._process = os.getpid()
         self._steps = 0
+        self._steps_ahead: int | None = None
+        """Steps beyond `every` for each round of the run: fewer than none where this peer was no member in all of them.
+        None until the peer asks for the first round."""
         self._losses: list[torch.Tensor | float] = []
         self._base: Vector | None = None
         """What the parameters were when the steps of this round began; None outside of the block."""
         self._request: Train | None = None
         """The round that the peer waits for; None while it exchanges."""
         self._last_round = 0
+        self._has_rejoined = False
+        """Whether the peer takes part again, and the script has yet to hear of it."""
         self._random = RandomNumbers({each.device for each in model.parameters()})
         self._resumed_random: dict[str, Any] | None = None
         """Where the random numbers of a resumed script go on, until its first step."""
@@ -128,7 +134,12 @@ class Peer:
     @property
     def steps_left(self) -> int:
         """How many more calls of `step` the run needs."""
-        return max(0, (self._last_round + 1) * self._every - self._steps)
+        return max(0, (self._last_round + 1) * self._every - self._steps_in_run)
+
+    @property
+    def _steps_in_run(self) -> int:
+        """Steps that a peer has behind it which was a member in all rounds up to this one."""
+        return self._steps - (self._steps_ahead or 0)
 
     @property
     def done(self) -> bool:
@@ -149,11 +160,10 @@ class Peer:
         if id(self._parameters.model) in _joined_models:
             raise UsageError("this model is in the with block of another peer; each peer needs a model of its own")
         with self._random.kept():
-            meeting = self._host.meet()
-            self._meeting = meeting
-            steps = LoopSteps(
+            self._meeting = self._host.meet()
+            steps = self._loop_steps = LoopSteps(
                 self._parameters,
-                meeting,
+                self._meeting,
                 self._outer_options(),
                 self.rounds,
                 script=self._script_state(None),
@@ -204,8 +214,10 @@ class Peer:
         `optimizer.step()`.
 
         A call that exchanges waits for the neighbours, and writes the mixed model into the parameters; with `overlap`
-        it hands over the steps and takes the model of the exchange before. Returns whether it was such a call. `loss`
-        is only reported. Raises UsageError for a model that has changed, and what ended the peer otherwise.
+        it hands over the steps and takes the model of the exchange before. If the others have declared this peer lost,
+        any call drops the steps since the last exchange, waits until the peer takes part again, and writes the model
+        that it gets into the parameters. Returns whether the parameters were written. `loss` is only reported. Raises
+        UsageError for a model that has changed, and what ended the peer otherwise.
         """
         self._check_call("step")
         if self.done:
@@ -214,7 +226,11 @@ class Peer:
         self._steps, self._resumed_random = self._steps + 1, None
         if loss is not None:
             self._losses.append(loss.detach() if isinstance(loss, torch.Tensor) else float(loss))
-        if self._steps % self._every:
+        if self._meeting.is_lost:
+            self._parameters.check()
+            self._await_model(None)
+            return True
+        if self._steps_in_run % self._every:
             self._tell_events()
             return False
         self._parameters.check()
@@ -266,6 +282,9 @@ class Peer:
                 self._await_request()
             if self._request is None:
                 return  # The peer was stopped.
+            if self._has_rejoined:
+                self._take_model(self._request.z)
+                return
             # The model of the round before, moved by what the script has done since.
             model = self._request.z - displacement
             self._parameters.write(model)
@@ -282,8 +301,14 @@ class Peer:
         that."""
         self._await_request()
         if self._request is not None:
-            self._base = self._request.z if model is None else model
-            self._parameters.write(self._base)
+            self._take_model(self._request.z if model is None or self._has_rejoined else model)
+
+    def _take_model(self, model: Vector) -> None:
+        self._base = model
+        self._parameters.write(model)
+        if self._has_rejoined:
+            self._has_rejoined = False
+            self._tell(Rejoined(round=self._round))
 
     def _await_request(self) -> None:
         """Do what the peer asks until it asks to train, or has ended."""
@@ -293,6 +318,8 @@ class Peer:
                     self._tell_events()
                 case Train() as request:
                     self._request, self._round = request, request.t
+                    if self._steps_ahead is None:
+                        self._steps_ahead = self._steps - request.t * self._every
                     return
                 case Evaluate(z):
                     self._meeting.answer(self._measure(z))
@@ -304,11 +331,25 @@ class Peer:
                     self._meeting.answer(None)
                     self._tell_events()
                     return
+                case End(begin_again=begin_again) if begin_again is not None:
+                    self._take_part_again(begin_again)
                 case End(error, reason):
                     if error is not None:
                         raise error
                     self._state, self._stop_reason = "stopped", reason
                     return
+
+    def _take_part_again(self, begin_again: Callable[[], None]) -> None:
+        """Join the run once more, with all of the script but its model. Raises SottoError."""
+        self._request, self._steps_ahead, self._has_rejoined = None, None, True
+        self._losses.clear()
+        with self._random.kept():
+            begin_again()
+            self._meeting = self._host.meet()
+            # What the script goes on with is saved before anything else: another crash costs it no more than its model.
+            self._loop_steps = self._loop_steps.anew(self._meeting, self._script_state(None))
+            self._last_round = self._host.open(self._loop_steps, self._config)
+            self._host.start()
 
     def _measure(self, z: Vector) -> tuple[int, int]:
         """Return (right, total) of the model at z, and leave model and random numbers as they were."""
@@ -334,9 +375,12 @@ class Peer:
 
     def _tell_events(self) -> None:
         for event in self._meeting.events():
-            callback = self._callbacks.get(type(event))
-            if callback is not None:
-                callback(event)
+            self._tell(event)
+
+    def _tell(self, event: object) -> None:
+        callback = self._callbacks.get(type(event))
+        if callback is not None:
+            callback(event)
 
     # -- what survives a crash -----------------------------------------------------------------------------------------
 
@@ -393,6 +437,7 @@ def join(
     on_late: Callable[[PeersLate], object] | None = None,
     on_member: Callable[[MemberChange], object] | None = None,
     on_evaluation: Callable[[Evaluated], object] | None = None,
+    on_rejoin: Callable[[Rejoined], object] | None = None,
 ) -> Peer:
     """Return a peer that trains `model` together with others, inside its `with` block.
 
@@ -405,8 +450,8 @@ def join(
     - `overlap`: exchange while the next steps are done; a model then takes effect one round late.
     - `evaluate(model)` returns how many test samples the model gets right, and of how many. It is called in evaluation
       mode and without gradients, every `evaluation.every_rounds`.
-    - `on_round`, `on_late`, `on_member`, `on_evaluation` are called with an event, in the thread of the script, during
-      `step`.
+    - `on_round`, `on_late`, `on_member`, `on_evaluation` and `on_rejoin` are called with an event, in the thread of the
+      script, during `step`.
 
     Raises UsageError for a model or arguments that cannot work, and ConfigError for such a configuration.
     """
@@ -415,6 +460,7 @@ def join(
         PeersLate: on_late,
         MemberChange: on_member,
         Evaluated: on_evaluation,
+        Rejoined: on_rejoin,
     }
     return Peer(
         model,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from peer.criterion import ACCURACY, Criterion
 from peer.daemon.evaluations import Evaluations, Models, OwnEvaluation, SampleCounts, parse_stored, stored
 from peer.daemon.notes import decode_evaluation, encode_evaluation
 from peer.errors import StateError
+from peer.node.statements import Statements, Unsigned, counter_of, sealed
+from peer.proto.sottovoce.v1.statement_pb2 import Proof
 from peer.state.metrics import EvaluationRecord
 from peer.train.evaluation import Evaluation
 from peer.train.local_step import Split
@@ -37,6 +40,9 @@ class Sent:
         rounds: int = ROUNDS,
         samples: SampleCounts | None = None,
         criteria: tuple[Criterion, ...] = (ACCURACY,),
+        *,
+        former: Container[int] = (),
+        statements: Statements | None = None,
     ) -> Evaluations:
         """Return those of peer 0. The test set has 12 samples of two classes, the training data 40."""
         return Evaluations(
@@ -44,12 +50,14 @@ class Sent:
             options,
             rounds,
             peers=PEERS,
+            is_former=lambda peer: peer in former,
             samples=samples or SampleCounts((10, 2), 40),
             is_up=self.up.__contains__,
             broadcast=self.broadcast,
             on_news=self.on_news,
             now=lambda: self.now,
             criteria=criteria,
+            statements=statements,
         )
 
     def broadcast(self, topic: str, note: bytes, besides: int | None) -> None:
@@ -129,6 +137,51 @@ def test_the_worst_peer_and_who_has_finished(evaluations: Evaluations) -> None:
     assert worst is not None
     assert worst.peer == 2
     assert evaluations.finished() == {1, 3}
+
+
+def test_what_a_device_came_to_before_it_was_lost_is_not_the_worst(sent: Sent) -> None:
+    evaluations = sent.evaluations(EvaluationOptions(), former=(2,))
+    for peer, correct in ((1, 7), (2, 1), (3, 8)):
+        evaluations.heard(peer, encode_evaluation(record(peer, 40, correct)))
+    assert evaluations.newest[2, "test"] == record(2, 40, 1)
+    assert evaluations.worst() == record(1, 40, 7)
+    nobody = sent.evaluations(EvaluationOptions(), former=(2,))
+    nobody.restore([record(2, 40, 1)])
+    assert nobody.worst() is None
+
+
+class Counted(Unsigned):
+    """Counts what it signs."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def sign(self, topic: str, statement: bytes) -> bytes:
+        self.count += 1
+        return sealed(statement, Proof(counter=self.count, certificate=b"certificate", signature=b"signature"))
+
+
+def test_only_what_is_sent_is_signed(sent: Sent) -> None:
+    statements = Counted()
+    samples = SampleCounts((10, 2), None)
+    evaluations = sent.evaluations(
+        EvaluationOptions(every_rounds=1, share_every=1), 100, samples=samples, statements=statements
+    )
+    # Nobody is told of a hold-out of data of one's own.
+    evaluations.share([record(0, 1, split="holdout")])
+    assert (statements.count, sent.notes) == (0, [])
+    for done in range(1, 50):
+        evaluations.share([record(0, done)])
+    assert statements.count == len(sent.notes) == 20
+    assert counter_of(sent.notes[-1][1]) == 20
+    # A neighbour that was away hears of the newest, under a number that was not used before.
+    (note,) = evaluations.notes()
+    assert (decode_evaluation(note, 100), counter_of(note)) == (record(0, 49), 21)
+    assert evaluations.notes() == [note]
+    assert statements.count == 21
+    # The last word is always sent.
+    evaluations.share([record(0, 100)])
+    assert (statements.count, counter_of(sent.notes[-1][1])) == (22, 22)
 
 
 def test_of_a_connected_neighbour_only_its_own_word_counts(evaluations: Evaluations, sent: Sent) -> None:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
+import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from peer.daemon import neighbors
-from peer.errors import DeclaredLost, HandshakeRefused
+from peer.errors import DeclaredLost, HandshakeRefused, SecurityError
+from peer.ops.enrollment import revoke
 from peer.state.metrics import MetricsStore
 from peer.train.threads import use_one_thread
 from tests.daemon.test_members import Devices
+from tests.daemon.test_wrong_peers import own_authority
 
 EVERYBODY = [f"peer-{peer}" for peer in range(4)]
 OPTIONS = ("rounds.lost_after_s=2", "graph.kind=ring")
@@ -150,3 +155,64 @@ async def _stay_away(devices: Devices) -> None:
             await devices.tasks.pop(3)
     assert isinstance(DeclaredLost("", incarnation=1), HandshakeRefused)
     await devices.stop(0, 1, 2)
+
+
+def _revoke(devices: Devices) -> None:
+    revoke(devices.kits, "peer-3")
+
+
+def _revoke_behind_its_back(devices: Devices) -> None:
+    revoke(devices.kits, "peer-3")
+    # Whoever has the device does not tell it.
+    devices.files[3].with_name("revoked.pem").unlink()
+
+
+def _let_expire(devices: Devices) -> None:
+    folder = devices.files[3].parent
+    issued = own_authority([folder]).issue("peer-3", now=datetime.datetime(2001, 2, 3, tzinfo=datetime.UTC))
+    for name in ("peer.pem", "peer.key"):
+        (folder / name).unlink()
+    issued.write(folder / "peer.pem", folder / "peer.key")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("spoil", "sentence"),
+    [
+        pytest.param(_revoke, "the certificate of 'peer-3' was revoked on", id="revoked"),
+        pytest.param(
+            _revoke_behind_its_back,
+            "does not allow it: the certificate of 'peer-3' was revoked on",
+            id="revoked-behind-its-back",
+        ),
+        pytest.param(_let_expire, "peer.pem expired on 2003-02-04; issue a new one", id="expired"),
+    ],
+)
+def test_a_device_whose_certificate_is_worth_nothing_does_not_take_part_again(
+    tmp_path: Path, spoil: Callable[[Devices], None], sentence: str
+) -> None:
+    use_one_thread()
+    devices = Devices(tmp_path / "kits", rounds=10_000, num_peers=4, options=OPTIONS)
+    asyncio.run(_stay_out(devices, spoil, sentence))
+
+
+async def _try_to_come_back(devices: Devices) -> None:
+    async with asyncio.timeout(60):
+        devices.start(3, rejoins=True)
+        await devices.tasks.pop(3)
+
+
+async def _stay_out(devices: Devices, spoil: Callable[[Devices], None], sentence: str) -> None:
+    await devices.train(*range(4), beyond=3)
+    await _lose(devices, 3)
+    spoil(devices)
+    with pytest.raises(SecurityError, match=re.escape(sentence)):
+        await _try_to_come_back(devices)
+    # It had no need to give up what it has, and nobody has taken it in.
+    names = [file.name for file in (devices.files[3].parent / "state").iterdir()]
+    assert "incarnation.json" not in names
+    assert not any(name.startswith("set-aside-") for name in names)
+    reached = devices.participant(0).round
+    await devices.until(lambda: all(devices.participant(peer).round > reached + 3 for peer in range(3)))
+    assert [devices.standing(peer, "peer-3") for peer in range(3)] == ["lost"] * 3
+    await devices.stop(*range(3))

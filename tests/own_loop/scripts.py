@@ -77,6 +77,8 @@ class Outcome:
     stopped: str | None
     samples: int = 0
     """How many different ones it has trained on, where the script counts."""
+    largest: float = 0.0
+    """Of the parameters, where the script looks."""
 
 
 def adamw(
@@ -132,6 +134,44 @@ def adamw_by_index(where: sottovoce.Place, *, every: int = 3, pause_s: float = 0
             peer.step(loss)
             time.sleep(pause_s)
     return Outcome(digest_of(model), peer.steps, peer.round, peer.stopped)
+
+
+def spoilt(where: sottovoce.Place, *, every: int = 3, overlap: bool = False) -> Outcome:
+    """Train with parameters that grow by 1,000 in each step while a file `spoil` is there, until this peer gets
+    another model since it was declared lost. While a file `hold` is there, it does nothing."""
+    torch.set_num_threads(1)
+    model = make_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    samples = Samples(where.index)
+    file, hold = Path("spoil"), Path("hold")
+
+    def rejoined(event: sottovoce.Rejoined) -> None:
+        file.unlink(missing_ok=True)
+        print(f"rejoins at round {event.round} with {float(vector_of(model).abs().max()):.3f}", flush=True)
+
+    with sottovoce.join(model, where, every=every, keep=[optimizer], overlap=overlap, on_rejoin=rejoined) as peer:
+        print(f"begins at step {peer.steps}", flush=True)
+        while not peer.done:
+            first = 8 * peer.steps % len(samples)
+            loss = nn.functional.cross_entropy(
+                model(samples.points[first : first + 8]), samples.labels[first : first + 8]
+            )
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            if file.exists():
+                with torch.no_grad():
+                    for parameter in model.parameters():
+                        parameter += 1000.0
+            peer.step(loss)
+            time.sleep(0.01)
+            if hold.exists():
+                print(f"holds after step {peer.steps}", flush=True)
+            while hold.exists():
+                time.sleep(0.01)
+        # A run in which this peer missed rounds takes fewer steps of it.
+        print(f"has {peer.steps} steps and {peer.steps_left} left after round {peer.round}", flush=True)
+    return Outcome(digest_of(model), peer.steps, peer.round, peer.stopped, largest=float(vector_of(model).abs().max()))
 
 
 def all_of_its_own(where: sottovoce.Place) -> Outcome:

@@ -17,7 +17,7 @@ What is listed in `__all__` is public. Everything in the package `peer` is priva
 
 from peer.errors import ConfigError, SottoError, StateError, UsageError
 from peer.own_loop.background import place
-from peer.own_loop.events import Evaluated, MemberChange, PeersLate, RoundDone
+from peer.own_loop.events import Evaluated, MemberChange, PeersLate, Rejoined, RoundDone
 from peer.own_loop.peer import Peer, join
 from peer.own_loop.place import Place
 from peer.own_loop.simulation import Simulation, simulate
@@ -29,6 +29,7 @@ __all__ = [
     "Peer",
     "PeersLate",
     "Place",
+    "Rejoined",
     "RoundDone",
     "Simulation",
     "SottoError",
