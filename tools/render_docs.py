@@ -103,7 +103,11 @@ def _members(name: str, kind: type) -> Iterator[str]:
             said = following.value if isinstance(following, ast.Expr) else None
             text = str(said.value) if isinstance(said, ast.Constant) else ""
             rows.append((ast.unparse(node.target), ast.unparse(node.annotation), text))
-        elif isinstance(node, ast.FunctionDef) and "property" in map(ast.unparse, node.decorator_list):
+        elif (
+            isinstance(node, ast.FunctionDef)
+            and not node.name.startswith("_")
+            and "property" in map(ast.unparse, node.decorator_list)
+        ):
             rows.append((node.name, ast.unparse(node.returns or ast.Constant(None)), ast.get_docstring(node) or ""))
     if rows:
         yield "| | type | |\n| --- | --- | --- |"
