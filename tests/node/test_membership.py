@@ -438,6 +438,21 @@ def test_changes_that_cannot_be_are_refused() -> None:
         assert change not in membership.changes
 
 
+@pytest.mark.parametrize("algorithm", ["quant-sgp", "choco-sgd"])
+def test_a_newcomer_that_has_its_model_does_not_ask_for_another_when_a_neighbour_is_lost(algorithm: str) -> None:
+    """It waits for a replica of peer 3, has sent its own, and nobody hands over twice."""
+    cluster = Cluster(algorithm, "complete" if algorithm == "choco-sgd" else "exponential", seed=4)
+    cluster.run(4)
+    join = cluster.announce(0, ChangeKind.JOIN, 5)
+    cluster.cut.add((3, 5))
+    cluster.run(60)
+    assert cluster.rounds()[5] == join.effective - 1
+    cluster.kill(3)
+    cluster.declare_lost(3)
+    cluster.run(90)
+    assert cluster.rounds() == dict.fromkeys((0, 1, 2, 4, 5), 90)
+
+
 def test_a_loss_of_the_past_is_refused_though_it_changes_no_members() -> None:
     """Whoever takes a peer that has left for lost takes back what that peer's heir has."""
     cluster = Cluster("sgp", seed=10)
