@@ -72,7 +72,8 @@ class PeerMembership:
         self.numbering = Numbering(node.schedule.num_peers if num_listed is None else num_listed)
         self._check_newcomer = check_newcomer
         self._unconfirmed: list[tuple[Change, int | None]] = []
-        """(loss, who told of it) that this peer heard of while it joins, and not all that are left have reported."""
+        """(loss, who told of it) that is not believed here: this peer joins, and some that are left have yet to report
+        it; or it believes another, and no majority would be left."""
 
     # What is known.
 
@@ -407,8 +408,10 @@ class PeerMembership:
             believed = self._confirmed(membership)
         elif self._by_majority and change.kind is ChangeKind.LOST and self.peer in membership.members(t):
             if not self._leaves_majority(change):
-                return None  # Two parts of the cluster take each other for lost: an operator has to decide.
-            # Others will not say again what this peer was told before it took part.
+                # Two parts of the cluster take each other for lost: an operator has to decide.
+                self._unconfirmed += believed
+                return None
+            # Others will not say again what this peer was told before it believed it.
             said = [each for each in self._unconfirmed if each[0].subject == change.subject and each[0] != change]
             believed += said
             self._unconfirmed = [each for each in self._unconfirmed if each[0].subject != change.subject]

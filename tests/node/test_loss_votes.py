@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from peer.errors import ConfigError, RemoteProtocolError, SecurityError
@@ -334,5 +336,8 @@ def test_all_reports_of_a_lost_peer_count_whatever_they_go_by() -> None:
     by_votes = Change(ChangeKind.LOST, 1, 3, 58, 5, votes=cast(cluster, 0, 2, 3, subject=1))
     assert member.learn(Change(ChangeKind.LOST, 0, 1, 60, 5, votes=cast(cluster, 1, 2, 3, subject=0)), 1) is not None
     assert member.learn(by_votes, 3) is None
+    assert by_votes not in member.changes
     assert member.learn(Change(ChangeKind.LOST, 1, 3, 60, 5, ordered=b"by an operator"), 3) is not None
-    assert member.learn(by_votes, 3) is not None
+    assert by_votes in member.changes
+    later = replace(by_votes, issuer=0)
+    assert member.learn(later, 0) is not None
