@@ -94,7 +94,7 @@ class ChangeRequests:
             try:
                 removed[name] = (await self.announce(ChangeKind.LOST, peer))["from"]
             except SottoError as error:
-                # Only those who hear it can tell in which round it was lost; the others will hear of it from them.
+                # The others whose lists change may say so, or an operator; this peer will hear of it from them.
                 left_to_others[name] = str(error)
         for name in taken_out:
             self._roster.forget(name)

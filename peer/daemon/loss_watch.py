@@ -74,9 +74,7 @@ class LossWatch:
             )
         self._voted = self._votes.own
         for subject, votes in self._votes.decided(now):
-            # Only those who hear a peer can tell in which round it was lost.
-            if self._participant.session.last_heard(subject) is not None:
-                self._requests.declare_lost(subject, votes)
+            self._requests.declare_lost(subject, votes)
 
     def heard(self, source: int, note: bytes) -> None:
         """Keep a vote that a neighbour tells for `look`: now the participant may be at work. Of too many at once the

@@ -241,8 +241,9 @@ class Session:
         without_it = self.round + self.in_round
         self.lost_peers.add(peer, unreceived, without_it)
         self.inbox.drop(peer, without_it)
-        if self._is_joining:
-            # Whom it has its model from may be another member now (`boundary.transfers`).
+        if self._is_joining and self._exchange is not None and self._exchange.phase == TRANSFER_PHASE:
+            # Whom it has its model from may be another member now (`boundary.transfers`). Once it has a model, it has
+            # also sent its replicas, and no neighbour takes those twice.
             return self.join(self.round + 1, now)
         return self._advance(now, self.unchanged())
 

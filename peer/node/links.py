@@ -92,9 +92,12 @@ class Links:
         """Return (up to which number a lost peer has our frames for good, the frames after it), and forget its streams.
         `upto`: what was journaled of that; by default what it has confirmed by now.
 
-        Both in one step: a receipt that came in between would be in the frames and not in the number.
+        Both in one step: a receipt that came in between would be in the frames and not in the number. A newcomer may
+        hear of the loss of a peer that it has never met.
         """
         with self._lock:
+            if peer not in self.out:
+                self._restart(peer)
             upto = self.out[peer].acknowledged if upto is None else upto
             unreceived = [frame for _, frame in self.out[peer].unacknowledged(upto)]
             self._restart(peer)

@@ -33,8 +33,8 @@ class Learned:
 
     notices: tuple[tuple[int, Change], ...] = ()
     """(receiver, change to tell it), in the order in which they have to be sent."""
-    is_news: bool = False
-    """Whether there may be other neighbours now."""
+    news: tuple[Change, ...] = ()
+    """Of what it took note, what may give it other neighbours now."""
     joins: bool = False
     """Whether this peer becomes a member with the change."""
 
@@ -71,6 +71,9 @@ class PeerMembership:
         self._why_no_changes, self._check_members = why_no_changes, check_members
         self.numbering = Numbering(node.schedule.num_peers if num_listed is None else num_listed)
         self._check_newcomer = check_newcomer
+        self._unconfirmed: list[tuple[Change, int | None]] = []
+        """(loss, who told of it) that is not believed here: this peer joins, and some that are left have yet to report
+        it; or it believes another, and no majority would be left."""
 
     # What is known.
 
@@ -182,26 +185,23 @@ class PeerMembership:
         if self._views is None:
             key = "algorithm.name" if self._why_no_changes else None
             raise ConfigError(self._why_no_changes or "the members of this run cannot change", key=key)
-        t = self._session.round
-        # Without a lost peer nothing may hold the others together until the graph without it counts.
+        t, rounds = self._session.round, self._algorithm.node.rounds
+        # Without a lost peer nothing may hold the others together until the graph without it counts; or until the end.
         until = max((each.effective for each in self.coming_changes if each.kind is ChangeKind.LOST), default=0)
-        effective = max(t, until) + 3 * self._longest_lead(self._views) + 3
+        effective = max(t, min(until, rounds)) + 3 * self._longest_lead(self._views) + 3
         for change in self.coming_changes:
             if change.kind is ChangeKind.JOIN and change.subject == subject:
                 # A loss before the peer has joined would change nothing.
                 effective = max(effective, change.effective + 1)
-        rounds = self._algorithm.node.rounds
-        if effective >= rounds:
+        # A lost peer is not waited for from when on its loss is known, whether or not a round without it ever comes.
+        if effective >= rounds and not (kind is ChangeKind.LOST and self._may_rejoin_now()):
             raise ConfigError(
                 f"the run ends after round {rounds - 1}, before everybody could know (round {effective}); "
                 "let it end, or stop this peer"
             )
         self._check_members(self._planned_members(self._views.membership, kind, subject))
-        heard = self._session.last_heard(subject) if kind is ChangeKind.LOST else 0
-        if heard is None:
-            raise ConfigError(
-                f"this peer hears nothing of peer {subject} and cannot tell where it was lost; ask one of those that do"
-            )
+        # Whoever has heard more of it reports that; and all that did may be lost themselves.
+        heard = (self._session.last_heard(subject) or 0) if kind is ChangeKind.LOST else 0
         change = Change(kind, subject, self.peer, effective, heard, newcomer, votes=votes, ordered=ordered)
         if self._by_majority and kind is ChangeKind.LOST:
             if not votes and not ordered:
@@ -240,6 +240,9 @@ class PeerMembership:
             raise ConfigError(f"peer {subject} sponsors a peer that joins; let it leave after that")
         if kind is ChangeKind.JOIN and self.peer not in later:
             raise ConfigError("this peer is about to leave and sponsors nobody; ask another one")
+        if kind is ChangeKind.JOIN and self.peer not in now:
+            # It waits in a round that the members have yet to come to, and may never begin.
+            raise ConfigError("this peer is about to join itself and sponsors nobody yet; ask another one")
         return planned
 
     def _check_may_rejoin(self, number: int) -> None:
@@ -260,7 +263,7 @@ class PeerMembership:
         if self._why_no_rejoin is not None:
             return self._why_no_rejoin
         assert self._views is not None
-        if all((change.kind, change.subject) != (ChangeKind.LOST, former) for change in self.changes):
+        if not self._is_lost(former):
             return f"peer {former}, which it was before, is not lost"
         if self._views.membership.is_coming(former, max(0, effective - 1)):
             return f"the loss of peer {former}, which it was before, does not count yet"
@@ -297,7 +300,9 @@ class PeerMembership:
         assert self._views is not None
         membership, t, rounds = self._views.membership, self._session.round, self._algorithm.node.rounds
         kind, who, effective = change.kind, change.subject, change.effective
-        if rounds and effective >= rounds:
+        # A loss may be announced until the last round; others may know of members among whom that takes longer.
+        beyond = 6 * self._longest_lead(self._views) + 6 if kind is ChangeKind.LOST else 0
+        if rounds and effective >= rounds + beyond:
             raise RemoteProtocolError(f"told of a change from round {effective} of a run of {rounds}", peer=sender)
         if change.heard_round >= effective or (change.heard_round and kind is not ChangeKind.LOST):
             raise RemoteProtocolError(
@@ -385,19 +390,85 @@ class PeerMembership:
     def _is_excess(self, change: Change) -> bool:
         """Whether so much was told already in the name of this issuer about this subject that more is not believed."""
         who = (change.kind, change.subject, change.issuer)
-        return sum((each.kind, each.subject, each.issuer) == who for each in self.changes) >= MOST_VERSIONS
+        told = [*self.changes, *(each for each, _ in self._unconfirmed)]
+        return change in told or sum((each.kind, each.subject, each.issuer) == who for each in told) >= MOST_VERSIONS
 
     def learn(self, change: Change, source: int | None = None) -> Learned | None:
         """Take note of a change of the members that was checked, and say whom to tell; `source` told it, None stands
-        for this peer's own announcement. Returns None for one that was known, or is not believed."""
+        for this peer's own announcement. Returns None for one that was known, or is not believed (yet)."""
         if self._views is None:
             raise LocalProtocolError(f"a change of members: {self._why_no_changes}")
         membership, t = self._views.membership, self._session.round
         if change in membership.changes or (source is not None and self._is_excess(change)):
             return None
+        believed = [(change, source)]
+        is_doubtful = self._is_joining and not self._is_lost(change.subject)
+        if self._by_majority and change.kind is ChangeKind.LOST and source is not None and is_doubtful:
+            self._unconfirmed += believed
+            believed = self._confirmed(membership)
+        elif self._by_majority and change.kind is ChangeKind.LOST and self.peer in membership.members(t):
+            if not self._leaves_majority(change):
+                # Two parts of the cluster take each other for lost: an operator has to decide.
+                self._unconfirmed += believed
+                return None
+            # Others will not say again what this peer was told before it believed it.
+            said = [each for each in self._unconfirmed if each[0].subject == change.subject and each[0] != change]
+            believed += said
+            self._unconfirmed = [each for each in self._unconfirmed if each[0].subject != change.subject]
+        found = [self._take_note(each, source) for each, source in believed]
+        if not found:
+            return None
+        return Learned(
+            notices=tuple(notice for learned in found for notice in learned.notices),
+            news=tuple(each for learned in found for each in learned.news),
+            joins=any(learned.joins for learned in found),
+        )
+
+    @property
+    def _is_joining(self) -> bool:
+        """Whether this peer waits for the model that it joins with: in a round that the others have yet to end."""
+        assert self._views is not None
+        return self._session.in_round and self.peer not in self._views.membership.members(self._session.round)
+
+    def _confirmed(self, membership: Membership) -> list[tuple[Change, int | None]]:
+        """Return what is to be believed of the losses that this peer was told of while it joins, and no longer wait.
+
+        It knows too little to judge how old votes are, or which of two parts goes on that take each other for lost. But
+        nobody goes on before all that are left have said that they believe a loss: so that is what it waits for.
+        """
+        reports: dict[int, list[Change]] = {}
+        for each, _ in self._unconfirmed:
+            reports.setdefault(each.subject, []).append(each)
+        together = {*reports}
+        while silent := {each for each in together if not self._all_believe(reports[each], together, membership)}:
+            together -= silent
+        if not together:
+            # Those that are left when all of it is true may be too few.
+            alone = (each for each in sorted(reports) if self._all_believe(reports[each], {each}, membership))
+            together = {*[*alone][:1]}
+        believed = [each for each in self._unconfirmed if each[0].subject in together]
+        self._unconfirmed = [each for each in self._unconfirmed if each[0].subject not in together]
+        return believed
+
+    def _all_believe(self, reports: Sequence[Change], lost: set[int], membership: Membership) -> bool:
+        """Whether all members that are left without `lost`, and are most of them, have reported one of these losses."""
+        losses = [change for change in membership.changes if change.kind is ChangeKind.LOST]
+        known = [*reports, *(change for change in losses if change.subject == reports[0].subject)]
+        if any(change.ordered for change in known):
+            return True
+        quorum = Quorum(membership, reports[0].subject, [decode_vote(vote) for each in known for vote in each.votes])
+        left = quorum.left - lost
+        leaving = {change.subject for change in membership.changes if change.kind is ChangeKind.LEAVE}
+        silent = left - leaving - {self.peer} - {change.issuer for change in known}
+        # After an order, those that are left may be any part of the members.
+        is_ordered = any(change.ordered for change in (*losses, *(change for change, _ in self._unconfirmed)))
+        return not silent and (quorum.is_majority(left) or (bool(left) and is_ordered))
+
+    def _take_note(self, change: Change, source: int | None) -> Learned:
+        """Take note of a change that is believed."""
+        assert self._views is not None
+        membership, t = self._views.membership, self._session.round
         takes_part = self.peer in membership.members(t)
-        if self._by_majority and takes_part and change.kind is ChangeKind.LOST and not self._leaves_majority(change):
-            return None  # Two parts of the cluster take each other for lost: an operator has to decide.
         joins = change.kind is ChangeKind.JOIN and change.subject == self.peer and not takes_part
         # Before the change is known: the difference it makes decides whom to tell.
         told_before = self._passes_on_to()
@@ -409,7 +480,7 @@ class PeerMembership:
         return Learned(
             notices=tuple(self._notices(membership, change, source, told_before, joins=joins, takes_part=takes_part)),
             # What others say of a loss that is known changes no links.
-            is_news=change.subject not in self._session.lost,
+            news=() if change.subject in self._session.lost else (change,),
             joins=joins,
         )
 
@@ -442,10 +513,16 @@ class PeerMembership:
             # A peer's join before its loss, and the own join first: a peer that is no member yet is not believed.
             in_order = sorted(told, key=lambda each: ((each.kind, each.subject) != own_join, each.order))
             yield from ((other, each) for each in in_order)
-        for own in self._own_reports(change.effective if joins else t) if membership.was_ever(self.peer) else ():
+        reports = self._own_reports(change.effective if joins else t) if membership.was_ever(self.peer) else []
+        for join in membership.applied_after(t) if reports and self._by_majority else ():
+            if (join.kind, join.subject) == own_join:
+                # Nobody is believed who is not known yet; and not all of them need have heard that this peer joins.
+                yield from ((other, join) for other in sorted(hears_own - passes_on_to - {join.issuer}))
+        for own in reports:
             membership.add(own)
             yield from ((other, own) for other in sorted(hears_own - {own.subject}))
-        if change.kind is ChangeKind.JOIN and change.issuer == self.peer:
+        is_orphan = self._by_majority and takes_part and change.issuer in self._session.lost
+        if change.kind is ChangeKind.JOIN and (change.issuer == self.peer or is_orphan):
             yield from self._introduction(change)
         if change.kind is ChangeKind.LOST and takes_part:
             # Its sponsor may be lost before the new peer has heard a word of it.
@@ -523,7 +600,7 @@ class PeerMembership:
         joins = self._views.membership.applied_after(t - lead - 1)
         is_new = any((each.kind, each.subject) == (ChangeKind.JOIN, self.peer) for each in joins)
         before = t - 3 * lead - 3 if is_new else t
-        for vote in votes.values():
+        for vote in votes.values() if not self._is_joining else ():
             # The issuer may be as far from here as the voters from it.
             if not is_current(vote.round, t, 2 * lead) and not is_current(vote.round, before, 2 * lead):
                 raise SecurityError(f"the vote of peer {vote.voter} is of a round long ago")
@@ -569,6 +646,10 @@ class PeerMembership:
         if self._by_majority:
             self._check_decided(change, {vote.voter: vote for vote in map(decode_vote, change.votes)})
 
+    def _is_lost(self, peer: int) -> bool:
+        """Whether this peer believes any loss of another."""
+        return any((change.kind, change.subject) == (ChangeKind.LOST, peer) for change in self.changes)
+
     def _is_known_loss(self, change: Change) -> bool:
         loss = (ChangeKind.LOST, change.subject, change.effective)
         return loss in {(each.kind, each.subject, each.effective) for each in self.changes}
@@ -576,7 +657,8 @@ class PeerMembership:
     def _leaves_majority(self, change: Change) -> bool:
         """Whether this peer may believe a loss: see `node.loss_votes`. A replay gives the same answer."""
         assert self._views is not None
-        if change.ordered or not change.votes or self._is_known_loss(change):
+        # Of a peer that is lost already, all reports count, whatever they go by: they are waited for.
+        if change.ordered or not change.votes or self._is_lost(change.subject):
             return True
         votes = [decode_vote(each) for each in change.votes]
         return Quorum(self._views.membership, change.subject, votes).has_decided

@@ -132,7 +132,8 @@ class Participant:
         the same whenever it is asked: a replay asks again. `statements` signs what this peer says of members.
         `by_majority`: whether members declare losses themselves (`node.loss_votes`); an operator's order is about the
         peer of which `name_of` gives the name. `why_no_rejoin`: a sentence where nobody who was lost may take part
-        again, alike on all devices; `may_rejoin_now()`: whether this peer may announce that somebody does.
+        again, alike on all devices; `may_rejoin_now()`: whether this peer may announce that somebody does, or is lost
+        in the last rounds: releases before 0.2.0 take either for a lie.
         `observe(what, round, other, frame)` is told of every frame "sent" and "applied"; where members change, also of
         what one "gave" and "took", and of what "returned" from a lost peer, which is applied before the next round
         begins (for tests of mass).
@@ -365,7 +366,7 @@ class Participant:
         learned = self.membership.learn(change, source)
         if learned is None:
             return effects
-        effects.news = [change] if learned.is_news else []
+        effects.news = [*learned.news]
         # The notices before anything that follows from the change: who gets the last message of a round has to know by
         # then that the next one has other members.
         effects.frames = [

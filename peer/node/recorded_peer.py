@@ -89,8 +89,8 @@ class RecordedPeer:
             # may hear from a member, or from that member itself, that it once joined.
             known = self.links.incoming.get(change.subject)
             if len(joins) == 1 and (known is None or known.last_seq == 0):
+                # What has come early of it, before it was known here, is the beginning of the same count.
                 self.links.restart(change.subject)
-                self._forget_held(change.subject)
 
     def _forget_held(self, peer: int) -> None:
         self.waiting.forget(peer)

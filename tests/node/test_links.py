@@ -114,3 +114,9 @@ def test_streams_go_on_where_their_state_was_saved() -> None:
 def test_a_checkpoint_of_the_first_release_is_read() -> None:
     state = LinksState.from_checkpoint({"incoming": {"1": 4}, "out": {"1": {"next_seq": 2, "lengths": []}}}, {})
     assert state == LinksState(received={1: 4}, out={1: OutLinkState(next_seq=2)})
+
+
+def test_a_peer_that_was_never_met_can_be_lost() -> None:
+    """A newcomer may hear of that before it hears who the other is."""
+    assert Links(0, [1]).give_up(7) == (0, [])
+    assert Links(0, [1]).give_up(7, 0) == (0, [])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from peer.errors import ConfigError, RemoteProtocolError, SecurityError
@@ -249,3 +251,93 @@ def test_two_parts_hear_what_the_other_believes_where_the_lost_stood_between_the
     for peer in (0, 1, 2, 5):
         cluster.restart(peer)
     assert cluster.rounds() == dict.fromkeys((0, 1, 2, 5), 90)
+
+
+# -- a peer that joins -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def joining() -> Cluster:
+    """A ring of five that peer 5 is about to join: it waits for its model in a round that no other has ended."""
+    cluster = Cluster("sparse-push", graph="ring", seed=3, num_first=5, num_peers=6, signed=True, by_majority=True)
+    cluster.run(30)
+    cluster.announce(0, ChangeKind.JOIN, 5)
+    cluster.run(30)
+    assert cluster.rounds()[5] > 30
+    return cluster
+
+
+def test_a_newcomer_believes_a_loss_once_all_that_are_left_have_reported_it(joining: Cluster) -> None:
+    """Peers 0 and 2 take each other for lost, and all others take 2 for lost."""
+    newcomer = joining.peers[5].participant.membership
+    effective = joining.rounds()[5] + 1
+    votes = {0: cast(joining, 1, 2, 3, subject=0), 2: cast(joining, 0, 1, 3, subject=2)}
+
+    def believed(subject: int, issuer: int) -> set[int]:
+        newcomer.learn(Change(ChangeKind.LOST, subject, issuer, effective, 29, votes=votes[subject]), issuer)
+        return {change.subject for change in newcomer.changes if change.kind is ChangeKind.LOST}
+
+    assert believed(0, 2) == set()
+    for issuer in (0, 1, 3):
+        assert believed(2, issuer) == set()
+    assert believed(2, 4) == {2}
+    assert {change.issuer for change in newcomer.changes if change.subject == 2} == {0, 1, 3, 4, 5}
+
+
+def test_what_a_newcomer_heard_while_it_joined_counts_with_what_it_hears_as_a_member(joining: Cluster) -> None:
+    newcomer = joining.peers[5].participant.membership
+    effective, votes = joining.rounds()[5] + 20, cast(joining, 0, 1, 3, subject=2)
+    for issuer in (0, 1):
+        newcomer.learn(Change(ChangeKind.LOST, 2, issuer, effective, 29, votes=votes), issuer)
+    joining.run(effective - 10)
+    newcomer.learn(Change(ChangeKind.LOST, 2, 3, effective, 29, votes=votes), 3)
+    assert {change.issuer for change in newcomer.changes if change.subject == 2} == {0, 1, 3, 5}
+
+
+def test_a_newcomer_is_known_to_whom_it_tells_of_a_loss(joining: Cluster) -> None:
+    """After a loss all members are told what each has heard of the lost peer, and not all know who joins."""
+    newcomer, votes = joining.peers[5].participant.membership, cast(joining, 0, 1, 3, subject=2)
+    effective = joining.rounds()[5] + 1
+    for issuer in (0, 1, 3, 4):
+        learned = newcomer.learn(Change(ChangeKind.LOST, 2, issuer, effective, 29, votes=votes), issuer)
+    assert learned is not None
+    for receiver in (1, 3):
+        told = [(change.kind, change.issuer) for other, change in learned.notices if other == receiver]
+        assert told.index((ChangeKind.JOIN, 0)) < told.index((ChangeKind.LOST, 5))
+
+
+def test_a_newcomer_does_not_take_old_votes_for_a_lie(joining: Cluster) -> None:
+    """It cannot judge what was decided before it came; nor does it believe it."""
+    change = Change(ChangeKind.LOST, 2, 0, joining.rounds()[5] + 1, 1, votes=cast(joining, 0, 1, 3, subject=2, t=3))
+    frame = membership_codec.MAGIC + joining.statements(0).sign("members", membership_codec.encode(change)[2:])
+    newcomer, member = joining.peers[5], joining.peers[1]
+    newcomer.receive(0, newcomer.links.incoming[0].last_seq + 1, frame, 0.0)
+    assert 2 not in newcomer.participant.session.lost
+    with pytest.raises(RemoteProtocolError, match="of a round long ago"):
+        member.receive(0, member.links.incoming[0].last_seq + 1, frame, 0.0)
+
+
+def test_a_newcomer_whose_sponsor_is_lost_already_is_told_who_is(cluster: Cluster) -> None:
+    announce(cluster, heard_by(cluster, 3), cast(cluster, 0, 1, 2))
+    cluster.run(8)
+    member = cluster.peers[1].participant.membership
+    learned = member.learn(Change(ChangeKind.JOIN, 5, 3, 60), 2)
+    assert learned is not None
+    introduction = [change for receiver, change in learned.notices if receiver == 5]
+    assert [(change.kind, change.subject) for change in introduction][-1] == (ChangeKind.JOIN, 5)
+    assert (ChangeKind.LOST, 3) in {(change.kind, change.subject) for change in introduction}
+
+
+def test_all_reports_of_a_lost_peer_count_whatever_they_go_by() -> None:
+    """An operator declares peer 1 lost where it was not believed; whoever believed the votes does not report again."""
+    cluster = Cluster("sparse-push", seed=3, num_first=4, num_peers=4, signed=True, by_majority=True)
+    cluster.run(6)
+    member = cluster.peers[2].participant.membership
+    by_votes = Change(ChangeKind.LOST, 1, 3, 58, 5, votes=cast(cluster, 0, 2, 3, subject=1))
+    assert member.learn(Change(ChangeKind.LOST, 0, 1, 60, 5, votes=cast(cluster, 1, 2, 3, subject=0)), 1) is not None
+    assert member.learn(by_votes, 3) is None
+    assert by_votes not in member.changes
+    assert member.learn(Change(ChangeKind.LOST, 1, 3, 60, 5, ordered=b"by an operator"), 3) is not None
+    assert by_votes in member.changes
+    later = replace(by_votes, issuer=0)
+    assert member.learn(later, 0) is not None

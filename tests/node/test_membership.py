@@ -430,12 +430,72 @@ def test_changes_that_cannot_be_are_refused() -> None:
         (Change(ChangeKind.LOST, 5, 2, 50), "peer 5, which is no member"),
         (Change(ChangeKind.JOIN, 3, 2, 50), "a member from the start"),
         (Change(ChangeKind.LOST, 4, 2, 50, 50), "was heard in round 50"),
-        (Change(ChangeKind.LOST, 4, 2, 100), "a run of 100"),
+        (Change(ChangeKind.LOST, 4, 2, 200), "a run of 100"),
+        (Change(ChangeKind.LEAVE, 4, 4, 100), "a run of 100"),
     ):
         with pytest.raises(RemoteProtocolError, match=text) as caught:
             membership.check_notice(change, 2)
         assert caught.value.peer == 2
         assert change not in membership.changes
+
+
+def test_a_peer_may_be_lost_in_the_last_rounds() -> None:
+    """No round without it will ever come; but those that are left need not wait for it."""
+    cluster = Cluster("sgp", seed=4)
+    cluster.run(95)
+    cluster.kill(3)
+    cluster.run(100)
+    assert max(cluster.rounds().values()) < 100
+    change = cluster.declare_lost(3)
+    assert change.effective >= 100
+    cluster.run(100)
+    assert cluster.rounds() == dict.fromkeys((0, 1, 2, 4), 100)
+    with pytest.raises(ConfigError, match="the run ends after round 99"):
+        cluster.peers[0].participant.membership.plan(ChangeKind.JOIN, 5)
+
+
+@pytest.mark.parametrize("algorithm", ["d-psgd", "choco-sgd"])
+def test_a_peer_is_lost_of_which_nobody_that_is_left_hears_anything(algorithm: str) -> None:
+    cluster = Cluster(algorithm, "line", seed=4)
+    cluster.run(6)
+    cluster.kill(3)
+    cluster.kill(4)
+    cluster.run(60)
+    cluster.announce(0, ChangeKind.LOST, 3)
+    cluster.run(60)
+    assert max(cluster.rounds().values()) < 60
+    cluster.announce(0, ChangeKind.LOST, 4)
+    cluster.run(90)
+    assert cluster.rounds() == dict.fromkeys((0, 1, 2), 90)
+
+
+def test_whoever_is_about_to_join_sponsors_nobody() -> None:
+    """Its first round may never come, and is further ahead than anything that a newcomer can judge by."""
+    cluster = Cluster("sgp", num_peers=7, seed=4)
+    cluster.run(4)
+    join = cluster.announce(0, ChangeKind.JOIN, 5)
+    cluster.run(4)
+    newcomer = cluster.peers[5].participant.membership
+    assert newcomer.is_member
+    with pytest.raises(ConfigError, match="about to join itself"):
+        newcomer.plan(ChangeKind.JOIN, 6)
+    cluster.run(join.effective + 1)
+    assert newcomer.plan(ChangeKind.JOIN, 6).issuer == 5
+
+
+@pytest.mark.parametrize("algorithm", ["quant-sgp", "choco-sgd"])
+def test_a_newcomer_that_has_its_model_does_not_ask_for_another_when_a_neighbour_is_lost(algorithm: str) -> None:
+    """It waits for a replica of peer 3, has sent its own, and nobody hands over twice."""
+    cluster = Cluster(algorithm, "complete" if algorithm == "choco-sgd" else "exponential", seed=4)
+    cluster.run(4)
+    join = cluster.announce(0, ChangeKind.JOIN, 5)
+    cluster.cut.add((3, 5))
+    cluster.run(60)
+    assert cluster.rounds()[5] == join.effective - 1
+    cluster.kill(3)
+    cluster.declare_lost(3)
+    cluster.run(90)
+    assert cluster.rounds() == dict.fromkeys((0, 1, 2, 4, 5), 90)
 
 
 def test_a_loss_of_the_past_is_refused_though_it_changes_no_members() -> None:

@@ -113,6 +113,26 @@ def test_a_restart_while_it_hears_of_members_from_one_that_came_back() -> None:
     assert set(cluster.rounds()) == {0, 1, 4, first, second}
 
 
+def test_what_a_member_sent_before_it_was_known_is_kept() -> None:
+    """A newcomer may hear from a member first, and then from its sponsor that this member once joined."""
+    cluster = _lost(seed=1)
+    first = _back(cluster)
+    cluster.kill(3)
+    cluster.run(99)
+    change = cluster.declare_lost(3)
+    cluster.run(change.effective + 1)
+    second = cluster.come_back(3)
+    join = cluster.announce(0, ChangeKind.JOIN, second)
+    cluster.queues[0, second].clear()
+    cluster.cut.add((0, second))
+    cluster.run(join.effective + 1)
+    assert cluster.peers[second].participant.membership.is_outsider
+    cluster.cut.clear()
+    cluster.restart(0)  # It sends again what was cut off.
+    cluster.run(join.effective + 2)
+    assert set(cluster.rounds()) == {0, 1, 4, first, second}
+
+
 def _tell(cluster: Cluster, change: Change, liar: int = 1, victim: int = 0) -> None:
     """Let a member say something of members to another one."""
     body = membership_codec.encode(change)

@@ -449,11 +449,21 @@ class DividedWorld(World):
         self._events += 1
         if self._events % 32 or self.auditor.completed < self.scenario.rounds:
             return False
-        return all(
+        unknown = {me for me in self.processes if me not in self.gone and self._is_unknown(me)}
+        is_over = all(
             (process := self.processes[me]) is not None and not process.participant.session.in_round
-            for me in self.processes
-            if me not in self.observer.lost and me not in self._waiting
+            for me in self.processes.keys() - self.observer.lost.keys() - self._waiting - unknown
         )
+        for me in sorted(unknown - self._waiting) if is_over else ():
+            self.changes["lost its sponsor before anybody heard of it"] += 1
+            self.end(me, "waits in vain")
+        return is_over
+
+    def _is_unknown(self, me: int) -> bool:
+        """Whether a device was let in again by a member that was lost before another one heard of it: nobody counts on
+        it, and it waits for its sponsor until its operator starts it anew."""
+        joins = ((each.kind, each.subject) for other in self.present() if other.me != me for each in _changes(other))
+        return me >= self.scenario.num_first and (ChangeKind.JOIN, me) not in joins
 
     def present(self) -> list[VirtualProcess]:
         return [each for each in super().present() if each.me not in self.observer.lost]
@@ -527,33 +537,51 @@ class DividedWorld(World):
             self.gone.discard(me)
             self.come_back(me, "is known to be lost")
         else:
-            if self.quiet and self.now > self._quiet_since + _OPERATOR_AFTER_S:
+            if self._operator_decides:
                 self._order(me)
             self.ask(lambda: self._ask_for_the_wiped(me), 1.0)
 
     def make_peace(self) -> None:
         super().make_peace()
         self._quiet_since = self.now
+        self._settle_disagreements()
+
+    def _settle_disagreements(self) -> None:
+        """Let an operator declare a device lost that has ended, where members did not hear of that: they may have
+        believed another loss first, with which those that are left are no majority."""
+        if self._operator_decides:
+            for me in sorted(self.observer.lost.keys() & self.gone):
+                if any(self._counts_on(process, me) for process in self.present()):
+                    self._order(me)
+        self.ask(self._settle_disagreements, 1.0)
+
+    @property
+    def _operator_decides(self) -> bool:
+        """Whether the members had the time to decide for themselves what they can."""
+        return self.quiet and self.now > self._quiet_since + _OPERATOR_AFTER_S
+
+    def _counts_on(self, process: VirtualProcess, me: int) -> bool:
+        """Whether a process is a member that waits for a peer, or will."""
+        return process.participant.membership.is_member and not self._goes_on_without(process, me)
 
     def _order(self, me: int) -> None:
-        """Let an operator declare a wiped device lost where the members that are left do not: they may be no
-        majority."""
+        """Let an operator declare a device lost that has ended."""
         for process in self.present():
-            heard = process.participant.session.last_heard(me)
             if any(change.subject == me and change.ordered for change in process.participant.membership.changes):
                 return
-            if process.is_free and heard is not None and process.participant.membership.is_member:
-                ordered = self.notary(process.me).order(me)
-                try:
-                    change = process.participant.membership.plan(ChangeKind.LOST, me, ordered=ordered)
-                except ConfigError as error:
-                    self.note(f"{process.me} does not announce that {me} is lost: {error}")
-                    continue
-                self.note(f"{process.me} announces for the operator {change}")
-                self.changes["was declared lost by the operator"] += 1
-                peer, now = process.peer, process.now()
-                process.do(partial(peer.announce, change, now), process.plan_timer)
-                return
+            if not process.is_free or not self._counts_on(process, me):
+                continue
+            ordered = self.notary(process.me).order(me)
+            try:
+                change = process.participant.membership.plan(ChangeKind.LOST, me, ordered=ordered)
+            except ConfigError as error:
+                self.note(f"{process.me} does not announce that {me} is lost: {error}")
+                continue
+            self.note(f"{process.me} announces for the operator {change}")
+            self.changes["was declared lost by the operator"] += 1
+            peer, now = process.peer, process.now()
+            process.do(partial(peer.announce, change, now), process.plan_timer)
+            return
 
     @property
     def _liar(self) -> int | None:
@@ -564,6 +592,10 @@ class DividedWorld(World):
         outcome = self.run()
         outcome.changes["was lost"] = len(self.observer.lost)
         return outcome
+
+
+def _changes(process: VirtualProcess) -> tuple[Change, ...]:
+    return process.participant.membership.changes
 
 
 def simulate_divided(seed: int, rounds: int = 100, *, lies: bool = False) -> Outcome:

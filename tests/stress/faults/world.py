@@ -305,7 +305,7 @@ class World:
         self.ask(lambda: self._let_join(subject, asked_at), 0.1)
 
     def _lose(self, happening: Happening) -> None:
-        """End a peer for good, or cut it off; then let an operator tell one of those that hear it."""
+        """End a peer for good, or cut it off; then let an operator tell a member."""
         subject = happening.subject
         has_time = self.auditor.furthest + 4 * self.scenario.longest_lead + 4 < self.scenario.rounds
         is_member = any(subject in members for members in self.auditor.membership.coming(self.auditor.furthest))
@@ -334,7 +334,7 @@ class World:
             self._cut_off = None
             self._end_happening(None)
             return
-        able = [each for each in members if each.is_free and each.participant.session.last_heard(subject) is not None]
+        able = [each for each in members if each.is_free]
         lost = ((change.kind, change.subject) for each in members for change in each.participant.membership.changes)
         if able and (ChangeKind.LOST, subject) not in lost:
             self.announced(self.random.choice(able), ChangeKind.LOST, subject)
