@@ -278,7 +278,9 @@ class Scene:
         if isinstance(said, Change):
             if said.kind is ChangeKind.LOST and said.subject == self._victim:
                 raise PromiseBroken("a peer learns from another that it is lost itself")
-            if said.effective >= circumstances.rounds:
+            # A loss may be announced until the last round.
+            beyond = self._world.rounds_after_end(self._victim) if said.kind is ChangeKind.LOST else 0
+            if said.effective >= circumstances.rounds + beyond:
                 raise PromiseBroken("a change of the members is taken whose round is not in the run")
             now = self._world.round_of(self._victim) + 1
             if said.effective <= now and self._world.changes_members(self._victim, said, now):

@@ -193,6 +193,10 @@ class World(ABC):
     def is_early(self, peer: int, round_: int) -> bool:
         """Return whether a peer keeps a message of that round for later: as if a power cut had set it back."""
 
+    def rounds_after_end(self, peer: int) -> int:
+        """Return for how many rounds after the last one a loss may be announced, as far as a peer can know."""
+        return 0
+
     def changes_members(self, peer: int, change: Change, t: int) -> bool:
         """Return whether a change makes other members of round t, the next one of a member, than those it knows of."""
         return False
@@ -407,6 +411,9 @@ class RoundsWorld(World):
 
     def is_early(self, peer: int, round_: int) -> bool:
         return self.peers[peer].participant.session.is_early(round_)
+
+    def rounds_after_end(self, peer: int) -> int:
+        return 6 * self.peers[peer].participant.membership.longest_lead + 6
 
     def changes_members(self, peer: int, change: Change, t: int) -> bool:
         known = self.peers[peer].participant.membership.changes
