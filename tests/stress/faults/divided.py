@@ -562,7 +562,7 @@ class DividedWorld(World):
 
     def _counts_on(self, process: VirtualProcess, me: int) -> bool:
         """Whether a process is a member that waits for a peer, or will."""
-        return process.participant.membership.is_member and not self._goes_on_without(process, me)
+        return process.participant.membership.is_member and not self.goes_on_without(process, me)
 
     def _order(self, me: int) -> None:
         """Let an operator declare a device lost that has ended."""

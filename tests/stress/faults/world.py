@@ -329,7 +329,7 @@ class World:
 
     def _declare_lost(self, subject: int) -> None:
         members = [each for each in self.present() if each.participant.membership.is_member]
-        if members and all(self._goes_on_without(each, subject) for each in members):
+        if members and all(self.goes_on_without(each, subject) for each in members):
             self.end(subject, "is out of the run")
             self._cut_off = None
             self._end_happening(None)
@@ -341,7 +341,8 @@ class World:
         self.ask(lambda: self._declare_lost(subject))
 
     @staticmethod
-    def _goes_on_without(process: VirtualProcess, peer: int) -> bool:
+    def goes_on_without(process: VirtualProcess, peer: int) -> bool:
+        """Return whether a process waits for nothing of a peer any more."""
         participant = process.participant
         views = participant.algorithm.node.schedule
         assert isinstance(views, ViewSchedule)
