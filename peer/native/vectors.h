@@ -96,7 +96,12 @@ INLINE Integers load_codes(const uint8_t *from, int lanes)
 {
     Bytes v = {};
     memcpy(&v, from, (size_t)lanes);
-    return __builtin_convertvector(v, Integers);
+#ifdef __AVX512F__
+    return (Integers)_mm512_cvtepu8_epi32((__m128i)v);
+#else
+    /* In two steps: of one, compilers make sixteen. */
+    return __builtin_convertvector(__builtin_convertvector(v, Halves), Integers);
+#endif
 }
 INLINE void store_codes(uint8_t *to, Integers v, int lanes)
 {
