@@ -15,6 +15,7 @@ SOURCES = (
     "compress_layers.c",
     "eight_bit.c",
     "eight_bit_conv.c",
+    "eight_bit_layer.c",
     "eight_bit_linear.c",
     "eight_bit_norm.c",
     "evonorm.c",

@@ -21,6 +21,7 @@ typedef struct {
     float low, high, factor;
     uint8_t *codes;
     int32_t *lows, *highs;
+    int64_t *totals, *squares;
     const uint8_t *mask;
     int masked;
     float *largest;
@@ -296,10 +297,10 @@ static int convolve(const ConvShape *s, const uint8_t *x, const int8_t *packed, 
 
 int eb_conv_forward(const ConvShape *shape, const uint8_t *x, const int8_t *packed, const int32_t *offset,
                     const float *scale, const float *shift, float low, float high, uint8_t *codes, int32_t *lows,
-                    int32_t *highs)
+                    int32_t *highs, int64_t *totals, int64_t *squares)
 {
     const Output out = {.offset = offset, .scale = scale, .shift = shift, .low = low, .high = high, .codes = codes,
-                        .lows = lows, .highs = highs};
+                        .lows = lows, .highs = highs, .totals = totals, .squares = squares};
     return convolve(shape, x, packed, &out);
 }
 
@@ -311,19 +312,37 @@ int eb_conv_backward(const ConvShape *shape, const int8_t *x, const int8_t *pack
     return convolve(shape, (const uint8_t *)x, packed, &out);
 }
 
+/* Sums [taps, channels, results] as weights [results, inputs, taps], sixteen results of a few inputs at a time: what a
+   run of weights is read from then lies in the first-level cache. */
 static void spread(const float *sums, size_t stride, const ConvShape *s, int inputs, float factor, float *weights)
 {
-    const int taps = s->rows * s->columns;
+    enum { PART = 8192 };
+    float part[PART];
+    const int taps = s->rows * s->columns, most = PART / (LANES * taps);
     const size_t size = (size_t)inputs * (size_t)taps;
     for (int block = 0; block < s->results; block += LANES) {
         const int lanes = s->results - block < LANES ? s->results - block : LANES;
         float *out = weights + (size_t)block * size;
-        for (int i = 0; i < inputs; i++)
-            for (int t = 0; t < taps; t++, out++) {
-                const float *from = sums + (size_t)(t * s->channels + i) * stride + block;
-                for (int lane = 0; lane < lanes; lane++)
-                    out[(size_t)lane * size] = from[lane] * factor;
+        for (int first = 0; first < inputs;) {
+            const int there = most < 1 ? 1 : inputs - first < most ? inputs - first : most;
+            const int run = there * taps;
+            for (int t = 0; t < taps && most > 0; t++)
+                for (int i = 0; i < there; i++) {
+                    const float *from = sums + (size_t)(t * s->channels + first + i) * stride + block;
+                    for (int lane = 0; lane < LANES; lane++)
+                        part[(i * taps + t) * LANES + lane] = from[lane] * factor;
+                }
+            for (int lane = 0; lane < lanes; lane++) {
+                float *to = out + (size_t)lane * size + (size_t)first * (size_t)taps;
+                if (most > 0)
+                    for (int k = 0; k < run; k++)
+                        to[k] = part[k * LANES + lane];
+                else
+                    for (int t = 0; t < taps; t++)
+                        to[t] = sums[(size_t)(t * s->channels + first) * stride + (size_t)(block + lane)] * factor;
             }
+            first += there;
+        }
     }
 }
 

@@ -37,10 +37,11 @@ typedef struct {
 
 /* Codes of acc * scale + shift, a factor and a summand for each result, cut to [low, high] and rounded to nearest,
    where acc is the product less `offset`; lows and highs become the extremes of acc for each result, and of what is
-   there already. `codes` may be NULL. */
+   there already. Unless they are NULL, `totals` and `squares` grow by the sums of q = code - 128 and of its square for
+   each result. `codes` may be NULL without these. */
 int eb_conv_forward(const ConvShape *shape, const uint8_t *x, const int8_t *packed, const int32_t *offset,
                     const float *scale, const float *shift, float low, float high, uint8_t *codes, int32_t *lows,
-                    int32_t *highs);
+                    int32_t *highs, int64_t *totals, int64_t *squares);
 
 /* Gradients acc * factor in bfloat16, for a gradient's codes x: int8, of which `flip` = 128 makes uint8. `offset` as
    above. They are 0 where `mask`, uint8 of the same size, equals `masked`, unless it is NULL. largest[0] becomes the

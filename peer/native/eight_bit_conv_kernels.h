@@ -7,19 +7,29 @@ INLINE void NAME(codes_of_sixteen)(const Output *o, const int32_t *sums, int wid
     const Integers offset = load_integers(o->offset + result, lanes);
     const Floats scale = load_floats(o->scale + result, lanes), shift = load_floats(o->shift + result, lanes);
     const Floats low = all(o->low), high = all(o->high);
-    Integers least = (Integers){} + INT32_MAX, most = (Integers){} + INT32_MIN;
+    uint8_t *codes = o->codes;
+    Integers least = load_integers(o->lows + result, lanes), most = load_integers(o->highs + result, lanes);
+    Integers total = {}, square = {};
     for (int p = 0; p < pixels; p++, sums += width) {
         const Integers acc = load_integers(sums, LANES) - offset;
         least = lesser(acc, least);
         most = greater(acc, most);
-        if (o->codes != NULL) {
+        if (codes != NULL) {
             const Floats level = nearest(cut(__builtin_convertvector(acc, Floats) * scale + shift, low, high));
-            store_codes(o->codes + at[p] + result, __builtin_convertvector(level, Integers), lanes);
+            const Integers code = __builtin_convertvector(level, Integers), q = code - 128;
+            total += q;
+            square += q * q;
+            store_codes(codes + at[p] + result, code, lanes);
         }
     }
-    for (int l = 0; l < lanes; l++) {
-        o->lows[result + l] = least[l] < o->lows[result + l] ? least[l] : o->lows[result + l];
-        o->highs[result + l] = most[l] > o->highs[result + l] ? most[l] : o->highs[result + l];
+    memcpy(o->lows + result, &least, (size_t)lanes * sizeof *o->lows);
+    memcpy(o->highs + result, &most, (size_t)lanes * sizeof *o->highs);
+    if (o->totals != NULL) {
+        int64_t *totals = o->totals + result, *squares = o->squares + result;
+        for (int l = 0; l < lanes; l++) {
+            totals[l] += total[l];
+            squares[l] += square[l];
+        }
     }
 }
 

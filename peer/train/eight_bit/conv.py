@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from peer.train.eight_bit import conv_kernels, kernels
+from peer.train.eight_bit import conv_batch_norm, conv_kernels, kernels
 from peer.train.eight_bit.conv_kernels import Window
 from peer.train.eight_bit.images import image_codes, innermost, outermost, unpadded
 from peer.train.eight_bit.layer import Layer
@@ -50,15 +50,15 @@ class RectifiedConv(Layer):
         )
         if tape.training:
             self.output.observe_(*self._ends(lows, highs, factor))
-        tape.save(x)
+        tape.save(x, weights.largest)
         return Quantized(outermost(codes), grid.scale, zero, rectified=self._relu)
 
     def backward_quantized(self, gradient: Gradient, tape: Tape, *, wanted: bool = True) -> Gradient | None:
-        (x,) = tape.take()
+        x, largest = tape.take()
         data = innermost(gradient.data)
         if self.bias.requires_grad:
             tape.add_gradient(self.bias, kernels.column_sums(data.view(-1, data.shape[-1])))
-        return self._product.backward(x, Gradient(data, gradient.largest), tape, wanted)
+        return self._product.backward(x, largest, Gradient(data, gradient.largest), tape, wanted)
 
     def _ends(self, lows: torch.Tensor, highs: torch.Tensor, factor: float) -> tuple[float, float]:
         """Return the extremes of the output from those of the products, int32[outputs]."""
@@ -89,6 +89,8 @@ class ConvUnit(Layer):
 
     def forward_quantized(self, x: Quantized, tape: Tape) -> Quantized:
         x = image_codes(x)
+        if (found := self._forward_at_once(x, tape)) is not None:
+            return found
         weights = conv_kernels.quantize_weights(self.conv.weight.detach())
         factor = x.scale * weights.scale
         steps = self.before_norm.steps()
@@ -100,7 +102,7 @@ class ConvUnit(Layer):
         )
         if tape.training:
             self.before_norm.observe_(_largest(lows, highs, factor))
-        tape.save(x)
+        tape.save(x, weights.largest)
         b, h, w, c = codes.shape
         y = self._norm.forward(codes.view(b, h * w, c), steps, self.output, tape, relu=self._relu)
         return y.with_data(outermost(y.data.view(b, h, w, c)))
@@ -109,8 +111,25 @@ class ConvUnit(Layer):
         data = innermost(gradient.data)
         b, h, w, c = data.shape
         before = self._norm.backward(data.view(b, h * w, c), tape)
-        (x,) = tape.take()
-        return self._product.backward(x, before.with_data(before.data.view(b, h, w, c)), tape, wanted)
+        x, largest = tape.take()
+        return self._product.backward(x, largest, before.with_data(before.data.view(b, h, w, c)), tape, wanted)
+
+    def _forward_at_once(self, x: Quantized, tape: Tape) -> Quantized | None:
+        """Do the same in one native call, where there is one."""
+        grid = self.output.grid()
+        if not tape.training or grid is None or not isinstance(self.norm, nn.BatchNorm2d):
+            return None
+        found = conv_batch_norm.forward(
+            (x.data, x.zero_point, x.scale), self.conv.weight.detach(), self._product.window, self.before_norm,
+            self.norm, grid, relu=self._relu,
+        )  # fmt: skip
+        if found is None:
+            return None
+        zero, (low, high) = grid.zero_point + 128, found.ends
+        self.output.observe_(*rectified(((low - zero) * grid.scale, (high - zero) * grid.scale), self._relu))
+        tape.save(x, found.largest_weight)
+        tape.save(found.before, found.steps, found.mean, found.inverse_deviation, torch.tensor(True))
+        return Quantized(outermost(found.out), grid.scale, zero, rectified=self._relu)
 
 
 class _Product:
@@ -121,7 +140,9 @@ class _Product:
         self._weight = conv.weight
         self._inputs = conv.in_channels
 
-    def backward(self, x: Quantized, gradient: Gradient, tape: Tape, wanted: bool) -> Gradient | None:
+    def backward(
+        self, x: Quantized, largest_weight: float, gradient: Gradient, tape: Tape, wanted: bool
+    ) -> Gradient | None:
         """Count the weight's gradient, and return that of x: [b, c, h, w], for `gradient` of [b, h, w, outputs]."""
         if self._weight.requires_grad:
             tape.add_gradient(
@@ -130,14 +151,15 @@ class _Product:
             )
         if not wanted:
             return None
-        weights = conv_kernels.quantize_weights(self._weight.detach())
-        codes, scale = kernels.quantize_gradient(gradient.data, gradient.largest, tape.draw_keys())
-        size = (x.data.shape[1], x.data.shape[2])
         mask = (x.data, x.zero_point) if x.rectified else None
-        found = conv_kernels.backward(codes, weights, self.window, size, scale * weights.scale, mask)
+        found = conv_kernels.input_gradient(
+            gradient.data, gradient.largest, tape.draw_keys(), self._weight.detach(), largest_weight, self.window,
+            (x.data.shape[1], x.data.shape[2]), mask,
+        )  # fmt: skip
         return unpadded(*found, self._inputs)
 
 
 def _largest(lows: torch.Tensor, highs: torch.Tensor, factor: float) -> torch.Tensor:
     """Return the largest magnitudes of products, float32[outputs], from their extremes in codes."""
-    return torch.maximum(-lows.to(torch.float32), highs.to(torch.float32)) * factor
+    # Negated as integers, of which none is −0.
+    return torch.maximum((-lows).to(torch.float32), highs.to(torch.float32)) * factor

@@ -17,7 +17,7 @@ from torch.nn.grad import conv2d_input, conv2d_weight
 
 from peer.native import CData, ffi
 from peer.train.eight_bit import kernels
-from peer.train.eight_bit.kernels import pointer
+from peer.train.eight_bit.kernels import done, pointer
 from peer.train.eight_bit.ranges import inverse_step
 from peer.train.eight_bit.scratch import scratch
 
@@ -60,9 +60,15 @@ class Weights:
     """int8[outputs, rows, columns, inputs]; inputs a multiple of 4, what was added being 0."""
     sums: torch.Tensor
     """int32[outputs], the sum of the codes of each."""
-    scale: float
+    largest: float
+    """The largest magnitude of the weights."""
     inputs: int
     """Inputs of each output, without what was added."""
+
+    @property
+    def scale(self) -> float:
+        """One step of the codes."""
+        return self.largest / 127.0
 
 
 def up_to_4(channels: int) -> int:
@@ -70,16 +76,18 @@ def up_to_4(channels: int) -> int:
     return -(-channels // 4) * 4
 
 
-def quantize_weights(weight: torch.Tensor) -> Weights:
-    """Return the codes of `weight: float32[outputs, inputs, rows, columns]` around zero, rounded to nearest."""
+def quantize_weights(weight: torch.Tensor, largest: float | None = None) -> Weights:
+    """Return the codes of `weight: float32[outputs, inputs, rows, columns]` around zero, rounded to nearest; `largest`
+    is their largest magnitude, where it is known."""
     outputs, inputs, rows, columns = weight.shape
-    low, high = kernels.extremes(weight)
-    largest = max(-low, high)
+    if largest is None:
+        low, high = kernels.extremes(weight)
+        largest = max(-low, high)
     inverse = inverse_step(largest)
     codes = scratch("weights", (outputs, rows, columns, up_to_4(inputs)), torch.int8, weight.device)
     sums = torch.empty(outputs, dtype=torch.int32, device=weight.device)
     if native := kernels.native_for(weight):
-        _done(
+        done(
             native.eb_conv_codes(
                 pointer(weight, "float *"), outputs, inputs, rows, columns, inverse, pointer(codes, "int8_t *"),
                 pointer(sums, "int32_t *"),
@@ -89,7 +97,7 @@ def quantize_weights(weight: torch.Tensor) -> Weights:
         levels = kernels.cut(torch.round(weight * inverse), -127)
         codes.zero_()[..., :inputs] = levels.permute(0, 2, 3, 1).to(torch.int8)
         sums.copy_(codes.sum(dim=(1, 2, 3), dtype=torch.int32))
-    return Weights(codes, sums, largest / 127.0, inputs)
+    return Weights(codes, sums, largest, inputs)
 
 
 def forward(
@@ -170,10 +178,7 @@ def backward(
         for x, (left, column_taps) in enumerate(taps):
             if not row_taps or not column_taps or y >= size[0] or x >= size[1]:
                 continue
-            packed = scratch(
-                "packed", (-(-inputs // LANES) * len(row_taps) * len(column_taps) * codes.shape[3] * LANES,),
-                torch.int8, codes.device,
-            )  # fmt: skip
+            packed = packed_room(inputs, len(row_taps) * len(column_taps) * codes.shape[3])
             sums = torch.empty(inputs, dtype=torch.int32)
             native.eb_conv_pack_backward(
                 pointer(weights.codes, "int8_t *"), outputs, inputs, window.kernel, window.kernel,
@@ -190,7 +195,7 @@ def backward(
                     "out_step": stride, "out_top": y, "out_left": x, "filling": 128, "flip": 128,
                 },
             )  # fmt: skip
-            _done(
+            done(
                 native.eb_conv_backward(
                     shape, pointer(codes, "int8_t *"), pointer(packed, "int8_t *"),
                     pointer(sums.mul_(128), "int32_t *"), factor, pointer(mask[0] if mask else None, "uint8_t *"),
@@ -225,8 +230,8 @@ def weight_gradient(
     outputs = gradient.shape[3]
     found = torch.empty((outputs, inputs // window.groups, window.kernel, window.kernel), device=x.device)
     if (native := kernels.native_for(x)) and window.groups == 1:
-        shape = _forward_shape(x, zero_point, window, outputs)
-        _done(
+        shape = forward_shape(x, zero_point, window, outputs)
+        done(
             native.eb_conv_weight_gradient(
                 shape, pointer(x, "uint8_t *"), pointer(gradient, "uint16_t *"), inputs, factor,
                 pointer(found, "float *"),
@@ -244,6 +249,55 @@ def weight_gradient(
     return exact.mul_(factor)
 
 
+def packed_room(results: int, terms: int) -> torch.Tensor:
+    """Return scratch memory for weights in the order in which the native products read them."""
+    return scratch("packed", (-(-results // LANES) * terms * LANES,), torch.int8, torch.device("cpu"))
+
+
+def input_gradient(
+    gradient: torch.Tensor,
+    largest: float,
+    keys: tuple[int, int],
+    weight: torch.Tensor,
+    largest_weight: float,
+    window: Window,
+    size: tuple[int, int],
+    mask: tuple[torch.Tensor, int] | None,
+) -> tuple[torch.Tensor, float]:
+    """Return the input gradient as `backward` does, from the layer gradient bfloat16[b, h, w, outputs] and the weights
+    float32[outputs, inputs / groups, kernel, kernel], which are quantized here, and the largest magnitudes of both."""
+    b, rows, columns, outputs = gradient.shape
+    inputs = weight.shape[1]
+    native = kernels.native_for(gradient)
+    if native is None or window.groups > 1 or outputs % 4 or not weight.is_contiguous():
+        weights = quantize_weights(weight, largest_weight)
+        codes, scale = kernels.quantize_gradient(gradient, largest, keys)
+        return backward(codes, weights, window, size, scale * weights.scale, mask)
+    terms = window.kernel**2 * outputs
+    out = torch.empty((b, *size, up_to_4(inputs)), dtype=torch.bfloat16)
+    cpu = gradient.device
+    gradient_codes = scratch("gradient", (gradient.numel(),), torch.int8, cpu)
+    codes = scratch("weights", (terms * up_to_4(inputs),), torch.int8, cpu)
+    found = ffi.new("float *")
+    layer = ffi.new(
+        "ConvInputGradient *",
+        {
+            "samples": b, "height": size[0], "width": size[1], "inputs": inputs, "kernel": window.kernel,
+            "stride": window.stride, "gradient": pointer(gradient, "uint16_t *"), "result_height": rows,
+            "result_width": columns, "outputs": outputs, "gradient_inverse": inverse_step(largest),
+            "key0": keys[0], "key1": keys[1], "weights": pointer(weight, "float *"),
+            "weights_inverse": inverse_step(largest_weight),
+            "factor": (largest / 127.0) * (largest_weight / 127.0),
+            "mask": pointer(mask[0] if mask else None, "uint8_t *"), "masked": mask[1] if mask else 0,
+            "gradient_codes": pointer(gradient_codes, "int8_t *"), "codes": pointer(codes, "int8_t *"),
+            "packed": pointer(packed_room(up_to_4(inputs), terms), "int8_t *"), "out": pointer(out, "uint16_t *"),
+            "largest": found,
+        },
+    )  # fmt: skip
+    done(native.eb_conv_input_gradient(layer))
+    return out, found[0]
+
+
 def _forward(
     native: Kernels,
     x: torch.Tensor,
@@ -256,24 +310,25 @@ def _forward(
     codes: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     outputs, rows, columns, inputs = weights.codes.shape
-    packed = scratch("packed", (-(-outputs // LANES) * rows * columns * inputs * LANES,), torch.int8, x.device)
+    packed = packed_room(outputs, rows * columns * inputs)
     native.eb_conv_pack_forward(
         pointer(weights.codes, "int8_t *"), outputs, inputs, rows, columns, pointer(packed, "int8_t *")
     )
     lows = torch.full((outputs,), 2**31 - 1, dtype=torch.int32)
     highs = torch.full((outputs,), -(2**31), dtype=torch.int32)
     offset = weights.sums * zero_point
-    _done(
+    done(
         native.eb_conv_forward(
-            _forward_shape(x, zero_point, window, outputs), pointer(x, "uint8_t *"), pointer(packed, "int8_t *"),
+            forward_shape(x, zero_point, window, outputs), pointer(x, "uint8_t *"), pointer(packed, "int8_t *"),
             pointer(offset, "int32_t *"), pointer(scale, "float *"), pointer(shift, "float *"), *ends,
-            pointer(codes, "uint8_t *"), pointer(lows, "int32_t *"), pointer(highs, "int32_t *"),
+            pointer(codes, "uint8_t *"), pointer(lows, "int32_t *"), pointer(highs, "int32_t *"), ffi.NULL, ffi.NULL,
         )
     )  # fmt: skip
     return lows, highs
 
 
-def _forward_shape(x: torch.Tensor, zero_point: int, window: Window, outputs: int) -> CData:
+def forward_shape(x: torch.Tensor, zero_point: int, window: Window, outputs: int) -> CData:
+    """Return what the forward product reads, for native kernels: a ConvShape."""
     b, h, w, c = x.shape
     rows, columns = window.results(h), window.results(w)
     return ffi.new(
@@ -297,8 +352,3 @@ def _taps(window: Window, parity: int) -> tuple[int, list[int]]:
 def _exact(terms: int, device: torch.device) -> torch.dtype:
     # Only on the CPU are float32 products known to be what they say; CUDA may use TF32 or Winograd's transform.
     return torch.float32 if terms <= _EXACT_TERMS and device.type == "cpu" else torch.float64
-
-
-def _done(status: int) -> None:
-    if status:
-        raise MemoryError("no memory for the frames of a convolution")

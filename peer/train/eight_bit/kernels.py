@@ -275,3 +275,9 @@ def pointer(tensor: torch.Tensor | None, kind: str) -> CData:
         return ffi.NULL
     assert tensor.is_contiguous()
     return ffi.cast(kind, tensor.data_ptr())
+
+
+def done(status: int) -> None:
+    """Raise MemoryError for what a native kernel returns where there was no memory."""
+    if status:
+        raise MemoryError("no memory for what a layer computes on the way")

@@ -62,7 +62,7 @@ class Operands:
     @property
     def shape(self) -> tuple[int, int]:
         """Of the result."""
-        return len(self.codes), len(self.weights.sums)
+        return self.codes.shape[0], self.weights.sums.shape[0]
 
 
 def quantize_weights(weight: torch.Tensor, *, transposed: bool = False, largest: float | None = None) -> Weights:
@@ -164,9 +164,9 @@ def weight_gradient(
         assert codes.is_contiguous()
         found, sums = torch.empty(shape), torch.empty(shape[0])
         native.eb_linear_weight_gradient(
-            pointer(gradient, "uint16_t *"), pointer(codes, "int8_t *"), zero_point, len(codes), *shape, factor,
+            pointer(gradient, "uint16_t *"), pointer(codes, "int8_t *"), zero_point, codes.shape[0], *shape, factor,
             pointer(found, "float *"), pointer(sums, "float *"),
-            _room(native.eb_linear_gradient_room(len(codes), shape[0])),
+            _room(native.eb_linear_gradient_room(codes.shape[0], shape[0])),
         )  # fmt: skip
         return found, sums
     operand = kernels.codes_to_bfloat16(codes, zero_point)
@@ -183,7 +183,7 @@ def native_product(kernel: Callable[..., None], x: Operands, *rest: CData | floa
     offset = x.weights.sums * (x.zero_point + 128)
     rows, terms = x.codes.shape
     kernel(
-        pointer(x.codes, "int8_t *"), rows, terms, pointer(x.weights.codes, "int8_t *"), len(offset),
+        pointer(x.codes, "int8_t *"), rows, terms, pointer(x.weights.codes, "int8_t *"), offset.shape[0],
         pointer(offset, "int32_t *"), *rest, _room(_kernels().eb_linear_room(rows, terms)),
     )  # fmt: skip
 

@@ -16,7 +16,7 @@ import torch
 from torch.nn import functional
 
 from peer.native import CData, ffi
-from peer.train.eight_bit.kernels import native_for, pointer
+from peer.train.eight_bit.kernels import done, native_for, pointer
 
 Gate = Literal[0, 1, 2]
 """What multiplies q: nothing, the sigmoid, or the hard sigmoid of `inner` · q."""
@@ -175,6 +175,54 @@ def backward(
     return _narrowed(result)
 
 
+@dataclass(frozen=True, slots=True)
+class BatchNormGradients:
+    """What the backward pass of a batch norm returns."""
+
+    gradient: torch.Tensor
+    """bfloat16[b, n, c], with regard to what the norm read."""
+    largest: float
+    """Its largest magnitude."""
+    of_gamma: torch.Tensor
+    """float32[c]."""
+    of_beta: torch.Tensor
+    """float32[c]."""
+
+
+def batch_norm_backward(
+    codes: torch.Tensor,
+    gradient: torch.Tensor,
+    steps: torch.Tensor,
+    mean: torch.Tensor,
+    inverse_deviation: torch.Tensor,
+    gamma: torch.Tensor,
+    count: float,
+) -> BatchNormGradients | None:
+    """Return the gradients of a batch norm for the gradient of its output, bfloat16[b, n, c]; None where there is no
+    such kernel.
+
+    A step of `codes: uint8[b, n, c]` is `steps: float32[c]`; `mean` and `inverse_deviation: float64[c]` are those by
+    which the norm centred and scaled, of `count` numbers for each channel, infinitely many if it was not in training.
+    """
+    native = native_for(codes)
+    if native is None or not gamma.is_contiguous():
+        return None
+    b, n, c = codes.shape
+    plain, weighted, _ = backward_sums(codes, gradient, PLAIN, None)
+    sums, sums_with_q = plain.double().sum(dim=0), weighted.double().sum(dim=0)
+    out = torch.empty_like(gradient)
+    of_gamma, of_beta = torch.empty(c), torch.empty(c)
+    largest = ffi.new("float *")
+    done(
+        native.eb_batch_norm_backward(
+            _bytes(codes), _halves(gradient), b, n, c, _floats(steps), _doubles(mean), _doubles(inverse_deviation),
+            _floats(gamma), _doubles(sums), _doubles(sums_with_q), count, _floats(of_gamma), _floats(of_beta),
+            _halves(out), largest,
+        )
+    )  # fmt: skip
+    return BatchNormGradients(out, largest[0], of_gamma, of_beta)
+
+
 def sum_forward(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -325,3 +373,7 @@ def _integers(tensor: torch.Tensor) -> CData:
 
 def _floats(tensor: torch.Tensor | None) -> CData:
     return pointer(tensor, "float *")
+
+
+def _doubles(tensor: torch.Tensor) -> CData:
+    return pointer(tensor, "double *")

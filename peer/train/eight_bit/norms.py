@@ -8,6 +8,7 @@ in float64. Parameters, running statistics and formulas are those of `peer.train
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
@@ -84,9 +85,19 @@ class NormIn8Bits(ABC):
     def backward(self, gradient: torch.Tensor, tape: Tape) -> Gradient:
         """Count the gradients of the parameters, and return that of what `forward` read, for bfloat16[b, n, c]."""
         codes, steps, *kept = tape.take()
+        return self._backward(gradient, codes, steps, tuple(kept), tape)
+
+    def _backward(
+        self,
+        gradient: torch.Tensor,
+        codes: torch.Tensor,
+        steps: torch.Tensor,
+        kept: tuple[torch.Tensor, ...],
+        tape: Tape,
+    ) -> Gradient:
         inner = self._inner(steps)
         sums = norm_kernels.backward_sums(codes, gradient, self.gate, inner)
-        slopes = self.slopes(codes, steps.double(), Sums(*(value.double() for value in sums)), tuple(kept), tape)
+        slopes = self.slopes(codes, steps.double(), Sums(*(value.double() for value in sums)), kept, tape)
         size = (codes.shape[0], codes.shape[2])
         slope, linear, constant = (
             _floats(value.expand(size)) for value in (slopes.slope, slopes.linear, slopes.constant)
@@ -141,6 +152,24 @@ class _BatchNorm(NormIn8Bits):
         # dx = γ/σ (g − mean(g) − (x − μ)/σ² mean(g (x − μ)))
         linear = -slope * inverse.square() * weighted / count
         return _rows(slope, linear * steps, -slope * plain / count - linear * mean)
+
+    def _backward(
+        self,
+        gradient: torch.Tensor,
+        codes: torch.Tensor,
+        steps: torch.Tensor,
+        kept: tuple[torch.Tensor, ...],
+        tape: Tape,
+    ) -> Gradient:
+        mean, inverse, training = kept
+        weight, bias = self._module.weight, self._module.bias
+        count = codes.shape[0] * codes.shape[1] if training else math.inf
+        found = norm_kernels.batch_norm_backward(codes, gradient, steps, mean, inverse, weight.detach(), count)
+        if found is None:
+            return super()._backward(gradient, codes, steps, kept, tape)
+        _count(tape, weight, found.of_gamma)
+        _count(tape, bias, found.of_beta)
+        return Gradient(found.gradient, found.largest)
 
 
 class _RangeBatchNorm(NormIn8Bits):
