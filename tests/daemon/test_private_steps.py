@@ -21,6 +21,7 @@ from peer.ops.local_cluster import up
 from peer.simulate.run import run
 from peer.state.checkpoints import find_checkpoints, load_checkpoint
 from peer.train.private_step import SECRET_FILE
+from tests.ops.running_peers import peers_below
 
 pytest.importorskip("dp_accounting")
 
@@ -77,19 +78,6 @@ def test_real_and_simulated_peers_with_the_same_secrets_agree_bit_for_bit(
 def sotto_up(folder: Path, *arguments: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "peer", "up", "--no-live", "--no-baseline", "--runs-dir", str(folder)]
     return subprocess.Popen([*command, *arguments], cwd=folder)
-
-
-def peers_below(folder: Path) -> list[int]:
-    """Return the processes that run a configuration below the folder."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (entry / "cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if b"--config" in words and str(folder).encode() in words[words.index(b"--config") + 1]:
-            found.append(int(entry.name))
-    return found
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

@@ -23,6 +23,7 @@ from peer.ops.local_cluster import Cluster
 from peer.simulate.run import run
 from peer.state.checkpoints import Checkpoint, StateFolder, find_checkpoints, load_checkpoint
 from peer.train.tasks import resolve_task
+from tests.ops.running_peers import peers_below
 
 SHORT = ("--set", "run.rounds=40", "--set", "evaluation.every_rounds=20", "--set", "training.warmup_rounds=5")
 
@@ -36,19 +37,6 @@ def sotto_up(folder: Path, *arguments: str, launcher: Sequence[str] = ()) -> sub
         cwd=folder,
         start_new_session=True,
     )
-
-
-def peers_below(folder: Path) -> list[int]:
-    """Return the processes that run a configuration below the folder."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (entry / "cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if b"--config" in words and str(folder).encode() in words[words.index(b"--config") + 1]:
-            found.append(int(entry.name))
-    return found
 
 
 def test_a_peer_that_was_told_to_leave_has_no_part_in_the_model(tmp_path: Path) -> None:

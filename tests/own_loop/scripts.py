@@ -114,6 +114,16 @@ def adamw_slowly(where: sottovoce.Place, **options: Any) -> Outcome:
     return adamw(where, after_step=lambda peer: time.sleep(0.01), **options)
 
 
+def descend(model: nn.Module, optimizer: torch.optim.Optimizer, samples: Samples, steps: int) -> torch.Tensor:
+    """Do the optimizer's step on the batch that follows `steps` others; return the loss before it."""
+    first = 8 * steps % len(samples)
+    loss = nn.functional.cross_entropy(model(samples.points[first : first + 8]), samples.labels[first : first + 8])
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
 def adamw_by_index(where: sottovoce.Place, *, every: int = 3, pause_s: float = 0.0) -> Outcome:
     """Train without a loader: the position in the data is the number of steps."""
     torch.set_num_threads(1)
@@ -124,13 +134,7 @@ def adamw_by_index(where: sottovoce.Place, *, every: int = 3, pause_s: float = 0
     with sottovoce.join(model, where, every=every, keep=[optimizer]) as peer:
         print(f"begins at step {peer.steps}", flush=True)
         while not peer.done:
-            first = 8 * peer.steps % len(samples)
-            loss = nn.functional.cross_entropy(
-                model(samples.points[first : first + 8]), samples.labels[first : first + 8]
-            )
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            loss = descend(model, optimizer, samples, peer.steps)
             peer.step(loss)
             time.sleep(pause_s)
     return Outcome(digest_of(model), peer.steps, peer.round, peer.stopped)
@@ -152,13 +156,7 @@ def spoilt(where: sottovoce.Place, *, every: int = 3, overlap: bool = False) -> 
     with sottovoce.join(model, where, every=every, keep=[optimizer], overlap=overlap, on_rejoin=rejoined) as peer:
         print(f"begins at step {peer.steps}", flush=True)
         while not peer.done:
-            first = 8 * peer.steps % len(samples)
-            loss = nn.functional.cross_entropy(
-                model(samples.points[first : first + 8]), samples.labels[first : first + 8]
-            )
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            loss = descend(model, optimizer, samples, peer.steps)
             if file.exists():
                 with torch.no_grad():
                     for parameter in model.parameters():
