@@ -7,6 +7,8 @@ several peers are far apart. There are no draws: whoever encodes keeps what roun
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -49,6 +51,20 @@ def decode(block: BlockFloat, sizes: Sizes) -> npt.NDArray[np.float64]:
     exponents, codes = map(_integers, block)
     steps: npt.NDArray[np.float64] = np.repeat(np.ldexp(1.0, exponents), sizes)
     return codes * steps
+
+
+def split(block: BlockFloat, sizes: Sequence[Sizes]) -> list[BlockFloat]:
+    """Return the codes of groups of spans that follow one another, as `encode` returns them for each group alone.
+    `sizes`: int64[spans of the group], for each group."""
+    exponents, codes = block
+    first_span = first_number = 0
+    parts = []
+    for group in sizes:
+        spans = slice(first_span, first_span + group.size)
+        numbers = slice(first_number, first_number + int(group.sum()))
+        parts.append((replace(exponents, codes=exponents.codes[spans]), replace(codes, codes=codes.codes[numbers])))
+        first_span, first_number = spans.stop, numbers.stop
+    return parts
 
 
 def read(layers: Payload, bits: int) -> BlockFloat | None:

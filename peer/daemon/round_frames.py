@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from peer.daemon.neighbors import Neighbors
 from peer.daemon.runtime import Runtime
@@ -14,6 +15,17 @@ from peer.errors import HandshakeRefused
 from peer.gossip.effects import Effects
 from peer.node.durable import DurablePeer
 from peer.round_record import RoundRecord
+
+
+class _LookedAt(NamedTuple):
+    """What came of giving frames to the participant."""
+
+    number: int
+    """How many of them it was given."""
+    effects: Effects | None
+    """What those that were taken ask for; None if none was."""
+    error: Exception | None = None
+    """Why the last one was refused."""
 
 
 class RoundFrames:
@@ -74,18 +86,35 @@ class RoundFrames:
         """Give the waiting frames to the participant, and the timer if it is due; return the record of a round that
         this completed. What is behind it then waits for the next round."""
         while self._waiting:
-            peer, seq, frame = self._waiting.popleft()
-            self._neighbors.transport.taken(peer, seq)
-            try:
-                effects = await self._runtime.work(self._durable.receive, peer, seq, frame, self._runtime.now())
-            except Exception as error:  # Whatever was raised for a frame: it does not end this process.
-                self._refuse(peer, error)
-                continue
-            if (record := self.perform(effects)) is not None:
+            looked_at = await self._runtime.work(self._receive, tuple(self._waiting), self._runtime.now())
+            for _ in range(looked_at.number):
+                peer, seq, _ = self._waiting.popleft()
+                self._neighbors.transport.taken(peer, seq)
+            record = None if looked_at.effects is None else self.perform(looked_at.effects)
+            if looked_at.error is not None:
+                self._refuse(peer, looked_at.error)
+            if record is not None:
                 return record
         if self.wake_at is not None and self._runtime.now() >= self.wake_at:
             return self.perform(await self._runtime.work(self._durable.timer, self._runtime.now()))
         return None
+
+    def _receive(self, frames: Sequence[tuple[int, int, bytes]], now: float) -> _LookedAt:
+        """Give frames to the participant, up to one that asks for more than waiting, or that is refused: a change of
+        threads costs as much as many a frame."""
+        effects: Effects | None = None
+        for number, (peer, seq, frame) in enumerate(frames, start=1):
+            try:
+                asked = self._durable.receive(peer, seq, frame, now)
+            except Exception as error:  # Whatever was raised for a frame: it does not end this process.
+                return _LookedAt(number, effects, error)
+            if effects is None:
+                effects = asked
+            else:
+                effects.extend(asked)
+            if asked.frames or asked.news or asked.refused or asked.finished is not None:
+                return _LookedAt(number, effects)
+        return _LookedAt(len(frames), effects)
 
     def perform(self, effects: Effects) -> RoundRecord | None:
         """Do what a call asks for, which is on disk by now; return the record of a round that it ended."""

@@ -129,16 +129,28 @@ def _orthonormal(vectors: npt.NDArray[np.float64], draws: Draws, layer: int) -> 
     A row that depends on those before it is replaced by one that all peers draw alike: else nothing would ever be
     projected onto that dimension again.
     """
-    result = np.empty_like(vectors)
-    for position, vector in enumerate(vectors):
+    result, position = np.empty_like(vectors), 0
+    while (position := _extend(result, vectors, position)) < len(vectors):
+        drawn = draws.shared(layer, vectors.size, np.float64).reshape(vectors.shape) - 0.5
+        # Among r + 1 random directions there is one that the r earlier ones do not span, but for rounding.
         before = result[:position]
-        found = _new_direction(vector, before)
-        if found is None:
-            drawn = draws.shared(layer, vectors.size, np.float64).reshape(vectors.shape) - 0.5
-            # Among r + 1 random directions there is one that the r earlier ones do not span, but for rounding.
-            found = next(each for row in drawn[position:] if (each := _new_direction(row, before)) is not None)
-        result[position] = found
+        result[position] = next(each for row in drawn[position:] if (each := _new_direction(row, before)) is not None)
+        position += 1
     return result
+
+
+def _extend(result: npt.NDArray[np.float64], vectors: npt.NDArray[np.float64], position: int) -> int:
+    """Make the rows of `result` from `position` on the new directions of those of `vectors`, as long as there are any;
+    return the position of the first that has none."""
+    if lib is not None:
+        count, n = vectors.shape
+        scratch = np.empty(2 * n + count)
+        pointers = pointer(result, "double[]"), pointer(scratch, "double[]")
+        return lib.orthonormal(pointer(vectors, "double[]"), position, count, n, _DEPENDENT, *pointers)
+    while position < len(vectors) and (found := _new_direction(vectors[position], result[:position])) is not None:
+        result[position] = found
+        position += 1
+    return position
 
 
 def _new_direction(vector: npt.NDArray[np.float64], before: npt.NDArray[np.float64]) -> npt.NDArray[np.float64] | None:

@@ -7,13 +7,14 @@ parts: each member owns a part of the numbers, adds up what all have of it, and 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from peer.compress import block_float
-from peer.compress.block_float import BlockFloat
+from peer.compress.block_float import BlockFloat, Sizes
 from peer.compress.payload import FloatArray, Levels
 from peer.errors import LocalProtocolError, RemoteProtocolError
 from peer.gossip.base import Algorithm, AlgorithmSpec, Exchange, GraphNeed, Memory, Metrics, NodeContext
@@ -30,6 +31,29 @@ from peer.gossip.views import ViewSchedule
 from peer.wire.message import Message, MessageKind
 
 Vector = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class _Shares:
+    """Which numbers of the factors of one side each member adds up."""
+
+    members: tuple[int, ...]
+    parts: Mapping[int, tuple[slice, Sizes]]
+    """Of each member: its numbers, and the lengths of the pieces of vectors among them."""
+    owners: tuple[int, ...]
+    """The members that own any numbers."""
+
+
+def _divide(sizes: Sizes, members: tuple[int, ...]) -> _Shares:
+    """Divide the numbers of factors with vectors of `sizes: int64[vectors]` as evenly as it goes."""
+    ends = np.cumsum(sizes)
+    parts: dict[int, tuple[slice, Sizes]] = {}
+    for position, member in enumerate(members):
+        start, stop = (int(ends[-1]) * edge // len(members) for edge in (position, position + 1))
+        inside = np.clip(ends, start, stop)
+        pieces: Sizes = np.diff(inside, prepend=start)
+        parts[member] = slice(start, stop), pieces[pieces > 0]
+    return _Shares(members, parts, tuple(member for member in members if parts[member][1].size))
 
 
 class LowRank(Algorithm):
@@ -82,6 +106,8 @@ class LowRank(Algorithm):
         self._own: Vector = np.zeros(0)
         """What this peer contributes to the factors of the round."""
         self._mean: Vector = np.zeros(0)
+        self._known_shares: list[_Shares | None] = [None, None]
+        """Those of each side that were asked for last."""
 
     # A round.
 
@@ -93,10 +119,12 @@ class LowRank(Algorithm):
         self.error_memory += gradient
         factors = self._factors.project(self.error_memory, self._basis, t % 2)
         self._own, self._mean = np.zeros(factors.size), np.zeros(factors.size)
-        sends, others = {}, self._others(t)
-        for owner in self._owners(t):
-            part, sizes = self._part_of(owner, t)
-            block = self._imposed(0, owner) or block_float.encode(factors[part], sizes, self._bits)
+        sends, others, shares = {}, self._others(t), self._shares(t)
+        pieces = [shares.parts[owner][1] for owner in shares.owners]
+        encoded = block_float.encode(factors, np.concatenate(pieces), self._bits)
+        for owner, block in zip(shares.owners, block_float.split(encoded, pieces), strict=True):
+            part, sizes = shares.parts[owner]
+            block = self._imposed(0, owner) or block
             self._own[part] = block_float.decode(block, sizes)
             if owner in others:
                 sends[owner] = self._message(block, len(others) + 1)
@@ -170,21 +198,24 @@ class LowRank(Algorithm):
 
     def _owners(self, t: int) -> tuple[int, ...]:
         """Return the members that own any numbers: with fewer numbers than members not all do."""
-        return tuple(owner for owner in self._members(t) if self._part_of(owner, t)[1].size)
+        return self._shares(t).owners
 
     def _others(self, t: int) -> tuple[int, ...]:
         """Return the other members that are there."""
         return other_members(self.node, t)
 
-    def _part_of(self, owner: int, t: int) -> tuple[slice, npt.NDArray[np.int64]]:
+    def _part_of(self, owner: int, t: int) -> tuple[slice, Sizes]:
         """Return which numbers of the factors a member owns in round t, and the lengths of the vectors, or pieces of
         vectors, among them: int64[pieces]."""
-        members, size = self._members(t), self._factors.size[t % 2]
-        position = members.index(owner)
-        start, stop = (size * edge // len(members) for edge in (position, position + 1))
-        ends = np.clip(np.cumsum(self._factors.sizes[t % 2]), start, stop)
-        pieces = np.diff(ends, prepend=start)
-        return slice(start, stop), pieces[pieces > 0]
+        return self._shares(t).parts[owner]
+
+    def _shares(self, t: int) -> _Shares:
+        """Return who owns what in round t. What a side is divided into stays as it is while the members do."""
+        members, side = self._members(t), t % 2
+        known = self._known_shares[side]
+        if known is None or known.members != members:
+            known = self._known_shares[side] = _divide(self._factors.sizes[side], members)
+        return known
 
     def _check(self, inbox: Mapping[int, Message]) -> None:
         """Check everything before any of it is applied; see `mixing.check_inbox`."""

@@ -5,8 +5,11 @@
 
 #include <math.h>
 
+/* Into each clone of its caller. */
+#define INLINED static inline __attribute__((always_inline))
+
 /* The sum by halves, which overwrites v. */
-static inline double sum(double *v, uint64_t n)
+INLINED double sum(double *v, uint64_t n)
 {
     while (n > 1) {
         uint64_t half = n / 2;
@@ -19,15 +22,15 @@ static inline double sum(double *v, uint64_t n)
     return v[0];
 }
 
-static inline double product(const double *restrict a, const double *restrict b, uint64_t n, double *restrict scratch)
+INLINED double product(const double *restrict a, const double *restrict b, uint64_t n, double *restrict scratch)
 {
     for (uint64_t i = 0; i < n; i++)
         scratch[i] = a[i] * b[i];
     return sum(scratch, n);
 }
 
-int new_direction(const double *restrict vector, const double *restrict before, uint64_t count, uint64_t n,
-                  double dependent, double *restrict out, double *restrict scratch)
+INLINED int direction(const double *restrict vector, const double *restrict before, uint64_t count, uint64_t n,
+                      double dependent, double *restrict out, double *restrict scratch)
 {
     double *rest = scratch, *products = scratch + n, *shares = scratch + 2 * n, largest = 0.0;
     for (uint64_t i = 0; i < n; i++)
@@ -36,8 +39,13 @@ int new_direction(const double *restrict vector, const double *restrict before, 
         return 0;
     int exponent;
     frexp(largest, &exponent);
-    for (uint64_t i = 0; i < n; i++)
-        rest[i] = ldexp(vector[i], -exponent);
+    double scale = ldexp(1.0, -exponent);
+    if (isnormal(scale))
+        for (uint64_t i = 0; i < n; i++)
+            rest[i] = vector[i] * scale;
+    else
+        for (uint64_t i = 0; i < n; i++)
+            rest[i] = ldexp(vector[i], -exponent);
     double whole = sqrt(product(rest, rest, n, products));
     for (int pass = 0; pass < 2; pass++) {
         for (uint64_t j = 0; j < count; j++)
@@ -52,6 +60,20 @@ int new_direction(const double *restrict vector, const double *restrict before, 
     for (uint64_t i = 0; i < n; i++)
         out[i] = rest[i] / left;
     return 1;
+}
+
+CLONES int new_direction(const double *vector, const double *before, uint64_t count, uint64_t n, double dependent,
+                         double *out, double *scratch)
+{
+    return direction(vector, before, count, n, dependent, out, scratch);
+}
+
+CLONES uint64_t orthonormal(const double *vectors, uint64_t first, uint64_t count, uint64_t n, double dependent,
+                            double *out, double *scratch)
+{
+    while (first < count && direction(vectors + first * n, out, first, n, dependent, out + first * n, scratch))
+        first++;
+    return first;
 }
 
 /* One row of the result after the other, which stays in the first-level cache while all products are added to it. */

@@ -81,3 +81,13 @@ def test_layers_of_another_form_are_not_read() -> None:
     assert block_float.read((exponents, codes), 8) is not None
     for layers in other:
         assert block_float.read(layers, 8) is None
+
+
+@given(st.lists(spans(), min_size=1, max_size=4), st.integers(2, 16))
+def test_groups_of_spans_can_be_encoded_at_once(groups, bits: int) -> None:
+    values, sizes = (np.concatenate(parts) for parts in zip(*groups, strict=True))
+    together = block_float.split(block_float.encode(values, sizes, bits), [group_sizes for _, group_sizes in groups])
+    for (group, group_sizes), found in zip(groups, together, strict=True):
+        for alone, cut in zip(block_float.encode(group, group_sizes, bits), found, strict=True):
+            assert cut.codes.tobytes() == alone.codes.tobytes()
+            assert (cut.scale, cut.divisor, cut.base, cut.step, cut.bits) == (1.0, 1, alone.base, 1, alone.bits)

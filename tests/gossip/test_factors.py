@@ -106,3 +106,24 @@ def test_the_kernel_and_numpy_multiply_out_to_the_same_bits(dtype, rank, shape, 
             monkeypatch.setattr(factors_module, "lib", lib)
             matrices.append(factors.multiply_out(given, basis, side))
         assert matrices[0].tobytes() == matrices[1].tobytes()
+
+
+@pytest.mark.skipif(not native.available(), reason="the kernels are not built")
+@pytest.mark.parametrize("shape", [(2, 3), (7, 33), (64, 576)])
+@pytest.mark.parametrize("magnitude", [1.0, 1e-300, 5e-324, 1e300])
+def test_the_kernel_and_numpy_find_the_same_bases(shape, magnitude, monkeypatch):
+    rank = 1 if shape == (2, 3) else 5
+    factors = Factors(Layout.of_shapes([shape]), rank)
+    rng = np.random.default_rng(shape[0])
+    for side in (0, 1):
+        given = rng.normal(size=(rank, shape[side])) * 10.0 ** rng.integers(-30, 30, size=(1, shape[side]))
+        if rank > 1:
+            # Two that say nothing new, one of them the last.
+            given[2], given[4] = given[0], 0.0
+        with np.errstate(over="ignore"):
+            given = np.clip(given * magnitude, -1e308, 1e308)
+        bases = []
+        for lib in (native.lib, None):
+            monkeypatch.setattr(factors_module, "lib", lib)
+            bases.append(factors.next_basis(given.reshape(-1), side, DRAWS))
+        assert bases[0].tobytes() == bases[1].tobytes()
