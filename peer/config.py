@@ -274,8 +274,9 @@ class TrainingOptions(Section):
     """safetensors file with the initial weights (path relative to this file)."""
     label_adjustment: Literal["auto"] | bool = "auto"
     """Logit adjustment: train on what the shares of the classes among this peer's samples leave to be learned, and
-    judge without them. auto: where those shares differ from those of all data by more than chance, but not with
-    algorithms that average all gradients before a step."""
+    judge without them. auto: where those shares differ from those of all data by more than chance, but not where all
+    peers hold one model at every step: with algorithms that average all gradients before it, and with sgp on a
+    complete graph."""
     class_balance: Fraction = 0.0
     """α: this peer draws a class of which it has n samples in proportion to n^(1−α). 0: every sample equally often; 1:
     every class equally often."""

@@ -263,16 +263,25 @@ class RunSetup:
 
     @cached_property
     def training(self) -> TrainingOptions:
-        """The options of the local step. Where gradients are averaged before a step, nothing is to be adjusted: the
+        """The options of the local step. Where all peers hold one model at every step, nothing is to be adjusted: the
         peers together draw the classes in their shares, and those that one lacks others have. Where momentum and weight
         decay act on the average, the local step has none."""
         options, changes = self.config.training, dict[str, object]()
-        averages_gradients = self.spec.momentum_of_mean or not self.spec.local_steps
-        if averages_gradients and options.label_adjustment == "auto":
+        if self._peers_hold_one_model and options.label_adjustment == "auto":
             changes["label_adjustment"] = False
         if self.spec.momentum_of_mean:
             changes |= {"momentum": "none", "weight_decay": 0.0}
         return options.model_copy(update=changes)
+
+    @property
+    def _peers_hold_one_model(self) -> bool:
+        """Whether all peers take each step from the same model: they average gradients before it, or whole models
+        after it."""
+        if self.spec.momentum_of_mean or not self.spec.local_steps:
+            return True
+        if not self.spec.mixes_after_step or self.config.training.local_steps > 1:
+            return False
+        return all(matrix.is_mean for matrix in self.schedule.matrices)
 
     @cached_property
     def class_shares(self) -> npt.NDArray[np.float64] | None:

@@ -51,10 +51,14 @@ def test_all_peers_of_a_run_write_frames_alike(coding: str, packed: bool) -> Non
         ("low-rank", 4, "auto", False),
         ("quant-sgp", 1, "auto", "auto"),
         ("quant-sgp", 4, "auto", "auto"),
+        ("sgp", 1, "auto", False),
+        ("sgp", 4, "auto", "auto"),
+        ("sgp", 1, "true", True),
+        ("d-psgd", 1, "auto", "auto"),
         ("allreduce", 1, "true", True),
     ],
 )
-def test_logits_are_not_adjusted_where_all_gradients_are_averaged(
+def test_logits_are_not_adjusted_where_all_peers_hold_one_model(
     algorithm: str, local_steps: int, asked: str, expected: bool | str
 ) -> None:
     chosen = {
@@ -65,6 +69,11 @@ def test_logits_are_not_adjusted_where_all_gradients_are_averaged(
     }
     config = load(environment={}, overrides=[f"{key}={value}" for key, value in chosen.items()])
     assert RunSetup.open(config, Path(), num_peers=4).training.label_adjustment == expected
+
+
+def test_logits_are_adjusted_where_only_some_rounds_end_with_the_mean() -> None:
+    config = load(environment={}, overrides=["algorithm.name=sgp", 'graph.kind=["complete", "directed-ring"]'])
+    assert RunSetup.open(config, Path(), num_peers=4).training.label_adjustment == "auto"
 
 
 def own_setup(*overrides: str, num_peers: int = 4) -> RunSetup:

@@ -97,6 +97,9 @@ class AlgorithmSpec:
     """Sends low-rank factors of the gradient (`NodeContext.low_rank`)."""
     momentum_of_mean: bool = False
     """Takes the plain gradient; momentum and weight decay act on the mean of all peers' (`NodeContext.momentum`)."""
+    mixes_after_step: bool = False
+    """Averages whole models that have taken their step, so that on a complete graph all hold one at the end of a
+    round."""
     final_rounds: bool = False
     """Its last rounds average in full precision and have no local step."""
     grows_what_it_sends: bool = False

@@ -152,6 +152,7 @@ class Sgp(Algorithm):
         tolerates_late=True,
         time_varying=True,
         changes_members=True,
+        mixes_after_step=True,
     )
 
     def __init__(self, node: NodeContext, x0: FloatArray) -> None:

@@ -140,6 +140,14 @@ class MixingMatrix:
         )
 
     @cached_property
+    def is_mean(self) -> bool:
+        """Whether every peer gets the mean of all."""
+        weights = self.column_weights
+        return len(weights) == self.num_peers**2 and bool(
+            (np.abs(weights - 1.0 / self.num_peers) <= SUM_TOLERANCE).all()
+        )
+
+    @cached_property
     def is_strongly_connected(self) -> bool:
         """Whether there is a directed path from every peer to every other."""
         return graphs.is_strongly_connected(self.num_peers, self.column_senders, self.column_receivers)

@@ -28,7 +28,7 @@ from peer.errors import ConfigError, DataError, LocalProtocolError
 from peer.random import SHARED, Purpose, Stream, stream
 from peer.train.data import Classification
 from peer.train.evaluation import Evaluation, class_labels, evaluate_model
-from peer.train.label_adjustment import deal_locally, training_loss
+from peer.train.label_adjustment import LabelAdjustment, deal_locally, training_loss
 from peer.train.learning_rate import learning_rates
 from peer.train.memory import aligned, open_device, own_memory_
 from peer.train.model_file import load_model_, model_digest, save_model, state_tensors
@@ -36,7 +36,7 @@ from peer.train.momentum import Momentum
 from peer.train.own_task import OwnTask, errors_of, inner_task
 from peer.train.precision import Precision, make_model, precision_of
 from peer.train.private_step import ClippedSum, GaussianMechanism, check_options, noised_mean, sampling_rate
-from peer.train.sampling import BatchDraw, augmentation_uniforms
+from peer.train.sampling import BatchDraw, BatchSchedule, augmentation_uniforms
 from peer.train.statistics import collect_statistics_, statistics_of_average
 from peer.train.task import Data, Task
 from peer.train.threads import GENERATOR
@@ -107,9 +107,8 @@ class Trainer:
             "test": np.arange(len(self._test), dtype=np.int64),
         }
         self._rates = learning_rates(options, rounds)
-        self._schedule, self._adjustment = deal_locally(
-            task, options, self._indices["train"], self._rates, seed=seed, peer=peer, shares=class_shares
-        )
+        self._shares = class_shares
+        self._schedule, self._adjustment = self._deal(options)
         self._step_weight = step_weight
         self._loss = training_loss(task, adjusted=self._adjustment is not None)
         self._model = make_start_model(task, options, seed, self._base)
@@ -253,7 +252,8 @@ class Trainer:
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
         """Take back what `state` returned. Raises KeyError or ValueError if it does not fit.
 
-        A run that began without logit adjustment goes on without, unless the options ask for it by more than "auto".
+        A run that began with logit adjustment goes on with it, and one that began without goes on without, unless the
+        options ask for it by more than "auto".
         """
         prefix = "momentum."
         momentum = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
@@ -269,7 +269,11 @@ class Trainer:
         is_default = self.options.label_adjustment == "auto" and self.options.class_balance == 0
         if is_default and _ADJUSTED not in state:
             # States of earlier releases: their journals lead to the bits of the plain loss.
-            self._adjustment, self._loss = None, training_loss(self.task, adjusted=False)
+            self._adjustment = None
+        elif _ADJUSTED in state and self._adjustment is None:
+            # Earlier releases adjusted where all peers hold one model, too.
+            _, self._adjustment = self._deal(self.options.model_copy(update={"label_adjustment": True}))
+        self._loss = training_loss(self.task, adjusted=self._adjustment is not None)
 
     def save_model(self, z: Vector, path: Path, *, averaged: bool = False) -> None:
         """Write the whole model at z, frozen parameters and buffers included, as safetensors that the task's model in
@@ -369,6 +373,17 @@ class Trainer:
         with torch.no_grad():
             for parameter, part in zip(self._parameters, torch.split(flat, self._sizes), strict=True):
                 parameter.copy_(part.view(parameter.shape))
+
+    def _deal(self, options: TrainingOptions) -> tuple[BatchSchedule, LabelAdjustment | None]:
+        return deal_locally(
+            self.task,
+            options,
+            self._indices["train"],
+            self._rates,
+            seed=self.seed,
+            peer=self.peer,
+            shares=self._shares,
+        )
 
     def _batch(self, t: int, local: int) -> tuple[torch.Tensor, ...]:
         step = t * self.options.local_steps + local

@@ -427,3 +427,17 @@ def test_a_run_from_before_goes_on_without_it_unless_it_is_asked_for(changes: di
     again = trainer_of(task, shard, **changes)
     again.restore(resumed.state())
     assert np.array_equal(again.gradient(z, 5, 0.1, 0.1).gradient, steps[0])
+
+
+def test_a_run_that_began_with_it_goes_on_with_it_where_it_is_no_longer_the_default():
+    """Earlier releases adjusted with sgp on a complete graph, where `RunSetup` says false now."""
+    task = points()
+    shard = of_classes(task, 30, 2, 1)
+    before, resumed = trainer_of(task, shard), trainer_of(task, shard, label_adjustment=False)
+    z = descend(before, before.initial_vector(), range(5))
+    plain = resumed.gradient(z, 5, 0.1, 0.1).gradient.copy()
+    resumed.restore(before.state())
+    step = resumed.gradient(z, 5, 0.1, 0.1).gradient.copy()
+    assert np.array_equal(step, before.gradient(z, 5, 0.1, 0.1).gradient)
+    assert not np.array_equal(step, plain)
+    assert "label_adjustment" in resumed.state()
