@@ -225,11 +225,12 @@ def _accumulated(x: Operands, weights: torch.Tensor) -> tuple[torch.Tensor, torc
 
 
 def _speed() -> int:
-    return 0 if lib is None else _speed_of_this_processor()
+    return 0 if lib is None else _speed_of_tier(lib.widest_registers, lib.byte_instructions)
 
 
 @cache
-def _speed_of_this_processor() -> int:
+def _speed_of_tier(widest_registers: int, byte_instructions: int) -> int:
+    """Return `eb_linear_speed` with the limits that are set now."""
     return _kernels().eb_linear_speed()
 
 

@@ -24,6 +24,9 @@ PLAIN: Gate = 0
 SIGMOID: Gate = 1
 HARD_SIGMOID: Gate = 2
 
+MAX_POSITIONS = (2**31 - 1) // 128**2
+"""Height times width of the largest image: a squared code is at most 128²."""
+
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
@@ -54,8 +57,11 @@ class Ends:
 
 
 def statistics(codes: torch.Tensor) -> Statistics:
-    """Return sums and extremes of each channel of each sample."""
+    """Return sums and extremes of each channel of each sample. Raises ValueError for images of so many positions that
+    the sum of the squares might not fit."""
     b, n, c = codes.shape
+    if n > MAX_POSITIONS:
+        raise ValueError(f"sums over {n} positions may overflow 32 bits; {MAX_POSITIONS} are the most")
     if native := native_for(codes):
         sums, squares = (torch.empty((b, c), dtype=torch.int32) for _ in range(2))
         lows, highs = (torch.empty((b, c), dtype=torch.uint8) for _ in range(2))

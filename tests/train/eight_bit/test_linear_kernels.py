@@ -114,7 +114,9 @@ def test_weight_gradients_are_those_of_float64(shape: tuple[int, int, int]) -> N
     gradient, codes = numbers(rows, outputs).to(torch.bfloat16), random_codes((rows, inputs), 4)
     found, sums = linear_kernels.weight_gradient(gradient, codes, 5, 0.25)
     exact = 0.25 * gradient.double().t() @ (codes.double() - 5)
-    assert (found - exact).norm() <= 1e-6 * exact.norm()
+    # Sums in float32; without the native kernel they are rounded to the 8 bits of bfloat16.
+    bound = 1e-6 if lib.eb_linear_speed() & 2 else 2.0**-8
+    assert (found - exact).norm() <= bound * exact.norm()
     assert torch.equal(sums, kernels.column_sums(gradient))
 
 

@@ -97,3 +97,11 @@ def test_of_equal_codes_the_first_is_the_greatest() -> None:
     native, plain = by_both(partial(norm_kernels.max_pool_forward, codes, 2, 2, 0))
     assert_equal(native, plain)
     assert not native[1].any()
+
+
+def test_the_sums_of_the_largest_image_fit_and_larger_ones_are_refused() -> None:
+    codes = torch.zeros((1, norm_kernels.MAX_POSITIONS, 1), dtype=torch.uint8)
+    found = norm_kernels.statistics(codes)
+    assert found.squares.item() == 128**2 * norm_kernels.MAX_POSITIONS
+    with pytest.raises(ValueError, match="may overflow"):
+        norm_kernels.statistics(torch.zeros((1, norm_kernels.MAX_POSITIONS + 1, 1), dtype=torch.uint8))
