@@ -65,7 +65,7 @@ def weigh(settings: Sequence[str], sizes: Sequence[int]) -> Messages:
     total = sum(sizes)
     part = min(1.0, LARGEST / total)
     smaller = [max(1, round(part * size)) for size in sizes]
-    weight = predict.weigh(_config(settings, [(size,) for size in smaller]), _PEERS)
+    weight = _simulated(tuple(settings), tuple((size,) for size in smaller), _PEERS)
     times = total / sum(smaller)
     return Messages(weight.frame_bytes * times, weight.gossip_s * times)
 
@@ -90,7 +90,8 @@ def weigh_parts(settings: Sequence[str], shapes: Sequence[tuple[int, ...]], num_
         algorithm = gossip.build(options.name, node, np.zeros(layout.size, np.float32))
         exchange = algorithm.begin(side, draws.standard_normal(layout.size, np.float32), 0.0)
         frames += [len(wire.encode(message, layout)) for message in exchange.sends.values()]
-    return Messages(sum(frames) / len(frames), predict.weigh(config, min(num_peers, _PEERS)).gossip_s)
+    weight = _simulated(tuple(settings), tuple(shapes), min(num_peers, _PEERS))
+    return Messages(sum(frames) / len(frames), weight.gossip_s)
 
 
 def transport_s(messages: float, message_bytes: float) -> float:
@@ -122,6 +123,12 @@ def even_sizes(parameters: int, layers: int = 20) -> list[int]:
 def sizes_of(shapes: Sequence[Sequence[int]]) -> list[int]:
     """Return the numbers of elements of tensors."""
     return [math.prod(shape) for shape in shapes]
+
+
+@lru_cache(maxsize=256)
+def _simulated(settings: tuple[str, ...], shapes: tuple[tuple[int, ...], ...], num_peers: int) -> predict.Weight:
+    """Return what simulated rounds weigh. Whoever compares plans for several links asks for the same ones again."""
+    return predict.weigh(_config(settings, shapes), num_peers)
 
 
 def _config(settings: Sequence[str], shapes: Sequence[Sequence[int]]) -> Config:
