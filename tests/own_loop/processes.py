@@ -20,7 +20,8 @@ from peer.state.journal import Stepped, read_journal
 from tests.own_loop.scripts import Outcome, as_file, as_process, outcomes
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["tests.own_loop.scripts"])
+# The first optimizer of a process imports the compiler of torch, which takes as long as all else.
+_context.set_forkserver_preload(["tests.own_loop.scripts", "torch._dynamo"])
 
 
 def start(script: str, file: Path, **options: Any) -> ForkServerProcess:

@@ -162,7 +162,8 @@ def spoilt(where: sottovoce.Place, *, every: int = 3, overlap: bool = False) -> 
                     for parameter in model.parameters():
                         parameter += 1000.0
             peer.step(loss)
-            time.sleep(0.01)
+            # Most of the time somebody is waited for, and the others train meanwhile.
+            time.sleep(0.05)
             if hold.exists():
                 print(f"holds after step {peer.steps}", flush=True)
             while hold.exists():

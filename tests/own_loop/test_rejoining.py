@@ -22,6 +22,8 @@ from tests.own_loop.scripts import write_kits
 
 EVERY = 3
 ROUNDS = 100_000
+POLL_S = 0.3
+"""Each question is a connection with a handshake, for both sides."""
 SETTINGS = (f"run.rounds={ROUNDS}", "graph.kind=ring", "algorithm.name=quant-sgp", "rounds.lost_after_s=8")
 
 
@@ -30,6 +32,7 @@ class Scripts:
 
     def __init__(self, folder: Path, *settings: str, **options: Any) -> None:
         self.files = write_kits(folder, 4, *SETTINGS, *settings)
+        self._configs = [load(file, environment={}) for file in self.files]
         self._options = options
         self.processes = [self._start(file) for file in self.files]
 
@@ -37,8 +40,7 @@ class Scripts:
         return start("spoilt", file, every=EVERY, **self._options)
 
     def ask(self, peer: int, verb: str) -> Mapping[str, Any]:
-        file = self.files[peer]
-        return call(load(file, environment={}), file.parent, None, verb)
+        return call(self._configs[peer], self.files[peer].parent, None, verb)
 
     def until(self, peer: int, condition: Callable[[Mapping[str, Any]], bool]) -> Mapping[str, Any]:
         """Return the status of a peer once it is so."""
@@ -51,7 +53,7 @@ class Scripts:
                     return status
             except RemoteError:
                 pass  # It starts, or takes part again.
-            time.sleep(0.1)
+            time.sleep(POLL_S)
         pytest.fail(f"not within 120 s: {status}\n{self.log(peer)[-3000:]}")
 
     def train(self, *peers: int) -> None:
@@ -107,7 +109,7 @@ class Scripts:
                 self.ask(peer, "status")
             except RemoteError:
                 return
-            time.sleep(0.1)
+            time.sleep(POLL_S)
         pytest.fail(f"not within 120 s\n{self.log(peer)[-3000:]}")
 
     def log(self, peer: int) -> str:
