@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 from collections import Counter
 from collections.abc import Sequence
@@ -65,7 +66,11 @@ def chosen_precisions(summary: Summary) -> list[str]:
 
 
 def _choices(summary: Summary) -> dict[str, PrecisionChoice]:
-    return {name: PrecisionChoice.of_document(tree) for name, tree in summary.chosen_precisions.items()}
+    found = {}
+    for name, tree in summary.chosen_precisions.items():
+        with contextlib.suppress(ValueError):
+            found[name] = PrecisionChoice.of_document(tree)
+    return found
 
 
 def _figures(summary: Summary, criterion: Criterion) -> Table:
