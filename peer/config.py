@@ -240,10 +240,11 @@ class TrainingOptions(Section):
     joins the run with `sottovoce.join`. The script then decides all other keys of this section."""
     task_options: dict[str, str | int | float | bool] = Field(default_factory=dict)
     """Keyword arguments for the task."""
-    precision: Literal["auto", "float32", "bfloat16", "int8"] = "auto"
+    precision: Literal["auto", "float32", "bfloat16", "int8", "fastest"] = "auto"
     """bfloat16: convolutions and linear layers of any model take 16-bit operands, which is faster on processors with
     AMX. int8: train in 8-bit arithmetic, with a model built of layers that support it. auto: int8 for the
-    task digits, float32 for all others."""
+    task digits, float32 for all others. fastest: each device trains in the precision in which a few steps, measured
+    before its first round, took least time."""
     batch_size: Count = 8
     """Samples per batch on each peer."""
     local_steps: Count = 1

@@ -9,7 +9,7 @@ import contextlib
 import hashlib
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Protocol
@@ -41,6 +41,7 @@ from peer.node.local_steps import LocalSteps
 from peer.node.pair_participant import PairParticipant
 from peer.node.participant import Participant
 from peer.node.statements import Statements
+from peer.precision_choice import Precision, PrecisionChoice
 from peer.privacy_budget import Budget, plan_budget
 from peer.random import PhiloxSource
 from peer.run_plan import (
@@ -58,6 +59,7 @@ from peer.run_plan import (
 )
 from peer.train import tasks
 from peer.train.evaluation import Evaluation
+from peer.train.fastest import fastest
 from peer.train.label_adjustment import declared_shares
 from peer.train.learning_rate import learning_rates, step_size_decay
 from peer.train.local_step import Split, Trainer, check_data, make_momentum
@@ -65,6 +67,7 @@ from peer.train.own_task import criteria_of
 from peer.train.partition import Manifest, OwnSamples, own_samples, partition
 from peer.train.private_step import SECRET_BYTES, GaussianMechanism
 from peer.train.task import Data, Task
+from peer.train.threads import use_one_thread
 from peer.wire.last_codes import LastCodes
 
 
@@ -104,6 +107,9 @@ class RunSetup:
     rounds_per_epoch: int = 1
     shared_copies: SharedCopies | None = None
     """Where all peers of this process keep their replicas, if they do so together."""
+    precision: Precision = "float32"
+    """In which models compute where `training.precision` is "fastest": that of this device's peer. Without one, that of
+    all models, in which those of peers that chose differently can be compared."""
 
     @classmethod
     def open(cls, config: Config, base: Path, num_peers: int | None = None, *, rate: float | None = None) -> RunSetup:
@@ -265,8 +271,11 @@ class RunSetup:
     def training(self) -> TrainingOptions:
         """The options of the local step. Where all peers hold one model at every step, nothing is to be adjusted: the
         peers together draw the classes in their shares, and those that one lacks others have. Where momentum and weight
-        decay act on the average, the local step has none."""
+        decay act on the average, the local step has none. Where each device chooses its precision, it is that of this
+        one."""
         options, changes = self.config.training, dict[str, object]()
+        if options.precision == "fastest":
+            changes["precision"] = self.precision
         if self._peers_hold_one_model and options.label_adjustment == "auto":
             changes["label_adjustment"] = False
         if self.spec.momentum_of_mean:
@@ -348,9 +357,17 @@ class RunSetup:
             class_shares=self.class_shares,
             step_weight=self.step_weight,
             privacy=self._mechanism(peer, secret),
+            alike_in_all_precisions=self.config.training.precision == "fastest",
             device=self.config.peer.device,
             base=self.base,
         )
+
+    def fastest_precision(self, peer: int) -> PrecisionChoice:
+        """Measure training steps of one peer on this machine; return the precision in which they take least time, and
+        float32 where they are private. Raises SottoError where the peer cannot train at all."""
+        if self.config.privacy.is_on:
+            return PrecisionChoice("float32")
+        return fastest(lambda precision: replace(self, precision=precision).trainer(peer))
 
     def node(self, peer: int, layout: Layout) -> NodeContext:
         """Return what stays the same for one peer's algorithm."""
@@ -473,6 +490,18 @@ class RunSetup:
             local_steps=local_steps,
             **({} if cpu_clock is None else {"cpu_clock": cpu_clock}),
         )
+
+
+def settle_precision(config: Config, base: Path, num_peers: int) -> tuple[Config, PrecisionChoice | None]:
+    """Return a configuration with the precision in which all peers of this process train: where it is "fastest", the
+    one that steps of peer 0 say, with their times. Raises SottoError."""
+    if config.training.precision != "fastest":
+        return config, None
+    # Steps are measured with as many threads as they will have.
+    use_one_thread()
+    choice = RunSetup.open(config, base, num_peers).fastest_precision(0)
+    training = config.training.model_copy(update={"precision": choice.precision})
+    return config.model_copy(update={"training": training}), choice
 
 
 def refuse_untold_privacy(config: Config) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from peer.compress.payload import FloatArray
 from peer.config import Config
 from peer.criterion import ACCURACY
 from peer.gossip.error_feedback import final_rounds_for
+from peer.precision_choice import FASTEST, PrecisionChoice
 from peer.run_plan import describe_messages
 from peer.run_setup import RunSetup
 from peer.state.metrics import ConsensusRecord, EvaluationRecord, MetricsStore, Summary, measured
@@ -34,7 +35,7 @@ def describe_run(config: Config, setup: RunSetup, layout: Layout, *, command: st
         algorithm=config.algorithm.name,
         compressor=describe_messages(config),
         graph=setup.schedule.name,
-        precision=precision_of(setup.task, config.training),
+        precision=FASTEST if config.training.precision == FASTEST else precision_of(setup.task, setup.training),
         num_peers=setup.num_peers,
         rounds=config.run.rounds,
         seed=config.run.seed,
@@ -47,6 +48,13 @@ def describe_run(config: Config, setup: RunSetup, layout: Layout, *, command: st
         version=__version__,
         machine=machine_facts(),
     )
+
+
+def note_precisions(summary: Summary, choices: Mapping[str, PrecisionChoice]) -> None:
+    """Fill in what devices chose, by the names of their peers, where each of them chooses."""
+    summary.chosen_precisions = {name: choice.document() for name, choice in choices.items()}
+    chosen = {choice.precision for choice in choices.values()}
+    summary.precision = chosen.pop() if len(chosen) == 1 else FASTEST
 
 
 def evaluation_record(peer: int, done: int, split: str, found: Evaluation) -> EvaluationRecord:

@@ -24,6 +24,7 @@ ROOMS: dict[str, set[str]] = {
     "round_record": set(),
     "config_schema": set(),
     "criterion": set(),
+    "precision_choice": set(),
     "executors": {"errors"},
     "run_progress": {"criterion"},
     "startup": set(),
@@ -36,27 +37,30 @@ ROOMS: dict[str, set[str]] = {
     "compress": {"errors", "native", "random"},
     "wire": {"compress", "errors", "native"},
     "gossip": {"round_record", "compress", "errors", "native", "random", "wire"},
-    "state": {"criterion", "round_record", "errors", "protocol"},
+    "state": {"criterion", "precision_choice", "round_record", "errors", "protocol"},
     "net": {"config", "errors", "foreign_text", "proto", "protocol", "rate_limits"},
-    "train": {"compress", "config", "criterion", "errors", "native", "random", "startup"},
+    "train": {"compress", "config", "criterion", "errors", "native", "precision_choice", "random", "startup"},
     "node": {
         "round_record", "compress", "config", "errors", "gossip", "proto", "protocol", "rate_limits", "state", "wire",
     },
     "run_plan": {"compress", "config", "errors", "gossip", "native"},
     "privacy_budget": {"config", "errors", "train"},
     "run_setup": {
-        "compress", "config", "criterion", "errors", "gossip", "node", "privacy_budget", "random", "run_plan", "train",
-        "wire",
+        "compress", "config", "criterion", "errors", "gossip", "node", "precision_choice", "privacy_budget", "random",
+        "run_plan", "train", "wire",
     },
-    "run_summary": {"compress", "config", "criterion", "gossip", "native", "run_plan", "run_setup", "state", "train"},
+    "run_summary": {
+        "compress", "config", "criterion", "gossip", "native", "precision_choice", "run_plan", "run_setup", "state",
+        "train",
+    },
     "simulate": {
-        "round_record", "compress", "config", "config_writer", "errors", "gossip", "node", "random", "run_plan",
-        "run_progress", "run_setup", "run_summary", "state", "train", "wire",
+        "round_record", "compress", "config", "config_writer", "errors", "gossip", "node", "precision_choice", "random",
+        "run_plan", "run_progress", "run_setup", "run_summary", "state", "train", "wire",
     },
     "daemon": {
         "round_record", "compress", "config", "criterion", "errors", "foreign_text", "gossip", "net", "node",
-        "privacy_budget", "proto", "protocol", "rate_limits", "run_plan", "run_setup", "run_summary", "state", "train",
-        "wire",
+        "precision_choice", "privacy_budget", "proto", "protocol", "rate_limits", "run_plan", "run_setup",
+        "run_summary", "state", "train", "wire",
     },
     "own_loop": {
         "compress", "config", "daemon", "errors", "gossip", "node", "round_record", "run_plan", "run_setup", "simulate",
@@ -66,9 +70,10 @@ ROOMS: dict[str, set[str]] = {
     "api": {"adapters", "errors", "own_loop"},
     "ops": {
         "compress", "config", "config_writer", "criterion", "errors", "executors", "foreign_text", "gossip", "net",
-        "random", "run_plan", "run_progress", "run_setup", "run_summary", "simulate", "state", "train", "wire",
+        "precision_choice", "random", "run_plan", "run_progress", "run_setup", "run_summary", "simulate", "state",
+        "train", "wire",
     },
-    "report": {"criterion", "round_record", "errors", "gossip", "ops", "run_progress", "state"},
+    "report": {"criterion", "precision_choice", "round_record", "errors", "gossip", "ops", "run_progress", "state"},
     "study": {
         "round_record", "config", "criterion", "errors", "executors", "gossip", "links", "ops", "report",
         "run_progress", "run_setup", "simulate", "state", "train",
@@ -93,8 +98,8 @@ ROOMS: dict[str, set[str]] = {
 }  # fmt: skip
 
 PURE = (
-    "criterion", "errors", "foreign_text", "protocol", "random", "rate_limits", "compress", "wire", "gossip",
-    "round_record", "run_progress", "node.delivery", "node.membership_codec", "node.statements",
+    "criterion", "errors", "foreign_text", "precision_choice", "protocol", "random", "rate_limits", "compress", "wire",
+    "gossip", "round_record", "run_progress", "node.delivery", "node.membership_codec", "node.statements",
     "net.chunks", "net.counters", "net.envelope", "net.handler", "net.hello", "net.inbox", "net.liveness",
     "net.neighbor", "net.offences", "net.outbox", "net.receipts",
 )  # fmt: skip

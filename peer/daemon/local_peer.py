@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TypedDict
 
 from peer import __version__
 from peer.config import Config
+from peer.daemon.chosen_precision import settle_chosen
 from peer.daemon.first_peer_list import settle
 from peer.daemon.kept_rate import settle_rate
 from peer.daemon.kept_secret import settle_privacy
@@ -23,6 +26,7 @@ from peer.net.security.credentials import Credentials, load_credentials
 from peer.node.disk_state import Durability
 from peer.node.local_steps import RecordedSteps
 from peer.node.statements import Statements, Unsigned
+from peer.precision_choice import PrecisionChoice
 from peer.privacy_budget import Budget
 from peer.run_plan import build_compressor, why_no_changes, why_no_rejoin
 from peer.run_setup import PeerTrainer, RunSetup
@@ -87,10 +91,15 @@ class LocalPeer:
         self.trainer: PeerTrainer
         self.budget: Budget | None = None
         """What private steps spend."""
+        self.chosen: PrecisionChoice | None = None
+        """What this device trains in, where each device chooses."""
         if loop is None:
             self.setup = RunSetup.open(config, base, rate=rate)
             self.budget = self.setup.budget_of_privacy(self.index)
             secret = settle_privacy(self.budget, self.folder.disk)
+            if config.training.precision == "fastest":
+                self.chosen = settle_chosen(partial(self.setup.fastest_precision, self.index), self.folder.disk)
+                self.setup = replace(self.setup, precision=self.chosen.precision)
             self.trainer = self.setup.trainer(self.index, secret=secret)
             if self.budget is not None and config.data.partition != "own":
                 log.warning(

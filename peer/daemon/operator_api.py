@@ -109,6 +109,7 @@ class OperatorApi:
             "worst": None if worst is None else self._claimed(worst),
             "diverged": self._diverged(),
             "privacy": self._privacy(),
+            "precision": None if self._local.chosen is None else self._local.chosen.document(),
             "neighbors": len(links),
             "neighbors_up": sum(link.up for link in links.values()),
             "payload_bytes": self._neighbors.traffic.payload_bytes,

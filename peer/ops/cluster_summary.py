@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,8 +12,9 @@ from peer.criterion import ACCURACY, Better
 from peer.errors import SottoError, StateError
 from peer.ops import standing
 from peer.ops.collect import Member
+from peer.precision_choice import FASTEST, PrecisionChoice
 from peer.run_plan import algorithm_spec, build_compressor, build_schedule, describe_compressor
-from peer.run_summary import sum_up
+from peer.run_summary import note_precisions, sum_up
 from peer.state.disk import writing
 from peer.state.metrics import MetricsStore, Summary, measured
 
@@ -52,6 +54,8 @@ def write_cluster_summary(directory: Path, members: Sequence[Member]) -> Summary
         tables = [(store.rounds(), store.evaluations()) for store in stores]
         tested = {record.peer for record in measured(tables) if record.split == "test" and record.peer >= 0}
         summary.members = sorted(tested - gone)
+        if config.training.precision == FASTEST:
+            note_precisions(summary, _chosen_precisions(members))
         sum_up(summary, stores)
         summary.seconds = summary.training_seconds
         summary.ended = _ended(members)
@@ -94,6 +98,15 @@ def _criteria(directory: Path, members: Sequence[Member]) -> dict[str, Better]:
         return Summary.load(directory / "summary.json").criteria
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {ACCURACY.name: ACCURACY.better}
+
+
+def _chosen_precisions(members: Sequence[Member]) -> dict[str, PrecisionChoice]:
+    """Return what the peers that answered chose to train in."""
+    found = {}
+    for member in members:
+        with contextlib.suppress(ValueError):
+            found[member.name] = PrecisionChoice.of_document((member.answer or {}).get("precision"))
+    return found
 
 
 def _graph_name(config: Config, base: Path) -> str:

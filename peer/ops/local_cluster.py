@@ -31,12 +31,21 @@ from peer.ops.peer_processes import ForkServer, PeerProcess, start_process
 from peer.ops.resize import Lineup, add_peers
 from peer.ops.rollback import newest_common_round, put_back
 from peer.ops.standing import has_left
+from peer.precision_choice import FASTEST, PrecisionChoice
 from peer.run_plan import refuse_errors, refuse_own_data, validate_config
 from peer.run_progress import PeerProgress, Progress
 from peer.run_setup import RunSetup
-from peer.run_summary import compare_with_single_process, consensus, describe_run, evaluation_record, finish_summary
+from peer.run_summary import (
+    compare_with_single_process,
+    consensus,
+    describe_run,
+    evaluation_record,
+    finish_summary,
+    note_precisions,
+)
+from peer.state import kept_precision
 from peer.state.checkpoints import checkpoint_round, find_checkpoints, load_checkpoint
-from peer.state.disk import private_files, writing
+from peer.state.disk import RealDisk, private_files, writing
 from peer.state.metrics import EvaluationRecord, LinkRecord, MetricsStore, Summary
 from peer.train.local_step import Trainer
 from peer.train.threads import use_one_thread
@@ -304,6 +313,15 @@ class Cluster:
                 states.append((checkpoint.arrays["algorithm/x"], float(checkpoint.arrays["algorithm/u"][0])))
         return states
 
+    def chosen_precisions(self) -> dict[str, PrecisionChoice]:
+        """Return what the peers chose to train in, by name, where each chooses."""
+        found = {}
+        for name, folder in zip(self.names, self.state_folders, strict=True):
+            choice = kept_precision.read(RealDisk(folder)) if folder.is_dir() else None
+            if choice is not None:
+                found[name] = choice
+        return found
+
     def stores(self) -> list[MetricsStore]:
         """Return all metrics files that exist."""
         return [self.central] + [store for store in self._stores if store is not None]
@@ -492,6 +510,8 @@ def up(
             with writing("model.safetensors"):
                 cluster.trainer.save_model(averaged, directory / "model.safetensors", averaged=True)
         summary.ended, summary.seconds = ended, time.monotonic() - started
+        if config.training.precision == FASTEST:
+            note_precisions(summary, cluster.chosen_precisions())
         finish_summary(summary, cluster.stores(), config, cluster.setup, baseline=False)
         if ended == "completed" and baseline:
             show("one process on all data", cluster.poll())

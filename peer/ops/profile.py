@@ -26,6 +26,7 @@ from torch import nn
 from peer import compress
 from peer.compress.layout import Layout
 from peer.errors import ConfigError, SottoError
+from peer.precision_choice import PRECISIONS, Precision
 from peer.random import PeerDraws
 from peer.train.bfloat16 import compute_in_bfloat16_
 from peer.train.full_precision.norms import NORMS, Norm
@@ -43,11 +44,9 @@ from peer.train.models import (
     vgg11,
     vgg16,
 )
-from peer.train.precision import Precision
 from peer.train.threads import use_one_thread
 from peer.wire import Message, MessageKind, encode
 
-PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16", "int8")
 CLASSES = 10
 STEPS = 9
 """Steps that are timed; the median counts."""

@@ -40,7 +40,7 @@ from peer.config_writer import write_bytes
 from peer.criterion import ACCURACY, Criterion
 from peer.errors import ConfigError, DataError, DivergenceError, SottoError
 from peer.executors import Computing
-from peer.run_setup import RunSetup
+from peer.run_setup import RunSetup, settle_precision
 from peer.run_summary import train_single_process
 from peer.simulate import run as simulator
 from peer.state.metrics import Summary
@@ -252,6 +252,8 @@ def tune(
     run_plan.refuse_own_data(config)
     run_plan.refuse_errors(run_plan.validate_config(config, base, num_peers))
     started = clock()
+    # Once, so that all runs are compared in the same precision.
+    config, _ = settle_precision(config, base, num_peers)
     deadline = math.inf if budget_s is None else started + budget_s
     simulated = _Simulated(config, base, num_peers, deadline=deadline, stop=stop or threading.Event(), clock=clock)
     found = search(

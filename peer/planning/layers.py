@@ -12,7 +12,7 @@ import numpy as np
 
 from peer.config import Config
 from peer.planning.messages import even_sizes, sizes_of
-from peer.run_setup import RunSetup
+from peer.run_setup import RunSetup, settle_precision
 from peer.study.rival_cell import ready_model
 from peer.train import tasks
 from peer.train.local_step import trained_parameters
@@ -60,6 +60,7 @@ def of_task(config: Config, base: Path) -> Layers:
 def measured_step_s(config: Config, base: Path, num_peers: int) -> float:
     """Return the median duration of a local step of one peer on this machine, on one thread. Raises SottoError."""
     use_one_thread()
+    config, _ = settle_precision(config, base, num_peers)
     trainer = RunSetup.open(config, base, num_peers).trainer(config.peer.index)
     z, seconds = trainer.initial_vector(), []
     for t in range(_WARM_UP + _STEPS):

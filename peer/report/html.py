@@ -19,7 +19,7 @@ from peer.report.line_chart import Chart
 from peer.report.numbers import MISSING, count, difference, duration, figure, percent, significant, size, times, when
 from peer.report.page import MOST_ROWS, card, document, left_out, missing, remark, scrolling, table
 from peer.report.run_data import RunData, load_run, mean
-from peer.report.summary_table import precision_name
+from peer.report.summary_table import MAX_PEERS, chosen_precisions, precision_name
 from peer.report.whole_models import WHOLE_MODELS, equal_interval, reduction, references
 from peer.state.metrics import EvaluationRecord, LinkRecord, Summary
 
@@ -90,6 +90,8 @@ def _header(data: RunData) -> str:
             *([f"collected {when(summary.collected_at)}"] if summary.collected_at else []),
         )
         parts.append("<p class='facts'>" + "".join(f"<span>{escape(fact)}</span>" for fact in facts) + "</p>")
+        if 0 < len(chosen := chosen_precisions(summary)) <= MAX_PEERS:
+            parts.append("<p class='facts'>" + "".join(f"<span>{escape(each)}</span>" for each in chosen) + "</p>")
         parts.extend(f"<pre class='command'>{escape(command)}</pre>" for command in summary.commands)
         if summary.collected_at:
             if summary.ended != "completed":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from rich.text import Text
 
 from peer.criterion import ACCURACY
 from peer.ops.releases import mixed, versions_of
+from peer.precision_choice import PrecisionChoice
 from peer.report.limit_lines import limits_nearly_reached, limits_reached
 from peer.report.numbers import MISSING, percent, significant, size
 
@@ -38,6 +40,7 @@ def status_table(answers: Sequence[Mapping[str, Any]]) -> RenderableType:
     return Group(
         table,
         *_private(answers),
+        *_precisions(answers),
         *_limited(answers),
         *_diverged(answers),
         *notes,
@@ -71,6 +74,17 @@ def _private(answers: Sequence[Mapping[str, Any]]) -> list[Text]:
             limit = "" if privacy["limit"] is None else f" of {privacy['limit']:g}"
             spent = f"{privacy['epsilon']:.2f}{limit} (δ = {privacy['delta']:g})"
             lines.append(Text(f"{_name(answer)} has spent at most ε = {spent}", style="dim"))
+    return lines
+
+
+def _precisions(answers: Sequence[Mapping[str, Any]]) -> list[Text]:
+    """Return a line for each peer that chose its precision."""
+    lines = []
+    for answer in answers:
+        if answer.get("precision"):
+            with contextlib.suppress(ValueError):
+                choice = PrecisionChoice.of_document(answer["precision"])
+                lines.append(Text(f"{_name(answer)} trains in {choice.sentence}", style="dim"))
     return lines
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 
 from rich import box
@@ -11,14 +13,17 @@ from rich.table import Table
 from rich.text import Text
 
 from peer.criterion import ACCURACY, Criterion
+from peer.precision_choice import PrecisionChoice
 from peer.report.numbers import MISSING, count, difference, duration, figure, percent, significant, size, times
 from peer.report.whole_models import WHOLE_MODELS, equal_interval, reduction
 from peer.state.metrics import Summary
 
 MAX_PEERS = 16
 """Up to this many peers get a row of their own; more are summed up."""
+_FULL_PRECISION = "full precision (float32)"
 _PRECISIONS = {
     "auto": "the precision that suits each device",
+    "fastest": "the precision that is fastest on each device",
     "bfloat16": "bfloat16 (parameters and sums float32)",
     "int8": "8 bits (int8 products)",
 }
@@ -29,6 +34,8 @@ def summary_table(summary: Summary) -> RenderableType:
     title = Text.assemble((summary.name, "bold"), f"  {summary.num_peers} peers, {count(summary.rounds)} rounds")
     title.append(f", seed {summary.seed}\n{summary.algorithm}, {summary.compressor}, {summary.graph}")
     title.append(f"\ntrained in {precision_name(summary)}")
+    if 0 < len(chosen := chosen_precisions(summary)) <= MAX_PEERS:
+        title.append("".join(f"\n  {sentence}" for sentence in chosen), style="dim")
     parts: list[RenderableType] = [Text(), title]
     if summary.ended != "completed":
         early = "" if summary.collected_at else "ended early: "
@@ -45,7 +52,25 @@ def summary_table(summary: Summary) -> RenderableType:
 
 def precision_name(summary: Summary) -> str:
     """Return in which arithmetic the peers trained, as a reader says it."""
-    return _PRECISIONS.get(summary.precision, "full precision (float32)")
+    name = _PRECISIONS.get(summary.precision, _FULL_PRECISION)
+    counts = Counter(choice.precision for choice in _choices(summary).values())
+    if len(counts) < 2:
+        return f"{name}, the fastest here" if counts else name
+    each = [f"{_PRECISIONS.get(precision, _FULL_PRECISION)} on {number}" for precision, number in counts.most_common()]
+    return f"{name}: {', '.join(each)}"
+
+
+def chosen_precisions(summary: Summary) -> list[str]:
+    """Return a sentence for each peer, or one for all of them, where precisions were chosen by measurement."""
+    return [f"{name}: {choice.sentence}" for name, choice in _choices(summary).items()]
+
+
+def _choices(summary: Summary) -> dict[str, PrecisionChoice]:
+    found = {}
+    for name, tree in summary.chosen_precisions.items():
+        with contextlib.suppress(ValueError):
+            found[name] = PrecisionChoice.of_document(tree)
+    return found
 
 
 def _figures(summary: Summary, criterion: Criterion) -> Table:

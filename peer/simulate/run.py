@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -13,9 +14,11 @@ from peer.compress.payload import FloatArray
 from peer.config import Config
 from peer.config_writer import write_resolved
 from peer.errors import ConfigError, DivergenceError, SottoError
+from peer.precision_choice import ALL_PEERS
 from peer.run_plan import algorithm_spec
 from peer.run_progress import Progress
-from peer.run_summary import describe_run, finish_summary
+from peer.run_setup import settle_precision
+from peer.run_summary import describe_run, finish_summary, note_precisions
 from peer.simulate.network import LinkModel
 from peer.simulate.pairs import AsynchronousSimulator
 from peer.simulate.parallel import ParallelSimulator
@@ -24,6 +27,8 @@ from peer.simulate.virtual_run import MODELS_EVALUATED_MAX
 from peer.state.disk import writing
 from peer.state.metrics import MetricsStore, Summary
 from peer.train.local_step import Trainer
+
+log = logging.getLogger("sotto")
 
 
 @dataclass(frozen=True)
@@ -58,10 +63,17 @@ def run(
     """Simulate a run and leave metrics, averaged model and summary in `directory`, if given: it exists and is empty.
 
     `workers`: how many processes compute; no bit depends on it. `baseline`: also train one process on all data, to
-    compare with. `command`: the line that started it. Raises DivergenceError (with the summary of what there was
-    already written) and whatever is wrong with the configuration.
+    compare with. `command`: the line that started it. Where the precision is "fastest", it is measured once for all
+    peers, and `directory` gets a configuration with the one that was chosen. Raises DivergenceError (with the summary
+    of what there was already written) and whatever is wrong with the configuration.
     """
     started = time.monotonic()
+    config, chosen = settle_precision(config, base, num_peers)
+    if chosen is not None:
+        log.info("all peers train in %s", chosen.sentence)
+        if directory is not None:
+            # Before the first round: a run that breaks off can be repeated as well.
+            write_resolved(config, directory / "config.toml", base)
     metrics = MetricsStore(None if directory is None else directory / "metrics.sqlite")
     try:
         simulator = _simulator(
@@ -72,6 +84,8 @@ def run(
         assert isinstance(trainer, Trainer)
         summary = describe_run(config, simulator.setup, trainer.layout, command=command)
         summary.simulated = True
+        if chosen is not None:
+            note_precisions(summary, {ALL_PEERS: chosen})
         ended = "completed"
         try:
             if not simulator.run(stop=stop, on_progress=on_progress):

@@ -166,7 +166,10 @@ class Summary:
     averaged_accuracy: float | None = None
     averaged_metrics: dict[str, float] = field(default_factory=dict)
     precision: str = "float32"
-    """In which the peers trained: float32 or int8."""
+    """In which the peers trained: float32, bfloat16 or int8; where devices chose differently, or it is not known here
+    what they chose, what the configuration says."""
+    chosen_precisions: dict[str, dict[str, object]] = field(default_factory=dict)
+    """Where each device chooses: name of a peer, or `precision_choice.ALL_PEERS` → `PrecisionChoice.document`."""
     single_process_accuracy: float | None = None
     """One process trained in full precision on all data with the same schedule."""
     single_process_metrics: dict[str, float] = field(default_factory=dict)

@@ -78,7 +78,15 @@ def cells(sweep: Sweep) -> list[Planned]:
                     *(f"{key}={spell(value)}" for key, value in chosen.items()),
                     f"run.seed={seed}",
                 )
-                key = _key(load(environment={}, overrides=list(overrides)), sweep)
+                config = load(environment={}, overrides=list(overrides))
+                if config.training.precision == "fastest":
+                    raise ConfigError(
+                        "would let each cell choose by its own measurement, so that cells could not be compared",
+                        key="training.precision",
+                        value="fastest",
+                        valid="auto, float32, bfloat16, int8",
+                    )
+                key = _key(config, sweep)
                 planned = Planned(contender.name, chosen, seed, overrides, key)
                 if key in found:
                     raise ConfigError(f"{planned.describe()} is the same run as {found[key].describe()}", key="axes")

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from peer.errors import DataError
+from peer.precision_choice import Precision
 from peer.train.layers import FULL_PRECISION, Layers
 from peer.train.metrics import Metric
-from peer.train.precision import Precision, no_eight_bits, takes_layers
+from peer.train.precision import no_eight_bits, takes_layers
 from peer.train.task import Data
 
 Batch = tuple[torch.Tensor, ...]

@@ -25,6 +25,7 @@ import torch
 from peer.compress.layout import Layout
 from peer.config import TrainingOptions
 from peer.errors import ConfigError, DataError, LocalProtocolError
+from peer.precision_choice import Precision
 from peer.random import SHARED, Purpose, Stream, stream
 from peer.train.data import Classification
 from peer.train.evaluation import Evaluation, class_labels, evaluate_model
@@ -34,7 +35,7 @@ from peer.train.memory import aligned, open_device, own_memory_
 from peer.train.model_file import load_model_, model_digest, save_model, state_tensors
 from peer.train.momentum import Momentum
 from peer.train.own_task import OwnTask, errors_of, inner_task
-from peer.train.precision import Precision, make_model, precision_of
+from peer.train.precision import make_model, precision_of
 from peer.train.private_step import ClippedSum, GaussianMechanism, check_options, noised_mean, sampling_rate
 from peer.train.sampling import BatchDraw, BatchSchedule, augmentation_uniforms
 from peer.train.statistics import collect_statistics_, statistics_of_average
@@ -80,6 +81,7 @@ class Trainer:
         class_shares: npt.NDArray[np.float64] | None = None,
         step_weight: float = 1.0,
         privacy: GaussianMechanism | None = None,
+        alike_in_all_precisions: bool = False,
         device: str = "cpu",
         base: Path | None = None,
     ) -> None:
@@ -88,7 +90,8 @@ class Trainer:
 
         `class_shares`: the shares of the classes in all peers' data, where the training set is not that of all.
         `step_weight`: how many times as long each step is. `privacy`: the noise of private steps; label adjustment that
-        is "auto" is then off. Raises ConfigError (`training.only`, `training.warm_start`, `peer.device`,
+        is "auto" is then off. `alike_in_all_precisions`: whether `start_digest` is to be that of peers which compute in
+        another precision. Raises ConfigError (`training.only`, `training.warm_start`, `peer.device`,
         `data.class_shares`, and what private steps cannot be combined with) and DataError (a model file, or a task that
         does not hold what it should).
         """
@@ -109,7 +112,7 @@ class Trainer:
         self._rates = learning_rates(options, rounds)
         self._shares = class_shares
         self._schedule, self._adjustment = self._deal(options)
-        self._step_weight = step_weight
+        self._step_weight, self._alike_in_all_precisions = step_weight, alike_in_all_precisions
         self._loss = training_loss(task, adjusted=self._adjustment is not None)
         self._model = make_start_model(task, options, seed, self._base)
         self._model.train()
@@ -155,8 +158,12 @@ class Trainer:
 
     def start_digest(self) -> str:
         """Return a hex SHA-256 over all parameters and buffers that training starts from, frozen ones included: equal
-        on two peers exactly when they train the same model from the same point."""
-        return model_digest(make_start_model(self.task, self.options, self.seed, self._base))
+        on two peers exactly when they train the same model from the same point. Ranges of 8-bit layers are among the
+        buffers; where they must make no difference, it is the digest of the model in float32."""
+        options = self.options
+        if self._alike_in_all_precisions:
+            options = options.model_copy(update={"precision": "float32"})
+        return model_digest(make_start_model(self.task, options, self.seed, self._base))
 
     def rate(self, t: int) -> float:
         """Return γ of round t."""

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Literal
 
 import torch
 
 from peer.config import TrainingOptions
-from peer.errors import ConfigError
+from peer.errors import ConfigError, LocalProtocolError
+from peer.precision_choice import Precision
 from peer.train.bfloat16 import compute_in_bfloat16_
 from peer.train.layers import EIGHT_BIT
 from peer.train.own_task import inner_task
 from peer.train.task import Task
 
-Precision = Literal["float32", "bfloat16", "int8"]
-
 
 def precision_of(task: Task, options: TrainingOptions) -> Precision:
     """Return the configured precision; by default the one that the task asks for by an attribute `precision`, and
-    float32 where it has none."""
+    float32 where it has none. Raises LocalProtocolError for "fastest", which `RunSetup.training` replaces."""
+    if options.precision == "fastest":
+        raise LocalProtocolError('training.precision = "fastest" has to be settled before a model is made')
     if options.precision != "auto":
         return options.precision
     preferred: Precision = getattr(inner_task(task), "precision", "float32")

@@ -26,6 +26,7 @@ from peer.errors import SottoError
 from peer.gossip.incarnations import Numbering
 from peer.gossip.membership import ChangeKind
 from peer.net.offences import NOTABLE
+from peer.precision_choice import PrecisionChoice
 from peer.privacy_budget import Budget, epsilon
 from peer.round_record import RoundRecord
 from peer.state.admission_log import AdmissionLog
@@ -80,6 +81,7 @@ class Asked:
             others=[1, 2],
             metrics=self.metrics,
             budget=None,
+            chosen=None,
         )
         self.local = local
         self.finished: set[int] = set()
@@ -163,6 +165,13 @@ def test_the_status_says_what_privacy_spent_with_the_round_under_way(asked: Aske
     told = asked.ask("status")["privacy"]
     assert told == {"epsilon": asked.local.budget.spent(8), "delta": 1e-5, "limit": 3.0, "noise_multiplier": 1.5}
     assert told["epsilon"] >= epsilon(1.5, 0.1, 8, 1e-5)
+
+
+def test_the_status_says_which_precision_the_device_chose(asked: Asked) -> None:
+    assert asked.ask("status")["precision"] is None
+    asked.local.chosen = PrecisionChoice("int8", {"float32": 0.002, "int8": 0.001})
+    told = asked.ask("status")["precision"]
+    assert told == {"precision": "int8", "step_s": {"float32": 0.002, "int8": 0.001}}
 
 
 def test_a_stop_is_remembered(asked: Asked) -> None:

@@ -352,6 +352,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ),
         pytest.param(("training.learning_rate=0.2",), ("configuration", "compare [training] on"), id="learning-rate"),
         pytest.param(("algorithm.name=sgp",), ("'sgp'", "'quant-sgp'", "[algorithm]"), id="algorithm"),
+        pytest.param(("training.precision=fastest",), ("configuration", "compare [training] on"), id="precision"),
         pytest.param(("graph.kind=complete",), ("configuration", "[graph]"), id="graph"),
         pytest.param(("training.task_options={hidden=5}",), ("configuration", "[training]"), id="model"),
         pytest.param(

@@ -50,6 +50,23 @@ def test_the_table_says_in_which_precision_the_peers_trained(precision: str, wor
     assert f"trained in {words}" in shown(summary_table(summary))
 
 
+def test_the_table_says_what_each_device_chose_and_by_how_much() -> None:
+    summary = sample_summary(["a", "b"], 10)
+    slow, fast = {"float32": 0.004, "int8": 0.002}, {"float32": 0.001, "int8": 0.0015}
+    summary.chosen_precisions = {"a": {"precision": "int8", "step_s": slow}}
+    summary.precision = "int8"
+    text = shown(summary_table(summary))
+    assert "trained in 8 bits (int8 products), the fastest here" in text
+    assert "a: int8: 2 ms a step, float32 2.00×" in text
+    summary.chosen_precisions["b"] = {"precision": "float32", "step_s": fast}
+    summary.precision = "fastest"
+    text = shown(summary_table(summary))
+    assert "the precision that is fastest on each device: 8 bits (int8 products) on 1, full precision (float32)" in text
+    assert "b: float32: 1 ms a step, int8 1.50×" in text
+    summary.chosen_precisions["c"] = {"precision": "int4"}
+    assert "int4" not in shown(summary_table(summary))
+
+
 def test_eighty_columns_are_enough() -> None:
     output = io.StringIO()
     summary = sample_summary([f"peer-{i}" for i in range(8)], 1000)
@@ -203,3 +220,11 @@ def test_the_status_says_what_privacy_spent() -> None:
     assert "a has spent at most ε = 1.23 of 3 (δ = 1e-05)" in text
     unlimited = shown(status_table([{"name": "a", "privacy": {**privacy, "limit": None}}]))
     assert "a has spent at most ε = 1.23 (δ = 1e-05)" in unlimited
+
+
+def test_the_status_says_in_which_precision_a_device_chose_to_train() -> None:
+    chosen = {"precision": "bfloat16", "step_s": {"float32": 0.003, "bfloat16": 0.002}}
+    text = shown(status_table([{"name": "a", "precision": chosen}, {"name": "b", "precision": None}, {"name": "c"}]))
+    assert "a trains in bfloat16: 2 ms a step, float32 1.50×" in text
+    assert "b trains in" not in text
+    assert "trains in" not in shown(status_table([{"name": "a", "precision": {"precision": "[bold]"}}]))

@@ -33,6 +33,7 @@ def test_a_cell_that_the_file_means_otherwise_has_another_key(tmp_path: Path) ->
         ("[0.05, 0.1]", "[0.05, -1.0]", "learning_rate"),
         ("[0.05, 0.1]", "[0.05, 0.05]", "is the same run as exact, kind ring, learning_rate 0.05, seed 0"),
         ('"graph.kind"', '"graph.sort"', "sort"),
+        ('"run.rounds=4"', '"run.rounds=4", "training.precision=fastest"', "cells could not be compared"),
         ("peers = 4", "peers = ", "TOML"),
     ],
 )
