@@ -4,6 +4,9 @@
 #   tools/emulate_arm64.sh FOLDER
 #   FOLDER/python -c 'from peer.entry import main; main()' version -v
 #
+# FOLDER/checkout has the tests, which need pytest and hypothesis in FOLDER/packages (pip install --target, with the
+# platforms below); those that start a Python of their own fail, unless the kernel hands programs for arm64 to QEMU.
+#
 # Needs qemu-user, gcc-aarch64-linux-gnu and the environment of `make`. Debian's packages are unpacked in FOLDER, and
 # nothing is installed. CPU chooses the processor (qemu-aarch64 -cpu help): neoverse-n1 has the dot product, "max" has
 # i8mm too. PyTorch 2.8 is the version whose wheel for arm64 is small; later ones hold CUDA.
@@ -34,7 +37,7 @@ done
   zstandard filelock typing-extensions sympy networkx jinja2 fsspec setuptools
 
 cd "$checkout"
-tar cf - --exclude='*.so' --exclude=__pycache__ peer pyproject.toml tests | tar xf - -C "$folder/checkout"
+tar cf - --exclude='*.so' --exclude=__pycache__ peer pyproject.toml tests tools | tar xf - -C "$folder/checkout"
 "$python" -c "from peer.native.build import ffibuilder; ffibuilder.emit_c_code('$folder/kernels.c')"
 mapfile -t options < <("$python" -c "from peer.native import build; print(*build.OPTIONS, sep='\n')")
 mapfile -t sources < <("$python" -c "from peer.native import build; print(*(f'peer/native/{s}' for s in build.SOURCES + build.INTERNAL), sep='\n')")
