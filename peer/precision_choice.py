@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Final, Literal, get_args
 
 Precision = Literal["float32", "bfloat16", "int8"]
 """In which arithmetic a model computes."""
 
-FASTEST = "fastest"
+FASTEST: Final = "fastest"
 """The value of `training.precision` with which each device chooses."""
 ALL_PEERS = "all peers"
 """In the place of a name, where one process measured for all."""

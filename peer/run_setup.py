@@ -41,7 +41,7 @@ from peer.node.local_steps import LocalSteps
 from peer.node.pair_participant import PairParticipant
 from peer.node.participant import Participant
 from peer.node.statements import Statements
-from peer.precision_choice import Precision, PrecisionChoice
+from peer.precision_choice import FASTEST, Precision, PrecisionChoice
 from peer.privacy_budget import Budget, plan_budget
 from peer.random import PhiloxSource
 from peer.run_plan import (
@@ -274,7 +274,7 @@ class RunSetup:
         decay act on the average, the local step has none. Where each device chooses its precision, it is that of this
         one."""
         options, changes = self.config.training, dict[str, object]()
-        if options.precision == "fastest":
+        if options.precision == FASTEST:
             changes["precision"] = self.precision
         if self._peers_hold_one_model and options.label_adjustment == "auto":
             changes["label_adjustment"] = False
@@ -357,7 +357,7 @@ class RunSetup:
             class_shares=self.class_shares,
             step_weight=self.step_weight,
             privacy=self._mechanism(peer, secret),
-            alike_in_all_precisions=self.config.training.precision == "fastest",
+            alike_in_all_precisions=self.config.training.precision == FASTEST,
             device=self.config.peer.device,
             base=self.base,
         )
@@ -495,7 +495,7 @@ class RunSetup:
 def settle_precision(config: Config, base: Path, num_peers: int) -> tuple[Config, PrecisionChoice | None]:
     """Return a configuration with the precision in which all peers of this process train: where it is "fastest", the
     one that steps of peer 0 say, with their times. Raises SottoError."""
-    if config.training.precision != "fastest":
+    if config.training.precision != FASTEST:
         return config, None
     # Steps are measured with as many threads as they will have.
     use_one_thread()

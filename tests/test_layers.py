@@ -78,7 +78,9 @@ ROOMS: dict[str, set[str]] = {
         "round_record", "config", "criterion", "errors", "executors", "gossip", "links", "ops", "report",
         "run_progress", "run_setup", "simulate", "state", "train",
     },
-    "sweep": {"config", "config_writer", "errors", "executors", "report", "run_plan", "simulate", "state"},
+    "sweep": {
+        "config", "config_writer", "errors", "executors", "precision_choice", "report", "run_plan", "simulate", "state",
+    },
     "planning": {
         "compress", "config", "errors", "gossip", "links", "random", "run_plan", "run_progress", "run_setup",
         "simulate", "state", "study", "train", "wire",

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from peer import gossip
+from peer import gossip, run_setup
 from peer.compress.layout import Layout
 from peer.config import load
 from peer.errors import ConfigError
 from peer.gossip.theta import theorem_2
+from peer.precision_choice import Precision, PrecisionChoice
 from peer.run_plan import validate_config
-from peer.run_setup import RunSetup, simulated_secret
+from peer.run_setup import RunSetup, settle_precision, simulated_secret
+from peer.train.bfloat16 import computes_in_bfloat16
+from peer.train.local_step import Trainer
 
 
 def test_theta_by_theorem_2_knows_how_far_the_learning_rate_fell() -> None:
@@ -176,3 +181,40 @@ def test_simulated_secrets_follow_the_seed_and_the_peer() -> None:
     pairs = [(0, 0), (0, 1), (1, 0)]
     assert len({simulated_secret(*pair) for pair in pairs}) == len(pairs)
     assert simulated_secret(1, 0) == simulated_secret(1, 0)
+
+
+def test_a_precision_by_name_is_not_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(run_setup, "fastest", None)
+    for precision in ("auto", "float32", "bfloat16", "int8"):
+        config = load(environment={}, overrides=[f"training.precision={precision}"])
+        assert settle_precision(config, tmp_path, 2) == (config, None)
+
+
+def test_the_fastest_precision_takes_the_place_of_the_option(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    times: dict[Precision, float] = {"float32": 0.002, "bfloat16": 0.001}
+
+    def fastest(open_trainer: Callable[[Precision], Trainer]) -> PrecisionChoice:
+        assert computes_in_bfloat16(open_trainer("bfloat16").model)
+        return PrecisionChoice("bfloat16", times)
+
+    monkeypatch.setattr(run_setup, "fastest", fastest)
+    config = load(environment={}, overrides=["training.precision=fastest", "training.batch_size=4"])
+    settled, choice = settle_precision(config, tmp_path, 2)
+    assert choice == PrecisionChoice("bfloat16", times)
+    assert (settled.training.precision, settled.training.batch_size) == ("bfloat16", 4)
+
+
+def test_models_of_devices_that_choose_are_compared_in_float32(tmp_path: Path) -> None:
+    setup = RunSetup.open(load(environment={}, overrides=["training.precision=fastest"]), tmp_path, 2)
+    chosen = replace(setup, precision="int8")
+    assert setup.training.precision == "float32"
+    assert chosen.training.precision == "int8"
+    assert setup.trainer(0).start_digest() == chosen.trainer(0).start_digest()
+    assert {name for name, _ in chosen.trainer(0).model.named_buffers()} != set()
+
+
+def test_private_steps_are_not_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(run_setup, "fastest", None)
+    config = load(environment={}, overrides=["training.precision=fastest", "privacy.noise_multiplier=1.0"])
+    settled, choice = settle_precision(config, tmp_path, 2)
+    assert (settled.training.precision, choice) == ("float32", PrecisionChoice("float32"))

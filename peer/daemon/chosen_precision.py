@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 
 from peer.errors import ConfigError
-from peer.precision_choice import PrecisionChoice
+from peer.precision_choice import FASTEST, PrecisionChoice
 from peer.state import kept_precision
 from peer.state.disk import Disk
 
@@ -24,7 +24,7 @@ def settle_chosen(measure: Callable[[], PrecisionChoice], disk: Disk) -> Precisi
                 f"cannot be set in a run that began without it, or that lost {kept_precision.FILE}: its rounds cannot"
                 " be repeated in another precision; set the precision that it began with, or begin a new run",
                 key="training.precision",
-                value="fastest",
+                value=FASTEST,
             )
         choice = measure()
         kept_precision.keep(disk, choice)

@@ -26,7 +26,7 @@ from peer.net.security.credentials import Credentials, load_credentials
 from peer.node.disk_state import Durability
 from peer.node.local_steps import RecordedSteps
 from peer.node.statements import Statements, Unsigned
-from peer.precision_choice import PrecisionChoice
+from peer.precision_choice import FASTEST, PrecisionChoice
 from peer.privacy_budget import Budget
 from peer.run_plan import build_compressor, why_no_changes, why_no_rejoin
 from peer.run_setup import PeerTrainer, RunSetup
@@ -97,7 +97,7 @@ class LocalPeer:
             self.setup = RunSetup.open(config, base, rate=rate)
             self.budget = self.setup.budget_of_privacy(self.index)
             secret = settle_privacy(self.budget, self.folder.disk)
-            if config.training.precision == "fastest":
+            if config.training.precision == FASTEST:
                 self.chosen = settle_chosen(partial(self.setup.fastest_precision, self.index), self.folder.disk)
                 self.setup = replace(self.setup, precision=self.chosen.precision)
             self.trainer = self.setup.trainer(self.index, secret=secret)

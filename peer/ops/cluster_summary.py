@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -55,7 +55,7 @@ def write_cluster_summary(directory: Path, members: Sequence[Member]) -> Summary
         tested = {record.peer for record in measured(tables) if record.split == "test" and record.peer >= 0}
         summary.members = sorted(tested - gone)
         if config.training.precision == FASTEST:
-            note_precisions(summary, _chosen_precisions(members))
+            note_precisions(summary, _chosen_precisions(directory, members))
         sum_up(summary, stores)
         summary.seconds = summary.training_seconds
         summary.ended = _ended(members)
@@ -100,12 +100,16 @@ def _criteria(directory: Path, members: Sequence[Member]) -> dict[str, Better]:
         return {ACCURACY.name: ACCURACY.better}
 
 
-def _chosen_precisions(members: Sequence[Member]) -> dict[str, PrecisionChoice]:
-    """Return what the peers that answered chose to train in."""
+def _chosen_precisions(directory: Path, members: Sequence[Member]) -> dict[str, PrecisionChoice]:
+    """Return what the peers chose to train in, as they say, or said when they were asked before."""
+    earlier: Mapping[str, object] = {}
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        earlier = dict(Summary.load(directory / "summary.json").chosen_precisions)
     found = {}
     for member in members:
+        said = (member.answer or {}).get("precision") or earlier.get(member.name)
         with contextlib.suppress(ValueError):
-            found[member.name] = PrecisionChoice.of_document((member.answer or {}).get("precision"))
+            found[member.name] = PrecisionChoice.of_document(said)
     return found
 
 

@@ -62,7 +62,7 @@ def precision_name(summary: Summary) -> str:
 
 def chosen_precisions(summary: Summary) -> list[str]:
     """Return a sentence for each peer, or one for all of them, where precisions were chosen by measurement."""
-    return [f"{name}: {choice.sentence}" for name, choice in _choices(summary).items()]
+    return [f"{name} in {choice.sentence}" for name, choice in _choices(summary).items()]
 
 
 def _choices(summary: Summary) -> dict[str, PrecisionChoice]:

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from peer.config import Config, load
 from peer.config_writer import spell
 from peer.errors import ConfigError
+from peer.precision_choice import FASTEST
 
 
 class _Table(BaseModel):
@@ -79,11 +80,11 @@ def cells(sweep: Sweep) -> list[Planned]:
                     f"run.seed={seed}",
                 )
                 config = load(environment={}, overrides=list(overrides))
-                if config.training.precision == "fastest":
+                if config.training.precision == FASTEST:
                     raise ConfigError(
                         "would let each cell choose by its own measurement, so that cells could not be compared",
                         key="training.precision",
-                        value="fastest",
+                        value=FASTEST,
                         valid="auto, float32, bfloat16, int8",
                     )
                 key = _key(config, sweep)

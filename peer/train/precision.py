@@ -9,7 +9,7 @@ import torch
 
 from peer.config import TrainingOptions
 from peer.errors import ConfigError, LocalProtocolError
-from peer.precision_choice import Precision
+from peer.precision_choice import FASTEST, Precision
 from peer.train.bfloat16 import compute_in_bfloat16_
 from peer.train.layers import EIGHT_BIT
 from peer.train.own_task import inner_task
@@ -19,7 +19,7 @@ from peer.train.task import Task
 def precision_of(task: Task, options: TrainingOptions) -> Precision:
     """Return the configured precision; by default the one that the task asks for by an attribute `precision`, and
     float32 where it has none. Raises LocalProtocolError for "fastest", which `RunSetup.training` replaces."""
-    if options.precision == "fastest":
+    if options.precision == FASTEST:
         raise LocalProtocolError('training.precision = "fastest" has to be settled before a model is made')
     if options.precision != "auto":
         return options.precision

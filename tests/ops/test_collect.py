@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from peer.config import Config, PeerAddress, load
+from peer.config_writer import write_resolved
 from peer.errors import PeerUnreachable, RemoteError, StateError
 from peer.ops import control, standing
 from peer.ops.cluster_files import Host, write_cluster
@@ -49,6 +50,8 @@ class Devices:
     knows: dict[str, dict[str, Any]] = field(default_factory=dict)
     """What each running peer says of the others."""
     criteria: Any = field(default_factory=lambda: {"accuracy": "higher"})
+    precisions: dict[str, Any] = field(default_factory=dict)
+    """What each running peer says that it chose to train in."""
     newcomers: list[dict[str, Any]] = field(default_factory=list)
     asked: list[tuple[str, str, Any]] = field(default_factory=list)
     forge: Callable[[dict[str, Any]], dict[str, Any]] | None = None
@@ -70,7 +73,7 @@ class Devices:
             others = {name: {"state": "member", "problem": None} for name in NAMES if name != entry.name}
             return {
                 "name": entry.name, "state": "running", "round": self.rounds[entry.name], "rounds": ROUNDS,
-                "criteria": self.criteria, "newcomers": self.newcomers,
+                "criteria": self.criteria, "newcomers": self.newcomers, "precision": self.precisions.get(entry.name),
                 "peers": others | self.knows.get(entry.name, {}),
             }  # fmt: skip
         columns, rows, last = self.running[entry.name].page(arguments["table"], after=arguments["after"])
@@ -262,6 +265,21 @@ def test_what_the_models_of_a_task_are_compared_by_comes_from_the_peers(devices:
     assert summed_up(devices, ask=False).criteria == {"RMSE": "lower"}
     devices.criteria = {"RMSE": "<script>"}
     assert summed_up(devices).criteria == {"RMSE": "lower"}
+
+
+def test_what_devices_chose_to_train_in_is_known_when_they_have_ended(devices: Devices) -> None:
+    for file in devices.kits.glob("peer-*/peer.toml"):
+        write_resolved(load(file, environment={}, overrides=["training.precision=fastest"]), file, file.parent)
+    chosen = {name: {"precision": "int8", "step_s": {"float32": 0.002, "int8": 0.001}} for name in NAMES[:2]}
+    devices.precisions = {**chosen, "peer-2": {"precision": "int4"}}
+    for index, name in enumerate(NAMES):
+        devices.start(name, index, 20)
+    summary = summed_up(devices)
+    assert (summary.precision, summary.chosen_precisions) == ("int8", chosen)
+    devices.precisions["peer-1"] = {"precision": "float32", "step_s": {}}
+    assert summed_up(devices).precision == "fastest"
+    devices.running.clear()
+    assert summed_up(devices).chosen_precisions == {**chosen, "peer-1": devices.precisions["peer-1"]}
 
 
 def test_sotto_report_writes_page_summary_and_graph(devices: Devices) -> None:

@@ -12,11 +12,13 @@ from pathlib import Path
 import pytest
 
 from peer import config as configuration
+from peer import run_setup
 from peer.config import Config
 from peer.criterion import Better, Criterion
 from peer.errors import ConfigError, DivergenceError
 from peer.executors import Computing
 from peer.ops.tune import MOST_SEEDS, Run, Trial, Tuning, gain_of, search, tune, with_rates, write
+from peer.precision_choice import PrecisionChoice
 
 
 def landscape(
@@ -318,6 +320,22 @@ def test_tuning_a_job_is_deterministic_and_improves_on_bad_rates(tmp_path: Path)
     assert first.best.worst_accuracy is not None
     assert before.worst_accuracy is not None
     assert first.best.worst_accuracy > before.worst_accuracy + 0.2
+
+
+def test_the_precision_is_measured_once_for_all_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[PrecisionChoice] = []
+
+    def fastest(open_trainer: object) -> PrecisionChoice:
+        # Another one each time: runs that measured for themselves would not agree.
+        measured.append(PrecisionChoice("float32" if not measured else "int8"))
+        return measured[-1]
+
+    monkeypatch.setattr(run_setup, "fastest", fastest)
+    found = tune(small_job(**{"training.precision": "fastest"}), tmp_path, num_peers=3, trials=3)
+    assert measured == [PrecisionChoice("float32")]
+    fixed = tune(small_job(**{"training.precision": "float32"}), tmp_path, num_peers=3, trials=3)
+    timeless: Callable[[Trial], Trial] = lambda trial: replace(trial, seconds=0.0)  # noqa: E731
+    assert [timeless(t) for t in found.trials] == [timeless(t) for t in fixed.trials]
 
 
 def test_runs_that_are_computed_side_by_side_are_those_of_one_after_the_other(tmp_path: Path) -> None:

@@ -94,6 +94,18 @@ def test_the_page_is_complete(run: Path) -> None:
     assert "Not recorded" not in page.words
 
 
+def test_the_page_says_what_each_device_chose_to_train_in(run: Path) -> None:
+    summary = Summary.load(run / "summary.json")
+    step_s = {"float32": 0.002, "int8": 0.001}
+    summary.chosen_precisions = {name: {"precision": "int8", "step_s": step_s} for name in ("<b>ada", "ben")}
+    summary.precision = "int8"
+    summary.save(run / "summary.json")
+    page = Page(render(load_run(run)))
+    assert "trained in 8 bits (int8 products), the fastest here" in page.words
+    assert "<b>ada in int8: 1 ms a step, float32 2.00×" in page.words
+    assert "ben in int8" in page.words
+
+
 def test_the_page_needs_nothing_else(run: Path) -> None:
     text = render(load_run(run))
     page = Page(text)

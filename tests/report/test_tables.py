@@ -57,12 +57,12 @@ def test_the_table_says_what_each_device_chose_and_by_how_much() -> None:
     summary.precision = "int8"
     text = shown(summary_table(summary))
     assert "trained in 8 bits (int8 products), the fastest here" in text
-    assert "a: int8: 2 ms a step, float32 2.00×" in text
+    assert "a in int8: 2 ms a step, float32 2.00×" in text
     summary.chosen_precisions["b"] = {"precision": "float32", "step_s": fast}
     summary.precision = "fastest"
     text = shown(summary_table(summary))
     assert "the precision that is fastest on each device: 8 bits (int8 products) on 1, full precision (float32)" in text
-    assert "b: float32: 1 ms a step, int8 1.50×" in text
+    assert "b in float32: 1 ms a step, int8 1.50×" in text
     summary.chosen_precisions["c"] = {"precision": "int4"}
     assert "int4" not in shown(summary_table(summary))
 

@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from peer.config import Config, load
 from peer.errors import SottoError
-from peer.run_setup import RunSetup, settle_precision
+from peer.run_setup import RunSetup
 from peer.study.rivals.methods import Descent, make_method
 from peer.study.rivals.training_orders import TrainingOrders
 from peer.train.evaluation import evaluate_model
@@ -39,8 +39,6 @@ def main() -> None:
     orders = TrainingOrders(**json.loads(Path(sys.argv[1]).read_text()))
     use_one_thread()
     config = load(environment={}, overrides=orders.overrides)
-    # One for all workers, which compute the same model.
-    config, _ = settle_precision(config, Path(), orders.num_workers)
     setup = RunSetup.open(config, Path(), orders.num_workers)
     # Read once, and forked: nobody has computed anything yet, so no thread is lost.
     setup.task.train_data()
