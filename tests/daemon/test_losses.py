@@ -25,7 +25,7 @@ OPTIONS = (f"rounds.lost_after_s={LOST_AFTER_S}", "graph.kind=directed-ring")
 def test_the_others_go_on_without_a_device_that_is_lost_without_a_word(tmp_path: Path) -> None:
     """On a directed ring of five: most of them have no link to it, and ask it whether it is there."""
     use_one_thread()
-    asyncio.run(_lose_one(Devices(tmp_path / "kits", rounds=10_000, num_peers=5, options=OPTIONS)))
+    Devices(tmp_path / "kits", rounds=10_000, num_peers=5, options=OPTIONS).run(_lose_one)
 
 
 async def _lose_one(devices: Devices) -> None:
@@ -45,7 +45,7 @@ async def _lose_one(devices: Devices) -> None:
 def test_votes_reach_those_from_which_the_lost_device_separates_the_voters(tmp_path: Path) -> None:
     use_one_thread()
     options = (*OPTIONS, "graph.kind=line")
-    asyncio.run(_lose_the_middle(Devices(tmp_path / "kits", rounds=10_000, num_peers=5, options=options)))
+    Devices(tmp_path / "kits", rounds=10_000, num_peers=5, options=options).run(_lose_the_middle)
 
 
 async def _lose_the_middle(devices: Devices) -> None:
@@ -65,7 +65,7 @@ def test_a_device_whose_disk_was_wiped_ends_and_the_others_go_on_without_it(
     use_one_thread()
     # It is not to be declared lost before it has started again.
     options = (*OPTIONS, "rounds.lost_after_s=6")
-    asyncio.run(_wipe_one(Devices(tmp_path / "kits", rounds=10_000, num_peers=5, options=options)))
+    Devices(tmp_path / "kits", rounds=10_000, num_peers=5, options=options).run(_wipe_one)
 
 
 async def _wipe_one(devices: Devices) -> None:

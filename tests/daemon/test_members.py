@@ -11,7 +11,7 @@ import contextlib
 import inspect
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +73,19 @@ class Devices:
         self.daemons: dict[int, Daemon] = {}
         self.tasks: dict[int, asyncio.Task[int]] = {}
 
+    def run(self, scenario: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
+        """Run a scenario with these devices. However it ends, no peer is left when the loop ends: a gRPC server that
+        still runs then writes to memory that was freed, which ends the process in place of the test."""
+
+        async def run() -> None:
+            try:
+                await scenario(self, *arguments)
+            finally:
+                for peer in [peer for peer, task in self.tasks.items() if not task.done()]:
+                    await self.kill(peer)
+
+        asyncio.run(run())
+
     def sign(self, name: str) -> int:
         """Make the kit of one more peer, as a device and whoever holds the CA do; return its number."""
         device = self.kits.parent / name
@@ -132,8 +145,7 @@ class Devices:
             await self.ask(peer, "stop")
         for peer in peers:
             assert await self.tasks[peer] == 0
-        # Those that left of themselves, too: the end of the loop would cancel the tasks of a gRPC server that still
-        # runs, which then writes to memory that was freed.
+        # Those that left of themselves, too.
         _, late = await asyncio.wait(self.tasks.values(), timeout=10)
         assert not late, f"{len(late)} peers still run"
         for daemon in self.daemons.values():
@@ -198,7 +210,7 @@ class Devices:
 @pytest.mark.slow
 def test_a_device_joins_one_leaves_and_one_is_lost(tmp_path: Path) -> None:
     use_one_thread()
-    asyncio.run(_join_leave_and_lose(Devices(tmp_path / "kits", rounds=150, num_peers=4, join_later=1)))
+    Devices(tmp_path / "kits", rounds=150, num_peers=4, join_later=1).run(_join_leave_and_lose)
 
 
 async def _join_leave_and_lose(devices: Devices) -> None:
@@ -238,7 +250,7 @@ async def _join_leave_and_lose(devices: Devices) -> None:
 @pytest.mark.slow
 def test_a_device_that_nobody_listed_joins_and_is_known_by_name(tmp_path: Path) -> None:
     use_one_thread()
-    asyncio.run(_join_unlisted(Devices(tmp_path / "kits", rounds=10_000, num_peers=3)))
+    Devices(tmp_path / "kits", rounds=10_000, num_peers=3).run(_join_unlisted)
 
 
 async def _join_unlisted(devices: Devices) -> None:
@@ -285,7 +297,7 @@ async def _join_unlisted(devices: Devices) -> None:
 @pytest.mark.slow
 def test_a_changed_list_is_followed_and_outlasts_a_restart(tmp_path: Path) -> None:
     use_one_thread()
-    asyncio.run(_edit_the_lists(Devices(tmp_path / "kits", rounds=10_000, num_peers=3)))
+    Devices(tmp_path / "kits", rounds=10_000, num_peers=3).run(_edit_the_lists)
 
 
 async def _edit_the_lists(devices: Devices) -> None:
@@ -327,7 +339,7 @@ async def _edit_the_lists(devices: Devices) -> None:
 @pytest.mark.parametrize("ticks", range(4))
 def test_a_peer_is_cancelled_also_while_it_wakes(tmp_path: Path, ticks: int) -> None:
     use_one_thread()
-    asyncio.run(_cancel_while_it_wakes(Devices(tmp_path / "kits", rounds=5, num_peers=2, mode="insecure"), ticks))
+    Devices(tmp_path / "kits", rounds=5, num_peers=2, mode="insecure").run(_cancel_while_it_wakes, ticks)
 
 
 async def _cancel_while_it_wakes(devices: Devices, ticks: int) -> None:
@@ -343,7 +355,7 @@ async def _cancel_while_it_wakes(devices: Devices, ticks: int) -> None:
 @pytest.mark.parametrize("ticks", range(4))
 def test_a_peer_ends_with_an_error_also_while_it_wakes(tmp_path: Path, ticks: int) -> None:
     use_one_thread()
-    asyncio.run(_fail_while_it_wakes(Devices(tmp_path / "kits", rounds=5, num_peers=2, mode="insecure"), ticks))
+    Devices(tmp_path / "kits", rounds=5, num_peers=2, mode="insecure").run(_fail_while_it_wakes, ticks)
 
 
 async def _fail_while_it_wakes(devices: Devices, ticks: int) -> None:
@@ -362,7 +374,7 @@ async def _fail_while_it_wakes(devices: Devices, ticks: int) -> None:
 
 def test_without_certificates_the_word_of_the_sponsor_has_to_do(tmp_path: Path) -> None:
     use_one_thread()
-    asyncio.run(_join_unsigned(Devices(tmp_path / "kits", rounds=10_000, num_peers=2, mode="insecure")))
+    Devices(tmp_path / "kits", rounds=10_000, num_peers=2, mode="insecure").run(_join_unsigned)
 
 
 async def _join_unsigned(devices: Devices) -> None:
@@ -378,7 +390,7 @@ def test_a_device_that_comes_too_late_is_told_so(tmp_path: Path, monkeypatch: py
     use_one_thread()
     monkeypatch.setattr(joining, "ASK_AGAIN_S", 0.1)
     monkeypatch.setattr(joining, "DECLINED_S", 0.3)
-    asyncio.run(_come_too_late(Devices(tmp_path / "kits", rounds=5, num_peers=2)))
+    Devices(tmp_path / "kits", rounds=5, num_peers=2).run(_come_too_late)
 
 
 async def _come_too_late(devices: Devices) -> None:

@@ -28,7 +28,7 @@ OPTIONS = ("rounds.lost_after_s=2", "graph.kind=ring")
 def test_a_device_that_was_lost_takes_part_again(tmp_path: Path, mode: str) -> None:
     use_one_thread()
     devices = Devices(tmp_path / "kits", rounds=10_000, num_peers=4, mode=mode, options=OPTIONS)
-    asyncio.run(_lose_and_come_back(devices))
+    devices.run(_lose_and_come_back)
 
 
 async def _lose_and_come_back(devices: Devices) -> None:
@@ -101,7 +101,7 @@ def test_a_device_whose_disk_was_wiped_waits_to_be_lost_and_takes_part_again(
     use_one_thread()
     options = (*OPTIONS, "rounds.lost_after_s=6")
     devices = Devices(tmp_path / "kits", rounds=10_000, num_peers=4, mode=mode, options=options)
-    asyncio.run(_wipe_and_come_back(devices))
+    devices.run(_wipe_and_come_back)
 
 
 async def _wipe_and_come_back(devices: Devices) -> None:
@@ -125,7 +125,7 @@ async def _wipe_and_come_back(devices: Devices) -> None:
 @pytest.mark.slow
 def test_an_operator_removes_a_device_and_it_takes_part_again(tmp_path: Path) -> None:
     use_one_thread()
-    asyncio.run(_remove_and_come_back(Devices(tmp_path / "kits", rounds=10_000, num_peers=4)))
+    Devices(tmp_path / "kits", rounds=10_000, num_peers=4).run(_remove_and_come_back)
 
 
 async def _remove_and_come_back(devices: Devices) -> None:
@@ -143,7 +143,7 @@ async def _remove_and_come_back(devices: Devices) -> None:
 def test_a_device_ends_where_nobody_takes_part_again(tmp_path: Path) -> None:
     use_one_thread()
     devices = Devices(tmp_path / "kits", rounds=10_000, num_peers=4, options=(*OPTIONS, "rounds.rejoin=false"))
-    asyncio.run(_stay_away(devices))
+    devices.run(_stay_away)
 
 
 async def _stay_away(devices: Devices) -> None:
@@ -193,7 +193,7 @@ def test_a_device_whose_certificate_is_worth_nothing_does_not_take_part_again(
 ) -> None:
     use_one_thread()
     devices = Devices(tmp_path / "kits", rounds=10_000, num_peers=4, options=OPTIONS)
-    asyncio.run(_stay_out(devices, spoil, sentence))
+    devices.run(_stay_out, spoil, sentence)
 
 
 async def _try_to_come_back(devices: Devices) -> None:

@@ -31,7 +31,7 @@ def renew(devices: Devices, peer: int) -> str:
 @pytest.mark.slow
 def test_certificates_are_renewed_without_a_restart(tmp_path: Path) -> None:
     use_one_thread()
-    asyncio.run(_renew(Devices(tmp_path / "kits", rounds=10_000, num_peers=3)))
+    Devices(tmp_path / "kits", rounds=10_000, num_peers=3).run(_renew)
 
 
 async def _renew(devices: Devices) -> None:
