@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from peer.ops.peer_processes import ForkServer
 from tests.browser import browser
 
 # Times say nothing on a shared machine: no example may fail for being slow.
@@ -17,6 +18,25 @@ settings.load_profile("suite")
 
 # A shell starts its background jobs with interrupts ignored, and every process below inherits that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+class SharedForkServer(ForkServer):
+    """Outlives the clusters whose peers it forks: each test would import the same libraries for seconds."""
+
+    def close(self) -> None:
+        """Leave it open for others. What was forked has to have ended."""
+
+    def end(self) -> None:
+        """Close it."""
+        super().close()
+
+
+@pytest.fixture(scope="session")
+def fork_server() -> Iterator[ForkServer]:
+    """What the peers of all tests are forked from that say no more of it."""
+    server = SharedForkServer()
+    yield server
+    server.end()
 
 
 @pytest.fixture(scope="module")

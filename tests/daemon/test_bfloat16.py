@@ -8,6 +8,7 @@ import pytest
 
 from peer.config import load
 from peer.ops.local_cluster import Cluster
+from peer.ops.peer_processes import ForkServer
 from peer.simulate.run import run
 from tests.daemon.running_cluster import trained
 
@@ -29,10 +30,10 @@ JOB = (
 
 
 @pytest.mark.slow
-def test_a_killed_peer_and_the_simulator_agree_bit_for_bit(tmp_path: Path) -> None:
+def test_a_killed_peer_and_the_simulator_agree_bit_for_bit(tmp_path: Path, fork_server: ForkServer) -> None:
     config = load(environment={}, overrides=JOB)
     (tmp_path / "run").mkdir()
-    cluster = Cluster(config, tmp_path, num_peers=2, directory=tmp_path / "run")
+    cluster = Cluster(config, tmp_path, num_peers=2, directory=tmp_path / "run", fork_server=fork_server)
     real = trained(cluster, rounds=14, kill=1)
     simulated = run(config, tmp_path, num_peers=2, baseline=False)
     assert real == [z.tobytes() for z in simulated.models]

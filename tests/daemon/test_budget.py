@@ -13,6 +13,7 @@ import pytest
 from peer.config import load
 from peer.gossip.budget import EVERY
 from peer.ops.local_cluster import Cluster
+from peer.ops.peer_processes import ForkServer
 from peer.state.checkpoints import find_checkpoints, load_checkpoint
 from peer.state.disk import RealDisk
 from peer.state.journal import Begun, read_journal
@@ -21,7 +22,7 @@ PEERS, ROUNDS = 3, 120
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
+def cluster(tmp_path: Path, fork_server: ForkServer) -> Iterator[Cluster]:
     config = load(
         environment={},
         overrides=[
@@ -39,7 +40,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
             "compressor.budget_kbytes_per_s=12",
         ],
     )
-    running = Cluster(config, tmp_path, num_peers=PEERS, directory=tmp_path)
+    running = Cluster(config, tmp_path, num_peers=PEERS, directory=tmp_path, fork_server=fork_server)
     running.start()
     yield running
     for process in running.processes:

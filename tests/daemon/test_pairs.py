@@ -16,6 +16,7 @@ from peer.daemon.audit_log import read_event_log
 from peer.gossip.pairs.events import Event, merge_events
 from peer.ops import control
 from peer.ops.local_cluster import Cluster
+from peer.ops.peer_processes import ForkServer
 from peer.state.checkpoints import find_checkpoints, load_checkpoint
 
 JOB = (
@@ -31,13 +32,15 @@ JOB = (
 
 
 @pytest.fixture
-def prepared(tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
+def prepared(tmp_path: Path, fork_server: ForkServer) -> Iterator[Callable[..., Cluster]]:
     """Prepare clusters that are gone when the test is over, however it ends."""
     clusters: list[Cluster] = []
 
     def prepare(config: Config, num_peers: int) -> Cluster:
         (tmp_path / "run").mkdir()
-        clusters.append(Cluster(config, tmp_path, num_peers=num_peers, directory=tmp_path / "run"))
+        directory = tmp_path / "run"
+        cluster = Cluster(config, tmp_path, num_peers=num_peers, directory=directory, fork_server=fork_server)
+        clusters.append(cluster)
         return clusters[-1]
 
     yield prepare

@@ -18,6 +18,7 @@ import pytest
 from peer import run_setup
 from peer.config import load
 from peer.ops.local_cluster import up
+from peer.ops.peer_processes import ForkServer
 from peer.simulate.run import run
 from peer.state.checkpoints import find_checkpoints, load_checkpoint
 from peer.train.private_step import SECRET_FILE
@@ -54,9 +55,10 @@ def simulated(monkeypatch: pytest.MonkeyPatch, base: Path, known: Sequence[bytes
 
 
 def test_real_and_simulated_peers_with_the_same_secrets_agree_bit_for_bit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fork_server: ForkServer
 ) -> None:
-    summary = up(load(environment={}, overrides=JOB), tmp_path, num_peers=3, directory=tmp_path, baseline=False)
+    config = load(environment={}, overrides=JOB)
+    summary = up(config, tmp_path, num_peers=3, directory=tmp_path, baseline=False, fork_server=fork_server)
     known = secrets_below(tmp_path)
     assert len(set(known)) == 3
     assert models_below(tmp_path) == simulated(monkeypatch, tmp_path, known)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import subprocess
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -66,12 +68,19 @@ def models(devices: Devices) -> list[bytes]:
     return found
 
 
-def undisturbed(folder: Path, predecessor: Release, algorithm: str, *settings: str) -> list[bytes]:
-    """Return the models of a run of the predecessor alone."""
-    with cluster(folder, predecessor, algorithm, *settings) as devices:
-        devices.start(predecessor)
-        assert devices.finish() == [0] * 4
-        return models(devices)
+@pytest.fixture(scope="module")
+def undisturbed(predecessor: Release, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[bytes]]:
+    """Return the models of a run of the predecessor alone with an algorithm; it is run once."""
+
+    @cache
+    def run(algorithm: str) -> list[bytes]:
+        folder = tmp_path_factory.mktemp("undisturbed") / "kits"
+        with cluster(folder, predecessor, algorithm, *WITH_ROUNDS[algorithm]) as devices:
+            devices.start(predecessor)
+            assert devices.finish() == [0] * 4
+            return models(devices)
+
+    return run
 
 
 def replace_all(devices: Devices, release: Release) -> None:
@@ -100,7 +109,7 @@ def check_no_offence(devices: Devices) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", sorted(WITH_ROUNDS))
 def test_peers_are_upgraded_one_by_one_and_back_without_a_lost_round(
-    algorithm: str, predecessor: Release, tmp_path: Path
+    algorithm: str, predecessor: Release, undisturbed: Callable[[str], list[bytes]], tmp_path: Path
 ) -> None:
     settings = WITH_ROUNDS[algorithm]
     with cluster(tmp_path / "kits", predecessor, algorithm, *settings) as devices:
@@ -113,13 +122,14 @@ def test_peers_are_upgraded_one_by_one_and_back_without_a_lost_round(
     for device in devices.all:
         rows = MetricsStore(device.kit / "state" / "metrics.sqlite", read_only=True).rounds()
         assert [row.round for row in rows] == list(range(ROUNDS)), device.name
-    assert models(devices) == undisturbed(tmp_path / "undisturbed", predecessor, algorithm, *settings)
+    assert models(devices) == undisturbed(algorithm)
 
 
 @pytest.mark.slow
 def test_peers_without_rounds_are_upgraded_and_go_back(predecessor: Release, tmp_path: Path) -> None:
     """Which pairs meet is a matter of time, so no two runs have equal bits. No step is lost, no frame refused."""
-    settings = ("graph.kind=complete", "state.ledger=true")
+    # The others train on while one is replaced.
+    settings = ("graph.kind=complete", "state.ledger=true", "peer.min_step_s=0.3")
     with cluster(tmp_path / "kits", predecessor, "ad-psgd", *settings, rounds=100_000) as devices:
         devices.start(predecessor)
         devices.until_beyond(2)
@@ -162,7 +172,7 @@ def test_what_members_run_is_known_and_decides_what_may_be_used(predecessor: Rel
 
 @pytest.mark.slow
 def test_once_something_new_is_used_the_predecessor_is_refused_and_harms_nothing(
-    predecessor: Release, tmp_path: Path
+    predecessor: Release, undisturbed: Callable[[str], list[bytes]], tmp_path: Path
 ) -> None:
     settings = WITH_ROUNDS["quant-sgp"]
     with cluster(tmp_path / "kits", predecessor, "quant-sgp", *settings) as devices:
@@ -186,7 +196,7 @@ def test_once_something_new_is_used_the_predecessor_is_refused_and_harms_nothing
         other.start(this_release())
         assert devices.finish() == [0] * 4
     check_no_offence(devices)
-    assert models(devices) == undisturbed(tmp_path / "undisturbed", predecessor, "quant-sgp", *settings)
+    assert models(devices) == undisturbed("quant-sgp")
 
 
 def pin(device: Device, *, with_checkpoint: bool) -> None:

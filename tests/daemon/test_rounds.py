@@ -18,6 +18,7 @@ from peer import wire
 from peer.compress import Dense, add_decompressed_
 from peer.config import Config, load
 from peer.ops.local_cluster import Cluster
+from peer.ops.peer_processes import ForkServer
 from peer.simulate.run import run
 from peer.wire.message import MessageKind
 
@@ -32,13 +33,14 @@ JOB = (
 
 
 @pytest.fixture
-def started(tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
+def started(tmp_path: Path, fork_server: ForkServer) -> Iterator[Callable[..., Cluster]]:
     """Start clusters that are gone when the test is over, however it ends."""
     clusters: list[Cluster] = []
 
     def start(config: Config, num_peers: int = 4) -> Cluster:
         (tmp_path / "run").mkdir()
-        cluster = Cluster(config, tmp_path, num_peers=num_peers, directory=tmp_path / "run")
+        directory = tmp_path / "run"
+        cluster = Cluster(config, tmp_path, num_peers=num_peers, directory=directory, fork_server=fork_server)
         clusters.append(cluster)
         cluster.start()
         return cluster

@@ -9,6 +9,7 @@ import pytest
 
 from peer.config import load
 from peer.ops.local_cluster import up
+from peer.ops.peer_processes import ForkServer
 from peer.simulate.run import run
 from peer.state.checkpoints import find_checkpoints, load_checkpoint
 from peer.state.metrics import MetricsStore
@@ -59,15 +60,18 @@ COMMON = ("run.rounds=30", "evaluation.every_rounds=10", "training.warmup_rounds
         pytest.param(("algorithm.name=low-rank", "graph.kind=complete", "algorithm.rank=2"), id="low-rank"),
     ],
 )
-def test_four_processes_and_the_simulator_agree_bit_for_bit(tmp_path: Path, job: tuple[str, ...]) -> None:
+def test_four_processes_and_the_simulator_agree_bit_for_bit(
+    tmp_path: Path, fork_server: ForkServer, job: tuple[str, ...]
+) -> None:
     config = load(environment={}, overrides=[*COMMON, *job])
     for folder in ("real", "simulated"):
         (tmp_path / folder).mkdir()
-    summary = up(config, tmp_path, num_peers=4, directory=tmp_path / "real", baseline=False)
+    real_run = tmp_path / "real"
+    summary = up(config, tmp_path, num_peers=4, directory=real_run, baseline=False, fork_server=fork_server)
     simulation = run(config, tmp_path, num_peers=4, directory=tmp_path / "simulated", baseline=False)
 
     for peer in range(4):
-        state = tmp_path / "real" / "peers" / f"peer-{peer}" / "state"
+        state = real_run / "peers" / f"peer-{peer}" / "state"
         arrays = load_checkpoint(find_checkpoints(state)[-1]).arrays
         x, u = arrays["algorithm/x"], float(arrays["algorithm/u"][0])
         z = x / np.float32(u)

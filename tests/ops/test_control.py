@@ -12,6 +12,7 @@ import pytest
 
 from peer.config import load
 from peer.ops.local_cluster import Cluster
+from peer.ops.peer_processes import ForkServer
 from peer.report.html import render
 from peer.report.run_data import load_run
 from peer.state.metrics import MetricsStore
@@ -19,7 +20,7 @@ from tests.cli.runner import sotto
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
+def cluster(tmp_path: Path, fork_server: ForkServer) -> Iterator[Cluster]:
     config = load(
         environment={},
         overrides=[
@@ -30,7 +31,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
             "peer.min_step_s=0.02",
         ],
     )
-    running = Cluster(config, tmp_path, num_peers=3, directory=tmp_path)
+    running = Cluster(config, tmp_path, num_peers=3, directory=tmp_path, fork_server=fork_server)
     running.start()
     yield running
     for process in running.processes:

@@ -29,6 +29,7 @@ from pathlib import Path
 from peer.config import Config, load
 from peer.errors import SottoError
 from peer.ops.local_cluster import Cluster
+from peer.ops.peer_processes import ForkServer
 
 JOBS = {
     "sparse-push": ["compressor.kind=top_k", "compressor.fraction=0.1"],
@@ -124,10 +125,25 @@ def plan(seed: int, kills: int, peers: int, rounds: int) -> list[Kill]:
 class Killer:
     """Runs one cluster, with or without kills."""
 
-    def __init__(self, config: Config, peers: int, directory: Path, kills: list[Kill], *, cold: bool = False) -> None:
+    def __init__(
+        self,
+        config: Config,
+        peers: int,
+        directory: Path,
+        kills: list[Kill],
+        *,
+        cold: bool = False,
+        fork_server: ForkServer | None = None,
+    ) -> None:
         directory.mkdir()
-        launcher = (lambda index: ()) if cold else None
-        self.cluster = Cluster(config, Path(), num_peers=peers, directory=directory, launcher=launcher)
+        self.cluster = Cluster(
+            config,
+            Path(),
+            num_peers=peers,
+            directory=directory,
+            launcher=(lambda index: ()) if cold else None,
+            fork_server=fork_server,
+        )
         self._waiting = list(kills)
         self._cued_at: float | None = None
         self._away: dict[int, tuple[Kill, float]] = {}
@@ -193,14 +209,20 @@ class Killer:
                 del self._away[peer]
 
 
-def measure(algorithm: str, arguments: argparse.Namespace, directory: Path) -> Row:
-    """Run one algorithm with and without kills."""
+def measure(
+    algorithm: str, arguments: argparse.Namespace, directory: Path, fork_server: ForkServer | None = None
+) -> Row:
+    """Run one algorithm with and without kills; `fork_server` as for `Cluster`."""
     config = job(algorithm, arguments.rounds, arguments.set)
     row = Row(algorithm=algorithm, peers=arguments.peers, rounds=arguments.rounds, seed=arguments.seed)
-    undisturbed = Killer(config, arguments.peers, directory / "undisturbed", [], cold=arguments.cold)
+    undisturbed = Killer(
+        config, arguments.peers, directory / "undisturbed", [], cold=arguments.cold, fork_server=fork_server
+    )
     row.undisturbed_s = undisturbed.run()
     kills = plan(arguments.seed, arguments.kills, arguments.peers, arguments.rounds)
-    disturbed = Killer(config, arguments.peers, directory / "killed", kills, cold=arguments.cold)
+    disturbed = Killer(
+        config, arguments.peers, directory / "killed", kills, cold=arguments.cold, fork_server=fork_server
+    )
     row.disturbed_s = disturbed.run()
     row.kills, row.plan = len(disturbed.done), disturbed.done
     row.of_down = sum(kill.was_down for kill in disturbed.done)

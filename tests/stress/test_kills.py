@@ -7,18 +7,19 @@ from pathlib import Path
 
 import pytest
 
+from peer.ops.peer_processes import ForkServer
 from tests.stress import kills
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["quant-sgp", "low-rank"])
-def test_ten_kills_at_random_instants_change_no_bit(tmp_path: Path, algorithm: str) -> None:
+def test_ten_kills_at_random_instants_change_no_bit(tmp_path: Path, fork_server: ForkServer, algorithm: str) -> None:
     # Rounds last long enough for kills to come within them, and cost no more.
     arguments = argparse.Namespace(
         kills=10, peers=4, rounds=100, seed=3, cold=False, set=["peer.slow_down=30", "state.checkpoint_every_rounds=10"]
     )
     print(f"seed {arguments.seed}")
-    row = kills.measure(algorithm, arguments, tmp_path)
+    row = kills.measure(algorithm, arguments, tmp_path, fork_server)
     assert row.identical, row
     assert row.kills == 10
     # A peer that has done its rounds stays for the others, and may be killed then, too.
