@@ -66,7 +66,8 @@ class MetricsWriter:
         self._metrics.flush()
 
     def _of_device(self, record: AnyRecord) -> AnyRecord:
-        return replace(record, peer=self._numbering.device(record.peer))
+        device = self._numbering.device(record.peer)
+        return record if device == record.peer else replace(record, peer=device)
 
     def put_links_if_due(self, now: float) -> None:
         """Do the same, but only now and then. `now` in seconds, on any clock."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 
 @dataclass
@@ -35,9 +35,10 @@ class LinkCounters:
 
     def plus(self, other: LinkCounters) -> LinkCounters:
         """Return the sums; None for a counter that one of the connections could not provide."""
-        parts = [part for part in (self, other) if part.connections]
+        if not self.connections or not other.connections:
+            return replace(self if self.connections else other)
         total = LinkCounters()
-        for each in fields(LinkCounters) if parts else ():
-            values = [getattr(part, each.name) for part in parts]
-            setattr(total, each.name, None if None in values else sum(values))
+        for each in fields(LinkCounters):
+            pair = (getattr(self, each.name), getattr(other, each.name))
+            setattr(total, each.name, None if None in pair else sum(pair))
         return total

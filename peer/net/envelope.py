@@ -8,7 +8,7 @@ fields that our own encoder writes. Whatever looks different is left to the gene
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from google.protobuf.message import DecodeError
 
@@ -24,8 +24,7 @@ _ENVELOPE_LENGTHS = (0x22, 0x2A, 0x32)  # bulletins, hello, close
 _SEQUENCE, _DATA, _OFFSET, _FRAME_BYTES = 0x08, 0x12, 0x18, 0x20
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """One chunk; see the message `Chunk` for the meaning of its fields."""
 
     sequence: int

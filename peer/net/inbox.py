@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from peer.errors import RemoteProtocolError
 from peer.foreign_text import printable
@@ -41,8 +42,7 @@ class Farewell:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
+class Received(NamedTuple):
     """What one envelope says."""
 
     frames: list[tuple[int, bytes]]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 from urllib.parse import unquote
@@ -42,12 +42,8 @@ class StreamLost(Exception):
         super().__init__(printable(details or type(error).__name__))
 
 
-@contextlib.contextmanager
-def _losses() -> Iterator[None]:
-    try:
-        yield
-    except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError) as error:
-        raise StreamLost(error) from None
+_LOSSES = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
+"""What gRPC raises when a stream or call is gone."""
 
 
 class Stream(Protocol):
@@ -101,14 +97,18 @@ class ServedStream:
 
     async def read(self) -> bytes | None:
         """Return the next message; None at the end of the stream. Raises StreamLost."""
-        with _losses():
+        try:
             data = await self._context.read()
+        except _LOSSES as error:
+            raise StreamLost(error) from None
         return None if data is _EOF else data
 
     async def write(self, data: bytes) -> None:
         """Send a message; return when flow control let it through. Raises StreamLost."""
-        with _losses():
+        try:
             await self._context.write(data)
+        except _LOSSES as error:
+            raise StreamLost(error) from None
 
     async def done_writing(self) -> None:
         """Do nothing: the end of the function that serves the stream says it."""
@@ -244,8 +244,10 @@ class Channel:
     async def call(self, service: str, method: str, request: bytes, *, timeout_s: float) -> bytes:
         """Return what a call is answered with. Raises StreamLost with the status."""
         function = self._channel.unary_unary(f"/{service}/{method}")
-        with _losses():
+        try:
             answer: bytes = await function(request, timeout=timeout_s, metadata=self._metadata)
+        except _LOSSES as error:
+            raise StreamLost(error) from None
         return answer
 
     async def close(self) -> None:
@@ -261,18 +263,22 @@ class DialledStream:
 
     async def read(self) -> bytes | None:
         """Return the next message; None at the end of the stream. Raises StreamLost."""
-        with _losses():
+        try:
             data = await self._call.read()
+        except _LOSSES as error:
+            raise StreamLost(error) from None
         return None if data is _EOF else data
 
     async def write(self, data: bytes) -> None:
         """Send a message; return when flow control let it through. Raises StreamLost."""
-        with _losses():
+        try:
             await self._call.write(data)
+        except _LOSSES as error:
+            raise StreamLost(error) from None
 
     async def done_writing(self) -> None:
         """Say that nothing more will be written."""
-        with contextlib.suppress(StreamLost), _losses():
+        with contextlib.suppress(*_LOSSES):
             await self._call.done_writing()
 
     async def abandon(self) -> None:

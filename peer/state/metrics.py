@@ -292,6 +292,15 @@ _TABLES: dict[str, tuple[type, tuple[str, ...]]] = {
 }
 
 
+def _insertion(table: str, kind: type[Any]) -> str:
+    """Return the statement that inserts or replaces a row."""
+    columns = [item.name for item in fields(kind)]
+    names = ", ".join(f'"{name}"' for name in columns)
+    return f"INSERT OR REPLACE INTO {table} ({names}) VALUES ({', '.join('?' * len(columns))})"
+
+
+_INSERTIONS = {kind: _insertion(table, kind) for table, (kind, _) in _TABLES.items()}
+
 PAGED = ("rounds", "evaluations", "links")
 """Tables that `MetricsStore.page` reads."""
 
@@ -323,13 +332,10 @@ class MetricsStore:
 
     def put(self, *records: RoundRecord | EvaluationRecord | LinkRecord | LinkRoundRecord | ConsensusRecord) -> None:
         """Insert or replace rows."""
-        for record in records:
-            table = next(name for name, (kind, _) in _TABLES.items() if kind is type(record))
-            values = [json.dumps(v) if isinstance(v, tuple | dict) else v for v in _values(record)]
-            columns = ", ".join(f'"{item.name}"' for item in fields(record))
-            marks = ", ".join("?" * len(values))
-            with _writing(self._name):
-                self._connection.execute(f"INSERT OR REPLACE INTO {table} ({columns}) VALUES ({marks})", values)
+        with _writing(self._name):
+            for record in records:
+                values = [json.dumps(v) if isinstance(v, tuple | dict) else v for v in _values(record)]
+                self._connection.execute(_INSERTIONS[type(record)], values)
 
     def flush(self) -> None:
         """Make the rows visible to readers."""
