@@ -44,7 +44,7 @@ from torch import nn
 from peer.native import available
 from peer.ops.profile import kept_bytes
 from peer.train.layers import EIGHT_BIT, FULL_PRECISION, Layers
-from peer.train.models import mlp, resnet18, resnet20, vgg11
+from peer.train.models import mlp, mobilenetv2, resnet18, resnet20, vgg11
 from peer.train.threads import use_one_thread
 
 WAYS = ("float32", "fast", "bfloat16", "int8")
@@ -95,6 +95,7 @@ NETWORKS: dict[str, NetworkCase] = {
     "transformer": NetworkCase(_block, (128, 768), 32, 0, note="a block of DistilBERT, 128 positions"),
     "vgg-11": NetworkCase(lambda layers: vgg11(layers=layers), (3, 32, 32)),
     "resnet-18": NetworkCase(lambda layers: resnet18(layers=layers), (3, 64, 64), note="64×64 images"),
+    "mobilenet-v2": NetworkCase(lambda layers: mobilenetv2(norm="batch", layers=layers), (3, 32, 32), note="BatchNorm"),
     "resnet-20": NetworkCase(
         lambda layers: resnet20(norm="range-evonorm", layers=layers), (3, 32, 32), note="Range EvoNorm"
     ),

@@ -3,7 +3,8 @@
 
    Samples are copied, a few at a time, into a frame of filling that stays in the second-level cache; tiles of 6 to 16
    pixels by 16 to 64 results are then kept in registers. The weight gradient multiplies two pixels at a time: the same
-   pixel of two samples, side by side in 32 bits. */
+   pixel of two samples, side by side in 32 bits. Where each result has one channel there is nothing to multiply
+   matrices of: sixteen channels of a row of pixels are worked on at a time. */
 #include "eight_bit_conv.h"
 #include "tiers.h"
 #include "eight_bit_tiles.h"
@@ -13,6 +14,8 @@
 /* Bytes of framed samples that are worked on at a time: a part of a small second-level cache. */
 #define FRAME_BYTES (256 * 1024)
 #define GRADIENT_BYTES (512 * 1024)
+/* Pixels of a row that are worked on at a time, of one channel for each result. */
+#define MOST_IN_ROW 32
 
 /* What becomes of a tile's sums: `count` results from `result` on of one pixel, which lies at `at` of the output. */
 typedef struct {
@@ -42,6 +45,11 @@ typedef struct {
                          int count);
     void (*finish_gradient)(const Output *o, const int32_t *sums, int width, int pixels, const size_t *at, int result,
                             int count);
+    void (*depthwise)(const uint8_t *x, size_t row, size_t channels, size_t step, const int32_t *weights, size_t wide,
+                      int rows, int columns, int pixels, int32_t *sums);
+    void (*depthwise_gradient)(const uint8_t *x, size_t row, size_t channels, size_t step, const uint16_t *gradient,
+                               size_t results, int zero, int rows, int columns, int pixels, int count, float *sums,
+                               size_t wide);
     void (*pair_codes)(const uint8_t *first, const uint8_t *second, size_t n, int zero, uint16_t *out);
     void (*pair_gradients)(const uint16_t *first, const uint16_t *second, size_t n, uint16_t *out);
     ByteTiles bytes;
@@ -187,6 +195,21 @@ void eb_conv_pack_backward(const int8_t *codes, int outputs, int inputs, int all
     }
 }
 
+void eb_conv_pack_depthwise(const int8_t *codes, int channels, int all_rows, int all_columns, const int32_t *row_taps,
+                            int rows, const int32_t *column_taps, int columns, int8_t *packed, int32_t *sums)
+{
+    memset(sums, 0, (size_t)channels * sizeof *sums);
+    for (int r = 0; r < rows; r++)
+        for (int c = 0; c < columns; c++) {
+            const int row = row_taps == NULL ? r : row_taps[r], column = column_taps == NULL ? c : column_taps[c];
+            const int8_t *tap = codes + 4 * (row * all_columns + column);
+            for (int i = 0; i < channels; i++, packed++) {
+                *packed = tap[4 * (size_t)i * (size_t)(all_rows * all_columns)];
+                sums[i] += *packed;
+            }
+        }
+}
+
 /* The frame of a sample: so high and wide that every window lies in it. */
 typedef struct {
     int height, width, top, left, kept_height, kept_width;
@@ -220,6 +243,58 @@ static void fill_frame(const Kernels *kernels, const ConvShape *s, const Frame *
         kernels->copy_flipped(frame + left, x + (size_t)from * (size_t)s->width * c, kept, (uint8_t)s->flip);
         memset(frame + left + kept, s->filling, row - left - kept);
     }
+}
+
+/* The same as `convolve`, of one channel for each result. */
+static int convolve_depthwise(const ConvShape *s, const uint8_t *x, const int8_t *taps, const Output *out)
+{
+    const Kernels kernels = kernels_of_this_processor();
+    const Frame f = frame_of(s);
+    const size_t channels = (size_t)s->channels, row = (size_t)f.width * channels, step = (size_t)s->step * channels;
+    const size_t wide = rounded_up(s->channels, LANES), count = (size_t)(s->rows * s->columns);
+    uint8_t *frame = malloc(f.bytes + LANES);
+    int32_t *weights = calloc(count * wide, sizeof *weights);
+    if (frame == NULL || weights == NULL) {
+        free(frame);
+        free(weights);
+        return -1;
+    }
+    for (size_t t = 0; t < count; t++)
+        for (size_t c = 0; c < channels; c++)
+            weights[t * wide + c] = taps[t * channels + c];
+
+    int32_t sums[MOST_IN_ROW * LANES] __attribute__((aligned(64)));
+    Output here = *out;
+    const size_t out_sample = (size_t)s->out_height * (size_t)s->out_width * channels;
+    for (int n = 0; n < s->samples; n++, x += (size_t)s->height * (size_t)s->width * channels) {
+        fill_frame(&kernels, s, &f, x, frame);
+        for (int y = 0; y < s->result_height; y++)
+            for (int col = 0; col < s->result_width; col += MOST_IN_ROW) {
+                const int pixels = s->result_width - col < MOST_IN_ROW ? s->result_width - col : MOST_IN_ROW;
+                const uint8_t *start = frame + (size_t)(y * s->step + s->top + f.top) * row
+                                       + (size_t)(col * s->step + s->left + f.left) * channels;
+                size_t at[MOST_IN_ROW];
+                for (int p = 0; p < pixels; p++)
+                    at[p] = ((size_t)(y * s->out_step + s->out_top) * (size_t)s->out_width
+                             + (size_t)((col + p) * s->out_step + s->out_left))
+                            * channels;
+                for (int result = 0; result < s->results; result += LANES) {
+                    const int lanes = s->results - result < LANES ? s->results - result : LANES;
+                    kernels.depthwise(start + result, row, channels, step, weights + result, wide, s->rows, s->columns,
+                                      pixels, sums);
+                    if (out->lows != NULL)
+                        kernels.finish_codes(&here, sums, LANES, pixels, at, result, lanes);
+                    else
+                        kernels.finish_gradient(&here, sums, LANES, pixels, at, result, lanes);
+                }
+            }
+        here.codes = here.codes == NULL ? NULL : here.codes + out_sample;
+        here.mask = here.mask == NULL ? NULL : here.mask + out_sample;
+        here.gradient = here.gradient == NULL ? NULL : here.gradient + out_sample;
+    }
+    free(frame);
+    free(weights);
+    return 0;
 }
 
 static int convolve(const ConvShape *s, const uint8_t *x, const int8_t *packed, const Output *out)
@@ -301,7 +376,7 @@ int eb_conv_forward(const ConvShape *shape, const uint8_t *x, const int8_t *pack
 {
     const Output out = {.offset = offset, .scale = scale, .shift = shift, .low = low, .high = high, .codes = codes,
                         .lows = lows, .highs = highs, .totals = totals, .squares = squares};
-    return convolve(shape, x, packed, &out);
+    return (shape->depthwise ? convolve_depthwise : convolve)(shape, x, packed, &out);
 }
 
 int eb_conv_backward(const ConvShape *shape, const int8_t *x, const int8_t *packed, const int32_t *offset,
@@ -309,7 +384,7 @@ int eb_conv_backward(const ConvShape *shape, const int8_t *x, const int8_t *pack
 {
     const Output out = {.offset = offset, .factor = factor, .mask = mask, .masked = masked,
                         .gradient = gradient, .largest = largest};
-    return convolve(shape, (const uint8_t *)x, packed, &out);
+    return (shape->depthwise ? convolve_depthwise : convolve)(shape, (const uint8_t *)x, packed, &out);
 }
 
 /* Sums [taps, channels, results] as weights [results, inputs, taps], sixteen results of a few inputs at a time: what a
@@ -346,9 +421,51 @@ static void spread(const float *sums, size_t stride, const ConvShape *s, int inp
     }
 }
 
+/* The same as `eb_conv_weight_gradient`, of one channel for each result. */
+static int depthwise_weight_gradient(const ConvShape *s, const uint8_t *x, const uint16_t *gradient, float factor,
+                                     float *weights)
+{
+    const Kernels kernels = kernels_of_this_processor();
+    const Frame f = frame_of(s);
+    const size_t channels = (size_t)s->channels, row = (size_t)f.width * channels, step = (size_t)s->step * channels;
+    const size_t wide = rounded_up(s->channels, LANES), count = (size_t)(s->rows * s->columns);
+    const size_t result_row = (size_t)s->result_width * channels;
+    uint8_t *frame = malloc(f.bytes + LANES);
+    float *sums = calloc(2 * count * wide, sizeof *sums);
+    if (frame == NULL || sums == NULL) {
+        free(frame);
+        free(sums);
+        return -1;
+    }
+    /* Samples are added up one by one, so that roundings do not grow with the number of pixels. */
+    float *all = sums + count * wide;
+    for (int n = 0; n < s->samples; n++, x += (size_t)s->height * (size_t)s->width * channels) {
+        fill_frame(&kernels, s, &f, x, frame);
+        memset(sums, 0, count * wide * sizeof *sums);
+        for (int y = 0; y < s->result_height; y++, gradient += result_row)
+            for (int result = 0; result < s->results; result += LANES) {
+                const int lanes = s->results - result < LANES ? s->results - result : LANES;
+                const uint8_t *start = frame + (size_t)(y * s->step + s->top + f.top) * row
+                                       + (size_t)(s->left + f.left) * channels + (size_t)result;
+                kernels.depthwise_gradient(start, row, channels, step, gradient + result, channels, s->filling, s->rows,
+                                           s->columns, s->result_width, lanes, sums + result, wide);
+            }
+        for (size_t i = 0; i < count * wide; i++)
+            all[i] += sums[i];
+    }
+    for (size_t c = 0; c < channels; c++)
+        for (size_t t = 0; t < count; t++)
+            weights[c * count + t] = all[t * wide + c] * factor;
+    free(frame);
+    free(sums);
+    return 0;
+}
+
 int eb_conv_weight_gradient(const ConvShape *s, const uint8_t *x, const uint16_t *gradient, int inputs, float factor,
                             float *weights)
 {
+    if (s->depthwise)
+        return depthwise_weight_gradient(s, x, gradient, factor, weights);
     const Kernels kernels = kernels_of_this_processor();
     const Frame f = frame_of(s);
     const int results = rounded_up(s->results, LANES), run = s->columns * s->channels;

@@ -3,7 +3,7 @@
 #include <stdint.h>
 /* Convolutions of 8-bit training: the products of forward and input gradient, int8 x int8 into int32, and that of the
    weight gradient in bfloat16. Activations lie as [samples, height, width, channels]; their codes are uint8 around a
-   zero point. Every product of integers has a twin of torch operators in peer/train/eight_bit/convolutions.py that
+   zero point. Every product of integers has a twin of torch operators in peer/train/eight_bit/conv_kernels.py that
    returns the same bits; the weight gradient agrees to the rounding of its sums.
 
    All return 0, or -1 where there was no memory. */
@@ -24,15 +24,21 @@ void eb_conv_pack_backward(const int8_t *codes, int outputs, int inputs, int all
                            const int32_t *row_taps, int rows, const int32_t *column_taps, int columns, int8_t *packed,
                            int32_t *sums);
 
+/* Codes [channels, rows, columns, 4] with one input as [rows, columns, channels], where only the taps `row_taps[rows]`
+   and `column_taps[columns]` take part, or all if these are NULL; and the sum of these codes for each channel. */
+void eb_conv_pack_depthwise(const int8_t *codes, int channels, int all_rows, int all_columns, const int32_t *row_taps,
+                            int rows, const int32_t *column_taps, int columns, int8_t *packed, int32_t *sums);
+
 /* What a product reads and where its results go. Result (y, x) of a sample covers the pixels that start at row
    y * step + top and column x * step + left of x: [samples, height, width, channels]; outside of it there is `filling`.
-   It lies at row y * out_step + out_top, column x * out_step + out_left of [out_height, out_width, results]. */
+   It lies at row y * out_step + out_top, column x * out_step + out_left of [out_height, out_width, results]. Where it
+   is `depthwise`, there are as many results as channels, and result i reads channel i alone. */
 typedef struct {
     int samples, height, width, channels;
     int rows, columns, step, top, left;
     int result_height, result_width, results;
     int out_height, out_width, out_step, out_top, out_left;
-    int filling, flip;
+    int filling, flip, depthwise;
 } ConvShape;
 
 /* Codes of acc * scale + shift, a factor and a summand for each result, cut to [low, high] and rounded to nearest,
@@ -50,7 +56,8 @@ int eb_conv_backward(const ConvShape *shape, const int8_t *x, const int8_t *pack
                      float factor, const uint8_t *mask, int masked, uint16_t *gradient, float *largest);
 
 /* weights[result, channel, row, column] = factor * sum over samples and pixels of (x - filling) * gradient, where
-   `gradient` is bfloat16 [samples, result_height, result_width, results] and `inputs` of the channels count. */
+   `gradient` is bfloat16 [samples, result_height, result_width, results] and `inputs` of the channels count; with one
+   channel for each result, weights[result, row, column]. */
 int eb_conv_weight_gradient(const ConvShape *shape, const uint8_t *x, const uint16_t *gradient, int inputs,
                             float factor, float *weights);
 #endif

@@ -1,5 +1,6 @@
 /* The kernels of eight_bit_conv.c, once for each width of register. */
 #include "eight_bit_tile_kernels.h"
+#include "eight_bit_depthwise_kernels.h"
 
 INLINE void NAME(codes_of_sixteen)(const Output *o, const int32_t *sums, int width, int pixels, const size_t *at,
                                    int result, int lanes)
@@ -138,6 +139,8 @@ static const Kernels NAME(kernels) = {
     .copy_flipped = NAME(copy_flipped),
     .finish_codes = NAME(finish_codes),
     .finish_gradient = NAME(finish_gradient),
+    .depthwise = NAME(depthwise),
+    .depthwise_gradient = NAME(depthwise_gradient),
     .pair_codes = NAME(pair_codes),
     .pair_gradients = NAME(pair_gradients),
     .neighbours = {{24, 16, 4}, {12, 8, 4}},

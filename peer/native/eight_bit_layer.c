@@ -45,7 +45,11 @@ int eb_conv_batch_norm_forward(const ConvBatchNorm *layer)
     if (eb_conv_codes(layer->weights, channels, layer->inputs, s->rows, s->columns, (float)inverse_step(largest),
                       layer->codes, sums))
         goto end;
-    eb_conv_pack_forward(layer->codes, channels, padded, s->rows, s->columns, layer->packed);
+    if (s->depthwise)
+        eb_conv_pack_depthwise(layer->codes, channels, s->rows, s->columns, NULL, s->rows, NULL, s->columns,
+                               layer->packed, sums);
+    else
+        eb_conv_pack_forward(layer->codes, channels, padded, s->rows, s->columns, layer->packed);
 
     const float step = (float)(layer->x_scale * (largest / 127.0));
     for (int c = 0; c < channels; c++) {
@@ -139,7 +143,7 @@ static int taps_of(int kernel, int stride, int parity, int32_t *taps, int *first
 int eb_conv_input_gradient(const ConvInputGradient *layer)
 {
     const ConvInputGradient l = *layer;
-    const int padded = (int)rounded_up(l.inputs, 4);
+    const int padded = l.depthwise ? l.outputs : (int)rounded_up(l.inputs, 4);
     const size_t numbers = (size_t)l.samples * (size_t)l.result_height * (size_t)l.result_width * (size_t)l.outputs;
     const size_t results = (size_t)l.samples * (size_t)l.height * (size_t)l.width * (size_t)padded;
     int32_t *integers = malloc(((size_t)l.outputs + (size_t)padded + 2 * (size_t)l.kernel) * sizeof *integers);
@@ -158,15 +162,19 @@ int eb_conv_input_gradient(const ConvInputGradient *layer)
             ConvShape shape = {.samples = l.samples, .height = l.result_height, .width = l.result_width,
                                .channels = l.outputs, .step = 1, .results = padded, .out_height = l.height,
                                .out_width = l.width, .out_step = l.stride, .out_top = y, .out_left = x,
-                               .filling = 128, .flip = 128};
+                               .filling = 128, .flip = 128, .depthwise = l.depthwise};
             shape.rows = taps_of(l.kernel, l.stride, y, row_taps, &shape.top);
             shape.columns = taps_of(l.kernel, l.stride, x, column_taps, &shape.left);
             if (shape.rows == 0 || shape.columns == 0)
                 continue;
             shape.result_height = (l.height - y + l.stride - 1) / l.stride;
             shape.result_width = (l.width - x + l.stride - 1) / l.stride;
-            eb_conv_pack_backward(l.codes, l.outputs, padded, l.kernel, l.kernel, row_taps, shape.rows, column_taps,
-                                  shape.columns, l.packed, offset);
+            if (l.depthwise)
+                eb_conv_pack_depthwise(l.codes, padded, l.kernel, l.kernel, row_taps, shape.rows, column_taps,
+                                       shape.columns, l.packed, offset);
+            else
+                eb_conv_pack_backward(l.codes, l.outputs, padded, l.kernel, l.kernel, row_taps, shape.rows,
+                                      column_taps, shape.columns, l.packed, offset);
             for (int i = 0; i < padded; i++)
                 offset[i] *= 128;
             status = eb_conv_backward(&shape, l.gradient_codes, l.packed, offset, l.factor, l.mask, l.masked, l.out,

@@ -47,9 +47,10 @@ int eb_batch_norm_backward(const uint8_t *codes, const uint16_t *gradient, int s
                            const double *sums, const double *sums_with_q, double count, float *gamma_gradient,
                            float *beta_gradient, uint16_t *out, float *largest);
 
-/* The gradient with regard to what a convolution read: kernel * kernel pixels every `stride`. */
+/* The gradient with regard to what a convolution read: kernel * kernel pixels every `stride`; where it is `depthwise`,
+   each output read one channel, so that inputs is 1 and there are as many channels as outputs. */
 typedef struct {
-    int samples, height, width, inputs, kernel, stride;
+    int samples, height, width, inputs, kernel, stride, depthwise;
     /* bfloat16 [samples, height of the result, its width, outputs], outputs a multiple of 4; how many of its steps make
        1, and the keys of its stochastic rounding. */
     const uint16_t *gradient;
@@ -66,7 +67,7 @@ typedef struct {
     int masked;
     /* Room for the codes of the gradient, and for those of the weights in the two orders of eight_bit_conv.h. */
     int8_t *gradient_codes, *codes, *packed;
-    /* bfloat16 [samples, height, width, inputs rounded up to 4], and its largest magnitude. */
+    /* bfloat16 [samples, height, width, channels rounded up to 4], and its largest magnitude. */
     uint16_t *out;
     float *largest;
 } ConvInputGradient;

@@ -47,6 +47,10 @@ class Window:
         """Pixels of filling on each side."""
         return self.kernel // 2
 
+    def is_native(self, channels: int, outputs: int) -> bool:
+        """Return whether native kernels know it, for codes of so many channels: of groups only those of one channel."""
+        return self.groups == 1 or (self.groups == channels == outputs and channels % 4 == 0)
+
     def results(self, size: int) -> int:
         """Return how many windows lie along `size` pixels."""
         return (size + 2 * self.padding - self.kernel) // self.stride + 1
@@ -116,7 +120,7 @@ def forward(
     """
     b, h, w, _ = x.shape
     shape = (b, window.results(h), window.results(w), len(weights.codes))
-    if (native := kernels.native_for(x)) and window.groups == 1:
+    if (native := kernels.native_for(x)) and window.is_native(x.shape[3], len(weights.codes)):
         codes = torch.empty(shape, dtype=torch.uint8)
         return codes, *_forward(native, x, zero_point, weights, window, scale, shift, ends, codes)
     acc = product(x, zero_point, weights, window)
@@ -126,7 +130,7 @@ def forward(
 
 def measure(x: torch.Tensor, zero_point: int, weights: Weights, window: Window) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the extremes of acc as `forward` does."""
-    if (native := kernels.native_for(x)) and window.groups == 1:
+    if (native := kernels.native_for(x)) and window.is_native(x.shape[3], len(weights.codes)):
         nothing = torch.zeros(len(weights.codes))
         return _forward(native, x, zero_point, weights, window, nothing, nothing, (0.0, 0.0), None)
     acc = product(x, zero_point, weights, window)
@@ -162,13 +166,14 @@ def backward(
     """
     b, rows, columns, outputs = codes.shape
     native = kernels.native_for(codes)
-    if native is None or window.groups > 1:
+    if native is None or not window.is_native(outputs, outputs):
         acc = input_product(codes, weights, window, size)
         gradient = (acc.to(torch.float32) * factor).to(torch.bfloat16)
         return gradient, kernels.mask_gradient_(gradient, *(mask or (None, 0)))
     if outputs % 4:
         codes = functional.pad(codes, (0, -outputs % 4))
-    inputs = weights.codes.shape[3]
+    depthwise = window.groups > 1
+    inputs = outputs if depthwise else weights.codes.shape[3]
     taps = [_taps(window, parity) for parity in range(window.stride)]
     make = torch.empty if all(len(found) for _, found in taps) else torch.zeros
     gradient = make((b, *size, inputs), dtype=torch.bfloat16)
@@ -180,11 +185,15 @@ def backward(
                 continue
             packed = packed_room(inputs, len(row_taps) * len(column_taps) * codes.shape[3])
             sums = torch.empty(inputs, dtype=torch.int32)
-            native.eb_conv_pack_backward(
-                pointer(weights.codes, "int8_t *"), outputs, inputs, window.kernel, window.kernel,
-                ffi.new("int32_t[]", row_taps), len(row_taps), ffi.new("int32_t[]", column_taps), len(column_taps),
-                pointer(packed, "int8_t *"), pointer(sums, "int32_t *"),
+            taken = (
+                window.kernel, window.kernel, ffi.new("int32_t[]", row_taps), len(row_taps),
+                ffi.new("int32_t[]", column_taps), len(column_taps), pointer(packed, "int8_t *"),
+                pointer(sums, "int32_t *"),
             )  # fmt: skip
+            if depthwise:
+                native.eb_conv_pack_depthwise(pointer(weights.codes, "int8_t *"), outputs, *taken)
+            else:
+                native.eb_conv_pack_backward(pointer(weights.codes, "int8_t *"), outputs, inputs, *taken)
             shape = ffi.new(
                 "ConvShape *",
                 {
@@ -193,6 +202,7 @@ def backward(
                     "result_height": -(-(size[0] - y) // stride), "result_width": -(-(size[1] - x) // stride),
                     "results": inputs, "out_height": size[0], "out_width": size[1],
                     "out_step": stride, "out_top": y, "out_left": x, "filling": 128, "flip": 128,
+                    "depthwise": depthwise,
                 },
             )  # fmt: skip
             done(
@@ -229,7 +239,7 @@ def weight_gradient(
     float32, for `gradient: bfloat16[b, h, w, outputs]` and the saved codes x; `inputs` channels of these count."""
     outputs = gradient.shape[3]
     found = torch.empty((outputs, inputs // window.groups, window.kernel, window.kernel), device=x.device)
-    if (native := kernels.native_for(x)) and window.groups == 1:
+    if (native := kernels.native_for(x)) and window.is_native(x.shape[3], outputs):
         shape = forward_shape(x, zero_point, window, outputs)
         done(
             native.eb_conv_weight_gradient(
@@ -267,14 +277,14 @@ def input_gradient(
     """Return the input gradient as `backward` does, from the layer gradient bfloat16[b, h, w, outputs] and the weights
     float32[outputs, inputs / groups, kernel, kernel], which are quantized here, and the largest magnitudes of both."""
     b, rows, columns, outputs = gradient.shape
-    inputs = weight.shape[1]
+    inputs, depthwise = weight.shape[1], window.groups > 1
     native = kernels.native_for(gradient)
-    if native is None or window.groups > 1 or outputs % 4 or not weight.is_contiguous():
+    if native is None or outputs % 4 or not window.is_native(outputs, outputs) or not weight.is_contiguous():
         weights = quantize_weights(weight, largest_weight)
         codes, scale = kernels.quantize_gradient(gradient, largest, keys)
         return backward(codes, weights, window, size, scale * weights.scale, mask)
     terms = window.kernel**2 * outputs
-    out = torch.empty((b, *size, up_to_4(inputs)), dtype=torch.bfloat16)
+    out = torch.empty((b, *size, outputs if depthwise else up_to_4(inputs)), dtype=torch.bfloat16)
     cpu = gradient.device
     gradient_codes = scratch("gradient", (gradient.numel(),), torch.int8, cpu)
     codes = scratch("weights", (terms * up_to_4(inputs),), torch.int8, cpu)
@@ -283,10 +293,10 @@ def input_gradient(
         "ConvInputGradient *",
         {
             "samples": b, "height": size[0], "width": size[1], "inputs": inputs, "kernel": window.kernel,
-            "stride": window.stride, "gradient": pointer(gradient, "uint16_t *"), "result_height": rows,
-            "result_width": columns, "outputs": outputs, "gradient_inverse": inverse_step(largest),
-            "key0": keys[0], "key1": keys[1], "weights": pointer(weight, "float *"),
-            "weights_inverse": inverse_step(largest_weight),
+            "stride": window.stride, "depthwise": depthwise, "gradient": pointer(gradient, "uint16_t *"),
+            "result_height": rows, "result_width": columns, "outputs": outputs,
+            "gradient_inverse": inverse_step(largest), "key0": keys[0], "key1": keys[1],
+            "weights": pointer(weight, "float *"), "weights_inverse": inverse_step(largest_weight),
             "factor": (largest / 127.0) * (largest_weight / 127.0),
             "mask": pointer(mask[0] if mask else None, "uint8_t *"), "masked": mask[1] if mask else 0,
             "gradient_codes": pointer(gradient_codes, "int8_t *"), "codes": pointer(codes, "int8_t *"),
@@ -311,9 +321,15 @@ def _forward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     outputs, rows, columns, inputs = weights.codes.shape
     packed = packed_room(outputs, rows * columns * inputs)
-    native.eb_conv_pack_forward(
-        pointer(weights.codes, "int8_t *"), outputs, inputs, rows, columns, pointer(packed, "int8_t *")
-    )
+    if window.groups > 1:
+        native.eb_conv_pack_depthwise(
+            pointer(weights.codes, "int8_t *"), outputs, rows, columns, ffi.NULL, rows, ffi.NULL, columns,
+            pointer(packed, "int8_t *"), pointer(weights.sums, "int32_t *"),
+        )  # fmt: skip
+    else:
+        native.eb_conv_pack_forward(
+            pointer(weights.codes, "int8_t *"), outputs, inputs, rows, columns, pointer(packed, "int8_t *")
+        )
     lows = torch.full((outputs,), 2**31 - 1, dtype=torch.int32)
     highs = torch.full((outputs,), -(2**31), dtype=torch.int32)
     offset = weights.sums * zero_point
@@ -338,6 +354,7 @@ def forward_shape(x: torch.Tensor, zero_point: int, window: Window, outputs: int
             "step": window.stride, "top": -window.padding, "left": -window.padding,
             "result_height": rows, "result_width": columns, "results": outputs,
             "out_height": rows, "out_width": columns, "out_step": 1, "filling": zero_point,
+            "depthwise": window.groups > 1,
         },
     )  # fmt: skip
 

@@ -26,14 +26,16 @@ SHAPES = [
     (1, 1, 1, 8, 4, 3, 1),
     (2, 3, 3, 6, 10, 3, 1),
 ]
+# With each output of a channel of its own.
+DEPTHWISE = [(3, 5, 6, 20, 20, 3, 1), (2, 8, 7, 16, 16, 3, 2), (2, 7, 5, 12, 12, 5, 2), (2, 3, 4, 6, 6, 3, 1)]
 
 
-def two_steps(shape: tuple[int, ...], *, relu: bool, momentum: float | None) -> tuple[Any, ...]:
+def two_steps(shape: tuple[int, ...], *, groups: int, relu: bool, momentum: float | None) -> tuple[Any, ...]:
     """Return what two steps of a layer return and leave behind, and last the gradients of its weight: the first step
     measures the ranges, the second has them."""
     b, h, w, inputs, outputs, kernel, stride = shape
     torch.manual_seed(7)
-    unit = ConvUnit(inputs, outputs, kernel=kernel, stride=stride, groups=1, norm="batch", activate=relu)
+    unit = ConvUnit(inputs, outputs, kernel=kernel, stride=stride, groups=groups, norm="batch", activate=relu)
     assert isinstance(unit.norm, torch.nn.BatchNorm2d)
     unit.norm.momentum = momentum
     with torch.no_grad():
@@ -63,9 +65,10 @@ def _gradient(like: torch.Tensor) -> tuple[torch.Tensor, float]:
 @pytest.mark.usefixtures("registers")
 @pytest.mark.parametrize("momentum", [0.1, None])
 @pytest.mark.parametrize("relu", [True, False])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", SHAPES + DEPTHWISE)
 def test_a_layer_has_the_bits_of_its_twin(shape: tuple[int, ...], relu: bool, momentum: float | None) -> None:
-    native, plain = by_both(lambda: two_steps(shape, relu=relu, momentum=momentum))
+    groups = shape[3] if shape in DEPTHWISE else 1
+    native, plain = by_both(lambda: two_steps(shape, groups=groups, relu=relu, momentum=momentum))
     assert_equal(native[:-2], plain[:-2])
     # Weight gradients are sums in float32, in another order.
     for one, other in zip(native[-2:], plain[-2:], strict=True):
@@ -93,12 +96,12 @@ def test_statistics_of_large_images_do_not_overflow() -> None:
 
 @pytest.mark.usefixtures("registers")
 @pytest.mark.parametrize("masked", [True, False])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", SHAPES + DEPTHWISE)
 def test_input_gradients_have_the_bits_of_their_twins(shape: tuple[int, ...], masked: bool) -> None:
     b, h, w, inputs, outputs, kernel, stride = shape
     torch.manual_seed(5)
-    window = Window(kernel, stride)
-    weight = torch.randn(outputs, inputs, kernel, kernel)
+    window = Window(kernel, stride, groups=inputs if shape in DEPTHWISE else 1)
+    weight = torch.randn(outputs, inputs // window.groups, kernel, kernel)
     mask = torch.randint(0, 3, (b, h, w, conv_kernels.up_to_4(inputs)), dtype=torch.uint8), 1
     gradient = torch.randn(b, window.results(h), window.results(w), outputs).to(torch.bfloat16)
     largest, largest_weight = gradient.abs().max().item(), weight.abs().max().item()

@@ -101,16 +101,54 @@ def test_weight_gradients_take_codes_and_bfloat16(shape: tuple[int, ...]) -> Non
     assert (found - 0.5 * exact).abs().max() < 1e-5 * exact.abs().max() + 1e-3
 
 
-def test_channels_one_at_a_time() -> None:
-    window = Window(3, 2, groups=8)
-    x = image((2, 7, 5, 8), 50)
-    _, weights = weights_of(1, 8, 3)
+@pytest.mark.usefixtures("registers")
+@pytest.mark.parametrize(
+    ("b", "h", "w", "channels", "kernel", "stride"),
+    [
+        (2, 7, 5, 8, 3, 2),
+        (1, 4, 40, 32, 3, 1),
+        (3, 6, 6, 20, 3, 1),
+        (2, 8, 8, 48, 3, 2),
+        (2, 9, 6, 16, 3, 3),
+        (1, 5, 6, 36, 5, 1),
+        (2, 4, 4, 16, 5, 2),
+        (2, 3, 3, 16, 1, 1),
+        (2, 5, 7, 6, 3, 1),
+    ],
+)
+def test_channels_one_at_a_time(b: int, h: int, w: int, channels: int, kernel: int, stride: int) -> None:
+    window = Window(kernel, stride, groups=channels)
+    sizes = {"stride": stride, "padding": kernel // 2, "groups": channels}
+    x = image((b, h, w, channels), 50)
+    _, weights = weights_of(1, channels, kernel)
     levels = weights.codes[..., :1].permute(0, 3, 1, 2).double()
-    expected = functional.conv2d(plain(x) - 50, levels, stride=2, padding=1, groups=8).permute(0, 2, 3, 1)
-    codes, lows, _ = conv_kernels.forward(x, 50, weights, window, torch.full((8,), 0.01), torch.zeros(8), (0.0, 255.0))
-    assert torch.equal(codes, torch.round((expected.float() * 0.01).clamp(0, 255)).to(torch.uint8))
+    expected = functional.conv2d(plain(x)[:, :channels] - 50, levels, **sizes).permute(0, 2, 3, 1)
+    scale, shift = torch.rand(channels) * 0.01, torch.rand(channels) * 200
+    codes, lows, highs = conv_kernels.forward(x, 50, weights, window, scale, shift, (3.0, 250.0))
+    assert torch.equal(codes, torch.round((expected.float() * scale + shift).clamp(3, 250)).to(torch.uint8))
     assert torch.equal(lows, expected.amin(dim=(0, 1, 2)).to(torch.int32))
+    assert torch.equal(highs, expected.amax(dim=(0, 1, 2)).to(torch.int32))
+    measured = conv_kernels.measure(x, 50, weights, window)
+    assert torch.equal(torch.stack(measured), torch.stack((lows, highs)))
+
     g = torch.randint(-127, 128, tuple(expected.shape), dtype=torch.int8)
-    exact = torch.nn.grad.conv2d_input((2, 8, 7, 5), levels, plain(g), stride=2, padding=1, groups=8)
-    found, _ = conv_kernels.backward(g, weights, window, (7, 5), 1.0, None)
-    assert torch.equal(found, exact.permute(0, 2, 3, 1).float().to(torch.bfloat16))
+    exact = torch.nn.grad.conv2d_input((b, channels, h, w), levels, plain(g), **sizes).permute(0, 2, 3, 1)
+    for mask in (None, (x, int(x[0, 0, 0, 0]))):
+        wanted = (exact.float() * 0.037).to(torch.bfloat16)
+        if mask is not None:
+            wanted.masked_fill_(x[..., :channels] == mask[1], 0)
+        found, largest = conv_kernels.backward(g, weights, window, (h, w), 0.037, mask)
+        assert torch.equal(found[..., :channels], wanted)
+        assert largest == wanted.abs().max()
+
+    gradient = torch.randn(b, window.results(h), window.results(w), channels).to(torch.bfloat16)
+    by_weight = torch.nn.grad.conv2d_weight(
+        plain(x)[:, :channels] - 50, [channels, 1, kernel, kernel], plain(gradient), **sizes
+    )
+    found = conv_kernels.weight_gradient(x, 50, gradient, channels, window, 0.5)
+    # A sum of n float32 products is off by at most n roundings of the sum of their magnitudes.
+    terms = b * gradient.shape[1] * gradient.shape[2]
+    magnitudes = torch.nn.grad.conv2d_weight(
+        (plain(x)[:, :channels] - 50).abs(), [channels, 1, kernel, kernel], plain(gradient).abs(), **sizes
+    )
+    assert ((found - 0.5 * by_weight).abs() <= (terms + 2) * 2.0**-24 * magnitudes).all()
