@@ -61,6 +61,8 @@ def test_a_model_from_the_file_computes_what_was_written(trained: tuple[Trainer,
     batch = trainer.task.test_data().batch(torch.arange(100))[0]
     with torch.no_grad():
         assert torch.allclose(loaded(batch), written.eval()(batch), rtol=1e-5, atol=1e-5)
+    # Nothing that was a matrix of float32 is one again.
+    assert {tensor.dtype for tensor in loaded.state_dict().values() if tensor.ndim > 1} == {torch.int8}
     full = trainer.judge(trainer.in_precision(z, "float32")).accuracy
     assert full > 0.9
     assert abs(trainer.judge(loaded).accuracy - full) < 0.02
@@ -72,8 +74,7 @@ def test_writing_what_was_read_gives_the_same_codes(trained: tuple[Trainer, Vect
     save_int8(load_int8(digits(), tmp_path / "first"), tmp_path / "second")
     first, second = load_file(tmp_path / "first"), load_file(tmp_path / "second")
     assert first.keys() == second.keys()
-    assert all(torch.allclose(tensor, second[name], rtol=1e-6) for name, tensor in first.items())
-    assert torch.equal(first["linear1.weight"], second["linear1.weight"])
+    assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
 
 
 def test_the_file_has_a_quarter_of_the_size(trained: tuple[Trainer, Vector], tmp_path: Path):

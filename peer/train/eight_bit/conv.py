@@ -11,6 +11,7 @@ from peer.train.eight_bit.images import image_codes, innermost, outermost, unpad
 from peer.train.eight_bit.layer import Layer
 from peer.train.eight_bit.norms import norm_in_8_bits
 from peer.train.eight_bit.ranges import ChannelRanges, RunningRange, grid_over, rectified
+from peer.train.eight_bit.stored import weight_of
 from peer.train.eight_bit.tensors import Gradient, Quantized, Tape
 from peer.train.full_precision import image_layers
 from peer.train.full_precision.norms import Norm, activates
@@ -27,12 +28,12 @@ class RectifiedConv(Layer):
         assert plain.bias is not None
         self.weight, self.bias = plain.weight, plain.bias
         self.output = RunningRange()
-        self._product = _Product(plain, Window(kernel, stride, groups))
+        self._product = _Product(inputs, Window(kernel, stride, groups))
         self._relu = activate
 
     def forward_quantized(self, x: Quantized, tape: Tape) -> Quantized:
         x = image_codes(x)
-        weights = conv_kernels.quantize_weights(self.weight.detach())
+        weights = conv_kernels.quantize_weights(*weight_of(self))
         factor, bias = x.scale * weights.scale, self.bias.detach()
         grid = self.output.grid()
         if grid is None:
@@ -58,7 +59,7 @@ class RectifiedConv(Layer):
         data = innermost(gradient.data)
         if self.bias.requires_grad:
             tape.add_gradient(self.bias, kernels.column_sums(data.view(-1, data.shape[-1])))
-        return self._product.backward(x, largest, Gradient(data, gradient.largest), tape, wanted)
+        return self._product.backward(self.weight, x, largest, Gradient(data, gradient.largest), tape, wanted)
 
     def _ends(self, lows: torch.Tensor, highs: torch.Tensor, factor: float) -> tuple[float, float]:
         """Return the extremes of the output from those of the products, int32[outputs]."""
@@ -83,7 +84,7 @@ class ConvUnit(Layer):
         self.conv, self.norm = plain.conv, plain.norm
         self.before_norm = ChannelRanges(outputs)
         self.output = RunningRange()
-        self._product = _Product(self.conv, Window(kernel, stride, groups))
+        self._product = _Product(inputs, Window(kernel, stride, groups))
         self._norm = norm_in_8_bits(self.norm)
         self._relu = activate and not activates(norm)
 
@@ -91,7 +92,7 @@ class ConvUnit(Layer):
         x = image_codes(x)
         if (found := self._forward_at_once(x, tape)) is not None:
             return found
-        weights = conv_kernels.quantize_weights(self.conv.weight.detach())
+        weights = conv_kernels.quantize_weights(*weight_of(self.conv))
         factor = x.scale * weights.scale
         steps = self.before_norm.steps()
         if steps is None:
@@ -112,7 +113,8 @@ class ConvUnit(Layer):
         b, h, w, c = data.shape
         before = self._norm.backward(data.view(b, h * w, c), tape)
         x, largest = tape.take()
-        return self._product.backward(x, largest, before.with_data(before.data.view(b, h, w, c)), tape, wanted)
+        before = before.with_data(before.data.view(b, h, w, c))
+        return self._product.backward(self.conv.weight, x, largest, before, tape, wanted)
 
     def _forward_at_once(self, x: Quantized, tape: Tape) -> Quantized | None:
         """Do the same in one native call, where there is one."""
@@ -135,25 +137,30 @@ class ConvUnit(Layer):
 class _Product:
     """The backward pass of a convolution, from the gradient of its plain output."""
 
-    def __init__(self, conv: nn.Conv2d, window: Window) -> None:
+    def __init__(self, inputs: int, window: Window) -> None:
         self.window = window
-        self._weight = conv.weight
-        self._inputs = conv.in_channels
+        self._inputs = inputs
 
     def backward(
-        self, x: Quantized, largest_weight: float, gradient: Gradient, tape: Tape, wanted: bool
+        self,
+        weight: torch.Tensor,
+        x: Quantized,
+        largest_weight: float,
+        gradient: Gradient,
+        tape: Tape,
+        wanted: bool,
     ) -> Gradient | None:
         """Count the weight's gradient, and return that of x: [b, c, h, w], for `gradient` of [b, h, w, outputs]."""
-        if self._weight.requires_grad:
+        if weight.requires_grad:
             tape.add_gradient(
-                self._weight,
+                weight,
                 conv_kernels.weight_gradient(x.data, x.zero_point, gradient.data, self._inputs, self.window, x.scale),
             )
         if not wanted:
             return None
         mask = (x.data, x.zero_point) if x.rectified else None
         found = conv_kernels.input_gradient(
-            gradient.data, gradient.largest, tape.draw_keys(), self._weight.detach(), largest_weight, self.window,
+            gradient.data, gradient.largest, tape.draw_keys(), weight.detach(), largest_weight, self.window,
             (x.data.shape[1], x.data.shape[2]), mask,
         )  # fmt: skip
         return unpadded(*found, self._inputs)

@@ -82,12 +82,14 @@ def up_to_4(channels: int) -> int:
 
 def quantize_weights(weight: torch.Tensor, largest: float | None = None) -> Weights:
     """Return the codes of `weight: float32[outputs, inputs, rows, columns]` around zero, rounded to nearest; `largest`
-    is their largest magnitude, where it is known."""
+    is their largest magnitude, where it is known. It always is of a weight that is codes already, int8."""
     outputs, inputs, rows, columns = weight.shape
     if largest is None:
         low, high = kernels.extremes(weight)
         largest = max(-low, high)
     inverse = inverse_step(largest)
+    if weight.dtype == torch.int8:
+        weight, inverse = weight.to(torch.float32), 1.0
     codes = scratch("weights", (outputs, rows, columns, up_to_4(inputs)), torch.int8, weight.device)
     sums = torch.empty(outputs, dtype=torch.int32, device=weight.device)
     if native := kernels.native_for(weight):

@@ -11,6 +11,7 @@ from peer.train.eight_bit import kernels, linear_kernels
 from peer.train.eight_bit.layer import Layer
 from peer.train.eight_bit.linear_kernels import Operands
 from peer.train.eight_bit.ranges import Grid, RunningRange, grid_over
+from peer.train.eight_bit.stored import weight_of
 from peer.train.eight_bit.tensors import Gradient, Quantized, Tape
 
 
@@ -74,7 +75,8 @@ class Linear(Layer):
 
     def operands(self, x: Quantized) -> Operands:
         """Return what x W + b is the product of, for x in int8."""
-        weights = linear_kernels.quantize_weights(self.weight.detach())
+        weight, largest = weight_of(self)
+        weights = linear_kernels.quantize_weights(weight, largest=largest)
         codes = x.data.reshape(-1, x.data.shape[-1])
         bias = None if self.bias is None else self.bias.detach()
         return Operands(codes, x.zero_point, weights, x.scale * weights.scale, bias)

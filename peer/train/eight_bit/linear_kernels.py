@@ -67,7 +67,8 @@ class Operands:
 
 def quantize_weights(weight: torch.Tensor, *, transposed: bool = False, largest: float | None = None) -> Weights:
     """Return the codes of `weight: float32[outputs, inputs]` around zero, rounded to nearest, for a product whose
-    results are the outputs; the inputs if `transposed`. `largest` is their largest magnitude, where it is known."""
+    results are the outputs; the inputs if `transposed`. `largest` is their largest magnitude, where it is known. It
+    always is of a weight that is codes already, int8."""
     if largest is None:
         low, high = kernels.extremes(weight)
         largest = max(-low, high)
@@ -77,9 +78,11 @@ def quantize_weights(weight: torch.Tensor, *, transposed: bool = False, largest:
         raise ValueError(f"a product of {terms} terms may overflow 32 bits; {MAX_TERMS} are the most")
     native = kernels.native_for(weight) if _speed() & 1 else None
     if native is None:
-        codes, sums, _ = kernels.quantize_weights(weight)
-        return Weights(codes, codes.sum(dim=0, dtype=torch.int32) if transposed else sums, largest, packed=False)
+        codes = weight if weight.dtype == torch.int8 else kernels.quantize_weights(weight)[0]
+        return Weights(codes, codes.sum(dim=0 if transposed else 1, dtype=torch.int32), largest, packed=False)
     inverse = inverse_step(largest)
+    if weight.dtype == torch.int8:
+        weight, inverse = weight.to(torch.float32), 1.0
     size = -(-results // _LANES) * _LANES * -(-terms // 4) * 4
     codes = scratch("weights", (size,), torch.int8, weight.device)
     sums = torch.empty(results, dtype=torch.int32)

@@ -12,6 +12,7 @@ from peer.train.eight_bit.layer_norm import LayerNorm, Normalized
 from peer.train.eight_bit.linear import Linear
 from peer.train.eight_bit.ranges import Grid, RunningRange, grid_over
 from peer.train.eight_bit.row_kernels import GELU_LEAST, LayerNormOperands
+from peer.train.eight_bit.stored import rows_of
 from peer.train.eight_bit.tensors import Gradient, Quantized, Tape
 from peer.train.full_precision.text_layers import EPSILON
 
@@ -34,7 +35,7 @@ class TokenEmbedding(Layer):
         pieces = x.data
         tape.padding = pieces == self.padding
         b, n = pieces.shape
-        vectors = self.word_embeddings.weight.detach()[pieces] + self.position_embeddings.weight.detach()[:n]
+        vectors = rows_of(self.word_embeddings, pieces) + rows_of(self.position_embeddings, slice(n))
         y, kept = self.LayerNorm.forward_rows(LayerNormOperands(floats=vectors.view(b * n, -1)), tape)
         tape.save(pieces, kept.normal, kept.deviations)
         return y.with_data(y.data.view(b, n, -1))

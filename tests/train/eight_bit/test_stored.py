@@ -1,0 +1,61 @@
+"""Layers whose weights are codes and nothing else compute what they computed with the same numbers in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from peer.train.eight_bit import ConvUnit, Linear, RectifiedConv
+from peer.train.eight_bit.layer import Layer
+from peer.train.eight_bit.stored import store_
+from peer.train.eight_bit.tensors import Quantized, Tape
+from peer.train.eight_bit.transformer import TokenEmbedding
+from peer.train.int8_file import quantized
+
+
+def images() -> Quantized:
+    return Quantized(torch.randint(0, 256, (2, 8, 5, 5), dtype=torch.uint8), 0.03, 100)
+
+
+def pieces() -> Quantized:
+    return Quantized(torch.randint(0, 20, (2, 6)), 1.0, 0)
+
+
+@pytest.mark.usefixtures("registers")
+@pytest.mark.parametrize(
+    ("make", "read"),
+    [
+        (lambda: Linear(5, 7), images),
+        (lambda: RectifiedConv(8, 12, kernel=3, stride=2, groups=1), images),
+        (lambda: ConvUnit(8, 12, kernel=3, stride=1, groups=1, norm="batch"), images),
+        (lambda: ConvUnit(8, 8, kernel=3, stride=1, groups=8, norm="range-evonorm"), images),
+        (lambda: TokenEmbedding(20, 9, 16), pieces),
+    ],
+)
+def test_codes_stand_for_their_numbers(make: Callable[[], Layer], read: Callable[[], Quantized]) -> None:
+    torch.manual_seed(3)
+    layer, x = make(), read()
+    layer.forward_quantized(x, Tape(recording=False, training=True))
+    layer.eval()
+    matrices = [
+        (module, name, parameter)
+        for module in layer.modules()
+        for name, parameter in module.named_parameters(recurse=False)
+        if parameter.ndim > 1
+    ]
+    assert matrices
+    stored: list[tuple[nn.Module, str, torch.Tensor, torch.Tensor]] = []
+    for module, name, parameter in matrices:
+        codes, scale = quantized(parameter.detach())
+        stored.append((module, name, codes, torch.tensor([scale])))
+        parameter.data = codes.to(torch.float32) * scale
+    expected = layer.forward_quantized(x, Tape(recording=False, training=False))
+    for each in stored:
+        store_(*each)
+    found = layer.forward_quantized(x, Tape(recording=False, training=False))
+    assert torch.equal(found.data, expected.data)
+    assert (found.scale, found.zero_point) == (expected.scale, expected.zero_point)
+    assert not any(parameter.ndim > 1 for parameter in layer.parameters())
