@@ -198,14 +198,16 @@ void eb_conv_pack_backward(const int8_t *codes, int outputs, int inputs, int all
 void eb_conv_pack_depthwise(const int8_t *codes, int channels, int all_rows, int all_columns, const int32_t *row_taps,
                             int rows, const int32_t *column_taps, int columns, int8_t *packed, int32_t *sums)
 {
-    memset(sums, 0, (size_t)channels * sizeof *sums);
+    if (sums != NULL)
+        memset(sums, 0, (size_t)channels * sizeof *sums);
     for (int r = 0; r < rows; r++)
         for (int c = 0; c < columns; c++) {
             const int row = row_taps == NULL ? r : row_taps[r], column = column_taps == NULL ? c : column_taps[c];
             const int8_t *tap = codes + 4 * (row * all_columns + column);
             for (int i = 0; i < channels; i++, packed++) {
                 *packed = tap[4 * (size_t)i * (size_t)(all_rows * all_columns)];
-                sums[i] += *packed;
+                if (sums != NULL)
+                    sums[i] += *packed;
             }
         }
 }
@@ -299,6 +301,8 @@ static int convolve_depthwise(const ConvShape *s, const uint8_t *x, const int8_t
 
 static int convolve(const ConvShape *s, const uint8_t *x, const int8_t *packed, const Output *out)
 {
+    if (s->depthwise)
+        return convolve_depthwise(s, x, packed, out);
     const Kernels kernels = kernels_of_this_processor();
     const Frame f = frame_of(s);
     const size_t sample = (size_t)s->height * (size_t)s->width * (size_t)s->channels;
@@ -376,7 +380,7 @@ int eb_conv_forward(const ConvShape *shape, const uint8_t *x, const int8_t *pack
 {
     const Output out = {.offset = offset, .scale = scale, .shift = shift, .low = low, .high = high, .codes = codes,
                         .lows = lows, .highs = highs, .totals = totals, .squares = squares};
-    return (shape->depthwise ? convolve_depthwise : convolve)(shape, x, packed, &out);
+    return convolve(shape, x, packed, &out);
 }
 
 int eb_conv_backward(const ConvShape *shape, const int8_t *x, const int8_t *packed, const int32_t *offset,
@@ -384,7 +388,7 @@ int eb_conv_backward(const ConvShape *shape, const int8_t *x, const int8_t *pack
 {
     const Output out = {.offset = offset, .factor = factor, .mask = mask, .masked = masked,
                         .gradient = gradient, .largest = largest};
-    return (shape->depthwise ? convolve_depthwise : convolve)(shape, (const uint8_t *)x, packed, &out);
+    return convolve(shape, (const uint8_t *)x, packed, &out);
 }
 
 /* Sums [taps, channels, results] as weights [results, inputs, taps], sixteen results of a few inputs at a time: what a

@@ -25,7 +25,8 @@ void eb_conv_pack_backward(const int8_t *codes, int outputs, int inputs, int all
                            int32_t *sums);
 
 /* Codes [channels, rows, columns, 4] with one input as [rows, columns, channels], where only the taps `row_taps[rows]`
-   and `column_taps[columns]` take part, or all if these are NULL; and the sum of these codes for each channel. */
+   and `column_taps[columns]` take part, or all if these are NULL; and, unless NULL, the sum of these codes for each
+   channel. */
 void eb_conv_pack_depthwise(const int8_t *codes, int channels, int all_rows, int all_columns, const int32_t *row_taps,
                             int rows, const int32_t *column_taps, int columns, int8_t *packed, int32_t *sums);
 

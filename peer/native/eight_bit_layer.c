@@ -47,7 +47,7 @@ int eb_conv_batch_norm_forward(const ConvBatchNorm *layer)
         goto end;
     if (s->depthwise)
         eb_conv_pack_depthwise(layer->codes, channels, s->rows, s->columns, NULL, s->rows, NULL, s->columns,
-                               layer->packed, sums);
+                               layer->packed, NULL);
     else
         eb_conv_pack_forward(layer->codes, channels, padded, s->rows, s->columns, layer->packed);
 

@@ -52,9 +52,9 @@ def forward(
     and running statistics move on. None where there is no such kernel, or no range yet."""
     codes, zero_point, scale = x
     native = kernels.native_for(codes)
-    if native is None or not window.is_native(codes.shape[3], len(weight)):
+    if native is None or not window.is_native(weight.shape[1], len(weight)):
         return None
-    if not weight.is_contiguous() or not ranges.running_largest.any():
+    if weight.dtype != torch.float32 or not weight.is_contiguous() or not ranges.running_largest.any():
         return None
     assert norm.running_mean is not None
     assert norm.running_var is not None

@@ -20,6 +20,7 @@ from peer.train.eight_bit import kernels
 from peer.train.eight_bit.kernels import done, pointer
 from peer.train.eight_bit.ranges import inverse_step
 from peer.train.eight_bit.scratch import scratch
+from peer.train.eight_bit.stored import as_levels
 
 if TYPE_CHECKING:
     from peer.native._kernels import Kernels
@@ -47,9 +48,10 @@ class Window:
         """Pixels of filling on each side."""
         return self.kernel // 2
 
-    def is_native(self, channels: int, outputs: int) -> bool:
-        """Return whether native kernels know it, for codes of so many channels: of groups only those of one channel."""
-        return self.groups == 1 or (self.groups == channels == outputs and channels % 4 == 0)
+    def is_native(self, inputs: int, outputs: int) -> bool:
+        """Return whether native kernels know it, where each of `outputs` reads `inputs` channels: of groups only those
+        of one channel and one output."""
+        return self.groups == 1 or (inputs == 1 and outputs == self.groups and outputs % 4 == 0)
 
     def results(self, size: int) -> int:
         """Return how many windows lie along `size` pixels."""
@@ -87,9 +89,7 @@ def quantize_weights(weight: torch.Tensor, largest: float | None = None) -> Weig
     if largest is None:
         low, high = kernels.extremes(weight)
         largest = max(-low, high)
-    inverse = inverse_step(largest)
-    if weight.dtype == torch.int8:
-        weight, inverse = weight.to(torch.float32), 1.0
+    weight, inverse = as_levels(weight, inverse_step(largest))
     codes = scratch("weights", (outputs, rows, columns, up_to_4(inputs)), torch.int8, weight.device)
     sums = torch.empty(outputs, dtype=torch.int32, device=weight.device)
     if native := kernels.native_for(weight):
@@ -122,7 +122,7 @@ def forward(
     """
     b, h, w, _ = x.shape
     shape = (b, window.results(h), window.results(w), len(weights.codes))
-    if (native := kernels.native_for(x)) and window.is_native(x.shape[3], len(weights.codes)):
+    if (native := kernels.native_for(x)) and window.is_native(weights.inputs, len(weights.codes)):
         codes = torch.empty(shape, dtype=torch.uint8)
         return codes, *_forward(native, x, zero_point, weights, window, scale, shift, ends, codes)
     acc = product(x, zero_point, weights, window)
@@ -132,7 +132,7 @@ def forward(
 
 def measure(x: torch.Tensor, zero_point: int, weights: Weights, window: Window) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the extremes of acc as `forward` does."""
-    if (native := kernels.native_for(x)) and window.is_native(x.shape[3], len(weights.codes)):
+    if (native := kernels.native_for(x)) and window.is_native(weights.inputs, len(weights.codes)):
         nothing = torch.zeros(len(weights.codes))
         return _forward(native, x, zero_point, weights, window, nothing, nothing, (0.0, 0.0), None)
     acc = product(x, zero_point, weights, window)
@@ -168,7 +168,7 @@ def backward(
     """
     b, rows, columns, outputs = codes.shape
     native = kernels.native_for(codes)
-    if native is None or not window.is_native(outputs, outputs):
+    if native is None or not window.is_native(weights.inputs, outputs):
         acc = input_product(codes, weights, window, size)
         gradient = (acc.to(torch.float32) * factor).to(torch.bfloat16)
         return gradient, kernels.mask_gradient_(gradient, *(mask or (None, 0)))
@@ -241,7 +241,7 @@ def weight_gradient(
     float32, for `gradient: bfloat16[b, h, w, outputs]` and the saved codes x; `inputs` channels of these count."""
     outputs = gradient.shape[3]
     found = torch.empty((outputs, inputs // window.groups, window.kernel, window.kernel), device=x.device)
-    if (native := kernels.native_for(x)) and window.is_native(x.shape[3], outputs):
+    if (native := kernels.native_for(x)) and window.is_native(inputs // window.groups, outputs):
         shape = forward_shape(x, zero_point, window, outputs)
         done(
             native.eb_conv_weight_gradient(
@@ -281,7 +281,8 @@ def input_gradient(
     b, rows, columns, outputs = gradient.shape
     inputs, depthwise = weight.shape[1], window.groups > 1
     native = kernels.native_for(gradient)
-    if native is None or outputs % 4 or not window.is_native(outputs, outputs) or not weight.is_contiguous():
+    is_ready = weight.dtype == torch.float32 and weight.is_contiguous()
+    if native is None or outputs % 4 or not window.is_native(inputs, outputs) or not is_ready:
         weights = quantize_weights(weight, largest_weight)
         codes, scale = kernels.quantize_gradient(gradient, largest, keys)
         return backward(codes, weights, window, size, scale * weights.scale, mask)
@@ -326,7 +327,7 @@ def _forward(
     if window.groups > 1:
         native.eb_conv_pack_depthwise(
             pointer(weights.codes, "int8_t *"), outputs, rows, columns, ffi.NULL, rows, ffi.NULL, columns,
-            pointer(packed, "int8_t *"), pointer(weights.sums, "int32_t *"),
+            pointer(packed, "int8_t *"), ffi.NULL,
         )  # fmt: skip
     else:
         native.eb_conv_pack_forward(

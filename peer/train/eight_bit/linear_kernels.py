@@ -21,6 +21,7 @@ from peer.train.eight_bit.kernels import pointer
 from peer.train.eight_bit.products import MAX_TERMS, int8_product
 from peer.train.eight_bit.ranges import Grid, inverse_step
 from peer.train.eight_bit.scratch import scratch
+from peer.train.eight_bit.stored import as_levels
 
 if TYPE_CHECKING:
     from peer.native._kernels import Kernels
@@ -78,11 +79,12 @@ def quantize_weights(weight: torch.Tensor, *, transposed: bool = False, largest:
         raise ValueError(f"a product of {terms} terms may overflow 32 bits; {MAX_TERMS} are the most")
     native = kernels.native_for(weight) if _speed() & 1 else None
     if native is None:
-        codes = weight if weight.dtype == torch.int8 else kernels.quantize_weights(weight)[0]
-        return Weights(codes, codes.sum(dim=0 if transposed else 1, dtype=torch.int32), largest, packed=False)
-    inverse = inverse_step(largest)
-    if weight.dtype == torch.int8:
-        weight, inverse = weight.to(torch.float32), 1.0
+        if weight.dtype == torch.int8:
+            codes, sums = weight, weight.sum(dim=1, dtype=torch.int32)
+        else:
+            codes, sums, _ = kernels.quantize_weights(weight)
+        return Weights(codes, codes.sum(dim=0, dtype=torch.int32) if transposed else sums, largest, packed=False)
+    weight, inverse = as_levels(weight, inverse_step(largest))
     size = -(-results // _LANES) * _LANES * -(-terms // 4) * 4
     codes = scratch("weights", (size,), torch.int8, weight.device)
     sums = torch.empty(results, dtype=torch.int32)

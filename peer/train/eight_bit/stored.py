@@ -23,7 +23,8 @@ def weight_of(module: nn.Module) -> tuple[torch.Tensor, float | None]:
     assert isinstance(weight, torch.Tensor)
     if weight.dtype != torch.int8:
         return weight.detach(), None
-    return weight, 127.0 * float(module.get_buffer("weight" + SCALE_SUFFIX))
+    # Rounded to float32, as the largest number is that the codes stand for.
+    return weight, float(127.0 * module.get_buffer("weight" + SCALE_SUFFIX))
 
 
 def rows_of(module: nn.Module, indices: torch.Tensor | slice) -> torch.Tensor:
@@ -31,3 +32,9 @@ def rows_of(module: nn.Module, indices: torch.Tensor | slice) -> torch.Tensor:
     weight, largest = weight_of(module)
     rows = weight[indices]
     return rows if largest is None else rows.to(torch.float32) * module.get_buffer("weight" + SCALE_SUFFIX)
+
+
+def as_levels(weight: torch.Tensor, inverse: float) -> tuple[torch.Tensor, float]:
+    """Return what kernels round to codes, float32, and the factor before it: a weight and `inverse`, how many of its
+    steps make 1; of codes these themselves, and 1."""
+    return (weight.to(torch.float32), 1.0) if weight.dtype == torch.int8 else (weight, inverse)

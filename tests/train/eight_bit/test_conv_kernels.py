@@ -152,3 +152,28 @@ def test_channels_one_at_a_time(b: int, h: int, w: int, channels: int, kernel: i
         (plain(x)[:, :channels] - 50).abs(), [channels, 1, kernel, kernel], plain(gradient).abs(), **sizes
     )
     assert ((found - 0.5 * by_weight).abs() <= (terms + 2) * 2.0**-24 * magnitudes).all()
+
+
+@pytest.mark.usefixtures("registers")
+@pytest.mark.parametrize(("inputs", "outputs", "groups"), [(16, 8, 8), (8, 16, 8), (16, 16, 4)])
+def test_groups_of_several_channels(inputs: int, outputs: int, groups: int) -> None:
+    window = Window(3, 1, groups=groups)
+    sizes = {"stride": 1, "padding": 1, "groups": groups}
+    x = image((2, 5, 4, inputs), 50)
+    weight, weights = weights_of(inputs // groups, outputs, 3)
+    levels = weights.codes[..., : inputs // groups].permute(0, 3, 1, 2).double()
+    expected = functional.conv2d(plain(x) - 50, levels, **sizes).permute(0, 2, 3, 1)
+    lows, highs = conv_kernels.measure(x, 50, weights, window)
+    assert torch.equal(lows, expected.amin(dim=(0, 1, 2)).to(torch.int32))
+    assert torch.equal(highs, expected.amax(dim=(0, 1, 2)).to(torch.int32))
+    g = torch.randint(-127, 128, tuple(expected.shape), dtype=torch.int8)
+    exact = torch.nn.grad.conv2d_input((2, inputs, 5, 4), levels, plain(g), **sizes).permute(0, 2, 3, 1)
+    found, _ = conv_kernels.backward(g, weights, window, (5, 4), 0.037, None)
+    assert torch.equal(found, (exact.float() * 0.037).to(torch.bfloat16))
+    # From codes that are whole numbers, nothing is rounded on the way.
+    gradient = g.to(torch.bfloat16)
+    largest, largest_weight = 127.0, weight.abs().max().item()
+    found, _ = conv_kernels.input_gradient(gradient, largest, (1, 2), weight, largest_weight, window, (5, 4), None)
+    assert torch.equal(found, (exact.float() * (largest_weight / 127.0)).to(torch.bfloat16))
+    by_weight = torch.nn.grad.conv2d_weight(plain(x) - 50, list(weight.shape), plain(gradient), **sizes)
+    assert torch.equal(conv_kernels.weight_gradient(x, 50, gradient, inputs, window, 1.0), by_weight.float())

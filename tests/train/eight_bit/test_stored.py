@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import pytest
@@ -11,7 +12,7 @@ from torch import nn
 from peer.train.eight_bit import ConvUnit, Linear, RectifiedConv
 from peer.train.eight_bit.layer import Layer
 from peer.train.eight_bit.stored import store_
-from peer.train.eight_bit.tensors import Quantized, Tape
+from peer.train.eight_bit.tensors import Gradient, Quantized, Tape
 from peer.train.eight_bit.transformer import TokenEmbedding
 from peer.train.int8_file import quantized
 
@@ -53,9 +54,21 @@ def test_codes_stand_for_their_numbers(make: Callable[[], Layer], read: Callable
         stored.append((module, name, codes, torch.tensor([scale])))
         parameter.data = codes.to(torch.float32) * scale
     expected = layer.forward_quantized(x, Tape(recording=False, training=False))
+    twin = copy.deepcopy(layer)
     for each in stored:
         store_(*each)
     found = layer.forward_quantized(x, Tape(recording=False, training=False))
     assert torch.equal(found.data, expected.data)
     assert (found.scale, found.zero_point) == (expected.scale, expected.zero_point)
     assert not any(parameter.ndim > 1 for parameter in layer.parameters())
+    # Whoever trains it all the same trains what is left, and gets the gradient of the input.
+    passed = [_step(each.train(), x) for each in (twin, layer)]
+    assert torch.equal(passed[0], passed[1])
+
+
+def _step(layer: Layer, x: Quantized) -> torch.Tensor:
+    tape = Tape(recording=True, training=True, seed=5)
+    y = layer.forward_quantized(x, tape)
+    gradient = torch.randn(y.data.shape, generator=torch.Generator().manual_seed(4)).to(torch.bfloat16)
+    passed = layer.backward_quantized(Gradient(gradient, gradient.abs().max().item()), tape)
+    return torch.zeros(0) if passed is None else passed.data
