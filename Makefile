@@ -8,6 +8,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 READY_DEV := $(VENV)/.ready-dev
 WORKERS ?= 2
+# Tests take from 1 ms to two minutes, so a worker that has none left takes some of another's.
+PYTEST := $(BIN)/pytest -n $(WORKERS) --dist worksteal
 # What `make quick` tests: the pure rooms, state, and the texts of the command line.
 CORE_TESTS := tests/compress tests/wire tests/gossip tests/node tests/state tests/cli tests/test_layers.py tests/test_config.py
 
@@ -21,11 +23,11 @@ run: $(READY) ## set up, train with eight real peers, show a report
 	$(BIN)/sotto up --peers 8
 
 test: $(READY_DEV) lint ## check style and types, run the whole test suite
-	$(BIN)/pytest -n $(WORKERS)
+	$(PYTEST)
 
 quick: $(READY_DEV) ## the inner loop: style, and the tests of the core that start no process
 	$(BIN)/ruff check peer tests tools setup.py
-	$(BIN)/pytest -n $(WORKERS) -m "not slow and not compose" $(CORE_TESTS)
+	$(PYTEST) -m "not slow and not compose" $(CORE_TESTS)
 
 test-compose: $(READY_DEV) ## start, kill and resume the compose cluster, and two bare devices (as root; see tests/compose)
 	$(BIN)/pytest -m compose -s tests/compose

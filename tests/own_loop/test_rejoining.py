@@ -24,7 +24,11 @@ EVERY = 3
 ROUNDS = 100_000
 POLL_S = 0.3
 """Each question is a connection with a handshake, for both sides."""
-SETTINGS = (f"run.rounds={ROUNDS}", "graph.kind=ring", "algorithm.name=quant-sgp", "rounds.lost_after_s=8")
+SETTINGS = (
+    f"run.rounds={ROUNDS}", "graph.kind=ring", "algorithm.name=quant-sgp", "rounds.lost_after_s=8",
+    "transport.heartbeat_s=3", "transport.backoff_max_s=2",
+)  # fmt: skip
+"""A process that is stopped keeps its connections; the others notice after three heartbeats."""
 
 
 class Scripts:
