@@ -49,6 +49,8 @@ class Site:
             "training.batch_size=4",
             "transport.give_up_after_s=600",
             "transport.backoff_max_s=0.5",
+            # A device that is cut off closes nothing: the others notice after three heartbeats.
+            "transport.heartbeat_s=3",
         )
         hosts = [Host(network.address(device), 7700) for device in range(3)]
         write_cluster(self.kits, load(environment={}, overrides=options), hosts)
