@@ -15,6 +15,7 @@ from typing import Any
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.modified import newer_group
 
 KERNELS = Path("peer/native")
 LIMITED = {} if sysconfig.get_config_var("Py_GIL_DISABLED") else {"bdist_wheel": {"py_limited_api": "cp311"}}
@@ -24,11 +25,7 @@ class BuildKernels(build_ext):
     """Compiles the sources on all processors, and not at all for an editable installation that has them already: each
     set of extras that is added would compile them again."""
 
-    def build_extension(self, ext: Extension) -> None:
-        kept = KERNELS / Path(self.get_ext_filename(ext.name)).name
-        if self.editable_mode and not self.force and _is_fresh(kept):
-            self.copy_file(str(kept), self.get_ext_fullpath(ext.name))
-            return
+    def build_extensions(self) -> None:
         compile_all = self.compiler.compile
 
         def compile_at_once(sources: list[str], **options: Any) -> list[str]:
@@ -37,18 +34,22 @@ class BuildKernels(build_ext):
                 return [each for one in objects for each in one]
 
         self.compiler.compile = compile_at_once
-        try:
+        super().build_extensions()
+
+    def build_extension(self, ext: Extension) -> None:
+        kept = KERNELS / Path(self.get_ext_filename(ext.name)).name
+        if self.editable_mode and not self.force and _is_fresh(kept):
+            self.copy_file(str(kept), self.get_ext_fullpath(ext.name))
+        else:
             super().build_extension(ext)
-        finally:
-            self.compiler.compile = compile_all
 
 
 def _is_fresh(kernels: Path) -> bool:
     """Return whether compiled kernels are newer than all that they are made of, and are of this machine."""
-    sources = [Path(__file__), KERNELS / "build.py", *KERNELS.glob("*.[ch]")]
+    # The sources of the extension say less: one of them is generated anew in each build.
+    if newer_group([__file__, KERNELS / "build.py", *KERNELS.glob("*.[ch]")], kernels):
+        return False
     try:
-        if any(source.stat().st_mtime >= kernels.stat().st_mtime for source in sources):
-            return False
         ctypes.CDLL(str(kernels.resolve()))
     except OSError:
         return False

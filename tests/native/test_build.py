@@ -1,4 +1,4 @@
-"""The build of the kernels, with a project of one small source in their place."""
+"""The build of the kernels, with a project of two small sources in their place."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _call(kernels: Path, name: str) -> int:
     return int(subprocess.check_output([sys.executable, "-c", script], cwd=kernels.parents[2]))
 
 
-def test_an_editable_installation_compiles_again_only_what_changed(
+def test_an_editable_installation_compiles_again_only_where_a_source_changed(
     native: Path, install: Callable[[], Path | None]
 ) -> None:
     kernels = install()

@@ -28,7 +28,7 @@ SETTINGS = (
     f"run.rounds={ROUNDS}", "graph.kind=ring", "algorithm.name=quant-sgp", "rounds.lost_after_s=8",
     "transport.heartbeat_s=3", "transport.backoff_max_s=2",
 )  # fmt: skip
-"""A process that is stopped keeps its connections; the others notice after three heartbeats."""
+"""A process that is stopped keeps its connections; after three heartbeats the others notice."""
 
 
 class Scripts:
