@@ -35,6 +35,10 @@ Count = Annotated[int, Field(ge=1)]
 Whole = Annotated[int, Field(ge=0)]
 
 
+DIGITS = "digits"
+"""The task that needs no data beside the installation."""
+
+
 class Section(BaseModel):
     """A frozen table of options; unknown keys are refused."""
 
@@ -167,6 +171,11 @@ class AlgorithmOptions(Section):
     averaging_rate: Annotated[float, Field(gt=0, le=1)] | None = None
     """η, how far each round moves a model towards those of its neighbours. The default depends on the algorithm and on
     the strength of the compression."""
+    drift_correction: Literal["auto"] | Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """quant-sgp: β, how fast each peer learns how its own gradients differ from the mean of all peers', and takes the
+    difference out of them; on skewed data peers then stay closer together. It costs no byte, and one vector as long as
+    the model. auto: a sixth of the averaging rate times the spectral gap of the graph. 0: no correction. Jobs on
+    digits that begin without a file set "auto"."""
     mixing: Literal["plain", "clipped", "trimmed-mean"] = "plain"
     """What a peer makes of its neighbours' models. plain: their weighted average. The others bound what a member that
     sends poisonous models can do, with d-psgd, choco-sgd and dcd-psgd on undirected graphs. clipped: no neighbour moves
@@ -208,7 +217,7 @@ class CompressorOptions(Section):
     kind: str = "top_k"
     """A compressor (`sotto list compressors`)."""
     fraction: Annotated[float, Field(gt=0, le=1)] = 0.02
-    """top_k, random_k: fraction of each layer that is sent."""
+    """top_k, random_k: fraction of each layer that is sent. Jobs on digits that begin without a file set 0.1."""
     value_bits: Annotated[int, Field(ge=1, le=16)] | None = 4
     """top_k, random_k: bits for each value that is sent, sign included. "none": send values exactly."""
     value_type: Literal["float32", "bfloat16", "float16"] = "float32"
@@ -235,7 +244,7 @@ class CompressorOptions(Section):
 class TrainingOptions(Section):
     """The local step."""
 
-    task: str = "digits"
+    task: str = DIGITS
     """A task (`sotto list tasks`), your own as "package.module:make_task", or "loop" where a training script of yours
     joins the run with `sottovoce.join`. The script then decides all other keys of this section."""
     task_options: dict[str, str | int | float | bool] = Field(default_factory=dict)
@@ -276,8 +285,8 @@ class TrainingOptions(Section):
     label_adjustment: Literal["auto"] | bool = "auto"
     """Logit adjustment: train on what the shares of the classes among this peer's samples leave to be learned, and
     judge without them. auto: where those shares differ from those of all data by more than chance, but not where all
-    peers hold one model at every step: with algorithms that average all gradients before it, and with sgp on a
-    complete graph."""
+    peers hold one model at every step (with algorithms that average all gradients before it, and with sgp on a
+    complete graph), nor with algorithm.drift_correction."""
     class_balance: Fraction = 0.0
     """α: this peer draws a class of which it has n samples in proportion to n^(1−α). 0: every sample equally often; 1:
     every class equally often."""
@@ -549,6 +558,7 @@ SHARED_SECTIONS = ("run", "graph", "algorithm", "compressor", "training", "data"
 _LATER_OPTIONS = (
     ("algorithm", "rank"),
     ("algorithm", "factor_bits"),
+    ("algorithm", "drift_correction"),
     ("algorithm", "mixing"),
     ("algorithm", "attackers"),
     ("algorithm", "clip_radius"),
@@ -564,6 +574,13 @@ _LATER_OPTIONS = (
 )
 """Shared options that are part of the run digest only where they are set, so that configurations from before they came
 keep theirs."""
+
+DIGITS_JOB: Mapping[str, Mapping[str, Any]] = {
+    "algorithm": {"drift_correction": "auto"},
+    "compressor": {"fraction": 0.1},
+}
+"""What a job on digits that begins without a file sets, beside the defaults. In files that leave these keys unset, and
+in runs that are under way, they mean what they always did."""
 
 SECTIONS: Mapping[str, type[Section]] = {
     "run": RunOptions,
@@ -592,10 +609,12 @@ def load(
     *,
     overrides: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
+    new_job: bool = False,
 ) -> Config:
     """Return the checked configuration of a file with environment and `section.key=value` overrides applied.
 
-    Without a path the defaults are the base. Raises ConfigError that names file, key, value and what is valid.
+    Without a path the defaults are the base; with `new_job` and no other task, with what `DIGITS_JOB` sets. Raises
+    ConfigError that names file, key, value and what is valid.
     """
     tree = read_toml(path) if path is not None else {}
     environment = os.environ if environment is None else environment
@@ -611,6 +630,8 @@ def load(
             raise ConfigError("an override has the form section.key=value", value=override)
         sources[key] = "command line"
         _put(tree, key, _parse_value(text), source=sources[key])
+    if path is None and new_job and tree.get("training", {}).get("task", DIGITS) == DIGITS:
+        tree = {**tree, **{section: {**table, **tree.get(section, {})} for section, table in DIGITS_JOB.items()}}
     return check(tree, file=str(path) if path is not None else None, sources=sources)
 
 

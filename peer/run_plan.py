@@ -19,6 +19,7 @@ from peer.gossip import topology, validate
 from peer.gossip.averaging_rate import default_averaging_rate
 from peer.gossip.base import AlgorithmSpec, GraphNeed
 from peer.gossip.budget import variants_of
+from peer.gossip.drift import default_gain
 from peer.gossip.error_feedback import final_rounds_for
 from peer.gossip.graphs import GraphFile
 from peer.gossip.options import RobustMixing
@@ -141,6 +142,24 @@ def averaging_rate(
         return config.algorithm.averaging_rate
     compressor = compressor or build_compressor(config)
     return default(algorithm_spec(config), _reachable_variants(config, compressor)[-1])
+
+
+def corrects_drift(config: Config) -> bool:
+    """Return whether peers take out of their gradients how these differ from the mean of all.
+
+    A script of the user's own has a learning rate that the run does not see: nothing is corrected there unless a number
+    asks for it. Nor is anything where rounds go on without a late neighbour: a peer that hears few has a small
+    push-sum weight, and what it then takes for drift grows without bound.
+    """
+    asked = config.algorithm.drift_correction
+    is_on = config.training.task != OWN_LOOP if asked == "auto" else asked > 0.0
+    return is_on and algorithm_spec(config).corrects_drift and config.rounds.late == "wait"
+
+
+def drift_gain(config: Config, schedule: Schedule, rate: float) -> float:
+    """Return β of the drift correction on a graph, at an averaging rate η."""
+    asked = config.algorithm.drift_correction
+    return default_gain(rate, schedule.spectral_gap) if asked == "auto" else asked
 
 
 def budget_variants(config: Config, schedule: Schedule) -> tuple[BoundedCompressor, ...]:
@@ -401,6 +420,7 @@ def check_rules(config: Config, schedule: Schedule, compressor: BoundedCompresso
         push_weight_guard=config.algorithm.push_weight_guard,
         min_push_weight=config.guard.min_push_weight,
         robust=robust_mixing(config),
+        drift_correction=config.algorithm.drift_correction,
     )
 
 

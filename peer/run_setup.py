@@ -51,6 +51,8 @@ from peer.run_plan import (
     build_compressor,
     build_schedule,
     check_rules,
+    corrects_drift,
+    drift_gain,
     final_rounds,
     refuse_errors,
     robust_mixing,
@@ -269,14 +271,18 @@ class RunSetup:
 
     @cached_property
     def training(self) -> TrainingOptions:
-        """The options of the local step. Where all peers hold one model at every step, nothing is to be adjusted: the
-        peers together draw the classes in their shares, and those that one lacks others have. Where momentum and weight
-        decay act on the average, the local step has none. Where each device chooses its precision, it is that of this
-        one."""
+        """The options of the local step.
+
+        Where all peers hold one model at every step, or what keeps them apart is taken out of their gradients, nothing
+        is to be adjusted: the peers together draw the classes in their shares, and those that one lacks others have.
+        Where momentum and weight decay act on the average, the local step has none. Where each device chooses its
+        precision, it is that of this one.
+        """
         options, changes = self.config.training, dict[str, object]()
         if options.precision == FASTEST:
             changes["precision"] = self.precision
-        if self._peers_hold_one_model and options.label_adjustment == "auto":
+        drifts = not (self._peers_hold_one_model or corrects_drift(self.config))
+        if options.label_adjustment == "auto" and not drifts:
             changes["label_adjustment"] = False
         if self.spec.momentum_of_mean:
             changes |= {"momentum": "none", "weight_decay": 0.0}
@@ -372,9 +378,10 @@ class RunSetup:
     def node(self, peer: int, layout: Layout) -> NodeContext:
         """Return what stays the same for one peer's algorithm."""
         options = self.config.algorithm
+        schedule = self.schedule if self.why_no_changes else self.views(peer)
         return NodeContext(
             peer=peer,
-            schedule=self.schedule if self.why_no_changes else self.views(peer),
+            schedule=schedule,
             layout=layout,
             draw_source=PhiloxSource(self.config.run.seed, peer),
             compressor=self.compressor,
@@ -382,6 +389,7 @@ class RunSetup:
             whole_below=options.whole_below,
             packed=self.config.compressor.coding == "packed",
             push_weight_guard=options.push_weight_guard,
+            drift_gain=partial(self._drift_gain, schedule) if corrects_drift(self.config) else None,
             rounds=self.config.run.rounds,
             seed=self.config.run.seed,
             modulo=ModuloOptions(
@@ -398,6 +406,11 @@ class RunSetup:
             server=ServerOptions(peer=options.server, model_bits=options.model_bits, model_range=options.model_range),
             shared_copies=self.shared_copies,
         )
+
+    def _drift_gain(self, schedule: Schedule | ViewSchedule) -> float:
+        """Return β for the members that there are now."""
+        graph = schedule.graph if isinstance(schedule, ViewSchedule) else schedule
+        return drift_gain(self.config, graph, self.averaging_rate)
 
     @cached_property
     def _step_size_decay(self) -> tuple[float, ...]:

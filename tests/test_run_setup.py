@@ -13,9 +13,12 @@ from peer import gossip, run_setup
 from peer.compress.layout import Layout
 from peer.config import load
 from peer.errors import ConfigError
+from peer.gossip.drift import default_gain
+from peer.gossip.membership import Change, ChangeKind
 from peer.gossip.theta import theorem_2
+from peer.gossip.views import ViewSchedule
 from peer.precision_choice import Precision, PrecisionChoice
-from peer.run_plan import validate_config
+from peer.run_plan import build_schedule, corrects_drift, validate_config
 from peer.run_setup import RunSetup, settle_precision, simulated_secret
 from peer.train.bfloat16 import computes_in_bfloat16
 from peer.train.local_step import Trainer
@@ -79,6 +82,52 @@ def test_logits_are_not_adjusted_where_all_peers_hold_one_model(
 def test_logits_are_adjusted_where_only_some_rounds_end_with_the_mean() -> None:
     config = load(environment={}, overrides=["algorithm.name=sgp", 'graph.kind=["complete", "directed-ring"]'])
     assert RunSetup.open(config, Path(), num_peers=4).training.label_adjustment == "auto"
+
+
+@pytest.mark.parametrize(
+    ("settings", "gain"),
+    [
+        ((), None),
+        (("algorithm.drift_correction=auto",), 0.00061),
+        (("algorithm.drift_correction=auto", "compressor.fraction=0.1"), 0.003),
+        # A graph that mixes fast is no reason to follow what compression has not sent yet.
+        (("algorithm.drift_correction=auto", "compressor.fraction=0.1", "graph.kind=complete"), 0.0032),
+        (("algorithm.drift_correction=0.004",), 0.004),
+        (("algorithm.drift_correction=auto", "algorithm.name=sgp"), None),
+        (("algorithm.drift_correction=auto", "training.task=loop"), None),
+        (("algorithm.drift_correction=auto", "rounds.late=skip"), None),
+        (("algorithm.drift_correction=0.004", "rounds.late=skip"), None),
+        (("algorithm.drift_correction=0.004", "training.task=loop"), 0.004),
+    ],
+)
+def test_drift_is_corrected_where_it_is_asked_for_and_can_be(settings: tuple[str, ...], gain: float | None) -> None:
+    config = load(environment={}, overrides=[*settings])
+    assert corrects_drift(config) == (gain is not None)
+    if config.training.task != "loop":
+        found = RunSetup.open(config, Path(), num_peers=8).node(3, Layout.of_sizes([3])).drift_gain
+        assert (found and found()) == gain
+
+
+@pytest.mark.parametrize(("asked", "expected"), [("auto", False), (True, True), (False, False)])
+def test_labels_are_not_adjusted_for_where_drift_is_corrected(asked: str | bool, expected: bool) -> None:
+    chosen = ["algorithm.drift_correction=auto", f"training.label_adjustment={str(asked).lower()}"]
+    config = load(environment={}, overrides=chosen)
+    assert RunSetup.open(config, Path(), num_peers=4).training.label_adjustment == expected
+
+
+def test_the_correction_of_drift_suits_the_graph_of_the_members_that_there_are() -> None:
+    config = load(environment={}, overrides=["algorithm.drift_correction=auto", "compressor.fraction=0.1"])
+    setup = RunSetup.open(config, Path(), num_peers=8)
+    node = setup.node(0, Layout.of_sizes([3]))
+    algorithm = gossip.build("quant-sgp", node, np.zeros(3, np.float32))
+    schedule = node.schedule
+    assert isinstance(schedule, ViewSchedule)
+    for leaver in (5, 6, 7):
+        schedule.membership.add(Change(ChangeKind.LEAVE, leaver, leaver, 4))
+    schedule.enter(4)
+    algorithm.start_anew()
+    five = build_schedule(config, Path(), 5).spectral_gap
+    assert algorithm.state()["drift.gain_and_rate"][0] == default_gain(0.24, five) != default_gain(0.24, 0.076)
 
 
 def own_setup(*overrides: str, num_peers: int = 4) -> RunSetup:

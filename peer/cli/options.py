@@ -141,13 +141,13 @@ def _keep_shorthand(context: click.Context, option: click.Parameter, value: obje
 def load_config(config_file: Path | None, settings: tuple[str, ...]) -> tuple[Config, Path]:
     """Return the configuration and the folder that its relative paths start from.
 
-    Without a file the defaults are the base. Short options count after the file and before --set.
+    Without a file a new job is the base (`config.DIGITS_JOB`). Short options count after the file and before --set.
     """
     from peer import config
 
     shorthands = click.get_current_context().meta.get("peer.shorthands", [])
     base = config_file.parent if config_file is not None else Path()
-    return config.load(config_file, overrides=(*shorthands, *settings)), base
+    return config.load(config_file, overrides=(*shorthands, *settings), new_job=True), base
 
 
 def load_peer(config_file: Path | None, settings: tuple[str, ...] = ()) -> tuple[Config, Path]:

@@ -107,6 +107,8 @@ class AlgorithmSpec:
     forgets_errors: bool = False
     """Makes up for nothing of what the compressor leaves out, and stalls at a floor."""
     memory: Memory = Memory.NONE
+    corrects_drift: bool = False
+    """Can make up for gradients that always pull a peer the same way (`NodeContext.drift_gain`)."""
     robust_mixing: bool = False
     """Can clip or trim what it hears (`NodeContext.robust`): it mixes whole models, and nothing rests on their sum."""
 
@@ -195,6 +197,8 @@ class NodeContext:
     push_weight_guard: float = 0.0
     """Scale the local step by min(1, u / guard); 0 turns it off. A starved peer's step in z is γ/u, so without this it
     explodes (measured; the product uses 0.5, replay 0)."""
+    drift_gain: Callable[[], float] | None = None
+    """Returns β of `drift` for the members that there are; only with `spec.corrects_drift`. None: no correction."""
     rounds: int = 0
     """Rounds of the whole run (SCSP needs to know which are the last)."""
     seed: int = 0

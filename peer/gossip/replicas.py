@@ -26,6 +26,7 @@ from peer.compress.magnitude import max_magnitude
 from peer.compress.payload import Dense, FloatArray, Payload, WholeIntegers
 from peer.errors import LocalProtocolError, RemoteProtocolError
 from peer.gossip.base import Algorithm, AlgorithmSpec, Digests, Exchange, GraphNeed, Memory, Metrics, NodeContext
+from peer.gossip.drift import DriftCorrection
 from peer.gossip.mixing import (
     HeldBack,
     add_scaled_,
@@ -450,6 +451,9 @@ class QuantSgp(ReplicaAlgorithm):
     On a graph that changes, q goes to everyone who will ever need the copy, also in rounds where the weight is 0.
     A late q_s contributes η W_ij(s) x̂_j(s), the copy right after it: with a stale copy Σ x would be lost while Σ u
     stays perfect. Invariants as for SGP.
+
+    With drift correction (`drift`) g − s takes the place of g, and d = η Σ_j W_ij (x̂_j − (u_j / u_i) x̂_i), which
+    leaves out what weights take with them. Where all u are 1, Σ d = 0, so that Σ s stays 0.
     """
 
     spec: ClassVar[AlgorithmSpec] = AlgorithmSpec(
@@ -463,17 +467,22 @@ class QuantSgp(ReplicaAlgorithm):
         time_varying=True,
         changes_members=True,
         memory=Memory.REPLICAS,
+        corrects_drift=True,
     )
 
     def __init__(self, node: NodeContext, x0: FloatArray) -> None:
         super().__init__(node, x0)
         self.replicas = Replicas(node, np.zeros_like(self.x))
         self._scratch = _scratch(node, self.x)
+        self._drift = None if node.drift_gain is None else DriftCorrection(self.x, node.drift_gain())
         self._t = -1
         self._heard: dict[int, float] = {}
 
     def begin(self, t: int, gradient: FloatArray, rate: float) -> Exchange:
-        add_scaled_(self.x, -local_step_rate(rate, self.u, self.node.push_weight_guard), gradient)
+        step = local_step_rate(rate, self.u, self.node.push_weight_guard)
+        add_scaled_(self.x, -step, gradient)
+        if self._drift is not None:
+            self._drift.step_(self.x, step)
         self._t = t
         payload = compress_difference_(self.node, t, self.x, self.replicas, self._scratch)
         messages = self.replicas.messages(t, payload, self.u, self.left_out)
@@ -482,9 +491,18 @@ class QuantSgp(ReplicaAlgorithm):
     def advance(self, inbox: Mapping[int, Message]) -> Exchange | None:
         node, t, rate = self.node, self._t, self.node.averaging_rate
         check_inbox(inbox, self.replicas.senders, t, node.layout, may_lack=True)
-        add_replicas_(self.x, node, t, rate, self.replicas, inbox, self.left_out)
         self._heard = _heard_weights(node, inbox, self.u)
-        self.u = mixed_push_weight(self.u, node, t, rate, inbox, self.left_out)
+        u = mixed_push_weight(self.u, node, t, rate, inbox, self.left_out)
+        if self._drift is None:
+            add_replicas_(self.x, node, t, rate, self.replicas, inbox, self.left_out)
+        else:
+            movement = self._scratch
+            movement.fill(0)
+            add_replicas_(movement, node, t, rate, self.replicas, inbox, self.left_out)
+            self.x += movement
+            self._drift.learn_(movement)
+            self._leave_out_of_drift(u - self.u)
+        self.u = u
         return None
 
     def absorb_late(self, message: Message) -> None:
@@ -493,7 +511,19 @@ class QuantSgp(ReplicaAlgorithm):
         copy = self.replicas.apply_(message)
         if scale > 0.0:
             add_scaled_(self.x, scale, copy)
+            if self._drift is not None:
+                self._drift.learn_(copy, scale)
+                self._leave_out_of_drift(scale * message.push_weight)
             self.u += scale * message.push_weight
+
+    def _leave_out_of_drift(self, gained: float) -> None:
+        """Take out of d what came with weight, or went with it: that much of the own model."""
+        if self._drift is not None and gained != 0.0 and self.u > 0.0:
+            self._drift.learn_(self.replicas.own, -gained / self.u)
+
+    def start_anew(self) -> None:
+        if self._drift is not None and self.node.drift_gain is not None:
+            self._drift.reset(self.node.drift_gain())
 
     def take_back(self, unreceived: Sequence[Message]) -> None:
         """Add η W x̂(s) and η W u(s) of each round s."""
@@ -508,6 +538,14 @@ class QuantSgp(ReplicaAlgorithm):
             replica_error=distance(self.x, self.replicas.own),
             neighbor_distance=self.replicas.mean_distance(self._heard) if self._heard else None,
         )
+
+    def state(self) -> dict[str, npt.NDArray[Any]]:
+        return {**super().state(), **({} if self._drift is None else self._drift.state())}
+
+    def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        super().restore(state)
+        if self._drift is not None:
+            self._drift.restore(state)
 
 
 def compress_difference_(node: NodeContext, t: int, x: FloatArray, replicas: Replicas, scratch: FloatArray) -> Payload:

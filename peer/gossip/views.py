@@ -54,6 +54,11 @@ class ViewSchedule:
         """Lost peer → first round without it here."""
         return dict(self._absent)
 
+    @property
+    def graph(self) -> Schedule:
+        """The graph of the round that was entered, over the positions of its members."""
+        return self._graph_of(self.membership.members(self._now))
+
     def at(self, t: int) -> MixingMatrix:
         if self._is_plain:
             return self._plain.at(t)

@@ -110,10 +110,10 @@ def describe(frame: bytes | bytearray | memoryview, layout: Layout, *, previous:
 def entropy_bound_bits(message: Message, *, previous: Message | None = None) -> float:
     """Return about the fewest bits that can carry the message's layers, headers left out.
 
-    log₂ C(n, k) for k indices of n coordinates; for codes their empirical entropy (of order 0), with `previous` the
-    smaller of theirs and that of their change, at most b bits a number; the bits of its float type for every real,
-    scale and θ; 64 bits for a check. Layers with fewer than 256 codes are taken together, by bits, for their
-    entropy: that of a handful of codes is near zero whatever they are.
+    log₂ C(n, k) for k indices of n coordinates, although fewer will do where they cluster; for codes their empirical
+    entropy (of order 0), with `previous` the smaller of theirs and that of their change, at most b bits a number; the
+    bits of its float type for every real, scale and θ; 64 bits for a check. Layers with fewer than 256 codes are taken
+    together, by bits, for their entropy: that of a handful of codes is near zero whatever they are.
     """
     earlier: Sequence[LayerPayload | None] = (None,) * len(message.layers)
     if previous is not None and message.layer_ids is None and len(previous.layers) == len(message.layers):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from peer.config import Config, load
 from peer.config_writer import write_peer_file
 from peer.daemon.audit_log import read_event_log
+from peer.errors import RemoteError
 from peer.gossip.pairs.events import Event, merge_events
 from peer.ops import control
 from peer.ops.local_cluster import Cluster
@@ -147,6 +149,15 @@ def test_a_ring_of_five_has_one_history_and_a_slow_peer_slows_nobody(prepared: C
         assert last[peer].accuracy == cluster.trainer.evaluate(history.final[peer]).accuracy
 
 
+def answers(cluster: Cluster, peer: int) -> bool:
+    """Whether a peer answers its operator."""
+    file = cluster.peer_files[peer]
+    with contextlib.suppress(RemoteError):
+        control.call(load(file, environment={}), file.parent, None, "status")
+        return True
+    return False
+
+
 @pytest.mark.parametrize("algorithm", ["ad-psgd", "moniqua-ad-psgd"])
 def test_mass_survives_kills_and_stops(prepared: Callable[..., Cluster], algorithm: str) -> None:
     settings = [f"algorithm.name={algorithm}", "run.rounds=300", "state.checkpoint_every_rounds=40"]
@@ -163,8 +174,8 @@ def test_mass_survives_kills_and_stops(prepared: Callable[..., Cluster], algorit
         done = steps(cluster)[victim]
         cluster.start_peer(victim)
     if algorithm == "ad-psgd":
-        # What it has done is in its metrics before it listens to anybody.
-        wait_for(cluster, lambda: steps(cluster)[victim] > done)
+        # What it has done is in its metrics before it heeds signals; who answers does.
+        wait_for(cluster, lambda: steps(cluster)[victim] > done and answers(cluster, victim))
         cluster.stop()
         assert [process.returncode for process in cluster.processes] == [0, 0, 0]
         assert min(steps(cluster)) < 300

@@ -29,6 +29,8 @@ pytest.importorskip("dp_accounting")
 JOB = (
     "run.rounds=60",
     "algorithm.name=quant-sgp",
+    "algorithm.drift_correction=auto",
+    "compressor.fraction=0.1",
     "training.precision=float32",
     "training.warmup_rounds=5",
     "training.momentum=heavy-ball",

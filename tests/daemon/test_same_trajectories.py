@@ -20,7 +20,10 @@ COMMON = ("run.rounds=30", "evaluation.every_rounds=10", "training.warmup_rounds
 @pytest.mark.parametrize(
     "job",
     [
-        pytest.param(("algorithm.name=quant-sgp", "graph.kind=directed-ring"), id="quant-sgp, directed ring"),
+        pytest.param(
+            ("algorithm.name=quant-sgp", "graph.kind=directed-ring", "algorithm.drift_correction=auto"),
+            id="quant-sgp, directed ring, drift correction",
+        ),
         pytest.param(
             (
                 "algorithm.name=sparse-push",

@@ -565,3 +565,17 @@ def test_an_algorithm_that_is_not_in_the_table_is_checked_by_what_it_says_of_its
     spec = AlgorithmSpec(name="own", summary="An own one.", source="none", graph=GraphNeed.DOUBLY)
     sentence = found("error", "algorithm.name", check(spec, graph("four-node-a", 4), NONE))
     assert "own needs a doubly stochastic graph" in sentence
+
+
+def test_a_correction_of_drift_that_would_swing_or_do_nothing_is_warned_about():
+    ring, compressor = graph("directed-ring"), compress.build("top_k", fraction=0.1, value_bits=4)
+    settings = {"averaging_rate": 0.24, "rounds": 2000}
+    for gain in ("auto", 0.0, 0.007):
+        assert check(SPECS["quant-sgp"], ring, compressor, drift_correction=gain, **settings) == []
+    findings = check(SPECS["quant-sgp"], ring, compressor, drift_correction=0.05, **settings)
+    skipping = check(SPECS["quant-sgp"], ring, compressor, drift_correction=0.01, late="skip", **settings)
+    assert any("nothing is corrected" in finding.sentence for finding in skipping)
+    assert "far above 0.003" in found("warning", "algorithm.drift_correction", findings)
+    findings = check(SPECS["sgp"], ring, COMPRESSORS["none"], drift_correction=0.01, rounds=2000)
+    assert "sgp corrects no drift" in found("warning", "algorithm.drift_correction", findings)
+    assert check(SPECS["sgp"], ring, COMPRESSORS["none"], drift_correction="auto", rounds=2000) == []

@@ -80,7 +80,8 @@ def test_a_run_leaves_everything_in_its_folder(tmp_path: Path) -> None:
     # Every kind of byte count holds the one inside it.
     sizes = [summary[f"{kind}_bytes"] for kind in ("payload", "frame", "protobuf", "socket", "packet")]
     assert sizes == sorted(sizes)
-    assert 0 < summary["entropy_bits_per_parameter"] <= summary["bits_per_parameter"]
+    # Positions that cluster take fewer bits than the bound, which takes them to lie anywhere.
+    assert summary["entropy_bits_per_parameter"] == pytest.approx(summary["bits_per_parameter"], rel=0.25)
     assert not peers_below(tmp_path)
     peers = folder / "peers"
     readable = [path for path in (peers, *peers.rglob("*")) if path.stat().st_mode & 0o077]

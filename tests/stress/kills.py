@@ -33,7 +33,7 @@ from peer.ops.peer_processes import ForkServer
 
 JOBS = {
     "sparse-push": ["compressor.kind=top_k", "compressor.fraction=0.1"],
-    "quant-sgp": ["compressor.kind=top_k", "compressor.fraction=0.05"],
+    "quant-sgp": ["compressor.kind=top_k", "compressor.fraction=0.05", "algorithm.drift_correction=auto"],
     "moniqua": ["graph.kind=ring", "compressor.kind=modulo", "compressor.bits=4"],
     "choco-sgd": ["graph.kind=ring", "compressor.kind=top_k", "compressor.fraction=0.05"],
     # Averaging rate ½ turns W into the slack matrix (W + I) / 2, whose smallest eigenvalue D² can bear.

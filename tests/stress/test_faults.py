@@ -51,6 +51,12 @@ def test_nothing_that_goes_wrong_parts_the_models_of_low_rank(seed: int) -> None
     assert simulate(seed, rounds=30, lies=seed % 4 == 3, name="low-rank").rounds == 30
 
 
+@pytest.mark.parametrize("seed", range(24))
+def test_nothing_that_goes_wrong_takes_mass_from_peers_that_correct_drift(seed: int) -> None:
+    """With members that come, go and are lost, and a liar in a quarter."""
+    assert simulate(seed, rounds=30, lies=seed % 4 == 3, name="drift").rounds == 30
+
+
 @pytest.mark.parametrize("seed", STUCK)
 def test_nobody_waits_for_ever_for_a_peer_that_is_lost_as_others_come_and_go(seed: int) -> None:
     assert simulate(seed, rounds=100).rounds == 100

@@ -125,7 +125,10 @@ class Auditor:
         self._undo(participant.peer, round_)
         algorithm = participant.algorithm
         step = local_step_rate(rate, algorithm.u, algorithm.node.push_weight_guard) if algorithm.spec.push_sum else rate
-        self._open[participant.peer].moved = -step * gradient.astype(np.float64)
+        moved = -step * gradient.astype(np.float64)
+        if algorithm.node.drift_gain is not None:
+            moved += step * algorithm.state()["drift.correction"].astype(np.float64)
+        self._open[participant.peer].moved = moved
 
     def observed(self, participant: Participant, what: str, round_: int, other: int, frame: bytes) -> None:
         """What `Participant` says of a frame: see there."""

@@ -19,6 +19,7 @@ from peer.compress.layout import Layout
 from peer.compress.payload import FloatArray
 from peer.errors import ConfigError, SecurityError
 from peer.gossip.base import Algorithm, AlgorithmSpec, GraphNeed, NodeContext
+from peer.gossip.drift import default_gain
 from peer.gossip.incarnations import Numbering
 from peer.gossip.late_neighbors import LatePolicy
 from peer.gossip.membership import ChangeKind, Membership, Newcomer
@@ -59,6 +60,7 @@ class Case:
     verified: bool = False
     theta: float = 0.0
     bits: int = 8
+    corrects_drift: bool = False
 
 
 CASES = (
@@ -82,7 +84,10 @@ CASES = (
 )
 
 
-BY_NAME = {"low-rank": Case("low-rank")}
+BY_NAME = {
+    "low-rank": Case("low-rank"),
+    "drift": Case("quant-sgp", corrects_drift=True),
+}
 """Cases that no seed stands for: scenarios name them, so that seeds keep what they stood for before."""
 
 
@@ -334,15 +339,22 @@ class Scenario:
         views = None
         if self.members_can_change:
             views = ViewSchedule(max(self.num_peers, peer + 1), Membership(tuple(range(self.num_first))), self.graph_of)
+        schedule = views or self.schedule
+
+        def drift_gain() -> float:
+            graph = schedule.graph if isinstance(schedule, ViewSchedule) else schedule
+            return default_gain(self.averaging_rate, graph.spectral_gap)
+
         node = NodeContext(
             peer=peer,
-            schedule=views or self.schedule,
+            schedule=schedule,
             layout=self.layout,
             draw_source=PhiloxSource(self.seed, peer),
             compressor=self.compressor,
             averaging_rate=self.averaging_rate,
             # As in the product: a peer whose only in-neighbour is lost hears nobody for some rounds.
             push_weight_guard=0.5 if self.case.late or self.somebody_is_lost else 0.0,
+            drift_gain=drift_gain if self.case.corrects_drift else None,
             rounds=self.rounds,
             seed=self.seed,
             modulo=ModuloOptions(
