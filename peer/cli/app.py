@@ -13,6 +13,7 @@ import logging
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import suppress
@@ -245,6 +246,16 @@ class StopOnSignal:
     def __exit__(self, *error: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+
+    def wait(self, seconds: float) -> bool:
+        """Sleep until a signal comes, for so long at most; return whether one came.
+
+        Not `event.wait`: a handler that sets the event while this thread is inside would wait for it for ever.
+        """
+        until = time.monotonic() + seconds
+        while not self.event.is_set() and (left := until - time.monotonic()) > 0.0:
+            time.sleep(min(left, 0.1))
+        return self.event.is_set()
 
     def _on_signal(self, number: int, frame: object) -> None:
         if self.event.is_set():

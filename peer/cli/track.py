@@ -107,4 +107,4 @@ def _hand_over(follower: Follower, trackers: list[Tracker]) -> int:
 def _ends(stop: StopOnSignal) -> bool:
     """Wait a moment; return whether it is time to end: at a signal, or when the run that started this is gone."""
     parent = os.environ.get("SOTTO_PARENT")
-    return stop.event.wait(_POLL_S) or (parent is not None and os.getppid() != int(parent))
+    return stop.wait(_POLL_S) or (parent is not None and os.getppid() != int(parent))

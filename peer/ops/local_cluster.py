@@ -493,7 +493,8 @@ def up(
                 break
             peers = cluster.poll()
             show("starting peers" if [peer.round for peer in peers] == begin else "training", peers)
-            stop.wait(_POLL_S)
+            # Not `stop.wait`: a signal handler that sets `stop` while this thread is inside would wait for ever.
+            time.sleep(_POLL_S)
         failure = failure or cluster.failure()
         if failure is not None:
             ended = f"{'diverged' if isinstance(failure, DivergenceError) else 'failed'}: {failure}"

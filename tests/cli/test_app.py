@@ -115,6 +115,31 @@ def test_the_first_signal_asks_and_the_second_insists() -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
+def test_waiting_ends_at_a_signal_whenever_it_comes() -> None:
+    """With `Event.wait` in place of this, the handler waits for ever for the thread that it interrupts."""
+    command = [sys.executable, "-c", _WAITS_UNDER_SIGNALS]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (result.returncode, result.stdout) == (0, "5000\n"), result.stderr
+
+
+_WAITS_UNDER_SIGNALS = """
+import random
+import signal
+from peer.cli.app import StopOnSignal
+
+random.seed(0)
+stop = StopOnSignal()
+signal.signal(signal.SIGALRM, lambda number, frame: stop.event.set())
+for _ in range(5000):
+    # One signal at a time, about when the wait begins.
+    signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-6, 1e-4))
+    while not stop.wait(0.0):
+        pass
+    stop.event.clear()
+print(5000)
+"""
+
+
 def test_a_reader_that_went_away_is_no_error() -> None:
     reading, writing = os.pipe()
     os.close(reading)
