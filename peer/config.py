@@ -25,6 +25,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from peer import config_schema
 from peer.errors import ConfigError
 
+DIGITS = "digits"
+"""`training.task` that needs no data beside the installation."""
+
 OWN_LOOP = "loop"
 """`training.task` of a run whose local steps a script of the user's does."""
 
@@ -33,10 +36,6 @@ NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 Whole = Annotated[int, Field(ge=0)]
-
-
-DIGITS = "digits"
-"""The task that needs no data beside the installation."""
 
 
 class Section(BaseModel):

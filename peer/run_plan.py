@@ -24,6 +24,7 @@ from peer.gossip.error_feedback import final_rounds_for
 from peer.gossip.graphs import GraphFile
 from peer.gossip.options import RobustMixing
 from peer.gossip.topology import Schedule
+from peer.gossip.views import ViewSchedule
 from peer.native import bfloat16_is_emulated
 from peer.native import missing as kernels_missing
 
@@ -156,8 +157,8 @@ def corrects_drift(config: Config) -> bool:
     return is_on and algorithm_spec(config).corrects_drift and config.rounds.late == "wait"
 
 
-def drift_gain(config: Config, schedule: Schedule, rate: float) -> float:
-    """Return β of the drift correction on a graph, at an averaging rate η."""
+def drift_gain(config: Config, schedule: Schedule | ViewSchedule, rate: float) -> float:
+    """Return β of the drift correction on a graph, for the members that there are now, at an averaging rate η."""
     asked = config.algorithm.drift_correction
     return default_gain(rate, schedule.spectral_gap) if asked == "auto" else asked
 

@@ -389,7 +389,9 @@ class RunSetup:
             whole_below=options.whole_below,
             packed=self.config.compressor.coding == "packed",
             push_weight_guard=options.push_weight_guard,
-            drift_gain=partial(self._drift_gain, schedule) if corrects_drift(self.config) else None,
+            drift_gain=partial(drift_gain, self.config, schedule, self.averaging_rate)
+            if corrects_drift(self.config)
+            else None,
             rounds=self.config.run.rounds,
             seed=self.config.run.seed,
             modulo=ModuloOptions(
@@ -406,11 +408,6 @@ class RunSetup:
             server=ServerOptions(peer=options.server, model_bits=options.model_bits, model_range=options.model_range),
             shared_copies=self.shared_copies,
         )
-
-    def _drift_gain(self, schedule: Schedule | ViewSchedule) -> float:
-        """Return β for the members that there are now."""
-        graph = schedule.graph if isinstance(schedule, ViewSchedule) else schedule
-        return drift_gain(self.config, graph, self.averaging_rate)
 
     @cached_property
     def _step_size_decay(self) -> tuple[float, ...]:

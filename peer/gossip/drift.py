@@ -46,7 +46,7 @@ class DriftCorrection:
         self._gain = gain
         self._correction = np.zeros_like(x)
         self._rate = 0.0
-        """γ of the latest local step: d of a message that comes later belongs to it too."""
+        """γ of the latest local step."""
 
     def step_(self, x: FloatArray, rate: float) -> None:
         """Add γ s to `x`: the part of a local step at the rate γ that makes up for drift."""

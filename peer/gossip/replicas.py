@@ -501,7 +501,9 @@ class QuantSgp(ReplicaAlgorithm):
             add_replicas_(movement, node, t, rate, self.replicas, inbox, self.left_out)
             self.x += movement
             self._drift.learn_(movement)
-            self._leave_out_of_drift(u - self.u)
+            if u != self.u and self.u > 0.0:
+                # Left out of d: what came with weight, or went with it, is that much of the own model.
+                self._drift.learn_(self.replicas.own, -(u - self.u) / self.u)
         self.u = u
         return None
 
@@ -511,15 +513,7 @@ class QuantSgp(ReplicaAlgorithm):
         copy = self.replicas.apply_(message)
         if scale > 0.0:
             add_scaled_(self.x, scale, copy)
-            if self._drift is not None:
-                self._drift.learn_(copy, scale)
-                self._leave_out_of_drift(scale * message.push_weight)
             self.u += scale * message.push_weight
-
-    def _leave_out_of_drift(self, gained: float) -> None:
-        """Take out of d what came with weight, or went with it: that much of the own model."""
-        if self._drift is not None and gained != 0.0 and self.u > 0.0:
-            self._drift.learn_(self.replicas.own, -gained / self.u)
 
     def start_anew(self) -> None:
         if self._drift is not None and self.node.drift_gain is not None:

@@ -55,9 +55,9 @@ class ViewSchedule:
         return dict(self._absent)
 
     @property
-    def graph(self) -> Schedule:
-        """The graph of the round that was entered, over the positions of its members."""
-        return self._graph_of(self.membership.members(self._now))
+    def spectral_gap(self) -> float:
+        """That of the graph of the members in the round that was entered."""
+        return self._graph_of(self.membership.members(self._now)).spectral_gap
 
     def at(self, t: int) -> MixingMatrix:
         if self._is_plain:

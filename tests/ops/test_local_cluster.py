@@ -61,9 +61,9 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 90.0) -> None:
 
 
 def test_a_run_leaves_everything_in_its_folder(tmp_path: Path) -> None:
-    process = sotto_up(
-        tmp_path, "--peers", "3", "--name", "first", "--json", *SHORT, "--set", "data.holdout_fraction=0.1"
-    )
+    # Sparse enough for the bound, which takes positions to lie anywhere: of 10 %, those that cluster take fewer bits.
+    settings = ("--set", "data.holdout_fraction=0.1", "--set", "compressor.fraction=0.02")
+    process = sotto_up(tmp_path, "--peers", "3", "--name", "first", "--json", *SHORT, *settings)
     out, err = process.communicate(timeout=200)
     assert process.returncode == 0, err
     summary = json.loads(out)
@@ -80,8 +80,7 @@ def test_a_run_leaves_everything_in_its_folder(tmp_path: Path) -> None:
     # Every kind of byte count holds the one inside it.
     sizes = [summary[f"{kind}_bytes"] for kind in ("payload", "frame", "protobuf", "socket", "packet")]
     assert sizes == sorted(sizes)
-    # Positions that cluster take fewer bits than the bound, which takes them to lie anywhere.
-    assert summary["entropy_bits_per_parameter"] == pytest.approx(summary["bits_per_parameter"], rel=0.25)
+    assert 0 < summary["entropy_bits_per_parameter"] <= summary["bits_per_parameter"]
     assert not peers_below(tmp_path)
     peers = folder / "peers"
     readable = [path for path in (peers, *peers.rglob("*")) if path.stat().st_mode & 0o077]

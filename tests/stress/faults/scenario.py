@@ -340,11 +340,6 @@ class Scenario:
         if self.members_can_change:
             views = ViewSchedule(max(self.num_peers, peer + 1), Membership(tuple(range(self.num_first))), self.graph_of)
         schedule = views or self.schedule
-
-        def drift_gain() -> float:
-            graph = schedule.graph if isinstance(schedule, ViewSchedule) else schedule
-            return default_gain(self.averaging_rate, graph.spectral_gap)
-
         node = NodeContext(
             peer=peer,
             schedule=schedule,
@@ -354,7 +349,9 @@ class Scenario:
             averaging_rate=self.averaging_rate,
             # As in the product: a peer whose only in-neighbour is lost hears nobody for some rounds.
             push_weight_guard=0.5 if self.case.late or self.somebody_is_lost else 0.0,
-            drift_gain=drift_gain if self.case.corrects_drift else None,
+            drift_gain=(lambda: default_gain(self.averaging_rate, schedule.spectral_gap))
+            if self.case.corrects_drift
+            else None,
             rounds=self.rounds,
             seed=self.seed,
             modulo=ModuloOptions(
