@@ -234,7 +234,7 @@ def test_an_action_is_confirmed_by_name_and_its_answer_is_shown(chromium: Any, s
 
 
 def test_another_page_can_neither_read_nor_act(chromium: Any, silent: Served) -> None:
-    evil = f"""<title>…</title><iframe src="{silent.origin}/"></iframe><script>
+    evil = f"""<iframe src="{silent.origin}/"></iframe><script>
       const body = '{{"action": "stop all", "peer": null}}';
       const ask = (mode, type) => fetch("{silent.origin}/act",
         {{method: "POST", mode, body, headers: {{"Content-Type": type}}}}).then(a => "answered " + a.type, String);
@@ -248,7 +248,7 @@ def test_another_page_can_neither_read_nor_act(chromium: Any, silent: Served) ->
     other.on("response", lambda answer: statuses.append(answer.status) if "/act" in answer.url else None)
     other.route("http://evil.example/", lambda route: route.fulfill(body=evil, content_type="text/html"))
     other.goto("http://evil.example/", wait_until="commit")
-    other.wait_for_function("document.title !== '…'")
+    other.wait_for_function("document.title !== ''")
     # What needs no leave is sent and refused; nothing can be read.
     first, *rest = other.title().split("; ")
     assert first in ("answered opaque", "TypeError: Failed to fetch")
