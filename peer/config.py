@@ -18,7 +18,7 @@ import tomllib
 import zoneinfo
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -315,6 +315,10 @@ class PrivacyOptions(Section):
         return self.noise_multiplier is not None or self.epsilon is not None
 
 
+Vote: TypeAlias = Literal["vote"]
+VOTE: Vote = "vote"
+
+
 class DataOptions(Section):
     """The training data, and how it is split among the peers."""
 
@@ -336,9 +340,10 @@ class DataOptions(Section):
     that every sample counts alike. Without it, every device counts alike."""
     total_samples: Count | None = None
     """own, with weight_by_samples: how many samples all devices have together, hold-outs included."""
-    class_shares: tuple[NonNegative, ...] = ()
+    class_shares: tuple[NonNegative, ...] | Vote = ()
     """own: how frequent the classes are in the data of all devices, a number for each class in their order: fractions,
-    percentages or counts. Logit adjustment needs to know. Empty: all classes are taken to be equally frequent."""
+    percentages or counts. Logit adjustment needs to know. Empty: all classes are taken to be equally frequent. vote:
+    before the first round, each device tells all others how frequent they are in its own data, and the mean counts."""
 
 
 class RoundOptions(Section):

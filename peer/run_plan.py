@@ -13,7 +13,7 @@ from typing import Any
 
 from peer import compress, gossip
 from peer.compress.bound import BoundedCompressor
-from peer.config import OWN_LOOP, Config, TrainingOptions
+from peer.config import OWN_LOOP, VOTE, Config, TrainingOptions
 from peer.errors import ConfigError
 from peer.gossip import topology, validate
 from peer.gossip.averaging_rate import default_averaging_rate
@@ -323,6 +323,24 @@ def _data_findings(config: Config) -> Iterator[validate.Finding]:
         yield validate.Finding("error", "data.total_samples", sentence)
     elif options.total_samples is not None and not options.weight_by_samples:
         yield validate.Finding("warning", "data.total_samples", "has no effect without data.weight_by_samples = true")
+    if options.class_shares == VOTE:
+        yield from _vote_findings(config)
+
+
+def _vote_findings(config: Config) -> Iterator[validate.Finding]:
+    """Say where a vote on the shares of the classes tells too much, or is for nothing."""
+    if config.privacy.is_on:
+        sentence = (
+            "tells the other devices how frequent the classes are on each, without the noise of [privacy]; declare the"
+            " shares, or leave them unset"
+        )
+        yield validate.Finding("error", "data.class_shares", sentence)
+    elif config.training.task == OWN_LOOP:
+        yield validate.Finding(
+            "warning", "data.class_shares", "has no effect with your own loop, which adjusts nothing"
+        )
+    elif config.training.label_adjustment is False:
+        yield validate.Finding("warning", "data.class_shares", "has no effect with training.label_adjustment = false")
 
 
 def _loop_findings(config: Config) -> Iterator[validate.Finding]:

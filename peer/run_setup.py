@@ -300,7 +300,8 @@ class RunSetup:
 
     @cached_property
     def class_shares(self) -> npt.NDArray[np.float64] | None:
-        """The shares of the classes in the data of all peers; None where they can be counted, or there are none."""
+        """The shares of the classes in the data of all peers; None where they can be counted, there are none, or the
+        devices are to vote on them."""
         if isinstance(self.manifest, Manifest):
             return None
         return declared_shares(self.task, self.config.data.class_shares)

@@ -182,6 +182,19 @@ OWN_TASK = ("data.partition=own", "training.task=own_task:make_task")
         ),
         (("data.total_samples=9",), "warning", "data.total_samples", "no effect without"),
         (("data.class_shares=[1]",), "warning", "data.class_shares", "no effect without"),
+        (("data.class_shares=vote",), "warning", "data.class_shares", "no effect without"),
+        (
+            (*OWN_TASK, "data.class_shares=vote", "training.label_adjustment=false"),
+            "warning",
+            "data.class_shares",
+            "no effect with training.label_adjustment",
+        ),
+        (
+            (*OWN_TASK, "data.class_shares=vote", "privacy.noise_multiplier=1"),
+            "error",
+            "data.class_shares",
+            "without the noise",
+        ),
     ],
 )
 def test_options_for_own_data_that_lack_something_or_do_nothing_are_named(

@@ -9,16 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from peer import __version__, wire
-from peer.config import SHARED_SECTIONS, Config
+from peer.config import SHARED_SECTIONS, VOTE, Config
 from peer.daemon import notes
 from peer.daemon.admissions import Admissions
 from peer.daemon.audit_log import AuditLog, EventLog
 from peer.daemon.change_requests import ChangeRequests, FixedMembers
 from peer.daemon.checkpoint_cadence import CheckpointCadence
+from peer.daemon.class_votes import ClassVotes
 from peer.daemon.data_check import DataCheck
 from peer.daemon.divergence import Divergence, advice
 from peer.daemon.evaluations import Evaluations, OwnEvaluation, SampleCounts
-from peer.daemon.incoming import Incoming, Judge
+from peer.daemon.incoming import Greeting, Incoming, Judge
 from peer.daemon.joining import Joining
 from peer.daemon.limits import Limits
 from peer.daemon.local_peer import LocalPeer
@@ -56,7 +57,7 @@ from peer.run_setup import PeerTrainer
 from peer.state.admission_log import AdmissionLog
 from peer.state.metrics import EvaluationRecord
 from peer.train.data_digest import data_digest
-from peer.train.local_step import Split
+from peer.train.local_step import Split, Trainer
 from peer.train.partition import Manifest
 
 log = logging.getLogger("sotto")
@@ -79,6 +80,8 @@ class CommonParts:
     watcher: Watcher
     admissions: Admissions
     releases: Releases
+    class_votes: ClassVotes | None
+    """None where the devices do not vote on the shares of the classes."""
     limits: Limits | None
     """None where no limit of this device can be reached."""
 
@@ -159,24 +162,29 @@ def _assemble(
         releases=common.releases,
     )
     common.releases.follow(lambda: training.loop.members, lambda: training.disk_state.protocol)
-    data = _data_check(local)
+    judges: dict[str, Judge] = {
+        notes.EVALUATION: common.evaluations.heard,
+        notes.DIVERGED: common.divergence.heard,
+        notes.RELEASE: common.releases.heard,
+        **training.notes,
+    }
+    greetings: dict[str, Greeting] = {
+        notes.EVALUATION: lambda peer: common.evaluations.notes(),
+        notes.RELEASE: common.releases.linked,
+    }
+    if (votes := common.class_votes) is not None:
+        judges[notes.CLASSES], greetings[notes.CLASSES] = votes.heard, votes.linked
+    if (data := _data_check(local)) is not None:
+        judges[notes.DATA], greetings[notes.DATA] = data.heard, lambda peer: (data.note,)
     incoming = Incoming(
         runtime=common.runtime,
         neighbors=common.neighbors,
         roster=local.roster,
         frames=training.frames,
-        evaluations=common.evaluations,
-        releases=common.releases,
         members=training.members,
         operator=operator,
-        notes={
-            notes.EVALUATION: common.evaluations.heard,
-            notes.DIVERGED: common.divergence.heard,
-            notes.RELEASE: common.releases.heard,
-            **training.notes,
-            **({} if data is None else {notes.DATA: data.heard}),
-        },
-        greetings={} if data is None else {notes.DATA: data.note},
+        notes=judges,
+        greetings=greetings,
         why_no_changes=local.setup.why_no_changes,
         num_peers=local.setup.num_peers,
     )
@@ -263,9 +271,30 @@ def _common_parts(local: LocalPeer, watcher: Watcher, wall_clock: Callable[[], f
             statements=local.statements,
             now=runtime.now,
         ),
+        class_votes=_class_votes(local, runtime, neighbors),
         limits=Limits(config.limits, local.folder.disk, neighbors, sync=runtime.sync, wall_clock=wall_clock)
         if config.limits.can_be_reached
         else None,
+    )
+
+
+def _class_votes(local: LocalPeer, runtime: Runtime, neighbors: Neighbors) -> ClassVotes | None:
+    data, trainer = local.config.data, local.trainer
+    votes = data.partition == "own" and data.class_shares == VOTE and local.setup.training.label_adjustment
+    if not votes or not isinstance(trainer, Trainer):
+        return None
+    return ClassVotes(
+        local.number,
+        trainer.train_class_counts(),
+        voters=local.setup.first_members,
+        total_samples=data.total_samples if data.weight_by_samples else None,
+        has_begun=local.has_begun,
+        disk=local.folder.disk,
+        statements=local.statements,
+        neighbors=neighbors,
+        runtime=runtime,
+        name=local.roster.name,
+        use=trainer.know_class_shares,
     )
 
 

@@ -10,6 +10,7 @@ What it sends is judged by the part that knows what it is for:
 | evaluations, divergences | `evaluations`, `divergence` |
 | votes on who is lost | `loss_watch` |
 | what they run | `releases` |
+| how frequent their classes are | `class_votes` |
 | digests of replicas, and of data | `replica_check`, `data_check` |
 | requests to join, and the answer to one | `change_requests`, `joining` |
 | calls of an operator | `operator_api` |
@@ -23,14 +24,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from peer.daemon import notes as topics
-from peer.daemon.evaluations import Evaluations
 from peer.daemon.loop_protocol import Frames, Members
 from peer.daemon.neighbors import Neighbors
 from peer.daemon.operator_api import OperatorApi
-from peer.daemon.releases import Releases
 from peer.daemon.roster import Roster
 from peer.daemon.runtime import Runtime
 from peer.errors import HandshakeRefused
@@ -47,13 +46,15 @@ _OTHER_NOTES = (0.5, 5.0)
 
 
 def _evaluation_notes(num_peers: int) -> tuple[float, float]:
-    """Return the same for evaluations, releases and votes. A neighbour passes on those of all peers, and tells them
+    """Return the same for notes that are about any peer. A neighbour passes on those of all peers, and tells them
     again; what an honest one can send is bounded by what peers accept of each other (`evaluations`)."""
     return 50.0 + 4.0 * num_peers, 100.0 + 80.0 * num_peers
 
 
 Judge = Callable[[int, bytes], None]
 """Takes a note: (neighbour, bytes). Raises RemoteProtocolError."""
+Greeting = Callable[[int], Iterable[bytes]]
+"""Returns the notes that a neighbour should hear that is connected."""
 
 
 class Incoming:
@@ -66,22 +67,20 @@ class Incoming:
         neighbors: Neighbors,
         roster: Roster,
         frames: Frames,
-        evaluations: Evaluations,
-        releases: Releases,
         members: Members,
         operator: OperatorApi,
         notes: Mapping[str, Judge],
-        greetings: Mapping[str, bytes],
+        greetings: Mapping[str, Greeting],
         why_no_changes: str | None,
         num_peers: int,
     ) -> None:
-        """`notes`: topic → who judges notes about it. `greetings`: topic → note that a neighbour gets when it is
+        """`notes`: topic → who judges notes about it. `greetings`: topic → what a neighbour is told of it when it is
         connected. `num_peers`: how many everybody lists."""
         self._runtime, self._neighbors, self._roster = runtime, neighbors, roster
-        self._frames, self._evaluations, self._members, self._operator = frames, evaluations, members, operator
-        self._releases, self._notes, self._greetings = releases, dict(notes), dict(greetings)
+        self._frames, self._members, self._operator = frames, members, operator
+        self._notes, self._greetings = dict(notes), dict(greetings)
         of_all = _evaluation_notes(num_peers)
-        rates = {**_NOTES, topics.EVALUATION: of_all, topics.RELEASE: of_all, LOST: of_all}
+        rates = {**_NOTES, **dict.fromkeys((topics.EVALUATION, topics.RELEASE, topics.CLASSES, LOST), of_all)}
         self._budgets = {
             topic: Allowances(rate=rate, burst=burst)
             for topic in self._notes
@@ -101,12 +100,9 @@ class Incoming:
         """A neighbour is connected and has our frames up to `remote_has`; return what to send (again)."""
         self._neighbors.up(peer, self._runtime.now())
         frames = self._frames.frames_for(peer, remote_has)
-        for note in self._evaluations.notes():
-            self._neighbors.transport.bulletin(peer, topics.EVALUATION, note)
-        for note in self._releases.linked(peer):
-            self._neighbors.transport.bulletin(peer, topics.RELEASE, note)
-        for topic, note in self._greetings.items():
-            self._neighbors.transport.bulletin(peer, topic, note)
+        for topic, greeting in self._greetings.items():
+            for note in greeting(peer):
+                self._neighbors.transport.bulletin(peer, topic, note)
         self._runtime.wake()
         return frames
 

@@ -14,8 +14,8 @@ from typing import TypedDict
 
 from peer import __version__
 from peer.config import Config
+from peer.daemon import first_peer_list
 from peer.daemon.chosen_precision import settle_chosen
-from peer.daemon.first_peer_list import settle
 from peer.daemon.kept_rate import settle_rate
 from peer.daemon.kept_secret import settle_privacy
 from peer.daemon.roster import Roster
@@ -60,7 +60,7 @@ class LocalPeer:
     def __init__(self, config: Config, base: Path, loop: PeerTrainer | None = None) -> None:
         """`config` as its file has it; `base` is where its relative paths start; `loop`: what trains, where that is no
         task. Raises SottoError."""
-        settled = settle(config, base)
+        settled = first_peer_list.settle(config, base)
         config = settled.config
         self.config, self.base = config, base
         self.taken_out = settled.taken_out
@@ -127,6 +127,11 @@ class LocalPeer:
         """The number of this peer: its index in the list, unless it takes part again after it was lost
         (`gossip.incarnations`)."""
         return self.roster.me
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether rounds of the run are in the state folder: the list of peers is, from the first one on."""
+        return first_peer_list.FILE in self.folder.disk.names()
 
     @property
     def begins(self) -> bool:

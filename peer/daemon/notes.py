@@ -25,6 +25,7 @@ REPLICA = "replica"
 JOIN = "join"
 """Topic of the note with which a peer asks to be let in; `node.membership_codec` knows its content."""
 REFUSAL = "no join"
+CLASSES = "classes"
 DATA = "data"
 RELEASE = "release"
 
@@ -32,6 +33,7 @@ MOST_CLASSES = 1000
 """Of more, only the sums are told."""
 _MOST_SAMPLES = 1 << 53
 """More than any test set has; sums of so many classes stay integers that JSON, SQLite and floats can hold."""
+_MILLION = 1_000_000
 _MOST_PEERS = 1 << 31
 _MOST_PROTOCOL = 1 << 16
 _MOST_MS = 1 << 53
@@ -55,6 +57,17 @@ class ReleaseTold:
     software: str
     said_ms: int
     """When, by its own clock, in milliseconds since 1970."""
+
+
+@dataclass(frozen=True)
+class ClassVote:
+    """How frequent the classes are in the training data of a peer, as it says."""
+
+    peer: int
+    shares: tuple[int, ...]
+    """Of each class, in millionths."""
+    samples: int
+    """0 where every device counts alike."""
 
 
 def is_heeded(
@@ -159,6 +172,30 @@ def decode_release(note: bytes) -> ReleaseTold:
     if len(message.software) > _SOFTWARE_CHARACTERS:
         raise RemoteProtocolError(f"told of a release in {len(message.software)} characters")
     return ReleaseTold(_peer(message.peer), message.protocol_max, printable(message.software), message.said_ms)
+
+
+def class_vote(peer: int, counts: Sequence[int], *, tells_samples: bool) -> ClassVote:
+    """Return the vote of a peer with so many samples of each class, at least one in all. Rounding hides no class."""
+    samples = sum(counts)
+    shares = tuple(max(1, round(_MILLION * count / samples)) if count else 0 for count in counts)
+    return ClassVote(peer, shares, samples if tells_samples else 0)
+
+
+def encode_class_vote(vote: ClassVote) -> bytes:
+    """Return a vote as peers tell it to each other."""
+    return pb.ClassNote(peer=vote.peer, shares=vote.shares, samples=vote.samples).SerializeToString()
+
+
+def decode_class_vote(note: bytes, num_classes: int) -> ClassVote:
+    """Return what `encode_class_vote` made, in a run with so many classes."""
+    message = _parse(pb.ClassNote, note)
+    shares = tuple(message.shares)
+    if len(shares) != num_classes:
+        raise RemoteProtocolError(f"told shares of {len(shares)} classes, where there are {num_classes}")
+    # Each is rounded by less than 1.
+    if abs(sum(shares) - _MILLION) > num_classes or message.samples > _MOST_SAMPLES:
+        raise RemoteProtocolError(f"told shares of classes that add up to {sum(shares)}, of {message.samples} samples")
+    return ClassVote(_peer(message.peer), shares, message.samples)
 
 
 def encode_digests(round_: int, digests: Sequence[int]) -> bytes:

@@ -13,6 +13,7 @@
 | members that were lost and come back | `own_loss`, `rejoining` |
 | what others say | `incoming` |
 | which releases the peers run | `releases` |
+| how frequent the classes are in all data | `class_votes` |
 | what an operator asks | `operator_api` |
 | what log and service manager are told | `progress_log`, `service_manager` |
 
@@ -99,6 +100,7 @@ class Daemon:
         self._evaluations, self._own, self._metrics = common.evaluations, common.own, common.metrics
         self._divergence, self._cadence, self._peer_list = common.divergence, common.cadence, parts.peer_list
         self._watcher, self._admissions, self._releases = common.watcher, common.admissions, common.releases
+        self._class_votes = common.class_votes
         self._exporter: Exporter | None = None
 
     async def main(self, *, heeds_signals: bool = True) -> int:
@@ -183,6 +185,8 @@ class Daemon:
             if self.local.steps_are_recorded and not self.loop.round and not self.saver.has_checkpoint:
                 # The journal leads to the same model only from the one that the script began with.
                 await self.saver.checkpoint()
+            if self._class_votes is not None:
+                await self._class_votes.settle(self.parts.training.linked)
             while (record := await self.loop.next_round()) is not None:
                 await self._after_round(record)
             own = self._evaluations.own()
@@ -234,7 +238,10 @@ class Daemon:
             self._end_diverged(self._divergence.finding)
             return
         completed = self._is_trained or self.loop.has_left
-        await self.loop.save_at_end()
+        if self._class_votes is None or self._class_votes.is_settled:
+            # Before, there is nothing to save, and the state of a trainer that does not adjust yet would be taken for
+            # that of a run which never does.
+            await self.loop.save_at_end()
         self.operator.state = "left" if self.loop.has_left else "completed" if completed else "stopped"
         self._metrics.flush()
         if not completed:

@@ -8,7 +8,7 @@ trains on
 where q_c is the share of class c in what the peer draws and p_c its share in the whole training set. What the peer's
 own shares say of a sample is given, and f learns the rest: it is judged and exported as it is, for data whose classes
 have the shares p. Every peer computes p from the labels that are dealt, so nothing is told to others. Where data is not
-dealt, p is declared (`declared_shares`).
+dealt, p is declared (`declared_shares`), or the mean of what the devices tell (`mean_shares`).
 
 For classes that the peer does not have, r_c is 1: they are the others that its samples are told from, as in the plain
 loss. By the equation they would stay out of the sum, and then a peer with one class learns nothing (digits, skew 1, 400
@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from peer.config import TrainingOptions
+from peer.config import TrainingOptions, Vote
 from peer.errors import ConfigError
 from peer.train.data import Batch, Classification
 from peer.train.learning_rate import LearningRate
@@ -159,19 +159,30 @@ def is_uneven(counts: IntArray, totals: IntArray) -> bool:
     return _exceeds_chance(counts[present], m * totals[present] / all_samples, room)
 
 
-def declared_shares(task: Task, declared: Sequence[float]) -> Float64Array | None:
+def declared_shares(task: Task, declared: Sequence[float] | Vote) -> Float64Array | None:
     """Return p where no device knows the labels of all: what `data.class_shares` declares, in any unit, or equal shares
-    where it is empty; None where the task has no classes. Raises ConfigError where it does not fit the task."""
+    where it is empty; None where the task has no classes, or the devices are still to vote. Raises ConfigError where it
+    does not fit the task."""
     num_classes, key = task.num_classes, "data.class_shares"
     if not declared:
         return np.full(num_classes, 1.0 / num_classes) if num_classes else None
     if not num_classes:
-        raise ConfigError(f"task {task.name} has no classes", key=key, value=list(declared), valid="an empty list")
+        value = declared if isinstance(declared, str) else list(declared)
+        raise ConfigError(f"task {task.name} has no classes", key=key, value=value, valid="an empty list")
+    if isinstance(declared, str):
+        return None
     if len(declared) != num_classes or not 0.0 < sum(declared) < math.inf:
         valid = f"{num_classes} numbers of at least 0, not all 0"
         problem = f"task {task.name} has {num_classes} classes"
         raise ConfigError(problem, key=key, value=list(declared), valid=valid)
     return np.array(declared, np.float64) / sum(declared)
+
+
+def mean_shares(shares: Sequence[Sequence[int]], weights: Sequence[int]) -> Float64Array:
+    """Return p where each device says how frequent the classes are in its own data: float64[classes] of the shares of
+    each, in any unit, and the weights of the devices."""
+    told = np.array(shares, np.float64)
+    return np.average(told / told.sum(axis=1, keepdims=True), axis=0, weights=np.array(weights, np.float64))
 
 
 def _differ_from(shares: Float64Array, counts: IntArray) -> bool:

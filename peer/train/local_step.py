@@ -88,7 +88,8 @@ class Trainer:
         """Set up training of `task` on the samples at `train_indices` of its training set; a relative
         `options.warm_start` starts at `base`.
 
-        `class_shares`: the shares of the classes in all peers' data, where the training set is not that of all.
+        `class_shares`: the shares of the classes in all peers' data, where the training set is not that of all and they
+        are known (`know_class_shares`).
         `step_weight`: how many times as long each step is. `privacy`: the noise of private steps; label adjustment that
         is "auto" is then off. `alike_in_all_precisions`: whether `start_digest` is to be that of peers which compute in
         another precision. Raises ConfigError (`training.only`, `training.warm_start`, `peer.device`,
@@ -237,6 +238,17 @@ class Trainer:
         self._load(z)
         with self._statistics(averaged):
             return evaluate_model(self.task, self._model, data, self._indices[split], self.device)
+
+    def know_class_shares(self, shares: npt.NDArray[np.float64]) -> None:
+        """Adjust logits by these shares of the classes in all peers' data, float64[classes], from the first step on."""
+        self._shares = shares
+        self._schedule, self._adjustment = self._deal(self.options)
+        self._loss = training_loss(self.task, adjusted=self._adjustment is not None)
+
+    def train_class_counts(self) -> tuple[int, ...]:
+        """Return how many samples of each class this peer trains on; the task has classes."""
+        labels = self._train.labels[torch.from_numpy(self._indices["train"])]
+        return tuple(torch.bincount(labels, minlength=self.task.num_classes).tolist())
 
     def class_counts(self) -> tuple[int, ...]:
         """Return how many samples of each class the test set has; one number where the task has no classes."""

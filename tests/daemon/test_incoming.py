@@ -9,10 +9,8 @@ from typing import cast
 
 import pytest
 
-from peer.daemon.evaluations import Evaluations
 from peer.daemon.incoming import Incoming
 from peer.daemon.operator_api import OperatorApi
-from peer.daemon.releases import Releases
 from peer.daemon.roster import Roster
 from peer.daemon.runtime import Runtime
 from peer.errors import HandshakeRefused, RemoteProtocolError
@@ -52,18 +50,15 @@ class Peer:
         self.neighbors = neighbors_over(self.transport, (1, 2))
         self.runtime, self.frames, self.members = Runtime(), Frames(), FakeMembers()
         self.judged: list[tuple[int, bytes]] = []
-        evaluations = SimpleNamespace(notes=lambda: [b"known"])
         roster = SimpleNamespace(name=lambda peer: f"peer-{peer}", hear=lambda peer, name: None)
         self.incoming = Incoming(
             runtime=self.runtime,
             neighbors=self.neighbors,
             roster=cast(Roster, roster),
             frames=self.frames,
-            evaluations=cast(Evaluations, evaluations),
-            releases=cast(Releases, SimpleNamespace(linked=lambda peer: [b"0.2.0"])),
             members=self.members,
             operator=cast(OperatorApi, None),
-            greetings={"data": b"digests"},
+            greetings={"evaluation": lambda peer: [b"known"], "release": lambda peer: [b"0.2.0", b"0.1.0"]},
             notes={"evaluation": self.judge, "replica": self.judge, "join": self.judge},
             why_no_changes="the members of this run cannot change",
             num_peers=3,
@@ -83,7 +78,7 @@ def peer() -> Peer:
 def test_a_neighbour_that_is_back_gets_its_frames_and_hears_the_news(peer: Peer) -> None:
     peer.neighbors.left[1] = "stopped"
     assert peer.incoming.link_up(1, 7) == [(8, b"next")]
-    assert peer.transport.notes == [(1, "evaluation", b"known"), (1, "release", b"0.2.0"), (1, "data", b"digests")]
+    assert peer.transport.notes == [(1, "evaluation", b"known"), (1, "release", b"0.2.0"), (1, "release", b"0.1.0")]
     assert peer.neighbors.is_reachable(1)
     peer.incoming.link_down(1, "the connection broke")
     assert peer.frames.broken == [1]

@@ -117,6 +117,7 @@ def test_numbers_of_fields_never_change() -> None:
         "DivergenceNote": {"peer": 1, "round": 2, "reason": 3},
         "ReleaseNote": {"peer": 1, "protocol_max": 2, "software": 3, "said_ms": 4},
         "ReplicaNote": {"round": 1, "digests": 2},
+        "ClassNote": {"peer": 1, "shares": 2, "samples": 3},
         "DataNote": {"train_digest": 1, "test_digest": 2},
         "RefusalNote": {"reason": 1},
     }

@@ -69,6 +69,16 @@ class DataNote(_message.Message):
     test_digest: bytes
     def __init__(self, train_digest: _Optional[bytes] = ..., test_digest: _Optional[bytes] = ...) -> None: ...
 
+class ClassNote(_message.Message):
+    __slots__ = ("peer", "shares", "samples")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    SHARES_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    peer: int
+    shares: _containers.RepeatedScalarFieldContainer[int]
+    samples: int
+    def __init__(self, peer: _Optional[int] = ..., shares: _Optional[_Iterable[int]] = ..., samples: _Optional[int] = ...) -> None: ...
+
 class RefusalNote(_message.Message):
     __slots__ = ("reason",)
     REASON_FIELD_NUMBER: _ClassVar[int]

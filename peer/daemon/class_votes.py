@@ -1,0 +1,183 @@
+"""How frequent the classes are in the data of all devices, where no device knows: they tell each other before the first
+round (`data.class_shares = "vote"`).
+
+Logit adjustment needs to know. Every device that the run begins with tells how frequent the classes are in its own
+training data, and the notes spread from neighbour to neighbour. Nobody begins the first round before all have told, so
+that all begin with the same shares: the mean of those told, or, where every sample is to count alike, the mean weighted
+by the numbers of samples. So a device that lies moves the result by its own weight, and no further. The notes are kept
+beside the state. A device that is started again adjusts by the same shares, and those that join later hear the notes
+from whomever they meet first; they tell nothing themselves.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+from peer.config import VOTE
+from peer.daemon import notes
+from peer.daemon.neighbors import Neighbors
+from peer.daemon.runtime import Runtime
+from peer.errors import ConfigError, PeerUnreachable, RemoteProtocolError
+from peer.node.statements import Statements, counter_of
+from peer.rate_limits import Allowances
+from peer.state import kept_class_votes
+from peer.state.disk import Disk
+from peer.train.label_adjustment import Float64Array, mean_shares
+
+log = logging.getLogger("sotto")
+
+_AGAIN_S = 10.0
+"""A peer that waits says again what it knows, since a note may be lost. Those that wait no more answer with all that
+they have, as often at most."""
+_NEWS = {"rate": 0.1, "burst": 10.0}
+"""Notes of one peer that are passed on, by second: one that starts again before the run begins says it once more."""
+
+
+class ClassVotes:
+    """What the devices say of their classes, as one of them hears it."""
+
+    def __init__(
+        self,
+        peer: int,
+        counts: Sequence[int],
+        *,
+        voters: Collection[int],
+        total_samples: int | None,
+        has_begun: bool,
+        disk: Disk,
+        statements: Statements,
+        neighbors: Neighbors,
+        runtime: Runtime,
+        name: Callable[[int], str],
+        use: Callable[[Float64Array], None],
+    ) -> None:
+        """`counts`: how many samples of each class this peer trains on. `voters`: whom the run begins with.
+        `total_samples`: how many samples all devices have, where every sample is to count alike. `has_begun`: whether
+        rounds of the run are on `disk`. `use` is told the result, before any round. Raises ConfigError for a run that
+        began without votes, and StateError."""
+        self._own = notes.class_vote(peer, counts, tells_samples=total_samples is not None)
+        self._voters, self._total_samples = frozenset(voters), total_samples
+        self._disk, self._statements, self._neighbors = disk, statements, neighbors
+        self._runtime, self._name, self._use = runtime, name, use
+        self._news, self._answers = Allowances(**_NEWS), Allowances(rate=1 / _AGAIN_S, burst=1)
+        self._notes: dict[int, bytes] = {}
+        self._votes: dict[int, notes.ClassVote] = {}
+        self.is_settled = False
+        """Whether the shares are known, and in use."""
+        self._recall(has_begun)
+
+    @property
+    def missing(self) -> list[int]:
+        """Whose vote this peer has not heard yet."""
+        return sorted(self._voters - self._notes.keys())
+
+    async def settle(self, linked: Callable[[], Collection[int]]) -> None:
+        """Wait until all have voted, or this peer is to stop; then use what it came to. `linked()` returns whom there
+        should be a link to. Raises HandshakeRefused and PeerUnreachable where nobody will tell, and StateError."""
+        if self.is_settled:
+            return
+        self._vote()
+        if self.missing:
+            log.info("waits for the shares of the classes of %s", ", ".join(map(self._name, self.missing)))
+        again_at = self._runtime.now() + _AGAIN_S
+        while self.missing:
+            if self._runtime.stops:
+                return
+            if self._runtime.now() >= again_at:
+                again_at = self._runtime.now() + _AGAIN_S
+                for note in self._notes.values():
+                    self._neighbors.broadcast(notes.CLASSES, note)
+            others = linked()
+            if others and all(self._neighbors.left.get(peer) == "completed" for peer in others):
+                raise PeerUnreachable("the run came to its end before this peer could take part in it")
+            self._neighbors.give_up_if_refused(others, self._runtime.now())
+            await self._runtime.wait(again_at)
+        kept_class_votes.keep(self._disk, self._notes)
+        await self._runtime.work(self._settle)
+
+    # -- what is heard and told ----------------------------------------------------------------------------------------
+
+    def linked(self, peer: int) -> Iterable[bytes]:
+        """Return the notes that a neighbour should hear that is connected."""
+        self._vote()
+        return [self._notes[voter] for voter in sorted(self._notes) if voter != peer]
+
+    def heard(self, source: int, note: bytes) -> None:
+        """Judge a note of a neighbour, and pass it on if it is news. Raises RemoteProtocolError for what is none."""
+        vote = self._decoded(note)
+        if not self.missing:
+            # What is complete stays as it is; whoever says it again may wait for a part of it.
+            self._answer(source)
+            return
+        if vote.peer not in self._voters or not self._is_news(source, vote.peer, note):
+            return
+        is_proven = notes.proven(self._statements, notes.CLASSES, vote.peer, note)
+        is_heeded = notes.is_heeded(
+            vote.peer,
+            source,
+            own=self._own.peer,
+            peers=self._voters,
+            is_up=self._neighbors.is_up,
+            is_proven=is_proven,
+        )
+        if is_heeded and self._news.spend(vote.peer, self._runtime.now()):
+            self._notes[vote.peer], self._votes[vote.peer] = note, vote
+            self._neighbors.broadcast(notes.CLASSES, note, source)
+            self._runtime.wake()
+
+    def _answer(self, source: int) -> None:
+        if self._answers.spend(source, self._runtime.now()):
+            for each in self.linked(source):
+                self._neighbors.transport.bulletin(source, notes.CLASSES, each)
+
+    def _vote(self) -> None:
+        if self._own.peer in self._voters and self._own.peer not in self._notes:
+            self._notes[self._own.peer] = self._statements.sign(notes.CLASSES, notes.encode_class_vote(self._own))
+            self._votes[self._own.peer] = self._own
+
+    def _is_news(self, source: int, voter: int, note: bytes) -> bool:
+        known = self._notes.get(voter)
+        if known is None:
+            return True
+        before, now = counter_of(known), counter_of(note)
+        if before is not None and now is not None:
+            return now > before
+        return source == voter and note != known
+
+    def _decoded(self, note: bytes) -> notes.ClassVote:
+        vote = notes.decode_class_vote(note, len(self._own.shares))
+        most = self._total_samples or 0
+        if not min(1, most) <= vote.samples <= most:
+            raise RemoteProtocolError(f"told of {vote.samples} samples, where all devices have {most}")
+        return vote
+
+    # -- what it comes to ----------------------------------------------------------------------------------------------
+
+    def _recall(self, has_begun: bool) -> None:
+        """Take up what was kept by an earlier process."""
+        kept = kept_class_votes.read(self._disk)
+        try:
+            # The list of peers can be mended until the run has begun.
+            self._notes = {peer: note for peer, note in (kept or {}).items() if peer in self._voters}
+            self._votes = {peer: self._decoded(note) for peer, note in self._notes.items()}
+        except RemoteProtocolError:
+            raise kept_class_votes.damaged() from None
+        if kept is not None and not self.missing:
+            self._settle()
+        elif has_begun:
+            raise ConfigError(
+                f"cannot be set in a run that began without it, or that lost {kept_class_votes.FILE}: its rounds cannot"
+                " be repeated with other shares; set what it began with, or begin a new run",
+                key="data.class_shares",
+                value=VOTE,
+            )
+
+    def _settle(self) -> None:
+        votes = {**self._votes, self._own.peer: self._votes.get(self._own.peer, self._own)}
+        told = [votes[peer] for peer in sorted(votes)]
+        weights = [1 if self._total_samples is None else vote.samples for vote in told]
+        shares = mean_shares([vote.shares for vote in told], weights)
+        log.info("shares of the classes, from %d devices: %s", len(told), ", ".join(f"{share:.3g}" for share in shares))
+        self._use(shares)
+        self.is_settled = True

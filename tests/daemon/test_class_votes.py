@@ -1,0 +1,328 @@
+"""Devices that tell each other how frequent the classes are in their data, before the first round."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Collection
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from peer.daemon import class_votes
+from peer.daemon.class_votes import ClassVotes
+from peer.daemon.notes import CLASSES, ClassVote, class_vote, decode_class_vote, encode_class_vote
+from peer.daemon.process import Daemon
+from peer.daemon.runtime import Runtime
+from peer.errors import ConfigError, PeerUnreachable, RemoteProtocolError, StateError
+from peer.node.statements import Statements, Unsigned
+from peer.state import kept_class_votes
+from peer.state.disk import RealDisk
+from peer.train.label_adjustment import Float64Array
+from tests.daemon.parts import FakeTransport, neighbors_over
+from tests.daemon.test_members import Devices
+from tests.daemon.test_own_data import final_model, opened, run_both, write_kits
+from tests.node.changing_members import Cluster
+
+
+class Peer:
+    """Peer 0 of four, with neighbours 1 and 2; it has 70, 20 and 10 samples of three classes."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        statements: Statements | None = None,
+        voters: Collection[int] = range(4),
+        total_samples: int | None = None,
+        has_begun: bool = False,
+    ) -> None:
+        self.transport, self.runtime = FakeTransport(up={1, 2}), Runtime()
+        self.shares: list[Float64Array] = []
+        self.neighbors = neighbors_over(self.transport, (1, 2))
+        self.votes = ClassVotes(
+            0,
+            (70, 20, 10),
+            voters=voters,
+            total_samples=total_samples,
+            has_begun=has_begun,
+            disk=RealDisk(folder),
+            statements=statements or Unsigned(),
+            neighbors=self.neighbors,
+            runtime=self.runtime,
+            name=lambda peer: f"peer-{peer}",
+            use=self.shares.append,
+        )
+
+    def settle(self) -> None:
+        async def settle() -> None:
+            # Whoever waits in vain does not wait for ever.
+            asyncio.get_running_loop().call_later(0.2, self.runtime.request_stop, "the test is over")
+            await self.votes.settle(lambda: (1, 2))
+
+        asyncio.run(settle())
+
+
+def told(peer: int, *counts: int, tells_samples: bool = False) -> bytes:
+    return encode_class_vote(class_vote(peer, counts, tells_samples=tells_samples))
+
+
+def settled(folder: Path) -> Peer:
+    peer = Peer(folder)
+    for voter, source in ((1, 1), (2, 2), (3, 2)):
+        peer.votes.heard(source, told(voter, 0, 50 * voter, 50 * voter))
+    peer.settle()
+    return peer
+
+
+def test_the_first_round_waits_for_all_and_the_mean_of_their_shares_counts(tmp_path: Path) -> None:
+    peer = Peer(tmp_path)
+    peer.votes.heard(1, told(1, 0, 5, 5))
+    peer.votes.heard(2, told(2, 0, 50, 50))
+    peer.settle()
+    assert peer.votes.missing == [3]
+    assert not peer.votes.is_settled
+    assert not peer.shares
+    peer = settled(tmp_path)
+    assert peer.votes.is_settled
+    # A device with many samples counts no more than one with few.
+    assert np.allclose(peer.shares, [[0.7 / 4, (0.2 + 1.5) / 4, (0.1 + 1.5) / 4]], atol=1e-12)
+
+
+def test_where_samples_count_alike_devices_weigh_by_their_samples(tmp_path: Path) -> None:
+    peer = Peer(tmp_path, voters=(0, 1), total_samples=400)
+    peer.votes.heard(1, told(1, 0, 150, 150, tells_samples=True))
+    peer.settle()
+    assert np.allclose(peer.shares, [[70 / 400, 170 / 400, 160 / 400]], atol=1e-6)
+
+
+def test_a_class_with_a_single_sample_is_not_rounded_away() -> None:
+    assert class_vote(0, (1, 0, 9_999_999), tells_samples=False).shares == (1, 0, 1_000_000)
+    assert decode_class_vote(told(0, 1, 0, 9_999_999), 3).shares == (1, 0, 1_000_000)
+
+
+def test_news_is_passed_on_once_and_told_to_who_was_away(tmp_path: Path) -> None:
+    peer = Peer(tmp_path)
+    peer.votes.heard(1, told(3, 1, 1, 2))
+    peer.votes.heard(2, told(3, 1, 1, 2))
+    assert peer.transport.notes == [(2, CLASSES, told(3, 1, 1, 2))]
+    assert list(peer.votes.linked(1)) == [told(0, 70, 20, 10), told(3, 1, 1, 2)]
+
+
+def test_a_peer_that_is_started_again_uses_what_was_kept(tmp_path: Path) -> None:
+    before = settled(tmp_path)
+    again = Peer(tmp_path, has_begun=True)
+    assert again.votes.is_settled
+    assert np.array_equal(again.shares, before.shares)
+    assert list(again.votes.linked(1)) == list(before.votes.linked(1)), "those that join hear them"
+    again.votes.heard(1, told(1, 9, 0, 0))
+    assert list(again.votes.linked(1)) == list(before.votes.linked(1)), "what comes later changes nothing"
+
+
+def test_a_peer_that_waits_says_again_what_it_knows_and_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(class_votes, "_AGAIN_S", 0.05)
+    waiting = Peer(tmp_path)
+    waiting.votes.heard(2, told(3, 1, 1, 2))
+    waiting.transport.notes.clear()
+    waiting.settle()
+    said = [(peer, CLASSES, note) for note in (told(3, 1, 1, 2), told(0, 70, 20, 10)) for peer in (1, 2)]
+    assert waiting.transport.notes[:4] == said
+    other = settled(tmp_path)
+    other.transport.notes.clear()
+    for _ in range(2):
+        other.votes.heard(1, told(3, 1, 1, 2))
+    assert other.transport.notes == [(1, CLASSES, note) for note in other.votes.linked(1)], "once in a while"
+
+
+def test_a_device_that_joins_uses_the_votes_and_gives_none(tmp_path: Path) -> None:
+    peer = Peer(tmp_path, voters=(1, 2))
+    for voter in (1, 2):
+        peer.votes.heard(voter, told(voter, 0, 1, 1))
+    peer.settle()
+    # Its own classes have a share in any case.
+    assert np.allclose(peer.shares, [[0.7 / 3, 1.2 / 3, 1.1 / 3]], atol=1e-6)
+    assert list(peer.votes.linked(0)) == [told(1, 0, 1, 1), told(2, 0, 1, 1)]
+
+
+def test_a_run_that_is_over_is_not_waited_for(tmp_path: Path) -> None:
+    peer = Peer(tmp_path, voters=(1, 2))
+    peer.neighbors.left.update({1: "completed", 2: "completed"})
+    with pytest.raises(PeerUnreachable, match="came to its end"):
+        peer.settle()
+
+
+def test_a_run_that_began_without_votes_goes_on_without(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"data\.class_shares: cannot be set in a run that began without it"):
+        Peer(tmp_path, has_begun=True)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"a": "AA=="}', '{"1": "?"}', '{"1": "AAAA"}', '{"1": 7}'])
+def test_kept_votes_that_are_damaged_are_named(tmp_path: Path, content: str) -> None:
+    (tmp_path / kept_class_votes.FILE).write_text(content)
+    with pytest.raises(StateError, match=r"class-votes\.json cannot be read or is damaged"):
+        Peer(tmp_path, has_begun=True)
+
+
+# -- members that lie --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "note",
+    [
+        b"\xff",
+        told(1, 1, 1),
+        told(1, 1, 1, 1, 1),
+        encode_class_vote(ClassVote(1, (0, 0, 0), 0)),
+        encode_class_vote(ClassVote(1, (4_000_000_000, 0, 0), 0)),
+        encode_class_vote(ClassVote(1, (400_000, 400_000, 100_000), 0)),
+        encode_class_vote(ClassVote(1 << 31, (400_000, 400_000, 200_000), 0)),
+        told(1, 1, 1, 1, tells_samples=True),
+    ],
+)
+def test_a_vote_that_makes_no_sense_is_an_offence(tmp_path: Path, note: bytes) -> None:
+    peer = Peer(tmp_path)
+    with pytest.raises(RemoteProtocolError):
+        peer.votes.heard(1, note)
+    assert peer.transport.notes == []
+    assert peer.votes.missing == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("samples", [0, 401, (1 << 64) - 1])
+def test_nobody_weighs_more_than_all_samples(tmp_path: Path, samples: int) -> None:
+    peer = Peer(tmp_path, voters=(0, 1), total_samples=400)
+    with pytest.raises(RemoteProtocolError, match="samples"):
+        peer.votes.heard(1, encode_class_vote(ClassVote(1, (400_000, 400_000, 200_000), samples)))
+
+
+def test_a_liar_moves_the_shares_by_its_own_part_and_no_further(tmp_path: Path) -> None:
+    (tmp_path / "honest").mkdir()
+    (honest,) = settled(tmp_path / "honest").shares
+    peer = Peer(tmp_path)
+    for voter, source, counts in ((1, 1, (0, 1, 1)), (2, 2, (0, 1, 1)), (3, 2, (1 << 52, 0, 0))):
+        peer.votes.heard(source, told(voter, *counts))
+    peer.settle()
+    (lied,) = peer.shares
+    assert np.abs(lied - honest).max() <= 0.25 + 1e-6
+
+
+def test_who_is_not_asked_has_no_vote(tmp_path: Path) -> None:
+    peer = Peer(tmp_path, voters=(0, 1, 2))
+    peer.votes.heard(1, told(3, 1, 1, 1))
+    peer.votes.heard(1, told(0, 1, 1, 1))
+    assert peer.transport.notes == []
+    assert list(peer.votes.linked(1)) == [told(0, 70, 20, 10)]
+
+
+def test_without_certificates_a_connected_neighbour_speaks_for_itself(tmp_path: Path) -> None:
+    peer = Peer(tmp_path)
+    peer.votes.heard(1, told(2, 1, 0, 0))
+    assert 2 in peer.votes.missing
+    peer.votes.heard(2, told(2, 0, 1, 0))
+    peer.votes.heard(1, told(2, 1, 0, 0))
+    assert list(peer.votes.linked(1)) == [told(0, 70, 20, 10), told(2, 0, 1, 0)]
+    # It was started again with other data, before the run has begun.
+    peer.votes.heard(2, told(2, 0, 0, 1))
+    assert list(peer.votes.linked(1)) == [told(0, 70, 20, 10), told(2, 0, 0, 1)]
+
+
+def test_with_certificates_a_vote_is_believed_whoever_brings_it_and_the_newest_counts(tmp_path: Path) -> None:
+    cluster = Cluster("sparse-push", signed=True)
+    peer = Peer(tmp_path, statements=cluster.statements(0))
+    others = cluster.statements(3)
+    first, second = (others.sign(CLASSES, told(3, *counts)) for counts in ((1, 0, 0), (0, 1, 0)))
+    peer.votes.heard(1, second)
+    assert peer.votes.missing == [0, 1, 2]
+    peer.votes.heard(2, first)
+    assert peer.transport.notes == [(2, CLASSES, second)]
+    with pytest.raises(RemoteProtocolError, match="in its name"):
+        peer.votes.heard(1, others.sign(CLASSES, told(1, 1, 0, 0)))
+    peer.votes.heard(1, told(2, 1, 0, 0))
+    assert peer.votes.missing == [0, 1, 2], "it is not signed"
+
+
+def test_a_voter_that_never_stops_is_not_passed_on_for_ever(tmp_path: Path) -> None:
+    peer = Peer(tmp_path)
+    for number in range(1, 1000):
+        peer.votes.heard(2, told(2, number, 1000 - number, 0))
+    assert len(peer.transport.notes) <= 12
+
+
+# -- real peers --------------------------------------------------------------------------------------------------------
+
+
+def shares_of(peer: Daemon) -> npt.NDArray[np.float64]:
+    trainer = peer.local.trainer
+    assert trainer._adjustment is not None
+    return trainer._adjustment._shares
+
+
+def test_a_vote_trains_to_the_bits_of_shares_that_are_declared(tmp_path: Path) -> None:
+    voting, declaring = tmp_path / "voting", tmp_path / "declaring"
+    for folder in (voting, declaring):
+        folder.mkdir()
+    folders = write_kits(voting, "data.class_shares=vote")
+    first, second = (shares_of(peer) for peer in run_both(folders))
+    assert np.array_equal(first, second)
+    assert np.allclose(
+        first, [(70 / 100 + 100 / 700) / 2, (20 / 100 + 200 / 700) / 2, (10 / 100 + 400 / 700) / 2], atol=1e-6
+    )
+    declared = write_kits(declaring, f"data.class_shares={first.tolist()}")
+    run_both(declared)
+    assert list(map(final_model, folders)) == list(map(final_model, declared))
+
+
+def test_a_peer_that_is_stopped_while_it_waits_begins_like_any_other(tmp_path: Path) -> None:
+    (tmp_path / "undisturbed").mkdir()
+    undisturbed = write_kits(tmp_path / "undisturbed", "data.class_shares=vote")
+    run_both(undisturbed)
+    folders = write_kits(tmp_path, "data.class_shares=vote")
+
+    async def stopped(peer: Daemon) -> int:
+        asyncio.get_running_loop().call_later(0.3, peer.runtime.request_stop, "stopped by the test")
+        return await peer.main()
+
+    alone = opened(folders[0])
+    try:
+        assert asyncio.run(stopped(alone)) == 0
+        assert alone.loop.round == 0
+    finally:
+        alone.close()
+    run_both(folders)
+    assert list(map(final_model, folders)) == list(map(final_model, undisturbed))
+
+
+def test_a_peer_that_is_killed_resumes_with_the_shares_that_it_began_with(tmp_path: Path) -> None:
+    settings = ("data.class_shares=vote", "run.rounds=20", "evaluation.every_rounds=0")
+    folders = write_kits(tmp_path, *settings)
+    before = [shares_of(peer) for peer in run_both(folders)]
+    kept = json.loads((folders[0] / "state" / kept_class_votes.FILE).read_text())
+    assert sorted(kept) == ["0", "1"]
+    again = opened(folders[0])
+    try:
+        assert again.loop.round == 20
+        assert np.array_equal(shares_of(again), before[0])
+    finally:
+        again.close()
+    (folders[0] / "state" / kept_class_votes.FILE).unlink()
+    with pytest.raises(ConfigError, match=r"or that lost class-votes\.json"):
+        opened(folders[0])
+
+
+async def _one_joins(devices: Devices) -> None:
+    for peer in (0, 1):
+        devices.start(peer)
+    await devices.until(lambda: devices.daemons[0].loop.round > 3)
+    devices.start(2)
+    await devices.until(lambda: devices.daemons[2].loop.round > 5)
+    shares = [shares_of(devices.daemons[peer]) for peer in (0, 1, 2)]
+    assert np.allclose(shares[2], shares[0], atol=1e-12)
+    await devices.stop(0, 1, 2)
+
+
+def test_a_device_that_joins_hears_the_votes_from_whom_it_meets(tmp_path: Path) -> None:
+    options = ("data.partition=own", "data.class_shares=vote", "training.label_adjustment=true")
+    Devices(tmp_path / "kits", rounds=60, num_peers=3, join_later=1, options=options).run(_one_joins)
