@@ -206,8 +206,9 @@ class AlgorithmOptions(Section):
     theta: Literal["verified", "constant", "theorem"] = "verified"
     """How Moniqua chooses θ. verified: θ adapts, a hash checks each decoded message, and a failed one is repaired
     exactly. constant: `theta_value`. theorem: the bound of the paper's theorem."""
-    theta_value: Positive = 2.0
-    """Moniqua: the value of θ (constant), or its first value (verified)."""
+    theta_value: Positive | None = None
+    """Moniqua: the value of θ (constant; by default 2), or its first value (verified; by default 0.01: models begin
+    alike, and θ grows with the distances between them)."""
 
 
 class CompressorOptions(Section):
@@ -547,6 +548,8 @@ class Config(Section):
         job["graph"].pop("file")
         # So is how much its links carry; only whether there is a limit decides about the averaging rate.
         job["compressor"]["budget_kbytes_per_s"] = self.compressor.budget_kbytes_per_s is not None
+        # Earlier releases had a number in place of what depends on `theta`.
+        job["algorithm"]["theta_value"] = 2.0 if self.algorithm.theta_value is None else self.algorithm.theta_value
         for section, key in _LATER_OPTIONS:
             options = getattr(self, section)
             if getattr(options, key) == type(options).model_fields[key].default:

@@ -129,6 +129,23 @@ def why_no_rejoin(config: Config) -> str | None:
     return why_no_changes(config)
 
 
+LOOSE_THETA = 2.0
+"""θ where nothing is known of the distances between models."""
+_CLOSE_THETA = 0.01
+
+
+def first_theta(config: Config) -> float:
+    """Return θ of modulo codes in the first round: that of the configuration, or a default.
+
+    Peers begin with the same model, and an adapted θ that is too small costs one repair of a layer. One that is too
+    large costs the model itself where codes have few bits: with 2 bits and θ 2, the first message changes every
+    parameter of a ResNet-20 by up to 0.7.
+    """
+    if config.algorithm.theta_value is not None:
+        return config.algorithm.theta_value
+    return _CLOSE_THETA if config.algorithm.theta == "verified" else LOOSE_THETA
+
+
 def averaging_rate(
     config: Config,
     compressor: BoundedCompressor | None = None,
@@ -434,7 +451,7 @@ def check_rules(config: Config, schedule: Schedule, compressor: BoundedCompresso
         rounds=config.run.rounds,
         final_rounds=final_rounds(config, schedule),
         theta_mode=config.algorithm.theta,
-        theta=config.algorithm.theta_value,
+        theta=first_theta(config),
         server=config.algorithm.server,
         push_weight_guard=config.algorithm.push_weight_guard,
         min_push_weight=config.guard.min_push_weight,

@@ -54,6 +54,7 @@ from peer.run_plan import (
     corrects_drift,
     drift_gain,
     final_rounds,
+    first_theta,
     refuse_errors,
     robust_mixing,
     why_no_changes,
@@ -106,6 +107,8 @@ class RunSetup:
     compressor: BoundedCompressor
     averaging_rate: float
     """η, how far a round moves a model towards those of its neighbours."""
+    first_theta: float
+    """θ of modulo codes in the first round; of all rounds where it is constant."""
     rounds_per_epoch: int = 1
     shared_copies: SharedCopies | None = None
     """Where all peers of this process keep their replicas, if they do so together."""
@@ -114,9 +117,11 @@ class RunSetup:
     all models, in which those of peers that chose differently can be compared."""
 
     @classmethod
-    def open(cls, config: Config, base: Path, num_peers: int | None = None, *, rate: float | None = None) -> RunSetup:
-        """Read the task and its data, deal it out and build the graph. `rate`: η, where the configuration does not
-        decide."""
+    def open(
+        cls, config: Config, base: Path, num_peers: int | None = None, *, rates: tuple[float, float] | None = None
+    ) -> RunSetup:
+        """Read the task and its data, deal it out and build the graph. `rates`: η and the first θ that the run began
+        with, where those are known."""
         refuse_untold_privacy(config)
         count = num_peers or config.num_listed
         task = tasks.resolve_task(
@@ -137,11 +142,11 @@ class RunSetup:
             rounds_per_epoch = max(1, math.ceil(largest / steps))
         schedule = build_schedule(config, base, config.num_members(count), rounds_per_epoch=rounds_per_epoch)
         compressor = build_compressor(config)
-        rate = averaging_rate(config, compressor) if rate is None else rate
-        return cls(config, base, count, task, manifest, schedule, compressor, rate, rounds_per_epoch)
+        rate, theta = rates or (averaging_rate(config, compressor), first_theta(config))
+        return cls(config, base, count, task, manifest, schedule, compressor, rate, theta, rounds_per_epoch)
 
     @classmethod
-    def of_loop(cls, config: Config, base: Path, *, rate: float | None = None) -> RunSetup:
+    def of_loop(cls, config: Config, base: Path, *, rates: tuple[float, float] | None = None) -> RunSetup:
         """Return the setup of a run whose local steps are those of the user's scripts: it knows no task and no data."""
         if config.privacy.is_on:
             raise ConfigError(
@@ -152,8 +157,8 @@ class RunSetup:
         samples = OwnSamples("", 0, nothing, nothing)
         schedule = build_schedule(config, base, config.num_members(count))
         compressor = build_compressor(config)
-        rate = averaging_rate(config, compressor) if rate is None else rate
-        return cls(config, base, count, None, samples, schedule, compressor, rate)
+        rate, theta = rates or (averaging_rate(config, compressor), first_theta(config))
+        return cls(config, base, count, None, samples, schedule, compressor, rate, theta)
 
     @property
     def task(self) -> Task:
@@ -396,7 +401,7 @@ class RunSetup:
             rounds=self.config.run.rounds,
             seed=self.config.run.seed,
             modulo=ModuloOptions(
-                theta=(options.theta_value,),
+                theta=(self.first_theta,),
                 theta_mode=options.theta,
                 verified=options.theta == "verified",
                 step_size_decay=self._step_size_decay if options.theta == "theorem" else (1.0,),

@@ -16,7 +16,7 @@ from peer import __version__
 from peer.config import Config
 from peer.daemon import first_peer_list
 from peer.daemon.chosen_precision import settle_chosen
-from peer.daemon.kept_rate import settle_rate
+from peer.daemon.kept_rates import settle_rates
 from peer.daemon.kept_secret import settle_privacy
 from peer.daemon.roster import Roster
 from peer.daemon.signed_statements import SignedStatements
@@ -87,14 +87,14 @@ class LocalPeer:
         if not config.peers[self.index].is_first and (why := why_no_changes(config)) is not None:
             raise ConfigError(f"{self.name} cannot join: {why}", key="peers")
         self.statements = self._statements()
-        rate = settle_rate(config, build_compressor(config), self.folder.disk)
+        rates = settle_rates(config, build_compressor(config), self.folder.disk)
         self.trainer: PeerTrainer
         self.budget: Budget | None = None
         """What private steps spend."""
         self.chosen: PrecisionChoice | None = None
         """What this device trains in, where each device chooses."""
         if loop is None:
-            self.setup = RunSetup.open(config, base, rate=rate)
+            self.setup = RunSetup.open(config, base, rates=rates)
             self.budget = self.setup.budget_of_privacy(self.index)
             secret = settle_privacy(self.budget, self.folder.disk)
             if config.training.precision == FASTEST:
@@ -110,7 +110,7 @@ class LocalPeer:
                 log.warning("%s", problem)
         else:
             settle_privacy(None, self.folder.disk)
-            self.setup, self.trainer = RunSetup.of_loop(config, base, rate=rate), loop
+            self.setup, self.trainer = RunSetup.of_loop(config, base, rates=rates), loop
         if (weight := self.setup.step_weight) > _MOST_WEIGHT:
             log.warning(
                 "this device has %d of %d samples, so its steps are %.1f times as long as training.learning_rate says;"

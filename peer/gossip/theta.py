@@ -155,14 +155,28 @@ def largest_stable_rate(bits: int, rounding: Rounding, *, halfway: bool = False)
 
     What a round adds to the distances grows with η times the error of a code, which is a fixed part of θ: where that is
     more than θ shrinks by, θ and the distances drive each other up without bound. Measured on rings, complete, path and
-    random graphs with noisy gradients: stable up to η = 0.12 / s, at any η for s up to 0.14 (3 bits), s the standard
-    deviation of the error over θ. `halfway`: the same for D² and for pairs, stable at any rate or none.
+    random graphs with noisy gradients and layers of 300 numbers: stable up to η = 0.12 / s, at any η for s up to 0.14
+    (3 bits), s the standard deviation of the error over θ. `halfway`: the same for D² and for pairs, stable at any rate
+    or none.
     """
+    return _rate(bits, rounding, 0.0 if halfway else 0.12)
+
+
+def resting_rate(bits: int, rounding: Rounding) -> float:
+    """Return an averaging rate at which an adapted θ comes to rest in layers of any size, half the largest stable one.
+
+    The largest of many errors is larger than that of a few. In layers of 20,000 numbers (ring of 8, codes of 1 and 2
+    bits), θ grows a hundredfold in 100 to 200 rounds at η = 0.12 / s, and rests at 0.08 / s and below. A ResNet-20 with
+    2-bit codes on CIFAR-10 at 16×16 (skew 0.8, 250 rounds, worst peer): 27.0 % at 0.12 / s, with models 0.4 apart in
+    every parameter, and 43.3 % at 0.06 / s.
+    """
+    return _rate(bits, rounding, 0.06)
+
+
+def _rate(bits: int, rounding: Rounding, per_error: float) -> float:
     d = delta(bits, rounding)
     s = 2.0 * d / (1.0 - 2.0 * d) / math.sqrt(6.0 if rounding is Rounding.STOCHASTIC else 3.0)
-    if s <= 0.14:
-        return 1.0
-    return 0.0 if halfway else min(1.0, 0.12 / s)
+    return 1.0 if s <= 0.14 else min(1.0, per_error / s)
 
 
 def refuse_unstable(code: Modulo, averaging_rate: float, *, halfway: bool = False) -> None:

@@ -23,7 +23,15 @@ from peer.gossip.base import AlgorithmSpec, GraphNeed, Memory
 from peer.gossip.drift import default_gain
 from peer.gossip.options import RobustMixing
 from peer.gossip.spectrum import D2_LEAST_EIGENVALUE
-from peer.gossip.theta import d2_constant, largest_stable_rate, pairwise_mixing_time, theorem_3, theorem_4, theorem_5
+from peer.gossip.theta import (
+    d2_constant,
+    largest_stable_rate,
+    pairwise_mixing_time,
+    resting_rate,
+    theorem_3,
+    theorem_4,
+    theorem_5,
+)
 from peer.gossip.topology import Schedule
 
 DIRECTED_ALTERNATIVES = {
@@ -428,6 +436,13 @@ def _modulo_noise(plan: Plan) -> Iterator[Finding]:
                 "compressor.bits",
                 f"with {code[0]}-bit {code[1].name.lower()} codes, the error of the code makes an adaptive θ grow"
                 f" without bound at averaging rate {plan.averaging_rate:g}; {change}",
+            )
+        elif not halfway and plan.averaging_rate > (rest := math.floor(100 * resting_rate(*code)) / 100):
+            yield _warning(
+                "algorithm.averaging_rate",
+                f"with {code[0]}-bit {code[1].name.lower()} codes, the error of the code can make an adaptive θ grow"
+                f" without bound in layers of many thousand parameters at averaging rate {plan.averaging_rate:g};"
+                f" set it to {rest:g} or less",
             )
         return
     if spec.asynchronous:

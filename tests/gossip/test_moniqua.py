@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -414,6 +415,24 @@ def test_adapted_theta_comes_to_rest_at_the_rates_that_are_allowed(rounding, bit
             _moniqua(
                 "moniqua-d2", np.zeros(5), ring(8), bits=bits, rounding=rounding, verified=True, averaging_rate=0.1
             )
+
+
+@pytest.mark.parametrize(("bits", "rate"), [(1, 0.10), (2, 0.31)])
+def test_adapted_theta_comes_to_rest_in_large_layers_at_the_default_rate(bits, rate):
+    """Of many errors, the largest is larger: at 0.12 / s, θ of such layers is above 1 after 100 rounds."""
+    assert math.floor(100 * theta.resting_rate(bits, Rounding.DITHER)) / 100 == rate
+    rng = np.random.default_rng(5)
+    targets = rng.normal(size=(8, 20_000))
+    algorithms = _moniqua(
+        "moniqua", np.zeros(20_000), ring(8), bits=bits, first_theta=0.01, verified=True, averaging_rate=rate
+    )
+    seen = []
+    for t in range(160):
+        gradients = [a.x - targets[i] + rng.normal(size=20_000) for i, a in enumerate(algorithms)]
+        gossip(algorithms, t, gradients, 0.001)
+        seen.append(algorithms[0].metrics().theta)
+    assert max(seen[80:120]) < 1.0
+    assert max(seen[120:]) < 1.2 * max(seen[80:120])
 
 
 def test_bounds_of_the_theorems_as_printed():

@@ -287,11 +287,13 @@ def test_one_bit_rounded_to_nearest_is_warned_about():
         assert not any(finding.key == key for finding in check(moniqua, graph(), sound, averaging_rate=0.05))
 
 
-@pytest.mark.parametrize(("bits", "highest"), [(1, 0.2), (2, 0.62), (3, 1.0), (4, 1.0)])
-def test_coarse_modulo_codes_need_a_slack_matrix(bits, highest):
+@pytest.mark.parametrize(("bits", "rests", "highest"), [(1, 0.1, 0.2), (2, 0.31, 0.62), (3, 1.0, 1.0), (4, 1.0, 1.0)])
+def test_coarse_modulo_codes_need_a_slack_matrix(bits, rests, highest):
     code = compress.build("modulo", bits=bits, rounding=Rounding.DITHER)
-    assert check(SPECS["moniqua"], graph(), code, averaging_rate=highest) == []
+    assert check(SPECS["moniqua"], graph(), code, averaging_rate=rests) == []
     if highest < 1:
+        findings = check(SPECS["moniqua"], graph(), code, averaging_rate=highest)
+        assert f"to {rests:g} or less" in found("warning", "algorithm.averaging_rate", findings)
         findings = check(SPECS["moniqua"], graph(), code, averaging_rate=1.0)
         assert f"to {highest:g} or less" in found("error", "compressor.bits", findings)
 

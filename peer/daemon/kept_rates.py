@@ -1,0 +1,71 @@
+"""The averaging rate and the first θ that a run was started with, kept beside its state.
+
+Where the configuration leaves `algorithm.averaging_rate` or `algorithm.theta_value` unset, a default takes its place,
+and a later release may have another one. A journal leads to the same model only with the values of the rounds in it,
+and neighbours that mix at different rates lose weight. So a run keeps the values that it began with.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import NamedTuple
+
+from peer.compress.bound import BoundedCompressor
+from peer.config import Config
+from peer.errors import StateError
+from peer.gossip.averaging_rate import default_of_release_0_1
+from peer.run_plan import LOOSE_THETA, averaging_rate, first_theta
+from peer.state.disk import Disk, replace
+
+FILE = "rates.json"
+_RATE, _THETA = "averaging_rate", "first_theta"
+
+
+class KeptRates(NamedTuple):
+    """What a run began with."""
+
+    averaging_rate: float
+    """η."""
+    first_theta: float
+    """θ of modulo codes in the first round."""
+
+
+def settle_rates(config: Config, compressor: BoundedCompressor, disk: Disk) -> KeptRates:
+    """Return the rates of the run that a state folder belongs to, and keep them there. The configuration overrules
+    them. Raises StateError."""
+    names = disk.names()
+    kept = _read(disk) if FILE in names else None
+    has_begun = any(name.startswith(("checkpoint-", "journal-")) for name in names)
+    rate, theta = averaging_rate(config, compressor), first_theta(config)
+    if config.algorithm.averaging_rate is None:
+        if kept is not None:
+            rate = kept.averaging_rate
+        elif has_begun:
+            # Release 0.1 kept nothing.
+            rate = averaging_rate(config, compressor, default_of_release_0_1)
+    if config.algorithm.theta_value is None:
+        if kept is not None:
+            theta = kept.first_theta
+        elif has_begun:
+            theta = LOOSE_THETA
+    settled = KeptRates(rate, theta)
+    if settled != kept:
+        try:
+            replace(disk, FILE, [json.dumps({_RATE: rate, _THETA: theta}).encode()])
+        except OSError as error:
+            raise StateError(f"{FILE} cannot be written: {error.strerror}") from None
+    return settled
+
+
+def _read(disk: Disk) -> KeptRates:
+    try:
+        document = json.loads(disk.read(FILE))
+        rate, theta = document[_RATE], document.get(_THETA, LOOSE_THETA)
+        if isinstance(rate, float) and 0 < rate <= 1 and isinstance(theta, float) and theta > 0:
+            return KeptRates(rate, theta)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        pass
+    raise StateError(
+        f"{FILE} is damaged; delete it, and set algorithm.averaging_rate, and with a modulo code algorithm.theta_value,"
+        " to what the run began with"
+    )

@@ -1,0 +1,77 @@
+"""The rates that a run keeps: what overrules them, and what older state folders mean."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from peer.compress import TopK
+from peer.config import check
+from peer.daemon.kept_rates import FILE, settle_rates
+from peer.errors import StateError
+from peer.run_plan import build_compressor
+from peer.state.disk import RealDisk
+
+TEN_PERCENT = TopK(fraction=0.1, value_bits=4)
+
+
+def settled(folder: Path, rate: float | None = None) -> float:
+    config = check({} if rate is None else {"algorithm": {"averaging_rate": rate}})
+    return settle_rates(config, TEN_PERCENT, RealDisk(folder)).averaging_rate
+
+
+def test_a_new_run_keeps_the_default_that_it_began_with(tmp_path: Path) -> None:
+    assert settled(tmp_path) == 0.24
+    (tmp_path / FILE).write_text('{"averaging_rate": 0.125}')
+    assert settled(tmp_path) == 0.125
+
+
+def test_the_configuration_overrules_and_is_kept(tmp_path: Path) -> None:
+    assert settled(tmp_path) == 0.24
+    assert settled(tmp_path, 0.5) == 0.5
+    assert settled(tmp_path) == 0.5
+
+
+@pytest.mark.parametrize("name", ["checkpoint-00000020.safetensors", "journal-00000000.log"])
+def test_a_state_folder_without_a_rate_has_the_default_of_release_0_1(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).touch()
+    assert settled(tmp_path) == 0.048
+    assert settled(tmp_path) == 0.048
+
+
+def first_theta(folder: Path, **options: object) -> float:
+    config = check({"algorithm": {"name": "moniqua", **options}, "compressor": {"kind": "modulo"}})
+    return settle_rates(config, build_compressor(config), RealDisk(folder)).first_theta
+
+
+def test_a_new_run_begins_with_a_small_theta_where_it_adapts(tmp_path: Path) -> None:
+    assert first_theta(tmp_path) == 0.01
+    assert first_theta(tmp_path, theta_value=0.5) == 0.5
+    assert first_theta(tmp_path) == 0.5
+    (tmp_path / FILE).unlink()
+    assert first_theta(tmp_path, theta="constant") == 2.0
+
+
+@pytest.mark.parametrize("name", ["checkpoint-00000020.safetensors", "journal-00000000.log", FILE])
+def test_a_run_of_an_earlier_release_keeps_its_first_theta(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text('{"averaging_rate": 1.0}')
+    assert first_theta(tmp_path) == 2.0
+    assert first_theta(tmp_path) == 2.0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{}",
+        "[]",
+        '{"averaging_rate": 2.0}',
+        '{"averaging_rate": "much"}',
+        '{"averaging_rate": 0.5, "first_theta": 0}',
+    ],
+)
+def test_a_damaged_file_is_refused_with_what_to_do(tmp_path: Path, text: str) -> None:
+    (tmp_path / FILE).write_text(text)
+    with pytest.raises(StateError, match="delete it, and set"):
+        settled(tmp_path)
