@@ -9,14 +9,16 @@ from pathlib import Path
 import pytest
 
 from peer.native import build
+from tests.native.amx_model import modelled_kernels
 
 PROGRAM = Path(__file__).parent / "byte_products.c"
 SOURCES = ("compress.c", "eight_bit_amx.c", "eight_bit_linear.c", "eight_bit_tiles.c", "processor.c")
 SEEN = "a6a9d26c597422a5"
 """The checksum of what the layers of the program return, as plain C for x86-64 printed it."""
 
+OPTIONS = (*build.OPTIONS, "-Werror", f"-I{build.HERE}")
 X86, ARM64 = "x86_64-linux-gnu-gcc", "aarch64-linux-gnu-gcc"
-AVX2, NEON_DOT, NEON_I8MM = 1, 6, 7
+AVX2, AMX, NEON_DOT, NEON_I8MM = 1, 4, 6, 7
 
 
 @pytest.fixture(scope="module")
@@ -30,10 +32,24 @@ def program(compiler: str, folder: Path) -> Path:
         pytest.skip(f"{compiler} is not installed")
     target = folder / compiler
     if not target.exists():
-        sources = [str(build.HERE / source) for source in SOURCES]
-        options = [*build.OPTIONS, "-Werror", "-static", f"-I{build.HERE}"]
-        subprocess.run([compiler, *options, str(PROGRAM), *sources, "-lm", "-o", str(target)], check=True)
+        subprocess.run([compiler, *OPTIONS, "-c", str(PROGRAM), "-o", str(target) + ".o"], check=True)
+        link(compiler, target, f"{target}.o", *objects(compiler, folder), "-static")
     return target
+
+
+def objects(compiler: str, folder: Path) -> list[str]:
+    """Return the compiled kernels, which take most of the time: fit for programs and for libraries."""
+    found = []
+    for source in SOURCES:
+        target = folder / f"{compiler}-{source}.o"
+        if not target.exists():
+            subprocess.run([compiler, *OPTIONS, "-fPIC", "-c", str(build.HERE / source), "-o", str(target)], check=True)
+        found.append(str(target))
+    return found
+
+
+def link(compiler: str, target: Path, *words: str | Path) -> None:
+    subprocess.run([compiler, *map(str, words), "-lm", "-o", str(target)], check=True)
 
 
 def outcome(*command: str | Path) -> tuple[int, str]:
@@ -48,6 +64,15 @@ def outcome(*command: str | Path) -> tuple[int, str]:
 def test_of_this_processor(folder: Path, widest: int, byte_instructions: int) -> None:
     _, checksum = outcome(program(X86, folder), str(widest), str(byte_instructions))
     assert checksum == SEEN
+
+
+def test_of_amx_in_software(folder: Path) -> None:
+    model, kernels, with_model = modelled_kernels(folder), folder / "libkernels.so", folder / "with_model"
+    program(X86, folder)
+    link(X86, kernels, *objects(X86, folder), "-shared")
+    # What is named first is found first, by the kernels too.
+    link(X86, with_model, f"{folder / X86}.o", "-Wl,--no-as-needed", model, kernels)
+    assert outcome(with_model) == (AMX, SEEN)
 
 
 @pytest.mark.parametrize(
