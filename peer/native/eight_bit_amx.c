@@ -190,11 +190,10 @@ IN_TILES void amx_pairs_32_32(const uint16_t *g, const uint16_t *x, int pairs, i
 #define TWO_AND_TWO(a, b) _mm512_shuffle_i32x4(a, b, 0x88)
 #define OTHER_TWO_AND_TWO(a, b) _mm512_shuffle_i32x4(a, b, 0xdd)
 
-IN_TILES void amx_transpose_pairs(const uint16_t *in, uint16_t *out)
+/* Sixteen rows of sixteen pairs become columns. */
+IN_TILES static inline void transpose(__m512i *a)
 {
-    __m512i a[LANES], b[LANES];
-    for (int i = 0; i < LANES; i++)
-        a[i] = _mm512_loadu_si512(in + 2 * LANES * i);
+    __m512i b[LANES];
     for (int i = 0; i < LANES; i += 2) {
         b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
         b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
@@ -212,8 +211,114 @@ IN_TILES void amx_transpose_pairs(const uint16_t *in, uint16_t *out)
         b[i + 12] = OTHER_TWO_AND_TWO(a[i + 8], a[i + 12]);
     }
     for (int i = 0; i < 8; i++) {
-        _mm512_storeu_si512(out + 2 * LANES * i, TWO_AND_TWO(b[i], b[i + 8]));
-        _mm512_storeu_si512(out + 2 * LANES * (i + 8), OTHER_TWO_AND_TWO(b[i], b[i + 8]));
+        a[i] = TWO_AND_TWO(b[i], b[i + 8]);
+        a[i + 8] = OTHER_TWO_AND_TWO(b[i], b[i + 8]);
     }
+}
+
+IN_TILES void amx_transpose_pairs(const uint16_t *in, uint16_t *out)
+{
+    __m512i a[LANES];
+    for (int i = 0; i < LANES; i++)
+        a[i] = _mm512_loadu_si512(in + 2 * LANES * i);
+    transpose(a);
+    for (int i = 0; i < LANES; i++)
+        _mm512_storeu_si512(out + 2 * LANES * i, a[i]);
+}
+
+IN_TILES void amx_pair_gradients(const uint16_t *const *first, const uint16_t *const *second, int results,
+                                 uint16_t *out)
+{
+    for (int result = 0; result < results; result += LANES, out += 2 * LANES * LANES) {
+        const __mmask16 there = (__mmask16)(results - result < LANES ? (1u << (results - result)) - 1u : 0xFFFFu);
+        __m512i a[LANES];
+        for (int i = 0; i < LANES; i++) {
+            /* What is masked is not read: nothing lies at NULL. */
+            const __m256i one = _mm256_maskz_loadu_epi16(first[i] == NULL ? 0 : there, first[i] + result);
+            const __m256i other = _mm256_maskz_loadu_epi16(second[i] == NULL ? 0 : there, second[i] + result);
+            a[i] = _mm512_or_si512(_mm512_cvtepu16_epi32(one), _mm512_slli_epi32(_mm512_cvtepu16_epi32(other), 16));
+        }
+        transpose(a);
+        for (int i = 0; i < LANES; i++)
+            _mm512_storeu_si512(out + 2 * LANES * i, a[i]);
+    }
+}
+
+IN_TILES static inline __m512i levels(const uint8_t *codes, __mmask16 there, __m512i zero)
+{
+    const __m512i wide = _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(there, codes));
+    return _mm512_castps_si512(_mm512_cvtepi32_ps(_mm512_sub_epi32(wide, zero)));
+}
+
+IN_TILES void amx_pair_codes(const uint8_t *first, const uint8_t *second, size_t step, int pixels, int channels,
+                             int zero, uint16_t *out, size_t pixel, size_t sixteen)
+{
+    const __m512i less = _mm512_set1_epi32(zero), upper = _mm512_set1_epi32((int)0xFFFF0000u);
+    for (int p = 0; p < pixels; p++, first += step, out += pixel) {
+        uint16_t *to = out;
+        for (int c = 0; c < channels; c += LANES, to += sixteen) {
+            const __mmask16 there = (__mmask16)(channels - c < LANES ? (1u << (channels - c)) - 1u : 0xFFFFu);
+            __m512i both = _mm512_srli_epi32(levels(first + c, there, less), 16);
+            if (second != NULL)
+                both = _mm512_or_si512(both, _mm512_and_si512(levels(second + c, there, less), upper));
+            _mm512_mask_storeu_epi32(to, there, both);
+        }
+        second = second == NULL ? NULL : second + step;
+    }
+}
+
+/* The sums of amx_pairs_of_rows, whose conditions the compiler knows. */
+IN_TILES static inline __attribute__((always_inline)) void
+add_pairs(const PairRows *rows, const uint16_t *g, int two_left, const uint16_t *first, const uint16_t *second,
+          int two_right, float *sums, size_t second_sums)
+{
+    const size_t x_pair = rows->x_pair * sizeof *first, tile = LANES * LANES;
+    SETTLE;
+    _tile_loadd(FIRST_SUM, sums, ROW);
+    if (two_right)
+        _tile_loadd(SECOND_SUM, sums + second_sums, ROW);
+    if (two_left)
+        _tile_loadd(THIRD_SUM, sums + tile, ROW);
+    if (two_left && two_right)
+        _tile_loadd(FOURTH_SUM, sums + second_sums + tile, ROW);
+    for (int n = 0; n < rows->groups; n++)
+        for (int y = 0; y < rows->height; y++) {
+            size_t at = (size_t)n * rows->x_group + (size_t)y * rows->x_row;
+            for (int b = 0; b < rows->blocks; b++, at += LANES * rows->x_pair, g += rows->g_block) {
+                _tile_loadd(LEFT, g, ROW);
+                _tile_loadd(RIGHT, first + at, x_pair);
+                _tile_dpbf16ps(FIRST_SUM, LEFT, RIGHT);
+                if (two_right) {
+                    _tile_loadd(RIGHT_REST, second + at, x_pair);
+                    _tile_dpbf16ps(SECOND_SUM, LEFT, RIGHT_REST);
+                }
+                if (two_left) {
+                    _tile_loadd(LEFT_REST, g + 2 * tile, ROW);
+                    _tile_dpbf16ps(THIRD_SUM, LEFT_REST, RIGHT);
+                }
+                if (two_left && two_right)
+                    _tile_dpbf16ps(FOURTH_SUM, LEFT_REST, RIGHT_REST);
+            }
+        }
+    _tile_stored(FIRST_SUM, sums, ROW);
+    if (two_right)
+        _tile_stored(SECOND_SUM, sums + second_sums, ROW);
+    if (two_left)
+        _tile_stored(THIRD_SUM, sums + tile, ROW);
+    if (two_left && two_right)
+        _tile_stored(FOURTH_SUM, sums + second_sums + tile, ROW);
+}
+
+IN_TILES void amx_pairs_of_rows(const PairRows *rows, const uint16_t *g, int sixteens, const uint16_t *first,
+                                const uint16_t *second, float *sums, size_t second_sums)
+{
+    if (sixteens == 2 && second != NULL)
+        add_pairs(rows, g, 1, first, second, 1, sums, second_sums);
+    else if (sixteens == 2)
+        add_pairs(rows, g, 1, first, NULL, 0, sums, 0);
+    else if (second != NULL)
+        add_pairs(rows, g, 0, first, second, 1, sums, second_sums);
+    else
+        add_pairs(rows, g, 0, first, NULL, 0, sums, 0);
 }
 #endif

@@ -23,4 +23,27 @@ void amx_pairs_32_32(const uint16_t *g, const uint16_t *x, int pairs, int more, 
 
 /* out[j][pair] = in[pair][j] for sixteen j and sixteen pairs. */
 void amx_transpose_pairs(const uint16_t *in, uint16_t *out);
+
+/* Where the pairs lie that a weight gradient of convolutions is a sum over: `groups` times `height` rows of `blocks` of
+   sixteen, in numbers of bfloat16 from each to the next. */
+typedef struct {
+    int groups, height, blocks;
+    size_t x_group, x_row, x_pair, g_block;
+} PairRows;
+
+/* sums[j][i] += g[j][pair] * x[pair][i] over these pairs for sixteen j and sixteen i: of `first` and, unless it is
+   NULL, of `second`, whose sums are `second_sums` behind, and of `sixteens` of j, 1 or 2, which lie one after the
+   other in `g` and in `sums`. Sixteen pairs of numbers are read at each place, whatever counts. */
+void amx_pairs_of_rows(const PairRows *rows, const uint16_t *g, int sixteens, const uint16_t *first,
+                       const uint16_t *second, float *sums, size_t second_sums);
+
+/* Codes less their zero of `pixels` of two samples as pairs of bfloat16, which holds them exactly; `second` may be
+   NULL. Sixteen channels of a pixel lie together, `sixteen` numbers from the next, and pixels are `pixel` numbers
+   apart; they are read `step` codes apart. */
+void amx_pair_codes(const uint8_t *first, const uint8_t *second, size_t step, int pixels, int channels, int zero,
+                    uint16_t *out, size_t pixel, size_t sixteen);
+
+/* out[sixteen][j][pair] for sixteen pairs of gradients first[pair][j] and second[pair][j], `results` in sixteens of j;
+   what is NULL is 0, as is what the last sixteen lacks. */
+void amx_pair_gradients(const uint16_t *const *first, const uint16_t *const *second, int results, uint16_t *out);
 #endif

@@ -7,7 +7,9 @@
    matrices of: sixteen channels of a row of pixels are worked on at a time. */
 #include "eight_bit_conv.h"
 #include "tiers.h"
+#include "eight_bit_amx.h"
 #include "eight_bit_tiles.h"
+#include "processor.h"
 
 #include <stdlib.h>
 
@@ -465,11 +467,203 @@ static int depthwise_weight_gradient(const ConvShape *s, const uint8_t *x, const
     return 0;
 }
 
+#ifdef AMX
+#define TILE_NUMBERS ((size_t)LANES * LANES)
+
+/* How the pairs of samples lie whose products tile registers add up. A register takes sixteen pairs at one distance
+   from each other, of sixteen channels each: pixels of a row of results, of `side` pairs of samples side by side, so
+   that rows of 1, 2, 4 and 8 pixels fill registers as well. Then the columns of a frame lie in `phases`, those that
+   are a step apart one after the other, and each tap has its chunks of sixteen channels. Fewer channels than that, of
+   a single pair of samples, lie as they do elsewhere: chunks are cut from a whole row of a window. Distances count
+   pairs. */
+typedef struct {
+    int side, phases, runs, sixteens, chunks, blocks;
+    size_t column, row, sixteen, group, step;
+} PairFrame;
+
+static PairFrame pair_frame(const ConvShape *s, const Frame *f, int side)
+{
+    PairFrame p = {.side = side, .phases = side > 1 ? s->step : 1, .runs = side == 1 && s->channels < LANES};
+    const size_t lanes = s->channels < LANES ? (size_t)s->channels : LANES;
+    p.sixteens = (s->channels + LANES - 1) / LANES;
+    p.chunks = s->rows * (p.runs ? (s->columns * s->channels + LANES - 1) / LANES : s->columns * p.sixteens);
+    p.blocks = (s->result_width * side + LANES - 1) / LANES;
+    p.column = (size_t)side * lanes;
+    p.row = rounded_up(f->width, p.phases) * p.column;
+    p.sixteen = (size_t)f->height * p.row;
+    p.group = (size_t)p.sixteens * p.sixteen;
+    p.step = side > 1 ? lanes : (size_t)s->step * lanes;
+    return p;
+}
+
+/* Where column x of a frame lies in its row. */
+static size_t column_at(const PairFrame *p, const Frame *f, int x)
+{
+    const size_t phase = (size_t)(x % p->phases) * (rounded_up(f->width, p->phases) / (size_t)p->phases);
+    return (phase + (size_t)(x / p->phases)) * p->column;
+}
+
+static size_t bytes_of_group(const PairFrame *p, const ConvShape *s)
+{
+    const size_t tiles = (size_t)(s->result_height * p->blocks) * (rounded_up(s->results, LANES) / LANES);
+    return (p->group + tiles * TILE_NUMBERS) * sizeof(uint32_t);
+}
+
+/* The frame whose products are the fewest, with as few pairs side by side as possible. */
+static PairFrame best_pair_frame(const ConvShape *s, const Frame *f, int pairs, size_t most_bytes)
+{
+    PairFrame best = pair_frame(s, f, 1);
+    int64_t least = INT64_MAX;
+    for (int side = 1; side <= LANES && side < 2 * pairs; side *= 2) {
+        const PairFrame p = pair_frame(s, f, side);
+        const int64_t products = (int64_t)p.chunks * p.blocks * ((pairs + side - 1) / side);
+        if (products < least && (side == 1 || bytes_of_group(&p, s) <= most_bytes)) {
+            least = products;
+            best = p;
+        }
+    }
+    return best;
+}
+
+/* Where each chunk begins in a frame, and which weight of a result each of its lanes belongs to: -1 for none. */
+static void lay_chunks(const ConvShape *s, const Frame *f, const PairFrame *p, int inputs, size_t *at, int32_t *weight)
+{
+    const int taps = s->rows * s->columns, c = s->channels, in_row = p->chunks / s->rows;
+    for (int chunk = 0; chunk < p->chunks; chunk++, weight += LANES) {
+        const int r = chunk / in_row, part = chunk % in_row;
+        const int column = p->runs ? 0 : part / p->sixteens, sixteen = p->runs ? 0 : part % p->sixteens;
+        const int first = p->runs ? part * LANES : sixteen * LANES;
+        at[chunk] = (size_t)sixteen * p->sixteen + (size_t)(r + s->top + f->top) * p->row
+                    + column_at(p, f, column + s->left + f->left) + (p->runs ? (size_t)first : 0);
+        for (int lane = 0; lane < LANES; lane++) {
+            const int number = first + lane, channel = p->runs ? number % c : number;
+            const int here = p->runs ? number / c : column;
+            const int counts = channel < inputs && here < s->columns;
+            weight[lane] = counts ? channel * taps + r * s->columns + here : -1;
+        }
+    }
+}
+
+/* The codes of a group of pairs, from `sample` on. Where samples are missing there stays what was there: their
+   gradients are zero. */
+static void fill_group(const ConvShape *s, const Frame *f, const PairFrame *p, const uint8_t *x, int sample,
+                       uint16_t *a)
+{
+    const size_t c = (size_t)s->channels, row = (size_t)s->width * c, next = (size_t)s->height * row;
+    const size_t pair = 2 * p->column / (size_t)p->side;
+    for (int n = sample; n < sample + 2 * p->side && n < s->samples; n += 2, a += pair)
+        for (int y = 0; y < f->kept_height; y++)
+            for (int phase = 0; phase < p->phases && phase < f->kept_width; phase++) {
+                const uint8_t *first = x + (size_t)n * next + (size_t)y * row + (size_t)phase * c;
+                const uint8_t *second = n + 1 < s->samples ? first + next : NULL;
+                uint16_t *to = a + 2 * ((size_t)(y + f->top) * p->row + column_at(p, f, phase + f->left));
+                const int pixels = (f->kept_width - phase + p->phases - 1) / p->phases;
+                amx_pair_codes(first, second, (size_t)p->phases * c, pixels, s->channels, s->filling, to,
+                               2 * p->column, 2 * p->sixteen);
+            }
+}
+
+/* The gradients of a group of pairs, from `sample` on, as left tiles. */
+static void fill_gradients(const ConvShape *s, const PairFrame *p, const uint16_t *gradient, int sample, uint16_t *g)
+{
+    const size_t results = (size_t)s->results, area = (size_t)(s->result_height * s->result_width);
+    const size_t next = rounded_up(s->results, LANES) * 2 * LANES;
+    for (int y = 0; y < s->result_height; y++)
+        for (int b = 0; b < p->blocks; b++, g += next) {
+            const uint16_t *first[LANES] = {0}, *second[LANES] = {0};
+            for (int i = 0; i < LANES; i++) {
+                const int x = (b * LANES + i) / p->side, n = sample + 2 * ((b * LANES + i) % p->side);
+                const size_t pixel = ((size_t)n * area + (size_t)(y * s->result_width + x)) * results;
+                if (x < s->result_width && n < s->samples)
+                    first[i] = gradient + pixel;
+                if (x < s->result_width && n + 1 < s->samples)
+                    second[i] = gradient + pixel + area * results;
+            }
+            amx_pair_gradients(first, second, s->results, g);
+        }
+}
+
+/* Zeros that begin on a line of the cache, as the rows of a tile do then. */
+static void *aligned_zeros(size_t bytes)
+{
+    const size_t whole = (bytes + 63) / 64 * 64;
+    void *found = aligned_alloc(64, whole);
+    return found == NULL ? NULL : memset(found, 0, whole);
+}
+
+/* The same as `eb_conv_weight_gradient`, in the tile registers of AMX. A product takes sixteen cycles whatever counts
+   of its sixteen channels, and sixteen pairs by sixteen results of each of them are as many instructions for the other
+   kernels: four channels, which are the fewest, are reason enough. */
+static int weight_gradient_in_tiles(const ConvShape *s, const uint8_t *x, const uint16_t *gradient, int inputs,
+                                    float factor, float *weights)
+{
+    const Frame f = frame_of(s);
+    const int pairs = (s->samples + 1) / 2, sixteens = rounded_up(s->results, LANES) / LANES;
+    const size_t taps = (size_t)(s->rows * s->columns), chunk_sums = TILE_NUMBERS * (size_t)sixteens;
+    /* Sums that do not stay in the cache are read and written once for all samples. */
+    const int all = taps * rounded_up(s->channels, LANES) / LANES * chunk_sums * sizeof(float) > GRADIENT_BYTES / 2;
+    const PairFrame p = best_pair_frame(s, &f, pairs, all ? SIZE_MAX : 2 * GRADIENT_BYTES);
+    const int groups = (pairs + p.side - 1) / p.side, fitting = (int)(GRADIENT_BYTES / bytes_of_group(&p, s));
+    const int together = all || fitting > groups ? groups : fitting < 1 ? 1 : fitting;
+    const size_t g_block = 2 * chunk_sums, g_group = (size_t)(s->result_height * p.blocks) * g_block;
+    /* Behind the last row, a tile reads up to fifteen pixels and fifteen channels that do not count. */
+    const size_t behind = LANES * p.step + LANES;
+
+    uint16_t *a = aligned_zeros(((size_t)together * p.group + behind) * sizeof(uint32_t));
+    uint16_t *g = aligned_zeros((size_t)together * g_group * sizeof *g);
+    float *sums = aligned_zeros((size_t)p.chunks * chunk_sums * sizeof *sums);
+    size_t *at = malloc((size_t)p.chunks * sizeof *at);
+    int32_t *weight = malloc((size_t)p.chunks * LANES * sizeof *weight);
+    int status = -1;
+    if (a == NULL || g == NULL || sums == NULL || at == NULL || weight == NULL)
+        goto end;
+    lay_chunks(s, &f, &p, inputs, at, weight);
+    PairRows rows = {.height = s->result_height, .blocks = p.blocks, .x_group = 2 * p.group,
+                     .x_row = 2 * (size_t)s->step * p.row, .x_pair = 2 * p.step, .g_block = g_block};
+    amx_begin_pairs();
+    for (int first = 0; first < groups; first += together) {
+        rows.groups = groups - first < together ? groups - first : together;
+        for (int n = 0; n < rows.groups; n++) {
+            fill_group(s, &f, &p, x, 2 * (first + n) * p.side, a + 2 * (size_t)n * p.group);
+            fill_gradients(s, &p, gradient, 2 * (first + n) * p.side, g + (size_t)n * g_group);
+        }
+        /* Chunks outermost: what they read is small, and read again for all results. */
+        for (int chunk = 0; chunk < p.chunks; chunk += 2) {
+            const uint16_t *second = chunk + 1 < p.chunks ? a + 2 * at[chunk + 1] : NULL;
+            float *to = sums + (size_t)chunk * chunk_sums;
+            for (int j = 0; j < sixteens; j += 2)
+                amx_pairs_of_rows(&rows, g + 2 * TILE_NUMBERS * (size_t)j, j + 1 < sixteens ? 2 : 1, a + 2 * at[chunk],
+                                  second, to + TILE_NUMBERS * (size_t)j, chunk_sums);
+        }
+    }
+    amx_end();
+    for (int result = 0; result < s->results; result++, weights += (size_t)inputs * taps) {
+        const float *from = sums + (size_t)result * LANES;
+        for (int chunk = 0; chunk < p.chunks; chunk++, from += chunk_sums)
+            for (int lane = 0; lane < LANES; lane++)
+                if (weight[chunk * LANES + lane] >= 0)
+                    weights[weight[chunk * LANES + lane]] = from[lane] * factor;
+    }
+    status = 0;
+end:
+    free(a);
+    free(g);
+    free(sums);
+    free(at);
+    free(weight);
+    return status;
+}
+#endif
+
 int eb_conv_weight_gradient(const ConvShape *s, const uint8_t *x, const uint16_t *gradient, int inputs, float factor,
                             float *weights)
 {
     if (s->depthwise)
         return depthwise_weight_gradient(s, x, gradient, factor, weights);
+#ifdef AMX
+    if (processor_tier() == TIER_AMX)
+        return weight_gradient_in_tiles(s, x, gradient, inputs, factor, weights);
+#endif
     const Kernels kernels = kernels_of_this_processor();
     const Frame f = frame_of(s);
     const int results = rounded_up(s->results, LANES), run = s->columns * s->channels;

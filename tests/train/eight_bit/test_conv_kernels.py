@@ -86,8 +86,15 @@ def test_input_gradients_are_those_of_float64(shape: tuple[int, ...]) -> None:
         assert largest == expected.abs().max()
 
 
+def of_width(width: int) -> tuple[int, ...]:
+    """Return a shape of this width, in which the others are as good as drawn: rows of results that fill registers and
+    that do not, odd and even numbers of samples, channels and results at, below and beyond sixteens."""
+    samples, inputs = (1, 2, 3, 7, 16, 31, 33)[width % 7], (3, 4, 8, 16, 20, 32, 36, 64, 80)[width % 9]
+    return samples, 1 + width % 4, width, inputs, 1 + 37 * width % 80, (1, 3, 7)[width % 3], 1 + width // 2 % 2
+
+
 @pytest.mark.usefixtures("registers")
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", [*SHAPES, *map(of_width, range(1, 34))])
 def test_weight_gradients_take_codes_and_bfloat16(shape: tuple[int, ...]) -> None:
     b, h, w, inputs, outputs, kernel, stride = shape
     window = Window(kernel, stride)
