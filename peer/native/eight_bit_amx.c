@@ -123,13 +123,39 @@ IN_TILES void amx_tile_32_1(const uint8_t *const *windows, size_t row_bytes, int
     _tile_stored(SECOND_SUM, sums + LANES * LANES, ROW);
 }
 
-IN_TILES void amx_tile_32_2(const uint8_t *const *windows, size_t row_bytes, int rows, int run, const int8_t *weights,
-                            size_t block, int32_t *sums)
+IN_TILES static inline void zero_sums(void)
 {
     _tile_zero(FIRST_SUM);
     _tile_zero(SECOND_SUM);
     _tile_zero(THIRD_SUM);
     _tile_zero(FOURTH_SUM);
+}
+
+/* Runs of whole registers leave those of the rest to hold both operands: nothing is loaded twice. */
+IN_TILES static void sum_whole_registers(const uint8_t *const *windows, size_t row_bytes, int rows, int run,
+                                         const int8_t *weights, size_t block)
+{
+    Sixteen upper, lower;
+    size_t stride;
+    look(&upper, windows);
+    look(&lower, windows + LANES);
+    for (int r = 0; r < rows; r++)
+        for (size_t at = (size_t)r * row_bytes, end = at + (size_t)run; at < end; at += ROW, weights += ROW * LANES) {
+            LOAD_WINDOWS(LEFT, upper)
+            _tile_loadd(RIGHT, weights, ROW);
+            _tile_dpbusd(FIRST_SUM, LEFT, RIGHT);
+            _tile_loadd(RIGHT_REST, weights + block, ROW);
+            _tile_dpbusd(SECOND_SUM, LEFT, RIGHT_REST);
+            LOAD_WINDOWS(LEFT_REST, lower)
+            _tile_dpbusd(THIRD_SUM, LEFT_REST, RIGHT);
+            _tile_dpbusd(FOURTH_SUM, LEFT_REST, RIGHT_REST);
+        }
+}
+
+/* Others need two registers for their last terms, so that the weights of a sixteen are loaded twice. */
+IN_TILES static void sum_parts(const uint8_t *const *windows, size_t row_bytes, int rows, int run,
+                               const int8_t *weights, size_t block)
+{
 #define PRODUCTS(x, w)                            \
     LOAD_WINDOWS(x, upper)                        \
     _tile_loadd(w, weights, ROW);                 \
@@ -142,6 +168,16 @@ IN_TILES void amx_tile_32_2(const uint8_t *const *windows, size_t row_bytes, int
     _tile_dpbusd(THIRD_SUM, x, w);
     OVER_TERMS(PRODUCTS)
 #undef PRODUCTS
+}
+
+IN_TILES void amx_tile_32_2(const uint8_t *const *windows, size_t row_bytes, int rows, int run, const int8_t *weights,
+                            size_t block, int32_t *sums)
+{
+    zero_sums();
+    if (run % ROW == 0)
+        sum_whole_registers(windows, row_bytes, rows, run, weights, block);
+    else
+        sum_parts(windows, row_bytes, rows, run, weights, block);
     _tile_stored(FIRST_SUM, sums, 2 * ROW);
     _tile_stored(SECOND_SUM, sums + LANES, 2 * ROW);
     _tile_stored(THIRD_SUM, sums + 2 * LANES * LANES, 2 * ROW);
@@ -158,10 +194,7 @@ IN_TILES void amx_pairs_32_32(const uint16_t *g, const uint16_t *x, int pairs, i
         _tile_loadd(THIRD_SUM, out + LANES * stride, to);
         _tile_loadd(FOURTH_SUM, out + LANES * stride + LANES, to);
     } else {
-        _tile_zero(FIRST_SUM);
-        _tile_zero(SECOND_SUM);
-        _tile_zero(THIRD_SUM);
-        _tile_zero(FOURTH_SUM);
+        zero_sums();
     }
     for (int p = 0; p < pairs; p += LANES, g += 2 * LANES * LANES, x += LANES * x_row) {
         _tile_loadd(LEFT, g, ROW);

@@ -16,6 +16,8 @@
 /* Bytes of framed samples that are worked on at a time: a part of a small second-level cache. */
 #define FRAME_BYTES (256 * 1024)
 #define GRADIENT_BYTES (512 * 1024)
+/* The most where a number of samples is wanted: half of the second-level cache of processors with AMX, 2 MiB. */
+#define MOST_FRAME_BYTES (1024 * 1024)
 /* Pixels of a row that are worked on at a time, of one channel for each result. */
 #define MOST_IN_ROW 32
 
@@ -301,6 +303,32 @@ static int convolve_depthwise(const ConvShape *s, const uint8_t *x, const int8_t
     return 0;
 }
 
+/* Pixels in the order in which tiles take them: where each of `samples` framed samples' windows starts, and where its
+   results lie. Of each `even` samples, if it is not 0, the same pixel comes in a row: these are `frame` bytes apart. */
+static void lay_pixels(const ConvShape *s, const Frame *f, size_t frame, int samples, int even, size_t *starts,
+                       size_t *at)
+{
+    const size_t channels = (size_t)s->channels, row = (size_t)f->width * channels;
+    const size_t results = (size_t)s->results, out_sample = (size_t)s->out_height * (size_t)s->out_width * results;
+    for (int first = 0; first < samples;) {
+        const int together = even > 0 && samples - first >= even ? even : 1;
+        for (int y = 0; y < s->result_height; y++) {
+            size_t start = (size_t)first * frame + (size_t)(y * s->step + s->top + f->top) * row
+                           + (size_t)(s->left + f->left) * channels;
+            size_t place = (size_t)first * out_sample
+                           + ((size_t)(y * s->out_step + s->out_top) * (size_t)s->out_width + (size_t)s->out_left)
+                                 * results;
+            const size_t next = (size_t)s->step * channels, next_place = (size_t)s->out_step * results;
+            for (int col = 0; col < s->result_width; col++, start += next, place += next_place)
+                for (int n = 0; n < together; n++) {
+                    *starts++ = start + (size_t)n * frame;
+                    *at++ = place + (size_t)n * out_sample;
+                }
+        }
+        first += together;
+    }
+}
+
 static int convolve(const ConvShape *s, const uint8_t *x, const int8_t *packed, const Output *out)
 {
     if (s->depthwise)
@@ -311,31 +339,29 @@ static int convolve(const ConvShape *s, const uint8_t *x, const int8_t *packed, 
     const size_t row_bytes = (size_t)f.width * (size_t)s->channels;
     const int run = s->columns * s->channels, area = s->result_height * s->result_width;
     const size_t block = (size_t)s->rows * (size_t)run * LANES;
-    int together = (int)(FRAME_BYTES / f.bytes);
+    int together = (int)(FRAME_BYTES / f.bytes), even = kernels.bytes.even;
+    /* Windows of wide rows lie at one distance as they are, and of all rows if these follow without a gap. */
+    if (even == 0 || s->result_width % even == 0 || s->result_width == f.width || s->samples < even
+        || f.bytes * (size_t)even > MOST_FRAME_BYTES)
+        even = 0;
+    else
+        together = together < even ? even : together / even * even;
     together = together < 1 ? 1 : together < s->samples ? together : s->samples;
+    /* Frames an odd number of lines apart: lines a power of two apart would take each other's places in the cache. */
+    const size_t frame = even == 0 ? f.bytes : rounded_up((int)f.bytes, 64) | 64;
 
     int32_t sums[MOST_SUMS] __attribute__((aligned(64)));
     const size_t pixels_together = (size_t)together * (size_t)area;
-    uint8_t *frames = malloc((size_t)together * f.bytes + 64);
+    /* Tiles read rows of a line of the cache each, and up to 63 bytes past the end of a window. */
+    uint8_t *room = malloc((size_t)together * frame + 2 * 64), *frames = room + (-(uintptr_t)room & 63);
     size_t *starts = malloc(2 * pixels_together * sizeof *starts);
-    if (frames == NULL || starts == NULL) {
-        free(frames);
+    if (room == NULL || starts == NULL) {
+        free(room);
         free(starts);
         return -1;
     }
     size_t *at = starts + pixels_together;
-
-    size_t pixels = 0;
-    for (int n = 0; n < together; n++)
-        for (int y = 0; y < s->result_height; y++)
-            for (int col = 0; col < s->result_width; col++, pixels++) {
-                starts[pixels] = (size_t)n * f.bytes + (size_t)(y * s->step + s->top + f.top) * row_bytes
-                                 + (size_t)(col * s->step + s->left + f.left) * (size_t)s->channels;
-                at[pixels] = (((size_t)n * (size_t)s->out_height + (size_t)(y * s->out_step + s->out_top))
-                                  * (size_t)s->out_width
-                              + (size_t)(col * s->out_step + s->out_left))
-                             * (size_t)s->results;
-            }
+    int laid = 0;
 
     if (kernels.bytes.begin != NULL)
         kernels.bytes.begin(run);
@@ -344,8 +370,12 @@ static int convolve(const ConvShape *s, const uint8_t *x, const int8_t *packed, 
     for (int first = 0; first < s->samples; first += together) {
         const int samples = s->samples - first < together ? s->samples - first : together;
         for (int n = 0; n < samples; n++)
-            fill_frame(&kernels, s, &f, x + (size_t)(first + n) * sample, frames + (size_t)n * f.bytes);
-        pixels = (size_t)samples * (size_t)area;
+            fill_frame(&kernels, s, &f, x + (size_t)(first + n) * sample, frames + (size_t)n * frame);
+        /* With samples in a row, those that are left at last have an order of their own. */
+        if (samples > laid || (even > 0 && samples < laid))
+            lay_pixels(s, &f, frame, samples, even, starts, at);
+        laid = samples;
+        const size_t pixels = (size_t)samples * (size_t)area;
         for (int result = 0; result < s->results;) {
             const int left = rounded_up(s->results - result, LANES) / LANES;
             const int kind = kind_of_tile(&kernels.bytes, left), width = LANES << kind;
@@ -371,7 +401,7 @@ static int convolve(const ConvShape *s, const uint8_t *x, const int8_t *packed, 
     }
     if (kernels.bytes.end != NULL)
         kernels.bytes.end();
-    free(frames);
+    free(room);
     free(starts);
     return 0;
 }

@@ -201,7 +201,7 @@ ByteTiles tiles_of_this_processor(void)
 #ifdef AMX
     case TIER_AMX:
         return (ByteTiles){.fast = 1, .begin = amx_begin_bytes, .end = amx_end, .kinds = 2,
-                           .tile = {amx_tile_32_1, amx_tile_32_2}, .pixels = {32, 32}};
+                           .tile = {amx_tile_32_1, amx_tile_32_2}, .pixels = {32, 32}, .even = LANES};
 #endif
     case TIER_AVX512_VNNI:
         return (ByteTiles){.fast = 1, .kinds = 3, .tile = {vnni_16_1, vnni_12_2, vnni_6_4}, .pixels = {16, 12, 6}};

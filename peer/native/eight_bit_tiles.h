@@ -24,6 +24,9 @@ typedef struct {
     int kinds;
     Tile *tile[3];
     int pixels[3];
+    /* As many windows in a row are read without being copied if they lie at one distance from each other; 0 where
+       distances do not matter. */
+    int even;
 } ByteTiles;
 
 ByteTiles tiles_of_this_processor(void);

@@ -21,6 +21,10 @@ SHAPES = [
     (2, 1, 1, 8, 4, 3, 1),
     (1, 8, 7, 4, 16, 3, 3),
     (2, 5, 6, 3, 20, 23, 1),
+    # More samples than are worked on at a time, and some left over, in rows that are narrower than registers.
+    (35, 8, 8, 128, 40, 3, 1),
+    (50, 7, 5, 64, 33, 3, 2),
+    (18, 2, 2, 64, 64, 1, 1),
 ]
 
 
