@@ -2,9 +2,9 @@
    covers are one run of columns * channels bytes, so that a convolution is a product of matrices whose rows overlap.
 
    Samples are copied, a few at a time, into a frame of filling that stays in the second-level cache; tiles of 6 to 16
-   pixels by 16 to 64 results are then kept in registers. The weight gradient multiplies two pixels at a time: the same
-   pixel of two samples, side by side in 32 bits. Where each result has one channel there is nothing to multiply
-   matrices of: sixteen channels of a row of pixels are worked on at a time. */
+   pixels by 16 to 64 results are then kept in registers, with AMX of 32 pixels. The weight gradient multiplies two pixels
+   at a time: the same pixel of two samples, side by side in 32 bits. Where each result has one channel there is nothing
+   to multiply matrices of: sixteen channels of a row of pixels are worked on at a time. */
 #include "eight_bit_conv.h"
 #include "tiers.h"
 #include "eight_bit_amx.h"
@@ -340,8 +340,9 @@ static int convolve(const ConvShape *s, const uint8_t *x, const int8_t *packed, 
     const int run = s->columns * s->channels, area = s->result_height * s->result_width;
     const size_t block = (size_t)s->rows * (size_t)run * LANES;
     int together = (int)(FRAME_BYTES / f.bytes), even = kernels.bytes.even;
-    /* Windows of wide rows lie at one distance as they are, and of all rows if these follow without a gap. */
-    if (even == 0 || s->result_width % even == 0 || s->result_width == f.width || s->samples < even
+    /* Windows of wide rows lie at one distance as they are, and so do those of rows, and of samples, without a gap. */
+    const int apart = s->result_width < f.width || (area % LANES != 0 && s->result_height < f.height);
+    if (even == 0 || s->result_width % even == 0 || !apart || s->samples < even
         || f.bytes * (size_t)even > MOST_FRAME_BYTES)
         even = 0;
     else
