@@ -80,48 +80,13 @@ FURTHER_BITS = (4, 8, 16, 0)
 """How many more bits of K the first, second, … request for a layer asks for; 0 is all of K, and the last."""
 
 
-class Moniqua(Algorithm):
-    """x ← x + Σ_j W̄_ij (x̂_j − x̂_i) − γ g(x), with W̄ = η W + (1 − η) I.
-
-    Lu and De Sa 2020, Moniqua, Algorithm 1; with η < 1 the slack matrix of Theorem 3, which allows 1 bit. Invariant:
-    Σ x moves by the gradient steps only, to rounding, whatever θ is (in verified mode also with far too small a θ).
-    """
-
-    spec: ClassVar[AlgorithmSpec] = AlgorithmSpec(
-        name="moniqua",
-        summary="D-PSGD with a few bits per number and without additional memory.",
-        source="Lu and De Sa 2020, Moniqua, Algorithm 1 and Theorems 2 and 3",
-        graph=GraphNeed.DOUBLY,
-        compresses=True,
-        modulo=True,
-        changes_members=True,
-    )
+class _ModuloAlgorithm(Algorithm):
+    """What the algorithms share whose exchange is Moniqua's code of a vector."""
 
     def __init__(self, node: NodeContext, x0: FloatArray) -> None:
         super().__init__(node, x0)
         self._gossip = ModuloGossip(node)
         self._theta = theta_control(node, hold_rounds=HOLD_ROUNDS)
-        if self._theta.mode == "verified":
-            refuse_unstable(modulo_compressor(node), node.averaging_rate)
-        self._rho = second_eigenvalue(node.schedule.at(0)) if self._theta.mode == "theorem" else 0.0
-
-    def begin(self, t: int, gradient: FloatArray, rate: float) -> Exchange:
-        reference = self.x
-        unit = 0.0
-        if self._theta.mode == "theorem":
-            self._theta.see_gradient(max_magnitude(gradient))
-            unit = self._theorem(t, rate)
-        self.x = self._gossip.copy_of(reference)
-        add_scaled_(self.x, -rate, gradient)
-        return self._gossip.begin(t, reference, self._theta, unit)
-
-    def _theorem(self, t: int, rate: float) -> float:
-        """Return θ of round t for G∞ = 1."""
-        node, n = self.node, self.node.schedule.num_peers
-        if node.averaging_rate < 1.0:
-            return theorem_3(rate, 1.0, n, self._rho, node.averaging_rate)
-        decays = node.modulo.step_size_decay
-        return theorem_2(rate, 1.0, n, self._rho, decay=decays[min(t, len(decays) - 1)])
 
     def advance(self, inbox: Mapping[int, Message]) -> Exchange | None:
         return self._gossip.advance(self.x, inbox, self._theta)
@@ -129,9 +94,6 @@ class Moniqua(Algorithm):
     def use_compressor(self, compressor: Compressor) -> None:
         super().use_compressor(compressor)
         self._gossip.use_compressor(self.node)
-
-    def without(self, peer: int) -> None:
-        """Nothing is kept of anybody."""
 
     def check_codes(self, message: Message) -> None:
         self._gossip.check_codes(message, self._theta, self.x.dtype)
@@ -160,7 +122,52 @@ class Moniqua(Algorithm):
         self._gossip.restore_transport(state, self.x)
 
 
-class MoniquaD2(Algorithm):
+class Moniqua(_ModuloAlgorithm):
+    """x ← x + Σ_j W̄_ij (x̂_j − x̂_i) − γ g(x), with W̄ = η W + (1 − η) I.
+
+    Lu and De Sa 2020, Moniqua, Algorithm 1; with η < 1 the slack matrix of Theorem 3, which allows 1 bit. Invariant:
+    Σ x moves by the gradient steps only, to rounding, whatever θ is (in verified mode also with far too small a θ).
+    """
+
+    spec: ClassVar[AlgorithmSpec] = AlgorithmSpec(
+        name="moniqua",
+        summary="D-PSGD with a few bits per number and without additional memory.",
+        source="Lu and De Sa 2020, Moniqua, Algorithm 1 and Theorems 2 and 3",
+        graph=GraphNeed.DOUBLY,
+        compresses=True,
+        modulo=True,
+        changes_members=True,
+    )
+
+    def __init__(self, node: NodeContext, x0: FloatArray) -> None:
+        super().__init__(node, x0)
+        if self._theta.mode == "verified":
+            refuse_unstable(modulo_compressor(node), node.averaging_rate)
+        self._rho = second_eigenvalue(node.schedule.at(0)) if self._theta.mode == "theorem" else 0.0
+
+    def begin(self, t: int, gradient: FloatArray, rate: float) -> Exchange:
+        reference = self.x
+        unit = 0.0
+        if self._theta.mode == "theorem":
+            self._theta.see_gradient(max_magnitude(gradient))
+            unit = self._theorem(t, rate)
+        self.x = self._gossip.copy_of(reference)
+        add_scaled_(self.x, -rate, gradient)
+        return self._gossip.begin(t, reference, self._theta, unit)
+
+    def _theorem(self, t: int, rate: float) -> float:
+        """Return θ of round t for G∞ = 1."""
+        node, n = self.node, self.node.schedule.num_peers
+        if node.averaging_rate < 1.0:
+            return theorem_3(rate, 1.0, n, self._rho, node.averaging_rate)
+        decays = node.modulo.step_size_decay
+        return theorem_2(rate, 1.0, n, self._rho, decay=decays[min(t, len(decays) - 1)])
+
+    def without(self, peer: int) -> None:
+        """Nothing is kept of anybody."""
+
+
+class MoniquaD2(_ModuloAlgorithm):
     """h = 2x − x₋₁ − γ g(x) + γ₋₁ g₋₁; x ← h + Σ_j W̄_ij (ĥ_j − ĥ_i): D² whose exchange is Moniqua's code of h.
 
     Lu and De Sa 2020, Moniqua, section 5 and Theorem 4. θ bounds the distances between the h. See `D2`.
@@ -182,8 +189,6 @@ class MoniquaD2(Algorithm):
         super().__init__(node, x0)
         self.last_step = self.x.copy()
         """x₋₁ − γ₋₁ g₋₁, see `D2`."""
-        self._gossip = ModuloGossip(node)
-        self._theta = theta_control(node, hold_rounds=HOLD_ROUNDS)
         if self._theta.mode == "verified":
             refuse_unstable(modulo_compressor(node), node.averaging_rate, halfway=True)
         self._d1 = 0.0
@@ -199,13 +204,6 @@ class MoniquaD2(Algorithm):
         self.x = self._gossip.copy_of(reference)
         return self._gossip.begin(t, reference, self._theta, unit)
 
-    def advance(self, inbox: Mapping[int, Message]) -> Exchange | None:
-        return self._gossip.advance(self.x, inbox, self._theta)
-
-    def use_compressor(self, compressor: Compressor) -> None:
-        super().use_compressor(compressor)
-        self._gossip.use_compressor(self.node)
-
     def without(self, peer: int) -> None:
         self.start_anew()
 
@@ -213,32 +211,12 @@ class MoniquaD2(Algorithm):
         """Begin again with a plain step: see `D2`."""
         np.copyto(self.last_step, self.x)
 
-    def check_codes(self, message: Message) -> None:
-        self._gossip.check_codes(message, self._theta, self.x.dtype)
-
-    def check_repair(self, repair: Message) -> None:
-        self._gossip.check_repair(repair, self.x.dtype)
-
-    def answer(self, request: Message) -> Message:
-        return self._gossip.answer(request)
-
-    def metrics(self) -> Metrics:
-        return self._gossip.metrics()
-
     def state(self) -> dict[str, npt.NDArray[Any]]:
-        return {**super().state(), "last_step": self.last_step, **self._theta.state(), **self._gossip.state()}
+        return {**super().state(), "last_step": self.last_step}
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
         super().restore(state)
         self.last_step = restored_like(self.x, state["last_step"])
-        self._theta.restore(state)
-        self._gossip.restore(state)
-
-    def transport_state(self) -> dict[str, npt.NDArray[Any]]:
-        return self._gossip.transport_state()
-
-    def restore_transport(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        self._gossip.restore_transport(state, self.x)
 
 
 def modulo_compressor(node: NodeContext) -> Modulo:
