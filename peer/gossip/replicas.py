@@ -324,6 +324,16 @@ class ReplicaAlgorithm(Algorithm):
     """What the algorithms with replicas share: the copies, their agreement and their state."""
 
     replicas: Replicas
+    starts_at_x0: ClassVar[bool] = False
+    """Whether copies start at x₀, in place of zeros."""
+
+    def __init__(self, node: NodeContext, x0: FloatArray) -> None:
+        super().__init__(node, x0)
+        self.replicas = Replicas(node, self.x if self.starts_at_x0 else np.zeros_like(self.x))
+        self._scratch = np.empty_like(self.x) if node.shared_copies is None else node.shared_copies.scratch(self.x)
+        """A vector like x that no other call relies on."""
+        self._t = -1
+        self._heard: dict[int, float] = {}
 
     def hears(self, t: int, sender: int) -> bool:
         schedule, me = self.node.schedule, self.node.peer
@@ -360,6 +370,13 @@ class ReplicaAlgorithm(Algorithm):
         senders = [j for j in self.replicas.senders if j != peer]
         receivers = [j for j in self.replicas.receivers if j != peer]
         self.replicas.change_edges(senders, receivers, 0)
+
+    def metrics(self) -> Metrics:
+        return Metrics(
+            push_weight=self.u,
+            replica_error=distance(self.x, self.replicas.own),
+            neighbor_distance=self.replicas.mean_distance(self._heard) if self._heard else None,
+        )
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
         return {**super().state(), **self.replicas.state()}
@@ -398,11 +415,7 @@ class ChocoSgd(ReplicaAlgorithm):
 
     def __init__(self, node: NodeContext, x0: FloatArray) -> None:
         super().__init__(node, x0)
-        self.replicas = Replicas(node, np.zeros_like(self.x))
-        self._scratch = _scratch(node, self.x)
         self._held = HeldBack()
-        self._t = -1
-        self._heard: dict[int, float] = {}
 
     def begin(self, t: int, gradient: FloatArray, rate: float) -> Exchange:
         add_scaled_(self.x, -rate, gradient)
@@ -429,12 +442,6 @@ class ChocoSgd(ReplicaAlgorithm):
     def without(self, peer: int) -> None:
         super().without(peer)
         self._held.forget(peer)
-
-    def metrics(self) -> Metrics:
-        return Metrics(
-            replica_error=distance(self.x, self.replicas.own),
-            neighbor_distance=self.replicas.mean_distance(self._heard) if self._heard else None,
-        )
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
         return {**super().state(), **self._held.state()}
@@ -472,11 +479,7 @@ class QuantSgp(ReplicaAlgorithm):
 
     def __init__(self, node: NodeContext, x0: FloatArray) -> None:
         super().__init__(node, x0)
-        self.replicas = Replicas(node, np.zeros_like(self.x))
-        self._scratch = _scratch(node, self.x)
         self._drift = None if node.drift_gain is None else DriftCorrection(self.x, node.drift_gain())
-        self._t = -1
-        self._heard: dict[int, float] = {}
 
     def begin(self, t: int, gradient: FloatArray, rate: float) -> Exchange:
         step = local_step_rate(rate, self.u, self.node.push_weight_guard)
@@ -525,13 +528,6 @@ class QuantSgp(ReplicaAlgorithm):
             scale = self.node.averaging_rate * message.mixing_weight
             add_scaled_(self.x, scale, copy)
             self.u += scale * message.push_weight
-
-    def metrics(self) -> Metrics:
-        return Metrics(
-            push_weight=self.u,
-            replica_error=distance(self.x, self.replicas.own),
-            neighbor_distance=self.replicas.mean_distance(self._heard) if self._heard else None,
-        )
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
         return {**super().state(), **({} if self._drift is None else self._drift.state())}
@@ -597,12 +593,7 @@ class DcdPsgd(ReplicaAlgorithm):
         robust_mixing=True,
     )
 
-    def __init__(self, node: NodeContext, x0: FloatArray) -> None:
-        super().__init__(node, x0)
-        self.replicas = Replicas(node, self.x)
-        self._scratch = _scratch(node, self.x)
-        self._t = -1
-        self._heard: dict[int, float] = {}
+    starts_at_x0: ClassVar[bool] = True
 
     def begin(self, t: int, gradient: FloatArray, rate: float) -> Exchange:
         self._t = t
@@ -618,12 +609,6 @@ class DcdPsgd(ReplicaAlgorithm):
         _update_all_(self.replicas, self.node, self._t, inbox, 1.0, 1.0)
         self._heard = _heard_weights(self.node, inbox, 1.0)
         return None
-
-    def metrics(self) -> Metrics:
-        return Metrics(
-            replica_error=distance(self.x, self.replicas.own),
-            neighbor_distance=self.replicas.mean_distance(self._heard) if self._heard else None,
-        )
 
 
 class EcdPsgd(ReplicaAlgorithm):
@@ -647,12 +632,11 @@ class EcdPsgd(ReplicaAlgorithm):
         memory=Memory.REPLICAS,
     )
 
+    starts_at_x0: ClassVar[bool] = True
+
     def __init__(self, node: NodeContext, x0: FloatArray) -> None:
         super().__init__(node, x0)
-        self.replicas = Replicas(node, self.x)
-        self._scratch = np.empty_like(self.x)
-        self._t = -1
-        self._heard: dict[int, float] = {}
+        self._scratch = np.empty_like(self.x)  # It becomes x, so that it cannot be shared.
 
     def begin(self, t: int, gradient: FloatArray, rate: float) -> Exchange:
         self._t, s = t, t + 1
@@ -673,17 +657,6 @@ class EcdPsgd(ReplicaAlgorithm):
         _update_all_(self.replicas, self.node, self._t, inbox, 2.0 / s, 1.0 - 2.0 / s)
         self._heard = _heard_weights(self.node, inbox, 1.0)
         return None
-
-    def metrics(self) -> Metrics:
-        return Metrics(
-            replica_error=distance(self.x, self.replicas.own),
-            neighbor_distance=self.replicas.mean_distance(self._heard) if self._heard else None,
-        )
-
-
-def _scratch(node: NodeContext, x: FloatArray) -> FloatArray:
-    """Return room for a vector like x that no other call relies on."""
-    return np.empty_like(x) if node.shared_copies is None else node.shared_copies.scratch(x)
 
 
 def weighted_replicas_(out: FloatArray, node: NodeContext, t: int, replicas: Replicas) -> None:
