@@ -16,7 +16,7 @@ from peer.gossip.mixing import (
     can_lose_peers,
     check_inbox,
     compress,
-    gossip_messages,
+    gossip_exchange,
     keep_shares_,
     payload_distance,
     restored_like,
@@ -59,8 +59,7 @@ class D2(Algorithm):
     def begin(self, t: int, gradient: FloatArray, rate: float) -> Exchange:
         self.x, self.last_step = half_step_(self.x, self.last_step, gradient, rate)
         self._t, self._own, self._heard = t, compress(self.node, t, self.x), {}
-        senders = self.node.schedule.senders(t, self.node.peer)
-        return Exchange(gossip_messages(self.node, t, self._own), frozenset(senders))
+        return gossip_exchange(self.node, t, self._own)
 
     def advance(self, inbox: Mapping[int, Message]) -> Exchange | None:
         node, t = self.node, self._t

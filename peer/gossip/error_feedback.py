@@ -25,7 +25,7 @@ from peer.gossip.mixing import (
     check_inbox,
     check_message,
     compress,
-    gossip_messages,
+    gossip_exchange,
     local_step_rate,
     mixed_push_weight,
     payload_distance,
@@ -71,8 +71,7 @@ class DeepSqueeze(Algorithm):
     def begin(self, t: int, gradient: FloatArray, rate: float) -> Exchange:
         add_scaled_(self.x, -rate, gradient)
         self._t, self._own = t, compress_with_memory_(self.node, t, self.x, self.error_memory)
-        senders = self.node.schedule.senders(t, self.node.peer)
-        return Exchange(gossip_messages(self.node, t, self._own), frozenset(senders))
+        return gossip_exchange(self.node, t, self._own)
 
     def advance(self, inbox: Mapping[int, Message]) -> Exchange | None:
         node, t = self.node, self._t
@@ -143,8 +142,7 @@ class SparsePush(Algorithm):
 
     def _send(self, t: int, payload: Payload) -> Exchange:
         self._t, self._own, self._u_sent, self._heard = t, payload, self.u, {}
-        messages = gossip_messages(self.node, t, payload, push_weight=self.u, left_out=self.left_out)
-        return Exchange(messages, frozenset(self.node.schedule.senders(t, self.node.peer)))
+        return gossip_exchange(self.node, t, payload, push_weight=self.u, left_out=self.left_out)
 
     def advance(self, inbox: Mapping[int, Message]) -> Exchange | None:
         node, t, rate = self.node, self._t, self.averaging_rate(self._t)

@@ -22,7 +22,7 @@ from peer.gossip.mixing import (
     check_inbox,
     check_message,
     compress,
-    gossip_messages,
+    gossip_exchange,
     in_sender_order,
     local_step_rate,
     mixed_push_weight,
@@ -87,8 +87,7 @@ class DPsgd(Algorithm):
     def begin(self, t: int, gradient: FloatArray, rate: float) -> Exchange:
         self._t, self._own, self._heard = t, compress(self.node, t, self.x), {}
         add_scaled_(self.x, -rate, gradient)
-        senders = self.node.schedule.senders(t, self.node.peer)
-        return Exchange(gossip_messages(self.node, t, self._own), frozenset(senders))
+        return gossip_exchange(self.node, t, self._own)
 
     def advance(self, inbox: Mapping[int, Message]) -> Exchange | None:
         node, t = self.node, self._t
@@ -165,8 +164,7 @@ class Sgp(Algorithm):
     def begin(self, t: int, gradient: FloatArray, rate: float) -> Exchange:
         add_scaled_(self.x, -local_step_rate(rate, self.u, self.node.push_weight_guard), gradient)
         self._t, self._own, self._u_sent, self._heard = t, compress(self.node, t, self.x), self.u, {}
-        messages = gossip_messages(self.node, t, self._own, push_weight=self.u, left_out=self.left_out)
-        return Exchange(messages, frozenset(self.node.schedule.senders(t, self.node.peer)))
+        return gossip_exchange(self.node, t, self._own, push_weight=self.u, left_out=self.left_out)
 
     def advance(self, inbox: Mapping[int, Message]) -> Exchange | None:
         node, t, rate = self.node, self._t, self.node.averaging_rate

@@ -20,7 +20,7 @@ from peer.compress.decompress import add_dense_
 from peer.compress.layout import Layout
 from peer.compress.payload import Dense, FloatArray, Payload, Residues, ValueType, num_values
 from peer.errors import LocalProtocolError, RemoteProtocolError
-from peer.gossip.base import Algorithm, NodeContext
+from peer.gossip.base import Algorithm, Exchange, NodeContext
 from peer.gossip.views import ViewSchedule
 from peer.wire.message import Message, MessageKind
 
@@ -105,6 +105,14 @@ def gossip_messages(
         )
         for receiver in (node.schedule.receivers(t, node.peer) if receivers is None else receivers)
     }
+
+
+def gossip_exchange(
+    node: NodeContext, t: int, payload: Payload, *, push_weight: float = 1.0, left_out: Collection[int] = ()
+) -> Exchange:
+    """Return the exchange of round t that tells its receivers the payload and hears its senders."""
+    messages = gossip_messages(node, t, payload, push_weight=push_weight, left_out=left_out)
+    return Exchange(messages, frozenset(node.schedule.senders(t, node.peer)))
 
 
 def check_inbox(

@@ -58,7 +58,7 @@ from peer.gossip.mixing import (
     add_scaled_,
     can_lose_peers,
     check_inbox,
-    gossip_messages,
+    gossip_exchange,
     own_weight,
     restored_like,
     whole_layer,
@@ -326,7 +326,7 @@ class ModuloGossip:
         self._further, self._asked = {}, {}
         self._distances[:], self._violated[:], self._heard[:] = 0.0, 0.0, 0.0
         self._neighbor_distances = []
-        return Exchange(gossip_messages(node, t, self._own), frozenset(node.schedule.senders(t, node.peer)))
+        return gossip_exchange(node, t, self._own)
 
     def _floors(self, reference: FloatArray) -> npt.NDArray[np.float64]:
         code, slices = self._compressor, self._node.layout.slices

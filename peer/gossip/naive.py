@@ -13,7 +13,7 @@ from peer.gossip.mixing import (
     can_lose_peers,
     check_inbox,
     compress,
-    gossip_messages,
+    gossip_exchange,
     in_sender_order,
     keep_shares_,
     own_weight,
@@ -53,8 +53,7 @@ class NaiveQuantized(Algorithm):
         self._t, self._own, self._heard = t, compress(self.node, t, self.x), {}
         self.x *= self.x.dtype.type(own_weight(self.node, t))
         add_scaled_(self.x, -rate, gradient)
-        senders = self.node.schedule.senders(t, self.node.peer)
-        return Exchange(gossip_messages(self.node, t, self._own), frozenset(senders))
+        return gossip_exchange(self.node, t, self._own)
 
     def advance(self, inbox: Mapping[int, Message]) -> Exchange | None:
         node, t = self.node, self._t
