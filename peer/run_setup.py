@@ -38,6 +38,7 @@ from peer.gossip.topology import Schedule
 from peer.gossip.views import ViewSchedule
 from peer.node.frame_account import Decode, decode_from
 from peer.node.local_steps import LocalSteps
+from peer.node.membership import MembershipRules
 from peer.node.pair_participant import PairParticipant
 from peer.node.participant import Participant
 from peer.node.statements import Statements
@@ -454,15 +455,17 @@ class RunSetup:
             late=self.late_policy,
             budget=self.budget(peer, layout),
             variants=self.variants,
-            why_no_changes=self.why_no_changes,
-            check_members=self.check_members,
-            num_listed=self.num_peers,
-            check_newcomer=check_newcomer,
-            statements=statements,
-            by_majority=self.config.rounds.lost_after_s is not None,
-            name_of=name_of,
-            why_no_rejoin=why_no_rejoin(self.config),
-            may_rejoin_now=may_rejoin_now,
+            membership_rules=MembershipRules(
+                why_no_changes=self.why_no_changes,
+                check_members=self.check_members,
+                num_listed=self.num_peers,
+                check_newcomer=check_newcomer,
+                statements=statements,
+                by_majority=self.config.rounds.lost_after_s is not None,
+                name_of=name_of,
+                why_no_rejoin=why_no_rejoin(self.config),
+                may_rejoin_now=may_rejoin_now,
+            ),
             last_codes=self._last_codes(algorithm),
             observe=observe,
             decode=decode,

@@ -28,6 +28,7 @@ from typing import Any
 from peer.config import Config, load
 from peer.gossip.effects import Effects
 from peer.gossip.membership import ChangeKind
+from peer.node.membership_planning import plan_change
 from peer.node.participant import Participant
 from peer.run_setup import RunSetup
 from peer.simulate.network import Agenda, LinkModel, VirtualNetwork
@@ -130,7 +131,7 @@ class ChangingRun:
         self._agenda.add(self.now + STEP_S, StepDone(participant.peer))
 
     def _announce(self, issuer: Participant, kind: ChangeKind, subject: int) -> None:
-        self._take(issuer, issuer.learn(issuer.membership.plan(kind, subject), self.now))
+        self._take(issuer, issuer.learn(plan_change(issuer.membership, kind, subject), self.now))
 
     def _accuracy(self, participant: Participant) -> float:
         return 100.0 * self._trainers[participant.peer].evaluate(participant.model()).accuracy

@@ -21,6 +21,7 @@ from peer.errors import RemoteProtocolError, SottoError, StateError
 from peer.gossip.membership import Change, ChangeKind, Newcomer
 from peer.node import membership_codec
 from peer.node.durable import DurablePeer
+from peer.node.membership_planning import plan_change
 from peer.round_record import RoundRecord
 
 log = logging.getLogger("sotto")
@@ -159,8 +160,13 @@ class ChangeRequests:
             except Exception as error:  # Raised for what a newcomer says about itself.
                 self._neighbors.transport.blame(request.subject, error)
                 raise RemoteProtocolError("what it says about itself cannot be checked") from None
-        return self._membership.plan(
-            request.kind, request.subject, request.newcomer, votes=request.votes, ordered=request.ordered
+        return plan_change(
+            self._membership,
+            request.kind,
+            request.subject,
+            request.newcomer,
+            votes=request.votes,
+            ordered=request.ordered,
         )
 
     def _refuse(self, request: _Request, error: SottoError) -> None:

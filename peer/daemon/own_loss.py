@@ -23,6 +23,7 @@ from peer.errors import DeclaredLost, PeerUnreachable, RemoteError, SecurityErro
 from peer.gossip.incarnations import MAX_INCARNATIONS, Numbering
 from peer.net.control import call_control
 from peer.net.security.credentials import Access
+from peer.node.membership_checks import check_own_loss
 from peer.node.participant import Participant
 
 _ASK_TIMEOUT_S = 5.0
@@ -169,7 +170,7 @@ class OwnLoss:
         if frame is None:
             return False
         try:
-            self._membership.check_own_loss(frame)
+            check_own_loss(self._membership, frame)
         except (SottoError, ValueError):
             return False
         return True

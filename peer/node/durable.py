@@ -255,7 +255,7 @@ class DurablePeer:
         return self._journaled(effects, record) if effects.frames or effects.finished is not None else effects
 
     def announce(self, change: Change, now: float) -> Effects:
-        """Announce a change of the members that `PeerMembership.plan` returned. Raises StateError if the disk
+        """Announce a change of the members that `plan_change` returned. Raises StateError if the disk
         refuses."""
         membership = self.participant.membership
         record = Announced(now, membership_codec.encode(membership.signed(change)))

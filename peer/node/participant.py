@@ -26,7 +26,7 @@ from peer.gossip.budget import BandwidthBudget
 from peer.gossip.effects import Effects, OutgoingFrame, Send
 from peer.gossip.judge import Judge
 from peer.gossip.late_neighbors import LatePolicy
-from peer.gossip.membership import Change, Newcomer
+from peer.gossip.membership import Change
 from peer.gossip.mixing import debiased_step_rate
 from peer.gossip.session import Session
 from peer.gossip.session_state import SessionState
@@ -37,9 +37,10 @@ from peer.node.checkpoint_arrays import Arrays, group, grouped, refusing_what_do
 from peer.node.divergence_guard import require_finite_loss, require_finite_model, require_sendable
 from peer.node.frame_account import Decode, FrameAccount, decode_from
 from peer.node.local_steps import LocalSteps, RecordedSteps, StepResult
-from peer.node.membership import PeerMembership, changing_views
+from peer.node.membership import MembershipRules, PeerMembership, changing_views
+from peer.node.membership_checks import check_notice, check_proof
+from peer.node.membership_news import MembershipNews
 from peer.node.replica_agreement import ReplicaAgreement
-from peer.node.statements import Statements
 from peer.round_record import RoundRecord
 from peer.state.journal import Stepped
 from peer.wire.last_codes import LastCodes
@@ -107,33 +108,17 @@ class Participant:
         local_steps: LocalSteps,
         layout: Layout,
         max_lead: int,
+        membership_rules: MembershipRules | None = None,
         late: LatePolicy | None = None,
         budget: BandwidthBudget | None = None,
         variants: Sequence[Compressor] = (),
-        why_no_changes: str | None = None,
-        check_members: Callable[[tuple[int, ...]], None] = lambda members: None,
-        num_listed: int | None = None,
-        check_newcomer: Callable[[int, Newcomer], None] = lambda peer, newcomer: None,
-        statements: Statements | None = None,
-        by_majority: bool = False,
-        name_of: Callable[[int], str] = "peer {}".format,
-        why_no_rejoin: str | None = None,
-        may_rejoin_now: Callable[[], bool] = lambda: True,
         last_codes: LastCodes | None = None,
         observe: Callable[[str, int, int, bytes], None] | None = None,
         decode: Decode = decode_from,
         cpu_clock: Callable[[], float] = time.process_time,
         stopwatch: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`why_no_changes`: a sentence where members cannot change in this run; otherwise the schedule of the algorithm
-        is a `ViewSchedule`. `check_members` raises ConfigError for members between whom the run cannot go on.
-        `num_listed`: how many peers everybody lists; by default all that the schedule knows. Any other is a newcomer,
-        of whom `check_newcomer(peer, newcomer)` raises ConfigError or SecurityError unless it is that peer. It must say
-        the same whenever it is asked: a replay asks again. `statements` signs what this peer says of members.
-        `by_majority`: whether members declare losses themselves (`node.loss_votes`); an operator's order is about the
-        peer of which `name_of` gives the name. `why_no_rejoin`: a sentence where nobody who was lost may take part
-        again, alike on all devices; `may_rejoin_now()`: whether this peer may announce that somebody does, or is lost
-        in the last rounds: releases before 0.2.0 take either for a lie.
+        """`membership_rules`: how members may change; by default any of those that the schedule knows.
         `observe(what, round, other, frame)` is told of every frame "sent" and "applied"; where members change, also of
         what one "gave" and "took", and of what "returned" from a lost peer, which is applied before the next round
         begins (for tests of mass).
@@ -144,7 +129,8 @@ class Participant:
         self.algorithm = algorithm
         self.local_steps = local_steps
         self.layout = layout
-        views = changing_views(algorithm.node.schedule, why_no_changes)
+        rules = MembershipRules() if membership_rules is None else membership_rules
+        views = changing_views(algorithm.node.schedule, rules.why_no_changes)
         self.session = Session(
             algorithm,
             in_neighbors=algorithm.node.schedule.all_senders(peer),
@@ -152,19 +138,8 @@ class Participant:
             late=late,
             views=views,
         )
-        self.membership = PeerMembership(
-            self.session,
-            max_lead=max_lead,
-            why_no_changes=why_no_changes,
-            check_members=check_members,
-            num_listed=num_listed,
-            check_newcomer=check_newcomer,
-            statements=statements,
-            by_majority=by_majority,
-            name_of=name_of,
-            why_no_rejoin=why_no_rejoin,
-            may_rejoin_now=may_rejoin_now,
-        )
+        self.membership = PeerMembership(self.session, rules, max_lead=max_lead)
+        self.membership_news = MembershipNews(self.membership)
         self.agreement = ReplicaAgreement(algorithm, members_change=views is not None)
         self.budget, self._variants = budget, tuple(variants)
         self.last_codes = last_codes
@@ -281,7 +256,7 @@ class Participant:
         """Do what `judged` does, for the frame of a membership notice."""
         with blaming(sender):
             change = membership_codec.decode(frame, self.membership.num_numbers, sender=sender)
-            self.membership.check_notice(change, sender)
+            check_notice(self.membership, change, sender)
             return change
 
     def proven(self, sender: int, frame: bytes) -> Message | Change:
@@ -295,7 +270,7 @@ class Participant:
         """Do what `proven` does, for the frame of a membership notice."""
         change = self.judged_notice(sender, frame)
         with blaming(sender):
-            self.membership.check_proof(change, sender)
+            check_proof(self.membership, change, sender)
         return change
 
     def judge(self, message: Message) -> None:
@@ -363,7 +338,7 @@ class Participant:
         What others tell was judged before.
         """
         effects = self.unchanged()
-        learned = self.membership.learn(change, source)
+        learned = self.membership_news.learn(change, source)
         if learned is None:
             return effects
         effects.news = [*learned.news]

@@ -33,6 +33,8 @@ from peer.net.security.certificates import Place
 from peer.net.security.credentials import Credentials
 from peer.net.security.requests import read_request, request_certificate
 from peer.node.durable import DurablePeer
+from peer.node.membership import MembershipRules
+from peer.node.membership_planning import plan_change
 from peer.node.participant import Participant
 from peer.protocol import OLDEST
 from peer.random import PhiloxSource
@@ -147,11 +149,13 @@ class Cluster:
             local_steps=Pull(self.numbering.device(peer), self.gradients_until),
             layout=LAYOUT,
             max_lead=(first.diameter or self.num_first) * first.cycle_rounds + 1,
-            num_listed=listed,
-            check_newcomer=self._check_newcomer,
-            statements=self.statements(peer) if self.signed else None,
-            by_majority=self.by_majority,
-            name_of=lambda peer: f"peer-{self.numbering.device(peer)}",
+            membership_rules=MembershipRules(
+                num_listed=listed,
+                check_newcomer=self._check_newcomer,
+                statements=self.statements(peer) if self.signed else None,
+                by_majority=self.by_majority,
+                name_of=lambda peer: f"peer-{self.numbering.device(peer)}",
+            ),
             last_codes=LastCodes(LAYOUT, np.float32, tells_changes=self.theta_mode == "verified")
             if self.spec.modulo
             else None,
@@ -231,7 +235,7 @@ class Cluster:
     def announce(self, peer: int, kind: ChangeKind, subject: int) -> Change:
         is_newcomer = kind is ChangeKind.JOIN and subject >= (self.num_listed or self.num_peers)
         who = newcomer(self.numbering.device(subject)) if is_newcomer else None
-        change = self.peers[peer].participant.membership.plan(kind, subject, who)
+        change = plan_change(self.peers[peer].participant.membership, kind, subject, who)
         self.perform(peer, self.peers[peer].announce(change, 0.0))
         return change
 

@@ -12,6 +12,8 @@ from peer.net.security.certificates import Role
 from peer.net.security.orders import loss_order
 from peer.node import membership_codec
 from peer.node.loss_votes import LOST, TELL_EVERY_S, LossVote, LossVotes, Quorum, decode_vote, ordered
+from peer.node.membership_checks import check_own_loss
+from peer.node.membership_planning import plan_change
 from peer.node.statements import Unsigned
 from tests.node.changing_members import AUTHORITY, Cluster
 
@@ -144,7 +146,7 @@ def cast(cluster: Cluster, *voters: int, subject: int = 3, t: int | None = None)
 
 def announce(cluster: Cluster, peer: int, votes: tuple[bytes, ...] = (), ordered: bytes = b"") -> None:
     membership = cluster.peers[peer].participant.membership
-    change = membership.plan(ChangeKind.LOST, 3, votes=votes, ordered=ordered)
+    change = plan_change(membership, ChangeKind.LOST, 3, votes=votes, ordered=ordered)
     cluster.perform(peer, cluster.peers[peer].announce(change, 0.0))
 
 
@@ -223,15 +225,17 @@ def test_a_lost_peer_can_be_shown_that_it_is_and_by_nothing_less(cluster: Cluste
     cluster.run(90)
     lost = cluster.peers[3].participant.membership
     (proof,) = {member.membership.proofs_of_loss()[3] for member in cluster.members[:1]}
-    lost.check_own_loss(proof)
+    check_own_loss(lost, proof)
     lone = Change(ChangeKind.LOST, 3, 0, 60, 1, votes=cast(cluster, 0))
     about_another = Change(ChangeKind.LOST, 4, 0, 60, 1, votes=cast(cluster, 0, 1, 2, subject=4))
     for change in (lone, about_another):
         statement = membership_codec.encode(change)[2:]
         with pytest.raises(SecurityError):
-            lost.check_own_loss(membership_codec.MAGIC + cluster.statements(0).sign("members", statement))
+            check_own_loss(lost, membership_codec.MAGIC + cluster.statements(0).sign("members", statement))
     with pytest.raises(SecurityError):
-        lost.check_own_loss(membership_codec.encode(Change(ChangeKind.LOST, 3, 0, 60, 1, votes=cast(cluster, 0, 1, 2))))
+        check_own_loss(
+            lost, membership_codec.encode(Change(ChangeKind.LOST, 3, 0, 60, 1, votes=cast(cluster, 0, 1, 2)))
+        )
 
 
 def test_two_parts_hear_what_the_other_believes_where_the_lost_stood_between_them() -> None:
@@ -243,7 +247,7 @@ def test_two_parts_hear_what_the_other_believes_where_the_lost_stood_between_the
     cluster.run(60)
     for peer, subject in ((2, 3), (5, 4)):
         votes = cast(cluster, 0, 1, 2, 5, subject=subject)
-        change = cluster.peers[peer].participant.membership.plan(ChangeKind.LOST, subject, votes=votes)
+        change = plan_change(cluster.peers[peer].participant.membership, ChangeKind.LOST, subject, votes=votes)
         cluster.perform(peer, cluster.peers[peer].announce(change, 0.0))
     cluster.run(90)
     assert cluster.rounds() == dict.fromkeys((0, 1, 2, 5), 90)
@@ -269,12 +273,13 @@ def joining() -> Cluster:
 
 def test_a_newcomer_believes_a_loss_once_all_that_are_left_have_reported_it(joining: Cluster) -> None:
     """Peers 0 and 2 take each other for lost, and all others take 2 for lost."""
-    newcomer = joining.peers[5].participant.membership
+    participant = joining.peers[5].participant
+    newcomer, news = participant.membership, participant.membership_news
     effective = joining.rounds()[5] + 1
     votes = {0: cast(joining, 1, 2, 3, subject=0), 2: cast(joining, 0, 1, 3, subject=2)}
 
     def believed(subject: int, issuer: int) -> set[int]:
-        newcomer.learn(Change(ChangeKind.LOST, subject, issuer, effective, 29, votes=votes[subject]), issuer)
+        news.learn(Change(ChangeKind.LOST, subject, issuer, effective, 29, votes=votes[subject]), issuer)
         return {change.subject for change in newcomer.changes if change.kind is ChangeKind.LOST}
 
     assert believed(0, 2) == set()
@@ -285,21 +290,22 @@ def test_a_newcomer_believes_a_loss_once_all_that_are_left_have_reported_it(join
 
 
 def test_what_a_newcomer_heard_while_it_joined_counts_with_what_it_hears_as_a_member(joining: Cluster) -> None:
-    newcomer = joining.peers[5].participant.membership
+    participant = joining.peers[5].participant
+    newcomer, news = participant.membership, participant.membership_news
     effective, votes = joining.rounds()[5] + 20, cast(joining, 0, 1, 3, subject=2)
     for issuer in (0, 1):
-        newcomer.learn(Change(ChangeKind.LOST, 2, issuer, effective, 29, votes=votes), issuer)
+        news.learn(Change(ChangeKind.LOST, 2, issuer, effective, 29, votes=votes), issuer)
     joining.run(effective - 10)
-    newcomer.learn(Change(ChangeKind.LOST, 2, 3, effective, 29, votes=votes), 3)
+    news.learn(Change(ChangeKind.LOST, 2, 3, effective, 29, votes=votes), 3)
     assert {change.issuer for change in newcomer.changes if change.subject == 2} == {0, 1, 3, 5}
 
 
 def test_a_newcomer_is_known_to_whom_it_tells_of_a_loss(joining: Cluster) -> None:
     """After a loss all members are told what each has heard of the lost peer, and not all know who joins."""
-    newcomer, votes = joining.peers[5].participant.membership, cast(joining, 0, 1, 3, subject=2)
+    news, votes = joining.peers[5].participant.membership_news, cast(joining, 0, 1, 3, subject=2)
     effective = joining.rounds()[5] + 1
     for issuer in (0, 1, 3, 4):
-        learned = newcomer.learn(Change(ChangeKind.LOST, 2, issuer, effective, 29, votes=votes), issuer)
+        learned = news.learn(Change(ChangeKind.LOST, 2, issuer, effective, 29, votes=votes), issuer)
     assert learned is not None
     for receiver in (1, 3):
         told = [(change.kind, change.issuer) for other, change in learned.notices if other == receiver]
@@ -320,8 +326,8 @@ def test_a_newcomer_does_not_take_old_votes_for_a_lie(joining: Cluster) -> None:
 def test_a_newcomer_whose_sponsor_is_lost_already_is_told_who_is(cluster: Cluster) -> None:
     announce(cluster, heard_by(cluster, 3), cast(cluster, 0, 1, 2))
     cluster.run(8)
-    member = cluster.peers[1].participant.membership
-    learned = member.learn(Change(ChangeKind.JOIN, 5, 3, 60), 2)
+    news = cluster.peers[1].participant.membership_news
+    learned = news.learn(Change(ChangeKind.JOIN, 5, 3, 60), 2)
     assert learned is not None
     introduction = [change for receiver, change in learned.notices if receiver == 5]
     assert [(change.kind, change.subject) for change in introduction][-1] == (ChangeKind.JOIN, 5)
@@ -332,12 +338,13 @@ def test_all_reports_of_a_lost_peer_count_whatever_they_go_by() -> None:
     """An operator declares peer 1 lost where it was not believed; whoever believed the votes does not report again."""
     cluster = Cluster("sparse-push", seed=3, num_first=4, num_peers=4, signed=True, by_majority=True)
     cluster.run(6)
-    member = cluster.peers[2].participant.membership
+    participant = cluster.peers[2].participant
+    member, news = participant.membership, participant.membership_news
     by_votes = Change(ChangeKind.LOST, 1, 3, 58, 5, votes=cast(cluster, 0, 2, 3, subject=1))
-    assert member.learn(Change(ChangeKind.LOST, 0, 1, 60, 5, votes=cast(cluster, 1, 2, 3, subject=0)), 1) is not None
-    assert member.learn(by_votes, 3) is None
+    assert news.learn(Change(ChangeKind.LOST, 0, 1, 60, 5, votes=cast(cluster, 1, 2, 3, subject=0)), 1) is not None
+    assert news.learn(by_votes, 3) is None
     assert by_votes not in member.changes
-    assert member.learn(Change(ChangeKind.LOST, 1, 3, 60, 5, ordered=b"by an operator"), 3) is not None
+    assert news.learn(Change(ChangeKind.LOST, 1, 3, 60, 5, ordered=b"by an operator"), 3) is not None
     assert by_votes in member.changes
     later = replace(by_votes, issuer=0)
-    assert member.learn(later, 0) is not None
+    assert news.learn(later, 0) is not None

@@ -8,7 +8,9 @@ import pytest
 from peer.errors import ConfigError, RemoteProtocolError, StateError
 from peer.gossip.membership import Change, ChangeKind
 from peer.gossip.options import RobustMixing, RobustRule
+from peer.node.membership_checks import check_notice
 from peer.node.membership_codec import encode
+from peer.node.membership_planning import plan_change
 from tests.node.changing_members import Cluster
 
 pytestmark = pytest.mark.slow
@@ -368,7 +370,7 @@ def test_nobody_runs_ahead_of_those_who_have_not_heard_of_a_loss() -> None:
     cluster.kill(1)
     cluster.run(60)
     waiting = cluster.rounds()
-    change = cluster.peers[0].participant.membership.plan(ChangeKind.LOST, 1)
+    change = plan_change(cluster.peers[0].participant.membership, ChangeKind.LOST, 1)
     deed = cluster.peers[0].announce(change, 0.0)
     cluster.run(60)
     assert cluster.rounds() == waiting, "peer 2 has said nothing of it"
@@ -414,12 +416,12 @@ def test_changes_that_cannot_be_are_refused() -> None:
     cluster.run(2)
     participant = cluster.peers[0].participant
     with pytest.raises(ConfigError, match="peer 5 is no member"):
-        participant.membership.plan(ChangeKind.LOST, 5)
+        plan_change(participant.membership, ChangeKind.LOST, 5)
     with pytest.raises(ConfigError, match="peer 1 is a member"):
-        participant.membership.plan(ChangeKind.JOIN, 1)
+        plan_change(participant.membership, ChangeKind.JOIN, 1)
     cluster.announce(0, ChangeKind.LEAVE, 0)
     with pytest.raises(ConfigError, match="about to"):
-        participant.membership.plan(ChangeKind.JOIN, 5)
+        plan_change(participant.membership, ChangeKind.JOIN, 5)
     with pytest.raises(RemoteProtocolError, match="says that peer 3"):
         cluster.peers[1].receive(0, cluster.peers[1].links.incoming[0].last_seq + 1, _leave_of_another(), 0.0)
     membership = cluster.peers[1].participant.membership
@@ -434,7 +436,7 @@ def test_changes_that_cannot_be_are_refused() -> None:
         (Change(ChangeKind.LEAVE, 4, 4, 100), "a run of 100"),
     ):
         with pytest.raises(RemoteProtocolError, match=text) as caught:
-            membership.check_notice(change, 2)
+            check_notice(membership, change, 2)
         assert caught.value.peer == 2
         assert change not in membership.changes
 
@@ -451,7 +453,7 @@ def test_a_peer_may_be_lost_in_the_last_rounds() -> None:
     cluster.run(100)
     assert cluster.rounds() == dict.fromkeys((0, 1, 2, 4), 100)
     with pytest.raises(ConfigError, match="the run ends after round 99"):
-        cluster.peers[0].participant.membership.plan(ChangeKind.JOIN, 5)
+        plan_change(cluster.peers[0].participant.membership, ChangeKind.JOIN, 5)
 
 
 @pytest.mark.parametrize("algorithm", ["d-psgd", "choco-sgd"])
@@ -478,9 +480,9 @@ def test_whoever_is_about_to_join_sponsors_nobody() -> None:
     newcomer = cluster.peers[5].participant.membership
     assert newcomer.is_member
     with pytest.raises(ConfigError, match="about to join itself"):
-        newcomer.plan(ChangeKind.JOIN, 6)
+        plan_change(newcomer, ChangeKind.JOIN, 6)
     cluster.run(join.effective + 1)
-    assert newcomer.plan(ChangeKind.JOIN, 6).issuer == 5
+    assert plan_change(newcomer, ChangeKind.JOIN, 6).issuer == 5
 
 
 @pytest.mark.parametrize("algorithm", ["quant-sgp", "choco-sgd"])
@@ -505,7 +507,7 @@ def test_a_loss_of_the_past_is_refused_though_it_changes_no_members() -> None:
     change = cluster.announce(3, ChangeKind.LEAVE, 3)
     cluster.run(change.effective + 1)
     with pytest.raises(RemoteProtocolError, match="LOST of peer 3 from round 1, which is past"):
-        cluster.peers[0].participant.membership.check_notice(Change(ChangeKind.LOST, 3, 2, 1), 2)
+        check_notice(cluster.peers[0].participant.membership, Change(ChangeKind.LOST, 3, 2, 1), 2)
 
 
 def test_an_earlier_departure_of_whoever_has_left_is_refused() -> None:
@@ -516,8 +518,8 @@ def test_an_earlier_departure_of_whoever_has_left_is_refused() -> None:
     cluster.run(change.effective + 1)
     membership = cluster.peers[0].participant.membership
     with pytest.raises(RemoteProtocolError, match="LEAVE of peer 3 from round 1, which is past"):
-        membership.check_notice(Change(ChangeKind.LEAVE, 3, 3, 1), 2)
-    membership.check_notice(change, 2)
+        check_notice(membership, Change(ChangeKind.LEAVE, 3, 3, 1), 2)
+    check_notice(membership, change, 2)
 
 
 @pytest.mark.parametrize("effective", range(1, 12))
@@ -551,14 +553,14 @@ def test_a_former_member_cannot_come_back(kind: ChangeKind) -> None:
         change = cluster.declare_lost(3)
     cluster.run(change.effective + 2)
     with pytest.raises(ConfigError, match="whoever left or was lost cannot come back"):
-        cluster.peers[0].participant.membership.plan(ChangeKind.JOIN, 3)
+        plan_change(cluster.peers[0].participant.membership, ChangeKind.JOIN, 3)
 
 
 def test_a_change_after_the_end_is_refused() -> None:
     cluster = Cluster("sgp", seed=11)
     cluster.run(95)
     with pytest.raises(ConfigError, match="the run ends after round 99"):
-        cluster.peers[0].participant.membership.plan(ChangeKind.LEAVE, 0)
+        plan_change(cluster.peers[0].participant.membership, ChangeKind.LEAVE, 0)
 
 
 def _leave_of_another() -> bytes:

@@ -12,6 +12,7 @@ from peer.gossip.incarnations import MAX_INCARNATIONS
 from peer.gossip.membership import Change, ChangeKind
 from peer.node import membership_codec
 from peer.node.loss_votes import LOST, decode_vote
+from peer.node.membership_planning import plan_change
 from peer.node.statements import MEMBERS, sealed, unsealed
 from peer.proto.sottovoce.v1.membership_pb2 import LossVote
 from tests.node.changing_members import Cluster, newcomer
@@ -73,7 +74,7 @@ def test_one_that_is_lost_before_its_join_counts_comes_back_as_the_next() -> Non
     # Its loss has to count first.
     sponsor = cluster.peers[loss.issuer].participant.membership
     with pytest.raises(ConfigError, match="does not count yet"):
-        sponsor.plan(ChangeKind.JOIN, number + cluster.numbering.stride, newcomer(2))
+        plan_change(sponsor, ChangeKind.JOIN, number + cluster.numbering.stride, newcomer(2))
     cluster.run(loss.effective + 1)
     again = _back(cluster, number, sponsor=3)
     assert set(cluster.rounds()) == {0, 1, 3, 4, again}
@@ -145,7 +146,7 @@ def test_nobody_takes_part_again_who_is_not_lost() -> None:
     cluster = _lost(signed=True)
     number = 3 + cluster.numbering.stride
     with pytest.raises(ConfigError, match="peer 3, which it was before, is not lost"):
-        cluster.peers[0].participant.membership.plan(ChangeKind.JOIN, number, newcomer(3))
+        plan_change(cluster.peers[0].participant.membership, ChangeKind.JOIN, number, newcomer(3))
     with pytest.raises(RemoteProtocolError, match="peer 3, which it was before, is not lost"):
         _tell(cluster, Change(ChangeKind.JOIN, number, 1, 60, newcomer=newcomer(3)))
 
@@ -172,7 +173,7 @@ def test_nobody_takes_part_again_before_its_loss_counts() -> None:
     number = 2 + cluster.numbering.stride
     issuer = loss.issuer
     with pytest.raises(ConfigError, match="does not count yet"):
-        cluster.peers[issuer].participant.membership.plan(ChangeKind.JOIN, number, newcomer(2))
+        plan_change(cluster.peers[issuer].participant.membership, ChangeKind.JOIN, number, newcomer(2))
     liar = next(member.peer for member in cluster.members if member.peer != issuer)
     with pytest.raises(RemoteProtocolError, match="does not count yet"):
         _tell(cluster, Change(ChangeKind.JOIN, number, liar, loss.effective, newcomer=newcomer(2)), liar, issuer)
@@ -213,4 +214,4 @@ def test_whoever_left_does_not_come_back() -> None:
     change = cluster.announce(2, ChangeKind.LEAVE, 2)
     cluster.run(change.effective + 1)
     with pytest.raises(ConfigError, match="peer 2 has left the run"):
-        cluster.peers[0].participant.membership.plan(ChangeKind.JOIN, 2 + cluster.numbering.stride, newcomer(2))
+        plan_change(cluster.peers[0].participant.membership, ChangeKind.JOIN, 2 + cluster.numbering.stride, newcomer(2))

@@ -33,7 +33,7 @@ from tests.stress.meaning.trial import Effort, Trial
 MOST_CASES = 6000
 _EFFORT = Effort(moments=8, batches=2, lies=30, keeps_state=False)
 _HANDLER_CASES = 200
-_JUDGE, _MEMBERS = "peer.gossip.judge", "peer.node.membership"
+_JUDGE, _MEMBERS = "peer.gossip.judge", "peer.node.membership_checks"
 
 
 @dataclass(frozen=True, kw_only=True)

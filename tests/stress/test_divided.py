@@ -37,7 +37,7 @@ def test_a_liar_does_not_hear_its_own_words_from_others() -> None:
 def test_a_minority_that_decided_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the simulator: peers that believe any loss are told apart from those that keep to the rules."""
     monkeypatch.setattr(Quorum, "is_majority", lambda self, peers: True)
-    monkeypatch.setattr("peer.node.membership.PeerMembership._check_grounds", lambda self, change: None)
+    monkeypatch.setattr("peer.node.membership_checks._check_grounds", lambda known, change: None)
     broken = 0
     for seed in range(12):
         world = DividedWorld(DividedScenario(seed, 60))

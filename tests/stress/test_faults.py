@@ -19,7 +19,6 @@ from peer.gossip.lost_peers import LostPeers
 from peer.gossip.membership import Change, ChangeKind
 from peer.gossip.views import ViewSchedule
 from peer.node.durable import DurablePeer
-from peer.node.membership import PeerMembership
 from peer.state.journal import Journal, Record
 from peer.wire.message import Message
 from tests.stress.faults import Scenario, SimulationFailed, World, simulate
@@ -201,7 +200,7 @@ def test_a_lie_that_is_believed_is_caught(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_lie_about_members_that_is_believed_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PeerMembership, "check_notice", lambda self, change, sender: None)
+    monkeypatch.setattr("peer.node.participant.check_notice", lambda known, change, sender: None)
     assert "lies" in caught(range(len(CASES)), lies=True)
 
 

@@ -8,7 +8,7 @@ from peer.errors import RemoteProtocolError
 from peer.gossip.membership import Change, ChangeKind
 from peer.node import membership_codec
 from peer.node.durable import NOTICES_AT_ONCE
-from peer.node.membership import MOST_VERSIONS
+from peer.node.membership_news import MOST_VERSIONS
 from tests.node.changing_members import Cluster
 
 LEAVE, LOST, JOIN = ChangeKind.LEAVE, ChangeKind.LOST, ChangeKind.JOIN

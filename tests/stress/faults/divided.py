@@ -30,6 +30,8 @@ from peer.gossip.incarnations import MAX_INCARNATIONS, Numbering
 from peer.gossip.membership import Change, ChangeKind
 from peer.node import membership_codec
 from peer.node.loss_votes import LOST, ORDER, LossVote, decode_vote
+from peer.node.membership_checks import check_own_loss
+from peer.node.membership_planning import plan_change
 from peer.node.participant import Participant
 from peer.node.statements import MEMBERS, sealed, unsealed
 from peer.proto.sottovoce.v1.membership_pb2 import LossOrder
@@ -242,7 +244,7 @@ class DividedProcess(VirtualProcess):
             world.tell_all(self.me, note)
         for subject, votes in self.votes.decided(world.now) if self.is_free else ():
             try:
-                change = membership.plan(ChangeKind.LOST, subject, votes=votes)
+                change = plan_change(membership, ChangeKind.LOST, subject, votes=votes)
             except ConfigError as error:
                 world.note(f"{self.me} does not announce that {subject} is lost: {error}")
                 continue
@@ -262,7 +264,7 @@ class DividedProcess(VirtualProcess):
         for answer in self.cluster.answers(self.me):
             if (proof := answer.get(self.me)) is not None:
                 try:
-                    self.participant.membership.check_own_loss(proof)
+                    check_own_loss(self.participant.membership, proof)
                 except (SecurityError, RemoteProtocolError):
                     continue
                 return True
@@ -573,7 +575,7 @@ class DividedWorld(World):
                 continue
             ordered = self.notary(process.me).order(me)
             try:
-                change = process.participant.membership.plan(ChangeKind.LOST, me, ordered=ordered)
+                change = plan_change(process.participant.membership, ChangeKind.LOST, me, ordered=ordered)
             except ConfigError as error:
                 self.note(f"{process.me} does not announce that {me} is lost: {error}")
                 continue

@@ -15,6 +15,7 @@ from peer.errors import RemoteProtocolError, StateError
 from peer.gossip.effects import Effects
 from peer.gossip.membership import ChangeKind
 from peer.node.durable import DurablePeer
+from peer.node.membership_planning import plan_change
 from peer.node.participant import Participant
 from peer.node.statements import Statements
 from tests.stress.faults.disk import ProcessKilled, VirtualDisk
@@ -156,7 +157,7 @@ class VirtualProcess:
         """Announce a change of the members while the process is free. Raises ConfigError where it cannot be."""
         scenario = self.world.scenario
         newcomer = scenario.newcomer(subject) if subject >= scenario.num_peers else None
-        change = self.participant.membership.plan(kind, subject, newcomer)
+        change = plan_change(self.participant.membership, kind, subject, newcomer)
         self.world.note(f"{self.me} announces {change}")
         self.do(lambda: self.peer.announce(change, self.now()), self.plan_timer)
 

@@ -26,6 +26,7 @@ from peer.gossip.membership import ChangeKind, Membership, Newcomer
 from peer.gossip.options import FinalRounds, LowRankOptions, ModuloOptions
 from peer.gossip.topology import Schedule, build_schedule
 from peer.gossip.views import ViewSchedule
+from peer.node.membership import MembershipRules
 from peer.node.participant import Participant
 from peer.node.statements import Statements
 from peer.random import PhiloxSource
@@ -382,10 +383,12 @@ class Scenario:
             late=self.late_policy,
             last_codes=LastCodes(self.layout, np.float32, tells_changes=True) if self.spec.modulo else None,
             observe=observe,
-            num_listed=self.num_peers,
-            check_newcomer=self.check_newcomer,
-            statements=statements,
-            by_majority=statements is not None,
+            membership_rules=MembershipRules(
+                num_listed=self.num_peers,
+                check_newcomer=self.check_newcomer,
+                statements=statements,
+                by_majority=statements is not None,
+            ),
             cpu_clock=_no_time,
             stopwatch=_no_time,
         )

@@ -27,6 +27,7 @@ from peer.gossip.topology import Schedule, build_schedule
 from peer.gossip.views import ViewSchedule
 from peer.node.durable import DurablePeer
 from peer.node.durable_pair import DurablePair
+from peer.node.membership import MembershipRules
 from peer.node.pair_participant import PairParticipant
 from peer.node.participant import Participant
 from peer.random import PhiloxSource
@@ -214,9 +215,11 @@ class Builder:
             layout=LAYOUT,
             max_lead=lead + skipped * lead + 1,
             late=self.late_policy,
-            why_no_changes=None if circumstances.changes_members else "the members of this run cannot change",
-            num_listed=circumstances.num_listed,
-            check_newcomer=_check_newcomer,
+            membership_rules=MembershipRules(
+                why_no_changes=None if circumstances.changes_members else "the members of this run cannot change",
+                num_listed=circumstances.num_listed,
+                check_newcomer=_check_newcomer,
+            ),
             last_codes=LastCodes(LAYOUT, np.float32, tells_changes=True) if circumstances.verified else None,
             cpu_clock=_no_time,
             stopwatch=_no_time,

@@ -23,6 +23,7 @@ from peer.gossip.membership import Change, ChangeKind, Membership
 from peer.node import membership_codec
 from peer.node.durable import DurablePeer
 from peer.node.durable_pair import DurablePair
+from peer.node.membership_planning import plan_change
 from peer.state.disk import Buffer
 from peer.wire.message import Message, MessageKind
 from tests.state.failing_disk import FailingDisk, FailingHandle
@@ -529,8 +530,8 @@ class RoundsWorld(World):
         joins_unlisted = plan.kind is ChangeKind.JOIN and subject >= self.circumstances.num_listed
         durable = self.peers[issuer]
         try:
-            change = durable.participant.membership.plan(
-                plan.kind, subject, newcomer(subject) if joins_unlisted else None
+            change = plan_change(
+                durable.participant.membership, plan.kind, subject, newcomer(subject) if joins_unlisted else None
             )
         except ConfigError:
             if self.suspect is None:

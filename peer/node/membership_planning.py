@@ -1,0 +1,101 @@
+"""Which changes of the members a peer may announce, and from which round they count."""
+
+from __future__ import annotations
+
+from peer.errors import ConfigError
+from peer.gossip.membership import Change, ChangeKind, Membership, Newcomer, members_after
+from peer.node.membership import PeerMembership
+
+
+def plan_change(
+    known: PeerMembership,
+    kind: ChangeKind,
+    subject: int,
+    newcomer: Newcomer | None = None,
+    *,
+    votes: tuple[bytes, ...] = (),
+    ordered: bytes = b"",
+) -> Change:
+    """Return a change that this peer can announce: it counts from a round before which every member will
+    have heard of it. Raises ConfigError, with the reason, if the members cannot change like that. `newcomer` tells
+    who joins, where not everybody lists it. `votes`, `ordered`: what a loss goes by, where members
+    declare losses themselves (`node.loss_votes`).
+
+    Whoever is at distance d of this peer can complete its round r + d only with a message that follows the
+    announcement, since frames come in order; and nobody is further ahead or behind than `max_lead` rounds. Three
+    times that leaves room for the graph with a lost peer missing, and for neighbours that are new to each other;
+    with a change under way, `max_lead` is that of the sparser graph.
+    """
+    if known.views is None:
+        key = "algorithm.name" if known.rules.why_no_changes else None
+        raise ConfigError(known.rules.why_no_changes or "the members of this run cannot change", key=key)
+    t, rounds = known.session.round, known.session.algorithm.node.rounds
+    # Without a lost peer nothing may hold the others together until the graph without it counts; or until the end.
+    until = max((each.effective for each in known.coming_changes if each.kind is ChangeKind.LOST), default=0)
+    effective = max(t, min(until, rounds)) + 3 * known.longest_lead + 3
+    for change in known.coming_changes:
+        if change.kind is ChangeKind.JOIN and change.subject == subject:
+            # A loss before the peer has joined would change nothing.
+            effective = max(effective, change.effective + 1)
+    # A lost peer is not waited for from when on its loss is known, whether or not a round without it ever comes.
+    if effective >= rounds and not (kind is ChangeKind.LOST and known.rules.may_rejoin_now()):
+        raise ConfigError(
+            f"the run ends after round {rounds - 1}, before everybody could know (round {effective}); "
+            "let it end, or stop this peer"
+        )
+    known.rules.check_members(_planned_members(known, known.views.membership, kind, subject))
+    # Whoever has heard more of it reports that; and all that did may be lost themselves.
+    heard = (known.session.last_heard(subject) or 0) if kind is ChangeKind.LOST else 0
+    change = Change(kind, subject, known.peer, effective, heard, newcomer, votes=votes, ordered=ordered)
+    if known.rules.by_majority and kind is ChangeKind.LOST:
+        if not votes and not ordered:
+            raise ConfigError(
+                "with rounds.lost_after_s a loss needs the votes of most members, or an operator's certificate: run"
+                " this where operator.pem and operator.key are"
+            )
+        if not known.leaves_majority(change):
+            raise ConfigError("those that are left would be no majority of the members; an operator has to decide")
+    return change
+
+
+def _planned_members(known: PeerMembership, membership: Membership, kind: ChangeKind, subject: int) -> tuple[int, ...]:
+    """Return the members after a change. Raises ConfigError where it makes no sense."""
+    now, later = membership.members(known.session.round), membership.coming(known.session.round)[-1]
+    planned = members_after(later, kind, subject)
+    if kind is ChangeKind.LOST and subject in now and subject not in later:
+        planned = later  # It was about to leave.
+    is_changing = any(change.subject == subject for change in known.coming_changes)
+    # A peer may be lost before it joins, or before it leaves.
+    if planned is None or (is_changing and kind is not ChangeKind.LOST):
+        state = "about to change already" if subject in {*now, *later} else "no member"
+        raise ConfigError(f"peer {subject} is {'a member' if kind is ChangeKind.JOIN else state}")
+    if kind is ChangeKind.JOIN:
+        if any(change.subject == subject for change in known.changes):
+            # Its frames are numbered from 1 again, and old ones may still be on their way.
+            raise ConfigError(
+                f"peer {subject} was a member before; whoever left or was lost cannot come back under its number"
+            )
+        if known.numbering.former(subject) is not None:
+            _check_may_rejoin(known, subject)
+        if (why := known.why_not_again(subject, known.session.round + 1)) is not None:
+            raise ConfigError(why)
+    if kind is ChangeKind.LEAVE and any(
+        change.kind is ChangeKind.JOIN and change.issuer == subject for change in known.coming_changes
+    ):
+        raise ConfigError(f"peer {subject} sponsors a peer that joins; let it leave after that")
+    if kind is ChangeKind.JOIN and known.peer not in later:
+        raise ConfigError("this peer is about to leave and sponsors nobody; ask another one")
+    if kind is ChangeKind.JOIN and known.peer not in now:
+        # It waits in a round that the members have yet to come to, and may never begin.
+        raise ConfigError("this peer is about to join itself and sponsors nobody yet; ask another one")
+    return planned
+
+
+def _check_may_rejoin(known: PeerMembership, number: int) -> None:
+    """Raise ConfigError unless this peer may sponsor a device that has taken part before under another number."""
+    if not known.rules.may_rejoin_now():
+        raise ConfigError("some members run a release in which nobody who was lost takes part again")
+    device = known.numbering.device(number)
+    left = (change.subject for change in known.changes if change.kind is ChangeKind.LEAVE)
+    if device in map(known.numbering.device, left):
+        raise ConfigError(f"peer {device} has left the run; it cannot come back by itself")
