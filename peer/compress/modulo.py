@@ -324,7 +324,7 @@ def recover_all(
     checks = payload.checks if verified else None
     if not np.array_equal(payload.sizes, sizes) or (verified and (checks is None or layout.size > _MOST_AT_ONCE)):
         return False
-    call = _for_all(_code_of(payload.residues), y, sizes, payload.scalars, draws)
+    call = _for_all(_code_of(payload.residues), y, payload.scalars, draws)
     if call is None or lib is None or not out.flags.c_contiguous:
         return False
     _, moduli, words = call
@@ -338,7 +338,7 @@ def recover_all(
 
 
 def _for_all(
-    code: ModuloCode, v: FloatArray, sizes: IntegerArray, thetas: npt.NDArray[np.float64], draws: Draws
+    code: ModuloCode, v: FloatArray, thetas: npt.NDArray[np.float64], draws: Draws
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], tuple[int, int, int]] | None:
     """Return θ and B of each layer as float32 holds them, and the words of the stream of ω but for the layer's; None
     where the kernels do not take `v`, or a θ is no usable number."""
@@ -476,7 +476,7 @@ class Modulo:
         # In verified mode all of K is held, for its hashes.
         if thetas is None or (self.verified and layout.size > _MOST_AT_ONCE):
             return None
-        call = _for_all(self.code, v, layout.size_array, thetas, draws)
+        call = _for_all(self.code, v, thetas, draws)
         if call is None or lib is None:
             return None
         held, moduli, words = call

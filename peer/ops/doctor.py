@@ -70,7 +70,7 @@ async def _examine(config: Config, base: Path) -> list[Finding]:
     except SecurityError as error:
         found.append(Finding("certificate", "error", str(error), exit_code=error.exit_code))
         return found
-    found += _certificate(config, security)
+    found += _certificate(security)
     status = await _own_status(config, security)
     found += _port(config, status)
     found += _addresses(config)
@@ -116,7 +116,7 @@ def _neighbors(config: Config, base: Path) -> list[int]:
     return sorted({*schedule.all_receivers(me), *schedule.all_senders(me)})
 
 
-def _certificate(config: Config, security: Access | None) -> Iterator[Finding]:
+def _certificate(security: Access | None) -> Iterator[Finding]:
     if security is None:
         yield Finding(
             "certificate",

@@ -77,14 +77,6 @@ class Manifest:
             hasher.update(part.astype("<i8").tobytes())
         return hasher.hexdigest()
 
-    def histogram(self, labels: npt.ArrayLike) -> IntArray:
-        """Return int64[peers, classes]: how many training samples of each label every peer holds.
-
-        Classes are the distinct labels, ascending.
-        """
-        classes, dense = np.unique(_checked_labels(labels), return_inverse=True)
-        return np.stack([np.bincount(dense[part], minlength=classes.size) for part in self.train]).astype(np.int64)
-
     def verify(self, labels: npt.ArrayLike) -> None:
         """Raise DataError unless this is a complete split of exactly these labels."""
         checked = _checked_labels(labels)

@@ -454,7 +454,7 @@ def resolve_task(
         )
     options = dict(options or {})
     make = _import(name) if ":" in name else _built_in(name)
-    accepted = _accepted(make, name)
+    accepted = _accepted(make)
     if accepted is not None:
         for option in options:
             if option not in accepted or option == "directory":
@@ -522,7 +522,7 @@ def _import(name: str) -> Callable[..., Any]:
     return make  # type: ignore[no-any-return]
 
 
-def _accepted(make: Callable[..., Any], name: str) -> list[str] | None:
+def _accepted(make: Callable[..., Any]) -> list[str] | None:
     """Return the keyword arguments that `make` takes; None where it takes any."""
     try:
         parameters = inspect.signature(make).parameters.values()
