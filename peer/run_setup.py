@@ -473,8 +473,8 @@ class RunSetup:
         )
 
     def _last_codes(self, algorithm: Algorithm) -> LastCodes | None:
-        """Return what modulo codes are told against, where the configuration lets them be: hashes have to tell when the
-        two ends hold different codes."""
+        """Return what modulo codes are coded against, where the configuration lets them be: hashes have to tell when
+        the two ends hold different codes."""
         config = self.config
         if not (algorithm.spec.modulo and config.compressor.against_last and config.algorithm.theta == "verified"):
             return None

@@ -13,10 +13,10 @@ from peer.errors import SottoError
 from peer.gossip.effects import Effects, OutgoingFrame
 from peer.round_record import RoundRecord
 from peer.simulate.virtual_run import Arrival, Event, Finished, StepDone, Timer
-from peer.simulate.workers import Parcel
+from peer.simulate.workers import Packed
 
 
-def pack_calls(timed: Sequence[tuple[float, Event]]) -> Parcel:
+def pack_calls(timed: Sequence[tuple[float, Event]]) -> Packed:
     """Return events with their times as a request."""
     calls: list[list[Any]] = []
     frames: list[bytes] = []
@@ -45,7 +45,7 @@ def unpack_calls(calls: Sequence[Sequence[Any]], frames: Sequence[memoryview]) -
             yield now, StepDone(peer) if kind == "step" else Timer(peer)
 
 
-def pack_outcomes(outcomes: Iterable[tuple[Effects, Finished | None]]) -> Parcel:
+def pack_outcomes(outcomes: Iterable[tuple[Effects, Finished | None]]) -> Packed:
     """Return outcomes as an answer: all, or those before the first call that raised an error of the package, and the
     error."""
     packed: list[Any] = []

@@ -23,7 +23,7 @@ from peer.simulate.calls import pack_calls, pack_outcomes, unpack_calls, unpack_
 from peer.simulate.network import LinkModel
 from peer.simulate.rounds import Simulator
 from peer.simulate.virtual_run import Event, naming, subject
-from peer.simulate.workers import Parcel, Workers
+from peer.simulate.workers import Packed, Workers
 from peer.state.metrics import MetricsStore
 from peer.train.evaluation import Evaluation
 from peer.train.local_step import Split
@@ -113,7 +113,7 @@ class ParallelSimulator(Simulator):
 
     # In the workers.
 
-    def _answer(self, values: Any, blobs: Sequence[memoryview]) -> Parcel:
+    def _answer(self, values: Any, blobs: Sequence[memoryview]) -> Packed:
         """Do what the first process asks for."""
         request, content = values
         if request == "calls":

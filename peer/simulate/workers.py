@@ -23,9 +23,9 @@ from typing import Any, TypeAlias
 
 from peer.errors import ConfigError, LocalProtocolError
 
-Parcel: TypeAlias = tuple[Any, Sequence[bytes | memoryview]]
+Packed: TypeAlias = tuple[Any, Sequence[bytes | memoryview]]
 """JSON values, and the bytes that go with them."""
-Answer: TypeAlias = Callable[[Any, Sequence[memoryview]], Parcel]
+Answer: TypeAlias = Callable[[Any, Sequence[memoryview]], Packed]
 """What a worker does with a request."""
 
 
@@ -67,7 +67,7 @@ class Workers:
         """Return the number of the worker that holds a peer."""
         return bisect_right(self._starts, peer) - 1
 
-    def ask(self, requests: Sequence[Parcel | None]) -> list[tuple[Any, list[memoryview]]]:
+    def ask(self, requests: Sequence[Packed | None]) -> list[tuple[Any, list[memoryview]]]:
         """Send each worker its request, if it has one, and return the answers in the same order (None for no request).
 
         Raises LocalProtocolError where a worker has ended.
@@ -99,8 +99,8 @@ def _serve(connection: Connection, others: Sequence[Connection], answer: Answer)
         _send(connection, answer(values, blobs))
 
 
-def _send(connection: Connection, parcel: Parcel) -> None:
-    values, blobs = parcel
+def _send(connection: Connection, packed: Packed) -> None:
+    values, blobs = packed
     text = json.dumps([values, [len(blob) for blob in blobs]], separators=(",", ":")).encode()
     connection.send_bytes(b"".join([struct.pack("<Q", len(text)), text, *blobs]))
 

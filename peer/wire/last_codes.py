@@ -1,4 +1,4 @@
-"""The last codes of each stream, which both its ends hold: what the next codes may be told against.
+"""The last codes of each stream, which both its ends hold: what the next codes may be coded against.
 
 A stream is what one peer sends to one neighbour under numbers. Its frames are taken in the order of their numbers and
 each only once, whatever happens to connections and processes: who reads a frame has taken all before it. A sender may
@@ -12,7 +12,7 @@ drops or refuses a frame takes none that follows it.
   neighbour those of the newest message that a round has used: the messages that wait for a later round are taken again
   after them.
 - A round that is repeated after a power cut gives the same codes where its arithmetic is repeatable, and only there may
-  codes be told against others: its first frames may have been taken. Should the codes of the two ends differ all the
+  codes be coded against others: its first frames may have been taken. Should the codes of the two ends differ all the
   same, the receiver is wrong about K, and the hash says so: it is sent K, both raise θ, and as codes of another θ are
   told whole, the two ends agree again a round later. So hashes are needed, too.
 """
