@@ -279,6 +279,7 @@ def _common_parts(local: LocalPeer, watcher: Watcher, wall_clock: Callable[[], f
 
 
 def _class_votes(local: LocalPeer, runtime: Runtime, neighbors: Neighbors) -> ClassVotes | None:
+    """Return the vote on the shares of the classes; None where they are known, or nothing is adjusted by them."""
     data, trainer = local.config.data, local.trainer
     votes = data.partition == "own" and data.class_shares == VOTE and local.setup.training.label_adjustment
     if not votes or not isinstance(trainer, Trainer):
