@@ -138,8 +138,8 @@ def first_theta(config: Config) -> float:
     """Return θ of modulo codes in the first round: that of the configuration, or a default.
 
     Peers begin with the same model, and an adapted θ that is too small costs one repair of a layer. One that is too
-    large costs the model itself where codes have few bits: with 2 bits and θ 2, the first message changes every
-    parameter of a ResNet-20 by up to 0.7.
+    large costs the model itself where codes have few bits: with 2 bits and θ 2, the first message errs by up to 0.7 in
+    every parameter.
     """
     if config.algorithm.theta_value is not None:
         return config.algorithm.theta_value

@@ -163,6 +163,8 @@ def test_class_shares_are_counted_declared_or_taken_to_be_equal() -> None:
     assert own_setup(*regression).class_shares is None
     with pytest.raises(ConfigError, match=r"data\.class_shares: task synthetic has no classes"):
         own_setup(*regression, "data.class_shares=[1]").trainer(0)
+    with pytest.raises(ConfigError, match=r"data\.class_shares: task synthetic has no classes \(got 'vote'\)"):
+        own_setup(*regression, "data.class_shares=vote").trainer(0)
 
 
 OWN_TASK = ("data.partition=own", "training.task=own_task:make_task")

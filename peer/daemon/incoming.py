@@ -45,7 +45,7 @@ _NOTES = {topics.DIVERGED: (10.0, 100.0), topics.REPLICA: (10.0, 100.0)}
 _OTHER_NOTES = (0.5, 5.0)
 
 
-def _evaluation_notes(num_peers: int) -> tuple[float, float]:
+def _notes_about_any(num_peers: int) -> tuple[float, float]:
     """Return the same for notes that are about any peer. A neighbour passes on those of all peers, and tells them
     again; what an honest one can send is bounded by what peers accept of each other (`evaluations`)."""
     return 50.0 + 4.0 * num_peers, 100.0 + 80.0 * num_peers
@@ -79,7 +79,7 @@ class Incoming:
         self._runtime, self._neighbors, self._roster = runtime, neighbors, roster
         self._frames, self._members, self._operator = frames, members, operator
         self._notes, self._greetings = dict(notes), dict(greetings)
-        of_all = _evaluation_notes(num_peers)
+        of_all = _notes_about_any(num_peers)
         rates = {**_NOTES, **dict.fromkeys((topics.EVALUATION, topics.RELEASE, topics.CLASSES, LOST), of_all)}
         self._budgets = {
             topic: Allowances(rate=rate, burst=burst)

@@ -42,6 +42,8 @@ Loss: TypeAlias = Callable[[torch.nn.Module, Batch], torch.Tensor]
 
 _DOUBT = 10.0
 """x in `is_uneven`: a shard that was dealt at random counts as uneven with a probability of at most e^−x."""
+_MOST_VOTED = 10_000
+"""Shares of more classes, with a proof behind them, might not fit into a note."""
 
 
 class AdjustableTask(Task, Protocol):
@@ -170,6 +172,9 @@ def declared_shares(task: Task, declared: Sequence[float] | Vote) -> Float64Arra
         value = declared if isinstance(declared, str) else list(declared)
         raise ConfigError(f"task {task.name} has no classes", key=key, value=value, valid="an empty list")
     if isinstance(declared, str):
+        if num_classes > _MOST_VOTED:
+            problem = f"task {task.name} has {num_classes} classes, too many to tell in one note; declare the shares"
+            raise ConfigError(problem, key=key, value=declared, valid=f"at most {_MOST_VOTED} classes")
         return None
     if len(declared) != num_classes or not 0.0 < sum(declared) < math.inf:
         valid = f"{num_classes} numbers of at least 0, not all 0"

@@ -6,6 +6,8 @@ import asyncio
 import json
 from collections.abc import Collection
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -17,10 +19,12 @@ from peer.daemon.notes import CLASSES, ClassVote, class_vote, decode_class_vote,
 from peer.daemon.process import Daemon
 from peer.daemon.runtime import Runtime
 from peer.errors import ConfigError, PeerUnreachable, RemoteProtocolError, StateError
-from peer.node.statements import Statements, Unsigned
+from peer.net.handler import MAX_BULLETIN_BYTES
+from peer.node.statements import MAX_PROOF_BYTES, Statements, Unsigned
 from peer.state import kept_class_votes
 from peer.state.disk import RealDisk
-from peer.train.label_adjustment import Float64Array
+from peer.train.label_adjustment import Float64Array, declared_shares
+from peer.train.task import Task
 from tests.daemon.parts import FakeTransport, neighbors_over
 from tests.daemon.test_members import Devices
 from tests.daemon.test_own_data import final_model, opened, run_both, write_kits
@@ -101,6 +105,16 @@ def test_where_samples_count_alike_devices_weigh_by_their_samples(tmp_path: Path
 def test_a_class_with_a_single_sample_is_not_rounded_away() -> None:
     assert class_vote(0, (1, 0, 9_999_999), tells_samples=False).shares == (1, 0, 1_000_000)
     assert decode_class_vote(told(0, 1, 0, 9_999_999), 3).shares == (1, 0, 1_000_000)
+
+
+def test_a_vote_on_as_many_classes_as_are_allowed_fits_into_a_note() -> None:
+    most = SimpleNamespace(name="many", num_classes=10_000)
+    assert declared_shares(cast(Task, most), "vote") is None
+    # The longest shares: three bytes each.
+    vote = ClassVote((1 << 31) - 1, (1_000_000,) * most.num_classes, 1 << 53)
+    assert len(encode_class_vote(vote)) + MAX_PROOF_BYTES < MAX_BULLETIN_BYTES
+    with pytest.raises(ConfigError, match=r"data\.class_shares: task many has 10001 classes, too many"):
+        declared_shares(cast(Task, SimpleNamespace(name="many", num_classes=10_001)), "vote")
 
 
 def test_news_is_passed_on_once_and_told_to_who_was_away(tmp_path: Path) -> None:

@@ -419,7 +419,7 @@ def test_adapted_theta_comes_to_rest_at_the_rates_that_are_allowed(rounding, bit
 
 @pytest.mark.parametrize(("bits", "rate"), [(1, 0.10), (2, 0.31)])
 def test_adapted_theta_comes_to_rest_in_large_layers_at_the_default_rate(bits, rate):
-    """Of many errors, the largest is larger: at 0.12 / s, θ of such layers is above 1 after 100 rounds."""
+    """Of many errors, the largest is larger: at 0.12 / s, θ of 2-bit codes doubles every 50 rounds here."""
     assert math.floor(100 * theta.resting_rate(bits, Rounding.DITHER)) / 100 == rate
     rng = np.random.default_rng(5)
     targets = rng.normal(size=(8, 20_000))
