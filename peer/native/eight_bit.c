@@ -217,31 +217,39 @@ CLONES float eb_to_bfloat16(const float *v, uint64_t n, uint16_t *out)
     return widen(largest);
 }
 
+/* Two codes of a 32-bit word of two gradients, the first in its low half. */
+INLINE uint16_t quantize_two(uint32_t two, float inverse, uint32_t word, uint32_t key0, uint32_t key1)
+{
+    uint32_t h = word * 0x9E3779B9u + key0;
+    h ^= h >> 16;
+    h *= 0x85EBCA6Bu;
+    h ^= key1;
+    h ^= h >> 13;
+    h *= 0xC2B2AE35u;
+    h ^= h >> 16;
+    const uint32_t low = two << 16, high = two & 0xFFFF0000u;
+    float first, second;
+    memcpy(&first, &low, sizeof first);
+    memcpy(&second, &high, sizeof second);
+    first = floorf(first * inverse + (float)(int32_t)(h & 0xFFFFu) * 0x1p-16f);
+    second = floorf(second * inverse + (float)(int32_t)(h >> 16) * 0x1p-16f);
+    return (uint16_t)((cut(first, -127.0f, 127.0f) & 255) | (cut(second, -127.0f, 127.0f) & 255) << 8);
+}
+
 CLONES void eb_quantize_gradient(const uint16_t *gradient, uint64_t n, float inverse, uint32_t key0, uint32_t key1,
                                  int8_t *codes)
 {
-    float draws[CHUNK];
-    for (uint64_t done = 0; done < n; done += CHUNK) {
-        int count = n - done < CHUNK ? (int)(n - done) : CHUNK;
-        uint32_t word = (uint32_t)(done / 2);
-        uint16_t halves[CHUNK];
-        for (uint32_t i = 0; i < CHUNK / 2; i++) {
-            uint32_t h = (word + i) * 0x9E3779B9u + key0;
-            h ^= h >> 16;
-            h *= 0x85EBCA6Bu;
-            h ^= key1;
-            h ^= h >> 13;
-            h *= 0xC2B2AE35u;
-            h ^= h >> 16;
-            halves[2 * i] = (uint16_t)h;
-            halves[2 * i + 1] = (uint16_t)(h >> 16);
+    for (uint64_t done = 0; done < n / 2; done += CHUNK) {
+        const int count = n / 2 - done < CHUNK ? (int)(n / 2 - done) : CHUNK;
+        for (int i = 0; i < count; i++) {
+            uint32_t two;
+            memcpy(&two, gradient + 2 * (done + (uint64_t)i), sizeof two);
+            const uint16_t both = quantize_two(two, inverse, (uint32_t)done + (uint32_t)i, key0, key1);
+            memcpy(codes + 2 * (done + (uint64_t)i), &both, sizeof both);
         }
-        for (int i = 0; i < CHUNK; i++)
-            draws[i] = (float)halves[i] * 0x1p-16f;
-        for (int i = 0; i < count; i++)
-            codes[done + (uint64_t)i] = (int8_t)cut(
-                floorf(widen(gradient[done + (uint64_t)i]) * inverse + draws[i]), -127.0f, 127.0f);
     }
+    if (n % 2)
+        codes[n - 1] = (int8_t)quantize_two(gradient[n - 1], inverse, (uint32_t)(n / 2), key0, key1);
 }
 
 CLONES void eb_codes_to_bfloat16(const int8_t *codes, uint64_t n, int32_t zero, uint16_t *out)
@@ -302,9 +310,60 @@ CLONES float eb_finish_backward_table(const int32_t *acc, uint64_t n, float fact
     return widen(largest);
 }
 
-CLONES void eb_look_up(const int8_t *codes, uint64_t n, const int8_t *table, int8_t *out)
+/* Look up as many codes as instructions take at a time, and return how many that were. */
+#ifdef WIDE
+__attribute__((target("avx512f,avx512bw,avx512vbmi"))) static uint64_t look_up_many(const int8_t *codes, uint64_t n,
+                                                                                   const int8_t *table, int8_t *out)
 {
-    for (uint64_t i = 0; i < n; i++)
+    const __m512i a = _mm512_loadu_si512(table), b = _mm512_loadu_si512(table + 64);
+    const __m512i c = _mm512_loadu_si512(table + 128), d = _mm512_loadu_si512(table + 192);
+    uint64_t i = 0;
+    for (; i + 64 <= n; i += 64) {
+        const __m512i code = _mm512_loadu_si512(codes + i);
+        /* Seven bits count; codes below zero are the lower half of the table. */
+        const __m512i below = _mm512_permutex2var_epi8(a, code, b), above = _mm512_permutex2var_epi8(c, code, d);
+        _mm512_storeu_si512(out + i, _mm512_mask_blend_epi8(_mm512_movepi8_mask(code), above, below));
+    }
+    return i;
+}
+
+static int looks_up_many(void)
+{
+    return tier_of_this_processor() == 2 && __builtin_cpu_supports("avx512vbmi");
+}
+#elif defined(ARM_BYTES)
+static uint64_t look_up_many(const int8_t *codes, uint64_t n, const int8_t *table, int8_t *out)
+{
+    int8x16x4_t quarter[4];
+    for (int q = 0; q < 4; q++)
+        for (int v = 0; v < 4; v++)
+            quarter[q].val[v] = vld1q_s8(table + 64 * q + 16 * v);
+    uint64_t i = 0;
+    for (; i + 16 <= n; i += 16) {
+        const uint8x16_t index = vreinterpretq_u8_s8(vsubq_s8(vld1q_s8(codes + i), vdupq_n_s8(-128)));
+        /* What is beyond a quarter stays as it is. */
+        int8x16_t found = vqtbl4q_s8(quarter[0], index);
+        for (uint8_t q = 1; q < 4; q++)
+            found = vqtbx4q_s8(found, quarter[q], vsubq_u8(index, vdupq_n_u8((uint8_t)(64 * q))));
+        vst1q_s8(out + i, found);
+    }
+    return i;
+}
+
+static int looks_up_many(void) { return 1; }
+#else
+static uint64_t look_up_many(const int8_t *codes, uint64_t n, const int8_t *table, int8_t *out)
+{
+    (void)codes, (void)n, (void)table, (void)out;
+    return 0;
+}
+
+static int looks_up_many(void) { return 0; }
+#endif
+
+void eb_look_up(const int8_t *codes, uint64_t n, const int8_t *table, int8_t *out)
+{
+    for (uint64_t i = looks_up_many() ? look_up_many(codes, n, table, out) : 0; i < n; i++)
         out[i] = table[codes[i] + 128];
 }
 

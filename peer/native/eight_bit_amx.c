@@ -105,12 +105,18 @@ IN_TILES static inline const uint8_t *part(Sixteen *s, size_t at, size_t *stride
         }                                                                        \
     }
 
-IN_TILES void amx_tile_32_1(const uint8_t *const *windows, size_t row_bytes, int rows, int run, const int8_t *weights,
-                            size_t block, int32_t *sums)
+IN_TILES static inline __attribute__((always_inline)) void
+tile_32_1(const uint8_t *const *windows, size_t row_bytes, int rows, int run, const int8_t *weights, int more,
+          int32_t *sums)
 {
-    (void)block;
-    _tile_zero(FIRST_SUM);
-    _tile_zero(SECOND_SUM);
+    SETTLE;
+    if (more) {
+        _tile_loadd(FIRST_SUM, sums, ROW);
+        _tile_loadd(SECOND_SUM, sums + LANES * LANES, ROW);
+    } else {
+        _tile_zero(FIRST_SUM);
+        _tile_zero(SECOND_SUM);
+    }
 #define PRODUCTS(x, w)                    \
     _tile_loadd(w, weights, ROW);         \
     LOAD_WINDOWS(x, upper)                \
@@ -121,6 +127,21 @@ IN_TILES void amx_tile_32_1(const uint8_t *const *windows, size_t row_bytes, int
 #undef PRODUCTS
     _tile_stored(FIRST_SUM, sums, ROW);
     _tile_stored(SECOND_SUM, sums + LANES * LANES, ROW);
+    SETTLE;
+}
+
+IN_TILES void amx_tile_32_1(const uint8_t *const *windows, size_t row_bytes, int rows, int run, const int8_t *weights,
+                            size_t block, int32_t *sums)
+{
+    (void)block;
+    tile_32_1(windows, row_bytes, rows, run, weights, 0, sums);
+}
+
+IN_TILES void amx_more_32_1(const uint8_t *const *windows, size_t row_bytes, int rows, int run, const int8_t *weights,
+                            size_t block, int32_t *sums)
+{
+    (void)block;
+    tile_32_1(windows, row_bytes, rows, run, weights, 1, sums);
 }
 
 IN_TILES static inline void zero_sums(void)
@@ -170,6 +191,27 @@ IN_TILES static void sum_parts(const uint8_t *const *windows, size_t row_bytes, 
 #undef PRODUCTS
 }
 
+/* The four sums, whose rows lie `stride` bytes apart. */
+IN_TILES static inline void load_sums(const void *from, size_t stride)
+{
+    const uint8_t *const at = from;
+    SETTLE;
+    _tile_loadd(FIRST_SUM, at, stride);
+    _tile_loadd(SECOND_SUM, at + ROW, stride);
+    _tile_loadd(THIRD_SUM, at + LANES * stride, stride);
+    _tile_loadd(FOURTH_SUM, at + LANES * stride + ROW, stride);
+}
+
+IN_TILES static inline void store_sums(void *to, size_t stride)
+{
+    uint8_t *const at = to;
+    _tile_stored(FIRST_SUM, at, stride);
+    _tile_stored(SECOND_SUM, at + ROW, stride);
+    _tile_stored(THIRD_SUM, at + LANES * stride, stride);
+    _tile_stored(FOURTH_SUM, at + LANES * stride + ROW, stride);
+    SETTLE;
+}
+
 IN_TILES void amx_tile_32_2(const uint8_t *const *windows, size_t row_bytes, int rows, int run, const int8_t *weights,
                             size_t block, int32_t *sums)
 {
@@ -178,27 +220,28 @@ IN_TILES void amx_tile_32_2(const uint8_t *const *windows, size_t row_bytes, int
         sum_whole_registers(windows, row_bytes, rows, run, weights, block);
     else
         sum_parts(windows, row_bytes, rows, run, weights, block);
-    _tile_stored(FIRST_SUM, sums, 2 * ROW);
-    _tile_stored(SECOND_SUM, sums + LANES, 2 * ROW);
-    _tile_stored(THIRD_SUM, sums + 2 * LANES * LANES, 2 * ROW);
-    _tile_stored(FOURTH_SUM, sums + 2 * LANES * LANES + LANES, 2 * ROW);
+    store_sums(sums, 2 * ROW);
 }
 
-IN_TILES void amx_pairs_32_32(const uint16_t *g, const uint16_t *x, int pairs, int more, float factor, float *out,
-                              size_t stride)
+IN_TILES void amx_more_32_2(const uint8_t *const *windows, size_t row_bytes, int rows, int run, const int8_t *weights,
+                            size_t block, int32_t *sums)
 {
-    const size_t x_row = 4 * LANES, to = stride * sizeof *out, g_sixteen = 2 * LANES * (size_t)pairs;
-    if (more) {
-        _tile_loadd(FIRST_SUM, out, to);
-        _tile_loadd(SECOND_SUM, out + LANES, to);
-        _tile_loadd(THIRD_SUM, out + LANES * stride, to);
-        _tile_loadd(FOURTH_SUM, out + LANES * stride + LANES, to);
-    } else {
+    load_sums(sums, 2 * ROW);
+    sum_whole_registers(windows, row_bytes, rows, run, weights, block);
+    store_sums(sums, 2 * ROW);
+}
+
+IN_TILES void amx_pairs_32_32(const uint16_t *g, const uint16_t *x, int pairs, const float *from, size_t from_stride,
+                              float factor, float *out, size_t stride)
+{
+    const size_t x_row = 4 * LANES, tile = 2 * LANES * LANES;
+    if (from != NULL)
+        load_sums(from, from_stride * sizeof *from);
+    else
         zero_sums();
-    }
-    for (int p = 0; p < pairs; p += LANES, g += 2 * LANES * LANES, x += LANES * x_row) {
+    for (int p = 0; p < pairs; p += LANES, g += 2 * tile, x += LANES * x_row) {
         _tile_loadd(LEFT, g, ROW);
-        _tile_loadd(LEFT_REST, g + g_sixteen, ROW);
+        _tile_loadd(LEFT_REST, g + tile, ROW);
         _tile_loadd(RIGHT, x, x_row * sizeof *x);
         _tile_loadd(RIGHT_REST, x + 2 * LANES, x_row * sizeof *x);
         _tile_dpbf16ps(FIRST_SUM, LEFT, RIGHT);
@@ -206,11 +249,7 @@ IN_TILES void amx_pairs_32_32(const uint16_t *g, const uint16_t *x, int pairs, i
         _tile_dpbf16ps(THIRD_SUM, LEFT_REST, RIGHT);
         _tile_dpbf16ps(FOURTH_SUM, LEFT_REST, RIGHT_REST);
     }
-    _tile_stored(FIRST_SUM, out, to);
-    _tile_stored(SECOND_SUM, out + LANES, to);
-    _tile_stored(THIRD_SUM, out + LANES * stride, to);
-    _tile_stored(FOURTH_SUM, out + LANES * stride + LANES, to);
-    SETTLE;
+    store_sums(out, stride * sizeof *out);
     if (factor != 1.0f) {
         const __m512 by = _mm512_set1_ps(factor);
         for (int j = 0; j < 2 * LANES; j++, out += stride) {
@@ -220,34 +259,8 @@ IN_TILES void amx_pairs_32_32(const uint16_t *g, const uint16_t *x, int pairs, i
     }
 }
 
-#define TWO_AND_TWO(a, b) _mm512_shuffle_i32x4(a, b, 0x88)
-#define OTHER_TWO_AND_TWO(a, b) _mm512_shuffle_i32x4(a, b, 0xdd)
-
-/* Sixteen rows of sixteen pairs become columns. */
-IN_TILES static inline void transpose(__m512i *a)
-{
-    __m512i b[LANES];
-    for (int i = 0; i < LANES; i += 2) {
-        b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
-        b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
-    }
-    for (int i = 0; i < LANES; i += 4) {
-        a[i] = _mm512_unpacklo_epi64(b[i], b[i + 2]);
-        a[i + 1] = _mm512_unpackhi_epi64(b[i], b[i + 2]);
-        a[i + 2] = _mm512_unpacklo_epi64(b[i + 1], b[i + 3]);
-        a[i + 3] = _mm512_unpackhi_epi64(b[i + 1], b[i + 3]);
-    }
-    for (int i = 0; i < 4; i++) {
-        b[i] = TWO_AND_TWO(a[i], a[i + 4]);
-        b[i + 4] = OTHER_TWO_AND_TWO(a[i], a[i + 4]);
-        b[i + 8] = TWO_AND_TWO(a[i + 8], a[i + 12]);
-        b[i + 12] = OTHER_TWO_AND_TWO(a[i + 8], a[i + 12]);
-    }
-    for (int i = 0; i < 8; i++) {
-        a[i] = TWO_AND_TWO(b[i], b[i + 8]);
-        a[i + 8] = OTHER_TWO_AND_TWO(b[i], b[i + 8]);
-    }
-}
+#define TRANSPOSE_TARGET IN_TILES
+#include "eight_bit_transpose.h"
 
 IN_TILES void amx_transpose_pairs(const uint16_t *in, uint16_t *out)
 {

@@ -7,19 +7,11 @@
 #include "eight_bit_layer.h"
 #include "eight_bit.h"
 #include "eight_bit_norm.h"
+#include "eight_bit_steps.h"
 #include "tiers.h"
 
 #include <math.h>
 #include <stdlib.h>
-
-/* The larger, NaN if one is. */
-static inline float greatest(float a, float b) { return (a > b) | (a != a) ? a : b; }
-
-/* How many of 127 steps that reach to `largest` make 1, as `inverse_step` in peer/train/eight_bit/ranges.py. */
-static inline double inverse_step(double largest)
-{
-    return largest > 0.0 ? 127.0 / largest : largest != largest ? (double)NAN : 0.0;
-}
 
 int eb_conv_batch_norm_forward(const ConvBatchNorm *layer)
 {

@@ -7,7 +7,9 @@
    The weight gradient multiplies two rows at a time, side by side in 32 bits, in tiles of 12 outputs by 32 inputs. */
 #include "eight_bit_linear.h"
 #include "tiers.h"
+#include "eight_bit.h"
 #include "eight_bit_amx.h"
+#include "eight_bit_steps.h"
 #include "eight_bit_tiles.h"
 #include "processor.h"
 
@@ -15,8 +17,10 @@
 #define STRIP 32
 /* Outputs of the highest tile, that of AMX. */
 #define MOST_HEIGHT 32
-/* Bytes of rows that are worked on at a time: a part of a small second-level cache. */
-#define BLOCK_BYTES (256 * 1024)
+/* Rows that are worked on at a time are a multiple of those of every tile. */
+#define TOGETHER 96
+/* Rows of gradients that are paired at a time, over all outputs: memory is read as it lies. */
+#define PAIRED_ROWS 32
 /* Rows of which the weight gradient is taken at a time. */
 #define BLOCK_ROWS 512
 
@@ -47,23 +51,30 @@ typedef struct {
     uint32_t largest[16];
 } Finish;
 
+/* out[j][i] = ((from[j][i], or 0 of NULL) + the sum over `pairs` of left[j][pair] * right[pair][i]) * factor, for as many
+   outputs as a tile is high and the STRIP inputs that are a row of `right`. */
+typedef void PairsTile(const uint16_t *left, const uint16_t *right, int pairs, const float *from, size_t from_stride,
+                       float factor, float *out, size_t stride);
+
 typedef struct {
     int multiplies_bfloat16;
-    /* Of a tile of weight gradients: how many outputs it has, and of what its number of pairs is a multiple. */
-    int height, pairs_multiple;
+    /* Of a tile of weight gradients: how many outputs it has, of what its number of pairs is a multiple, and how many
+       are summed before the next tile, so that those of the inputs stay in the first-level cache. */
+    int height, pairs_multiple, most_pairs;
     /* Called before tiles of weight gradients and after them, as of ByteTiles. */
     void (*begin)(void);
     void (*end)(void);
     void (*finish)(Finish *f, const int32_t *sums, int width, int rows, size_t row, int result, int count);
     void (*quantize_row)(const float *v, int n, float inverse, int8_t *codes);
+    void (*spread)(const int8_t *rows, size_t stride, size_t terms, int8_t *packed, int32_t *sums);
     void (*interleave)(const int8_t *const *from, int8_t *packed, int32_t *sums);
     void (*copy_flipped)(uint8_t *to, const uint8_t *from, size_t n, uint8_t flip);
     void (*pair_codes)(const int8_t *first, const int8_t *second, int count, int zero, uint16_t *pairs);
-    /* The gradients of a tile, of which `readable` are there in each row, as its left operand; and added to their sums. */
+    /* The gradients of a tile in up to PAIRED_ROWS rows, of which `readable` are there in each, as its left operand, and
+       added to their sums. */
     void (*pack_gradients)(const uint16_t *gradient, size_t stride, int rows, int readable, uint16_t *left,
                            double *sums);
-    void (*pairs_tile)(const uint16_t *g, const uint16_t *x, int pairs, int more, float factor, float *out,
-                       size_t stride);
+    PairsTile *pairs_tile;
 } Kernels;
 
 static inline float unordered(int32_t bits)
@@ -79,11 +90,12 @@ static inline float unordered(int32_t bits)
 
 #ifdef WIDE
 __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16"))) static void
-bf16_pairs_tile(const uint16_t *g, const uint16_t *x, int pairs, int more, float factor, float *out, size_t stride)
+bf16_pairs_tile(const uint16_t *g, const uint16_t *x, int pairs, const float *from, size_t from_stride, float factor,
+                float *out, size_t stride)
 {
     __m512 acc[HEIGHT][2];
     _Pragma("GCC unroll 12") for (int j = 0; j < HEIGHT; j++) _Pragma("GCC unroll 2") for (int v = 0; v < 2; v++)
-        acc[j][v] = more ? _mm512_loadu_ps(out + (size_t)j * stride + v * LANES) : _mm512_setzero_ps();
+        acc[j][v] = from != NULL ? _mm512_loadu_ps(from + (size_t)j * from_stride + v * LANES) : _mm512_setzero_ps();
     for (int p = 0; p < pairs; p++, g += 2 * HEIGHT, x += 2 * STRIP) {
         const __m512i left = _mm512_loadu_si512(x), right = _mm512_loadu_si512(x + 2 * LANES);
         _Pragma("GCC unroll 12") for (int j = 0; j < HEIGHT; j++)
@@ -102,17 +114,15 @@ bf16_pairs_tile(const uint16_t *g, const uint16_t *x, int pairs, int more, float
 #endif
 
 #ifdef AMX
-/* In tile registers the left operand lies output by output: twice sixteen of them, in blocks of sixteen pairs. */
-static void pack_for_amx(const uint16_t *gradient, size_t stride, int rows, int readable, uint16_t *left, double *sums)
+/* In tile registers the left operand lies output by output: twice sixteen of them by sixteen pairs. */
+__attribute__((target("arch=x86-64-v4"))) static void pack_for_amx(const uint16_t *gradient, size_t stride, int rows,
+                                                                    int readable, uint16_t *left, double *sums)
 {
-    for (int output = 0; output < MOST_HEIGHT && output < readable; output += LANES)
-        for (int row = 0; row < (int)rounded_up(rows, 2 * LANES); row += 2 * LANES) {
-            const int here = rows - row < 2 * LANES ? rows - row : 2 * LANES;
-            uint16_t pairs[2 * LANES * LANES] __attribute__((aligned(64))) = {0};
-            pair_gradients_v4(gradient + (size_t)row * stride + output, stride, here, readable - output, LANES, pairs,
-                              sums + output);
-            amx_transpose_pairs(pairs, left + (output * (int)rounded_up(rows, 2 * LANES)) + row * LANES);
-        }
+    for (int output = 0; output < MOST_HEIGHT && output < readable; output += LANES) {
+        uint16_t pairs[PAIRED_ROWS * LANES] __attribute__((aligned(64))) = {0};
+        pair_gradients_v4(gradient + output, stride, rows, readable - output, LANES, pairs, sums + output);
+        amx_transpose_pairs(pairs, left + output * PAIRED_ROWS);
+    }
 }
 #endif
 
@@ -133,6 +143,7 @@ static Kernels kernels_of_this_processor(void)
         if (processor_tier() == TIER_AMX) {
             kernels.height = MOST_HEIGHT;
             kernels.pairs_multiple = LANES;
+            kernels.most_pairs = AMX_PAIRS;
             kernels.begin = amx_begin_pairs;
             kernels.end = amx_end;
             kernels.pack_gradients = pack_for_amx;
@@ -149,106 +160,182 @@ int eb_linear_speed(void)
     return tiles_of_this_processor().fast | (kernels_of_this_processor().multiplies_bfloat16 ? 2 : 0);
 }
 
-void eb_linear_pack(const float *weights, int outputs, int inputs, float inverse, int transposed, int8_t *packed,
-                    int32_t *sums, int8_t *rows)
+/* Rows of weights that are quantized at a time: a sixteen of results, or so many terms that what is written is more than
+   a line. */
+static int packed_together(int transposed) { return transposed ? 4 * LANES : LANES; }
+
+/* Codes of weights [outputs, inputs] in the order in which a product reads them, [results / 16, run / 4, 16, 4], filled
+   with zeros, and the sums of each result's. Results are the inputs if `transposed`. `rows` is memory for those that are
+   quantized at a time, of inputs rounded up to 64. */
+static void pack(const Kernels *kernels, const LinearLayer *layer, float inverse, int transposed, size_t run,
+                 int8_t *packed, int32_t *sums, int8_t *rows)
 {
-    const Kernels kernels = kernels_of_this_processor();
-    const size_t terms = rounded_up(transposed ? outputs : inputs, 4), stride = rounded_up(inputs, LANES);
-    /* Rows of weights at a time: a sixteen of results, or so many terms that what is written is more than a line. */
-    const int together = transposed ? 4 * LANES : LANES;
+    const int outputs = layer->outputs, inputs = layer->inputs, together = packed_together(transposed);
+    const size_t stride = rounded_up(inputs, 4 * LANES);
     if (transposed)
-        memset(sums, 0, (size_t)inputs * sizeof *sums);
-    for (int first = 0; first < outputs; first += together) {
-        const int count = outputs - first < together ? outputs - first : together;
+        memset(sums, 0, rounded_up(inputs, LANES) * sizeof *sums);
+    for (int first = 0; first < (transposed ? (int)run : outputs); first += together) {
+        const int left = outputs - first, count = left < 0 ? 0 : left < together ? left : together;
         for (int r = 0; r < together; r++) {
             int8_t *row = rows + (size_t)r * stride;
             const int there = r < count ? inputs : 0;
-            kernels.quantize_row(weights + (size_t)(first + r) * (size_t)inputs, there, inverse, row);
+            kernels->quantize_row(layer->weights + (size_t)(first + r) * (size_t)inputs, there, inverse, row);
             memset(row + there, 0, stride - (size_t)there);
         }
-        if (transposed) {
-            for (int block = 0; block < inputs; block += LANES) {
-                int8_t *to = packed + (size_t)block * terms + (size_t)first * LANES;
-                int32_t sum[LANES] = {0};
-                const int lanes = inputs - block < LANES ? inputs - block : LANES;
-                memcpy(sum, sums + block, (size_t)lanes * sizeof *sum);
-                for (int r = 0; r < count; r += 4, to += 4 * LANES) {
-                    const int8_t *from = rows + (size_t)r * stride + (size_t)block;
-                    const int8_t *four[4] = {from, from + stride, from + 2 * stride, from + 3 * stride};
-                    kernels.interleave(four, to, sum);
-                }
-                memcpy(sums + block, sum, (size_t)lanes * sizeof *sum);
-            }
-        } else {
-            for (size_t k = 0; k < terms; k += 4)
-                for (int lane = 0; lane < LANES; lane++, packed += 4)
-                    memcpy(packed, rows + (size_t)lane * stride + k, 4);
-            for (int r = 0; r < count; r++) {
-                int32_t sum = 0;
-                for (int i = 0; i < inputs; i++)
-                    sum += rows[(size_t)r * stride + (size_t)i];
-                sums[first + r] = sum;
+        if (!transposed) {
+            kernels->spread(rows, stride, run, packed + (size_t)first * run, sums + first);
+            continue;
+        }
+        const int here = (int)run - first < together ? (int)run - first : together;
+        for (int block = 0; block < inputs; block += LANES) {
+            int8_t *to = packed + (size_t)block * run + (size_t)first * LANES;
+            for (int r = 0; r < here; r += 4, to += 4 * LANES) {
+                const int8_t *from = rows + (size_t)r * stride + (size_t)block;
+                const int8_t *four[4] = {from, from + stride, from + 2 * stride, from + 3 * stride};
+                kernels->interleave(four, to, sums + block);
             }
         }
     }
 }
 
-static int rows_together(int rows, int terms)
+/* Where a product works. */
+typedef struct {
+    /* Bytes of a row of codes as a product reads it, how far the next one is, and how many are worked on at a time. */
+    size_t run, stride;
+    int together;
+    /* Terms that are summed before the next tile. */
+    int depth;
+    size_t offset, packed, rows, copy, sums, end;
+} Room;
+
+static Room room_for(const ByteTiles *tiles, int rows, int terms, int results, int inputs, int transposed)
 {
-    const int fitting = (int)(BLOCK_BYTES / rounded_up(terms, 4)), together = fitting < 96 ? 96 : fitting;
-    return together < rows ? together : rows;
+    Room r = {.run = rounded_up(terms, tiles->terms)};
+    r.stride = r.run + (tiles->odd_lines && r.run / 64 % 2 == 0 ? 64 : 0);
+    const int fitting = (int)((size_t)tiles->block / r.stride);
+    r.together = fitting < TOGETHER ? TOGETHER : fitting - fitting % TOGETHER;
+    r.together = r.together < rows ? r.together : rows;
+    r.depth = tiles->depth && tiles->depth < (int)r.run ? tiles->depth : (int)r.run;
+    const size_t padded = rounded_up(results, LANES), quantized = rounded_up(inputs, 4 * LANES);
+    r.packed = rounded_up((int)(padded * sizeof(int32_t)), 64);
+    r.rows = r.copy = r.packed + padded * r.run;
+    const size_t packing = (size_t)packed_together(transposed) * quantized;
+    const size_t copying = rounded_up((int)((size_t)r.together * r.stride), 64) + 64;
+    r.sums = r.copy + copying;
+    const size_t summing = r.depth < (int)r.run ? (size_t)r.together / MOST_PIXELS * MOST_SUMS + MOST_SUMS : 0;
+    r.end = r.copy + (packing > copying + summing * sizeof(int32_t) ? packing : copying + summing * sizeof(int32_t));
+    return r;
 }
 
-uint64_t eb_linear_room(int rows, int terms) { return (uint64_t)rows_together(rows, terms) * rounded_up(terms, 4) + 64; }
+static Room room_of(const ByteTiles *tiles, const LinearLayer *l, int transposed)
+{
+    return transposed ? room_for(tiles, l->rows, l->outputs, l->inputs, l->inputs, 1)
+                      : room_for(tiles, l->rows, l->inputs, l->outputs, l->inputs, 0);
+}
 
-static void multiply(const int8_t *x, int rows, int terms, const int8_t *packed, Finish *finish, uint8_t *copy)
+uint64_t eb_linear_room(int rows, int outputs, int inputs, int transposed)
+{
+    const ByteTiles tiles = tiles_of_this_processor();
+    const LinearLayer layer = {.rows = rows, .outputs = outputs, .inputs = inputs};
+    return (uint64_t)room_of(&tiles, &layer, transposed).end + 64;
+}
+
+/* The sums of up to `here` rows of codes, and what becomes of them, for the results from `result` on that are a tile. */
+static void multiply_panel(const ByteTiles *tiles, const Kernels *kernels, const Room *r, int kind,
+                           const int8_t *weights, const uint8_t *copy, int32_t *sums, int first, int here, int result,
+                           Finish *finish)
+{
+    const int width = LANES << kind, most = tiles->pixels[kind];
+    const int count = finish->results - result < width ? finish->results - result : width;
+    for (int term = 0; term < (int)r->run; term += r->depth) {
+        const int left = (int)r->run - term, part = left < r->depth ? left : r->depth;
+        Tile *const tile = term == 0 ? tiles->tile[kind] : tiles->more[kind];
+        for (int row = 0; row < here; row += most) {
+            const uint8_t *windows[MOST_PIXELS];
+            const int there = here - row < most ? here - row : most;
+            for (int p = 0; p < most; p++)
+                windows[p] = copy + (size_t)(row + (p < there ? p : there - 1)) * r->stride + term;
+            int32_t *const own = r->depth < (int)r->run ? sums + (size_t)(row / most) * MOST_SUMS : sums;
+            tile(windows, 0, 1, part, weights + (size_t)term * LANES, r->run * LANES, own);
+            if (part == left)
+                kernels->finish(finish, own, width, there, (size_t)(first + row), result, count);
+        }
+    }
+}
+
+static void multiply(const LinearLayer *layer, int transposed, const int8_t *x, int terms, float inverse, int32_t zero,
+                     Finish *finish)
 {
     const Kernels kernels = kernels_of_this_processor();
     const ByteTiles tiles = tiles_of_this_processor();
-    const size_t run = rounded_up(terms, 4), block = run * LANES;
-    const int together = rows_together(rows, terms);
-    int32_t sums[MOST_SUMS] __attribute__((aligned(64)));
+    const Room r = room_of(&tiles, layer, transposed);
+    uint8_t *const room = layer->room + (64 - (uintptr_t)layer->room % 64) % 64;
+    int32_t own[MOST_SUMS] __attribute__((aligned(64)));
+    int32_t *const offset = (int32_t *)room;
+    int32_t *const sums = r.depth < (int)r.run ? (int32_t *)(room + r.sums) : own;
+    int8_t *const packed = (int8_t *)(room + r.packed);
+    uint8_t *const copy = room + r.copy;
+    pack(&kernels, layer, inverse, transposed, r.run, packed, offset, (int8_t *)(room + r.rows));
+    /* Codes are read as uint8, 128 more than they are. */
+    for (int i = 0; i < finish->results; i++)
+        offset[i] = (int32_t)((uint32_t)offset[i] * (uint32_t)(zero + 128));
+    finish->offset = offset;
     if (tiles.begin != NULL)
-        tiles.begin((int)run);
-    for (int first = 0; first < rows; first += together) {
-        const int here = rows - first < together ? rows - first : together;
+        tiles.begin((int)r.run);
+    for (int first = 0; first < layer->rows; first += r.together) {
+        const int here = layer->rows - first < r.together ? layer->rows - first : r.together;
         const uint8_t *from = (const uint8_t *)x + (size_t)first * (size_t)terms;
-        if (run == (size_t)terms)
-            kernels.copy_flipped(copy, from, (size_t)here * run, 128);
+        if (r.stride == (size_t)terms)
+            kernels.copy_flipped(copy, from, (size_t)here * r.stride, 128);
         else
-            for (int r = 0; r < here; r++)
-                kernels.copy_flipped(copy + (size_t)r * run, from + (size_t)r * (size_t)terms, (size_t)terms, 128);
+            for (int row = 0; row < here; row++)
+                kernels.copy_flipped(copy + (size_t)row * r.stride, from + (size_t)row * (size_t)terms, (size_t)terms,
+                                     128);
         for (int result = 0; result < finish->results;) {
-            const int left = (finish->results - result + LANES - 1) / LANES;
-            const int kind = kind_of_tile(&tiles, left), width = LANES << kind, most = tiles.pixels[kind];
-            const int count = finish->results - result < width ? finish->results - result : width;
-            const int8_t *weights = packed + (size_t)(result / LANES) * block;
-            for (int row = 0; row < here; row += most) {
-                const uint8_t *windows[MOST_PIXELS];
-                const int there = here - row < most ? here - row : most;
-                for (int p = 0; p < most; p++)
-                    windows[p] = copy + (size_t)(row + (p < there ? p : there - 1)) * run;
-                tiles.tile[kind](windows, 0, 1, (int)run, weights, block, sums);
-                kernels.finish(finish, sums, width, there, (size_t)(first + row), result, count);
-            }
-            result += width;
+            const int kind = kind_of_tile(&tiles, (finish->results - result + LANES - 1) / LANES);
+            multiply_panel(&tiles, &kernels, &r, kind, packed + (size_t)result * r.run, copy, sums, first, here, result,
+                           finish);
+            result += LANES << kind;
         }
     }
     if (tiles.end != NULL)
         tiles.end();
 }
 
-void eb_linear_codes(const int8_t *x, int rows, int terms, const int8_t *packed, int results, const int32_t *offset,
-                    float factor, const float *bias, int relu, float inverse, int32_t zero, int8_t *codes,
-                    float *extremes, uint8_t *room)
+/* The largest magnitude of the weights. */
+static float largest_weight(const LinearLayer *layer)
 {
-    Finish finish = {.results = results, .offset = offset, .factor = factor, .bias = bias, .relu = relu,
-                     .inverse = inverse, .zero = zero, .codes = codes};
+    if (!(layer->largest < 0.0f))
+        return layer->largest;
+    float ends[2] = {INFINITY, -INFINITY};
+    eb_extremes(layer->weights, (uint64_t)layer->outputs * (uint64_t)layer->inputs, ends);
+    return greatest(-ends[0], ends[1]);
+}
+
+/* How many of their steps make 1. */
+static float steps_in_one(const LinearLayer *layer, float largest)
+{
+    return layer->levels ? 1.0f : (float)inverse_step(largest);
+}
+
+static float multiply_forward(const LinearLayer *layer, const int8_t *x, int32_t zero, double scale, Finish *finish)
+{
+    const float largest = largest_weight(layer);
+    finish->results = layer->outputs;
+    finish->factor = (float)(scale * ((double)largest / 127.0));
+    multiply(layer, 0, x, layer->inputs, steps_in_one(layer, largest), zero, finish);
+    return largest;
+}
+
+float eb_linear_codes(const LinearLayer *layer, const int8_t *x, int32_t x_zero, double x_scale, const float *bias,
+                      int relu, float inverse, int32_t zero, int8_t *codes, float *extremes)
+{
+    Finish finish = {.bias = bias, .relu = relu, .inverse = inverse, .zero = zero, .codes = codes};
     for (int l = 0; l < LANES; l++) {
         finish.low[l] = INT32_MAX;
         finish.high[l] = INT32_MIN;
     }
-    multiply(x, rows, terms, packed, &finish, room);
+    const float largest = multiply_forward(layer, x, x_zero, x_scale, &finish);
     int32_t least = INT32_MAX, most = INT32_MIN;
     for (int l = 0; l < LANES; l++) {
         least = finish.low[l] < least ? finish.low[l] : least;
@@ -258,68 +345,124 @@ void eb_linear_codes(const int8_t *x, int rows, int terms, const int8_t *packed,
     const int wrong = (low != low) | (high != high);
     extremes[0] = wrong ? NAN : low;
     extremes[1] = wrong ? NAN : high;
+    return largest;
 }
 
-void eb_linear_floats(const int8_t *x, int rows, int terms, const int8_t *packed, int results, const int32_t *offset,
-                     float factor, const float *bias, float *y, uint8_t *room)
+float eb_linear_floats(const LinearLayer *layer, const int8_t *x, int32_t x_zero, double x_scale, const float *bias,
+                       float *y)
 {
-    Finish finish = {.results = results, .offset = offset, .factor = factor, .bias = bias, .floats = y};
-    multiply(x, rows, terms, packed, &finish, room);
+    Finish finish = {.bias = bias, .floats = y};
+    return multiply_forward(layer, x, x_zero, x_scale, &finish);
 }
 
-void eb_linear_product(const int8_t *x, int rows, int terms, const int8_t *packed, int results, const int32_t *offset,
-                      int32_t *acc, uint8_t *room)
+float eb_linear_product(const LinearLayer *layer, const int8_t *x, int32_t x_zero, int32_t *acc)
 {
-    Finish finish = {.results = results, .offset = offset, .product = acc};
-    multiply(x, rows, terms, packed, &finish, room);
+    Finish finish = {.product = acc};
+    return multiply_forward(layer, x, x_zero, 1.0, &finish);
 }
 
-void eb_linear_backward(const int8_t *x, int rows, int terms, const int8_t *packed, int results, const int32_t *offset,
-                       float factor, const int8_t *mask, int32_t masked, const float *slopes, int add,
-                       uint16_t *gradient, float *largest, uint8_t *room)
+float eb_linear_backward(const LinearLayer *layer, const uint16_t *gradient, float largest, uint32_t key0,
+                         uint32_t key1, int8_t *codes, const int8_t *mask, int32_t masked, const float *slopes, int add,
+                         uint16_t *out)
 {
-    Finish finish = {.results = results, .offset = offset, .factor = factor, .mask = mask, .masked = masked & 255,
-                     .slopes = slopes, .add = add, .gradient = gradient};
-    multiply(x, rows, terms, packed, &finish, room);
+    const float of_weights = largest_weight(layer);
+    Finish finish = {.results = layer->inputs, .mask = mask, .masked = masked & 255, .slopes = slopes, .add = add,
+                     .gradient = out};
+    finish.factor = (float)((double)largest / 127.0 * ((double)of_weights / 127.0));
+    eb_quantize_gradient(gradient, (uint64_t)layer->rows * (uint64_t)layer->outputs, (float)inverse_step(largest), key0,
+                         key1, codes);
+    multiply(layer, 1, codes, layer->outputs, steps_in_one(layer, of_weights), 0, &finish);
     uint32_t most = 0;
     for (int l = 0; l < LANES; l++)
         most = finish.largest[l] > most ? finish.largest[l] : most;
-    *largest = widen((uint16_t)most);
+    return widen((uint16_t)most);
 }
 
-/* The most pairs that are summed at a time, for which there is room. */
-static size_t pairs_together(const Kernels *kernels, int rows)
+/* Where the weight gradient works: sums of outputs, the operands of a tile, and sums of a strip. */
+typedef struct {
+    /* The most pairs of rows that are packed at a time. */
+    size_t pairs;
+    size_t x, g, between, end;
+} GradientRoom;
+
+static GradientRoom gradient_room(const Kernels *kernels, int rows, int outputs)
 {
-    return rounded_up(((rows < BLOCK_ROWS ? rows : BLOCK_ROWS) + 1) / 2, kernels->pairs_multiple);
+    GradientRoom r = {.pairs = rounded_up(((rows < BLOCK_ROWS ? rows : BLOCK_ROWS) + 1) / 2, kernels->pairs_multiple)};
+    const size_t results = rounded_up(outputs, kernels->height);
+    r.x = rounded_up(outputs + LANES, 8) * sizeof(double);
+    r.g = r.x + r.pairs * 2 * STRIP * sizeof(uint16_t);
+    r.between = rounded_up((int)(r.g + r.pairs * 2 * results * sizeof(uint16_t)), 64);
+    r.end = r.between + (kernels->most_pairs < (int)r.pairs ? results * STRIP * sizeof(float) : 0);
+    return r;
 }
 
 uint64_t eb_linear_gradient_room(int rows, int outputs)
 {
     const Kernels kernels = kernels_of_this_processor();
-    const size_t pairs = pairs_together(&kernels, rows);
-    return (uint64_t)(((size_t)outputs + LANES) * sizeof(double)
-                      + 2 * (pairs * (STRIP + rounded_up(outputs, kernels.height)) + LANES) * sizeof(uint16_t));
+    return (uint64_t)gradient_room(&kernels, rows, outputs).end + 64;
+}
+
+/* A tile at the edge: `height` rows of `count` sums are there. */
+static void edge_tile(const Kernels *kernels, const uint16_t *g, const uint16_t *x, int pairs, const float *from,
+                      size_t from_stride, float factor, float *out, size_t stride, int height, int count)
+{
+    float edge[MOST_HEIGHT * STRIP] __attribute__((aligned(64))) = {0};
+    for (int j = 0; j < height && from != NULL; j++)
+        memcpy(edge + j * STRIP, from + (size_t)j * from_stride, (size_t)count * sizeof *edge);
+    kernels->pairs_tile(g, x, pairs, from == NULL ? NULL : edge, STRIP, factor, edge, STRIP);
+    for (int j = 0; j < height; j++)
+        memcpy(out + (size_t)j * stride, edge + j * STRIP, (size_t)count * sizeof *edge);
+}
+
+/* Add the sums of a strip of `count` inputs over `pairs` to weights [outputs, inputs], or write them unless there are
+   `more`. */
+static void add_strip(const Kernels *kernels, const uint16_t *g, size_t g_output, const uint16_t *x, int pairs,
+                      float *between, int outputs, int inputs, int count, int more, float factor, float *weights)
+{
+    const int most = kernels->height;
+    for (int pair = 0; pair < pairs; pair += kernels->most_pairs) {
+        const int left = pairs - pair, part = left < kernels->most_pairs ? left : kernels->most_pairs;
+        for (int output = 0; output < outputs; output += most) {
+            const int height = outputs - output < most ? outputs - output : most;
+            float *const whole = weights + (size_t)output * (size_t)inputs, *const parts = between + output * STRIP;
+            const float *const from = pair > 0 ? parts : more ? whole : NULL;
+            const size_t stride = (size_t)inputs, from_stride = pair > 0 ? STRIP : stride;
+            float *const out = part < left ? parts : whole;
+            const size_t out_stride = part < left ? STRIP : stride;
+            const uint16_t *const rows = g + (size_t)output * g_output + (size_t)(2 * most) * (size_t)pair;
+            const uint16_t *const columns = x + (size_t)(2 * STRIP) * (size_t)pair;
+            const float by = part < left ? 1.0f : factor;
+            if (height == most && count == STRIP)
+                kernels->pairs_tile(rows, columns, part, from, from_stride, by, out, out_stride);
+            else
+                edge_tile(kernels, rows, columns, part, from, from_stride, by, out, out_stride, height, count);
+        }
+    }
 }
 
 void eb_linear_weight_gradient(const uint16_t *gradient, const int8_t *codes, int32_t zero, int rows, int outputs,
                                int inputs, float factor, float *weights, float *bias, uint8_t *room)
 {
     const Kernels kernels = kernels_of_this_processor();
+    const GradientRoom r = gradient_room(&kernels, rows, outputs);
     const int together = rows < BLOCK_ROWS ? rows : BLOCK_ROWS, most = kernels.height;
-    const size_t most_pairs = pairs_together(&kernels, rows), g_output = 2 * most_pairs;
-    double *totals = (double *)room;
-    uint16_t *x = (uint16_t *)(totals + outputs + LANES), *g = x + most_pairs * 2 * STRIP;
+    room += (64 - (uintptr_t)room % 64) % 64;
+    double *const totals = (double *)room;
+    uint16_t *const x = (uint16_t *)(room + r.x), *const g = (uint16_t *)(room + r.g);
+    const size_t g_output = 2 * r.pairs;
     memset(totals, 0, ((size_t)outputs + LANES) * sizeof *totals);
     if (kernels.begin != NULL)
         kernels.begin();
     for (int first = 0; first < rows; first += together) {
         const int here = rows - first < together ? rows - first : together, there = (here + 1) / 2;
         const int pairs = (int)rounded_up(there, kernels.pairs_multiple);
-        const uint16_t *from = gradient + (size_t)first * (size_t)outputs;
-        const float by = first + here < rows ? 1.0f : factor;
-        for (int output = 0; output < outputs; output += most)
-            kernels.pack_gradients(from + output, (size_t)outputs, here, outputs - output,
-                                   g + (size_t)output * g_output, totals + output);
+        for (int row = 0; row < here; row += PAIRED_ROWS) {
+            const uint16_t *from = gradient + (size_t)(first + row) * (size_t)outputs;
+            const int left = here - row < PAIRED_ROWS ? here - row : PAIRED_ROWS;
+            for (int output = 0; output < outputs; output += most)
+                kernels.pack_gradients(from + output, (size_t)outputs, left, outputs - output,
+                                       g + (size_t)output * g_output + (size_t)row * (size_t)most, totals + output);
+        }
         memset(x + (size_t)there * 2 * STRIP, 0, (size_t)(pairs - there) * 2 * STRIP * sizeof *x);
         for (int input = 0; input < inputs; input += STRIP) {
             const int count = inputs - input < STRIP ? inputs - input : STRIP;
@@ -327,21 +470,8 @@ void eb_linear_weight_gradient(const uint16_t *gradient, const int8_t *codes, in
             for (int p = 0; p < there; p++, row += 2 * (size_t)inputs)
                 kernels.pair_codes(row, 2 * p + 1 < here ? row + inputs : NULL, count, zero,
                                    x + (size_t)p * 2 * STRIP);
-            for (int output = 0; output < outputs; output += most) {
-                const int height = outputs - output < most ? outputs - output : most;
-                float *out = weights + (size_t)output * (size_t)inputs + input;
-                const uint16_t *left = g + (size_t)output * g_output;
-                if (height == most && count == STRIP) {
-                    kernels.pairs_tile(left, x, pairs, first > 0, by, out, (size_t)inputs);
-                    continue;
-                }
-                float edge[MOST_HEIGHT * STRIP] __attribute__((aligned(64))) = {0};
-                for (int j = 0; j < height && first > 0; j++)
-                    memcpy(edge + j * STRIP, out + (size_t)j * (size_t)inputs, (size_t)count * sizeof *edge);
-                kernels.pairs_tile(left, x, pairs, first > 0, by, edge, STRIP);
-                for (int j = 0; j < height; j++)
-                    memcpy(out + (size_t)j * (size_t)inputs, edge + j * STRIP, (size_t)count * sizeof *edge);
-            }
+            add_strip(&kernels, g, g_output, x, pairs, (float *)(room + r.between), outputs, inputs, count, first > 0,
+                      first + here < rows ? 1.0f : factor, weights + input);
         }
     }
     if (kernels.end != NULL)

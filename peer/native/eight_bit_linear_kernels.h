@@ -2,6 +2,11 @@
 #include "eight_bit_tile_kernels.h"
 
 #define ordered NAME(ordered)
+#ifdef __AVX512F__
+#define transpose NAME(transpose)
+#define TRANSPOSE_TARGET
+#include "eight_bit_transpose.h"
+#endif
 
 /* As in eight_bit.c. */
 INLINE Integers ordered(Floats v)
@@ -10,107 +15,158 @@ INLINE Integers ordered(Floats v)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF);
 }
 
-INLINE void NAME(forward_of_sixteen)(Finish *f, const int32_t *sums, int width, int rows, size_t row, int result,
-                                     int lanes, int has_bias, int relu)
+/* These finish `rows` of a tile for `sixteens` results, of the last of which `lanes` are there; a row is written as it
+   lies. */
+INLINE void NAME(finish_forward)(Finish *f, const int32_t *sums, int width, int rows, size_t row, int result,
+                                 int sixteens, int lanes, int has_bias, int relu, int floats)
 {
-    const Integers offset = load_integers(f->offset + result, lanes);
-    const Floats bias = has_bias ? load_floats(f->bias + result, lanes) : all(0.0f);
+    Integers offset[4];
+    Floats bias[4];
+    for (int v = 0; v < sixteens; v++) {
+        offset[v] = load_integers(f->offset + result + v * LANES, lanes);
+        bias[v] = has_bias ? load_floats(f->bias + result + v * LANES, lanes) : all(0.0f);
+    }
     const Floats low = all(-128.0f - (float)f->zero), high = all(127.0f - (float)f->zero);
     Integers least = load_integers(f->low, LANES), most = load_integers(f->high, LANES);
-    for (int p = 0; p < rows; p++, sums += width) {
-        const size_t at = (row + (size_t)p) * (size_t)f->results + (size_t)result;
-        Floats y = __builtin_convertvector(load_integers(sums, LANES) - offset, Floats) * f->factor;
-        if (has_bias)
-            y = y + bias;
-        if (relu)
-            y = choose(y < 0.0f, all(0.0f), y);
-        if (f->floats != NULL) {
-            store_floats(f->floats + at, y, lanes);
-            continue;
+    for (int p = 0; p < rows; p++, sums += width)
+        for (int v = 0; v < sixteens; v++) {
+            const size_t at = (row + (size_t)p) * (size_t)f->results + (size_t)(result + v * LANES);
+            Floats y = __builtin_convertvector(load_integers(sums + v * LANES, LANES) - offset[v], Floats) * f->factor;
+            if (has_bias)
+                y = y + bias[v];
+            if (relu)
+                y = choose(y < 0.0f, all(0.0f), y);
+            if (floats) {
+                store_floats(f->floats + at, y, lanes);
+                continue;
+            }
+            const Integers key = ordered(y);
+            least = lesser(key, least);
+            most = greater(key, most);
+            if (f->codes != NULL) {
+                const Integers level = __builtin_convertvector(nearest(cut(y * f->inverse, low, high)), Integers);
+                store_codes((uint8_t *)f->codes + at, level + f->zero, lanes);
+            }
         }
-        const Integers key = ordered(y);
-        least = lesser(key, least);
-        most = greater(key, most);
-        if (f->codes != NULL) {
-            const Integers level = __builtin_convertvector(nearest(cut(y * f->inverse, low, high)), Integers);
-            store_codes((uint8_t *)f->codes + at, level + f->zero, lanes);
-        }
-    }
     memcpy(f->low, &least, (size_t)lanes * sizeof *f->low);
     memcpy(f->high, &most, (size_t)lanes * sizeof *f->high);
 }
 
-INLINE void NAME(backward_of_sixteen)(Finish *f, const int32_t *sums, int width, int rows, size_t row,
-                                      int result, int lanes, int kind)
+INLINE void NAME(finish_backward)(Finish *f, const int32_t *sums, int width, int rows, size_t row, int result,
+                                  int sixteens, int lanes, int kind)
 {
-    const Integers offset = load_integers(f->offset + result, lanes);
+    Integers offset[4];
+    for (int v = 0; v < sixteens; v++)
+        offset[v] = load_integers(f->offset + result + v * LANES, lanes);
     Words largest;
     memcpy(&largest, f->largest, sizeof largest);
-    for (int p = 0; p < rows; p++, sums += width) {
-        const size_t at = (row + (size_t)p) * (size_t)f->results + (size_t)result;
-        Floats g = __builtin_convertvector(load_integers(sums, LANES) - offset, Floats) * f->factor;
-        if (kind == MASKED)
-            g = choose(load_codes((const uint8_t *)f->mask + at, lanes) == f->masked, all(0.0f), g);
-        if (kind == SLOPED) {
-            const Integers index = load_codes((const uint8_t *)f->mask + at, lanes) ^ 128;
+    for (int p = 0; p < rows; p++, sums += width)
+        for (int v = 0; v < sixteens; v++) {
+            const size_t at = (row + (size_t)p) * (size_t)f->results + (size_t)(result + v * LANES);
+            Floats g = __builtin_convertvector(load_integers(sums + v * LANES, LANES) - offset[v], Floats) * f->factor;
+            if (kind == MASKED)
+                g = choose(load_codes((const uint8_t *)f->mask + at, lanes) == f->masked, all(0.0f), g);
+            if (kind == SLOPED) {
+                const Integers index = load_codes((const uint8_t *)f->mask + at, lanes) ^ 128;
 #ifdef __AVX512F__
-            g = g * (Floats)_mm512_i32gather_ps((__m512i)index, f->slopes, sizeof *f->slopes);
+                g = g * (Floats)_mm512_i32gather_ps((__m512i)index, f->slopes, sizeof *f->slopes);
 #else
-            Floats slope;
-            for (int l = 0; l < LANES; l++)
-                slope[l] = f->slopes[index[l]];
-            g = g * slope;
+                Floats slope;
+                for (int l = 0; l < LANES; l++)
+                    slope[l] = f->slopes[index[l]];
+                g = g * slope;
 #endif
+            }
+            if (kind == ADDED)
+                g = load_gradient(f->gradient + at, lanes) + g;
+            largest = larger(store_gradient(f->gradient + at, g, lanes), largest);
         }
-        if (kind == ADDED)
-            g = load_gradient(f->gradient + at, lanes) + g;
-        largest = larger(store_gradient(f->gradient + at, g, lanes), largest);
-    }
     memcpy(f->largest, &largest, (size_t)lanes * sizeof *f->largest);
 }
 
-INLINE void NAME(product_of_sixteen)(Finish *f, const int32_t *sums, int width, int rows, size_t row, int result,
-                                     int lanes)
+INLINE void NAME(finish_product)(Finish *f, const int32_t *sums, int width, int rows, size_t row, int result,
+                                 int sixteens, int lanes)
 {
-    const Integers offset = load_integers(f->offset + result, lanes);
-    for (int p = 0; p < rows; p++, sums += width) {
-        const Integers acc = load_integers(sums, lanes) - offset;
-        memcpy(f->product + (row + (size_t)p) * (size_t)f->results + (size_t)result, &acc,
-               (size_t)lanes * sizeof *f->product);
-    }
+    for (int p = 0; p < rows; p++, sums += width)
+        for (int v = 0; v < sixteens; v++) {
+            const int at = result + v * LANES;
+            const Integers acc = load_integers(sums + v * LANES, lanes) - load_integers(f->offset + at, lanes);
+            memcpy(f->product + (row + (size_t)p) * (size_t)f->results + (size_t)at, &acc,
+                   (size_t)lanes * sizeof *f->product);
+        }
 }
 
 static void NAME(finish_linear)(Finish *f, const int32_t *sums, int width, int rows, size_t row, int result, int count)
 {
-/* What a product is followed by, known to the compiler, as is a full sixteen. */
-#define OF_SIXTEEN(STEP, ...)                                                                  \
-    {                                                                                          \
-        if (count >= LANES)                                                                    \
-            NAME(STEP)(f, sums, width, rows, row, result, LANES, ##__VA_ARGS__);               \
-        else                                                                                   \
-            NAME(STEP)(f, sums, width, rows, row, result, count, ##__VA_ARGS__);               \
+/* What a product is followed by, known to the compiler, as is how many sixteens there are. */
+#define FINISH(STEP, ...)                                                                 \
+    {                                                                                     \
+        if (sixteens == 4)                                                                \
+            NAME(STEP)(f, sums, width, rows, row, result, 4, LANES, ##__VA_ARGS__);       \
+        else if (sixteens == 2)                                                           \
+            NAME(STEP)(f, sums, width, rows, row, result, 2, LANES, ##__VA_ARGS__);       \
+        else if (count >= LANES)                                                          \
+            NAME(STEP)(f, sums, width, rows, row, result, 1, LANES, ##__VA_ARGS__);       \
+        else                                                                              \
+            NAME(STEP)(f, sums, width, rows, row, result, 1, count, ##__VA_ARGS__);       \
     }
-    for (; count > 0; count -= LANES, result += LANES, sums += LANES) {
+    for (int sixteens; count > 0; count -= sixteens * LANES, result += sixteens * LANES, sums += sixteens * LANES) {
+        sixteens = count >= 4 * LANES ? 4 : count >= 2 * LANES ? 2 : 1;
         if (f->product != NULL)
-            OF_SIXTEEN(product_of_sixteen)
+            FINISH(finish_product)
+        else if (f->floats != NULL && f->bias != NULL)
+            FINISH(finish_forward, 1, 0, 1)
+        else if (f->floats != NULL)
+            FINISH(finish_forward, 0, 0, 1)
         else if (f->gradient == NULL && f->bias != NULL && f->relu)
-            OF_SIXTEEN(forward_of_sixteen, 1, 1)
+            FINISH(finish_forward, 1, 1, 0)
         else if (f->gradient == NULL && f->bias != NULL)
-            OF_SIXTEEN(forward_of_sixteen, 1, 0)
+            FINISH(finish_forward, 1, 0, 0)
         else if (f->gradient == NULL && f->relu)
-            OF_SIXTEEN(forward_of_sixteen, 0, 1)
+            FINISH(finish_forward, 0, 1, 0)
         else if (f->gradient == NULL)
-            OF_SIXTEEN(forward_of_sixteen, 0, 0)
+            FINISH(finish_forward, 0, 0, 0)
         else if (f->slopes != NULL)
-            OF_SIXTEEN(backward_of_sixteen, SLOPED)
+            FINISH(finish_backward, SLOPED)
         else if (f->mask != NULL)
-            OF_SIXTEEN(backward_of_sixteen, MASKED)
+            FINISH(finish_backward, MASKED)
         else if (f->add)
-            OF_SIXTEEN(backward_of_sixteen, ADDED)
+            FINISH(finish_backward, ADDED)
         else
-            OF_SIXTEEN(backward_of_sixteen, PLAIN)
+            FINISH(finish_backward, PLAIN)
     }
-#undef OF_SIXTEEN
+#undef FINISH
+}
+
+/* Sixteen rows of codes in the order in which a product reads them, and the sum of each. */
+static void NAME(spread)(const int8_t *rows, size_t stride, size_t terms, int8_t *packed, int32_t *sums)
+{
+#ifdef __AVX512F__
+    __m512i sum = _mm512_setzero_si512();
+    for (size_t k = 0; k < terms; k += 4 * LANES, packed += 4 * LANES * LANES) {
+        const int here = terms - k < 4 * LANES ? (int)(terms - k) / 4 : LANES;
+        __m512i four[LANES];
+        for (int lane = 0; lane < LANES; lane++)
+            four[lane] = _mm512_loadu_si512(rows + (size_t)lane * stride + k);
+        transpose(four);
+        for (int i = 0; i < here; i++) {
+            const __m512i two = _mm512_maddubs_epi16(_mm512_set1_epi8(1), four[i]);
+            sum = _mm512_add_epi32(sum, _mm512_madd_epi16(two, _mm512_set1_epi16(1)));
+            _mm512_storeu_si512(packed + i * 4 * LANES, four[i]);
+        }
+    }
+    _mm512_storeu_si512(sums, sum);
+#else
+    for (size_t k = 0; k < terms; k += 4)
+        for (int lane = 0; lane < LANES; lane++, packed += 4)
+            memcpy(packed, rows + (size_t)lane * stride + k, 4);
+    for (int lane = 0; lane < LANES; lane++) {
+        int32_t sum = 0;
+        for (size_t k = 0; k < terms; k++)
+            sum += rows[(size_t)lane * stride + k];
+        sums[lane] = sum;
+    }
+#endif
 }
 
 /* Codes less their zero of two rows, as pairs of bfloat16, which holds them exactly; `second` may be NULL. */
@@ -136,21 +192,20 @@ static void NAME(pair_codes)(const int8_t *first, const int8_t *second, int coun
     }
 }
 
-/* Up to sixteen gradients of two rows as pairs, and added to their sums. */
-INLINE Doubles NAME(pair_of_gradients)(const uint16_t *first, const uint16_t *second, int lanes, uint16_t *pairs,
-                                       Doubles sums)
+/* Up to sixteen gradients of two rows as pairs, of which `written`, and added to their sums. */
+INLINE Doubles NAME(pair_of_gradients)(const uint16_t *first, const uint16_t *second, int lanes, int written,
+                                       uint16_t *pairs, Doubles sums)
 {
     const Floats one = load_gradient(first, lanes);
     const Floats other = second == NULL ? (Floats){} : load_gradient(second, lanes);
     const Words both = ((Words)one >> 16) | (Words)other;
-    memcpy(pairs, &both, sizeof both);
+    memcpy(pairs, &both, (size_t)written * sizeof(uint32_t));
     sums = sums + __builtin_convertvector(one, Doubles);
     return second == NULL ? sums : sums + __builtin_convertvector(other, Doubles);
 }
 
-/* A strip of `height` gradients, at most sixteen, of which `readable` are there in each row, as pairs; they are written
-   sixteen at a time, so that the last may overrun the strip. */
-static void NAME(pair_gradients)(const uint16_t *gradient, size_t stride, int rows, int readable, int height,
+/* A strip of `height` gradients, at most sixteen, of which `readable` are there in each row, as pairs. */
+INLINE void NAME(pair_gradients)(const uint16_t *gradient, size_t stride, int rows, int readable, int height,
                                  uint16_t *pairs, double *sums)
 {
     const int count = readable < height ? readable : height;
@@ -159,9 +214,9 @@ static void NAME(pair_gradients)(const uint16_t *gradient, size_t stride, int ro
     for (int row = 0; row < rows; row += 2, gradient += 2 * stride, pairs += 2 * height) {
         const uint16_t *second = row + 1 < rows ? gradient + stride : NULL;
         if (readable >= LANES)
-            total = NAME(pair_of_gradients)(gradient, second, LANES, pairs, total);
+            total = NAME(pair_of_gradients)(gradient, second, LANES, height, pairs, total);
         else
-            total = NAME(pair_of_gradients)(gradient, second, readable, pairs, total);
+            total = NAME(pair_of_gradients)(gradient, second, readable, height, pairs, total);
     }
     memcpy(sums, &total, (size_t)count * sizeof *sums);
 }
@@ -172,14 +227,13 @@ static void NAME(pack_gradients)(const uint16_t *gradient, size_t stride, int ro
     NAME(pair_gradients)(gradient, stride, rows, readable, HEIGHT, left, sums);
 }
 
-/* out[j][i] = (out[j][i] or 0) + sum over pairs of g[pair][j] * x[pair][i], times factor. */
-static void NAME(pairs_tile)(const uint16_t *g, const uint16_t *x, int pairs, int more, float factor, float *out,
-                             size_t stride)
+static void NAME(pairs_tile)(const uint16_t *g, const uint16_t *x, int pairs, const float *from, size_t from_stride,
+                             float factor, float *out, size_t stride)
 {
     for (int j = 0; j < HEIGHT; j++) {
         float acc[STRIP] = {0};
-        if (more)
-            memcpy(acc, out + (size_t)j * stride, sizeof acc);
+        if (from != NULL)
+            memcpy(acc, from + (size_t)j * from_stride, sizeof acc);
         for (int p = 0; p < pairs; p++) {
             const float first = widen(g[(p * HEIGHT + j) * 2]), second = widen(g[(p * HEIGHT + j) * 2 + 1]);
             const uint16_t *here = x + (size_t)p * 2 * STRIP;
@@ -194,12 +248,15 @@ static void NAME(pairs_tile)(const uint16_t *g, const uint16_t *x, int pairs, in
 static const Kernels NAME(kernels) = {
     .finish = NAME(finish_linear),
     .quantize_row = NAME(quantize_row),
+    .spread = NAME(spread),
     .interleave = NAME(interleave),
     .copy_flipped = NAME(copy_flipped),
     .pair_codes = NAME(pair_codes),
     .height = HEIGHT,
     .pairs_multiple = 1,
+    .most_pairs = BLOCK_ROWS,
     .pack_gradients = NAME(pack_gradients),
     .pairs_tile = NAME(pairs_tile),
 };
 #undef ordered
+#undef transpose

@@ -194,14 +194,16 @@ I8MM static void i8mm_4_1(const uint8_t *const *windows, size_t row_bytes, int r
 }
 #endif
 
-ByteTiles tiles_of_this_processor(void)
+static ByteTiles tiles_of_tier(void)
 {
     switch (processor_tier()) {
 #ifdef WIDE
 #ifdef AMX
     case TIER_AMX:
         return (ByteTiles){.fast = 1, .begin = amx_begin_bytes, .end = amx_end, .kinds = 2,
-                           .tile = {amx_tile_32_1, amx_tile_32_2}, .pixels = {32, 32}, .even = LANES};
+                           .tile = {amx_tile_32_1, amx_tile_32_2}, .pixels = {32, 32},
+                           .more = {amx_more_32_1, amx_more_32_2}, .even = LANES, .terms = 64, .depth = 512,
+                           .block = 512 * 1024, .odd_lines = 1};
 #endif
     case TIER_AVX512_VNNI:
         return (ByteTiles){.fast = 1, .kinds = 3, .tile = {vnni_16_1, vnni_12_2, vnni_6_4}, .pixels = {16, 12, 6}};
@@ -223,4 +225,14 @@ ByteTiles tiles_of_this_processor(void)
     default:
         return plain_tiles_portable;
     }
+}
+
+ByteTiles tiles_of_this_processor(void)
+{
+    ByteTiles tiles = tiles_of_tier();
+    if (tiles.terms == 0)
+        tiles.terms = 4;
+    if (tiles.block == 0)
+        tiles.block = 256 * 1024;
+    return tiles;
 }

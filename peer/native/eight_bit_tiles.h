@@ -24,6 +24,13 @@ typedef struct {
     int kinds;
     Tile *tile[3];
     int pixels[3];
+    /* The same, added to the sums that are there; only where there is a `depth`. */
+    Tile *more[3];
+    /* How linear layers use them. Runs are padded to a multiple of `terms`. Of long ones `depth` terms are summed for all
+       rows before the next, so that their weights stay in the first-level cache (0: all). `block` bytes of rows are
+       worked on at a time, a part of the second-level cache. With `odd_lines` rows lie an odd number of its lines apart,
+       so that those of a tile do not fall on a few sets. */
+    int terms, depth, block, odd_lines;
     /* As many windows in a row are read without being copied if they lie at one distance from each other; 0 where
        distances do not matter. */
     int even;

@@ -97,31 +97,37 @@ static float number(void) { return ((float)(draw() % 2001) - 1000.0f) * 0x1p-9f;
 /* What a linear layer returns, forwards and backwards. */
 static void add_layer(int rows, int inputs, int outputs)
 {
-    const size_t results = rounded_up(outputs, LANES), terms = rounded_up(inputs, 4);
-    int8_t *x = malloc((size_t)(rows * inputs)), *codes = malloc((size_t)(rows * outputs));
-    float *weights = malloc((size_t)(inputs * outputs) * sizeof *weights), *bias = malloc(results * sizeof *bias);
-    int8_t *packed = malloc(results * terms), *work = malloc(64 * rounded_up(inputs, LANES));
-    int32_t *sums = malloc(results * sizeof *sums), *acc = malloc((size_t)(rows * outputs) * sizeof *acc);
-    uint16_t *gradient = malloc((size_t)(rows * outputs) * sizeof *gradient);
-    uint8_t *room = malloc(eb_linear_room(rows, inputs));
-    float extremes[2] = {0}, largest = 0;
-    fill((uint8_t *)x, (size_t)(rows * inputs), 0, 0, 0);
+    const size_t read = (size_t)(rows * inputs), written = (size_t)(rows * outputs);
+    int8_t *x = malloc(read), *codes = malloc(written);
+    float *weights = malloc((size_t)(inputs * outputs) * sizeof *weights);
+    float *bias = malloc((size_t)outputs * sizeof *bias);
+    int32_t *acc = malloc(written * sizeof *acc);
+    uint16_t *gradient = malloc(written * sizeof *gradient), *passed = malloc(read * sizeof *passed);
+    LinearLayer layer = {.rows = rows, .outputs = outputs, .inputs = inputs, .weights = weights, .largest = -1.0f};
+    const uint64_t forward = eb_linear_room(rows, outputs, inputs, 0), back = eb_linear_room(rows, outputs, inputs, 1);
+    layer.room = malloc(forward > back ? forward : back);
+    float extremes[2] = {0};
+    fill((uint8_t *)x, read, 0, 0, 0);
     for (int i = 0; i < inputs * outputs; i++)
         weights[i] = number();
     for (int i = 0; i < outputs; i++)
         bias[i] = number();
-    eb_linear_pack(weights, outputs, inputs, 60.0f, 0, packed, sums, work);
-    for (int i = 0; i < outputs; i++)
-        sums[i] *= 128 - 17;
-    eb_linear_product(x, rows, inputs, packed, outputs, sums, acc, room);
-    add(acc, (size_t)(rows * outputs) * sizeof *acc);
-    eb_linear_codes(x, rows, inputs, packed, outputs, sums, 1e-3f, bias, 1, 9.0f, -20, codes, extremes, room);
-    add(codes, (size_t)(rows * outputs));
-    add(extremes, sizeof extremes);
-    eb_linear_backward(x, rows, inputs, packed, outputs, sums, 1e-3f, codes, -20, NULL, 0, gradient, &largest, room);
-    add(gradient, (size_t)(rows * outputs) * sizeof *gradient);
+    for (size_t i = 0; i < written; i++) {
+        const float value = number();
+        uint32_t bits;
+        memcpy(&bits, &value, sizeof bits);
+        gradient[i] = (uint16_t)(bits >> 16);
+    }
+    float largest = eb_linear_product(&layer, x, -17, acc);
+    add(acc, written * sizeof *acc);
     add(&largest, sizeof largest);
-    void *const all[] = {x, codes, weights, bias, packed, work, sums, acc, gradient, room};
+    eb_linear_codes(&layer, x, -17, 1e-3, bias, 1, 9.0f, -20, codes, extremes);
+    add(codes, written);
+    add(extremes, sizeof extremes);
+    largest = eb_linear_backward(&layer, gradient, 2.0f, 5, 6, codes, x, -20, NULL, 0, passed);
+    add(passed, read * sizeof *passed);
+    add(&largest, sizeof largest);
+    void *const all[] = {x, codes, weights, bias, acc, gradient, passed, layer.room};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         free(all[i]);
 }
@@ -146,6 +152,7 @@ int main(int count, char **values)
     add_layer(3, 5, 7);
     add_layer(37, 131, 150);
     add_layer(64, 256, 33);
+    add_layer(70, 1100, 520);
     printf("%d %016llx\n", processor_tier(), (unsigned long long)checksum);
     return wrong;
 }

@@ -89,7 +89,7 @@ class Sequential(Layer):
     def backward_floats(self, gradient: Gradient, tape: Tape, *, wanted: bool = True) -> Gradient | None:
         (start,) = tape.take()
         *layers, last = self.layers()
-        more = wanted or any(map(_trains, layers))
+        more = wanted or _first_trained(layers) < len(layers)
         passed = last.backward_floats(gradient, tape, wanted=more)
         if passed is None:
             tape.rewind(start)
@@ -101,12 +101,10 @@ class Sequential(Layer):
     ) -> Gradient | None:
         """Go back through `layers`, and stop where nothing before has parameters or is `wanted`."""
         passed: Gradient | None = gradient
-        for index in range(len(layers) - 1, -1, -1):
-            more = wanted or any(map(_trains, layers[:index]))
-            if not more and not _trains(layers[index]):
-                break
+        first = 0 if wanted else _first_trained(layers)
+        for index in range(len(layers) - 1, first - 1, -1):
             assert passed is not None
-            passed = layers[index].backward_quantized(passed, tape, wanted=more)
+            passed = layers[index].backward_quantized(passed, tape, wanted=wanted or index > first)
         tape.rewind(start)
         return passed if wanted else None
 
@@ -139,8 +137,12 @@ class Flatten(Layer):
         return gradient.with_data(gradient.data.view(shape))
 
 
-def _trains(layer: Layer) -> bool:
-    return any(parameter.requires_grad for parameter in layer.parameters())
+def _first_trained(layers: list[Layer]) -> int:
+    """Return the index of the first layer with parameters to train, or how many layers there are."""
+    for index, layer in enumerate(layers):
+        if any(parameter.requires_grad for parameter in layer.parameters()):
+            return index
+    return len(layers)
 
 
 def masked(gradient: Gradient, x: Quantized) -> Gradient:

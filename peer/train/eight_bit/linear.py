@@ -9,7 +9,7 @@ from torch import nn
 
 from peer.train.eight_bit import kernels, linear_kernels
 from peer.train.eight_bit.layer import Layer
-from peer.train.eight_bit.linear_kernels import Operands
+from peer.train.eight_bit.linear_kernels import Operands, OperandsBack
 from peer.train.eight_bit.ranges import Grid, RunningRange, grid_over
 from peer.train.eight_bit.stored import weight_of
 from peer.train.eight_bit.tensors import Gradient, Quantized, Tape
@@ -39,9 +39,9 @@ class Linear(Layer):
 
     def forward_floats(self, x: Quantized, tape: Tape) -> torch.Tensor:
         x = x.signed()
-        operands = self.operands(x)
-        tape.save(x, operands.weights.largest)
-        return linear_kernels.forward_floats(operands).view(*x.data.shape[:-1], -1)
+        y, largest = linear_kernels.forward_floats(self.operands(x))
+        tape.save(x, largest)
+        return y.view(*x.data.shape[:-1], -1)
 
     def backward_quantized(self, gradient: Gradient, tape: Tape, *, wanted: bool = True) -> Gradient | None:
         x, largest = tape.take()
@@ -67,25 +67,24 @@ class Linear(Layer):
         """Return the output in codes, int8[rows, outputs], their grid, `known` from the range or `over` what this batch
         brings if it is the first, and the largest magnitude of the weights."""
         operands = self.operands(x)
-        grid = known(self.output) or over(*linear_kernels.measure(operands, relu=relu))
-        codes, ends = linear_kernels.forward(operands, grid, relu=relu)
+        grid = known(self.output) or over(*linear_kernels.measure(operands, relu=relu)[0])
+        codes, ends, largest = linear_kernels.forward(operands, grid, relu=relu)
         if tape.training:
             self.output.observe_(*ends)
-        return codes, grid, operands.weights.largest
+        return codes, grid, largest
 
     def operands(self, x: Quantized) -> Operands:
         """Return what x W + b is the product of, for x in int8."""
         weight, largest = weight_of(self)
-        weights = linear_kernels.quantize_weights(weight, largest=largest)
         codes = x.data.reshape(-1, x.data.shape[-1])
         bias = None if self.bias is None else self.bias.detach()
-        return Operands(codes, x.zero_point, weights, x.scale * weights.scale, bias)
+        return Operands(codes, x.zero_point, x.scale, weight, largest, bias)
 
-    def operands_back(self, gradient: Gradient, tape: Tape, largest: float | None = None) -> Operands:
+    def operands_back(self, gradient: Gradient, tape: Tape, largest: float | None = None) -> OperandsBack:
         """Return what g W is the product of, for `gradient: [rows, outputs]`; `largest` of the weights, if known."""
-        weights = linear_kernels.quantize_weights(self.weight.detach(), transposed=True, largest=largest)
-        codes, scale = kernels.quantize_gradient(gradient.data, gradient.largest, tape.draw_keys())
-        return Operands(codes, 0, weights, scale * weights.scale)
+        weight, known = weight_of(self)
+        largest = known if largest is None else largest
+        return OperandsBack(gradient.data, gradient.largest, tape.draw_keys(), weight, largest)
 
     def count_gradients(self, rows: torch.Tensor, x: Quantized, tape: Tape) -> None:
         """The weight gradients, from the layer gradient before its quantization and the saved codes."""

@@ -8,7 +8,6 @@ another order.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
@@ -19,141 +18,128 @@ from peer.native import CData, ffi, lib
 from peer.train.eight_bit import kernels, row_kernels
 from peer.train.eight_bit.kernels import pointer
 from peer.train.eight_bit.products import MAX_TERMS, int8_product
-from peer.train.eight_bit.ranges import Grid, inverse_step
+from peer.train.eight_bit.ranges import Grid
 from peer.train.eight_bit.scratch import scratch
-from peer.train.eight_bit.stored import as_levels
 
 if TYPE_CHECKING:
     from peer.native._kernels import Kernels
 
-_LANES = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """The 8-bit weights of one product; they lie in scratch memory, good until those of the next are taken."""
-
-    codes: torch.Tensor
-    """int8: [outputs, inputs], or in the order of the native kernels."""
-    sums: torch.Tensor
-    """int32[results], the sum of the codes of each result."""
-    largest: float
-    """The largest magnitude of the weights."""
-    packed: bool
-    """Whether the codes are in the order of the native kernels."""
-
-    @property
-    def scale(self) -> float:
-        """One step of the codes."""
-        return self.largest / 127.0
-
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """Those of a product, y = Σ (codes − zero point) · weights · factor + bias."""
+    """Those of y = W x + b."""
 
     codes: torch.Tensor
-    """int8[rows, terms]."""
+    """int8[rows, inputs]."""
     zero_point: int
-    weights: Weights
-    factor: float
+    scale: float
+    weight: torch.Tensor
+    """float32[outputs, inputs], or codes of it, int8."""
+    largest: float | None
+    """The largest magnitude of the weights, where it is known; it always is of codes."""
     bias: torch.Tensor | None = None
-    """float32[results]."""
+    """float32[outputs]."""
 
     @property
     def shape(self) -> tuple[int, int]:
         """Of the result."""
-        return self.codes.shape[0], self.weights.sums.shape[0]
+        return self.codes.shape[0], self.weight.shape[0]
 
 
-def quantize_weights(weight: torch.Tensor, *, transposed: bool = False, largest: float | None = None) -> Weights:
-    """Return the codes of `weight: float32[outputs, inputs]` around zero, rounded to nearest, for a product whose
-    results are the outputs; the inputs if `transposed`. `largest` is their largest magnitude, where it is known. It
-    always is of a weight that is codes already, int8."""
-    if largest is None:
-        low, high = kernels.extremes(weight)
-        largest = max(-low, high)
-    outputs, inputs = weight.shape
-    results, terms = (inputs, outputs) if transposed else (outputs, inputs)
-    if terms > MAX_TERMS:
-        raise ValueError(f"a product of {terms} terms may overflow 32 bits; {MAX_TERMS} are the most")
-    native = kernels.native_for(weight) if _speed() & 1 else None
-    if native is None:
-        if weight.dtype == torch.int8:
-            codes, sums = weight, weight.sum(dim=1, dtype=torch.int32)
-        else:
-            codes, sums, _ = kernels.quantize_weights(weight)
-        return Weights(codes, codes.sum(dim=0, dtype=torch.int32) if transposed else sums, largest, packed=False)
-    weight, inverse = as_levels(weight, inverse_step(largest))
-    size = -(-results // _LANES) * _LANES * -(-terms // 4) * 4
-    codes = scratch("weights", (size,), torch.int8, weight.device)
-    sums = torch.empty(results, dtype=torch.int32)
-    native.eb_linear_pack(
-        pointer(weight, "float *"), outputs, inputs, inverse, transposed, pointer(codes, "int8_t *"),
-        pointer(sums, "int32_t *"), _room(64 * (inputs + _LANES), "int8_t *"),
-    )  # fmt: skip
-    return Weights(codes, sums, largest, packed=True)
+@dataclass(frozen=True, slots=True)
+class OperandsBack:
+    """Those of the gradient with regard to x, which is rounded to codes here."""
+
+    gradient: torch.Tensor
+    """bfloat16[rows, outputs], that of y."""
+    largest_gradient: float
+    """The largest magnitude in it."""
+    keys: tuple[int, int]
+    """Of its stochastic rounding."""
+    weight: torch.Tensor
+    """float32[outputs, inputs], or codes of it, int8."""
+    largest: float | None
+    """The largest magnitude of the weights, where it is known; it always is of codes."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of the result."""
+        return self.gradient.shape[0], self.weight.shape[1]
 
 
-def measure(x: Operands, *, relu: bool) -> tuple[float, float]:
-    """Return the extremes of what `forward` would quantize."""
-    if x.weights.packed:
-        return _codes(x, Grid(1.0, 0), None, relu)
-    return kernels.measure_forward(*_accumulated(x, x.weights.codes.t()), x.factor, x.bias, relu=relu)
+def measure(x: Operands, *, relu: bool) -> tuple[tuple[float, float], float]:
+    """Return the extremes of what `forward` would quantize, and the largest magnitude of the weights."""
+    if native := _native(x):
+        return _codes(native, x, Grid(1.0, 0), None, relu)
+    weights = _weights(x)
+    acc, offset = _accumulated(x, weights)
+    return kernels.measure_forward(acc, offset, x.scale * weights.scale, x.bias, relu=relu), weights.largest
 
 
-def forward(x: Operands, grid: Grid, *, relu: bool) -> tuple[torch.Tensor, tuple[float, float]]:
-    """Return codes int8[rows, results] of y, at least 0 with `relu`, and the extremes of y."""
-    if x.weights.packed:
+def forward(x: Operands, grid: Grid, *, relu: bool) -> tuple[torch.Tensor, tuple[float, float], float]:
+    """Return codes int8[rows, outputs] of y, at least 0 with `relu`, the extremes of y, and the largest magnitude of
+    the weights."""
+    if native := _native(x):
         codes = torch.empty(x.shape, dtype=torch.int8)
-        return codes, _codes(x, grid, codes, relu)
-    return kernels.finish_forward(*_accumulated(x, x.weights.codes.t()), x.factor, x.bias, grid, relu=relu)
+        return codes, *_codes(native, x, grid, codes, relu)
+    weights = _weights(x)
+    acc, offset = _accumulated(x, weights)
+    codes, ends = kernels.finish_forward(acc, offset, x.scale * weights.scale, x.bias, grid, relu=relu)
+    return codes, ends, weights.largest
 
 
-def forward_floats(x: Operands) -> torch.Tensor:
-    """Return y, float32[rows, results]."""
-    if x.weights.packed:
-        y = torch.empty(x.shape)
-        native_product(_kernels().eb_linear_floats, x, x.factor, pointer(x.bias, "float *"), pointer(y, "float *"))
-        return y
-    return kernels.finish_forward_floats(*_accumulated(x, x.weights.codes.t()), x.factor, x.bias)
+def forward_floats(x: Operands) -> tuple[torch.Tensor, float]:
+    """Return y, float32[rows, outputs], and the largest magnitude of the weights."""
+    if native := _native(x):
+        y, weight = torch.empty(x.shape), _floats(x.weight)
+        return y, native.eb_linear_floats(
+            _layer(native, x, weight), pointer(x.codes, "int8_t *"), x.zero_point, x.scale, pointer(x.bias, "float *"),
+            pointer(y, "float *"),
+        )  # fmt: skip
+    weights = _weights(x)
+    acc, offset = _accumulated(x, weights)
+    return kernels.finish_forward_floats(acc, offset, x.scale * weights.scale, x.bias), weights.largest
 
 
-def accumulate(x: Operands) -> torch.Tensor:
-    """Return Σ (codes − zero point) · weights, int32[rows, results].
+def accumulate(x: Operands) -> tuple[torch.Tensor, float]:
+    """Return Σ (codes − zero point) · weights, int32[rows, outputs], and what one step of both makes.
 
-    It lies in scratch memory: good until the next product.
+    The sums lie in scratch memory: good until the next product.
     """
-    if x.weights.packed:
-        accumulator = scratch("accumulator", x.shape, torch.int32, x.codes.device)
-        native_product(_kernels().eb_linear_product, x, pointer(accumulator, "int32_t *"))
-        return accumulator
-    accumulator, offset = _accumulated(x, x.weights.codes.t())
-    return accumulator if offset is None else accumulator.sub_(offset)
+    if native := _native(x):
+        acc = scratch("accumulator", x.shape, torch.int32, x.codes.device)
+        weight = _floats(x.weight)
+        largest = native.eb_linear_product(
+            _layer(native, x, weight), pointer(x.codes, "int8_t *"), x.zero_point, pointer(acc, "int32_t *")
+        )
+        return acc, x.scale * (largest / 127.0)
+    weights = _weights(x)
+    acc, offset = _accumulated(x, weights)
+    return acc if offset is None else acc.sub_(offset), x.scale * weights.scale
 
 
-def backward(x: Operands, mask: torch.Tensor | None, masked: int) -> tuple[torch.Tensor, float]:
-    """Return y in bfloat16[rows, results] for the codes of a gradient and transposed weights, 0 where `mask`, int8 of
-    this shape, equals `masked`; and its largest magnitude."""
-    if x.weights.packed:
+def backward(x: OperandsBack, mask: torch.Tensor | None, masked: int) -> tuple[torch.Tensor, float]:
+    """Return the gradient with regard to x, bfloat16[rows, inputs], 0 where `mask`, int8 of this shape, equals
+    `masked`; and its largest magnitude."""
+    if native := _native(x):
         gradient = torch.empty(x.shape, dtype=torch.bfloat16)
-        return gradient, _gradient(x, gradient, mask=mask, masked=masked)
-    return kernels.finish_backward(_accumulated(x, x.weights.codes)[0], x.factor, mask, masked)
+        return gradient, _back(native, x, gradient, mask=mask, masked=masked)
+    return kernels.finish_backward(*_accumulated_back(x), mask, masked)
 
 
-def backward_table(x: Operands, codes: torch.Tensor, slopes: torch.Tensor) -> tuple[torch.Tensor, float]:
-    """Return y · slopes[code + 128] instead, `codes: int8[rows, results]` and `slopes: float32[256]`."""
-    if x.weights.packed:
+def backward_table(x: OperandsBack, codes: torch.Tensor, slopes: torch.Tensor) -> tuple[torch.Tensor, float]:
+    """Return this gradient times slopes[code + 128] instead, `codes: int8[rows, inputs]` and `slopes: float32[256]`."""
+    if native := _native(x):
         gradient = torch.empty(x.shape, dtype=torch.bfloat16)
-        return gradient, _gradient(x, gradient, mask=codes, slopes=slopes)
-    return row_kernels.finish_backward_table(_accumulated(x, x.weights.codes)[0], x.factor, codes, slopes)
+        return gradient, _back(native, x, gradient, mask=codes, slopes=slopes)
+    return row_kernels.finish_backward_table(*_accumulated_back(x), codes, slopes)
 
 
-def add_backward_(gradient: torch.Tensor, x: Operands) -> float:
-    """Add y to `gradient: bfloat16[rows, results]`, and return its largest magnitude."""
-    if x.weights.packed:
-        return _gradient(x, gradient, add=True)
-    return row_kernels.add_backward_(gradient, _accumulated(x, x.weights.codes)[0], x.factor)
+def add_backward_(gradient: torch.Tensor, x: OperandsBack) -> float:
+    """Add this gradient to `gradient: bfloat16[rows, inputs]`, and return the largest magnitude of the sum."""
+    if native := _native(x):
+        return _back(native, x, gradient, add=True)
+    return row_kernels.add_backward_(gradient, *_accumulated_back(x))
 
 
 def weight_gradient(
@@ -180,30 +166,47 @@ def weight_gradient(
     return kernels.scale_bfloat16(product, factor), kernels.column_sums(gradient)
 
 
-def native_product(kernel: Callable[..., None], x: Operands, *rest: CData | float) -> None:
-    """Run a native kernel that multiplies int8 codes by int8 weights into int32."""
-    assert x.codes.dtype == x.weights.codes.dtype == torch.int8
-    assert x.codes.is_contiguous()
-    # The kernels read codes as uint8, 128 more than they are.
-    offset = x.weights.sums * (x.zero_point + 128)
-    rows, terms = x.codes.shape
-    kernel(
-        pointer(x.codes, "int8_t *"), rows, terms, pointer(x.weights.codes, "int8_t *"), offset.shape[0],
-        pointer(offset, "int32_t *"), *rest, _room(_kernels().eb_linear_room(rows, terms)),
+def _native(x: Operands | OperandsBack) -> Kernels | None:
+    """Return the native kernels, if they are fast and can read what is multiplied."""
+    values, terms = (x.gradient, x.weight.shape[0]) if isinstance(x, OperandsBack) else (x.codes, x.weight.shape[1])
+    if terms > MAX_TERMS:
+        raise ValueError(f"a product of {terms} terms may overflow 32 bits; {MAX_TERMS} are the most")
+    return kernels.native_for(values) if _speed() & 1 and x.weight.is_contiguous() else None
+
+
+def _floats(weight: torch.Tensor) -> torch.Tensor:
+    """Return the weight as kernels read it, which somebody has to hold meanwhile."""
+    return weight.to(torch.float32) if weight.dtype == torch.int8 else weight
+
+
+def _layer(native: Kernels, x: Operands | OperandsBack, weight: torch.Tensor) -> CData:
+    """Return a LinearLayer; `weight` are the numbers that it points to."""
+    rows, (outputs, inputs) = x.shape[0], weight.shape
+    room = _room(native.eb_linear_room(rows, outputs, inputs, isinstance(x, OperandsBack)))
+    return ffi.new(
+        "LinearLayer *",
+        {
+            "rows": rows, "outputs": outputs, "inputs": inputs, "weights": pointer(weight, "float *"),
+            "levels": x.weight.dtype == torch.int8, "largest": -1.0 if x.largest is None else x.largest, "room": room,
+        },
     )  # fmt: skip
 
 
-def _codes(x: Operands, grid: Grid, codes: torch.Tensor | None, relu: bool) -> tuple[float, float]:
+def _codes(
+    native: Kernels, x: Operands, grid: Grid, codes: torch.Tensor | None, relu: bool
+) -> tuple[tuple[float, float], float]:
+    weight = _floats(x.weight)
     ends = ffi.new("float[2]")
-    native_product(
-        _kernels().eb_linear_codes, x, x.factor, pointer(x.bias, "float *"), relu, grid.inverse, grid.zero_point,
-        pointer(codes, "int8_t *"), ends,
+    largest = native.eb_linear_codes(
+        _layer(native, x, weight), pointer(x.codes, "int8_t *"), x.zero_point, x.scale, pointer(x.bias, "float *"),
+        relu, grid.inverse, grid.zero_point, pointer(codes, "int8_t *"), ends,
     )  # fmt: skip
-    return ends[0], ends[1]
+    return (ends[0], ends[1]), largest
 
 
-def _gradient(
-    x: Operands,
+def _back(
+    native: Kernels,
+    x: OperandsBack,
     gradient: torch.Tensor,
     *,
     mask: torch.Tensor | None = None,
@@ -211,22 +214,56 @@ def _gradient(
     slopes: torch.Tensor | None = None,
     add: bool = False,
 ) -> float:
-    assert gradient.is_contiguous()
-    assert mask is None or mask.is_contiguous()
-    largest = ffi.new("float *")
-    native_product(
-        _kernels().eb_linear_backward, x, x.factor, pointer(mask, "int8_t *"), masked, pointer(slopes, "float *"), add,
-        pointer(gradient, "uint16_t *"), largest,
+    weight = _floats(x.weight)
+    codes = scratch("gradient", (x.gradient.numel(),), torch.int8, x.gradient.device)
+    return native.eb_linear_backward(
+        _layer(native, x, weight), pointer(x.gradient, "uint16_t *"), x.largest_gradient, *x.keys,
+        pointer(codes, "int8_t *"), pointer(mask, "int8_t *"), masked, pointer(slopes, "float *"), add,
+        pointer(gradient, "uint16_t *"),
     )  # fmt: skip
-    found: float = largest[0]
-    return found
 
 
-def _accumulated(x: Operands, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    """The 8-bit weights of one product; they lie in scratch memory, good until those of the next are taken."""
+
+    codes: torch.Tensor
+    """int8[outputs, inputs]."""
+    sums: torch.Tensor
+    """int32[outputs], the sum of the codes of each result."""
+    largest: float
+    """The largest magnitude of the weights."""
+
+    @property
+    def scale(self) -> float:
+        """One step of the codes."""
+        return self.largest / 127.0
+
+
+def _weights(x: Operands | OperandsBack) -> _Weights:
+    largest = x.largest
+    if largest is None:
+        low, high = kernels.extremes(x.weight)
+        largest = max(-low, high)
+    if x.weight.dtype == torch.int8:
+        return _Weights(x.weight, x.weight.sum(dim=1, dtype=torch.int32), largest)
+    codes, sums, _ = kernels.quantize_weights(x.weight)
+    return _Weights(codes, sums, largest)
+
+
+def _accumulated(x: Operands, weights: _Weights) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return Σ codes · weights in scratch memory, and what the zero point added to each column."""
-    accumulator = scratch("accumulator", x.shape, torch.int32, x.codes.device)
-    int8_product(x.codes, weights, accumulator)
-    return accumulator, x.weights.sums * x.zero_point if x.zero_point else None
+    acc = scratch("accumulator", x.shape, torch.int32, x.codes.device)
+    int8_product(x.codes, weights.codes.t(), acc)
+    return acc, weights.sums * x.zero_point if x.zero_point else None
+
+
+def _accumulated_back(x: OperandsBack) -> tuple[torch.Tensor, float]:
+    """Return Σ codes · weights in scratch memory, and what one step of both makes."""
+    weights = _weights(x)
+    codes, scale = kernels.quantize_gradient(x.gradient, x.largest_gradient, x.keys)
+    acc = scratch("accumulator", x.shape, torch.int32, codes.device)
+    return int8_product(codes, weights.codes, acc), scale * weights.scale
 
 
 def _speed() -> int:

@@ -131,8 +131,9 @@ class TransformerBlock(Layer):
     ) -> tuple[Quantized, Normalized]:
         """Return norm(linear(x) + residual), int8[rows, d], and what the norm has to keep."""
         product = linear.operands(x)
+        accumulator, factor = linear_kernels.accumulate(product)
         operands = LayerNormOperands(
-            accumulator=linear_kernels.accumulate(product), factor=product.factor, bias=product.bias,
+            accumulator=accumulator, factor=factor, bias=product.bias,
             residual=residual.data, residual_zero=residual.zero_point, residual_scale=residual.scale,
         )  # fmt: skip
         return norm.forward_rows(operands, tape)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,9 +13,9 @@ import torch
 from peer.errors import ConfigError
 from peer.native import available, lib, use_tier
 from peer.train.eight_bit import kernels, linear_kernels
-from peer.train.eight_bit.linear_kernels import Operands
+from peer.train.eight_bit.linear_kernels import Operands, OperandsBack
 from peer.train.eight_bit.ranges import Grid, grid_over
-from tests.train.eight_bit.twins import assert_twins_agree
+from tests.train.eight_bit.twins import assert_equal, assert_twins_agree
 
 pytestmark = [
     pytest.mark.skipif(
@@ -23,8 +25,11 @@ pytestmark = [
     pytest.mark.usefixtures("fast_tier"),
 ]
 
-# rows, inputs, outputs: below, at and beyond the 6 rows, 64 results and 4 terms of a tile; of AMX, 32, 32 and 64
-SHAPES = [(1, 1, 1), (3, 5, 7), (6, 64, 64), (7, 66, 65), (37, 131, 150), (64, 256, 33), (500, 30, 40)]
+# rows, inputs, outputs: below, at and beyond the 6 rows, 64 results and 4 terms of a tile; of AMX, 32, 32 and 64, and
+# the 512 terms that it sums before the next tile
+SHAPES = [
+    (1, 1, 1), (3, 5, 7), (6, 64, 64), (7, 66, 65), (37, 131, 150), (64, 256, 33), (500, 30, 40), (70, 1100, 520),
+]  # fmt: skip
 EACH_SHAPE = pytest.mark.parametrize("shape", SHAPES)
 
 
@@ -59,13 +64,16 @@ def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def operands(shape: tuple[int, int, int], *, transposed: bool = False, bias: bool = False) -> Operands:
+def operands(shape: tuple[int, int, int], *, bias: bool = False) -> Operands:
     rows, inputs, outputs = shape
-    weights = linear_kernels.quantize_weights(numbers(outputs, inputs), transposed=transposed)
-    terms, results = (outputs, inputs) if transposed else (inputs, outputs)
-    return Operands(
-        random_codes((rows, terms), 1), 0 if transposed else -17, weights, 2e-3, numbers(results) if bias else None
-    )
+    of_bias = numbers(outputs, seed=5) if bias else None
+    return Operands(random_codes((rows, inputs), 1), -17, 0.1, numbers(outputs, inputs), None, of_bias)
+
+
+def operands_back(shape: tuple[int, int, int], *, largest: float | None = None) -> OperandsBack:
+    rows, inputs, outputs = shape
+    gradient = numbers(rows, outputs, seed=6).to(torch.bfloat16)
+    return OperandsBack(gradient, float(gradient.abs().max()), (3, 4), numbers(outputs, inputs), largest)
 
 
 @EACH_SHAPE
@@ -79,9 +87,9 @@ def test_codes_and_their_extremes(shape: tuple[int, int, int], relu: bool, bias:
 
 @EACH_SHAPE
 def test_floats_and_integers(shape: tuple[int, int, int]) -> None:
-    assert_twins_agree(lambda: (linear_kernels.accumulate(operands(shape)),))
+    assert_twins_agree(lambda: linear_kernels.accumulate(operands(shape)))
     for bias in (False, True):
-        assert_twins_agree(lambda bias=bias: (linear_kernels.forward_floats(operands(shape, bias=bias)),))
+        assert_twins_agree(lambda bias=bias: linear_kernels.forward_floats(operands(shape, bias=bias)))
 
 
 @EACH_SHAPE
@@ -91,21 +99,35 @@ def test_input_gradients(shape: tuple[int, int, int]) -> None:
 
     def added() -> tuple[torch.Tensor, float]:
         gradient = numbers(rows, inputs, seed=3).to(torch.bfloat16)
-        largest = linear_kernels.add_backward_(gradient, operands(shape, transposed=True))
+        largest = linear_kernels.add_backward_(gradient, operands_back(shape))
         return gradient, largest
 
-    assert_twins_agree(lambda: linear_kernels.backward(operands(shape, transposed=True), None, 0))
-    assert_twins_agree(lambda: linear_kernels.backward(operands(shape, transposed=True), codes, -3))
-    assert_twins_agree(lambda: linear_kernels.backward_table(operands(shape, transposed=True), codes, slopes))
+    assert_twins_agree(lambda: linear_kernels.backward(operands_back(shape), None, 0))
+    assert_twins_agree(lambda: linear_kernels.backward(operands_back(shape), codes, -3))
+    assert_twins_agree(lambda: linear_kernels.backward_table(operands_back(shape), codes, slopes))
     assert_twins_agree(added)
 
 
 @EACH_SHAPE
 def test_nothing_overflows_at_the_extremes(shape: tuple[int, int, int]) -> None:
     rows, inputs, outputs = shape
-    weights = linear_kernels.quantize_weights(torch.full((outputs, inputs), -1.0))
-    x = Operands(torch.full((rows, inputs), 127, dtype=torch.int8), -128, weights, 1.0)
-    assert linear_kernels.accumulate(x).eq(255 * -127 * inputs).all()
+    weight = torch.full((outputs, inputs), -1.0)
+    x = Operands(torch.full((rows, inputs), 127, dtype=torch.int8), -128, 1.0, weight, None)
+    assert linear_kernels.accumulate(x)[0].eq(255 * -127 * inputs).all()
+
+
+@EACH_SHAPE
+def test_weights_that_are_codes_already_and_magnitudes_that_are_known(shape: tuple[int, int, int]) -> None:
+    rows, inputs, outputs = shape
+    codes = random_codes((outputs, inputs), 7).clamp_(min=-127)
+    stored = Operands(random_codes((rows, inputs), 1), 3, 0.1, codes, 2.0)
+    assert_twins_agree(lambda: linear_kernels.forward_floats(stored))
+    known = linear_kernels.forward_floats(operands(shape))[1]
+    assert known == numbers(outputs, inputs).abs().max()
+    assert_equal(
+        linear_kernels.backward(operands_back(shape, largest=known), None, 0),
+        linear_kernels.backward(operands_back(shape), None, 0),
+    )
 
 
 @pytest.mark.parametrize("shape", [*SHAPES, (1500, 40, 25)])
@@ -121,16 +143,17 @@ def test_weight_gradients_are_those_of_float64(shape: tuple[int, int, int]) -> N
 
 
 def test_gradients_that_are_no_numbers_are_noticed() -> None:
-    x = operands((7, 66, 65), transposed=True)
-    x = Operands(x.codes, 0, x.weights, float("nan"))
-    gradient, largest = linear_kernels.backward(x, None, 0)
+    shape = (7, 66, 65)
+    gradient, largest = linear_kernels.backward(replace(operands_back(shape), largest_gradient=math.nan), None, 0)
     assert largest != largest
     assert gradient.isnan().all()
-    low, high = linear_kernels.measure(x, relu=False)
+    (low, high), _ = linear_kernels.measure(replace(operands(shape), scale=math.nan), relu=False)
     assert low != low
     assert high != high
 
 
 def test_products_that_might_overflow_are_refused() -> None:
     with pytest.raises(ValueError, match="may overflow"):
-        linear_kernels.quantize_weights(torch.zeros(1, 2**17))
+        linear_kernels.accumulate(operands((1, 2**17, 1)))
+    with pytest.raises(ValueError, match="may overflow"):
+        linear_kernels.backward(operands_back((1, 1, 2**17)), None, 0)

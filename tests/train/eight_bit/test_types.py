@@ -15,7 +15,6 @@ from torch import nn
 
 from peer.native import available
 from peer.train.eight_bit import boundary, linear_kernels
-from peer.train.eight_bit.linear_kernels import Operands
 from peer.train.eight_bit.products import int8_product
 from peer.train.eight_bit.scratch import _blocks
 from peer.train.eight_bit.tensors import Quantized, Tape
@@ -45,16 +44,16 @@ def seen(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> See
     elif not available():
         pytest.skip("the native kernels were not built")
     record, weight_gradient = Seen(), linear_kernels.weight_gradient
-    native_product = linear_kernels.native_product
+    layer = linear_kernels._layer
 
     def product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         record.integer_products.append((a.dtype, b.dtype, out.dtype))
         return int8_product(a, b, out)
 
-    def product_in_registers(kernel: Any, x: Operands, *rest: Any) -> None:
-        # Their sums are int32 as well: test_linear_kernels.py compares them, bit for bit.
-        record.integer_products.append((x.codes.dtype, x.weights.codes.dtype, torch.int32))
-        native_product(kernel, x, *rest)
+    def product_in_registers(*operands: Any) -> Any:
+        # Codes of both operands and their sums in int32: test_linear_kernels.py compares the results, bit for bit.
+        record.integer_products.append((torch.int8, torch.int8, torch.int32))
+        return layer(*operands)
 
     def float_product(gradient: torch.Tensor, codes: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
         record.float_products.append((gradient.clone(), codes.clone()))
@@ -66,7 +65,7 @@ def seen(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> See
             record.tapes.append(self)
 
     monkeypatch.setattr(linear_kernels, "int8_product", product)
-    monkeypatch.setattr(linear_kernels, "native_product", product_in_registers)
+    monkeypatch.setattr(linear_kernels, "_layer", product_in_registers)
     monkeypatch.setattr(linear_kernels, "weight_gradient", float_product)
     monkeypatch.setattr(boundary, "Tape", Watched)
     # Any other product than those would be one in disguise.
