@@ -24,8 +24,6 @@
 /* Rows of which the weight gradient is taken at a time. */
 #define BLOCK_ROWS 512
 
-typedef double Doubles __attribute__((vector_size(128)));
-
 enum { PLAIN, MASKED, SLOPED, ADDED };
 
 /* What becomes of a product's sums. */
@@ -119,7 +117,9 @@ __attribute__((target("arch=x86-64-v4"))) static void pack_for_amx(const uint16_
                                                                     int readable, uint16_t *left, double *sums)
 {
     for (int output = 0; output < MOST_HEIGHT && output < readable; output += LANES) {
-        uint16_t pairs[PAIRED_ROWS * LANES] __attribute__((aligned(64))) = {0};
+        uint16_t pairs[PAIRED_ROWS * LANES] __attribute__((aligned(64)));
+        const int there = 2 * LANES * ((rows + 1) / 2);
+        memset(pairs + there, 0, sizeof pairs - (size_t)there * sizeof *pairs);
         pair_gradients_v4(gradient + output, stride, rows, readable - output, LANES, pairs, sums + output);
         amx_transpose_pairs(pairs, left + output * PAIRED_ROWS);
     }

@@ -192,16 +192,37 @@ static void NAME(pair_codes)(const int8_t *first, const int8_t *second, int coun
     }
 }
 
+#ifdef __AVX512F__
+/* Sixteen float64. As one vector, compilers keep them in memory. */
+typedef struct {
+    __m512d low, high;
+} NAME(Totals);
+
+INLINE NAME(Totals) NAME(added)(NAME(Totals) totals, Floats v)
+{
+    const __m512 wide = (__m512)v;
+    return (NAME(Totals)){_mm512_add_pd(totals.low, _mm512_cvtps_pd(_mm512_castps512_ps256(wide))),
+                          _mm512_add_pd(totals.high, _mm512_cvtps_pd(_mm512_extractf32x8_ps(wide, 1)))};
+}
+#else
+typedef double NAME(Totals) __attribute__((vector_size(128)));
+
+INLINE NAME(Totals) NAME(added)(NAME(Totals) totals, Floats v)
+{
+    return totals + __builtin_convertvector(v, NAME(Totals));
+}
+#endif
+
 /* Up to sixteen gradients of two rows as pairs, of which `written`, and added to their sums. */
-INLINE Doubles NAME(pair_of_gradients)(const uint16_t *first, const uint16_t *second, int lanes, int written,
-                                       uint16_t *pairs, Doubles sums)
+INLINE NAME(Totals) NAME(pair_of_gradients)(const uint16_t *first, const uint16_t *second, int lanes, int written,
+                                            uint16_t *pairs, NAME(Totals) sums)
 {
     const Floats one = load_gradient(first, lanes);
     const Floats other = second == NULL ? (Floats){} : load_gradient(second, lanes);
     const Words both = ((Words)one >> 16) | (Words)other;
     memcpy(pairs, &both, (size_t)written * sizeof(uint32_t));
-    sums = sums + __builtin_convertvector(one, Doubles);
-    return second == NULL ? sums : sums + __builtin_convertvector(other, Doubles);
+    sums = NAME(added)(sums, one);
+    return second == NULL ? sums : NAME(added)(sums, other);
 }
 
 /* A strip of `height` gradients, at most sixteen, of which `readable` are there in each row, as pairs. */
@@ -209,15 +230,15 @@ INLINE void NAME(pair_gradients)(const uint16_t *gradient, size_t stride, int ro
                                  uint16_t *pairs, double *sums)
 {
     const int count = readable < height ? readable : height;
-    Doubles total = {};
+    NAME(Totals) total = {};
     memcpy(&total, sums, (size_t)count * sizeof *sums);
-    for (int row = 0; row < rows; row += 2, gradient += 2 * stride, pairs += 2 * height) {
-        const uint16_t *second = row + 1 < rows ? gradient + stride : NULL;
+    for (; rows > 1; rows -= 2, gradient += 2 * stride, pairs += 2 * height)
         if (readable >= LANES)
-            total = NAME(pair_of_gradients)(gradient, second, LANES, height, pairs, total);
+            total = NAME(pair_of_gradients)(gradient, gradient + stride, LANES, height, pairs, total);
         else
-            total = NAME(pair_of_gradients)(gradient, second, readable, height, pairs, total);
-    }
+            total = NAME(pair_of_gradients)(gradient, gradient + stride, readable, height, pairs, total);
+    if (rows == 1)
+        total = NAME(pair_of_gradients)(gradient, NULL, count, height, pairs, total);
     memcpy(sums, &total, (size_t)count * sizeof *sums);
 }
 
