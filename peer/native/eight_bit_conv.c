@@ -42,7 +42,11 @@ typedef void PairTile(const uint16_t *a, const uint16_t *g, int pairs, size_t a_
 
 /* What is computed in wide registers, for 1, 2 and 4 sixteens of results and, of the weight gradient, 1 and 2. */
 typedef struct {
-    void (*quantize_row)(const float *v, int n, float inverse, int8_t *codes);
+    int32_t (*quantize_row)(const float *v, int n, float inverse, int8_t *codes);
+    void (*turn_codes)(const int8_t *from, int rows, int columns, int8_t *to, size_t to_row);
+    void (*turn_fours)(const int8_t *from, int columns, int8_t *to);
+    void (*turn_floats)(const float *from, size_t from_row, int rows, int columns, float factor, float *to,
+                        size_t to_row);
     void (*interleave)(const int8_t *const *from, int8_t *packed, int32_t *sums);
     void (*copy_flipped)(uint8_t *to, const uint8_t *from, size_t n, uint8_t flip);
     void (*finish_codes)(const Output *o, const int32_t *sums, int width, int pixels, const size_t *at, int result,
@@ -137,18 +141,13 @@ int eb_conv_codes(const float *weights, int outputs, int inputs, int rows, int c
     int8_t *row = malloc((size_t)inputs * (size_t)taps);
     if (row == NULL)
         return -1;
-    for (int o = 0; o < outputs; o++) {
-        kernels.quantize_row(weights + (size_t)o * (size_t)(inputs * taps), inputs * taps, inverse, row);
-        int32_t sum = 0;
-        for (int i = 0; i < inputs * taps; i++)
-            sum += row[i];
-        sums[o] = sum;
-        for (int t = 0; t < taps; t++, codes += padded) {
-            for (int i = 0; i < inputs; i++)
-                codes[i] = row[i * taps + t];
-            for (int i = inputs; i < padded; i++)
-                codes[i] = 0;
-        }
+    for (int o = 0; o < outputs; o++, weights += inputs * taps, codes += taps * padded) {
+        /* Of one tap, the order is that of the weights. */
+        sums[o] = kernels.quantize_row(weights, inputs * taps, inverse, taps == 1 ? codes : row);
+        if (taps > 1)
+            kernels.turn_codes(row, inputs, taps, codes, (size_t)padded);
+        for (int t = 0; t < taps && inputs < padded; t++)
+            memset(codes + t * padded + inputs, 0, (size_t)(padded - inputs));
     }
     free(row);
     return 0;
@@ -157,14 +156,17 @@ int eb_conv_codes(const float *weights, int outputs, int inputs, int rows, int c
 void eb_conv_pack_forward(const int8_t *codes, int outputs, int inputs, int rows, int columns, int8_t *packed)
 {
     const int quads = rows * columns * inputs / 4;
-    for (int block = 0; block < outputs; block += LANES)
-        for (int k = 0; k < quads; k++)
-            for (int lane = 0; lane < LANES; lane++, packed += 4) {
-                if (block + lane < outputs)
-                    memcpy(packed, codes + 4 * ((size_t)(block + lane) * (size_t)quads + (size_t)k), 4);
-                else
-                    memset(packed, 0, 4);
-            }
+    const Kernels kernels = kernels_of_this_processor();
+    int block = 0;
+    for (; block + LANES <= outputs; block += LANES, codes += 4 * LANES * quads, packed += 4 * LANES * quads)
+        kernels.turn_fours(codes, quads, packed);
+    for (int k = 0; k < quads && block < outputs; k++)
+        for (int lane = 0; lane < LANES; lane++, packed += 4) {
+            if (block + lane < outputs)
+                memcpy(packed, codes + 4 * ((size_t)lane * (size_t)quads + (size_t)k), 4);
+            else
+                memset(packed, 0, 4);
+        }
 }
 
 void eb_conv_pack_backward(const int8_t *codes, int outputs, int inputs, int all_rows, int all_columns,
@@ -426,7 +428,8 @@ int eb_conv_backward(const ConvShape *shape, const int8_t *x, const int8_t *pack
 
 /* Sums [taps, channels, results] as weights [results, inputs, taps], sixteen results of a few inputs at a time: what a
    run of weights is read from then lies in the first-level cache. */
-static void spread(const float *sums, size_t stride, const ConvShape *s, int inputs, float factor, float *weights)
+static void spread(const Kernels *kernels, const float *sums, size_t stride, const ConvShape *s, int inputs,
+                   float factor, float *weights)
 {
     enum { PART = 8192 };
     float part[PART];
@@ -437,22 +440,17 @@ static void spread(const float *sums, size_t stride, const ConvShape *s, int inp
         float *out = weights + (size_t)block * size;
         for (int first = 0; first < inputs;) {
             const int there = most < 1 ? 1 : inputs - first < most ? inputs - first : most;
-            const int run = there * taps;
-            for (int t = 0; t < taps && most > 0; t++)
-                for (int i = 0; i < there; i++) {
-                    const float *from = sums + (size_t)(t * s->channels + first + i) * stride + block;
-                    for (int lane = 0; lane < LANES; lane++)
-                        part[(i * taps + t) * LANES + lane] = from[lane] * factor;
-                }
-            for (int lane = 0; lane < lanes; lane++) {
-                float *to = out + (size_t)lane * size + (size_t)first * (size_t)taps;
-                if (most > 0)
-                    for (int k = 0; k < run; k++)
-                        to[k] = part[k * LANES + lane];
-                else
-                    for (int t = 0; t < taps; t++)
-                        to[t] = sums[(size_t)(t * s->channels + first) * stride + (size_t)(block + lane)] * factor;
+            const float *from = sums + (size_t)first * stride + block;
+            if (most > 0) {
+                for (int t = 0; t < taps; t++)
+                    for (int i = 0; i < there; i++)
+                        memcpy(part + (i * taps + t) * LANES, from + (size_t)(t * s->channels + i) * stride,
+                               LANES * sizeof *part);
+                kernels->turn_floats(part, LANES, there * taps, lanes, factor, out, size);
+            } else {
+                kernels->turn_floats(from, (size_t)s->channels * stride, taps, lanes, factor, out, size);
             }
+            out += there * taps;
             first += there;
         }
     }
@@ -556,23 +554,46 @@ static PairFrame best_pair_frame(const ConvShape *s, const Frame *f, int pairs, 
     return best;
 }
 
-/* Where each chunk begins in a frame, and which weight of a result each of its lanes belongs to: -1 for none. */
-static void lay_chunks(const ConvShape *s, const Frame *f, const PairFrame *p, int inputs, size_t *at, int32_t *weight)
+/* Where each chunk begins in a frame. */
+static void lay_chunks(const ConvShape *s, const Frame *f, const PairFrame *p, size_t *at)
 {
-    const int taps = s->rows * s->columns, c = s->channels, in_row = p->chunks / s->rows;
-    for (int chunk = 0; chunk < p->chunks; chunk++, weight += LANES) {
+    const int in_row = p->chunks / s->rows;
+    for (int chunk = 0; chunk < p->chunks; chunk++) {
         const int r = chunk / in_row, part = chunk % in_row;
         const int column = p->runs ? 0 : part / p->sixteens, sixteen = p->runs ? 0 : part % p->sixteens;
-        const int first = p->runs ? part * LANES : sixteen * LANES;
         at[chunk] = (size_t)sixteen * p->sixteen + (size_t)(r + s->top + f->top) * p->row
-                    + column_at(p, f, column + s->left + f->left) + (p->runs ? (size_t)first : 0);
-        for (int lane = 0; lane < LANES; lane++) {
-            const int number = first + lane, channel = p->runs ? number % c : number;
-            const int here = p->runs ? number / c : column;
-            const int counts = channel < inputs && here < s->columns;
-            weight[lane] = counts ? channel * taps + r * s->columns + here : -1;
-        }
+                    + column_at(p, f, column + s->left + f->left) + (p->runs ? (size_t)part * LANES : 0);
     }
+}
+
+/* Sums [chunks, results, 16] as weights [results, inputs, taps]. */
+static void spread_chunks(const Kernels *kernels, const float *sums, size_t chunk_sums, const ConvShape *s,
+                          const PairFrame *p, int inputs, float factor, float *weights)
+{
+    const int taps = s->rows * s->columns;
+    const size_t size = (size_t)inputs * (size_t)taps;
+    if (p->runs) {
+        const int c = s->channels, in_row = p->chunks / s->rows;
+        for (int result = 0; result < s->results; result++, weights += size)
+            for (int r = 0; r < s->rows; r++)
+                for (int column = 0; column < s->columns; column++)
+                    for (int i = 0; i < inputs; i++) {
+                        const int number = column * c + i;
+                        const size_t chunk = (size_t)(r * in_row + number / LANES);
+                        weights[i * taps + r * s->columns + column] =
+                            sums[chunk * chunk_sums + (size_t)(result * LANES + number % LANES)] * factor;
+                    }
+        return;
+    }
+    /* Sixteen results at a time: neither what is read nor what is written is then far from what was before. */
+    for (int block = 0; block < s->results; block += LANES)
+        for (int first = 0; first < inputs; first += LANES) {
+            const float *from = sums + (size_t)(first / LANES) * chunk_sums + (size_t)block * LANES;
+            const int there = inputs - first < LANES ? inputs - first : LANES;
+            for (int result = block; result < s->results && result < block + LANES; result++, from += LANES)
+                kernels->turn_floats(from, (size_t)p->sixteens * chunk_sums, taps, there, factor,
+                                     weights + (size_t)result * size + (size_t)first * (size_t)taps, (size_t)taps);
+        }
 }
 
 /* The codes of a group of pairs, from `sample` on. Where samples are missing there stays what was there: their
@@ -644,11 +665,11 @@ static int weight_gradient_in_tiles(const ConvShape *s, const uint8_t *x, const 
     uint16_t *g = aligned_zeros((size_t)together * g_group * sizeof *g);
     float *sums = aligned_zeros((size_t)p.chunks * chunk_sums * sizeof *sums);
     size_t *at = malloc((size_t)p.chunks * sizeof *at);
-    int32_t *weight = malloc((size_t)p.chunks * LANES * sizeof *weight);
     int status = -1;
-    if (a == NULL || g == NULL || sums == NULL || at == NULL || weight == NULL)
+    if (a == NULL || g == NULL || sums == NULL || at == NULL)
         goto end;
-    lay_chunks(s, &f, &p, inputs, at, weight);
+    const Kernels kernels = kernels_of_this_processor();
+    lay_chunks(s, &f, &p, at);
     PairRows rows = {.height = s->result_height, .blocks = p.blocks, .x_group = 2 * p.group,
                      .x_row = 2 * (size_t)s->step * p.row, .x_pair = 2 * p.step, .g_block = g_block};
     amx_begin_pairs();
@@ -668,20 +689,13 @@ static int weight_gradient_in_tiles(const ConvShape *s, const uint8_t *x, const 
         }
     }
     amx_end();
-    for (int result = 0; result < s->results; result++, weights += (size_t)inputs * taps) {
-        const float *from = sums + (size_t)result * LANES;
-        for (int chunk = 0; chunk < p.chunks; chunk++, from += chunk_sums)
-            for (int lane = 0; lane < LANES; lane++)
-                if (weight[chunk * LANES + lane] >= 0)
-                    weights[weight[chunk * LANES + lane]] = from[lane] * factor;
-    }
+    spread_chunks(&kernels, sums, chunk_sums, s, &p, inputs, factor, weights);
     status = 0;
 end:
     free(a);
     free(g);
     free(sums);
     free(at);
-    free(weight);
     return status;
 }
 #endif
@@ -755,7 +769,7 @@ int eb_conv_weight_gradient(const ConvShape *s, const uint8_t *x, const uint16_t
                 }
             }
     }
-    spread(sums, stride, s, inputs, factor, weights);
+    spread(&kernels, sums, stride, s, inputs, factor, weights);
     free(a);
     free(g);
     free(sums);

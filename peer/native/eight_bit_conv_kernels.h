@@ -1,5 +1,6 @@
 /* The kernels of eight_bit_conv.c, once for each width of register. */
 #include "eight_bit_tile_kernels.h"
+#include "eight_bit_turn_kernels.h"
 #include "eight_bit_depthwise_kernels.h"
 
 INLINE void NAME(codes_of_sixteen)(const Output *o, const int32_t *sums, int width, int pixels, const size_t *at,
@@ -135,6 +136,9 @@ static void NAME(pair_gradients)(const uint16_t *first, const uint16_t *second, 
 
 static const Kernels NAME(kernels) = {
     .quantize_row = NAME(quantize_row),
+    .turn_codes = NAME(turn_codes),
+    .turn_fours = NAME(turn_fours),
+    .turn_floats = NAME(turn_floats),
     .interleave = NAME(interleave),
     .copy_flipped = NAME(copy_flipped),
     .finish_codes = NAME(finish_codes),

@@ -63,7 +63,7 @@ typedef struct {
     void (*begin)(void);
     void (*end)(void);
     void (*finish)(Finish *f, const int32_t *sums, int width, int rows, size_t row, int result, int count);
-    void (*quantize_row)(const float *v, int n, float inverse, int8_t *codes);
+    int32_t (*quantize_row)(const float *v, int n, float inverse, int8_t *codes);
     void (*spread)(const int8_t *rows, size_t stride, size_t terms, int8_t *packed, int32_t *sums);
     void (*interleave)(const int8_t *const *from, int8_t *packed, int32_t *sums);
     void (*copy_flipped)(uint8_t *to, const uint8_t *from, size_t n, uint8_t flip);

@@ -1,20 +1,27 @@
 /* What goes into the tiles of convolutions and of linear layers, once for each width of register. */
 #include "vectors.h"
 
-INLINE void NAME(quantize_sixteen)(const float *v, float inverse, int8_t *codes, int lanes)
+INLINE Integers NAME(quantize_sixteen)(const float *v, float inverse, int8_t *codes, int lanes)
 {
     const Floats level = nearest(cut(load_floats(v, lanes) * inverse, all(-127.0f), all(127.0f)));
-    store_codes((uint8_t *)codes, __builtin_convertvector(level, Integers), lanes);
+    const Integers code = __builtin_convertvector(level, Integers);
+    store_codes((uint8_t *)codes, code, lanes);
+    return code;
 }
 
-/* Codes of a row of weights. */
-static void NAME(quantize_row)(const float *v, int n, float inverse, int8_t *codes)
+/* Codes of a row of weights; returns their sum. */
+static int32_t NAME(quantize_row)(const float *v, int n, float inverse, int8_t *codes)
 {
+    Integers sums = {};
     int i = 0;
     for (; i + LANES <= n; i += LANES)
-        NAME(quantize_sixteen)(v + i, inverse, codes + i, LANES);
+        sums += NAME(quantize_sixteen)(v + i, inverse, codes + i, LANES);
     if (i < n)
-        NAME(quantize_sixteen)(v + i, inverse, codes + i, n - i);
+        sums += NAME(quantize_sixteen)(v + i, inverse, codes + i, n - i);
+    int32_t sum = 0;
+    for (int lane = 0; lane < LANES; lane++)
+        sum += sums[lane];
+    return sum;
 }
 
 /* Sixteen codes of four rows side by side, and added to their sums. */
