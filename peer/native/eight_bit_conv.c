@@ -44,7 +44,7 @@ typedef void PairTile(const uint16_t *a, const uint16_t *g, int pairs, size_t a_
 typedef struct {
     int32_t (*quantize_row)(const float *v, int n, float inverse, int8_t *codes);
     void (*turn_codes)(const int8_t *from, int rows, int columns, int8_t *to, size_t to_row);
-    void (*turn_fours)(const int8_t *from, int columns, int8_t *to);
+    void (*turn_fours)(const int8_t *from, size_t from_row, int columns, int8_t *to);
     void (*turn_floats)(const float *from, size_t from_row, int rows, int columns, float factor, float *to,
                         size_t to_row);
     void (*interleave)(const int8_t *const *from, int8_t *packed, int32_t *sums);
@@ -159,7 +159,7 @@ void eb_conv_pack_forward(const int8_t *codes, int outputs, int inputs, int rows
     const Kernels kernels = kernels_of_this_processor();
     int block = 0;
     for (; block + LANES <= outputs; block += LANES, codes += 4 * LANES * quads, packed += 4 * LANES * quads)
-        kernels.turn_fours(codes, quads, packed);
+        kernels.turn_fours(codes, 4 * (size_t)quads, quads, packed);
     for (int k = 0; k < quads && block < outputs; k++)
         for (int lane = 0; lane < LANES; lane++, packed += 4) {
             if (block + lane < outputs)

@@ -64,7 +64,7 @@ typedef struct {
     void (*end)(void);
     void (*finish)(Finish *f, const int32_t *sums, int width, int rows, size_t row, int result, int count);
     int32_t (*quantize_row)(const float *v, int n, float inverse, int8_t *codes);
-    void (*spread)(const int8_t *rows, size_t stride, size_t terms, int8_t *packed, int32_t *sums);
+    void (*turn_fours)(const int8_t *from, size_t from_row, int columns, int8_t *to);
     void (*interleave)(const int8_t *const *from, int8_t *packed, int32_t *sums);
     void (*copy_flipped)(uint8_t *to, const uint8_t *from, size_t n, uint8_t flip);
     void (*pair_codes)(const int8_t *first, const int8_t *second, int count, int zero, uint16_t *pairs);
@@ -179,11 +179,14 @@ static void pack(const Kernels *kernels, const LinearLayer *layer, float inverse
         for (int r = 0; r < together; r++) {
             int8_t *row = rows + (size_t)r * stride;
             const int there = r < count ? inputs : 0;
-            kernels->quantize_row(layer->weights + (size_t)(first + r) * (size_t)inputs, there, inverse, row);
+            const float *weights = layer->weights + (size_t)(first + r) * (size_t)inputs;
+            const int32_t sum = kernels->quantize_row(weights, there, inverse, row);
             memset(row + there, 0, stride - (size_t)there);
+            if (!transposed)
+                sums[first + r] = sum;
         }
         if (!transposed) {
-            kernels->spread(rows, stride, run, packed + (size_t)first * run, sums + first);
+            kernels->turn_fours(rows, stride, (int)run / 4, packed + (size_t)first * run);
             continue;
         }
         const int here = (int)run - first < together ? (int)run - first : together;

@@ -2,11 +2,6 @@
 #include "eight_bit_tile_kernels.h"
 
 #define ordered NAME(ordered)
-#ifdef __AVX512F__
-#define transpose NAME(transpose)
-#define TRANSPOSE_TARGET
-#include "eight_bit_transpose.h"
-#endif
 
 /* As in eight_bit.c. */
 INLINE Integers ordered(Floats v)
@@ -138,37 +133,6 @@ static void NAME(finish_linear)(Finish *f, const int32_t *sums, int width, int r
 #undef FINISH
 }
 
-/* Sixteen rows of codes in the order in which a product reads them, and the sum of each. */
-static void NAME(spread)(const int8_t *rows, size_t stride, size_t terms, int8_t *packed, int32_t *sums)
-{
-#ifdef __AVX512F__
-    __m512i sum = _mm512_setzero_si512();
-    for (size_t k = 0; k < terms; k += 4 * LANES, packed += 4 * LANES * LANES) {
-        const int here = terms - k < 4 * LANES ? (int)(terms - k) / 4 : LANES;
-        __m512i four[LANES];
-        for (int lane = 0; lane < LANES; lane++)
-            four[lane] = _mm512_loadu_si512(rows + (size_t)lane * stride + k);
-        transpose(four);
-        for (int i = 0; i < here; i++) {
-            const __m512i two = _mm512_maddubs_epi16(_mm512_set1_epi8(1), four[i]);
-            sum = _mm512_add_epi32(sum, _mm512_madd_epi16(two, _mm512_set1_epi16(1)));
-            _mm512_storeu_si512(packed + i * 4 * LANES, four[i]);
-        }
-    }
-    _mm512_storeu_si512(sums, sum);
-#else
-    for (size_t k = 0; k < terms; k += 4)
-        for (int lane = 0; lane < LANES; lane++, packed += 4)
-            memcpy(packed, rows + (size_t)lane * stride + k, 4);
-    for (int lane = 0; lane < LANES; lane++) {
-        int32_t sum = 0;
-        for (size_t k = 0; k < terms; k++)
-            sum += rows[(size_t)lane * stride + k];
-        sums[lane] = sum;
-    }
-#endif
-}
-
 /* Codes less their zero of two rows, as pairs of bfloat16, which holds them exactly; `second` may be NULL. */
 static void NAME(pair_codes)(const int8_t *first, const int8_t *second, int count, int zero, uint16_t *pairs)
 {
@@ -269,7 +233,7 @@ static void NAME(pairs_tile)(const uint16_t *g, const uint16_t *x, int pairs, co
 static const Kernels NAME(kernels) = {
     .finish = NAME(finish_linear),
     .quantize_row = NAME(quantize_row),
-    .spread = NAME(spread),
+    .turn_fours = NAME(turn_fours),
     .interleave = NAME(interleave),
     .copy_flipped = NAME(copy_flipped),
     .pair_codes = NAME(pair_codes),
@@ -280,4 +244,3 @@ static const Kernels NAME(kernels) = {
     .pairs_tile = NAME(pairs_tile),
 };
 #undef ordered
-#undef transpose

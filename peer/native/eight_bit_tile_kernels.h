@@ -1,6 +1,26 @@
 /* What goes into the tiles of convolutions and of linear layers, once for each width of register. */
 #include "vectors.h"
 
+#ifndef SOTTOVOCE_EIGHT_BIT_TILE_KERNELS_H
+#define SOTTOVOCE_EIGHT_BIT_TILE_KERNELS_H
+typedef uint32_t FourWords __attribute__((vector_size(16)));
+
+#ifdef __clang__
+#define SHUFFLED(TYPE, a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define SHUFFLED(TYPE, a, b, ...) __builtin_shuffle(a, b, (TYPE){__VA_ARGS__})
+#endif
+/* The words of a and b by turns: of their first halves, and of their second ones. */
+#define FIRST_WORDS(a, b) SHUFFLED(FourWords, a, b, 0, 4, 1, 5)
+#define LAST_WORDS(a, b) SHUFFLED(FourWords, a, b, 2, 6, 3, 7)
+#endif
+
+#ifdef __AVX512F__
+#define transpose NAME(transpose)
+#define TRANSPOSE_TARGET
+#include "eight_bit_transpose.h"
+#endif
+
 INLINE Integers NAME(quantize_sixteen)(const float *v, float inverse, int8_t *codes, int lanes)
 {
     const Floats level = nearest(cut(load_floats(v, lanes) * inverse, all(-127.0f), all(127.0f)));
@@ -43,3 +63,45 @@ static void NAME(copy_flipped)(uint8_t *to, const uint8_t *from, size_t n, uint8
     for (size_t i = 0; i < n; i++)
         to[i] = from[i] ^ flip;
 }
+
+/* Four columns of four rows of words. */
+INLINE void NAME(turn_four)(FourWords v[4])
+{
+    const FourWords a = FIRST_WORDS(v[0], v[2]), b = LAST_WORDS(v[0], v[2]);
+    const FourWords c = FIRST_WORDS(v[1], v[3]), d = LAST_WORDS(v[1], v[3]);
+    v[0] = FIRST_WORDS(a, c);
+    v[1] = LAST_WORDS(a, c);
+    v[2] = FIRST_WORDS(b, d);
+    v[3] = LAST_WORDS(b, d);
+}
+
+/* Fours of codes [LANES, columns], whose rows are `from_row` bytes apart, as [columns, LANES]. */
+static void NAME(turn_fours)(const int8_t *from, size_t from_row, int columns, int8_t *to)
+{
+#ifdef __AVX512F__
+    for (int column = 0; column < columns; column += LANES, from += 4 * LANES) {
+        const int here = columns - column < LANES ? columns - column : LANES;
+        __m512i v[LANES];
+        for (int row = 0; row < LANES; row++)
+            v[row] = _mm512_maskz_loadu_epi32((__mmask16)((1u << here) - 1u), from + (size_t)row * from_row);
+        transpose(v);
+        for (int i = 0; i < here; i++, to += 4 * LANES)
+            _mm512_storeu_si512(to, v[i]);
+    }
+#else
+    int column = 0;
+    for (; column + 4 <= columns; column += 4, from += 16, to += 16 * LANES)
+        for (int row = 0; row < LANES; row += 4) {
+            FourWords v[4];
+            for (int i = 0; i < 4; i++)
+                memcpy(&v[i], from + (size_t)(row + i) * from_row, sizeof v[i]);
+            NAME(turn_four)(v);
+            for (int i = 0; i < 4; i++)
+                memcpy(to + 4 * (i * LANES + row), &v[i], sizeof v[i]);
+        }
+    for (; column < columns; column++, from += 4)
+        for (int row = 0; row < LANES; row++, to += 4)
+            memcpy(to, from + (size_t)row * from_row, 4);
+#endif
+}
+#undef transpose

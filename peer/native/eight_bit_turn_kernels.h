@@ -2,20 +2,12 @@
    has few columns (nine taps), or lies too far apart for more to be gained. */
 #ifndef SOTTOVOCE_EIGHT_BIT_TURN_KERNELS_H
 #define SOTTOVOCE_EIGHT_BIT_TURN_KERNELS_H
-typedef uint32_t FourWords __attribute__((vector_size(16)));
 typedef float FourFloats __attribute__((vector_size(16)));
 typedef uint64_t TwoLongs __attribute__((vector_size(16)));
 
-#ifdef __clang__
-#define SHUFFLED(TYPE, a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
-#else
-#define SHUFFLED(TYPE, a, b, ...) __builtin_shuffle(a, b, (TYPE){__VA_ARGS__})
-#endif
-/* The numbers of a and b by turns: of their first halves, and of their second ones. */
+/* The bytes of a and b by turns: of their first halves, and of their second ones. */
 #define FIRST_BYTES(a, b) SHUFFLED(Bytes, a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23)
 #define LAST_BYTES(a, b) SHUFFLED(Bytes, a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31)
-#define FIRST_WORDS(a, b) SHUFFLED(FourWords, a, b, 0, 4, 1, 5)
-#define LAST_WORDS(a, b) SHUFFLED(FourWords, a, b, 2, 6, 3, 7)
 #endif
 
 /* Eight columns of sixteen rows of codes. Taking rows that are half of them apart by turns puts, after as many times as
@@ -60,17 +52,6 @@ static void NAME(turn_codes)(const int8_t *from, int rows, int columns, int8_t *
             to[(size_t)column * to_row + (size_t)row] = from[column];
 }
 
-/* Four columns of four rows of words. */
-INLINE void NAME(turn_four)(FourWords v[4])
-{
-    const FourWords a = FIRST_WORDS(v[0], v[2]), b = LAST_WORDS(v[0], v[2]);
-    const FourWords c = FIRST_WORDS(v[1], v[3]), d = LAST_WORDS(v[1], v[3]);
-    v[0] = FIRST_WORDS(a, c);
-    v[1] = LAST_WORDS(a, c);
-    v[2] = FIRST_WORDS(b, d);
-    v[3] = LAST_WORDS(b, d);
-}
-
 /* Numbers [rows, columns] times `factor` as [columns, rows]. */
 static void NAME(turn_floats)(const float *from, size_t from_row, int rows, int columns, float factor, float *to,
                               size_t to_row)
@@ -95,23 +76,4 @@ static void NAME(turn_floats)(const float *from, size_t from_row, int rows, int 
     for (; column < columns; column++, from++, to += to_row)
         for (int row = 0; row < rows; row++)
             to[row] = from[(size_t)row * from_row] * factor;
-}
-
-/* Fours of codes [LANES, columns] as [columns, LANES]. */
-static void NAME(turn_fours)(const int8_t *from, int columns, int8_t *to)
-{
-    const size_t from_row = 4 * (size_t)columns;
-    int column = 0;
-    for (; column + 4 <= columns; column += 4, from += 16, to += 16 * LANES)
-        for (int row = 0; row < LANES; row += 4) {
-            FourWords v[4];
-            for (int i = 0; i < 4; i++)
-                memcpy(&v[i], from + (size_t)(row + i) * from_row, sizeof v[i]);
-            NAME(turn_four)(v);
-            for (int i = 0; i < 4; i++)
-                memcpy(to + 4 * (i * LANES + row), &v[i], sizeof v[i]);
-        }
-    for (; column < columns; column++, from += 4)
-        for (int row = 0; row < LANES; row++, to += 4)
-            memcpy(to, from + (size_t)row * from_row, 4);
 }
