@@ -2,16 +2,19 @@
 
    What a processor refuses ends the program with a sentence: tiles that were not configured, a configuration or sizes
    that the instructions do not take. It cannot show what the compiler does around the real instructions, which do not
-   tell it that they read memory. */
+   tell it that they read memory.
+
+   Beside instructions, it counts the lines of 64 bytes that tile loads and stores touch, and how many of them a
+   first-level cache does not hold: see amx_model.c. */
 #ifndef SOTTOVOCE_AMX_MODEL_H
 #define SOTTOVOCE_AMX_MODEL_H
 #include <immintrin.h>
 #include <stddef.h>
 #include <stdint.h>
 
-/* Instructions of this thread so far. */
+/* Instructions of this thread so far; a line counts as often as a row of a tile touches it. */
 typedef struct {
-    uint64_t configurations, loads, stores, byte_products, pair_products;
+    uint64_t configurations, loads, stores, byte_products, pair_products, lines, missed_lines;
 } AmxCounts;
 AmxCounts amx_model_counts(void);
 

@@ -1,12 +1,13 @@
-"""Compiles the tile kernels with software in the place of AMX, for processors that do not have it.
+"""Compiles the tile kernels with software in the place of AMX, or with nothing, for processors that do not have it.
 
-The result is a library with the functions of `eight_bit_amx.c` and an answer of `processor_tiles`. Loaded before the
+The results are libraries with the functions of `eight_bit_amx.c` and an answer of `processor_tiles`. Loaded before the
 compiled kernels, with LD_PRELOAD or by the order of linking, its functions take the place of theirs: all else is what
 was built.
 """
 
 from __future__ import annotations
 
+import ctypes
 import platform
 import shutil
 import subprocess
@@ -20,6 +21,17 @@ from peer.native import build
 HERE = Path(__file__).parent
 GCC = "gcc"
 OPTIONS = (*build.OPTIONS, "-Werror", f"-I{build.HERE}", f"-I{HERE}")
+
+
+class AmxCounts(ctypes.Structure):
+    """As `amx_model.h` has it."""
+
+    _fields_ = [
+        (name, ctypes.c_uint64)
+        for name in (
+            "configurations", "loads", "stores", "byte_products", "pair_products", "lines", "missed_lines"
+        )
+    ]  # fmt: skip
 
 
 def skip_without_amx_kernels() -> None:
@@ -41,7 +53,16 @@ def compiled(target: Path, *words: str | Path) -> Path:
 
 
 def modelled_kernels(folder: Path) -> Path:
-    """Return the library, compiled in `folder`; skips where it cannot run."""
+    """Return the library with the model, compiled in `folder`; skips where it cannot run."""
+    return _library(folder / "libamx_model.so", "amx_model.h", "amx_model.c")
+
+
+def kernels_without_tiles(folder: Path) -> Path:
+    """Return the library that leaves tile instructions out, compiled in `folder`; skips where it cannot run."""
+    return _library(folder / "libamx_left_out.so", "amx_left_out.h", "amx_granted.c")
+
+
+def _library(target: Path, header: str, source: str) -> Path:
     skip_without_amx_kernels()
-    header, sources = HERE / "amx_model.h", (HERE / "amx_model.c", build.HERE / "eight_bit_amx.c")
-    return compiled(folder / "libamx_model.so", "-shared", "-fPIC", "-include", header, *sources)
+    sources = HERE / source, build.HERE / "eight_bit_amx.c"
+    return compiled(target, "-shared", "-fPIC", "-include", HERE / header, *sources)
