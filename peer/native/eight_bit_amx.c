@@ -152,9 +152,11 @@ IN_TILES static inline void zero_sums(void)
     _tile_zero(FOURTH_SUM);
 }
 
-/* Runs of whole registers leave those of the rest to hold both operands: nothing is loaded twice. */
-IN_TILES static void sum_whole_registers(const uint8_t *const *windows, size_t row_bytes, int rows, int run,
-                                         const int8_t *weights, size_t block)
+/* Runs of whole registers leave those of the rest to hold both operands: nothing is loaded twice. Windows that are read
+   `once` leave the first-level cache to the weights. */
+IN_TILES static inline __attribute__((always_inline)) void
+sum_whole_registers(const uint8_t *const *windows, size_t row_bytes, int rows, int run, const int8_t *weights,
+                    size_t block, int once)
 {
     Sixteen upper, lower;
     size_t stride;
@@ -162,12 +164,20 @@ IN_TILES static void sum_whole_registers(const uint8_t *const *windows, size_t r
     look(&lower, windows + LANES);
     for (int r = 0; r < rows; r++)
         for (size_t at = (size_t)r * row_bytes, end = at + (size_t)run; at < end; at += ROW, weights += ROW * LANES) {
-            LOAD_WINDOWS(LEFT, upper)
+            const uint8_t *from = part(&upper, at, &stride);
+            if (once)
+                _tile_stream_loadd(LEFT, from, stride);
+            else
+                _tile_loadd(LEFT, from, stride);
             _tile_loadd(RIGHT, weights, ROW);
             _tile_dpbusd(FIRST_SUM, LEFT, RIGHT);
             _tile_loadd(RIGHT_REST, weights + block, ROW);
             _tile_dpbusd(SECOND_SUM, LEFT, RIGHT_REST);
-            LOAD_WINDOWS(LEFT_REST, lower)
+            from = part(&lower, at, &stride);
+            if (once)
+                _tile_stream_loadd(LEFT_REST, from, stride);
+            else
+                _tile_loadd(LEFT_REST, from, stride);
             _tile_dpbusd(THIRD_SUM, LEFT_REST, RIGHT);
             _tile_dpbusd(FOURTH_SUM, LEFT_REST, RIGHT_REST);
         }
@@ -217,9 +227,17 @@ IN_TILES void amx_tile_32_2(const uint8_t *const *windows, size_t row_bytes, int
 {
     zero_sums();
     if (run % ROW == 0)
-        sum_whole_registers(windows, row_bytes, rows, run, weights, block);
+        sum_whole_registers(windows, row_bytes, rows, run, weights, block, 0);
     else
         sum_parts(windows, row_bytes, rows, run, weights, block);
+    store_sums(sums, 2 * ROW);
+}
+
+IN_TILES void amx_once_32_2(const uint8_t *const *windows, size_t row_bytes, int rows, int run, const int8_t *weights,
+                            size_t block, int32_t *sums)
+{
+    zero_sums();
+    sum_whole_registers(windows, row_bytes, rows, run, weights, block, 1);
     store_sums(sums, 2 * ROW);
 }
 
@@ -227,21 +245,22 @@ IN_TILES void amx_more_32_2(const uint8_t *const *windows, size_t row_bytes, int
                             size_t block, int32_t *sums)
 {
     load_sums(sums, 2 * ROW);
-    sum_whole_registers(windows, row_bytes, rows, run, weights, block);
+    sum_whole_registers(windows, row_bytes, rows, run, weights, block, 1);
     store_sums(sums, 2 * ROW);
 }
 
-IN_TILES void amx_pairs_32_32(const uint16_t *g, const uint16_t *x, int pairs, const float *from, size_t from_stride,
-                              float factor, float *out, size_t stride)
+IN_TILES void amx_pairs_32_32(const uint16_t *g, const uint16_t *x, int pairs, int more, float factor, float *out,
+                              size_t stride)
 {
     const size_t x_row = 4 * LANES, tile = 2 * LANES * LANES;
-    if (from != NULL)
-        load_sums(from, from_stride * sizeof *from);
+    if (more)
+        load_sums(out, stride * sizeof *out);
     else
         zero_sums();
     for (int p = 0; p < pairs; p += LANES, g += 2 * tile, x += LANES * x_row) {
-        _tile_loadd(LEFT, g, ROW);
-        _tile_loadd(LEFT_REST, g + tile, ROW);
+        /* The first-level cache is left to x, which the next tile reads again. */
+        _tile_stream_loadd(LEFT, g, ROW);
+        _tile_stream_loadd(LEFT_REST, g + tile, ROW);
         _tile_loadd(RIGHT, x, x_row * sizeof *x);
         _tile_loadd(RIGHT_REST, x + 2 * LANES, x_row * sizeof *x);
         _tile_dpbf16ps(FIRST_SUM, LEFT, RIGHT);

@@ -12,19 +12,15 @@ void amx_begin_bytes(int run);
 void amx_begin_pairs(void);
 void amx_end(void);
 
-/* Tiles of 32 pixels by 1 and 2 sixteens of results; and those that add to the sums that are there, whose runs are a
-   multiple of 64. */
-Tile amx_tile_32_1, amx_tile_32_2, amx_more_32_1, amx_more_32_2;
+/* Tiles of 32 pixels by 1 and 2 sixteens of results; one for windows that are read once; and those that add to the sums
+   that are there. The runs of the latter are a multiple of 64. */
+Tile amx_tile_32_1, amx_tile_32_2, amx_once_32_2, amx_more_32_1, amx_more_32_2;
 
-/* How many pairs are summed at a time: those of 32 inputs take a third of the first-level cache, next to as many of
-   outputs. */
-#define AMX_PAIRS 128
-
-/* out[j][i] = ((from[j][i], or 0 of NULL) + the sum over `pairs` of g[j][pair] * x[pair][i]) * factor, for 32 j and 32 i
-   of pairs of bfloat16. `pairs` is a multiple of 16; a row of `x` is 64 numbers; `g` is, for sixteen pairs after the
-   other, twice sixteen j as amx_transpose_pairs writes them. */
-void amx_pairs_32_32(const uint16_t *g, const uint16_t *x, int pairs, const float *from, size_t from_stride,
-                     float factor, float *out, size_t stride);
+/* out[j][i] = ((out[j][i] or 0) + the sum over `pairs` of g[j][pair] * x[pair][i]) * factor, for 32 j and 32 i of pairs
+   of bfloat16. `pairs` is a multiple of 16; a row of `x` is 64 numbers; `g` is, for sixteen pairs after the other, twice
+   sixteen j as amx_transpose_pairs writes them. */
+void amx_pairs_32_32(const uint16_t *g, const uint16_t *x, int pairs, int more, float factor, float *out,
+                     size_t stride);
 
 /* out[j][pair] = in[pair][j] for sixteen j and sixteen pairs. */
 void amx_transpose_pairs(const uint16_t *in, uint16_t *out);

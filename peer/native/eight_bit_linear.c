@@ -49,16 +49,10 @@ typedef struct {
     uint32_t largest[16];
 } Finish;
 
-/* out[j][i] = ((from[j][i], or 0 of NULL) + the sum over `pairs` of left[j][pair] * right[pair][i]) * factor, for as many
-   outputs as a tile is high and the STRIP inputs that are a row of `right`. */
-typedef void PairsTile(const uint16_t *left, const uint16_t *right, int pairs, const float *from, size_t from_stride,
-                       float factor, float *out, size_t stride);
-
 typedef struct {
     int multiplies_bfloat16;
-    /* Of a tile of weight gradients: how many outputs it has, of what its number of pairs is a multiple, and how many
-       are summed before the next tile, so that those of the inputs stay in the first-level cache. */
-    int height, pairs_multiple, most_pairs;
+    /* Of a tile of weight gradients: how many outputs it has, and of what its number of pairs is a multiple. */
+    int height, pairs_multiple;
     /* Called before tiles of weight gradients and after them, as of ByteTiles. */
     void (*begin)(void);
     void (*end)(void);
@@ -72,7 +66,8 @@ typedef struct {
        added to their sums. */
     void (*pack_gradients)(const uint16_t *gradient, size_t stride, int rows, int readable, uint16_t *left,
                            double *sums);
-    PairsTile *pairs_tile;
+    void (*pairs_tile)(const uint16_t *g, const uint16_t *x, int pairs, int more, float factor, float *out,
+                       size_t stride);
 } Kernels;
 
 static inline float unordered(int32_t bits)
@@ -88,12 +83,11 @@ static inline float unordered(int32_t bits)
 
 #ifdef WIDE
 __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16"))) static void
-bf16_pairs_tile(const uint16_t *g, const uint16_t *x, int pairs, const float *from, size_t from_stride, float factor,
-                float *out, size_t stride)
+bf16_pairs_tile(const uint16_t *g, const uint16_t *x, int pairs, int more, float factor, float *out, size_t stride)
 {
     __m512 acc[HEIGHT][2];
     _Pragma("GCC unroll 12") for (int j = 0; j < HEIGHT; j++) _Pragma("GCC unroll 2") for (int v = 0; v < 2; v++)
-        acc[j][v] = from != NULL ? _mm512_loadu_ps(from + (size_t)j * from_stride + v * LANES) : _mm512_setzero_ps();
+        acc[j][v] = more ? _mm512_loadu_ps(out + (size_t)j * stride + v * LANES) : _mm512_setzero_ps();
     for (int p = 0; p < pairs; p++, g += 2 * HEIGHT, x += 2 * STRIP) {
         const __m512i left = _mm512_loadu_si512(x), right = _mm512_loadu_si512(x + 2 * LANES);
         _Pragma("GCC unroll 12") for (int j = 0; j < HEIGHT; j++)
@@ -143,7 +137,6 @@ static Kernels kernels_of_this_processor(void)
         if (processor_tier() == TIER_AMX) {
             kernels.height = MOST_HEIGHT;
             kernels.pairs_multiple = LANES;
-            kernels.most_pairs = AMX_PAIRS;
             kernels.begin = amx_begin_pairs;
             kernels.end = amx_end;
             kernels.pack_gradients = pack_for_amx;
@@ -252,7 +245,7 @@ static void multiply_panel(const ByteTiles *tiles, const Kernels *kernels, const
     const int count = finish->results - result < width ? finish->results - result : width;
     for (int term = 0; term < (int)r->run; term += r->depth) {
         const int left = (int)r->run - term, part = left < r->depth ? left : r->depth;
-        Tile *const tile = term == 0 ? tiles->tile[kind] : tiles->more[kind];
+        Tile *const tile = term == 0 ? tiles->once[kind] : tiles->more[kind];
         for (int row = 0; row < here; row += most) {
             const uint8_t *windows[MOST_PIXELS];
             const int there = here - row < most ? here - row : most;
@@ -381,21 +374,19 @@ float eb_linear_backward(const LinearLayer *layer, const uint16_t *gradient, flo
     return widen((uint16_t)most);
 }
 
-/* Where the weight gradient works: sums of outputs, the operands of a tile, and sums of a strip. */
+/* Where the weight gradient works: sums of outputs, and the operands of a tile. */
 typedef struct {
     /* The most pairs of rows that are packed at a time. */
     size_t pairs;
-    size_t x, g, between, end;
+    size_t x, g, end;
 } GradientRoom;
 
 static GradientRoom gradient_room(const Kernels *kernels, int rows, int outputs)
 {
     GradientRoom r = {.pairs = rounded_up(((rows < BLOCK_ROWS ? rows : BLOCK_ROWS) + 1) / 2, kernels->pairs_multiple)};
-    const size_t results = rounded_up(outputs, kernels->height);
     r.x = rounded_up(outputs + LANES, 8) * sizeof(double);
     r.g = r.x + r.pairs * 2 * STRIP * sizeof(uint16_t);
-    r.between = rounded_up((int)(r.g + r.pairs * 2 * results * sizeof(uint16_t)), 64);
-    r.end = r.between + (kernels->most_pairs < (int)r.pairs ? results * STRIP * sizeof(float) : 0);
+    r.end = r.g + r.pairs * 2 * rounded_up(outputs, kernels->height) * sizeof(uint16_t);
     return r;
 }
 
@@ -406,41 +397,15 @@ uint64_t eb_linear_gradient_room(int rows, int outputs)
 }
 
 /* A tile at the edge: `height` rows of `count` sums are there. */
-static void edge_tile(const Kernels *kernels, const uint16_t *g, const uint16_t *x, int pairs, const float *from,
-                      size_t from_stride, float factor, float *out, size_t stride, int height, int count)
+static void edge_tile(const Kernels *kernels, const uint16_t *g, const uint16_t *x, int pairs, int more, float factor,
+                      float *out, size_t stride, int height, int count)
 {
     float edge[MOST_HEIGHT * STRIP] __attribute__((aligned(64))) = {0};
-    for (int j = 0; j < height && from != NULL; j++)
-        memcpy(edge + j * STRIP, from + (size_t)j * from_stride, (size_t)count * sizeof *edge);
-    kernels->pairs_tile(g, x, pairs, from == NULL ? NULL : edge, STRIP, factor, edge, STRIP);
+    for (int j = 0; j < height && more; j++)
+        memcpy(edge + j * STRIP, out + (size_t)j * stride, (size_t)count * sizeof *edge);
+    kernels->pairs_tile(g, x, pairs, more, factor, edge, STRIP);
     for (int j = 0; j < height; j++)
         memcpy(out + (size_t)j * stride, edge + j * STRIP, (size_t)count * sizeof *edge);
-}
-
-/* Add the sums of a strip of `count` inputs over `pairs` to weights [outputs, inputs], or write them unless there are
-   `more`. */
-static void add_strip(const Kernels *kernels, const uint16_t *g, size_t g_output, const uint16_t *x, int pairs,
-                      float *between, int outputs, int inputs, int count, int more, float factor, float *weights)
-{
-    const int most = kernels->height;
-    for (int pair = 0; pair < pairs; pair += kernels->most_pairs) {
-        const int left = pairs - pair, part = left < kernels->most_pairs ? left : kernels->most_pairs;
-        for (int output = 0; output < outputs; output += most) {
-            const int height = outputs - output < most ? outputs - output : most;
-            float *const whole = weights + (size_t)output * (size_t)inputs, *const parts = between + output * STRIP;
-            const float *const from = pair > 0 ? parts : more ? whole : NULL;
-            const size_t stride = (size_t)inputs, from_stride = pair > 0 ? STRIP : stride;
-            float *const out = part < left ? parts : whole;
-            const size_t out_stride = part < left ? STRIP : stride;
-            const uint16_t *const rows = g + (size_t)output * g_output + (size_t)(2 * most) * (size_t)pair;
-            const uint16_t *const columns = x + (size_t)(2 * STRIP) * (size_t)pair;
-            const float by = part < left ? 1.0f : factor;
-            if (height == most && count == STRIP)
-                kernels->pairs_tile(rows, columns, part, from, from_stride, by, out, out_stride);
-            else
-                edge_tile(kernels, rows, columns, part, from, from_stride, by, out, out_stride, height, count);
-        }
-    }
 }
 
 void eb_linear_weight_gradient(const uint16_t *gradient, const int8_t *codes, int32_t zero, int rows, int outputs,
@@ -459,6 +424,7 @@ void eb_linear_weight_gradient(const uint16_t *gradient, const int8_t *codes, in
     for (int first = 0; first < rows; first += together) {
         const int here = rows - first < together ? rows - first : together, there = (here + 1) / 2;
         const int pairs = (int)rounded_up(there, kernels.pairs_multiple);
+        const float by = first + here < rows ? 1.0f : factor;
         for (int row = 0; row < here; row += PAIRED_ROWS) {
             const uint16_t *from = gradient + (size_t)(first + row) * (size_t)outputs;
             const int left = here - row < PAIRED_ROWS ? here - row : PAIRED_ROWS;
@@ -473,8 +439,15 @@ void eb_linear_weight_gradient(const uint16_t *gradient, const int8_t *codes, in
             for (int p = 0; p < there; p++, row += 2 * (size_t)inputs)
                 kernels.pair_codes(row, 2 * p + 1 < here ? row + inputs : NULL, count, zero,
                                    x + (size_t)p * 2 * STRIP);
-            add_strip(&kernels, g, g_output, x, pairs, (float *)(room + r.between), outputs, inputs, count, first > 0,
-                      first + here < rows ? 1.0f : factor, weights + input);
+            for (int output = 0; output < outputs; output += most) {
+                const int height = outputs - output < most ? outputs - output : most;
+                const uint16_t *left = g + (size_t)output * g_output;
+                float *out = weights + (size_t)output * (size_t)inputs + input;
+                if (height == most && count == STRIP)
+                    kernels.pairs_tile(left, x, pairs, first > 0, by, out, (size_t)inputs);
+                else
+                    edge_tile(&kernels, left, x, pairs, first > 0, by, out, (size_t)inputs, height, count);
+            }
         }
     }
     if (kernels.end != NULL)

@@ -202,7 +202,8 @@ static ByteTiles tiles_of_tier(void)
     case TIER_AMX:
         return (ByteTiles){.fast = 1, .begin = amx_begin_bytes, .end = amx_end, .kinds = 2,
                            .tile = {amx_tile_32_1, amx_tile_32_2}, .pixels = {32, 32},
-                           .more = {amx_more_32_1, amx_more_32_2}, .even = LANES, .terms = 64, .depth = 512,
+                           .once = {amx_tile_32_1, amx_once_32_2}, .more = {amx_more_32_1, amx_more_32_2},
+                           .even = LANES, .terms = 64, .depth = 1024,
                            .block = 512 * 1024, .odd_lines = 1};
 #endif
     case TIER_AVX512_VNNI:
@@ -230,6 +231,9 @@ static ByteTiles tiles_of_tier(void)
 ByteTiles tiles_of_this_processor(void)
 {
     ByteTiles tiles = tiles_of_tier();
+    for (int kind = 0; kind < tiles.kinds; kind++)
+        if (tiles.once[kind] == NULL)
+            tiles.once[kind] = tiles.tile[kind];
     if (tiles.terms == 0)
         tiles.terms = 4;
     if (tiles.block == 0)

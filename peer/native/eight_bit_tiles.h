@@ -24,8 +24,9 @@ typedef struct {
     int kinds;
     Tile *tile[3];
     int pixels[3];
-    /* The same, added to the sums that are there; only where there is a `depth`. */
-    Tile *more[3];
+    /* The same for rows of a linear layer, of which each is read once for so many results; and added to the sums that
+       are there, only where there is a `depth`. */
+    Tile *once[3], *more[3];
     /* How linear layers use them. Runs are padded to a multiple of `terms`. Of long ones `depth` terms are summed for all
        rows before the next, so that their weights stay in the first-level cache (0: all). `block` bytes of rows are
        worked on at a time, a part of the second-level cache. With `odd_lines` rows lie an odd number of its lines apart,

@@ -28,6 +28,7 @@ __attribute__((target("avx512f"))) static inline void amx_ones_stored(void *base
 #undef _tile_release
 #undef _tile_zero
 #undef _tile_loadd
+#undef _tile_stream_loadd
 #undef _tile_stored
 #undef _tile_dpbusd
 #undef _tile_dpbf16ps
@@ -35,6 +36,7 @@ __attribute__((target("avx512f"))) static inline void amx_ones_stored(void *base
 #define _tile_release() ((void)0)
 #define _tile_zero(tile) ((void)0)
 #define _tile_loadd(tile, base, stride) amx_not_loaded(base, (size_t)(stride))
+#define _tile_stream_loadd(tile, base, stride) amx_not_loaded(base, (size_t)(stride))
 #define _tile_stored(tile, base, stride) amx_ones_stored(base, (size_t)(stride))
 #define _tile_dpbusd(sums, left, right) ((void)0)
 #define _tile_dpbf16ps(sums, left, right) ((void)0)

@@ -63,7 +63,7 @@ static void require(int holds, const char *otherwise)
    Left out is whatever else fills or empties a real one. What vectors wrote just before counts as missed, unless a tile
    touched it lately; what they read and write between two tiles takes no place of those; and nothing is fetched ahead.
    How long a miss takes, which depends on the second level, is left out as well. */
-static void touch(uint64_t line)
+static void touch(uint64_t line, int stays)
 {
     uint64_t *const set = cache[line % SETS];
     int way = 0;
@@ -71,15 +71,17 @@ static void touch(uint64_t line)
         way++;
     counts.lines++;
     counts.missed_lines += set[way] != line;
+    if (set[way] != line && !stays)
+        return;
     memmove(set + 1, set, (size_t)way * sizeof *set);
     set[0] = line;
 }
 
-static void touch_row(const uint8_t *row, int bytes)
+static void touch_row(const uint8_t *row, int bytes, int stays)
 {
     const uint64_t first = (uintptr_t)row / LINE, last = ((uintptr_t)row + (uintptr_t)bytes - 1) / LINE;
     for (uint64_t line = first; line <= last; line++)
-        touch(line);
+        touch(line, stays);
 }
 
 static Register *tile(int number)
@@ -127,17 +129,23 @@ void amx_model_zero(int number)
     memset(t->row, 0, sizeof t->row);
 }
 
-void amx_model_load(int number, const void *base, size_t stride)
+static void load(int number, const void *base, size_t stride, int stays)
 {
     Register *t = tile(number);
     memset(t->row, 0, sizeof t->row);
     for (int r = 0; r < t->rows; r++) {
         const uint8_t *const from = (const uint8_t *)base + (size_t)r * stride;
         memcpy(t->row[r].bytes, from, (size_t)t->row_bytes);
-        touch_row(from, t->row_bytes);
+        touch_row(from, t->row_bytes, stays);
     }
     counts.loads++;
 }
+
+void amx_model_load(int number, const void *base, size_t stride) { load(number, base, stride, 1); }
+
+/* The manual calls it a hint that "the data would be reused but does not need to be resident in the nearest cache
+   levels". */
+void amx_model_stream_load(int number, const void *base, size_t stride) { load(number, base, stride, 0); }
 
 void amx_model_store(int number, void *base, size_t stride)
 {
@@ -145,7 +153,7 @@ void amx_model_store(int number, void *base, size_t stride)
     for (int r = 0; r < t->rows; r++) {
         uint8_t *const to = (uint8_t *)base + (size_t)r * stride;
         memcpy(to, t->row[r].bytes, (size_t)t->row_bytes);
-        touch_row(to, t->row_bytes);
+        touch_row(to, t->row_bytes, 1);
     }
     counts.stores++;
 }

@@ -22,6 +22,8 @@ void amx_model_configure(const void *configuration);
 void amx_model_release(void);
 void amx_model_zero(int tile);
 void amx_model_load(int tile, const void *base, size_t stride);
+/* Lines that are not in the cache do not get there. */
+void amx_model_stream_load(int tile, const void *base, size_t stride);
 void amx_model_store(int tile, void *base, size_t stride);
 /* `sums` += `left` times `right`: four terms of uint8 by int8 in each 32 bits, or two of bfloat16. */
 void amx_model_multiply_bytes(int sums, int left, int right);
@@ -31,6 +33,7 @@ void amx_model_multiply_pairs(int sums, int left, int right);
 #undef _tile_release
 #undef _tile_zero
 #undef _tile_loadd
+#undef _tile_stream_loadd
 #undef _tile_stored
 #undef _tile_dpbusd
 #undef _tile_dpbf16ps
@@ -38,6 +41,7 @@ void amx_model_multiply_pairs(int sums, int left, int right);
 #define _tile_release amx_model_release
 #define _tile_zero amx_model_zero
 #define _tile_loadd(tile, base, stride) amx_model_load(tile, base, (size_t)(stride))
+#define _tile_stream_loadd(tile, base, stride) amx_model_stream_load(tile, base, (size_t)(stride))
 #define _tile_stored(tile, base, stride) amx_model_store(tile, base, (size_t)(stride))
 #define _tile_dpbusd amx_model_multiply_bytes
 #define _tile_dpbf16ps amx_model_multiply_pairs

@@ -76,8 +76,8 @@ def test_what_a_processor_refuses_ends_the_program(program: Path, way: str, said
     assert done.stderr == f"AMX: {said}\n"
 
 
-Load = Callable[[int, int], None]
-"""A load of a tile from an offset of aligned memory, with a stride."""
+Load = Callable[..., None]
+"""A load of a tile from an offset of aligned memory, with a stride; its kind is that of amx_model.h."""
 KIB = 1024
 
 
@@ -90,8 +90,8 @@ def touched(model: Path, rows: int, pattern: Callable[[Load], None]) -> tuple[in
     memory = ctypes.create_string_buffer(256 * KIB)
     aligned = -(-ctypes.addressof(memory) // 4096) * 4096
 
-    def load(offset: int, stride: int) -> None:
-        tiles.amx_model_load(0, ctypes.c_void_p(aligned + offset), ctypes.c_size_t(stride))
+    def load(offset: int, stride: int, kind: str = "load") -> None:
+        tiles[f"amx_model_{kind}"](0, ctypes.c_void_p(aligned + offset), ctypes.c_size_t(stride))
 
     def run() -> tuple[int, int]:
         tiles.processor_tiles()
@@ -144,6 +144,16 @@ def test_twelve_lines_a_page_apart_have_a_place(model: Path, rows: int, missed: 
         load(0, 4096)
 
     assert touched(model, rows, twice) == (2 * rows, missed)
+
+
+def test_what_is_streamed_takes_no_place(model: Path) -> None:
+    def beside(load: Load) -> None:
+        sweep(load, 40 * KIB)
+        for offset in range(64 * KIB, 128 * KIB, KIB):
+            load(offset, 64, "stream_load")
+        sweep(load, 40 * KIB)
+
+    assert touched(model, 16, beside) == (2 * 640 + 1024, 640 + 1024)
 
 
 def test_rows_across_lines_touch_two(model: Path) -> None:

@@ -26,9 +26,10 @@ pytestmark = [
 ]
 
 # rows, inputs, outputs: below, at and beyond the 6 rows, 64 results and 4 terms of a tile; of AMX, 32, 32 and 64, and
-# the 512 terms that it sums before the next tile
+# the 1024 terms that it sums before the next tile
 SHAPES = [
     (1, 1, 1), (3, 5, 7), (6, 64, 64), (7, 66, 65), (37, 131, 150), (64, 256, 33), (500, 30, 40), (70, 1100, 520),
+    (40, 50, 1100),
 ]  # fmt: skip
 EACH_SHAPE = pytest.mark.parametrize("shape", SHAPES)
 
