@@ -14,6 +14,7 @@ SOURCES = (
     "compress.c",
     "compress_layers.c",
     "eight_bit.c",
+    "eight_bit_attention.c",
     "eight_bit_conv.c",
     "eight_bit_layer.c",
     "eight_bit_linear.c",

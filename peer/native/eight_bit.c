@@ -236,20 +236,33 @@ INLINE uint16_t quantize_two(uint32_t two, float inverse, uint32_t word, uint32_
     return (uint16_t)((cut(first, -127.0f, 127.0f) & 255) | (cut(second, -127.0f, 127.0f) & 255) << 8);
 }
 
-CLONES void eb_quantize_gradient(const uint16_t *gradient, uint64_t n, float inverse, uint32_t key0, uint32_t key1,
-                                 int8_t *codes)
+CLONES void eb_quantize_gradient_from(const uint16_t *gradient, uint64_t first, uint64_t n, float inverse,
+                                      uint32_t key0, uint32_t key1, int8_t *codes)
 {
+    if (first % 2 && n > 0) {
+        const uint32_t two = (uint32_t)*gradient++ << 16;
+        *codes++ = (int8_t)(quantize_two(two, inverse, (uint32_t)(first / 2), key0, key1) >> 8);
+        first++;
+        n--;
+    }
+    const uint32_t word = (uint32_t)(first / 2);
     for (uint64_t done = 0; done < n / 2; done += CHUNK) {
         const int count = n / 2 - done < CHUNK ? (int)(n / 2 - done) : CHUNK;
         for (int i = 0; i < count; i++) {
             uint32_t two;
             memcpy(&two, gradient + 2 * (done + (uint64_t)i), sizeof two);
-            const uint16_t both = quantize_two(two, inverse, (uint32_t)done + (uint32_t)i, key0, key1);
+            const uint16_t both = quantize_two(two, inverse, word + (uint32_t)done + (uint32_t)i, key0, key1);
             memcpy(codes + 2 * (done + (uint64_t)i), &both, sizeof both);
         }
     }
     if (n % 2)
-        codes[n - 1] = (int8_t)quantize_two(gradient[n - 1], inverse, (uint32_t)(n / 2), key0, key1);
+        codes[n - 1] = (int8_t)quantize_two(gradient[n - 1], inverse, word + (uint32_t)(n / 2), key0, key1);
+}
+
+void eb_quantize_gradient(const uint16_t *gradient, uint64_t n, float inverse, uint32_t key0, uint32_t key1,
+                          int8_t *codes)
+{
+    eb_quantize_gradient_from(gradient, 0, n, inverse, key0, key1, codes);
 }
 
 CLONES void eb_codes_to_bfloat16(const int8_t *codes, uint64_t n, int32_t zero, uint16_t *out)
@@ -443,7 +456,8 @@ CLONES void eb_softmax(const int32_t *acc, uint64_t rows, uint64_t columns, floa
                 most = value > most ? value : most;
             }
         for (uint64_t i = 0; i < columns; i++) {
-            float below = (float)(acc[i] - most) * factor;
+            /* Wraps where all are hidden, which no code tells of. */
+            float below = (float)(int32_t)((uint32_t)acc[i] - (uint32_t)most) * factor;
             codes[i] = (int8_t)cut(rintf(127.0f * exponential(below < 0.0f ? below : 0.0f)), 0.0f, 127.0f);
         }
         if (none != NULL)

@@ -9,6 +9,7 @@
 #include "tiers.h"
 #include "eight_bit.h"
 #include "eight_bit_amx.h"
+#include "eight_bit_extremes.h"
 #include "eight_bit_steps.h"
 #include "eight_bit_tiles.h"
 #include "processor.h"
@@ -37,8 +38,8 @@ typedef struct {
     int32_t zero;
     int8_t *codes;
     float *floats;
-    /* Extremes so far, ordered as integers. */
-    int32_t low[16], high[16];
+    /* Extremes so far. */
+    LaneExtremes ends;
     int32_t *product;
     const int8_t *mask;
     int32_t masked;
@@ -69,14 +70,6 @@ typedef struct {
     void (*pairs_tile)(const uint16_t *g, const uint16_t *x, int pairs, int more, float factor, float *out,
                        size_t stride);
 } Kernels;
-
-static inline float unordered(int32_t bits)
-{
-    bits ^= (bits >> 31) & 0x7FFFFFFF;
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
 
 #define KERNELS "eight_bit_linear_kernels.h"
 #include "each_tier.h"
@@ -201,7 +194,7 @@ typedef struct {
     int together;
     /* Terms that are summed before the next tile. */
     int depth;
-    size_t offset, packed, rows, copy, sums, end;
+    size_t packed, copy, sums, end;
 } Room;
 
 static Room room_for(const ByteTiles *tiles, int rows, int terms, int results, int inputs, int transposed)
@@ -214,7 +207,7 @@ static Room room_for(const ByteTiles *tiles, int rows, int terms, int results, i
     r.depth = tiles->depth && tiles->depth < (int)r.run ? tiles->depth : (int)r.run;
     const size_t padded = rounded_up(results, LANES), quantized = rounded_up(inputs, 4 * LANES);
     r.packed = rounded_up((int)(padded * sizeof(int32_t)), 64);
-    r.rows = r.copy = r.packed + padded * r.run;
+    r.copy = r.packed + padded * r.run;
     const size_t packing = (size_t)packed_together(transposed) * quantized;
     const size_t copying = rounded_up((int)((size_t)r.together * r.stride), 64) + 64;
     r.sums = r.copy + copying;
@@ -271,7 +264,8 @@ static void multiply(const LinearLayer *layer, int transposed, const int8_t *x, 
     int32_t *const sums = r.depth < (int)r.run ? (int32_t *)(room + r.sums) : own;
     int8_t *const packed = (int8_t *)(room + r.packed);
     uint8_t *const copy = room + r.copy;
-    pack(&kernels, layer, inverse, transposed, r.run, packed, offset, (int8_t *)(room + r.rows));
+    /* Rows of weights lie where those of codes will. */
+    pack(&kernels, layer, inverse, transposed, r.run, packed, offset, (int8_t *)copy);
     /* Codes are read as uint8, 128 more than they are. */
     for (int i = 0; i < finish->results; i++)
         offset[i] = (int32_t)((uint32_t)offset[i] * (uint32_t)(zero + 128));
@@ -326,21 +320,10 @@ static float multiply_forward(const LinearLayer *layer, const int8_t *x, int32_t
 float eb_linear_codes(const LinearLayer *layer, const int8_t *x, int32_t x_zero, double x_scale, const float *bias,
                       int relu, float inverse, int32_t zero, int8_t *codes, float *extremes)
 {
-    Finish finish = {.bias = bias, .relu = relu, .inverse = inverse, .zero = zero, .codes = codes};
-    for (int l = 0; l < LANES; l++) {
-        finish.low[l] = INT32_MAX;
-        finish.high[l] = INT32_MIN;
-    }
+    Finish finish = {.bias = bias, .relu = relu, .inverse = inverse, .zero = zero, .codes = codes,
+                     .ends = no_extremes()};
     const float largest = multiply_forward(layer, x, x_zero, x_scale, &finish);
-    int32_t least = INT32_MAX, most = INT32_MIN;
-    for (int l = 0; l < LANES; l++) {
-        least = finish.low[l] < least ? finish.low[l] : least;
-        most = finish.high[l] > most ? finish.high[l] : most;
-    }
-    const float low = unordered(least), high = unordered(most);
-    const int wrong = (low != low) | (high != high);
-    extremes[0] = wrong ? NAN : low;
-    extremes[1] = wrong ? NAN : high;
+    extremes_of_lanes(&finish.ends, extremes);
     return largest;
 }
 

@@ -22,7 +22,7 @@ INLINE void NAME(finish_forward)(Finish *f, const int32_t *sums, int width, int 
         bias[v] = has_bias ? load_floats(f->bias + result + v * LANES, lanes) : all(0.0f);
     }
     const Floats low = all(-128.0f - (float)f->zero), high = all(127.0f - (float)f->zero);
-    Integers least = load_integers(f->low, LANES), most = load_integers(f->high, LANES);
+    Integers least = load_integers(f->ends.low, LANES), most = load_integers(f->ends.high, LANES);
     for (int p = 0; p < rows; p++, sums += width)
         for (int v = 0; v < sixteens; v++) {
             const size_t at = (row + (size_t)p) * (size_t)f->results + (size_t)(result + v * LANES);
@@ -43,8 +43,8 @@ INLINE void NAME(finish_forward)(Finish *f, const int32_t *sums, int width, int 
                 store_codes((uint8_t *)f->codes + at, level + f->zero, lanes);
             }
         }
-    memcpy(f->low, &least, (size_t)lanes * sizeof *f->low);
-    memcpy(f->high, &most, (size_t)lanes * sizeof *f->high);
+    memcpy(f->ends.low, &least, (size_t)lanes * sizeof *f->ends.low);
+    memcpy(f->ends.high, &most, (size_t)lanes * sizeof *f->ends.high);
 }
 
 INLINE void NAME(finish_backward)(Finish *f, const int32_t *sums, int width, int rows, size_t row, int result,

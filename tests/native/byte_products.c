@@ -1,8 +1,9 @@
 /* Compares the products of bytes that this processor runs with plain C, and prints the number of the tier and a checksum
-   of what linear layers return, which has to be the same on every processor.
+   of what linear layers and attention return, which has to be the same on every processor.
 
    Usage: byte_products [WIDEST_REGISTERS BYTE_INSTRUCTIONS] */
 #include "compress.h"
+#include "eight_bit_attention.h"
 #include "eight_bit_linear.h"
 #include "eight_bit_tiles.h"
 #include "processor.h"
@@ -94,6 +95,16 @@ static void add(const void *bytes, size_t n)
 
 static float number(void) { return ((float)(draw() % 2001) - 1000.0f) * 0x1p-9f; }
 
+static void fill_gradient(uint16_t *gradient, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        const float value = number();
+        uint32_t bits;
+        memcpy(&bits, &value, sizeof bits);
+        gradient[i] = (uint16_t)(bits >> 16);
+    }
+}
+
 /* What a linear layer returns, forwards and backwards. */
 static void add_layer(int rows, int inputs, int outputs)
 {
@@ -112,12 +123,7 @@ static void add_layer(int rows, int inputs, int outputs)
         weights[i] = number();
     for (int i = 0; i < outputs; i++)
         bias[i] = number();
-    for (size_t i = 0; i < written; i++) {
-        const float value = number();
-        uint32_t bits;
-        memcpy(&bits, &value, sizeof bits);
-        gradient[i] = (uint16_t)(bits >> 16);
-    }
+    fill_gradient(gradient, written);
     float largest = eb_linear_product(&layer, x, -17, acc);
     add(acc, written * sizeof *acc);
     add(&largest, sizeof largest);
@@ -128,6 +134,47 @@ static void add_layer(int rows, int inputs, int outputs)
     add(passed, read * sizeof *passed);
     add(&largest, sizeof largest);
     void *const all[] = {x, codes, weights, bias, acc, gradient, passed, layer.room};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        free(all[i]);
+}
+
+/* What attention returns, forwards and backwards; the last of the positions is padding. */
+static void add_attention(int batch, int heads, int n, int width)
+{
+    const size_t rows = (size_t)(batch * n), size = rows * (size_t)(heads * width);
+    const size_t weights = rows * (size_t)heads, squares = weights * (size_t)n;
+    int8_t *const query = malloc(size), *const key = malloc(size), *const value = malloc(size);
+    int8_t *const codes = malloc(size), *const probabilities = malloc(squares);
+    uint8_t *const hidden = calloc(rows, 1), *const room = malloc(eb_attention_room(n, width));
+    float *const of_rows = malloc(weights * sizeof *of_rows);
+    uint16_t *const gradient = malloc(size * sizeof *gradient), *const of_scores = malloc(squares * sizeof *of_scores);
+    uint16_t *const first = malloc(size * sizeof *first), *const second = malloc(size * sizeof *second);
+    const AttentionHeads all_heads = {.batch = batch, .heads = heads, .n = n, .width = width, .query = query,
+                                      .key = key, .value = value, .probabilities = probabilities, .weights = of_rows,
+                                      .room = room};
+    float found[2] = {0};
+    fill((uint8_t *)query, size, 0, 0, 0);
+    fill((uint8_t *)key, size, 0, 0, 0);
+    fill((uint8_t *)value, size, 0, 0, 0);
+    fill_gradient(gradient, size);
+    for (size_t i = (size_t)n - 1; i < rows; i += (size_t)n)
+        hidden[i] = 1;
+    eb_attention_mix(&all_heads, 1e-5f, hidden, 0.02f, 70.0f, -20, codes, found);
+    add(codes, size);
+    add(probabilities, squares);
+    add(of_rows, weights * sizeof *of_rows);
+    add(found, sizeof found);
+    found[0] = eb_attention_of_value(&all_heads, gradient, 5, 6, first);
+    found[1] = eb_attention_of_scores(&all_heads, gradient, 2.0f, 7, 8, 0.02, of_scores);
+    add(first, size * sizeof *first);
+    add(of_scores, squares * sizeof *of_scores);
+    add(found, sizeof found);
+    eb_attention_of_query_and_key(&all_heads, of_scores, found[1], 9, 10, 1e-3f, 2e-3f, first, second, found);
+    add(first, size * sizeof *first);
+    add(second, size * sizeof *second);
+    add(found, sizeof found);
+    void *const all[] = {query, key, value, codes, probabilities, hidden, room, of_rows, gradient, of_scores, first,
+                         second};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         free(all[i]);
 }
@@ -153,6 +200,9 @@ int main(int count, char **values)
     add_layer(37, 131, 150);
     add_layer(64, 256, 33);
     add_layer(70, 1100, 520);
+    add_attention(2, 3, 1, 5);
+    add_attention(2, 2, 17, 24);
+    add_attention(1, 3, 131, 70);
     printf("%d %016llx\n", processor_tier(), (unsigned long long)checksum);
     return wrong;
 }

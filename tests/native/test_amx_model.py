@@ -18,7 +18,7 @@ from tests.native import amx_model
 ROOT = Path(__file__).parents[2]
 KERNEL_TESTS = [
     f"tests/train/eight_bit/test_{name}.py"
-    for name in ("linear_kernels", "conv_kernels", "conv_batch_norm", "network", "image_networks")
+    for name in ("linear_kernels", "attention_kernels", "conv_kernels", "conv_batch_norm", "network", "image_networks")
 ]
 OF_AMX = "AMX or 8192 or test_network or vgg"
 """Of tests that run on several tiers, those on the best; of the networks that learn, the fastest."""

@@ -17,7 +17,7 @@ import torch
 from peer.native import CData, ffi, lib
 from peer.train.eight_bit import kernels, row_kernels
 from peer.train.eight_bit.kernels import pointer
-from peer.train.eight_bit.products import MAX_TERMS, int8_product
+from peer.train.eight_bit.products import check_terms, int8_product
 from peer.train.eight_bit.ranges import Grid
 from peer.train.eight_bit.scratch import scratch
 
@@ -166,12 +166,16 @@ def weight_gradient(
     return kernels.scale_bfloat16(product, factor), kernels.column_sums(gradient)
 
 
+def multiplies_bytes(codes: torch.Tensor) -> Kernels | None:
+    """Return the native kernels, if they multiply bytes in one instruction and can read these."""
+    return kernels.native_for(codes) if _speed() & 1 else None
+
+
 def _native(x: Operands | OperandsBack) -> Kernels | None:
     """Return the native kernels, if they are fast and can read what is multiplied."""
     values, terms = (x.gradient, x.weight.shape[0]) if isinstance(x, OperandsBack) else (x.codes, x.weight.shape[1])
-    if terms > MAX_TERMS:
-        raise ValueError(f"a product of {terms} terms may overflow 32 bits; {MAX_TERMS} are the most")
-    return kernels.native_for(values) if _speed() & 1 and x.weight.is_contiguous() else None
+    check_terms(terms)
+    return multiplies_bytes(values) if x.weight.is_contiguous() else None
 
 
 def _floats(weight: torch.Tensor) -> torch.Tensor:

@@ -19,8 +19,7 @@ def int8_product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> torch.T
     """
     assert a.dtype == b.dtype == torch.int8
     assert out.dtype == torch.int32
-    if a.shape[1] > MAX_TERMS:
-        raise ValueError(f"a product of {a.shape[1]} terms may overflow 32 bits; {MAX_TERMS} are the most")
+    check_terms(a.shape[1])
     if a.device.type == "cpu" and _has_vnni():
         return torch._int_mm(a, b, out=out)
     if a.device.type == "cuda" and a.shape[0] > 16 and a.shape[1] % 8 == 0 and b.shape[1] % 8 == 0:
@@ -36,6 +35,12 @@ def batched_int8_product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) ->
     for left, right, result in matrices:
         int8_product(left, right, result)
     return out
+
+
+def check_terms(count: int) -> None:
+    """Raise ValueError if the sum of so many products might overflow."""
+    if count > MAX_TERMS:
+        raise ValueError(f"a product of {count} terms may overflow 32 bits; {MAX_TERMS} are the most")
 
 
 def product_by_floats(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> torch.Tensor:

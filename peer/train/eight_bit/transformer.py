@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 from peer.train.eight_bit import linear_kernels, row_kernels
-from peer.train.eight_bit.attention import Attended, Attention
+from peer.train.eight_bit.attention import Attention
+from peer.train.eight_bit.attention_kernels import Attended
 from peer.train.eight_bit.layer import Layer, masked
 from peer.train.eight_bit.layer_norm import LayerNorm, Normalized
 from peer.train.eight_bit.linear import Linear

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 import torch
 
-from peer.errors import ConfigError
-from peer.native import available, lib, use_tier
+from peer.native import available, lib
 from peer.train.eight_bit import kernels, linear_kernels
 from peer.train.eight_bit.linear_kernels import Operands, OperandsBack
 from peer.train.eight_bit.ranges import Grid, grid_over
@@ -32,29 +29,6 @@ SHAPES = [
     (40, 50, 1100),
 ]  # fmt: skip
 EACH_SHAPE = pytest.mark.parametrize("shape", SHAPES)
-
-
-def tiers_here() -> list[str]:
-    """Return the tiers that multiply bytes natively and that this processor has."""
-    if lib is None:
-        return []
-    limits, found = (lib.widest_registers, lib.byte_instructions), []
-    for name in ("AMX", "AVX-512 with VNNI", "AVX-512", "AVX-VNNI", "AVX2", "NEON with i8mm", "NEON with dot product"):
-        with contextlib.suppress(ConfigError):
-            use_tier(name)
-            found.append(name)
-    lib.widest_registers, lib.byte_instructions = limits
-    return found
-
-
-@pytest.fixture(params=tiers_here())
-def fast_tier(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Every tier that multiplies bytes natively, where the processor has it."""
-    assert lib is not None
-    limits = lib.widest_registers, lib.byte_instructions
-    use_tier(request.param)
-    yield
-    lib.widest_registers, lib.byte_instructions = limits
 
 
 def random_codes(shape: tuple[int, int], seed: int) -> torch.Tensor:

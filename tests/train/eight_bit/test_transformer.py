@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from peer.train.eight_bit import linear_kernels, products
+from peer.train.eight_bit import attention_kernels, linear_kernels, products
 from peer.train.layers import EIGHT_BIT, FULL_PRECISION, Layers
 
 VOCABULARY, POSITIONS, WIDTH, HEADS, CLASSES = 50, 24, 64, 4, 3
@@ -82,12 +82,23 @@ def test_every_product_is_of_integers_and_only_integers_are_kept(native: bool, m
         count += 1
         return layer(*operands)
 
+    heads, calls = attention_kernels._heads, 0
+
+    def counted_for_all_heads(*operands: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return heads(*operands)
+
     monkeypatch.setattr(linear_kernels, "_layer", counted_natively)
+    monkeypatch.setattr(attention_kernels, "_heads", counted_for_all_heads)
     for name in ("matmul", "bmm", "addmm"):
         monkeypatch.setattr(torch, name, forbidden)
     monkeypatch.setattr(nn.functional, "scaled_dot_product_attention", forbidden)
     step(model, pieces, labels)
-    matrices = len(pieces) * HEADS
+    # Of codes, each for every head: test_attention_kernels.py compares the results with those of integers, bit for bit.
+    in_registers = linear_kernels.multiplies_bytes(pieces) is not None
+    assert calls == (2 * 4 if in_registers else 0)
+    matrices = 0 if in_registers else len(pieces) * HEADS
     assert count == 2 * ((6 + 6) + 6 * matrices) + 2
 
 
