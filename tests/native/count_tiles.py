@@ -1,6 +1,6 @@
 """Counts the tile instructions that a training step of each network takes in the tier of AMX, with the software model.
 
-    python -m tests.native.count_tiles [NETWORK ...]
+    python -m tests.native.count_tiles [NETWORK ...] [--json FILE]
 
 The networks are those of `tools/bench_eight_bit.py`. As Intel publishes them, a product of full tiles takes 16 cycles
 and a load at least 8, side by side. Lines are those of 64 bytes that loads and stores touch; missed are those that a
@@ -11,23 +11,25 @@ cycle each at best. How long everything around tiles takes, `time_around_tiles.p
 
 from __future__ import annotations
 
+import argparse
 import ctypes
+import json
 import os
 import subprocess
 import sys
 import tempfile
-from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from peer import native
 from peer.train.eight_bit import kernels, linear_kernels
+from peer.train.threads import use_one_thread
 from tests.native import amx_model
 from tools.bench_eight_bit import NETWORKS, Step
 
 DEFAULT = ("mlp-512", "linear-1024", "resnet-20-batchnorm", "resnet-18", "vgg-11")
-MODELLED = "--modelled"
-"""Says that the model stands before the kernels already."""
+FIELDS = [field[0] for field in amx_model.AmxCounts._fields_]
 PARTS = {
     "eb_linear_codes": "forward",
     "eb_linear_floats": "forward",
@@ -40,20 +42,21 @@ PARTS = {
     "eb_conv_input_gradient": "input gradients",
     "eb_conv_weight_gradient": "weight gradients",
 }
+"""Other kernels that use tiles count as parts of their own."""
 
 
 class Counting:
     """The native kernels, and what those with products took."""
 
     def __init__(self) -> None:
-        self.found: dict[str, list[int]] = defaultdict(lambda: [0] * len(amx_model.AmxCounts._fields_))
+        self.found: dict[str, dict[str, int]] = {}
         self.vectors = 0
         self._counts = ctypes.CDLL(None).amx_model_counts
         self._counts.restype = amx_model.AmxCounts
 
     def __getattr__(self, name: str) -> Any:
         kernel = getattr(native.lib, name)
-        if name not in PARTS:
+        if not name.startswith("eb_"):
             return kernel
 
         def counted(*values: Any) -> Any:
@@ -67,17 +70,21 @@ class Counting:
             before = self._counts()
             result = kernel(*values)
             after = self._counts()
-            for index, (field, _) in enumerate(amx_model.AmxCounts._fields_):
-                self.found[PARTS[name]][index] += getattr(after, field) - getattr(before, field)
+            if after.configurations > before.configurations:
+                part = self.found.setdefault(PARTS.get(name, name), dict.fromkeys(FIELDS, 0))
+                for field in FIELDS:
+                    part[field] += getattr(after, field) - getattr(before, field)
             return result
 
         return counted
 
 
 def count(network: str) -> Counting:
-    """Return what one step takes, after one that settles ranges."""
+    """Return what one step takes, after one that settles ranges: in vectors, which are faster than the model."""
     step = Step(NETWORKS[network], "int8", NETWORKS[network].batch)
+    native.use_tier("AVX-512")
     step()
+    native.use_tier("AMX")
     counting = Counting()
     kernels.lib = linear_kernels.lib = counting
     step()
@@ -85,22 +92,45 @@ def count(network: str) -> Counting:
     return counting
 
 
+def in_own_process(networks: Sequence[str]) -> dict[str, dict[str, dict[str, int]]]:
+    """Return the counts of each part of each network, from a process that has the model."""
+    with tempfile.TemporaryDirectory() as folder:
+        library, file = amx_model.modelled_kernels(Path(folder)), Path(folder) / "counts.json"
+        order = [sys.executable, "-m", "tests.native.count_tiles", "--modelled", str(file), *networks]
+        subprocess.run(order, env={**os.environ, "LD_PRELOAD": str(library)}, check=True)
+        found: dict[str, dict[str, dict[str, int]]] = json.loads(file.read_text())
+        return found
+
+
 def main() -> int:
-    if MODELLED not in sys.argv:
-        with tempfile.TemporaryDirectory() as folder:
-            library = amx_model.modelled_kernels(Path(folder))
-            order = [sys.executable, "-m", "tests.native.count_tiles", MODELLED, *sys.argv[1:]]
-            return subprocess.run(order, env={**os.environ, "LD_PRELOAD": str(library)}).returncode
-    assert native.tier() == "AMX", native.tier()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("networks", nargs="*", metavar="NETWORK", help=", ".join(NETWORKS))
+    parser.add_argument("--json", metavar="FILE", type=Path)
+    parser.add_argument("--modelled", metavar="FILE", type=Path, help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    networks = chosen.networks or DEFAULT
+    if chosen.modelled:
+        assert native.tier() == "AMX", native.tier()
+        use_one_thread()
+        found = {}
+        for network in networks:
+            counting = count(network)
+            found[network] = counting.found
+            if "weight gradients" in found[network]:
+                found[network]["weight gradients"]["vectors"] = counting.vectors
+        chosen.modelled.write_text(json.dumps(found))
+        return 0
+    found = in_own_process(networks)
     print("| network | product | configurations | loads | stores | products | lines | missed lines | in vectors |")
     print("| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
-    for network in [name for name in sys.argv[1:] if name != MODELLED] or DEFAULT:
-        counting = count(network)
-        for part, (configurations, loads, stores, of_bytes, of_pairs, lines, missed) in counting.found.items():
-            vectors = f"{counting.vectors:,}" if part == "weight gradients" else ""
-            products = of_bytes + of_pairs
-            numbers = (configurations, loads, stores, products, lines, missed)
+    for network, parts in found.items():
+        for part, of in parts.items():
+            products = of["byte_products"] + of["pair_products"]
+            numbers = (of["configurations"], of["loads"], of["stores"], products, of["lines"], of["missed_lines"])
+            vectors = f"{of['vectors']:,}" if "vectors" in of else ""
             print(f"| {network} | {part} | {' | '.join(f'{number:,}' for number in numbers)} | {vectors} |")
+    if chosen.json:
+        chosen.json.write_text(json.dumps(found, indent=2))
     return 0
 
 
