@@ -18,6 +18,8 @@ import tempfile
 import time
 from pathlib import Path
 
+import torch
+
 from peer import native
 from peer.train.threads import use_one_thread
 from tests.native import amx_model
@@ -27,7 +29,8 @@ FEWEST = 5
 
 
 def times(network: str, seconds: float) -> list[float]:
-    """Return the CPU times of steps that take so many seconds together, after two that settle ranges."""
+    """Return the CPU times of steps that take so many seconds together, after two that settle ranges. Raises
+    FloatingPointError if these become infinite, or no numbers: kernels take other ways then."""
     step = Step(NETWORKS[network], "int8", NETWORKS[network].batch)
     step()
     step()
@@ -35,6 +38,9 @@ def times(network: str, seconds: float) -> list[float]:
     end = time.monotonic() + seconds
     while len(found) < FEWEST or time.monotonic() < end:
         found.append(step.seconds())
+    for name, buffer in step.model.named_buffers():
+        if not torch.isfinite(buffer).all():
+            raise FloatingPointError(f"{network}: {name} is not finite")
     return found
 
 
@@ -57,6 +63,7 @@ def main() -> int:
             return subprocess.run(order, env={**os.environ, **ENVIRONMENT, "LD_PRELOAD": str(library)}).returncode
     assert native.tier() == "AMX", native.tier()
     use_one_thread()
+    torch.set_flush_denormal(True)
     print(f"{processor()}, tile instructions left out\n")
     print("| network | steps | median | least |")
     print("| --- | ---: | ---: | ---: |")
