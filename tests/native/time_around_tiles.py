@@ -1,15 +1,20 @@
 """Measures how long a step in 8 bits takes in the tier of AMX with its tile instructions left out.
 
-    python -m tests.native.time_around_tiles [NETWORK ...] [--seconds 6]
+    python -m tests.native.time_around_tiles [NETWORK ...] [--seconds 6] [--json FILE]
 
-The networks are those of `tools/bench_eight_bit.py`, on one core. What such steps compute means nothing (see
-`amx_left_out.h`); their time is that of everything around tile instructions, whose number `count_tiles.py` tells. It
-takes a processor with AVX-512, and no AMX.
+The networks are those of `tools/bench_eight_bit.py`, on one core. What such steps compute means nothing, but ranges
+stay finite, and no arithmetic takes longer than in a true step: see `amx_left_out.h`. Their time is that of everything
+around tile instructions. It takes a processor with AVX-512, and no AMX. Beside it stands what was left out, by
+the software model (`count_tiles.py`).
+
+Around tiles is also what torch computes: the products of attention are its own. In the place of a tile's store are
+sixteen of vectors, so that memory is mapped where it would be; with linear-1024, they were an eighth of the time.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import statistics
 import subprocess
@@ -17,12 +22,13 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from peer import native
 from peer.train.threads import use_one_thread
-from tests.native import amx_model
+from tests.native import amx_model, count_tiles
 from tools.bench_eight_bit import ENVIRONMENT, NETWORKS, Step
 
 FEWEST = 5
@@ -50,29 +56,52 @@ def processor() -> str:
     return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
 
 
+def in_own_process(networks: list[str], seconds: float) -> dict[str, list[float]]:
+    """Return the times of each network, from a process whose kernels have no tile instructions."""
+    with tempfile.TemporaryDirectory() as folder:
+        library, file = amx_model.kernels_without_tiles(Path(folder)), Path(folder) / "times.json"
+        order = [sys.executable, "-m", "tests.native.time_around_tiles", "--left-out", str(file)]
+        order += ["--seconds", str(seconds), *networks]
+        subprocess.run(order, env={**os.environ, **ENVIRONMENT, "LD_PRELOAD": str(library)}, check=True)
+        found: dict[str, list[float]] = json.loads(file.read_text())
+        return found
+
+
+def figures(network: str, found: list[float], parts: dict[str, dict[str, int]]) -> dict[str, Any]:
+    """Return the row of a network."""
+    total = {field: sum(part[field] for part in parts.values()) for field in count_tiles.FIELDS}
+    around = {"median_ms": 1e3 * statistics.median(found), "least_ms": 1e3 * min(found)}
+    return {"network": network, "processor": processor(), "steps": len(found), **around, **total}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("networks", nargs="*", metavar="NETWORK", help=", ".join(NETWORKS))
     parser.add_argument("--seconds", type=float, default=6.0, help="for each network (default: 6)")
-    parser.add_argument("--left-out", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--json", metavar="FILE", type=Path)
+    parser.add_argument("--left-out", metavar="FILE", type=Path, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
-    if not chosen.left_out:
-        with tempfile.TemporaryDirectory() as folder:
-            library = amx_model.kernels_without_tiles(Path(folder))
-            order = [sys.executable, "-m", "tests.native.time_around_tiles", "--left-out", *sys.argv[1:]]
-            return subprocess.run(order, env={**os.environ, **ENVIRONMENT, "LD_PRELOAD": str(library)}).returncode
-    assert native.tier() == "AMX", native.tier()
-    use_one_thread()
-    torch.set_flush_denormal(True)
+    networks = chosen.networks or list(NETWORKS)
+    if chosen.left_out:
+        assert native.tier() == "AMX", native.tier()
+        use_one_thread()
+        torch.set_flush_denormal(True)
+        chosen.left_out.write_text(json.dumps({network: times(network, chosen.seconds) for network in networks}))
+        return 0
+    found = in_own_process(networks, chosen.seconds)
+    counts = count_tiles.in_own_process(networks)
+    rows = [figures(network, found[network], counts[network]) for network in networks]
     print(f"{processor()}, tile instructions left out\n")
-    print("| network | steps | median | least |")
-    print("| --- | ---: | ---: | ---: |")
-    for network in chosen.networks or NETWORKS:
-        found = times(network, chosen.seconds)
+    print("| network | steps | median | least | tile products | tile loads | missed lines |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
+    for row in rows:
+        products = row["byte_products"] + row["pair_products"]
         print(
-            f"| {network} | {len(found)} | {1e3 * statistics.median(found):.2f} ms | {1e3 * min(found):.2f} ms |",
-            flush=True,
+            f"| {row['network']} | {row['steps']} | {row['median_ms']:.2f} ms | {row['least_ms']:.2f} ms | "
+            f"{products:,} | {row['loads']:,} | {row['missed_lines']:,} |"
         )
+    if chosen.json:
+        chosen.json.write_text(json.dumps(rows, indent=2))
     return 0
 
 
