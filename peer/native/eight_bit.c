@@ -10,6 +10,7 @@
    of a step. Philox, which the messages use, costs several times as much, and nobody has to draw these again. */
 #include "eight_bit.h"
 #include "clones.h"
+#include "eight_bit_extremes.h"
 #include "tiers.h"
 
 #include <math.h>
@@ -43,14 +44,6 @@ INLINE int32_t ordered(float value)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF);
 }
 
-INLINE float unordered(int32_t bits)
-{
-    bits ^= (bits >> 31) & 0x7FFFFFFF;
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
 typedef struct {
     int32_t low, high;
 } Extremes;
@@ -68,20 +61,12 @@ INLINE Extremes note_extremes(Extremes e, const float *v, int count)
     return (Extremes){low, high};
 }
 
-INLINE void finish_extremes(Extremes e, float *to)
-{
-    float low = unordered(e.low), high = unordered(e.high);
-    int wrong = (low != low) | (high != high);
-    to[0] = wrong ? NAN : low;
-    to[1] = wrong ? NAN : high;
-}
-
 CLONES void eb_extremes(const float *v, uint64_t n, float *extremes)
 {
     Extremes e = start_extremes(extremes);
     for (uint64_t done = 0; done < n; done += CHUNK)
         e = note_extremes(e, v + done, n - done < CHUNK ? (int)(n - done) : CHUNK);
-    finish_extremes(e, extremes);
+    write_extremes(e.low, e.high, extremes);
 }
 
 INLINE void quantize_chunk(const float *v, int count, float inverse, float zero, int32_t flip, int8_t *codes)
@@ -103,7 +88,7 @@ CLONES void eb_quantize(const float *v, uint64_t n, float inverse, int32_t zero,
             e = note_extremes(e, v + done, count);
     }
     if (extremes != NULL)
-        finish_extremes(e, extremes);
+        write_extremes(e.low, e.high, extremes);
 }
 
 CLONES void eb_quantize_weights(const float *v, uint64_t rows, uint64_t columns, float inverse, int8_t *codes,
@@ -158,7 +143,7 @@ CLONES void eb_finish_forward(const int32_t *acc, uint64_t rows, uint64_t column
                 e = note_extremes(e, y, count);
         }
     if (extremes != NULL)
-        finish_extremes(e, extremes);
+        write_extremes(e.low, e.high, extremes);
 }
 
 /* Without its sign a float's bits are ordered like its value, with NaN above infinity. */
@@ -323,7 +308,7 @@ CLONES float eb_finish_backward_table(const int32_t *acc, uint64_t n, float fact
     return widen(largest);
 }
 
-/* Look up as many codes as instructions take at a time, and return how many that were. */
+/* Look up as many codes as these instructions take at a time, and return how many that were. */
 #ifdef WIDE
 __attribute__((target("avx512f,avx512bw,avx512vbmi"))) static uint64_t look_up_many(const int8_t *codes, uint64_t n,
                                                                                    const int8_t *table, int8_t *out)
@@ -338,11 +323,6 @@ __attribute__((target("avx512f,avx512bw,avx512vbmi"))) static uint64_t look_up_m
         _mm512_storeu_si512(out + i, _mm512_mask_blend_epi8(_mm512_movepi8_mask(code), above, below));
     }
     return i;
-}
-
-static int looks_up_many(void)
-{
-    return tier_of_this_processor() == 2 && __builtin_cpu_supports("avx512vbmi");
 }
 #elif defined(ARM_BYTES)
 static uint64_t look_up_many(const int8_t *codes, uint64_t n, const int8_t *table, int8_t *out)
@@ -362,21 +342,18 @@ static uint64_t look_up_many(const int8_t *codes, uint64_t n, const int8_t *tabl
     }
     return i;
 }
-
-static int looks_up_many(void) { return 1; }
-#else
-static uint64_t look_up_many(const int8_t *codes, uint64_t n, const int8_t *table, int8_t *out)
-{
-    (void)codes, (void)n, (void)table, (void)out;
-    return 0;
-}
-
-static int looks_up_many(void) { return 0; }
 #endif
 
 void eb_look_up(const int8_t *codes, uint64_t n, const int8_t *table, int8_t *out)
 {
-    for (uint64_t i = looks_up_many() ? look_up_many(codes, n, table, out) : 0; i < n; i++)
+    uint64_t i = 0;
+#ifdef WIDE
+    if (tier_of_this_processor() == 2 && __builtin_cpu_supports("avx512vbmi"))
+        i = look_up_many(codes, n, table, out);
+#elif defined(ARM_BYTES)
+    i = look_up_many(codes, n, table, out);
+#endif
+    for (; i < n; i++)
         out[i] = table[codes[i] + 128];
 }
 
@@ -524,8 +501,8 @@ CLONES void eb_layer_norm(const int32_t *acc, const float *floats, uint64_t rows
         if (codes != NULL)
             quantize_chunk(x, (int)columns, inverse, (float)zero, 0, codes + at_row);
     }
-    finish_extremes(of_normal, normal_extremes);
-    finish_extremes(of_result, extremes);
+    write_extremes(of_normal.low, of_normal.high, normal_extremes);
+    write_extremes(of_result.low, of_result.high, extremes);
 }
 
 CLONES float eb_layer_norm_backward(const uint16_t *gradient, uint64_t rows, uint64_t columns, const int8_t *normal,

@@ -80,11 +80,15 @@ IN_TILES static inline const uint8_t *part(Sixteen *s, size_t at, size_t *stride
     return s->gathered;
 }
 
-/* Sixteen windows of `at` on into the register `left`. */
-#define LOAD_WINDOWS(left, sixteen)                                  \
+/* Sixteen windows of `at` on into the register `left`; those that are read `once` do not take places in the first-level
+   cache. */
+#define LOAD_WINDOWS(left, sixteen, once)                            \
     {                                                                \
         const uint8_t *const from = part(&sixteen, at, &stride);     \
-        _tile_loadd(left, from, stride);                             \
+        if (once)                                                    \
+            _tile_stream_loadd(left, from, stride);                  \
+        else                                                         \
+            _tile_loadd(left, from, stride);                         \
     }
 
 /* PRODUCTS(left, right) for all terms of 32 windows, sixty-four at a time; those that are left have their registers. */
@@ -119,9 +123,9 @@ tile_32_1(const uint8_t *const *windows, size_t row_bytes, int rows, int run, co
     }
 #define PRODUCTS(x, w)                    \
     _tile_loadd(w, weights, ROW);         \
-    LOAD_WINDOWS(x, upper)                \
+    LOAD_WINDOWS(x, upper, 0)             \
     _tile_dpbusd(FIRST_SUM, x, w);        \
-    LOAD_WINDOWS(x, lower)                \
+    LOAD_WINDOWS(x, lower, 0)             \
     _tile_dpbusd(SECOND_SUM, x, w);
     OVER_TERMS(PRODUCTS)
 #undef PRODUCTS
@@ -164,20 +168,12 @@ sum_whole_registers(const uint8_t *const *windows, size_t row_bytes, int rows, i
     look(&lower, windows + LANES);
     for (int r = 0; r < rows; r++)
         for (size_t at = (size_t)r * row_bytes, end = at + (size_t)run; at < end; at += ROW, weights += ROW * LANES) {
-            const uint8_t *from = part(&upper, at, &stride);
-            if (once)
-                _tile_stream_loadd(LEFT, from, stride);
-            else
-                _tile_loadd(LEFT, from, stride);
+            LOAD_WINDOWS(LEFT, upper, once)
             _tile_loadd(RIGHT, weights, ROW);
             _tile_dpbusd(FIRST_SUM, LEFT, RIGHT);
             _tile_loadd(RIGHT_REST, weights + block, ROW);
             _tile_dpbusd(SECOND_SUM, LEFT, RIGHT_REST);
-            from = part(&lower, at, &stride);
-            if (once)
-                _tile_stream_loadd(LEFT_REST, from, stride);
-            else
-                _tile_loadd(LEFT_REST, from, stride);
+            LOAD_WINDOWS(LEFT_REST, lower, once)
             _tile_dpbusd(THIRD_SUM, LEFT_REST, RIGHT);
             _tile_dpbusd(FOURTH_SUM, LEFT_REST, RIGHT_REST);
         }
@@ -188,12 +184,12 @@ IN_TILES static void sum_parts(const uint8_t *const *windows, size_t row_bytes, 
                                const int8_t *weights, size_t block)
 {
 #define PRODUCTS(x, w)                            \
-    LOAD_WINDOWS(x, upper)                        \
+    LOAD_WINDOWS(x, upper, 0)                     \
     _tile_loadd(w, weights, ROW);                 \
     _tile_dpbusd(FIRST_SUM, x, w);                \
     _tile_loadd(w, weights + block, ROW);         \
     _tile_dpbusd(SECOND_SUM, x, w);               \
-    LOAD_WINDOWS(x, lower)                        \
+    LOAD_WINDOWS(x, lower, 0)                     \
     _tile_dpbusd(FOURTH_SUM, x, w);               \
     _tile_loadd(w, weights, ROW);                 \
     _tile_dpbusd(THIRD_SUM, x, w);

@@ -65,8 +65,7 @@ static size_t larger_size(size_t a, size_t b) { return a > b ? a : b; }
 static size_t run_of(const ByteTiles *tiles, int terms) { return rounded_up(terms, tiles->terms); }
 static size_t stride_of(const ByteTiles *tiles, int terms)
 {
-    const size_t lines = rounded_up(terms, 64);
-    return lines + (tiles->odd_lines && lines / 64 % 2 == 0 ? 64 : 0);
+    return row_distance(tiles, rounded_up(terms, 64));
 }
 
 /* Lay the work out from the address `room` on, and return where it ends. */
@@ -168,20 +167,11 @@ static void multiply(const Work *w, int rows, int results, int terms, Finish *fi
         for (int row = 0; row < rows; row += most) {
             const uint8_t *windows[MOST_PIXELS];
             const int there = rows - row < most ? rows - row : most;
-            for (int p = 0; p < most; p++)
-                windows[p] = w->left + (size_t)(row + (p < there ? p : there - 1)) * stride;
+            rows_as_windows(w->left + (size_t)row * stride, stride, there, most, windows);
             w->tiles.tile[kind](windows, 0, 1, (int)run, w->packed + (size_t)result * run, run * LANES, sums);
             w->kernels.finish(finish, sums, width, there, row, result, count);
         }
     }
-}
-
-static float largest_of_all(const Finish *finish)
-{
-    uint32_t most = 0;
-    for (int l = 0; l < LANES; l++)
-        most = finish->largest[l] > most ? finish->largest[l] : most;
-    return widen((uint16_t)most);
 }
 
 void eb_attention_mix(const AttentionHeads *a, float factor, const uint8_t *hidden, float value_scale, float inverse,
@@ -251,7 +241,7 @@ float eb_attention_of_value(const AttentionHeads *a, const uint16_t *gradient, u
         multiply(&w, n, width, n, &finish);
     }
     end(&w);
-    return largest_of_all(&finish);
+    return largest_of_lanes(finish.largest);
 }
 
 float eb_attention_of_scores(const AttentionHeads *a, const uint16_t *gradient, float largest, uint32_t key0,
@@ -302,6 +292,6 @@ void eb_attention_of_query_and_key(const AttentionHeads *a, const uint16_t *of_s
         multiply(&w, n, width, n, &key);
     }
     end(&w);
-    found[0] = largest_of_all(&query);
-    found[1] = largest_of_all(&key);
+    found[0] = largest_of_lanes(query.largest);
+    found[1] = largest_of_lanes(key.largest);
 }

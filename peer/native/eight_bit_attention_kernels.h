@@ -1,7 +1,7 @@
 /* The kernels of eight_bit_attention.c, once for each width of register. */
 #include "vectors.h"
+#include "eight_bit_code_kernels.h"
 
-#define ordered NAME(ordered)
 #ifdef __AVX512F__
 #define transpose NAME(transpose)
 #define TRANSPOSE_TARGET
@@ -19,13 +19,6 @@ INLINE __m512i add_fours(__m512i sum, __m512i bytes)
     return _mm512_add_epi32(sum, _mm512_madd_epi16(two, _mm512_set1_epi16(1)));
 }
 #endif
-
-/* As in eight_bit.c. */
-INLINE Integers ordered(Floats v)
-{
-    const Integers bits = (Integers)v;
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF);
-}
 
 /* Codes [results, terms], rows `stride` apart, in the order in which a product reads them,
    [results / 16, run / 4, 16, 4], filled with zeros, and the sum of each result's. */
@@ -171,21 +164,13 @@ INLINE void NAME(scores)(Finish *f, const int32_t *sums, int width, int rows, si
 
 INLINE void NAME(mixed)(Finish *f, const int32_t *sums, int width, int rows, size_t at, int row, int lanes)
 {
-    const Floats low = all(-128.0f - (float)f->zero), high = all(127.0f - (float)f->zero);
-    Integers least = load_integers(f->ends.low, LANES), most = load_integers(f->ends.high, LANES);
+    NAME(Grid) grid = NAME(grid)(f->inverse, f->zero, &f->ends);
     for (int p = 0; p < rows; p++, sums += width, at += f->stride) {
         const Floats scale = all(f->weights[row + p] * f->factor);
         const Floats y = __builtin_convertvector(load_integers(sums, lanes), Floats) * scale;
-        const Integers key = ordered(y);
-        least = lesser(key, least);
-        most = greater(key, most);
-        if (f->codes != NULL) {
-            const Integers level = __builtin_convertvector(nearest(cut(y * f->inverse, low, high)), Integers);
-            store_codes((uint8_t *)f->codes + at, level + f->zero, lanes);
-        }
+        NAME(code_sixteen)(&grid, y, f->codes, at, lanes);
     }
-    memcpy(f->ends.low, &least, (size_t)lanes * sizeof *f->ends.low);
-    memcpy(f->ends.high, &most, (size_t)lanes * sizeof *f->ends.high);
+    NAME(keep_extremes)(&grid, &f->ends, lanes);
 }
 
 INLINE void NAME(gradient)(Finish *f, const int32_t *sums, int width, int rows, size_t at, Integers offset, int lanes)
@@ -228,7 +213,6 @@ static const Kernels NAME(kernels) = {
     .copy_rows = NAME(copy_rows),
     .finish = NAME(finish),
 };
-#undef ordered
 #undef transpose
 #undef first_bytes
 #undef add_fours

@@ -200,7 +200,7 @@ typedef struct {
 static Room room_for(const ByteTiles *tiles, int rows, int terms, int results, int inputs, int transposed)
 {
     Room r = {.run = rounded_up(terms, tiles->terms)};
-    r.stride = r.run + (tiles->odd_lines && r.run / 64 % 2 == 0 ? 64 : 0);
+    r.stride = row_distance(tiles, r.run);
     const int fitting = (int)((size_t)tiles->block / r.stride);
     r.together = fitting < TOGETHER ? TOGETHER : fitting - fitting % TOGETHER;
     r.together = r.together < rows ? r.together : rows;
@@ -242,8 +242,7 @@ static void multiply_panel(const ByteTiles *tiles, const Kernels *kernels, const
         for (int row = 0; row < here; row += most) {
             const uint8_t *windows[MOST_PIXELS];
             const int there = here - row < most ? here - row : most;
-            for (int p = 0; p < most; p++)
-                windows[p] = copy + (size_t)(row + (p < there ? p : there - 1)) * r->stride + term;
+            rows_as_windows(copy + (size_t)row * r->stride + term, r->stride, there, most, windows);
             int32_t *const own = r->depth < (int)r->run ? sums + (size_t)(row / most) * MOST_SUMS : sums;
             tile(windows, 0, 1, part, weights + (size_t)term * LANES, r->run * LANES, own);
             if (part == left)
@@ -351,10 +350,7 @@ float eb_linear_backward(const LinearLayer *layer, const uint16_t *gradient, flo
     eb_quantize_gradient(gradient, (uint64_t)layer->rows * (uint64_t)layer->outputs, (float)inverse_step(largest), key0,
                          key1, codes);
     multiply(layer, 1, codes, layer->outputs, steps_in_one(layer, of_weights), 0, &finish);
-    uint32_t most = 0;
-    for (int l = 0; l < LANES; l++)
-        most = finish.largest[l] > most ? finish.largest[l] : most;
-    return widen((uint16_t)most);
+    return largest_of_lanes(finish.largest);
 }
 
 /* Where the weight gradient works: sums of outputs, and the operands of a tile. */

@@ -1,14 +1,6 @@
 /* The kernels of eight_bit_linear.c, once for each width of register. */
 #include "eight_bit_tile_kernels.h"
-
-#define ordered NAME(ordered)
-
-/* As in eight_bit.c. */
-INLINE Integers ordered(Floats v)
-{
-    const Integers bits = (Integers)v;
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF);
-}
+#include "eight_bit_code_kernels.h"
 
 /* These finish `rows` of a tile for `sixteens` results, of the last of which `lanes` are there; a row is written as it
    lies. */
@@ -21,8 +13,7 @@ INLINE void NAME(finish_forward)(Finish *f, const int32_t *sums, int width, int 
         offset[v] = load_integers(f->offset + result + v * LANES, lanes);
         bias[v] = has_bias ? load_floats(f->bias + result + v * LANES, lanes) : all(0.0f);
     }
-    const Floats low = all(-128.0f - (float)f->zero), high = all(127.0f - (float)f->zero);
-    Integers least = load_integers(f->ends.low, LANES), most = load_integers(f->ends.high, LANES);
+    NAME(Grid) grid = NAME(grid)(f->inverse, f->zero, &f->ends);
     for (int p = 0; p < rows; p++, sums += width)
         for (int v = 0; v < sixteens; v++) {
             const size_t at = (row + (size_t)p) * (size_t)f->results + (size_t)(result + v * LANES);
@@ -35,16 +26,9 @@ INLINE void NAME(finish_forward)(Finish *f, const int32_t *sums, int width, int 
                 store_floats(f->floats + at, y, lanes);
                 continue;
             }
-            const Integers key = ordered(y);
-            least = lesser(key, least);
-            most = greater(key, most);
-            if (f->codes != NULL) {
-                const Integers level = __builtin_convertvector(nearest(cut(y * f->inverse, low, high)), Integers);
-                store_codes((uint8_t *)f->codes + at, level + f->zero, lanes);
-            }
+            NAME(code_sixteen)(&grid, y, f->codes, at, lanes);
         }
-    memcpy(f->ends.low, &least, (size_t)lanes * sizeof *f->ends.low);
-    memcpy(f->ends.high, &most, (size_t)lanes * sizeof *f->ends.high);
+    NAME(keep_extremes)(&grid, &f->ends, lanes);
 }
 
 INLINE void NAME(finish_backward)(Finish *f, const int32_t *sums, int width, int rows, size_t row, int result,
@@ -243,4 +227,3 @@ static const Kernels NAME(kernels) = {
     .pack_gradients = NAME(pack_gradients),
     .pairs_tile = NAME(pairs_tile),
 };
-#undef ordered

@@ -44,4 +44,18 @@ static inline int kind_of_tile(const ByteTiles *tiles, int left)
 {
     return left >= 4 && tiles->kinds == 3 ? 2 : left >= 2 && tiles->kinds >= 2 ? 1 : 0;
 }
+
+/* How far rows of so many bytes are to lie apart. */
+static inline size_t row_distance(const ByteTiles *tiles, size_t bytes)
+{
+    return bytes + (tiles->odd_lines && bytes / 64 % 2 == 0 ? 64 : 0);
+}
+
+/* The windows of a tile from rows of which `there` are left; what it takes more is the last one again. */
+static inline void rows_as_windows(const uint8_t *rows, size_t distance, int there, int pixels,
+                                   const uint8_t **windows)
+{
+    for (int p = 0; p < pixels; p++)
+        windows[p] = rows + (size_t)(p < there ? p : there - 1) * distance;
+}
 #endif
