@@ -183,7 +183,7 @@ def _by_metric(records: Sequence[EvaluationRecord]) -> dict[str, list[float]]:
 def machine_facts() -> dict[str, str]:
     """Return what bit identity depends on: processor, Python, numpy and torch version."""
     return {
-        "processor": _processor_name(),
+        "processor": processor_name(),
         "kernels": native.tier(),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
@@ -193,7 +193,8 @@ def machine_facts() -> dict[str, str]:
     }
 
 
-def _processor_name() -> str:
+def processor_name() -> str:
+    """Return what the system calls this processor."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -30,6 +29,7 @@ from unittest import mock
 import torch
 
 from peer.native import available
+from peer.run_summary import processor_name
 from peer.train.bfloat16 import compute_in_bfloat16_
 from peer.train.full_precision import norms
 from peer.train.full_precision.evonorm import composed
@@ -75,14 +75,6 @@ def measure(size: int, batch: int, runs: int) -> dict[str, dict[str, float]]:
     }
 
 
-def processor() -> str:
-    """Return the model name as lscpu shows it."""
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor()
-
-
 def report(figures: dict[int, dict[str, dict[str, float]]]) -> str:
     """Return the table."""
     lines = ["| images | way | ms a step | faster than composed by |", "| --- | --- | ---: | ---: |"]
@@ -111,11 +103,11 @@ def main() -> int:
         return 0
     use_one_thread()
     kernels = "in use" if available() else "missing"
-    print(f"{processor()}, torch {torch.__version__}, native kernels {kernels}", file=sys.stderr)
+    print(f"{processor_name()}, torch {torch.__version__}, native kernels {kernels}", file=sys.stderr)
     figures = {size: measure(size, chosen.batch, chosen.runs) for size in chosen.sizes}
     print(report(figures))
     if chosen.json:
-        Path(chosen.json).write_text(json.dumps({"processor": processor(), "steps": figures}, indent=2))
+        Path(chosen.json).write_text(json.dumps({"processor": processor_name(), "steps": figures}, indent=2))
     return 0
 
 

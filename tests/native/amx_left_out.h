@@ -1,6 +1,6 @@
-/* Kernels without their tile instructions: included after immintrin.h, loads and products do nothing, and stores write
-   numbers that are there. What such kernels compute means nothing. How long they take is how long everything around tiles
-   takes: codes, packing, what becomes of sums, and the memory that these are written to.
+/* Kernels without their tile instructions: loads and products do nothing, and stores write numbers that are there. What
+   such kernels compute means nothing. How long they take is how long everything around tiles takes: codes, packing, what
+   becomes of sums, and the memory that these are written to.
 
    Whatever is in fresh memory would become ranges, and may be no number; all sums alike would be variances of 0; and sums
    of 2^30, as the bits of 1.0f are, grow from layer to layer until they are infinite. So these are of the size that sums
@@ -8,9 +8,7 @@
    processor flush such numbers to zero. */
 #ifndef SOTTOVOCE_AMX_LEFT_OUT_H
 #define SOTTOVOCE_AMX_LEFT_OUT_H
-#include <immintrin.h>
-#include <stddef.h>
-#include <stdint.h>
+#include "amx_replaced.h"
 
 /* Where a tile would be loaded from is computed all the same. */
 static inline void amx_not_loaded(const void *base, size_t stride)
@@ -27,14 +25,6 @@ __attribute__((target("avx512f"))) static inline void amx_some_stored(void *base
         _mm512_storeu_si512((uint8_t *)base + row * stride, _mm512_srli_epi32(_mm512_mullo_epi32(n, odd), 15));
 }
 
-#undef _tile_loadconfig
-#undef _tile_release
-#undef _tile_zero
-#undef _tile_loadd
-#undef _tile_stream_loadd
-#undef _tile_stored
-#undef _tile_dpbusd
-#undef _tile_dpbf16ps
 #define _tile_loadconfig(configuration) ((void)(configuration))
 #define _tile_release() ((void)0)
 #define _tile_zero(tile) ((void)0)

@@ -1,4 +1,4 @@
-/* The tile registers of AMX in software: included after immintrin.h, its intrinsics call the functions of amx_model.c.
+/* The tile registers of AMX in software: its intrinsics call the functions of amx_model.c.
 
    What a processor refuses ends the program with a sentence: tiles that were not configured, a configuration or sizes
    that the instructions do not take. It cannot show what the compiler does around the real instructions, which do not
@@ -8,9 +8,7 @@
    first-level cache does not hold: see amx_model.c. */
 #ifndef SOTTOVOCE_AMX_MODEL_H
 #define SOTTOVOCE_AMX_MODEL_H
-#include <immintrin.h>
-#include <stddef.h>
-#include <stdint.h>
+#include "amx_replaced.h"
 
 /* Instructions of this thread so far; a line counts as often as a row of a tile touches it. */
 typedef struct {
@@ -29,14 +27,6 @@ void amx_model_store(int tile, void *base, size_t stride);
 void amx_model_multiply_bytes(int sums, int left, int right);
 void amx_model_multiply_pairs(int sums, int left, int right);
 
-#undef _tile_loadconfig
-#undef _tile_release
-#undef _tile_zero
-#undef _tile_loadd
-#undef _tile_stream_loadd
-#undef _tile_stored
-#undef _tile_dpbusd
-#undef _tile_dpbf16ps
 #define _tile_loadconfig amx_model_configure
 #define _tile_release amx_model_release
 #define _tile_zero amx_model_zero

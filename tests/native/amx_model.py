@@ -8,15 +8,21 @@ was built.
 from __future__ import annotations
 
 import ctypes
+import json
+import os
 import platform
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from peer.native import build
+from tools.bench_eight_bit import ENVIRONMENT
 
 HERE = Path(__file__).parent
 GCC = "gcc"
@@ -66,3 +72,13 @@ def _library(target: Path, header: str, source: str) -> Path:
     skip_without_amx_kernels()
     sources = HERE / source, build.HERE / "eight_bit_amx.c"
     return compiled(target, "-shared", "-fPIC", "-include", HERE / header, *sources)
+
+
+def answer(module: str, kernels: Callable[[Path], Path], words: Sequence[str]) -> Any:
+    """Return what a module of this folder writes as JSON to the file that its option --answer names, run with other
+    kernels on one thread."""
+    with tempfile.TemporaryDirectory() as folder:
+        library, file = kernels(Path(folder)), Path(folder) / "answer.json"
+        order = [sys.executable, "-m", module, "--answer", str(file), *words]
+        subprocess.run(order, env={**os.environ, **ENVIRONMENT, "LD_PRELOAD": str(library)}, check=True)
+        return json.loads(file.read_text())

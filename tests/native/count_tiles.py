@@ -14,10 +14,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
-import os
-import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -92,24 +89,22 @@ def count(network: str) -> Counting:
     return counting
 
 
-def in_own_process(networks: Sequence[str]) -> dict[str, dict[str, dict[str, int]]]:
+def counts_of(networks: Sequence[str]) -> dict[str, dict[str, dict[str, int]]]:
     """Return the counts of each part of each network, from a process that has the model."""
-    with tempfile.TemporaryDirectory() as folder:
-        library, file = amx_model.modelled_kernels(Path(folder)), Path(folder) / "counts.json"
-        order = [sys.executable, "-m", "tests.native.count_tiles", "--modelled", str(file), *networks]
-        subprocess.run(order, env={**os.environ, "LD_PRELOAD": str(library)}, check=True)
-        found: dict[str, dict[str, dict[str, int]]] = json.loads(file.read_text())
-        return found
+    found: dict[str, dict[str, dict[str, int]]] = amx_model.answer(
+        "tests.native.count_tiles", amx_model.modelled_kernels, networks
+    )
+    return found
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("networks", nargs="*", metavar="NETWORK", help=", ".join(NETWORKS))
     parser.add_argument("--json", metavar="FILE", type=Path)
-    parser.add_argument("--modelled", metavar="FILE", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--answer", metavar="FILE", type=Path, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     networks = chosen.networks or DEFAULT
-    if chosen.modelled:
+    if chosen.answer:
         assert native.tier() == "AMX", native.tier()
         use_one_thread()
         found = {}
@@ -118,9 +113,9 @@ def main() -> int:
             found[network] = counting.found
             if "weight gradients" in found[network]:
                 found[network]["weight gradients"]["vectors"] = counting.vectors
-        chosen.modelled.write_text(json.dumps(found))
+        chosen.answer.write_text(json.dumps(found))
         return 0
-    found = in_own_process(networks)
+    found = counts_of(networks)
     print("| network | product | configurations | loads | stores | products | lines | missed lines | in vectors |")
     print("| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
     for network, parts in found.items():

@@ -4,32 +4,29 @@
 
 The networks are those of `tools/bench_eight_bit.py`, on one core. What such steps compute means nothing, but ranges
 stay finite, and no arithmetic takes longer than in a true step: see `amx_left_out.h`. Their time is that of everything
-around tile instructions. It takes a processor with AVX-512, and no AMX. Beside it stands what was left out, by
-the software model (`count_tiles.py`).
-
-Around tiles is also what torch computes: the products of attention are its own. In the place of a tile's store are
-sixteen of vectors, so that memory is mapped where it would be; with linear-1024, they were an eighth of the time.
+around tile instructions. In the place of a tile's store are sixteen of vectors, so that memory is mapped where it would
+be; with linear-1024, they were an eighth of the time. It takes a processor with AVX-512, and no AMX. Beside it stands
+what was left out, by the software model (`count_tiles.py`).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from peer import native
+from peer.run_summary import processor_name
 from peer.train.threads import use_one_thread
 from tests.native import amx_model, count_tiles
-from tools.bench_eight_bit import ENVIRONMENT, NETWORKS, Step
+from tools.bench_eight_bit import NETWORKS, Step
 
 FEWEST = 5
 
@@ -50,28 +47,20 @@ def times(network: str, seconds: float) -> list[float]:
     return found
 
 
-def processor() -> str:
-    """Return the name that the kernel gives to this processor."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
-
-
-def in_own_process(networks: list[str], seconds: float) -> dict[str, list[float]]:
+def times_of(networks: Sequence[str], seconds: float) -> dict[str, list[float]]:
     """Return the times of each network, from a process whose kernels have no tile instructions."""
-    with tempfile.TemporaryDirectory() as folder:
-        library, file = amx_model.kernels_without_tiles(Path(folder)), Path(folder) / "times.json"
-        order = [sys.executable, "-m", "tests.native.time_around_tiles", "--left-out", str(file)]
-        order += ["--seconds", str(seconds), *networks]
-        subprocess.run(order, env={**os.environ, **ENVIRONMENT, "LD_PRELOAD": str(library)}, check=True)
-        found: dict[str, list[float]] = json.loads(file.read_text())
-        return found
+    words = ["--seconds", str(seconds), *networks]
+    found: dict[str, list[float]] = amx_model.answer(
+        "tests.native.time_around_tiles", amx_model.kernels_without_tiles, words
+    )
+    return found
 
 
 def figures(network: str, found: list[float], parts: dict[str, dict[str, int]]) -> dict[str, Any]:
     """Return the row of a network."""
     total = {field: sum(part[field] for part in parts.values()) for field in count_tiles.FIELDS}
     around = {"median_ms": 1e3 * statistics.median(found), "least_ms": 1e3 * min(found)}
-    return {"network": network, "processor": processor(), "steps": len(found), **around, **total}
+    return {"network": network, "processor": processor_name(), "steps": len(found), **around, **total}
 
 
 def main() -> int:
@@ -79,19 +68,19 @@ def main() -> int:
     parser.add_argument("networks", nargs="*", metavar="NETWORK", help=", ".join(NETWORKS))
     parser.add_argument("--seconds", type=float, default=6.0, help="for each network (default: 6)")
     parser.add_argument("--json", metavar="FILE", type=Path)
-    parser.add_argument("--left-out", metavar="FILE", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--answer", metavar="FILE", type=Path, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     networks = chosen.networks or list(NETWORKS)
-    if chosen.left_out:
+    if chosen.answer:
         assert native.tier() == "AMX", native.tier()
         use_one_thread()
         torch.set_flush_denormal(True)
-        chosen.left_out.write_text(json.dumps({network: times(network, chosen.seconds) for network in networks}))
+        chosen.answer.write_text(json.dumps({network: times(network, chosen.seconds) for network in networks}))
         return 0
-    found = in_own_process(networks, chosen.seconds)
-    counts = count_tiles.in_own_process(networks)
+    found = times_of(networks, chosen.seconds)
+    counts = count_tiles.counts_of(networks)
     rows = [figures(network, found[network], counts[network]) for network in networks]
-    print(f"{processor()}, tile instructions left out\n")
+    print(f"{processor_name()}, tile instructions left out\n")
     print("| network | steps | median | least | tile products | tile loads | missed lines |")
     print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
     for row in rows:
