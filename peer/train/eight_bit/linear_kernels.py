@@ -91,7 +91,7 @@ def forward(x: Operands, grid: Grid, *, relu: bool) -> tuple[torch.Tensor, tuple
 def forward_floats(x: Operands) -> tuple[torch.Tensor, float]:
     """Return y, float32[rows, outputs], and the largest magnitude of the weights."""
     if native := _native(x):
-        y, weight = torch.empty(x.shape), _floats(x.weight)
+        y, weight = torch.empty(x.shape), x.weight.to(torch.float32)
         return y, native.eb_linear_floats(
             _layer(native, x, weight), pointer(x.codes, "int8_t *"), x.zero_point, x.scale, pointer(x.bias, "float *"),
             pointer(y, "float *"),
@@ -108,7 +108,7 @@ def accumulate(x: Operands) -> tuple[torch.Tensor, float]:
     """
     if native := _native(x):
         acc = scratch("accumulator", x.shape, torch.int32, x.codes.device)
-        weight = _floats(x.weight)
+        weight = x.weight.to(torch.float32)
         largest = native.eb_linear_product(
             _layer(native, x, weight), pointer(x.codes, "int8_t *"), x.zero_point, pointer(acc, "int32_t *")
         )
@@ -178,13 +178,8 @@ def _native(x: Operands | OperandsBack) -> Kernels | None:
     return multiplies_bytes(values) if x.weight.is_contiguous() else None
 
 
-def _floats(weight: torch.Tensor) -> torch.Tensor:
-    """Return the weight as kernels read it, which somebody has to hold meanwhile."""
-    return weight.to(torch.float32) if weight.dtype == torch.int8 else weight
-
-
 def _layer(native: Kernels, x: Operands | OperandsBack, weight: torch.Tensor) -> CData:
-    """Return a LinearLayer; `weight` are the numbers that it points to."""
+    """Return a LinearLayer; it points to `weight`, x.weight in float32, which somebody has to hold meanwhile."""
     rows, (outputs, inputs) = x.shape[0], weight.shape
     room = _room(native.eb_linear_room(rows, outputs, inputs, isinstance(x, OperandsBack)))
     return ffi.new(
@@ -199,7 +194,7 @@ def _layer(native: Kernels, x: Operands | OperandsBack, weight: torch.Tensor) ->
 def _codes(
     native: Kernels, x: Operands, grid: Grid, codes: torch.Tensor | None, relu: bool
 ) -> tuple[tuple[float, float], float]:
-    weight = _floats(x.weight)
+    weight = x.weight.to(torch.float32)
     ends = ffi.new("float[2]")
     largest = native.eb_linear_codes(
         _layer(native, x, weight), pointer(x.codes, "int8_t *"), x.zero_point, x.scale, pointer(x.bias, "float *"),
@@ -218,7 +213,7 @@ def _back(
     slopes: torch.Tensor | None = None,
     add: bool = False,
 ) -> float:
-    weight = _floats(x.weight)
+    weight = x.weight.to(torch.float32)
     codes = scratch("gradient", (x.gradient.numel(),), torch.int8, x.gradient.device)
     return native.eb_linear_backward(
         _layer(native, x, weight), pointer(x.gradient, "uint16_t *"), x.largest_gradient, *x.keys,

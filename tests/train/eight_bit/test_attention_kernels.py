@@ -8,21 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from peer.native import available, lib
 from peer.train.eight_bit import attention_kernels, row_kernels
 from peer.train.eight_bit.attention import Attention
 from peer.train.eight_bit.attention_kernels import Attended, Operands
 from peer.train.eight_bit.ranges import Grid, grid_over
 from peer.train.eight_bit.tensors import Gradient, Quantized, Tape
-from tests.train.eight_bit.twins import assert_twins_agree
+from tests.train.eight_bit.twins import ON_EACH_FAST_TIER, assert_twins_agree
 
-pytestmark = [
-    pytest.mark.skipif(
-        not available() or not lib.eb_linear_speed() & 1,
-        reason="needs the native kernels, and a processor for which they multiply bytes",
-    ),
-    pytest.mark.usefixtures("fast_tier"),
-]
+pytestmark = ON_EACH_FAST_TIER
 
 # samples, heads, positions, width of a head: below, at and beyond what a tile or a copy takes at a time; and heads that
 # begin at odd numbers, whose draws begin in the middle of a word

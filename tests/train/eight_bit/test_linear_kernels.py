@@ -8,19 +8,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from peer.native import available, lib
+from peer.native import lib
 from peer.train.eight_bit import kernels, linear_kernels
 from peer.train.eight_bit.linear_kernels import Operands, OperandsBack
 from peer.train.eight_bit.ranges import Grid, grid_over
-from tests.train.eight_bit.twins import assert_equal, assert_twins_agree
+from tests.train.eight_bit.twins import ON_EACH_FAST_TIER, assert_equal, assert_twins_agree
 
-pytestmark = [
-    pytest.mark.skipif(
-        not available() or not lib.eb_linear_speed() & 1,
-        reason="needs the native kernels, and a processor for which they multiply bytes",
-    ),
-    pytest.mark.usefixtures("fast_tier"),
-]
+pytestmark = ON_EACH_FAST_TIER
 
 # rows, inputs, outputs: below, at and beyond the 6 rows, 64 results and 4 terms of a tile; of AMX, 32, 32 and 64, and
 # the 1024 terms that it sums before the next tile

@@ -15,6 +15,7 @@ from torch import nn
 
 from peer.native import available
 from peer.train.eight_bit import boundary, linear_kernels
+from peer.train.eight_bit.linear_kernels import Operands, OperandsBack
 from peer.train.eight_bit.products import int8_product
 from peer.train.eight_bit.scratch import _blocks
 from peer.train.eight_bit.tensors import Quantized, Tape
@@ -50,10 +51,12 @@ def seen(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> See
         record.integer_products.append((a.dtype, b.dtype, out.dtype))
         return int8_product(a, b, out)
 
-    def product_in_registers(*operands: Any) -> Any:
-        # Codes of both operands and their sums in int32: test_linear_kernels.py compares the results, bit for bit.
-        record.integer_products.append((torch.int8, torch.int8, torch.int32))
-        return layer(*operands)
+    def product_in_registers(native: Any, x: Operands | OperandsBack, weight: torch.Tensor) -> Any:
+        # Weights and gradients become codes in the call, and sums are int32: test_linear_kernels.py compares the
+        # results with those of integers, bit for bit.
+        read = x.codes.dtype if isinstance(x, Operands) else torch.int8
+        record.integer_products.append((read, torch.int8, torch.int32))
+        return layer(native, x, weight)
 
     def float_product(gradient: torch.Tensor, codes: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
         record.float_products.append((gradient.clone(), codes.clone()))

@@ -9,7 +9,17 @@ from typing import Any
 import pytest
 import torch
 
+from peer.native import available, lib
 from peer.train.eight_bit import kernels, linear_kernels
+
+ON_EACH_FAST_TIER = [
+    pytest.mark.skipif(
+        not available() or not lib.eb_linear_speed() & 1,
+        reason="needs the native kernels, and a processor for which they multiply bytes",
+    ),
+    pytest.mark.usefixtures("fast_tier"),
+]
+"""Marks of a file whose tests compare native products with those of torch."""
 
 
 def by_both(compute: Callable[[], Any]) -> tuple[Any, Any]:
