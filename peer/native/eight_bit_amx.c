@@ -245,12 +245,12 @@ IN_TILES void amx_more_32_2(const uint8_t *const *windows, size_t row_bytes, int
     store_sums(sums, 2 * ROW);
 }
 
-IN_TILES void amx_pairs_32_32(const uint16_t *g, const uint16_t *x, int pairs, int more, float factor, float *out,
-                              size_t stride)
+IN_TILES void amx_pairs_32_32(const uint16_t *g, const uint16_t *x, int pairs, const float *before,
+                              size_t before_stride, float factor, float *out, size_t stride)
 {
     const size_t x_row = 4 * LANES, tile = 2 * LANES * LANES;
-    if (more)
-        load_sums(out, stride * sizeof *out);
+    if (before != NULL)
+        load_sums(before, before_stride * sizeof *before);
     else
         zero_sums();
     for (int p = 0; p < pairs; p += LANES, g += 2 * tile, x += LANES * x_row) {
@@ -264,13 +264,17 @@ IN_TILES void amx_pairs_32_32(const uint16_t *g, const uint16_t *x, int pairs, i
         _tile_dpbf16ps(THIRD_SUM, LEFT_REST, RIGHT);
         _tile_dpbf16ps(FOURTH_SUM, LEFT_REST, RIGHT_REST);
     }
-    store_sums(out, stride * sizeof *out);
-    if (factor != 1.0f) {
-        const __m512 by = _mm512_set1_ps(factor);
-        for (int j = 0; j < 2 * LANES; j++, out += stride) {
-            _mm512_storeu_ps(out, _mm512_mul_ps(_mm512_loadu_ps(out), by));
-            _mm512_storeu_ps(out + LANES, _mm512_mul_ps(_mm512_loadu_ps(out + LANES), by));
-        }
+    if (factor == 1.0f) {
+        store_sums(out, stride * sizeof *out);
+        return;
+    }
+    /* Rows of `out` may all fall on one set of the first-level cache: they are written once, and not read. */
+    float sums[4 * LANES * LANES] __attribute__((aligned(64)));
+    store_sums(sums, 2 * ROW);
+    const __m512 by = _mm512_set1_ps(factor);
+    for (int j = 0; j < 2 * LANES; j++, out += stride) {
+        _mm512_storeu_ps(out, _mm512_mul_ps(_mm512_load_ps(sums + 2 * LANES * j), by));
+        _mm512_storeu_ps(out + LANES, _mm512_mul_ps(_mm512_load_ps(sums + 2 * LANES * j + LANES), by));
     }
 }
 

@@ -16,11 +16,11 @@ void amx_end(void);
    that are there. The runs of the latter are a multiple of 64. */
 Tile amx_tile_32_1, amx_tile_32_2, amx_once_32_2, amx_more_32_1, amx_more_32_2;
 
-/* out[j][i] = ((out[j][i] or 0) + the sum over `pairs` of g[j][pair] * x[pair][i]) * factor, for 32 j and 32 i of pairs
-   of bfloat16. `pairs` is a multiple of 16; a row of `x` is 64 numbers; `g` is, for sixteen pairs after the other, twice
-   sixteen j as amx_transpose_pairs writes them. */
-void amx_pairs_32_32(const uint16_t *g, const uint16_t *x, int pairs, int more, float factor, float *out,
-                     size_t stride);
+/* out[j][i] = ((before[j][i] or 0) + the sum over `pairs` of g[j][pair] * x[pair][i]) * factor, for 32 j and 32 i of
+   pairs of bfloat16; `before` may be NULL. `pairs` is a multiple of 16; a row of `x` is 64 numbers; `g` is, for sixteen
+   pairs after the other, twice sixteen j as amx_transpose_pairs writes them. */
+void amx_pairs_32_32(const uint16_t *g, const uint16_t *x, int pairs, const float *before, size_t before_stride,
+                     float factor, float *out, size_t stride);
 
 /* out[j][pair] = in[pair][j] for sixteen j and sixteen pairs. */
 void amx_transpose_pairs(const uint16_t *in, uint16_t *out);

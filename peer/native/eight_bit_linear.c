@@ -22,8 +22,13 @@
 #define TOGETHER 96
 /* Rows of gradients that are paired at a time, over all outputs: memory is read as it lies. */
 #define PAIRED_ROWS 32
-/* Rows of which the weight gradient is taken at a time. */
-#define BLOCK_ROWS 512
+/* Pairs of rows of which a tile of the weight gradient is taken at a time: those of a strip of inputs fill most of a
+   first-level cache. */
+#define PART_PAIRS 256
+/* How many are worked on at a time, and how many bytes their gradients take at most, a part of a second-level cache: the
+   sums of a strip stay there from one part to the next, and as few as can be go to memory and come back. */
+#define PAIRS_TOGETHER (2 * PART_PAIRS)
+#define GRADIENT_BLOCK (1024 * 1024)
 
 enum { PLAIN, MASKED, SLOPED, ADDED };
 
@@ -67,8 +72,8 @@ typedef struct {
        added to their sums. */
     void (*pack_gradients)(const uint16_t *gradient, size_t stride, int rows, int readable, uint16_t *left,
                            double *sums);
-    void (*pairs_tile)(const uint16_t *g, const uint16_t *x, int pairs, int more, float factor, float *out,
-                       size_t stride);
+    void (*pairs_tile)(const uint16_t *g, const uint16_t *x, int pairs, const float *before, size_t before_stride,
+                       float factor, float *out, size_t stride);
 } Kernels;
 
 #define KERNELS "eight_bit_linear_kernels.h"
@@ -76,11 +81,12 @@ typedef struct {
 
 #ifdef WIDE
 __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16"))) static void
-bf16_pairs_tile(const uint16_t *g, const uint16_t *x, int pairs, int more, float factor, float *out, size_t stride)
+bf16_pairs_tile(const uint16_t *g, const uint16_t *x, int pairs, const float *before, size_t before_stride,
+                float factor, float *out, size_t stride)
 {
     __m512 acc[HEIGHT][2];
     _Pragma("GCC unroll 12") for (int j = 0; j < HEIGHT; j++) _Pragma("GCC unroll 2") for (int v = 0; v < 2; v++)
-        acc[j][v] = more ? _mm512_loadu_ps(out + (size_t)j * stride + v * LANES) : _mm512_setzero_ps();
+        acc[j][v] = before ? _mm512_loadu_ps(before + (size_t)j * before_stride + v * LANES) : _mm512_setzero_ps();
     for (int p = 0; p < pairs; p++, g += 2 * HEIGHT, x += 2 * STRIP) {
         const __m512i left = _mm512_loadu_si512(x), right = _mm512_loadu_si512(x + 2 * LANES);
         _Pragma("GCC unroll 12") for (int j = 0; j < HEIGHT; j++)
@@ -353,19 +359,27 @@ float eb_linear_backward(const LinearLayer *layer, const uint16_t *gradient, flo
     return largest_of_lanes(finish.largest);
 }
 
-/* Where the weight gradient works: sums of outputs, and the operands of a tile. */
+/* Where the weight gradient works. */
 typedef struct {
-    /* The most pairs of rows that are packed at a time. */
-    size_t pairs;
-    size_t x, g, end;
+    /* The most pairs of rows that are worked on at a time, and the most outputs. */
+    size_t pairs, outputs;
+    /* Where the operands of tiles begin, and sums of a strip of inputs on their way to the next part; sums of outputs come
+       first. */
+    size_t x, g, sums, end;
 } GradientRoom;
 
 static GradientRoom gradient_room(const Kernels *kernels, int rows, int outputs)
 {
-    GradientRoom r = {.pairs = rounded_up(((rows < BLOCK_ROWS ? rows : BLOCK_ROWS) + 1) / 2, kernels->pairs_multiple)};
+    const int all = (int)rounded_up((rows + 1) / 2, kernels->pairs_multiple);
+    GradientRoom r = {.pairs = (size_t)(all < PAIRS_TOGETHER ? all : PAIRS_TOGETHER)};
+    const size_t output = r.pairs * 2 * sizeof(uint16_t), fitting = GRADIENT_BLOCK / output;
+    r.outputs = rounded_up(outputs, kernels->height);
+    if (fitting < r.outputs)
+        r.outputs = fitting - fitting % (size_t)kernels->height;
     r.x = rounded_up(outputs + LANES, 8) * sizeof(double);
     r.g = r.x + r.pairs * 2 * STRIP * sizeof(uint16_t);
-    r.end = r.g + r.pairs * 2 * rounded_up(outputs, kernels->height) * sizeof(uint16_t);
+    r.sums = rounded_up((int)(r.g + r.outputs * output), 64);
+    r.end = r.sums + r.outputs * STRIP * sizeof(float);
     return r;
 }
 
@@ -375,60 +389,83 @@ uint64_t eb_linear_gradient_room(int rows, int outputs)
     return (uint64_t)gradient_room(&kernels, rows, outputs).end + 64;
 }
 
-/* A tile at the edge: `height` rows of `count` sums are there. */
-static void edge_tile(const Kernels *kernels, const uint16_t *g, const uint16_t *x, int pairs, int more, float factor,
-                      float *out, size_t stride, int height, int count)
+/* Two blocks of rows of sums. */
+static void copy_sums(const float *from, size_t from_stride, int rows, int count, float *to, size_t to_stride)
 {
-    float edge[MOST_HEIGHT * STRIP] __attribute__((aligned(64))) = {0};
-    for (int j = 0; j < height && more; j++)
-        memcpy(edge + j * STRIP, out + (size_t)j * stride, (size_t)count * sizeof *edge);
-    kernels->pairs_tile(g, x, pairs, more, factor, edge, STRIP);
-    for (int j = 0; j < height; j++)
-        memcpy(out + (size_t)j * stride, edge + j * STRIP, (size_t)count * sizeof *edge);
+    for (int j = 0; j < rows; j++)
+        memcpy(to + (size_t)j * to_stride, from + (size_t)j * from_stride, (size_t)count * sizeof *to);
+}
+
+/* Gradients of `rows` rows and `outputs` outputs as left operands, `pairs` of them, and added to the sums of outputs. */
+static void pack_gradient_block(const Kernels *kernels, const uint16_t *gradient, size_t stride, int rows, int outputs,
+                                int readable, size_t pairs, uint16_t *g, double *totals)
+{
+    for (int row = 0; row < rows; row += PAIRED_ROWS) {
+        const int left = rows - row < PAIRED_ROWS ? rows - row : PAIRED_ROWS;
+        for (int output = 0; output < outputs; output += kernels->height)
+            kernels->pack_gradients(gradient + (size_t)row * stride + output, stride, left, readable - output,
+                                    g + (size_t)output * 2 * pairs + (size_t)row * (size_t)kernels->height,
+                                    totals + output);
+    }
+}
+
+/* Codes of `rows` rows and `count` inputs, the columns of a strip, as `pairs` pairs. */
+static void pair_strip(const Kernels *kernels, const int8_t *codes, size_t stride, int rows, int count, int32_t zero,
+                       int pairs, uint16_t *x)
+{
+    const int there = (rows + 1) / 2;
+    for (int p = 0; p < there; p++, codes += 2 * stride)
+        kernels->pair_codes(codes, 2 * p + 1 < rows ? codes + stride : NULL, count, zero, x + (size_t)p * 2 * STRIP);
+    memset(x + (size_t)there * 2 * STRIP, 0, (size_t)(pairs - there) * 2 * STRIP * sizeof *x);
 }
 
 void eb_linear_weight_gradient(const uint16_t *gradient, const int8_t *codes, int32_t zero, int rows, int outputs,
-                               int inputs, float factor, float *weights, float *bias, uint8_t *room)
+                              int inputs, float factor, float *weights, float *bias, uint8_t *room)
 {
     const Kernels kernels = kernels_of_this_processor();
     const GradientRoom r = gradient_room(&kernels, rows, outputs);
-    const int together = rows < BLOCK_ROWS ? rows : BLOCK_ROWS, most = kernels.height;
+    const size_t stride = (size_t)inputs;
+    const int most = kernels.height, together = 2 * (int)r.pairs;
     room += (64 - (uintptr_t)room % 64) % 64;
     double *const totals = (double *)room;
     uint16_t *const x = (uint16_t *)(room + r.x), *const g = (uint16_t *)(room + r.g);
-    const size_t g_output = 2 * r.pairs;
+    float *const sums = (float *)(room + r.sums);
     memset(totals, 0, ((size_t)outputs + LANES) * sizeof *totals);
     if (kernels.begin != NULL)
         kernels.begin();
-    for (int first = 0; first < rows; first += together) {
-        const int here = rows - first < together ? rows - first : together, there = (here + 1) / 2;
-        const int pairs = (int)rounded_up(there, kernels.pairs_multiple);
-        const float by = first + here < rows ? 1.0f : factor;
-        for (int row = 0; row < here; row += PAIRED_ROWS) {
-            const uint16_t *from = gradient + (size_t)(first + row) * (size_t)outputs;
-            const int left = here - row < PAIRED_ROWS ? here - row : PAIRED_ROWS;
-            for (int output = 0; output < outputs; output += most)
-                kernels.pack_gradients(from + output, (size_t)outputs, left, outputs - output,
-                                       g + (size_t)output * g_output + (size_t)row * (size_t)most, totals + output);
-        }
-        memset(x + (size_t)there * 2 * STRIP, 0, (size_t)(pairs - there) * 2 * STRIP * sizeof *x);
-        for (int input = 0; input < inputs; input += STRIP) {
-            const int count = inputs - input < STRIP ? inputs - input : STRIP;
-            const int8_t *row = codes + (size_t)first * (size_t)inputs + input;
-            for (int p = 0; p < there; p++, row += 2 * (size_t)inputs)
-                kernels.pair_codes(row, 2 * p + 1 < here ? row + inputs : NULL, count, zero,
-                                   x + (size_t)p * 2 * STRIP);
-            for (int output = 0; output < outputs; output += most) {
-                const int height = outputs - output < most ? outputs - output : most;
-                const uint16_t *left = g + (size_t)output * g_output;
-                float *out = weights + (size_t)output * (size_t)inputs + input;
-                if (height == most && count == STRIP)
-                    kernels.pairs_tile(left, x, pairs, first > 0, by, out, (size_t)inputs);
-                else
-                    edge_tile(&kernels, left, x, pairs, first > 0, by, out, (size_t)inputs, height, count);
+    for (int group = 0; group < outputs; group += (int)r.outputs)
+        for (int first = 0; first < rows; first += together) {
+            const int here = rows - first < together ? rows - first : together;
+            const int grouped = outputs - group < (int)r.outputs ? outputs - group : (int)r.outputs;
+            const int pairs = (int)rounded_up((here + 1) / 2, kernels.pairs_multiple);
+            pack_gradient_block(&kernels, gradient + (size_t)first * (size_t)outputs + group, (size_t)outputs, here,
+                                grouped, outputs - group, r.pairs, g, totals + group);
+            for (int input = 0; input < inputs; input += STRIP) {
+                const int count = inputs - input < STRIP ? inputs - input : STRIP;
+                pair_strip(&kernels, codes + (size_t)first * stride + input, stride, here, count, zero, pairs, x);
+                for (int part = 0; part < pairs; part += PART_PAIRS) {
+                    const int taken = pairs - part < PART_PAIRS ? pairs - part : PART_PAIRS;
+                    const int last = part + taken == pairs;
+                    const float by = last && first + here == rows ? factor : 1.0f;
+                    for (int output = 0; output < grouped; output += most) {
+                        const int height = grouped - output < most ? grouped - output : most;
+                        const int whole = height == most && count == STRIP;
+                        float *const out = weights + (size_t)(group + output) * stride + input;
+                        float *const own = sums + (size_t)output * STRIP, *const to = last && whole ? out : own;
+                        const float *before = part > 0 ? own : first > 0 ? out : NULL;
+                        if (before == out && !whole) {
+                            copy_sums(out, stride, height, count, own, STRIP);
+                            before = own;
+                        }
+                        kernels.pairs_tile(g + (size_t)output * 2 * r.pairs + (size_t)part * 2 * (size_t)most,
+                                           x + (size_t)part * 2 * STRIP, taken, before, before == out ? stride : STRIP,
+                                           by, to, to == out ? stride : STRIP);
+                        if (last && !whole)
+                            copy_sums(own, STRIP, height, count, out, stride);
+                    }
+                }
             }
         }
-    }
     if (kernels.end != NULL)
         kernels.end();
     for (int output = 0; output < outputs; output++)

@@ -196,14 +196,14 @@ static void NAME(pack_gradients)(const uint16_t *gradient, size_t stride, int ro
     NAME(pair_gradients)(gradient, stride, rows, readable, HEIGHT, left, sums);
 }
 
-/* out[j][i] = ((out[j][i] or 0) + the sum over pairs of g[pair][j] * x[pair][i]) * factor. */
-static void NAME(pairs_tile)(const uint16_t *g, const uint16_t *x, int pairs, int more, float factor, float *out,
-                             size_t stride)
+/* out[j][i] = ((before[j][i] or 0) + the sum over pairs of g[pair][j] * x[pair][i]) * factor; `before` may be NULL. */
+static void NAME(pairs_tile)(const uint16_t *g, const uint16_t *x, int pairs, const float *before,
+                             size_t before_stride, float factor, float *out, size_t stride)
 {
     for (int j = 0; j < HEIGHT; j++) {
         float acc[STRIP] = {0};
-        if (more)
-            memcpy(acc, out + (size_t)j * stride, sizeof acc);
+        if (before != NULL)
+            memcpy(acc, before + (size_t)j * before_stride, sizeof acc);
         for (int p = 0; p < pairs; p++) {
             const float first = widen(g[(p * HEIGHT + j) * 2]), second = widen(g[(p * HEIGHT + j) * 2 + 1]);
             const uint16_t *here = x + (size_t)p * 2 * STRIP;
