@@ -222,11 +222,12 @@ INLINE uint16_t quantize_two(uint32_t two, float inverse, uint32_t word, uint32_
 }
 
 CLONES void eb_quantize_gradient_from(const uint16_t *gradient, uint64_t first, uint64_t n, float inverse,
-                                      uint32_t key0, uint32_t key1, int8_t *codes)
+                                      uint32_t key0, uint32_t key1, uint8_t flip, int8_t *codes)
 {
+    const uint16_t flips = (uint16_t)(flip << 8 | flip);
     if (first % 2 && n > 0) {
         const uint32_t two = (uint32_t)*gradient++ << 16;
-        *codes++ = (int8_t)(quantize_two(two, inverse, (uint32_t)(first / 2), key0, key1) >> 8);
+        *codes++ = (int8_t)((quantize_two(two, inverse, (uint32_t)(first / 2), key0, key1) ^ flips) >> 8);
         first++;
         n--;
     }
@@ -236,18 +237,18 @@ CLONES void eb_quantize_gradient_from(const uint16_t *gradient, uint64_t first, 
         for (int i = 0; i < count; i++) {
             uint32_t two;
             memcpy(&two, gradient + 2 * (done + (uint64_t)i), sizeof two);
-            const uint16_t both = quantize_two(two, inverse, word + (uint32_t)done + (uint32_t)i, key0, key1);
+            const uint16_t both = quantize_two(two, inverse, word + (uint32_t)done + (uint32_t)i, key0, key1) ^ flips;
             memcpy(codes + 2 * (done + (uint64_t)i), &both, sizeof both);
         }
     }
     if (n % 2)
-        codes[n - 1] = (int8_t)quantize_two(gradient[n - 1], inverse, word + (uint32_t)(n / 2), key0, key1);
+        codes[n - 1] = (int8_t)(quantize_two(gradient[n - 1], inverse, word + (uint32_t)(n / 2), key0, key1) ^ flips);
 }
 
 void eb_quantize_gradient(const uint16_t *gradient, uint64_t n, float inverse, uint32_t key0, uint32_t key1,
                           int8_t *codes)
 {
-    eb_quantize_gradient_from(gradient, 0, n, inverse, key0, key1, codes);
+    eb_quantize_gradient_from(gradient, 0, n, inverse, key0, key1, 0, codes);
 }
 
 CLONES void eb_codes_to_bfloat16(const int8_t *codes, uint64_t n, int32_t zero, uint16_t *out)

@@ -42,9 +42,10 @@ float eb_to_bfloat16(const float *v, uint64_t n, uint16_t *out);
 void eb_quantize_gradient(const uint16_t *gradient, uint64_t n, float inverse, uint32_t key0, uint32_t key1,
                           int8_t *codes);
 
-/* The same for n numbers of a gradient from number `first` on, which take the draws from `first` on. */
+/* The same for n numbers of a gradient from number `first` on, which take the draws from `first` on; the bits of `flip`
+   are turned over in each code, 128 for uint8. */
 void eb_quantize_gradient_from(const uint16_t *gradient, uint64_t first, uint64_t n, float inverse, uint32_t key0,
-                               uint32_t key1, int8_t *codes);
+                               uint32_t key1, uint8_t flip, int8_t *codes);
 
 /* out = q - zero in bfloat16, which is exact. */
 void eb_codes_to_bfloat16(const int8_t *codes, uint64_t n, int32_t zero, uint16_t *out);

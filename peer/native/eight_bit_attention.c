@@ -234,7 +234,7 @@ float eb_attention_of_value(const AttentionHeads *a, const uint16_t *gradient, u
     for (int i = 0; i < heads_of(a); i++) {
         const Head head = head_at(a, i);
         weigh_part(a, &w, gradient, &head);
-        eb_quantize_gradient_from(w.weighted, head.by_head, size, (float)inverse_step(largest), key0, key1, w.codes);
+        eb_quantize_gradient_from(w.weighted, head.by_head, size, (float)inverse_step(largest), key0, key1, 0, w.codes);
         turn(&w, a->probabilities + head.in_squares, n, 0);
         pack(&w, w.kernels.pack_columns, w.codes, (size_t)width, width, n, 0);
         finish.gradient = out + head.in_rows;
@@ -257,7 +257,7 @@ float eb_attention_of_scores(const AttentionHeads *a, const uint16_t *gradient, 
     for (int i = 0; i < heads_of(a); i++) {
         const Head head = head_at(a, i);
         take_part(a, &w, gradient, &head);
-        eb_quantize_gradient_from(w.part, head.by_head, size, (float)inverse_step(largest), key0, key1, w.codes);
+        eb_quantize_gradient_from(w.part, head.by_head, size, (float)inverse_step(largest), key0, key1, 0, w.codes);
         copy(&w, w.codes, (size_t)width, n, width, 128);
         pack(&w, w.kernels.pack_rows, a->value + head.in_rows, row_stride(a), n, width, 1);
         multiply(&w, n, n, width, &scores);
@@ -281,7 +281,7 @@ void eb_attention_of_query_and_key(const AttentionHeads *a, const uint16_t *of_s
     for (int i = 0; i < heads_of(a); i++) {
         const Head head = head_at(a, i);
         eb_quantize_gradient_from(of_scores + head.in_squares, head.in_squares, (uint64_t)n * (uint64_t)n,
-                                  (float)inverse_step(largest), key0, key1, w.codes);
+                                  (float)inverse_step(largest), key0, key1, 0, w.codes);
         copy(&w, w.codes, (size_t)n, n, n, 128);
         pack(&w, w.kernels.pack_columns, a->key + head.in_rows, d, width, n, 1);
         query.gradient = of_query + head.in_rows;

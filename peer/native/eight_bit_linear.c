@@ -67,7 +67,8 @@ typedef struct {
     void (*turn_fours)(const int8_t *from, size_t from_row, int columns, int8_t *to);
     void (*interleave)(const int8_t *const *from, int8_t *packed, int32_t *sums);
     void (*copy_flipped)(uint8_t *to, const uint8_t *from, size_t n, uint8_t flip);
-    void (*pair_codes)(const int8_t *first, const int8_t *second, int count, int zero, uint16_t *pairs);
+    /* Codes less `zero` of `rows` rows and `count` columns, a strip, as pairs of bfloat16. */
+    void (*pair_codes)(const int8_t *codes, size_t stride, int rows, int count, int zero, uint16_t *pairs);
     /* The gradients of a tile in up to PAIRED_ROWS rows, of which `readable` are there in each, as its left operand, and
        added to their sums. */
     void (*pack_gradients)(const uint16_t *gradient, size_t stride, int rows, int readable, uint16_t *left,
@@ -257,9 +258,30 @@ static void multiply_panel(const ByteTiles *tiles, const Kernels *kernels, const
     }
 }
 
-static void multiply(const LinearLayer *layer, int transposed, const int8_t *x, int terms, float inverse, int32_t zero,
+/* The left operand of a product: rows of codes, or of a gradient that is rounded to codes. */
+typedef struct {
+    int terms;
+    const int8_t *codes;
+    const uint16_t *gradient;
+    /* How many steps of the gradient's codes make 1, and the keys of their rounding. */
+    float inverse;
+    uint32_t key0, key1;
+} Left;
+
+/* `count` of its codes from number `first` on, as uint8. */
+static void copy_codes(const Kernels *kernels, const Left *left, size_t first, size_t count, uint8_t *to)
+{
+    if (left->codes != NULL)
+        kernels->copy_flipped(to, (const uint8_t *)left->codes + first, count, 128);
+    else
+        eb_quantize_gradient_from(left->gradient + first, first, count, left->inverse, left->key0, left->key1, 128,
+                                  (int8_t *)to);
+}
+
+static void multiply(const LinearLayer *layer, int transposed, const Left *left, float inverse, int32_t zero,
                      Finish *finish)
 {
+    const size_t terms = (size_t)left->terms;
     const Kernels kernels = kernels_of_this_processor();
     const ByteTiles tiles = tiles_of_this_processor();
     const Room r = room_of(&tiles, layer, transposed);
@@ -279,13 +301,11 @@ static void multiply(const LinearLayer *layer, int transposed, const int8_t *x, 
         tiles.begin((int)r.run);
     for (int first = 0; first < layer->rows; first += r.together) {
         const int here = layer->rows - first < r.together ? layer->rows - first : r.together;
-        const uint8_t *from = (const uint8_t *)x + (size_t)first * (size_t)terms;
-        if (r.stride == (size_t)terms)
-            kernels.copy_flipped(copy, from, (size_t)here * r.stride, 128);
+        if (r.stride == terms)
+            copy_codes(&kernels, left, (size_t)first * terms, (size_t)here * terms, copy);
         else
             for (int row = 0; row < here; row++)
-                kernels.copy_flipped(copy + (size_t)row * r.stride, from + (size_t)row * (size_t)terms, (size_t)terms,
-                                     128);
+                copy_codes(&kernels, left, (size_t)(first + row) * terms, terms, copy + (size_t)row * r.stride);
         for (int result = 0; result < finish->results;) {
             const int kind = kind_of_tile(&tiles, (finish->results - result + LANES - 1) / LANES);
             multiply_panel(&tiles, &kernels, &r, kind, packed + (size_t)result * r.run, copy, sums, first, here, result,
@@ -318,7 +338,8 @@ static float multiply_forward(const LinearLayer *layer, const int8_t *x, int32_t
     const float largest = largest_weight(layer);
     finish->results = layer->outputs;
     finish->factor = (float)(scale * ((double)largest / 127.0));
-    multiply(layer, 0, x, layer->inputs, steps_in_one(layer, largest), zero, finish);
+    const Left left = {.terms = layer->inputs, .codes = x};
+    multiply(layer, 0, &left, steps_in_one(layer, largest), zero, finish);
     return largest;
 }
 
@@ -346,16 +367,16 @@ float eb_linear_product(const LinearLayer *layer, const int8_t *x, int32_t x_zer
 }
 
 float eb_linear_backward(const LinearLayer *layer, const uint16_t *gradient, float largest, uint32_t key0,
-                         uint32_t key1, int8_t *codes, const int8_t *mask, int32_t masked, const float *slopes, int add,
+                         uint32_t key1, const int8_t *mask, int32_t masked, const float *slopes, int add,
                          uint16_t *out)
 {
     const float of_weights = largest_weight(layer);
     Finish finish = {.results = layer->inputs, .mask = mask, .masked = masked & 255, .slopes = slopes, .add = add,
                      .gradient = out};
     finish.factor = (float)((double)largest / 127.0 * ((double)of_weights / 127.0));
-    eb_quantize_gradient(gradient, (uint64_t)layer->rows * (uint64_t)layer->outputs, (float)inverse_step(largest), key0,
-                         key1, codes);
-    multiply(layer, 1, codes, layer->outputs, steps_in_one(layer, of_weights), 0, &finish);
+    const Left left = {.terms = layer->outputs, .gradient = gradient, .inverse = (float)inverse_step(largest),
+                       .key0 = key0, .key1 = key1};
+    multiply(layer, 1, &left, steps_in_one(layer, of_weights), 0, &finish);
     return largest_of_lanes(finish.largest);
 }
 
@@ -409,16 +430,6 @@ static void pack_gradient_block(const Kernels *kernels, const uint16_t *gradient
     }
 }
 
-/* Codes of `rows` rows and `count` inputs, the columns of a strip, as `pairs` pairs. */
-static void pair_strip(const Kernels *kernels, const int8_t *codes, size_t stride, int rows, int count, int32_t zero,
-                       int pairs, uint16_t *x)
-{
-    const int there = (rows + 1) / 2;
-    for (int p = 0; p < there; p++, codes += 2 * stride)
-        kernels->pair_codes(codes, 2 * p + 1 < rows ? codes + stride : NULL, count, zero, x + (size_t)p * 2 * STRIP);
-    memset(x + (size_t)there * 2 * STRIP, 0, (size_t)(pairs - there) * 2 * STRIP * sizeof *x);
-}
-
 void eb_linear_weight_gradient(const uint16_t *gradient, const int8_t *codes, int32_t zero, int rows, int outputs,
                               int inputs, float factor, float *weights, float *bias, uint8_t *room)
 {
@@ -438,11 +449,12 @@ void eb_linear_weight_gradient(const uint16_t *gradient, const int8_t *codes, in
             const int here = rows - first < together ? rows - first : together;
             const int grouped = outputs - group < (int)r.outputs ? outputs - group : (int)r.outputs;
             const int pairs = (int)rounded_up((here + 1) / 2, kernels.pairs_multiple);
+            memset(x + (size_t)((here + 1) / 2) * 2 * STRIP, 0, (size_t)(pairs - (here + 1) / 2) * 2 * STRIP * sizeof *x);
             pack_gradient_block(&kernels, gradient + (size_t)first * (size_t)outputs + group, (size_t)outputs, here,
                                 grouped, outputs - group, r.pairs, g, totals + group);
             for (int input = 0; input < inputs; input += STRIP) {
                 const int count = inputs - input < STRIP ? inputs - input : STRIP;
-                pair_strip(&kernels, codes + (size_t)first * stride + input, stride, here, count, zero, pairs, x);
+                kernels.pair_codes(codes + (size_t)first * stride + input, stride, here, count, zero, x);
                 for (int part = 0; part < pairs; part += PART_PAIRS) {
                     const int taken = pairs - part < PART_PAIRS ? pairs - part : PART_PAIRS;
                     const int last = part + taken == pairs;

@@ -39,12 +39,12 @@ float eb_linear_floats(const LinearLayer *layer, const int8_t *x, int32_t x_zero
 /* acc itself. */
 float eb_linear_product(const LinearLayer *layer, const int8_t *x, int32_t x_zero, int32_t *acc);
 
-/* The input gradient: that of the result, bfloat16 [rows, outputs] of this largest magnitude, is rounded to `codes` as by
+/* The input gradient: that of the result, bfloat16 [rows, outputs] of this largest magnitude, is rounded to codes as by
    eb_quantize_gradient and multiplied by the weights. In bfloat16 [rows, inputs], times slopes[code + 128] of the codes
    `mask`, or 0 where `mask` equals `masked` (`slopes`, or both, NULL), or added to what is in `out` if `add`. Returns the
    largest magnitude. */
 float eb_linear_backward(const LinearLayer *layer, const uint16_t *gradient, float largest, uint32_t key0,
-                         uint32_t key1, int8_t *codes, const int8_t *mask, int32_t masked, const float *slopes, int add,
+                         uint32_t key1, const int8_t *mask, int32_t masked, const float *slopes, int add,
                          uint16_t *out);
 
 /* weights [outputs, inputs] = factor * sum over rows of gradient [rows, outputs] (bfloat16) and codes [rows, inputs]

@@ -117,27 +117,35 @@ static void NAME(finish_linear)(Finish *f, const int32_t *sums, int width, int r
 #undef FINISH
 }
 
-/* Codes less their zero of two rows, as pairs of bfloat16, which holds them exactly; `second` may be NULL. */
-static void NAME(pair_codes)(const int8_t *first, const int8_t *second, int count, int zero, uint16_t *pairs)
+/* Codes less `zero` of two rows as pairs of bfloat16, which holds them exactly; `second` may be NULL. */
+INLINE void NAME(pair_of_codes)(const int8_t *first, const int8_t *second, int lanes, int zero, uint16_t *pairs)
 {
-    for (int i = 0; i < STRIP; i += LANES) {
-        const int lanes = count - i >= LANES ? LANES : count - i > 0 ? count - i : 0;
-        Words both = {};
-#define PAIR(L)                                                                                                \
-    const Integers one = (load_codes((const uint8_t *)first + i, L) ^ 128) - 128 - zero;                       \
-    both = (Words)__builtin_convertvector(one, Floats) >> 16;                                                  \
-    if (second != NULL) {                                                                                      \
-        const Integers other = (load_codes((const uint8_t *)second + i, L) ^ 128) - 128 - zero;                \
-        both |= (Words)__builtin_convertvector(other, Floats) & 0xFFFF0000u;                                   \
+    const Integers one = (load_codes((const uint8_t *)first, lanes) ^ 128) - 128 - zero;
+    Words both = (Words)__builtin_convertvector(one, Floats) >> 16;
+    if (second != NULL) {
+        const Integers other = (load_codes((const uint8_t *)second, lanes) ^ 128) - 128 - zero;
+        both |= (Words)__builtin_convertvector(other, Floats) & 0xFFFF0000u;
     }
-        if (lanes == LANES) {
-            PAIR(LANES)
-        } else if (lanes > 0) {
-            PAIR(lanes)
-        }
-#undef PAIR
-        memcpy(pairs + 2 * i, &both, sizeof both);
-    }
+    memcpy(pairs, &both, sizeof both);
+}
+
+INLINE void NAME(pair_columns)(const int8_t *codes, size_t stride, int rows, int lanes, int zero, uint16_t *pairs)
+{
+    for (; rows > 1; rows -= 2, codes += 2 * stride, pairs += 2 * STRIP)
+        NAME(pair_of_codes)(codes, codes + stride, lanes, zero, pairs);
+    if (rows == 1)
+        NAME(pair_of_codes)(codes, NULL, lanes, zero, pairs);
+}
+
+static void NAME(pair_codes)(const int8_t *codes, size_t stride, int rows, int count, int zero, uint16_t *pairs)
+{
+    if (count < STRIP)
+        memset(pairs, 0, (size_t)((rows + 1) / 2) * 2 * STRIP * sizeof *pairs);
+    for (int i = 0; i < STRIP; i += LANES)
+        if (count - i >= LANES)
+            NAME(pair_columns)(codes + i, stride, rows, LANES, zero, pairs + 2 * i);
+        else if (count > i)
+            NAME(pair_columns)(codes + i, stride, rows, count - i, zero, pairs + 2 * i);
 }
 
 #ifdef __AVX512F__

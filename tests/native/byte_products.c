@@ -130,7 +130,7 @@ static void add_layer(int rows, int inputs, int outputs)
     eb_linear_codes(&layer, x, -17, 1e-3, bias, 1, 9.0f, -20, codes, extremes);
     add(codes, written);
     add(extremes, sizeof extremes);
-    largest = eb_linear_backward(&layer, gradient, 2.0f, 5, 6, codes, x, -20, NULL, 0, passed);
+    largest = eb_linear_backward(&layer, gradient, 2.0f, 5, 6, x, -20, NULL, 0, passed);
     add(passed, read * sizeof *passed);
     add(&largest, sizeof largest);
     void *const all[] = {x, codes, weights, bias, acc, gradient, passed, layer.room};

@@ -24,6 +24,8 @@ from peer.train.eight_bit.scratch import scratch
 if TYPE_CHECKING:
     from peer.native._kernels import Kernels
 
+_CPU = torch.device("cpu")
+
 
 @dataclass(frozen=True, slots=True)
 class Operands:
@@ -182,13 +184,8 @@ def _layer(native: Kernels, x: Operands | OperandsBack, weight: torch.Tensor) ->
     """Return a LinearLayer; it points to `weight`, x.weight in float32, which somebody has to hold meanwhile."""
     rows, (outputs, inputs) = x.shape[0], weight.shape
     room = _room(native.eb_linear_room(rows, outputs, inputs, isinstance(x, OperandsBack)))
-    return ffi.new(
-        "LinearLayer *",
-        {
-            "rows": rows, "outputs": outputs, "inputs": inputs, "weights": pointer(weight, "float *"),
-            "levels": x.weight.dtype == torch.int8, "largest": -1.0 if x.largest is None else x.largest, "room": room,
-        },
-    )  # fmt: skip
+    levels, largest = x.weight.dtype == torch.int8, -1.0 if x.largest is None else x.largest
+    return ffi.new("LinearLayer *", (rows, outputs, inputs, pointer(weight, "float *"), levels, largest, room))
 
 
 def _codes(
@@ -214,11 +211,9 @@ def _back(
     add: bool = False,
 ) -> float:
     weight = x.weight.to(torch.float32)
-    codes = scratch("gradient", (x.gradient.numel(),), torch.int8, x.gradient.device)
     return native.eb_linear_backward(
         _layer(native, x, weight), pointer(x.gradient, "uint16_t *"), x.largest_gradient, *x.keys,
-        pointer(codes, "int8_t *"), pointer(mask, "int8_t *"), masked, pointer(slopes, "float *"), add,
-        pointer(gradient, "uint16_t *"),
+        pointer(mask, "int8_t *"), masked, pointer(slopes, "float *"), add, pointer(gradient, "uint16_t *"),
     )  # fmt: skip
 
 
@@ -281,4 +276,4 @@ def _kernels() -> Kernels:
 
 
 def _room(size: int, kind: str = "uint8_t *") -> CData:
-    return pointer(scratch("room", (size,), torch.uint8, torch.device("cpu")), kind)
+    return pointer(scratch("room", (size,), torch.uint8, _CPU), kind)

@@ -99,7 +99,7 @@ def test_weights_that_are_codes_already_and_magnitudes_that_are_known(shape: tup
     )
 
 
-@pytest.mark.parametrize("shape", [*SHAPES, (1500, 40, 25)])
+@pytest.mark.parametrize("shape", [*SHAPES, (1500, 40, 25), (1101, 40, 530)])
 def test_weight_gradients_are_those_of_float64(shape: tuple[int, int, int]) -> None:
     rows, inputs, outputs = shape
     gradient, codes = numbers(rows, outputs).to(torch.bfloat16), random_codes((rows, inputs), 4)
