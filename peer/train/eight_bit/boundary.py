@@ -70,4 +70,4 @@ class _Boundary(torch.autograd.Function):
         wanted = ctx.needs_input_grad[1]
         passed = ctx.network.backward_floats(Gradient(data, largest), tape, wanted=wanted)
         inputs = None if passed is None else passed.data.to(torch.float32)
-        return (None, inputs, None, *(tape.gradients.get(parameter) for parameter in parameters))
+        return (None, inputs, None, *(tape.gradient_of(parameter) for parameter in parameters))

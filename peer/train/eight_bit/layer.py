@@ -75,7 +75,8 @@ class Sequential(Layer):
 
     def backward_quantized(self, gradient: Gradient, tape: Tape, *, wanted: bool = True) -> Gradient | None:
         (start,) = tape.take()
-        return self._back_through(self.layers(), gradient, tape, start, wanted)
+        layers = self.layers()
+        return self._back_through(layers, gradient, tape, start, 0 if wanted else _first_trained(layers), wanted)
 
     def forward_floats(self, x: Quantized, tape: Tape) -> torch.Tensor:
         start = tape.position
@@ -89,19 +90,18 @@ class Sequential(Layer):
     def backward_floats(self, gradient: Gradient, tape: Tape, *, wanted: bool = True) -> Gradient | None:
         (start,) = tape.take()
         *layers, last = self.layers()
-        more = wanted or _first_trained(layers) < len(layers)
-        passed = last.backward_floats(gradient, tape, wanted=more)
+        first = 0 if wanted else _first_trained(layers)
+        passed = last.backward_floats(gradient, tape, wanted=wanted or first < len(layers))
         if passed is None:
             tape.rewind(start)
             return None
-        return self._back_through(layers, passed, tape, start, wanted)
+        return self._back_through(layers, passed, tape, start, first, wanted)
 
     def _back_through(
-        self, layers: list[Layer], gradient: Gradient, tape: Tape, start: int, wanted: bool
+        self, layers: list[Layer], gradient: Gradient, tape: Tape, start: int, first: int, wanted: bool
     ) -> Gradient | None:
-        """Go back through `layers`, and stop where nothing before has parameters or is `wanted`."""
+        """Go back through `layers` to number `first`, before which nothing has parameters or is `wanted`."""
         passed: Gradient | None = gradient
-        first = 0 if wanted else _first_trained(layers)
         for index in range(len(layers) - 1, first - 1, -1):
             assert passed is not None
             passed = layers[index].backward_quantized(passed, tape, wanted=wanted or index > first)

@@ -12,7 +12,7 @@ from peer.train.eight_bit.layer import Layer
 from peer.train.eight_bit.linear_kernels import Operands, OperandsBack
 from peer.train.eight_bit.ranges import Grid, RunningRange, grid_over
 from peer.train.eight_bit.stored import weight_of
-from peer.train.eight_bit.tensors import Gradient, Quantized, Tape
+from peer.train.eight_bit.tensors import Gradient, Quantized, Tape, as_rows, rows_like
 
 
 class Linear(Layer):
@@ -35,23 +35,23 @@ class Linear(Layer):
         x = x.signed()
         codes, grid, largest = self.codes(x, tape, RunningRange.grid, grid_over, relu=self.rectifies)
         tape.save(x, largest)
-        return Quantized(codes.view(*x.data.shape[:-1], -1), grid.scale, grid.zero_point, rectified=self.rectifies)
+        return Quantized(rows_like(codes, x.data), grid.scale, grid.zero_point, rectified=self.rectifies)
 
     def forward_floats(self, x: Quantized, tape: Tape) -> torch.Tensor:
         x = x.signed()
         y, largest = linear_kernels.forward_floats(self.operands(x))
         tape.save(x, largest)
-        return y.view(*x.data.shape[:-1], -1)
+        return rows_like(y, x.data)
 
     def backward_quantized(self, gradient: Gradient, tape: Tape, *, wanted: bool = True) -> Gradient | None:
         x, largest = tape.take()
-        rows = gradient.data.reshape(-1, gradient.data.shape[-1])
+        rows = as_rows(gradient.data)
         self.count_gradients(rows, x, tape)
         if not wanted:
             return None
         operands = self.operands_back(Gradient(rows, gradient.largest), tape, largest)
         data, largest = linear_kernels.backward(operands, x.data if x.rectified else None, x.zero_point)
-        return Gradient(data.view(x.data.shape), largest)
+        return Gradient(rows_like(data, x.data), largest)
 
     backward_floats = backward_quantized
 
@@ -76,9 +76,10 @@ class Linear(Layer):
     def operands(self, x: Quantized) -> Operands:
         """Return what x W + b is the product of, for x in int8."""
         weight, largest = weight_of(self)
-        codes = x.data.reshape(-1, x.data.shape[-1])
-        bias = None if self.bias is None else self.bias.detach()
-        return Operands(codes, x.zero_point, x.scale, weight, largest, bias)
+        bias = self.bias
+        return Operands(
+            as_rows(x.data), x.zero_point, x.scale, weight, largest, None if bias is None else bias.detach()
+        )
 
     def operands_back(self, gradient: Gradient, tape: Tape, largest: float | None = None) -> OperandsBack:
         """Return what g W is the product of, for `gradient: [rows, outputs]`; `largest` of the weights, if known."""
@@ -88,11 +89,11 @@ class Linear(Layer):
 
     def count_gradients(self, rows: torch.Tensor, x: Quantized, tape: Tape) -> None:
         """The weight gradients, from the layer gradient before its quantization and the saved codes."""
-        if self.weight.requires_grad:
-            codes = x.data.reshape(-1, x.data.shape[-1])
-            product, sums = linear_kernels.weight_gradient(rows, codes, x.zero_point, x.scale)
-            tape.add_gradient(self.weight, product)
-        elif self.bias is not None and self.bias.requires_grad:
+        weight, bias = self.weight, self.bias
+        if weight.requires_grad:
+            product, sums = linear_kernels.weight_gradient(rows, as_rows(x.data), x.zero_point, x.scale)
+            tape.add_gradient(weight, product)
+        elif bias is not None and bias.requires_grad:
             sums = kernels.column_sums(rows)
-        if self.bias is not None and self.bias.requires_grad:
-            tape.add_gradient(self.bias, sums)
+        if bias is not None and bias.requires_grad:
+            tape.add_gradient(bias, sums)

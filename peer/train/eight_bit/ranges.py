@@ -95,17 +95,19 @@ class RunningRange(nn.Module):
     def observe_(self, low: float, high: float) -> None:
         """Take in the extremes of a batch."""
         low, high = min(low, 0.0), max(high, 0.0)
-        old_low, old_high = self.running_range.tolist()
+        held = self.running_range
+        old_low, old_high = held.tolist()
         if math.isnan(low) or math.isnan(old_low):
             low = high = math.nan
         elif old_low < old_high:
             narrowing = self.momentum or 0.0
             low = min(low, old_low + narrowing * (low - old_low))
             high = max(high, old_high + narrowing * (high - old_high))
-        if self.running_range.device.type == "cpu":
-            self.running_range.numpy()[:] = low, high
+        if held.is_cpu:
+            numbers = held.numpy()
+            numbers[0], numbers[1] = low, high
         else:
-            self.running_range.copy_(torch.tensor((low, high)))
+            held.copy_(torch.tensor((low, high)))
 
 
 class ChannelRanges(nn.Module):

@@ -58,6 +58,17 @@ class Gradient:
         return Gradient(data, self.largest)
 
 
+def as_rows(data: torch.Tensor) -> torch.Tensor:
+    """[..., n] → [m, n]."""
+    # Most are rows already, and a view of a tensor takes longer than to ask.
+    return data if data.dim() == 2 else data.reshape(-1, data.shape[-1])
+
+
+def rows_like(rows: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
+    """[m, k] → [..., k], for `data: [..., n]` of m rows."""
+    return rows if data.dim() == 2 else rows.view(*data.shape[:-1], rows.shape[-1])
+
+
 @dataclass(slots=True)
 class Tape:
     """What one forward pass keeps for its backward pass, last in, first out; and what the backward pass returns."""
@@ -70,8 +81,8 @@ class Tape:
     """64 bits from which the backward pass draws its stochastic rounding."""
     padding: torch.Tensor | None = None
     """Which positions of the input are padding, bool[b, n], where the first layer found that out."""
-    gradients: dict[torch.Tensor, torch.Tensor] = field(default_factory=dict)
-    """Filled by the backward pass, float32."""
+    _gradients: dict[int, torch.Tensor] = field(default_factory=dict)
+    """Of parameters by their `id`, which takes less time than the hash of a tensor."""
     _entries: list[tuple[Any, ...]] = field(default_factory=list)
     _streams: int = 0
 
@@ -105,9 +116,14 @@ class Tape:
         return z & 0xFFFFFFFF, z >> 32
 
     def add_gradient(self, parameter: torch.Tensor, value: torch.Tensor) -> None:
-        """Count a gradient of a parameter; one that serves twice gets the sum."""
-        known = self.gradients.get(parameter)
-        self.gradients[parameter] = value if known is None else known.add_(value)
+        """Count a gradient of a parameter, float32, in the backward pass; one that serves twice gets the sum. Somebody
+        has to hold the parameter as long as the tape lives."""
+        known = self._gradients.get(id(parameter))
+        self._gradients[id(parameter)] = value if known is None else known.add_(value)
+
+    def gradient_of(self, parameter: torch.Tensor) -> torch.Tensor | None:
+        """Return the gradient of a parameter; None if nothing was counted."""
+        return self._gradients.get(id(parameter))
 
     def tensors(self) -> list[torch.Tensor]:
         """Return every tensor that is kept, in the order of saving; the same storage may appear more than once."""

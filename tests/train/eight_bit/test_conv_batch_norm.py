@@ -52,8 +52,8 @@ def two_steps(shape: tuple[int, ...], *, groups: int, relu: bool, momentum: floa
         found += [buffer.clone() for buffer in unit.buffers()]
         passed = unit.backward_quantized(Gradient(*_gradient(y.data)), tape)
         assert passed is not None
-        found += [passed.data, passed.largest, *(tape.gradients[parameter] for parameter in unit.norm.parameters())]
-        of_weight.append(tape.gradients[unit.conv.weight])
+        found += [passed.data, passed.largest, *(tape.gradient_of(parameter) for parameter in unit.norm.parameters())]
+        of_weight.append(tape.gradient_of(unit.conv.weight))
     return *found, *of_weight
 
 
