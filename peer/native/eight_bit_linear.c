@@ -430,52 +430,69 @@ static void pack_gradient_block(const Kernels *kernels, const uint16_t *gradient
     }
 }
 
+/* A strip of the weight gradients of a group of outputs. */
+typedef struct {
+    int outputs, inputs;
+    /* Whether sums of the rows before are there, and what these are multiplied by when those of all rows are. */
+    int more;
+    float factor;
+    float *weights;
+    size_t stride;
+} Strip;
+
+/* Sums over `pairs` pairs of rows, in parts. */
+static void sum_strip(const Kernels *kernels, const GradientRoom *r, const uint16_t *g, const uint16_t *x, int pairs,
+                      float *sums, const Strip *strip)
+{
+    const int most = kernels->height;
+    for (int part = 0; part < pairs; part += PART_PAIRS) {
+        const int taken = pairs - part < PART_PAIRS ? pairs - part : PART_PAIRS, last = part + taken == pairs;
+        for (int output = 0; output < strip->outputs; output += most) {
+            const int height = strip->outputs - output < most ? strip->outputs - output : most;
+            const int whole = height == most && strip->inputs == STRIP;
+            float *const out = strip->weights + (size_t)output * strip->stride, *const own = sums + (size_t)output * STRIP;
+            float *const to = last && whole ? out : own;
+            const float *before = part > 0 ? own : strip->more ? out : NULL;
+            if (before == out && !whole) {
+                copy_sums(out, strip->stride, height, strip->inputs, own, STRIP);
+                before = own;
+            }
+            kernels->pairs_tile(g + (size_t)output * 2 * r->pairs + (size_t)part * 2 * (size_t)most,
+                                x + (size_t)part * 2 * STRIP, taken, before, before == out ? strip->stride : STRIP,
+                                last ? strip->factor : 1.0f, to, to == out ? strip->stride : STRIP);
+            if (last && !whole)
+                copy_sums(own, STRIP, height, strip->inputs, out, strip->stride);
+        }
+    }
+}
+
 void eb_linear_weight_gradient(const uint16_t *gradient, const int8_t *codes, int32_t zero, int rows, int outputs,
                               int inputs, float factor, float *weights, float *bias, uint8_t *room)
 {
     const Kernels kernels = kernels_of_this_processor();
     const GradientRoom r = gradient_room(&kernels, rows, outputs);
     const size_t stride = (size_t)inputs;
-    const int most = kernels.height, together = 2 * (int)r.pairs;
+    const int together = 2 * (int)r.pairs;
     room += (64 - (uintptr_t)room % 64) % 64;
     double *const totals = (double *)room;
     uint16_t *const x = (uint16_t *)(room + r.x), *const g = (uint16_t *)(room + r.g);
-    float *const sums = (float *)(room + r.sums);
     memset(totals, 0, ((size_t)outputs + LANES) * sizeof *totals);
     if (kernels.begin != NULL)
         kernels.begin();
     for (int group = 0; group < outputs; group += (int)r.outputs)
         for (int first = 0; first < rows; first += together) {
-            const int here = rows - first < together ? rows - first : together;
-            const int grouped = outputs - group < (int)r.outputs ? outputs - group : (int)r.outputs;
-            const int pairs = (int)rounded_up((here + 1) / 2, kernels.pairs_multiple);
-            memset(x + (size_t)((here + 1) / 2) * 2 * STRIP, 0, (size_t)(pairs - (here + 1) / 2) * 2 * STRIP * sizeof *x);
+            const int here = rows - first < together ? rows - first : together, there = (here + 1) / 2;
+            const int pairs = (int)rounded_up(there, kernels.pairs_multiple);
+            Strip strip = {.more = first > 0, .factor = first + here == rows ? factor : 1.0f, .stride = stride};
+            strip.outputs = outputs - group < (int)r.outputs ? outputs - group : (int)r.outputs;
             pack_gradient_block(&kernels, gradient + (size_t)first * (size_t)outputs + group, (size_t)outputs, here,
-                                grouped, outputs - group, r.pairs, g, totals + group);
+                                strip.outputs, outputs - group, r.pairs, g, totals + group);
+            memset(x + (size_t)there * 2 * STRIP, 0, (size_t)(pairs - there) * 2 * STRIP * sizeof *x);
             for (int input = 0; input < inputs; input += STRIP) {
-                const int count = inputs - input < STRIP ? inputs - input : STRIP;
-                kernels.pair_codes(codes + (size_t)first * stride + input, stride, here, count, zero, x);
-                for (int part = 0; part < pairs; part += PART_PAIRS) {
-                    const int taken = pairs - part < PART_PAIRS ? pairs - part : PART_PAIRS;
-                    const int last = part + taken == pairs;
-                    const float by = last && first + here == rows ? factor : 1.0f;
-                    for (int output = 0; output < grouped; output += most) {
-                        const int height = grouped - output < most ? grouped - output : most;
-                        const int whole = height == most && count == STRIP;
-                        float *const out = weights + (size_t)(group + output) * stride + input;
-                        float *const own = sums + (size_t)output * STRIP, *const to = last && whole ? out : own;
-                        const float *before = part > 0 ? own : first > 0 ? out : NULL;
-                        if (before == out && !whole) {
-                            copy_sums(out, stride, height, count, own, STRIP);
-                            before = own;
-                        }
-                        kernels.pairs_tile(g + (size_t)output * 2 * r.pairs + (size_t)part * 2 * (size_t)most,
-                                           x + (size_t)part * 2 * STRIP, taken, before, before == out ? stride : STRIP,
-                                           by, to, to == out ? stride : STRIP);
-                        if (last && !whole)
-                            copy_sums(own, STRIP, height, count, out, stride);
-                    }
-                }
+                strip.inputs = inputs - input < STRIP ? inputs - input : STRIP;
+                strip.weights = weights + (size_t)group * stride + input;
+                kernels.pair_codes(codes + (size_t)first * stride + input, stride, here, strip.inputs, zero, x);
+                sum_strip(&kernels, &r, g, x, pairs, (float *)(room + r.sums), &strip);
             }
         }
     if (kernels.end != NULL)

@@ -14,19 +14,24 @@ INLINE void NAME(finish_forward)(Finish *f, const int32_t *sums, int width, int 
         bias[v] = has_bias ? load_floats(f->bias + result + v * LANES, lanes) : all(0.0f);
     }
     NAME(Grid) grid = NAME(grid)(f->inverse, f->zero, &f->ends);
+    /* What is written might be a part of `f`, for all that the compiler knows. */
+    const size_t results = (size_t)f->results;
+    const float factor = f->factor;
+    float *const numbers = f->floats;
+    int8_t *const codes = f->codes;
     for (int p = 0; p < rows; p++, sums += width)
         for (int v = 0; v < sixteens; v++) {
-            const size_t at = (row + (size_t)p) * (size_t)f->results + (size_t)(result + v * LANES);
-            Floats y = __builtin_convertvector(load_integers(sums + v * LANES, LANES) - offset[v], Floats) * f->factor;
+            const size_t at = (row + (size_t)p) * results + (size_t)(result + v * LANES);
+            Floats y = __builtin_convertvector(load_integers(sums + v * LANES, LANES) - offset[v], Floats) * factor;
             if (has_bias)
                 y = y + bias[v];
             if (relu)
                 y = choose(y < 0.0f, all(0.0f), y);
             if (floats) {
-                store_floats(f->floats + at, y, lanes);
+                store_floats(numbers + at, y, lanes);
                 continue;
             }
-            NAME(code_sixteen)(&grid, y, f->codes, at, lanes);
+            NAME(code_sixteen)(&grid, y, codes, at, lanes);
         }
     NAME(keep_extremes)(&grid, &f->ends, lanes);
 }
@@ -39,26 +44,31 @@ INLINE void NAME(finish_backward)(Finish *f, const int32_t *sums, int width, int
         offset[v] = load_integers(f->offset + result + v * LANES, lanes);
     Words largest;
     memcpy(&largest, f->largest, sizeof largest);
+    const size_t results = (size_t)f->results;
+    const float factor = f->factor, *const slopes = f->slopes;
+    const uint8_t *const mask = (const uint8_t *)f->mask;
+    const int32_t masked = f->masked;
+    uint16_t *const gradient = f->gradient;
     for (int p = 0; p < rows; p++, sums += width)
         for (int v = 0; v < sixteens; v++) {
-            const size_t at = (row + (size_t)p) * (size_t)f->results + (size_t)(result + v * LANES);
-            Floats g = __builtin_convertvector(load_integers(sums + v * LANES, LANES) - offset[v], Floats) * f->factor;
+            const size_t at = (row + (size_t)p) * results + (size_t)(result + v * LANES);
+            Floats g = __builtin_convertvector(load_integers(sums + v * LANES, LANES) - offset[v], Floats) * factor;
             if (kind == MASKED)
-                g = choose(load_codes((const uint8_t *)f->mask + at, lanes) == f->masked, all(0.0f), g);
+                g = choose(load_codes(mask + at, lanes) == masked, all(0.0f), g);
             if (kind == SLOPED) {
-                const Integers index = load_codes((const uint8_t *)f->mask + at, lanes) ^ 128;
+                const Integers index = load_codes(mask + at, lanes) ^ 128;
 #ifdef __AVX512F__
-                g = g * (Floats)_mm512_i32gather_ps((__m512i)index, f->slopes, sizeof *f->slopes);
+                g = g * (Floats)_mm512_i32gather_ps((__m512i)index, slopes, sizeof *slopes);
 #else
                 Floats slope;
                 for (int l = 0; l < LANES; l++)
-                    slope[l] = f->slopes[index[l]];
+                    slope[l] = slopes[index[l]];
                 g = g * slope;
 #endif
             }
             if (kind == ADDED)
-                g = load_gradient(f->gradient + at, lanes) + g;
-            largest = larger(store_gradient(f->gradient + at, g, lanes), largest);
+                g = load_gradient(gradient + at, lanes) + g;
+            largest = larger(store_gradient(gradient + at, g, lanes), largest);
         }
     memcpy(f->largest, &largest, (size_t)lanes * sizeof *f->largest);
 }
@@ -139,13 +149,11 @@ INLINE void NAME(pair_columns)(const int8_t *codes, size_t stride, int rows, int
 
 static void NAME(pair_codes)(const int8_t *codes, size_t stride, int rows, int count, int zero, uint16_t *pairs)
 {
-    if (count < STRIP)
-        memset(pairs, 0, (size_t)((rows + 1) / 2) * 2 * STRIP * sizeof *pairs);
     for (int i = 0; i < STRIP; i += LANES)
         if (count - i >= LANES)
             NAME(pair_columns)(codes + i, stride, rows, LANES, zero, pairs + 2 * i);
-        else if (count > i)
-            NAME(pair_columns)(codes + i, stride, rows, count - i, zero, pairs + 2 * i);
+        else
+            NAME(pair_columns)(codes + i, stride, rows, count > i ? count - i : 0, zero, pairs + 2 * i);
 }
 
 #ifdef __AVX512F__

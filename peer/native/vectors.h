@@ -129,14 +129,22 @@ INLINE Words store_gradient(uint16_t *to, Floats v, int lanes)
     Words rounded = (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;
     Words none = (Words)((bits & 0x7FFFFFFFu) > 0x7F800000u);
     rounded = (rounded & ~none) | (0x7FC0u & none);
-    Halves narrow = __builtin_convertvector(rounded, Halves);
+#ifdef __AVX512F__
+    const Halves narrow = (Halves)_mm512_cvtepi32_epi16((__m512i)rounded);
+#else
+    const Halves narrow = __builtin_convertvector(rounded, Halves);
+#endif
     memcpy(to, &narrow, (size_t)lanes * sizeof *to);
     return rounded & 0x7FFFu;
 }
 INLINE Words larger(Words a, Words b)
 {
+#ifdef __AVX512F__
+    return (Words)_mm512_max_epu32((__m512i)a, (__m512i)b);
+#else
     Words mask = (Words)(a > b);
     return (a & mask) | (b & ~mask);
+#endif
 }
 INLINE float largest_of(Words magnitudes, int lanes)
 {
