@@ -236,13 +236,30 @@ uint64_t eb_linear_room(int rows, int outputs, int inputs, int transposed)
     return (uint64_t)room_of(&tiles, &layer, transposed).end + 64;
 }
 
-/* The sums of up to `here` rows of codes, and what becomes of them, for the results from `result` on that are a tile. */
+/* A tile of sums that are to be finished. */
+typedef struct {
+    const int32_t *sums;
+    int width, rows;
+    size_t row;
+    int result, count;
+} Waiting;
+
+static void finish_waiting(const Kernels *kernels, Finish *finish, Waiting *w)
+{
+    if (w->sums != NULL)
+        kernels->finish(finish, w->sums, w->width, w->rows, w->row, w->result, w->count);
+    w->sums = NULL;
+}
+
+/* The sums of up to `here` rows of codes, and what becomes of them, for the results from `result` on that are a tile. A
+   tile is finished when the products of the next one are on their way: tile registers take long to be read. */
 static void multiply_panel(const ByteTiles *tiles, const Kernels *kernels, const Room *r, int kind,
                            const int8_t *weights, const uint8_t *copy, int32_t *sums, int first, int here, int result,
-                           Finish *finish)
+                           Finish *finish, Waiting *waiting)
 {
     const int width = LANES << kind, most = tiles->pixels[kind];
     const int count = finish->results - result < width ? finish->results - result : width;
+    const int whole = r->depth == (int)r->run;
     for (int term = 0; term < (int)r->run; term += r->depth) {
         const int left = (int)r->run - term, part = left < r->depth ? left : r->depth;
         Tile *const tile = term == 0 ? tiles->once[kind] : tiles->more[kind];
@@ -250,10 +267,14 @@ static void multiply_panel(const ByteTiles *tiles, const Kernels *kernels, const
             const uint8_t *windows[MOST_PIXELS];
             const int there = here - row < most ? here - row : most;
             rows_as_windows(copy + (size_t)row * r->stride + term, r->stride, there, most, windows);
-            int32_t *const own = r->depth < (int)r->run ? sums + (size_t)(row / most) * MOST_SUMS : sums;
+            int32_t *const own = !whole ? sums + (size_t)(row / most) * MOST_SUMS
+                                        : waiting->sums == sums ? sums + MOST_SUMS : sums;
+            if (waiting->sums == own)
+                finish_waiting(kernels, finish, waiting);
             tile(windows, 0, 1, part, weights + (size_t)term * LANES, r->run * LANES, own);
+            finish_waiting(kernels, finish, waiting);
             if (part == left)
-                kernels->finish(finish, own, width, there, (size_t)(first + row), result, count);
+                *waiting = (Waiting){own, width, there, (size_t)(first + row), result, count};
         }
     }
 }
@@ -286,7 +307,7 @@ static void multiply(const LinearLayer *layer, int transposed, const Left *left,
     const ByteTiles tiles = tiles_of_this_processor();
     const Room r = room_of(&tiles, layer, transposed);
     uint8_t *const room = layer->room + (64 - (uintptr_t)layer->room % 64) % 64;
-    int32_t own[MOST_SUMS] __attribute__((aligned(64)));
+    int32_t own[2 * MOST_SUMS] __attribute__((aligned(64)));
     int32_t *const offset = (int32_t *)room;
     int32_t *const sums = r.depth < (int)r.run ? (int32_t *)(room + r.sums) : own;
     int8_t *const packed = (int8_t *)(room + r.packed);
@@ -297,6 +318,7 @@ static void multiply(const LinearLayer *layer, int transposed, const Left *left,
     for (int i = 0; i < finish->results; i++)
         offset[i] = (int32_t)((uint32_t)offset[i] * (uint32_t)(zero + 128));
     finish->offset = offset;
+    Waiting waiting = {0};
     if (tiles.begin != NULL)
         tiles.begin((int)r.run);
     for (int first = 0; first < layer->rows; first += r.together) {
@@ -309,10 +331,11 @@ static void multiply(const LinearLayer *layer, int transposed, const Left *left,
         for (int result = 0; result < finish->results;) {
             const int kind = kind_of_tile(&tiles, (finish->results - result + LANES - 1) / LANES);
             multiply_panel(&tiles, &kernels, &r, kind, packed + (size_t)result * r.run, copy, sums, first, here, result,
-                           finish);
+                           finish, &waiting);
             result += LANES << kind;
         }
     }
+    finish_waiting(&kernels, finish, &waiting);
     if (tiles.end != NULL)
         tiles.end();
 }
