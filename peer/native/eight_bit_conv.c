@@ -331,6 +331,23 @@ static void lay_pixels(const ConvShape *s, const Frame *f, size_t frame, int sam
     }
 }
 
+/* A tile of sums that are to become codes or gradients. */
+typedef struct {
+    const int32_t *sums;
+    int width, pixels;
+    const size_t *at;
+    int result, count;
+} Waiting;
+
+static void finish_waiting(const Kernels *kernels, const Output *out, Waiting *w)
+{
+    if (w->sums != NULL && out->lows != NULL)
+        kernels->finish_codes(out, w->sums, w->width, w->pixels, w->at, w->result, w->count);
+    else if (w->sums != NULL)
+        kernels->finish_gradient(out, w->sums, w->width, w->pixels, w->at, w->result, w->count);
+    w->sums = NULL;
+}
+
 static int convolve(const ConvShape *s, const uint8_t *x, const int8_t *packed, const Output *out)
 {
     if (s->depthwise)
@@ -353,7 +370,9 @@ static int convolve(const ConvShape *s, const uint8_t *x, const int8_t *packed, 
     /* Frames an odd number of lines apart: lines a power of two apart would take each other's places in the cache. */
     const size_t frame = even == 0 ? f.bytes : rounded_up((int)f.bytes, 64) | 64;
 
-    int32_t sums[MOST_SUMS] __attribute__((aligned(64)));
+    /* A tile is finished when the products of the next one are on their way: tile registers take long to be read. */
+    int32_t sums[2 * MOST_SUMS] __attribute__((aligned(64)));
+    Waiting waiting = {0};
     const size_t pixels_together = (size_t)together * (size_t)area;
     /* Tiles read rows of a line of the cache each, and up to 63 bytes past the end of a window. */
     uint8_t *room = malloc((size_t)together * frame + 2 * 64), *frames = room + (-(uintptr_t)room & 63);
@@ -390,14 +409,14 @@ static int convolve(const ConvShape *s, const uint8_t *x, const int8_t *packed, 
                 const int there = pixels - pixel < (size_t)most ? (int)(pixels - pixel) : most;
                 for (int p = 0; p < most; p++)
                     windows[p] = frames + starts[pixel + (size_t)(p < there ? p : there - 1)];
-                kernels.bytes.tile[kind](windows, row_bytes, s->rows, run, weights, block, sums);
-                if (out->lows != NULL)
-                    kernels.finish_codes(&here, sums, width, there, at + pixel, result, count);
-                else
-                    kernels.finish_gradient(&here, sums, width, there, at + pixel, result, count);
+                int32_t *const own = waiting.sums == sums ? sums + MOST_SUMS : sums;
+                kernels.bytes.tile[kind](windows, row_bytes, s->rows, run, weights, block, own);
+                finish_waiting(&kernels, &here, &waiting);
+                waiting = (Waiting){own, width, there, at + pixel, result, count};
             }
             result += width;
         }
+        finish_waiting(&kernels, &here, &waiting);
         here.codes = here.codes == NULL ? NULL : here.codes + (size_t)samples * out_sample;
         here.mask = here.mask == NULL ? NULL : here.mask + (size_t)samples * out_sample;
         here.gradient = here.gradient == NULL ? NULL : here.gradient + (size_t)samples * out_sample;
