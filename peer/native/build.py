@@ -16,9 +16,10 @@ SOURCES = (
     "eight_bit.c",
     "eight_bit_attention.c",
     "eight_bit_conv.c",
+    "eight_bit_norm.c",
+    # After those whose types it takes.
     "eight_bit_layer.c",
     "eight_bit_linear.c",
-    "eight_bit_norm.c",
     "evonorm.c",
     "factors.c",
     "processor.c",

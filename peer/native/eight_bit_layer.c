@@ -3,10 +3,8 @@
    Between the kernels lie a few numbers for each channel, which torch needs some sixty operators for: with the images of
    CIFAR-10, calling these took as long as a third of a step. They are computed here in the same order, each operation
    rounded by itself: of integers and float32 in float32, of all that torch promotes to it in float64. */
-#include "eight_bit_conv.h"
 #include "eight_bit_layer.h"
 #include "eight_bit.h"
-#include "eight_bit_norm.h"
 #include "eight_bit_steps.h"
 #include "tiers.h"
 
@@ -78,9 +76,12 @@ int eb_conv_batch_norm_forward(const ConvBatchNorm *layer)
     layer->found[0] = INFINITY;
     layer->found[1] = -INFINITY;
     const size_t sample = (size_t)area * size;
-    for (int n = 0; n < s->samples; n++)
-        eb_norm_forward(layer->before + (size_t)n * sample, 1, area, channels, 0, NULL, factor, shift, layer->low,
-                        255.0f, layer->out + (size_t)n * sample, layer->found);
+    ResidualSum sum = layer->sum == NULL ? (ResidualSum){0} : *layer->sum;
+    for (size_t at = 0; at < (size_t)s->samples * sample; at += sample) {
+        eb_norm_forward(layer->before + at, 1, area, channels, 0, NULL, factor, shift, layer->low, 255.0f,
+                        layer->sum == NULL ? NULL : &sum, layer->out + at, layer->found);
+        sum.other = sum.other == NULL ? NULL : sum.other + sample;
+    }
     status = 0;
 end:
     free(wide);

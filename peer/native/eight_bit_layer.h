@@ -1,5 +1,8 @@
 #ifndef SOTTOVOCE_EIGHT_BIT_LAYER_H
 #define SOTTOVOCE_EIGHT_BIT_LAYER_H
+#include "eight_bit_conv.h"
+#include "eight_bit_norm.h"
+
 #include <stdint.h>
 /* Whole layers of 8-bit training in one call for each direction: kernels of eight_bit.h, eight_bit_conv.h and
    eight_bit_norm.h one after the other, and the few numbers for each channel between them. Every call returns the bits
@@ -32,7 +35,9 @@ typedef struct {
     uint8_t *before;
     float *steps;
     double *mean, *inverse_deviation;
-    /* Codes of the output; the extremes of its levels and the largest magnitude of the weights. */
+    /* What is added to the output before it is handed on, or NULL. */
+    const ResidualSum *sum;
+    /* Codes of the output; the extremes of the norm's levels and the largest magnitude of the weights. */
     uint8_t *out;
     float *found;
 } ConvBatchNorm;

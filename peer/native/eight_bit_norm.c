@@ -21,10 +21,11 @@ void eb_norm_ties(const uint8_t *codes, int samples, int area, int channels, con
 }
 
 void eb_norm_forward(const uint8_t *codes, int samples, int area, int channels, int gate, const float *inner,
-                     const float *factor, const float *shift, float low, float high, uint8_t *codes_out,
-                     float *extremes)
+                     const float *factor, const float *shift, float low, float high, const ResidualSum *sum,
+                     uint8_t *codes_out, float *extremes)
 {
-    BEST(eb_norm_forward)(codes, samples, area, channels, gate, inner, factor, shift, low, high, codes_out, extremes);
+    BEST(eb_norm_forward)(codes, samples, area, channels, gate, inner, factor, shift, low, high, sum, codes_out,
+                          extremes);
 }
 
 void eb_norm_backward_sums(const uint8_t *codes, const uint16_t *gradient, int samples, int area, int channels,

@@ -16,11 +16,19 @@ void eb_norm_statistics(const uint8_t *codes, int samples, int area, int channel
 void eb_norm_ties(const uint8_t *codes, int samples, int area, int channels, const uint8_t *lows, const uint8_t *highs,
                   int32_t *at_low, int32_t *at_high);
 
+/* What is added to the codes that a norm returns, in the same pass: `other`, codes of the same shape, as by eb_sum_forward
+   with the norm's as `a`. */
+typedef struct {
+    const uint8_t *other;
+    float factor, other_factor, shift, low, high;
+    float *extremes;
+} ResidualSum;
+
 /* Codes of t * factor + shift, cut to [low, high]; extremes[0] and [1] become the least and the greatest before the
-   cut, and of what is there already. `codes_out` may be NULL. */
+   cut, and of what is there already. `codes_out` may be NULL. It gets the codes of `sum` unless that is NULL. */
 void eb_norm_forward(const uint8_t *codes, int samples, int area, int channels, int gate, const float *inner,
-                     const float *factor, const float *shift, float low, float high, uint8_t *codes_out,
-                     float *extremes);
+                     const float *factor, const float *shift, float low, float high, const ResidualSum *sum,
+                     uint8_t *codes_out, float *extremes);
 
 /* Sums over the pixels, one after the other, of g, of g * t and, with a gate, of g * q * q * gate'(u). */
 void eb_norm_backward_sums(const uint8_t *codes, const uint16_t *gradient, int samples, int area, int channels,

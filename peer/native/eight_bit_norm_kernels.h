@@ -71,12 +71,14 @@ static void NAME(eb_norm_ties)(const uint8_t *codes, int samples, int area, int 
 }
 
 INLINE void NAME(forward)(const uint8_t *codes, int area, int channels, int lanes, int gate, const float *inner,
-                          const float *factor, const float *shift, float low, float high, uint8_t *out,
-                          float *extremes)
+                          const float *factor, const float *shift, float low, float high, const ResidualSum *sum,
+                          const uint8_t *other, uint8_t *out, float *extremes)
 {
     const Floats f = load_floats(factor, lanes), s = load_floats(shift, lanes);
     const Floats i = gate ? load_floats(inner, lanes) : all(0.0f);
-    Floats least = all(INFINITY), most = all(-INFINITY);
+    Floats least = all(INFINITY), most = all(-INFINITY), least_sum = least, most_sum = most;
+    /* What is written might be a part of it, for all that the compiler knows. */
+    const ResidualSum given = sum == NULL ? (ResidualSum){0} : *sum;
     for (int p = 0; p < area; p++, codes += channels) {
         Floats t = __builtin_convertvector(load_codes(codes, lanes) - 128, Floats);
         if (gate)
@@ -86,22 +88,39 @@ INLINE void NAME(forward)(const uint8_t *codes, int area, int channels, int lane
         most = higher(level, most);
         if (out != NULL) {
             level = nearest(cut(level, all(low), all(high)));
+            if (sum != NULL) {
+                level = (level * given.factor
+                         + __builtin_convertvector(load_codes(other, lanes), Floats) * given.other_factor) + given.shift;
+                least_sum = lower(level, least_sum);
+                most_sum = higher(level, most_sum);
+                level = nearest(cut(level, all(given.low), all(given.high)));
+                other += channels;
+            }
             store_codes(out, __builtin_convertvector(level, Integers), lanes);
             out += channels;
         }
     }
     note(least, most, lanes, extremes);
+    if (sum != NULL)
+        note(least_sum, most_sum, lanes, given.extremes);
 }
 
 static void NAME(eb_norm_forward)(const uint8_t *codes, int samples, int area, int channels, int gate,
                                   const float *inner, const float *factor, const float *shift, float low, float high,
-                                  uint8_t *codes_out, float *extremes)
+                                  const ResidualSum *sum, uint8_t *codes_out, float *extremes)
 {
 #define FORWARD(L, GATE)                                                                                        \
-    NAME(forward)(codes + first, area, channels, L, GATE, inner + c, factor + at, shift + at, low, high,              \
-            codes_out == NULL ? NULL : codes_out + first, extremes)
-    EACH_SIXTEEN_GATED(FORWARD)
+    NAME(forward)(codes + first, area, channels, L, GATE, inner + c, factor + at, shift + at, low, high, NULL, NULL,  \
+                  codes_out == NULL ? NULL : codes_out + first, extremes)
+#define SUM_FORWARD(L, GATE)                                                                                    \
+    NAME(forward)(codes + first, area, channels, L, GATE, inner + c, factor + at, shift + at, low, high, sum,         \
+                  sum->other + first, codes_out + first, extremes)
+    if (sum == NULL)
+        EACH_SIXTEEN_GATED(FORWARD)
+    else
+        EACH_SIXTEEN_GATED(SUM_FORWARD)
 #undef FORWARD
+#undef SUM_FORWARD
 }
 
 INLINE void NAME(backward_sums)(const uint8_t *codes, const uint16_t *gradient, int area, int channels, int lanes,

@@ -9,6 +9,7 @@ from peer.train.eight_bit import conv_batch_norm, conv_kernels, kernels
 from peer.train.eight_bit.conv_kernels import Window
 from peer.train.eight_bit.images import image_codes, innermost, outermost, unpadded
 from peer.train.eight_bit.layer import Layer
+from peer.train.eight_bit.norm_kernels import Addend
 from peer.train.eight_bit.norms import norm_in_8_bits
 from peer.train.eight_bit.ranges import ChannelRanges, RunningRange, grid_over, rectified
 from peer.train.eight_bit.stored import weight_of
@@ -89,8 +90,13 @@ class ConvUnit(Layer):
         self._relu = activate and not activates(norm)
 
     def forward_quantized(self, x: Quantized, tape: Tape) -> Quantized:
+        return self.forward_with(x, tape, None)[0]
+
+    def forward_with(self, x: Quantized, tape: Tape, addend: Addend | None) -> tuple[Quantized, tuple[float, float]]:
+        """Return the layer's output, with the codes of the sum in place of its own if there is an `addend`, and the
+        extremes of that sum."""
         x = image_codes(x)
-        if (found := self._forward_at_once(x, tape)) is not None:
+        if (found := self._forward_at_once(x, tape, addend)) is not None:
             return found
         weights = conv_kernels.quantize_weights(*weight_of(self.conv))
         factor = x.scale * weights.scale
@@ -105,8 +111,10 @@ class ConvUnit(Layer):
             self.before_norm.observe_(_largest(lows, highs, factor))
         tape.save(x, weights.largest)
         b, h, w, c = codes.shape
-        y = self._norm.forward(codes.view(b, h * w, c), steps, self.output, tape, relu=self._relu)
-        return y.with_data(outermost(y.data.view(b, h, w, c)))
+        y, ends_of_sum = self._norm.forward(
+            codes.view(b, h * w, c), steps, self.output, tape, relu=self._relu, addend=addend
+        )
+        return y.with_data(outermost(y.data.view(b, h, w, c))), ends_of_sum
 
     def backward_quantized(self, gradient: Gradient, tape: Tape, *, wanted: bool = True) -> Gradient | None:
         data = innermost(gradient.data)
@@ -116,14 +124,16 @@ class ConvUnit(Layer):
         before = before.with_data(before.data.view(b, h, w, c))
         return self._product.backward(self.conv.weight, x, largest, before, tape, wanted)
 
-    def _forward_at_once(self, x: Quantized, tape: Tape) -> Quantized | None:
+    def _forward_at_once(
+        self, x: Quantized, tape: Tape, addend: Addend | None
+    ) -> tuple[Quantized, tuple[float, float]] | None:
         """Do the same in one native call, where there is one."""
         grid = self.output.grid()
         if not tape.training or grid is None or not isinstance(self.norm, nn.BatchNorm2d):
             return None
         found = conv_batch_norm.forward(
             (x.data, x.zero_point, x.scale), self.conv.weight.detach(), self._product.window, self.before_norm,
-            self.norm, grid, relu=self._relu,
+            self.norm, grid, addend, relu=self._relu,
         )  # fmt: skip
         if found is None:
             return None
@@ -131,7 +141,7 @@ class ConvUnit(Layer):
         self.output.observe_(*rectified(((low - zero) * grid.scale, (high - zero) * grid.scale), self._relu))
         tape.save(x, found.largest_weight)
         tape.save(found.before, found.steps, found.mean, found.inverse_deviation, torch.tensor(True))
-        return Quantized(outermost(found.out), grid.scale, zero, rectified=self._relu)
+        return Quantized(outermost(found.out), grid.scale, zero, rectified=self._relu), found.ends_of_sum
 
 
 class _Product:

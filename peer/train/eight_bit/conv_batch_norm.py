@@ -15,6 +15,7 @@ from peer.native import ffi
 from peer.train.eight_bit import conv_kernels, kernels
 from peer.train.eight_bit.conv_kernels import Window
 from peer.train.eight_bit.kernels import pointer
+from peer.train.eight_bit.norm_kernels import Addend, residual_sum
 from peer.train.eight_bit.ranges import ChannelRanges, Grid
 from peer.train.eight_bit.scratch import scratch
 
@@ -24,9 +25,11 @@ class Found:
     """What the forward pass returns and what its backward pass needs."""
 
     out: torch.Tensor
-    """uint8[b, h, w, outputs], codes of the output."""
+    """uint8[b, h, w, outputs], codes of the output, or of its sum with an addend."""
     ends: tuple[float, float]
     """The extremes of the output in steps of its grid, counted from code 0."""
+    ends_of_sum: tuple[float, float]
+    """Those of the sum."""
     largest_weight: float
     before: torch.Tensor
     """uint8[b, h · w, outputs], codes of what the norm read."""
@@ -45,11 +48,12 @@ def forward(
     ranges: ChannelRanges,
     norm: nn.BatchNorm2d,
     grid: Grid,
+    addend: Addend | None,
     *,
     relu: bool,
 ) -> Found | None:
-    """Return the layer's output on `grid` for x, the codes uint8[b, h, w, inputs], their zero point and scale; ranges
-    and running statistics move on. None where there is no such kernel, or no range yet."""
+    """Return the layer's output on `grid` for x, the codes uint8[b, h, w, inputs], their zero point and scale, or its
+    sum with `addend`; ranges and running statistics move on. None where there is no such kernel, or no range yet."""
     codes, zero_point, scale = x
     native = kernels.native_for(codes)
     if native is None or not window.is_native(weight.shape[1], len(weight)):
@@ -65,6 +69,7 @@ def forward(
     shape = conv_kernels.forward_shape(codes, zero_point, window, outputs)
     b, h, w = len(codes), window.results(codes.shape[1]), window.results(codes.shape[2])
     results = ffi.new("float[3]")
+    added, ends_of_sum = residual_sum(addend)
     out = torch.empty((b, h, w, outputs), dtype=torch.uint8)
     before = torch.empty((b, h * w, outputs), dtype=torch.uint8)
     steps = torch.empty(outputs)
@@ -84,9 +89,10 @@ def forward(
             "codes": pointer(scratch("weights", (outputs * terms,), torch.int8, codes.device), "int8_t *"),
             "packed": pointer(conv_kernels.packed_room(outputs, terms), "int8_t *"),
             "before": pointer(before, "uint8_t *"), "steps": pointer(steps, "float *"),
-            "mean": pointer(mean, "double *"), "inverse_deviation": pointer(inverse, "double *"),
+            "mean": pointer(mean, "double *"), "inverse_deviation": pointer(inverse, "double *"), "sum": added,
             "out": pointer(out, "uint8_t *"), "found": results,
         },
     )  # fmt: skip
     kernels.done(native.eb_conv_batch_norm_forward(layer))
-    return Found(out, (results[0], results[1]), results[2], before, steps, mean, inverse)
+    ends = (results[0], results[1]), (ends_of_sum[0], ends_of_sum[1])
+    return Found(out, *ends, results[2], before, steps, mean, inverse)

@@ -89,6 +89,27 @@ def ties(codes: torch.Tensor, lows: torch.Tensor, highs: torch.Tensor) -> tuple[
     return at_low, at_high
 
 
+@dataclass(frozen=True, slots=True)
+class Addend:
+    """What is added to the codes of a norm in the same pass: the result is codes · factors[0] + other · factors[1] +
+    shift, cut to `cut`."""
+
+    other: torch.Tensor
+    """uint8[b, n, c]."""
+    factors: tuple[float, float]
+    shift: float
+    cut: tuple[float, float]
+
+
+def residual_sum(addend: Addend | None) -> tuple[CData, CData]:
+    """Return a ResidualSum for the native kernels, or NULL, and where they write the extremes of the sum."""
+    ends = ffi.new("float[2]", (math.inf, -math.inf))
+    if addend is None:
+        return ffi.NULL, ends
+    given = (_bytes(addend.other), *addend.factors, addend.shift, *addend.cut, ends)
+    return ffi.new("ResidualSum *", given), ends
+
+
 def forward(
     codes: torch.Tensor,
     gate: Gate,
@@ -96,9 +117,10 @@ def forward(
     factor: torch.Tensor,
     shift: torch.Tensor,
     cut: tuple[float, float] | None,
-) -> tuple[torch.Tensor | None, tuple[float, float]]:
-    """Return uint8 codes of t · factor + shift, cut to `cut` and rounded to nearest, and the extremes before the cut;
-    without `cut` only these.
+    addend: Addend | None = None,
+) -> tuple[torch.Tensor | None, tuple[float, float], tuple[float, float]]:
+    """Return uint8 codes of t · factor + shift, cut to `cut` and rounded to nearest, or of their sum with an `addend`;
+    the extremes before the cut; and those of the sum. Without `cut` only extremes.
 
     t = q · gate(inner · q); `inner: float32[c]`, `factor` and `shift: float32[b, c]`.
     """
@@ -106,16 +128,21 @@ def forward(
     if native := native_for(codes):
         out = None if cut is None else torch.empty_like(codes)
         ends = ffi.new("float[2]", (math.inf, -math.inf))
+        added, ends_of_sum = residual_sum(addend)
         native.eb_norm_forward(
             _bytes(codes), b, n, c, gate, _floats(inner), _floats(factor), _floats(shift), *(cut or (0.0, 0.0)),
-            _bytes(out), ends,
+            added, _bytes(out), ends,
         )  # fmt: skip
-        return out, (ends[0], ends[1])
+        return out, (ends[0], ends[1]), (ends_of_sum[0], ends_of_sum[1])
     q = codes.to(torch.float32) - 128.0
     if inner is not None:
         q = q * _gate(gate, q * inner)
     levels = q * factor[:, None] + shift[:, None]
-    return None if cut is None else _rounded(levels, cut), _extremes(levels)
+    found = None if cut is None else _rounded(levels, cut)
+    if found is None or addend is None:
+        return found, _extremes(levels), (math.inf, -math.inf)
+    total, of_total = sum_forward(found, addend.other, addend.factors, addend.shift, addend.cut)
+    return total, _extremes(levels), of_total
 
 
 def backward_sums(

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from peer.train.eight_bit import norm_kernels
-from peer.train.eight_bit.norm_kernels import HARD_SIGMOID, PLAIN, SIGMOID, Ends, Gate
+from peer.train.eight_bit.norm_kernels import HARD_SIGMOID, PLAIN, SIGMOID, Addend, Ends, Gate
 from peer.train.eight_bit.ranges import RunningRange, grid_over, rectified
 from peer.train.eight_bit.tensors import Gradient, Quantized, Tape
 from peer.train.full_precision.norms import CHUNKS, EvoNormS0, RangeBatchNorm, RangeEvoNorm, equal_parts, range_scale
@@ -56,31 +56,40 @@ class NormIn8Bits(ABC):
     gate: Gate = PLAIN
 
     def forward(
-        self, codes: torch.Tensor, steps: torch.Tensor, output: RunningRange, tape: Tape, *, relu: bool
-    ) -> Quantized:
-        """Return y of `codes: uint8[b, n, c]` whose steps are `steps: float32[c]`, with or without a ReLU."""
+        self,
+        codes: torch.Tensor,
+        steps: torch.Tensor,
+        output: RunningRange,
+        tape: Tape,
+        *,
+        relu: bool,
+        addend: Addend | None = None,
+    ) -> tuple[Quantized, tuple[float, float]]:
+        """Return y of `codes: uint8[b, n, c]` whose steps are `steps: float32[c]`, with or without a ReLU; with the
+        codes of the sum in place of its own if there is an `addend`, and the extremes of that sum."""
         affine = self.affine(codes, steps.double(), tape.training)
         inner = self._inner(steps)
         size = (codes.shape[0], codes.shape[2])
         factor, shift = (value.expand(size) for value in (affine.factor, affine.shift))
         grid = output.grid()
         if grid is None:
-            _, ends = norm_kernels.forward(codes, self.gate, inner, _floats(factor), _floats(shift), None)
+            _, ends, _ = norm_kernels.forward(codes, self.gate, inner, _floats(factor), _floats(shift), None)
             grid = grid_over(*rectified(ends, relu))
         zero = grid.zero_point + 128
-        out, (low, high) = norm_kernels.forward(
+        out, (low, high), ends_of_sum = norm_kernels.forward(
             codes,
             self.gate,
             inner,
             _floats(factor * grid.inverse),
             _floats(shift * grid.inverse + zero),
             (float(zero) if relu else 0.0, 255.0),
+            addend,
         )
         assert out is not None
         if tape.training:
             output.observe_(*rectified(((low - zero) * grid.scale, (high - zero) * grid.scale), relu))
         tape.save(codes, steps, *affine.kept)
-        return Quantized(out, grid.scale, zero, rectified=relu)
+        return Quantized(out, grid.scale, zero, rectified=relu), ends_of_sum
 
     def backward(self, gradient: torch.Tensor, tape: Tape) -> Gradient:
         """Count the gradients of the parameters, and return that of what `forward` read, for bfloat16[b, n, c]."""

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
+
 from peer.train.eight_bit import norm_kernels
+from peer.train.eight_bit.conv import ConvUnit
 from peer.train.eight_bit.images import image_codes, innermost, outermost, unpadded
 from peer.train.eight_bit.layer import Layer
-from peer.train.eight_bit.ranges import RunningRange, grid_over, rectified
+from peer.train.eight_bit.norm_kernels import Addend
+from peer.train.eight_bit.ranges import Grid, RunningRange, grid_over, rectified
 from peer.train.eight_bit.tensors import Gradient, Quantized, Tape
 
 
@@ -27,30 +31,62 @@ class Residual(Layer):
         self.output = RunningRange()
 
     def forward_quantized(self, x: Quantized, tape: Tape) -> Quantized:
-        y = x
-        for layer in self._layers():
-            y = layer.forward_quantized(y, tape)
+        start = tape.position
         other = self._around().forward_quantized(x, tape) if self._shortcut else x
-        channels = y.data.shape[1]
-        a, b = image_codes(y), image_codes(other)
-        shift = -(a.scale * a.zero_point + b.scale * b.zero_point)
-        grid = self.output.grid()
-        if grid is None:
-            _, ends = norm_kernels.sum_forward(a.data, b.data, (a.scale, b.scale), shift, None)
-            grid = grid_over(*rectified(ends, self._relu))
+        # Backwards the shortcut comes first.
+        of_shortcut = tape.set_aside(start)
+        y = x
+        *layers, last = self._layers()
+        for layer in layers:
+            y = layer.forward_quantized(y, tape)
+        found = self._sum_with(last, y, other, tape)
+        if found is None:
+            found = self._sum(last.forward_quantized(y, tape), other)
+        codes, grid, (low, high) = found
         zero = grid.zero_point + 128
-        codes, (low, high) = norm_kernels.sum_forward(
-            a.data,
-            b.data,
-            (a.scale * grid.inverse, b.scale * grid.inverse),
-            shift * grid.inverse + zero,
-            (float(zero) if self._relu else 0.0, 255.0),
-        )
-        assert codes is not None
+        tape.put_back(of_shortcut)
         if tape.training:
             self.output.observe_(*rectified(((low - zero) * grid.scale, (high - zero) * grid.scale), self._relu))
         tape.save(image_codes(x) if x.rectified else None)
-        return Quantized(outermost(codes[..., :channels]), grid.scale, zero, rectified=self._relu)
+        return Quantized(codes, grid.scale, zero, rectified=self._relu)
+
+    def _sum_with(
+        self, last: Layer, y: Quantized, other: Quantized, tape: Tape
+    ) -> tuple[torch.Tensor, Grid, tuple[float, float]] | None:
+        """Return the codes of `last` of y plus `other`, their grid and their extremes in its steps, if the norm of
+        `last` can do that in its own pass."""
+        b = image_codes(other)
+        if not isinstance(last, ConvUnit) or b.data.shape[3] != other.data.shape[1]:
+            return None
+        own, grid = last.output.grid(), self.output.grid()
+        if own is None or grid is None:
+            return None
+        scales, shift, cut = self._to_grid((own.scale, own.zero_point + 128), (b.scale, b.zero_point), grid)
+        addend = Addend(b.data.flatten(1, 2), scales, shift, cut)
+        total, ends = last.forward_with(y, tape, addend)
+        return total.data, grid, ends
+
+    def _sum(self, y: Quantized, other: Quantized) -> tuple[torch.Tensor, Grid, tuple[float, float]]:
+        """Return the codes of y plus `other`, their grid and their extremes in its steps."""
+        a, b = image_codes(y), image_codes(other)
+        grid = self.output.grid()
+        if grid is None:
+            shift = -(a.scale * a.zero_point + b.scale * b.zero_point)
+            _, ends = norm_kernels.sum_forward(a.data, b.data, (a.scale, b.scale), shift, None)
+            grid = grid_over(*rectified(ends, self._relu))
+        to_grid = self._to_grid((a.scale, a.zero_point), (b.scale, b.zero_point), grid)
+        codes, ends = norm_kernels.sum_forward(a.data, b.data, *to_grid)
+        assert codes is not None
+        return outermost(codes[..., : y.data.shape[1]]), grid, ends
+
+    def _to_grid(
+        self, a: tuple[float, int], b: tuple[float, int], grid: Grid
+    ) -> tuple[tuple[float, float], float, tuple[float, float]]:
+        """Return the factors, the shift and the cut that make codes on `grid` of two, given by scale and zero point."""
+        zero = float(grid.zero_point + 128)
+        shift = -(a[0] * a[1] + b[0] * b[1])
+        scales = a[0] * grid.inverse, b[0] * grid.inverse
+        return scales, shift * grid.inverse + zero, (zero if self._relu else 0.0, 255.0)
 
     def backward_quantized(self, gradient: Gradient, tape: Tape, *, wanted: bool = True) -> Gradient | None:
         (x,) = tape.take()

@@ -101,6 +101,16 @@ class Tape:
         """How many times `save` was called and not taken back."""
         return len(self._entries)
 
+    def set_aside(self, position: int) -> list[tuple[Any, ...]]:
+        """Return what was saved after `position`, and forget it until `put_back`."""
+        aside = self._entries[position:]
+        del self._entries[position:]
+        return aside
+
+    def put_back(self, aside: list[tuple[Any, ...]]) -> None:
+        """Save again what was set aside."""
+        self._entries.extend(aside)
+
     def rewind(self, position: int) -> None:
         """Forget what was saved after `position`."""
         del self._entries[position:]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from peer.train.eight_bit import norm_kernels
-from peer.train.eight_bit.norm_kernels import HARD_SIGMOID, PLAIN, SIGMOID, Ends, Gate
+from peer.train.eight_bit.norm_kernels import HARD_SIGMOID, PLAIN, SIGMOID, Addend, Ends, Gate
 from tests.train.eight_bit.twins import assert_equal, assert_twins_agree, by_both
 
 SHAPES = [(1, 1, 4), (3, 35, 16), (2, 49, 24), (5, 4, 100)]
@@ -34,6 +34,13 @@ def test_norms_give_the_same_bits(shape: tuple[int, int, int], gate: Gate) -> No
 
     for cut in ((7.0, 250.0), None):
         assert_twins_agree(partial(norm_kernels.forward, codes, gate, inner, factor, shift, cut))
+    addend = Addend(torch.randint(0, 256, shape, dtype=torch.uint8), (0.7, 0.4), -11.3, (3.0, 240.0))
+    given = (codes, gate, inner, factor, shift, (7.0, 250.0))
+    assert_twins_agree(partial(norm_kernels.forward, *given, addend))
+    alone, ends, _ = norm_kernels.forward(*given)
+    assert alone is not None
+    total, of_total = norm_kernels.sum_forward(alone, addend.other, addend.factors, addend.shift, addend.cut)
+    assert_equal(norm_kernels.forward(*given, addend), (total, ends, of_total))
     sums = by_both(partial(norm_kernels.backward_sums, codes, gradient, gate, inner))
     assert_equal(*(sums if gate else (found[:2] for found in sums)))
     ends = Ends(native.lows, native.highs, torch.randn(b, c), torch.randn(b, c))
