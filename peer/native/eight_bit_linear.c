@@ -25,8 +25,8 @@
 /* Pairs of rows of which a tile of the weight gradient is taken at a time: those of a strip of inputs fill most of a
    first-level cache. */
 #define PART_PAIRS 256
-/* How many are worked on at a time, and how many bytes their gradients take at most, a part of a second-level cache: the
-   sums of a strip stay there from one part to the next, and as few as can be go to memory and come back. */
+/* How many are worked on at a time, and how many bytes their gradients take at most, a part of a second-level cache. The
+   sums of a strip stay there from one part to the next: only those of further rows go to memory and come back. */
 #define PAIRS_TOGETHER (2 * PART_PAIRS)
 #define GRADIENT_BLOCK (1024 * 1024)
 
@@ -407,8 +407,8 @@ float eb_linear_backward(const LinearLayer *layer, const uint16_t *gradient, flo
 typedef struct {
     /* The most pairs of rows that are worked on at a time, and the most outputs. */
     size_t pairs, outputs;
-    /* Where the operands of tiles begin, and sums of a strip of inputs on their way to the next part; sums of outputs come
-       first. */
+    /* Where the operands of tiles begin, and sums of a strip of inputs on their way to the next part; before all that
+       lie the sums of outputs. */
     size_t x, g, sums, end;
 } GradientRoom;
 
@@ -473,8 +473,8 @@ static void sum_strip(const Kernels *kernels, const GradientRoom *r, const uint1
         for (int output = 0; output < strip->outputs; output += most) {
             const int height = strip->outputs - output < most ? strip->outputs - output : most;
             const int whole = height == most && strip->inputs == STRIP;
-            float *const out = strip->weights + (size_t)output * strip->stride, *const own = sums + (size_t)output * STRIP;
-            float *const to = last && whole ? out : own;
+            float *const out = strip->weights + (size_t)output * strip->stride;
+            float *const own = sums + (size_t)output * STRIP, *const to = last && whole ? out : own;
             const float *before = part > 0 ? own : strip->more ? out : NULL;
             if (before == out && !whole) {
                 copy_sums(out, strip->stride, height, strip->inputs, own, STRIP);
@@ -490,7 +490,7 @@ static void sum_strip(const Kernels *kernels, const GradientRoom *r, const uint1
 }
 
 void eb_linear_weight_gradient(const uint16_t *gradient, const int8_t *codes, int32_t zero, int rows, int outputs,
-                              int inputs, float factor, float *weights, float *bias, uint8_t *room)
+                               int inputs, float factor, float *weights, float *bias, uint8_t *room)
 {
     const Kernels kernels = kernels_of_this_processor();
     const GradientRoom r = gradient_room(&kernels, rows, outputs);

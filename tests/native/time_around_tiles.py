@@ -5,8 +5,8 @@
 The networks are those of `tools/bench_eight_bit.py`, on one core. What such steps compute means nothing, but ranges
 stay finite, and no arithmetic takes longer than in a true step: see `amx_left_out.h`. Their time is that of everything
 around tile instructions. In the place of a tile's store are sixteen of vectors, so that memory is mapped where it would
-be; with linear-1024, they were an eighth of the time. It takes a processor with AVX-512, and no AMX. Beside it stands
-what was left out, by the software model (`count_tiles.py`).
+be. It takes a processor with AVX-512, and no AMX. Beside it stands what was left out, by the software model
+(`count_tiles.py`).
 """
 
 from __future__ import annotations
