@@ -32,6 +32,7 @@ typedef struct {
     const uint8_t *mask;
     int masked;
     float *largest;
+    const uint16_t *added;
     uint16_t *gradient;
 } Output;
 
@@ -298,6 +299,7 @@ static int convolve_depthwise(const ConvShape *s, const uint8_t *x, const int8_t
             }
         here.codes = here.codes == NULL ? NULL : here.codes + out_sample;
         here.mask = here.mask == NULL ? NULL : here.mask + out_sample;
+        here.added = here.added == NULL ? NULL : here.added + out_sample;
         here.gradient = here.gradient == NULL ? NULL : here.gradient + out_sample;
     }
     free(frame);
@@ -419,6 +421,7 @@ static int convolve(const ConvShape *s, const uint8_t *x, const int8_t *packed, 
         finish_waiting(&kernels, &here, &waiting);
         here.codes = here.codes == NULL ? NULL : here.codes + (size_t)samples * out_sample;
         here.mask = here.mask == NULL ? NULL : here.mask + (size_t)samples * out_sample;
+        here.added = here.added == NULL ? NULL : here.added + (size_t)samples * out_sample;
         here.gradient = here.gradient == NULL ? NULL : here.gradient + (size_t)samples * out_sample;
     }
     if (kernels.bytes.end != NULL)
@@ -438,9 +441,10 @@ int eb_conv_forward(const ConvShape *shape, const uint8_t *x, const int8_t *pack
 }
 
 int eb_conv_backward(const ConvShape *shape, const int8_t *x, const int8_t *packed, const int32_t *offset,
-                     float factor, const uint8_t *mask, int masked, uint16_t *gradient, float *largest)
+                     float factor, const uint16_t *added, const uint8_t *mask, int masked, uint16_t *gradient,
+                     float *largest)
 {
-    const Output out = {.offset = offset, .factor = factor, .mask = mask, .masked = masked,
+    const Output out = {.offset = offset, .factor = factor, .added = added, .mask = mask, .masked = masked,
                         .gradient = gradient, .largest = largest};
     return convolve(shape, (const uint8_t *)x, packed, &out);
 }

@@ -51,10 +51,11 @@ int eb_conv_forward(const ConvShape *shape, const uint8_t *x, const int8_t *pack
                     int32_t *highs, int64_t *totals, int64_t *squares);
 
 /* Gradients acc * factor in bfloat16, for a gradient's codes x: int8, of which `flip` = 128 makes uint8. `offset` as
-   above. They are 0 where `mask`, uint8 of the same size, equals `masked`, unless it is NULL. largest[0] becomes the
-   largest magnitude, and of what is there already. */
+   above. `added`, bfloat16 of the same size, is added to them unless it is NULL. They are 0 where `mask`, uint8 of the
+   same size, equals `masked`, unless it is NULL. largest[0] becomes the largest magnitude, and of what is there already. */
 int eb_conv_backward(const ConvShape *shape, const int8_t *x, const int8_t *packed, const int32_t *offset,
-                     float factor, const uint8_t *mask, int masked, uint16_t *gradient, float *largest);
+                     float factor, const uint16_t *added, const uint8_t *mask, int masked, uint16_t *gradient,
+                     float *largest);
 
 /* weights[result, channel, row, column] = factor * sum over samples and pixels of (x - filling) * gradient, where
    `gradient` is bfloat16 [samples, result_height, result_width, results] and `inputs` of the channels count; with one

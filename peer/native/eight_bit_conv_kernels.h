@@ -48,12 +48,21 @@ INLINE Words NAME(gradient_of_sixteen)(const Output *o, const int32_t *sums, int
                                        int result, int lanes)
 {
     const Integers offset = load_integers(o->offset + result, lanes);
+    /* What is written might be a part of `o`, for all that the compiler knows. */
+    const float factor = o->factor;
+    const uint8_t *const mask = o->mask;
+    const int masked = o->masked;
+    const uint16_t *const added = o->added;
+    uint16_t *const gradient = o->gradient;
     Words largest = {};
     for (int p = 0; p < pixels; p++, sums += width) {
-        Floats g = __builtin_convertvector(load_integers(sums, LANES) - offset, Floats) * o->factor;
-        if (o->mask != NULL)
-            g = choose(load_codes(o->mask + at[p] + result, lanes) == o->masked, all(0.0f), g);
-        largest = larger(store_gradient(o->gradient + at[p] + result, g, lanes), largest);
+        const size_t here = at[p] + (size_t)result;
+        Floats g = __builtin_convertvector(load_integers(sums, LANES) - offset, Floats) * factor;
+        if (added != NULL)
+            g = (Floats)(rounded_gradient(g) << 16) + load_gradient(added + here, lanes);
+        if (mask != NULL)
+            g = choose(load_codes(mask + here, lanes) == masked, all(0.0f), g);
+        largest = larger(store_gradient(gradient + here, g, lanes), largest);
     }
     return largest;
 }

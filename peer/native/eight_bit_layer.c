@@ -170,8 +170,8 @@ int eb_conv_input_gradient(const ConvInputGradient *layer)
                                       column_taps, shape.columns, l.packed, offset);
             for (int i = 0; i < padded; i++)
                 offset[i] *= 128;
-            status = eb_conv_backward(&shape, l.gradient_codes, l.packed, offset, l.factor, l.mask, l.masked, l.out,
-                                      l.largest);
+            status = eb_conv_backward(&shape, l.gradient_codes, l.packed, offset, l.factor, l.added, l.mask, l.masked,
+                                      l.out, l.largest);
         }
     free(integers);
     return status;

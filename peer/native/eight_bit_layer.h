@@ -67,6 +67,8 @@ typedef struct {
     float weights_inverse;
     /* What one step of each together makes. */
     float factor;
+    /* NULL, or what is added to the result, bfloat16 of its size; every pixel has to be read by a window then. */
+    const uint16_t *added;
     /* NULL, or uint8 of the size of the result, which is 0 where the two are equal. */
     const uint8_t *mask;
     int masked;

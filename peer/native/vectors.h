@@ -29,6 +29,7 @@
 #define load_codes NAME(load_codes)
 #define store_codes NAME(store_codes)
 #define load_gradient NAME(load_gradient)
+#define rounded_gradient NAME(rounded_gradient)
 #define store_gradient NAME(store_gradient)
 #define larger NAME(larger)
 #define largest_of NAME(largest_of)
@@ -122,13 +123,18 @@ INLINE Floats load_gradient(const uint16_t *from, int lanes)
     memcpy(&v, from, (size_t)lanes * sizeof *from);
     return (Floats)(__builtin_convertvector(v, Words) << 16);
 }
-/* Round to nearest, ties to even, quiet NaN; returns the magnitudes' bits. */
-INLINE Words store_gradient(uint16_t *to, Floats v, int lanes)
+/* The bits of bfloat16: rounded to nearest, ties to even, quiet NaN. */
+INLINE Words rounded_gradient(Floats v)
 {
     Words bits = (Words)v;
     Words rounded = (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;
     Words none = (Words)((bits & 0x7FFFFFFFu) > 0x7F800000u);
-    rounded = (rounded & ~none) | (0x7FC0u & none);
+    return (rounded & ~none) | (0x7FC0u & none);
+}
+/* Returns the magnitudes' bits. */
+INLINE Words store_gradient(uint16_t *to, Floats v, int lanes)
+{
+    const Words rounded = rounded_gradient(v);
 #ifdef __AVX512F__
     const Halves narrow = (Halves)_mm512_cvtepi32_epi16((__m512i)rounded);
 #else

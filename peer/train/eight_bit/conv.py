@@ -117,12 +117,24 @@ class ConvUnit(Layer):
         return y.with_data(outermost(y.data.view(b, h, w, c))), ends_of_sum
 
     def backward_quantized(self, gradient: Gradient, tape: Tape, *, wanted: bool = True) -> Gradient | None:
+        return self.backward_with(gradient, tape, None, wanted=wanted)
+
+    def backward_with(
+        self, gradient: Gradient, tape: Tape, added: torch.Tensor | None, *, wanted: bool
+    ) -> Gradient | None:
+        """Return the gradient with regard to x and what is `added`: bfloat16[b, h, w, inputs], if the layer `can_add`
+        that; 0 where x was rectified."""
         data = innermost(gradient.data)
         b, h, w, c = data.shape
         before = self._norm.backward(data.view(b, h * w, c), tape)
         x, largest = tape.take()
         before = before.with_data(before.data.view(b, h, w, c))
-        return self._product.backward(self.conv.weight, x, largest, before, tape, wanted)
+        return self._product.backward(self.conv.weight, x, largest, before, tape, wanted, added)
+
+    @property
+    def can_add(self) -> bool:
+        """Whether the backward pass can add something to what it returns."""
+        return self._product.can_add
 
     def _forward_at_once(
         self, x: Quantized, tape: Tape, addend: Addend | None
@@ -149,6 +161,7 @@ class _Product:
 
     def __init__(self, inputs: int, window: Window) -> None:
         self.window = window
+        self.can_add = window.covers and inputs % 4 == 0
         self._inputs = inputs
 
     def backward(
@@ -159,8 +172,10 @@ class _Product:
         gradient: Gradient,
         tape: Tape,
         wanted: bool,
+        added: torch.Tensor | None = None,
     ) -> Gradient | None:
-        """Count the weight's gradient, and return that of x: [b, c, h, w], for `gradient` of [b, h, w, outputs]."""
+        """Count the weight's gradient, and return that of x and what is `added`: [b, c, h, w], for `gradient` of
+        [b, h, w, outputs]."""
         if weight.requires_grad:
             tape.add_gradient(
                 weight,
@@ -171,7 +186,7 @@ class _Product:
         mask = (x.data, x.zero_point) if x.rectified else None
         found = conv_kernels.input_gradient(
             gradient.data, gradient.largest, tape.draw_keys(), weight.detach(), largest_weight, self.window,
-            (x.data.shape[1], x.data.shape[2]), mask,
+            (x.data.shape[1], x.data.shape[2]), mask, added,
         )  # fmt: skip
         return unpadded(*found, self._inputs)
 

@@ -18,6 +18,7 @@ from torch.nn.grad import conv2d_input, conv2d_weight
 from peer.native import CData, ffi
 from peer.train.eight_bit import kernels
 from peer.train.eight_bit.kernels import done, pointer
+from peer.train.eight_bit.norm_kernels import sum_backward
 from peer.train.eight_bit.ranges import inverse_step
 from peer.train.eight_bit.scratch import scratch
 from peer.train.eight_bit.stored import as_levels
@@ -47,6 +48,11 @@ class Window:
     def padding(self) -> int:
         """Pixels of filling on each side."""
         return self.kernel // 2
+
+    @property
+    def covers(self) -> bool:
+        """Whether no pixels lie between two windows."""
+        return self.kernel >= self.stride
 
     def is_native(self, inputs: int, outputs: int) -> bool:
         """Return whether native kernels know it, where each of `outputs` reads `inputs` channels: of groups only those
@@ -210,8 +216,9 @@ def backward(
             done(
                 native.eb_conv_backward(
                     shape, pointer(codes, "int8_t *"), pointer(packed, "int8_t *"),
-                    pointer(sums.mul_(128), "int32_t *"), factor, pointer(mask[0] if mask else None, "uint8_t *"),
-                    mask[1] if mask else 0, pointer(gradient, "uint16_t *"), largest,
+                    pointer(sums.mul_(128), "int32_t *"), factor, ffi.NULL,
+                    pointer(mask[0] if mask else None, "uint8_t *"), mask[1] if mask else 0,
+                    pointer(gradient, "uint16_t *"), largest,
                 )
             )  # fmt: skip
     return gradient, largest[0]
@@ -275,9 +282,14 @@ def input_gradient(
     window: Window,
     size: tuple[int, int],
     mask: tuple[torch.Tensor, int] | None,
+    added: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, float]:
     """Return the input gradient as `backward` does, from the layer gradient bfloat16[b, h, w, outputs] and the weights
-    float32[outputs, inputs / groups, kernel, kernel], which are quantized here, and the largest magnitudes of both."""
+    float32[outputs, inputs / groups, kernel, kernel], which are quantized here, and the largest magnitudes of both.
+
+    Before the mask, `added` is added to it: bfloat16[b, *size, inputs], inputs a multiple of 4, if the window `covers`
+    every pixel.
+    """
     b, rows, columns, outputs = gradient.shape
     inputs, depthwise = weight.shape[1], window.groups > 1
     native = kernels.native_for(gradient)
@@ -285,13 +297,14 @@ def input_gradient(
     if native is None or outputs % 4 or not window.is_native(inputs, outputs) or not is_ready:
         weights = quantize_weights(weight, largest_weight)
         codes, scale = kernels.quantize_gradient(gradient, largest, keys)
-        return backward(codes, weights, window, size, scale * weights.scale, mask)
+        found = backward(codes, weights, window, size, scale * weights.scale, mask)
+        return found if added is None else sum_backward(found[0], added, *(mask or (None, 0)))
     terms = window.kernel**2 * outputs
     out = torch.empty((b, *size, outputs if depthwise else up_to_4(inputs)), dtype=torch.bfloat16)
     cpu = gradient.device
     gradient_codes = scratch("gradient", (gradient.numel(),), torch.int8, cpu)
     codes = scratch("weights", (terms * up_to_4(inputs),), torch.int8, cpu)
-    found = ffi.new("float *")
+    of_out = ffi.new("float *")
     layer = ffi.new(
         "ConvInputGradient *",
         {
@@ -300,15 +313,15 @@ def input_gradient(
             "result_height": rows, "result_width": columns, "outputs": outputs,
             "gradient_inverse": inverse_step(largest), "key0": keys[0], "key1": keys[1],
             "weights": pointer(weight, "float *"), "weights_inverse": inverse_step(largest_weight),
-            "factor": (largest / 127.0) * (largest_weight / 127.0),
+            "factor": (largest / 127.0) * (largest_weight / 127.0), "added": pointer(added, "uint16_t *"),
             "mask": pointer(mask[0] if mask else None, "uint8_t *"), "masked": mask[1] if mask else 0,
             "gradient_codes": pointer(gradient_codes, "int8_t *"), "codes": pointer(codes, "int8_t *"),
             "packed": pointer(packed_room(up_to_4(inputs), terms), "int8_t *"), "out": pointer(out, "uint16_t *"),
-            "largest": found,
+            "largest": of_out,
         },
     )  # fmt: skip
     done(native.eb_conv_input_gradient(layer))
-    return out, found[0]
+    return out, of_out[0]
 
 
 def _forward(

@@ -93,19 +93,23 @@ class Residual(Layer):
         around: Gradient | None = gradient
         if self._shortcut:
             around = self._around().backward_quantized(gradient, tape, wanted=wanted)
-        layers = self._layers()
+        first, *layers = self._layers()
         passed: Gradient | None = gradient
-        for index in range(len(layers) - 1, -1, -1):
+        for layer in reversed(layers):
             assert passed is not None
-            passed = layers[index].backward_quantized(passed, tape, wanted=wanted or index > 0)
-        if not wanted:
-            return None
+            passed = layer.backward_quantized(passed, tape)
         assert passed is not None
+        if not wanted:
+            return first.backward_quantized(passed, tape, wanted=False)
         assert around is not None
-        a, b = innermost(passed.data), innermost(around.data)
-        channels = a.shape[3]
+        b = innermost(around.data)
+        if isinstance(first, ConvUnit) and first.can_add:
+            return first.backward_with(passed, tape, b, wanted=True)
+        passed = first.backward_quantized(passed, tape)
+        assert passed is not None
+        channels = b.shape[3]
         mask = None if x is None else x.data[..., :channels].contiguous()
-        found = norm_kernels.sum_backward(a, b, mask, 0 if x is None else x.zero_point)
+        found = norm_kernels.sum_backward(innermost(passed.data), b, mask, 0 if x is None else x.zero_point)
         return unpadded(*found, channels)
 
     def _layers(self) -> list[Layer]:

@@ -11,6 +11,7 @@ import torch
 from peer.native import available
 from peer.train.eight_bit import ConvUnit, conv_kernels
 from peer.train.eight_bit.conv_kernels import Window
+from peer.train.eight_bit.norm_kernels import sum_backward
 from peer.train.eight_bit.tensors import Gradient, Quantized, Tape
 from tests.train.eight_bit.twins import assert_equal, assert_twins_agree, by_both
 
@@ -108,3 +109,9 @@ def test_input_gradients_have_the_bits_of_their_twins(shape: tuple[int, ...], ma
     for of_gradient in (largest, 0.0):
         compute = partial(conv_kernels.input_gradient, gradient, of_gradient, (11, 12), weight, largest_weight, window)
         assert_twins_agree(partial(compute, (h, w), mask if masked else None))
+    if window.covers and inputs % 4 == 0:
+        added = torch.randn(b, h, w, inputs).to(torch.bfloat16)
+        assert_twins_agree(partial(compute, (h, w), mask if masked else None, added))
+        alone, _ = compute((h, w), None)
+        total = sum_backward(alone, added, *(mask if masked else (None, 0)))
+        assert_equal(compute((h, w), mask if masked else None, added), total)
