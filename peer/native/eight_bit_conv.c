@@ -254,6 +254,32 @@ static void fill_frame(const Kernels *kernels, const ConvShape *s, const Frame *
     }
 }
 
+/* A tile of sums that are to become codes or gradients. */
+typedef struct {
+    const int32_t *sums;
+    int width, pixels;
+    const size_t *at;
+    int result, count;
+} Waiting;
+
+static void finish_waiting(const Kernels *kernels, const Output *out, Waiting *w)
+{
+    if (w->sums != NULL && out->lows != NULL)
+        kernels->finish_codes(out, w->sums, w->width, w->pixels, w->at, w->result, w->count);
+    else if (w->sums != NULL)
+        kernels->finish_gradient(out, w->sums, w->width, w->pixels, w->at, w->result, w->count);
+    w->sums = NULL;
+}
+
+/* Where the output goes on, so many numbers further. */
+static void move_on(Output *out, size_t numbers)
+{
+    out->codes = out->codes == NULL ? NULL : out->codes + numbers;
+    out->mask = out->mask == NULL ? NULL : out->mask + numbers;
+    out->added = out->added == NULL ? NULL : out->added + numbers;
+    out->gradient = out->gradient == NULL ? NULL : out->gradient + numbers;
+}
+
 /* The same as `convolve`, of one channel for each result. */
 static int convolve_depthwise(const ConvShape *s, const uint8_t *x, const int8_t *taps, const Output *out)
 {
@@ -291,16 +317,10 @@ static int convolve_depthwise(const ConvShape *s, const uint8_t *x, const int8_t
                     const int lanes = s->results - result < LANES ? s->results - result : LANES;
                     kernels.depthwise(start + result, row, channels, step, weights + result, wide, s->rows, s->columns,
                                       pixels, sums);
-                    if (out->lows != NULL)
-                        kernels.finish_codes(&here, sums, LANES, pixels, at, result, lanes);
-                    else
-                        kernels.finish_gradient(&here, sums, LANES, pixels, at, result, lanes);
+                    finish_waiting(&kernels, &here, &(Waiting){sums, LANES, pixels, at, result, lanes});
                 }
             }
-        here.codes = here.codes == NULL ? NULL : here.codes + out_sample;
-        here.mask = here.mask == NULL ? NULL : here.mask + out_sample;
-        here.added = here.added == NULL ? NULL : here.added + out_sample;
-        here.gradient = here.gradient == NULL ? NULL : here.gradient + out_sample;
+        move_on(&here, out_sample);
     }
     free(frame);
     free(weights);
@@ -331,23 +351,6 @@ static void lay_pixels(const ConvShape *s, const Frame *f, size_t frame, int sam
         }
         first += together;
     }
-}
-
-/* A tile of sums that are to become codes or gradients. */
-typedef struct {
-    const int32_t *sums;
-    int width, pixels;
-    const size_t *at;
-    int result, count;
-} Waiting;
-
-static void finish_waiting(const Kernels *kernels, const Output *out, Waiting *w)
-{
-    if (w->sums != NULL && out->lows != NULL)
-        kernels->finish_codes(out, w->sums, w->width, w->pixels, w->at, w->result, w->count);
-    else if (w->sums != NULL)
-        kernels->finish_gradient(out, w->sums, w->width, w->pixels, w->at, w->result, w->count);
-    w->sums = NULL;
 }
 
 static int convolve(const ConvShape *s, const uint8_t *x, const int8_t *packed, const Output *out)
@@ -419,10 +422,7 @@ static int convolve(const ConvShape *s, const uint8_t *x, const int8_t *packed, 
             result += width;
         }
         finish_waiting(&kernels, &here, &waiting);
-        here.codes = here.codes == NULL ? NULL : here.codes + (size_t)samples * out_sample;
-        here.mask = here.mask == NULL ? NULL : here.mask + (size_t)samples * out_sample;
-        here.added = here.added == NULL ? NULL : here.added + (size_t)samples * out_sample;
-        here.gradient = here.gradient == NULL ? NULL : here.gradient + (size_t)samples * out_sample;
+        move_on(&here, (size_t)samples * out_sample);
     }
     if (kernels.bytes.end != NULL)
         kernels.bytes.end();

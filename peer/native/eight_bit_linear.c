@@ -2,7 +2,7 @@
 
    Forwards and for the input gradient, tiles of 6 rows by 64 results are kept in registers. Rows are copied as uint8, a
    few at a time, so that they stay in the second-level cache, as does a panel of weights for 64 results; the sums of a
-   tile become codes or gradients before the next is begun.
+   tile become codes or gradients while the products of the next are on their way.
 
    The weight gradient multiplies two rows at a time, side by side in 32 bits, in tiles of 12 outputs by 32 inputs. */
 #include "eight_bit_linear.h"

@@ -176,14 +176,13 @@ def _mixed(x: Operands) -> tuple[torch.Tensor, Attended]:
 def _heads(native: Kernels, kept: Attended) -> CData:
     """Return an AttentionHeads."""
     b, h, n, width = kept.shape
-    room = scratch("room", (native.eb_attention_room(n, width),), torch.uint8, torch.device("cpu"))
     return ffi.new(
         "AttentionHeads *",
         {
             "batch": b, "heads": h, "n": n, "width": width,
             "query": pointer(kept.query.data, "int8_t *"), "key": pointer(kept.key.data, "int8_t *"),
             "value": pointer(kept.value.data, "int8_t *"), "probabilities": pointer(kept.probabilities, "int8_t *"),
-            "weights": pointer(kept.weights, "float *"), "room": pointer(room, "uint8_t *"),
+            "weights": pointer(kept.weights, "float *"), "room": kernels.room(native.eb_attention_room(n, width)),
         },
     )  # fmt: skip
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from peer.native._kernels import Kernels
 
 _CODES = {torch.int8: 0, torch.uint8: 128}
+_CPU = torch.device("cpu")
 
 
 def extremes(values: torch.Tensor) -> tuple[float, float]:
@@ -275,6 +276,11 @@ def pointer(tensor: torch.Tensor | None, kind: str) -> CData:
         return ffi.NULL
     assert tensor.is_contiguous()
     return ffi.cast(kind, tensor.data_ptr())
+
+
+def room(size: int) -> CData:
+    """Return where a native kernel can work in so many bytes of scratch memory: good until the next call."""
+    return pointer(scratch("room", (size,), torch.uint8, _CPU), "uint8_t *")
 
 
 def done(status: int) -> None:

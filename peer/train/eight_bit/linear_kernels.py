@@ -24,8 +24,6 @@ from peer.train.eight_bit.scratch import scratch
 if TYPE_CHECKING:
     from peer.native._kernels import Kernels
 
-_CPU = torch.device("cpu")
-
 
 @dataclass(frozen=True, slots=True)
 class Operands:
@@ -159,7 +157,7 @@ def weight_gradient(
         native.eb_linear_weight_gradient(
             pointer(gradient, "uint16_t *"), pointer(codes, "int8_t *"), zero_point, codes.shape[0], *shape, factor,
             pointer(found, "float *"), pointer(sums, "float *"),
-            _room(native.eb_linear_gradient_room(codes.shape[0], shape[0])),
+            kernels.room(native.eb_linear_gradient_room(codes.shape[0], shape[0])),
         )  # fmt: skip
         return found, sums
     operand = kernels.codes_to_bfloat16(codes, zero_point)
@@ -183,7 +181,7 @@ def _native(x: Operands | OperandsBack) -> Kernels | None:
 def _layer(native: Kernels, x: Operands | OperandsBack, weight: torch.Tensor) -> CData:
     """Return a LinearLayer; it points to `weight`, x.weight in float32, which somebody has to hold meanwhile."""
     rows, (outputs, inputs) = x.shape[0], weight.shape
-    room = _room(native.eb_linear_room(rows, outputs, inputs, isinstance(x, OperandsBack)))
+    room = kernels.room(native.eb_linear_room(rows, outputs, inputs, isinstance(x, OperandsBack)))
     levels, largest = x.weight.dtype == torch.int8, -1.0 if x.largest is None else x.largest
     return ffi.new("LinearLayer *", (rows, outputs, inputs, pointer(weight, "float *"), levels, largest, room))
 
@@ -273,7 +271,3 @@ def _speed_of_tier(widest_registers: int, byte_instructions: int) -> int:
 def _kernels() -> Kernels:
     assert lib is not None, "without the kernels no weights are packed"
     return lib
-
-
-def _room(size: int, kind: str = "uint8_t *") -> CData:
-    return pointer(scratch("room", (size,), torch.uint8, _CPU), kind)

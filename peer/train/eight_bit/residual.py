@@ -70,12 +70,12 @@ class Residual(Layer):
         """Return the codes of y plus `other`, their grid and their extremes in its steps."""
         a, b = image_codes(y), image_codes(other)
         grid = self.output.grid()
+        both = (a.scale, a.zero_point), (b.scale, b.zero_point)
         if grid is None:
-            shift = -(a.scale * a.zero_point + b.scale * b.zero_point)
-            _, ends = norm_kernels.sum_forward(a.data, b.data, (a.scale, b.scale), shift, None)
+            factors, shift, _ = self._to_grid(*both, Grid(1.0, -128))
+            _, ends = norm_kernels.sum_forward(a.data, b.data, factors, shift, None)
             grid = grid_over(*rectified(ends, self._relu))
-        to_grid = self._to_grid((a.scale, a.zero_point), (b.scale, b.zero_point), grid)
-        codes, ends = norm_kernels.sum_forward(a.data, b.data, *to_grid)
+        codes, ends = norm_kernels.sum_forward(a.data, b.data, *self._to_grid(*both, grid))
         assert codes is not None
         return outermost(codes[..., : y.data.shape[1]]), grid, ends
 

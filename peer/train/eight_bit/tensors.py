@@ -104,7 +104,7 @@ class Tape:
     def set_aside(self, position: int) -> list[tuple[Any, ...]]:
         """Return what was saved after `position`, and forget it until `put_back`."""
         aside = self._entries[position:]
-        del self._entries[position:]
+        self.rewind(position)
         return aside
 
     def put_back(self, aside: list[tuple[Any, ...]]) -> None:

@@ -14,7 +14,7 @@ from peer.train.eight_bit.linear import Linear
 from peer.train.eight_bit.ranges import Grid, RunningRange, grid_over
 from peer.train.eight_bit.row_kernels import GELU_LEAST, LayerNormOperands
 from peer.train.eight_bit.stored import rows_of
-from peer.train.eight_bit.tensors import Gradient, Quantized, Tape
+from peer.train.eight_bit.tensors import Gradient, Quantized, Tape, as_rows
 from peer.train.full_precision.text_layers import EPSILON
 
 
@@ -99,7 +99,7 @@ class TransformerBlock(Layer):
         x, mixed, middle, hidden, *rest = tape.take()
         first, second, attended = Normalized(*rest[:2]), Normalized(*rest[2:4]), Attended(*rest[4:])
         attention, lin1, lin2 = self.attention, self._linear("lin1"), self._linear("lin2")
-        rows = gradient.data.reshape(-1, gradient.data.shape[-1])
+        rows = as_rows(gradient.data)
         total = self.output_layer_norm.backward_rows(rows, second, tape)
 
         activated, slopes = _gelu(hidden)
