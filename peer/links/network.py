@@ -34,6 +34,7 @@ _BIG_FROM_KBIT = 50_000
 _SWITCH_MS = 0.07
 """What crossing the switch takes by itself, measured one way; the latency that it adds is that much shorter."""
 _START_S = 10.0
+_NAMESPACES = Path("/run/netns")
 _SWITCH = Path(__file__).with_name("delay_switch.c")
 
 _serial = itertools.count()
@@ -96,6 +97,9 @@ class LinkNetwork:
         """Of each device, known once the network is closed."""
         try:
             for name in self._names:
+                # A process that had this one's id and was killed may have left it.
+                if (_NAMESPACES / name).exists():
+                    _remove(name)
                 run("ip", "netns", "add", name)
             self._start_switch(seed)
             for device in range(self.num_devices):
@@ -172,7 +176,7 @@ class LinkNetwork:
         lines = [f"seed {seed}"]
         for device, profile in enumerate(self.profiles):
             rate = round(profile.down_kbit * 1000)
-            path = f"/run/netns/{self._names[device]}"
+            path = _NAMESPACES / self._names[device]
             lines.append(f"port {device} {path} {INTERFACE} {rate} {queue_bytes(profile, profile.down_kbit)}")
         for sender, receiver in itertools.permutations(range(self.num_devices), 2):
             latency_ns = round(max(0.0, self.latency_ms(sender, receiver) - _SWITCH_MS) * 1e6)

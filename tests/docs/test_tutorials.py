@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from peer.links import network as links
 from tests.docs.walk import ROOT, walk
+from tests.links.namespaces import needs_links
 
 TUTORIALS = ROOT / "docs" / "tutorials"
-_MISSING = links.missing()
 NEEDS_ROOT = {"thin-links", "a-study"}
 # From a checkout: the attacks are part of the tests. `PYTHONPATH` leads there.
 PAGES = ["first-run", "three-devices", "thin-links", "reading-a-report", "a-study", "a-hostile-member"]
@@ -21,8 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # Several processes e
 def marked(name: str) -> object:
     if name not in NEEDS_ROOT:
         return name
-    reason = f"networks cannot be made here: {_MISSING}"
-    return pytest.param(name, marks=[pytest.mark.root, pytest.mark.skipif(_MISSING is not None, reason=reason)])
+    return pytest.param(name, marks=[pytest.mark.root, needs_links])
 
 
 def test_every_tutorial_is_followed() -> None:

@@ -13,14 +13,7 @@ import pytest
 from peer.errors import ConfigError
 from peer.links import measure, network
 from peer.links.profiles import PROFILES, Profile, find
-
-_MISSING = network.missing()
-needs_links = pytest.mark.skipif(_MISSING is not None, reason=f"links cannot be shaped here: {_MISSING}")
-
-
-def namespaces() -> set[str]:
-    listing = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
-    return {line.split()[0] for line in listing.splitlines()}
+from tests.links.namespaces import namespaces, needs_links
 
 
 @pytest.mark.root
@@ -87,6 +80,27 @@ def test_what_a_killed_process_left_is_cleaned() -> None:
     owner.communicate()
     assert left <= set(network.clean())
     assert not left & namespaces()
+
+
+@pytest.mark.root
+@needs_links
+def test_a_name_left_behind_under_the_id_of_this_process_is_taken_over() -> None:
+    """Ids are used again, and where /run is on a disk the names outlive the machine they were made on."""
+    program = (
+        "import os, subprocess\n"
+        "from peer.links import network, profiles\n"
+        "left = f'{network.PREFIX}-{os.getpid()}-0'\n"
+        "subprocess.run(['ip', 'netns', 'add', left], check=True)\n"
+        "with network.LinkNetwork([profiles.find('unshaped')] * 2) as links:\n"
+        "    assert links.namespace(0) == left\n"
+        "    subprocess.run([*links.command(0), 'ip', 'link', 'show', network.INTERFACE], check=True)\n"
+        "    print(left, links.namespace(1))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    names = set(done.stdout.splitlines()[-1].split())
+    assert len(names) == 2
+    assert not names & namespaces()
 
 
 def test_profiles_of_the_paper() -> None:

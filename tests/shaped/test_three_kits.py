@@ -22,14 +22,13 @@ from peer.links import network as links
 from peer.links.profiles import find
 from peer.ops.cluster_files import Host, write_cluster
 from peer.ops.peer_processes import peer_environment
-
-_MISSING = links.missing()
+from tests.links.namespaces import needs_links
 
 pytestmark = [
     pytest.mark.root,
     pytest.mark.slow,
     pytest.mark.timeout(900),
-    pytest.mark.skipif(_MISSING is not None, reason=f"networks cannot be made here: {_MISSING}"),
+    needs_links,
 ]
 
 OPERATOR = 3

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import re
 from pathlib import Path
 
 import pytest
 
 from peer.errors import ConfigError
-from peer.links import network
 from peer.study.folder import StudyFolder
 from peer.study.plan import Study
 from peer.study.row import Cell, Row
+from tests.links.namespaces import needs_links
 from tests.study.small_study import SMALL, read, result
 
 THIN = "moniqua-1mbit-1ms"
@@ -126,7 +125,7 @@ def test_rivals_send_the_model_of_the_job_or_the_one_that_is_named(tmp_path: Pat
 
 @pytest.mark.root
 @pytest.mark.slow
-@pytest.mark.skipif(os.geteuid() != 0 or network.missing() is not None, reason="links cannot be shaped here")
+@needs_links
 def test_a_study_runs_its_cells_with_real_peers_and_rivals(tmp_path: Path) -> None:
     text = SMALL.replace("peers = 4", "peers = 2").replace('"10mbit", ', "").replace("step_s = 0.5", "step_s = 0.05")
     text = text.replace('kind=ring"', 'kind=ring", "transport.linger_s=1"').replace("cell_s = 5", "cell_s = 1")

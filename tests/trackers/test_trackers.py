@@ -22,10 +22,10 @@ from peer.links.profiles import find
 from peer.state.metrics import Summary
 from peer.trackers import kinds
 from peer.trackers.kinds import KINDS, require
+from tests.links.namespaces import needs_links
 from tests.report.sample_run import evaluation, round_record, write_sample_run
 
 ROUNDS = 40
-_NO_NETWORKS = links.missing()
 
 Curve = list[tuple[int, float]]
 
@@ -146,7 +146,7 @@ def test_what_was_written_is_read_back_with_the_package_itself(kind: str, tmp_pa
 
 @pytest.mark.slow
 @pytest.mark.root
-@pytest.mark.skipif(_NO_NETWORKS is not None, reason=f"networks cannot be made here: {_NO_NETWORKS}")
+@needs_links
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_tracker_sends_nothing_anywhere(kind: str, tmp_path: Path) -> None:
     needs(kind)
