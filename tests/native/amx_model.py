@@ -1,4 +1,5 @@
-"""Compiles the tile kernels with software in the place of AMX, or with nothing, for processors that do not have it.
+"""Compiles the tile kernels with something else in the place of AMX, for processors that do not have it: software that
+computes the same, nothing, or what takes the same time.
 
 The results are libraries with the functions of `eight_bit_amx.c` and an answer of `processor_tiles`. Loaded before the
 compiled kernels, with LD_PRELOAD or by the order of linking, its functions take the place of theirs: all else is what
@@ -66,6 +67,12 @@ def modelled_kernels(folder: Path) -> Path:
 def kernels_without_tiles(folder: Path) -> Path:
     """Return the library that leaves tile instructions out, compiled in `folder`; skips where it cannot run."""
     return _library(folder / "libamx_left_out.so", "amx_left_out.h", "amx_granted.c")
+
+
+def paced_kernels(folder: Path) -> Path:
+    """Return the library with instructions that take the time of tiles, compiled in `folder`; skips where it cannot
+    run."""
+    return _library(folder / "libamx_paced.so", "amx_paced.h", "amx_granted.c")
 
 
 def _library(target: Path, header: str, source: str) -> Path:

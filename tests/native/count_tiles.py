@@ -6,7 +6,7 @@ The networks are those of `tools/bench_eight_bit.py`. As Intel publishes them, a
 and a load at least 8, side by side. Lines are those of 64 bytes that loads and stores touch; missed are those that a
 first-level cache does not hold (`amx_model.c`). From these the time on a processor with AMX can be argued, but not how
 long a missed line takes. The last column has the instructions that weight gradients would take in vectors of AVX-512, a
-cycle each at best. How long everything around tiles takes, `time_around_tiles.py` measures.
+cycle each at best. `time_for_amx.py` measures what can be measured of such a step without AMX.
 """
 
 from __future__ import annotations

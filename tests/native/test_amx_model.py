@@ -171,18 +171,20 @@ def test_8_bit_kernels_and_networks_in_tiles(model: Path) -> None:
 
 
 @pytest.mark.skipif(not available(), reason="the native kernels were not built")
-def test_steps_run_with_the_tile_instructions_left_out(folder: Path) -> None:
+def test_steps_run_with_tile_instructions_left_out_and_paced(folder: Path) -> None:
     library, rows = amx_model.kernels_without_tiles(folder), folder / "rows.json"
     if python(library, "-c", "from peer import native; print(native.tier())").stdout.strip() != "AMX":
         pytest.skip("the kernels were built without AMX, or linked so that none of their functions can be replaced")
     done = subprocess.run(
-        [sys.executable, "-m", "tests.native.time_around_tiles", "mlp-512", "--seconds", "0", "--json", str(rows)],
+        [sys.executable, "-m", "tests.native.time_for_amx", "mlp-512", "--seconds", "0", "--json", str(rows)],
         cwd=ROOT, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1].startswith("| mlp-512 | 5 | ")
+    assert done.stdout.splitlines()[-1].startswith("| mlp-512 | ")
     (row,) = json.loads(rows.read_text())
-    assert 0 < row["least_ms"] <= row["median_ms"]
+    for way in ("around", "paced"):
+        assert row[way]["steps"] == 5
+        assert 0 < row[way]["least_ms"] <= row[way]["median_ms"]
     assert 0 < row["missed_lines"] < row["lines"]
     # Sixteen tiles of rows: 784-512-512-10 forwards, where 64 terms are a tile, and back through the last two layers.
     forward, back = 13 * 32 + 8 * 32 + 8 * 1, 1 * 32 + 8 * 32
