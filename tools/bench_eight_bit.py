@@ -18,8 +18,9 @@ its steps was measured to take 1 / 0.16 of one in channels-last float32 on the s
 by that.
 
 Kept for the backward pass is what autograd saves beside parameters (float), or what lies on the tape (int8). Peak
-memory is that of a process of its own beyond what it held before its first step. `--quick` takes a quarter of the
-batch, three runs, and leaves the peak out.
+memory is that of a process of its own beyond what it held before its first step. That process gives freed memory back
+at once: what others keep depends on where their memory happens to lie. `--quick` takes a quarter of the batch, three
+runs, and leaves the peak out.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ import torch
 from torch import nn
 
 from peer.native import available
-from peer.ops.profile import kept_bytes
+from peer.ops.profile import FRUGAL, kept_bytes
 from peer.train.layers import EIGHT_BIT, FULL_PRECISION, Layers
 from peer.train.models import mlp, mobilenetv2, resnet18, resnet20, vgg11
 from peer.train.threads import use_one_thread
@@ -225,7 +226,9 @@ def _median_ratio(times: list[float], of_int8: list[float] | None) -> float | No
 def _peak_of_own_process(name: str, way: str) -> int:
     """Return how much memory three steps take in a process of their own, beyond what it held before."""
     command = [sys.executable, __file__, "--peak", name, way]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | ENVIRONMENT)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, env={**os.environ, **ENVIRONMENT, **FRUGAL}
+    )
     return int(done.stdout)
 
 

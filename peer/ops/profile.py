@@ -50,6 +50,12 @@ from peer.wire import Message, MessageKind, encode
 CLASSES = 10
 STEPS = 9
 """Steps that are timed; the median counts."""
+FRUGAL: Mapping[str, str] = {
+    "MALLOC_MMAP_THRESHOLD_": "65536",
+    "MALLOC_TRIM_THRESHOLD_": "0",
+    "MALLOC_ARENA_MAX": "1",
+}
+"""The environment in which a process gives freed memory back at once, and its peak is what it needs."""
 
 
 @dataclass(frozen=True)
@@ -281,9 +287,8 @@ def count_messages(model: nn.Module, workload: Workload) -> dict[str, int]:
 
 def _measure_apart(workload: Workload, precision: Precision) -> StepCost:
     """Measure in new processes: one that gives freed memory back at once and tells the peak, and one that is timed."""
-    frugal = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_ARENA_MAX": "1"}
     fast = {"MALLOC_MMAP_THRESHOLD_": "1073741824", "MALLOC_TRIM_THRESHOLD_": "4294967296"}
-    memory, timed = (_child(workload, precision, environment) for environment in (frugal, fast))
+    memory, timed = (_child(workload, precision, environment) for environment in (FRUGAL, fast))
     return StepCost(memory.saved_bytes, memory.peak_bytes, timed.step_s)
 
 

@@ -106,11 +106,12 @@ def gradient_of_scores(gradient: Gradient, kept: Attended, keys: Keys) -> Gradie
     """Return the gradient of what the softmax was taken of, bfloat16[b, h, n, n], for that of what was mixed,
     bfloat16[b · n, d].
 
-    It may lie in scratch memory: good until the next.
+    It may lie in scratch memory: good until the next product.
     """
     probabilities, weights, value = kept.probabilities, kept.weights, kept.value
     if native := linear_kernels.multiplies_bytes(gradient.data):
-        out = scratch("scores", tuple(probabilities.shape), torch.bfloat16, gradient.data.device)
+        # That of the other products is free meanwhile: native kernels of attention have no sums in it.
+        out = scratch("accumulator", tuple(probabilities.shape), torch.bfloat16, gradient.data.device)
         largest = native.eb_attention_of_scores(
             _heads(native, kept), pointer(gradient.data, "uint16_t *"), gradient.largest, *keys, value.scale,
             pointer(out, "uint16_t *"),

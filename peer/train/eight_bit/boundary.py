@@ -66,8 +66,8 @@ class _Boundary(torch.autograd.Function):
         if tape is None:
             raise RuntimeError("an 8-bit network keeps its tensors for one backward pass; compute the loss again")
         ctx.tape = None
-        data, largest = kernels.to_bfloat16(gradient.contiguous())
         wanted = ctx.needs_input_grad[1]
-        passed = ctx.network.backward_floats(Gradient(data, largest), tape, wanted=wanted)
+        # Under no name here, so that it is gone when the result is converted.
+        passed = ctx.network.backward_floats(Gradient(*kernels.to_bfloat16(gradient.contiguous())), tape, wanted=wanted)
         inputs = None if passed is None else passed.data.to(torch.float32)
         return (None, inputs, None, *(tape.gradient_of(parameter) for parameter in parameters))

@@ -83,35 +83,47 @@ class TransformerBlock(Layer):
         shape = x.data.shape
         mixed, attended = self.attention.mix(x, tape)
         middle, first = self._add_and_normalize(self.attention.out_lin, mixed, x, self.sa_layer_norm, tape)
+        tape.save(
+            x, mixed, first.normal, first.deviations,
+            attended.query, attended.key, attended.value, attended.probabilities, attended.weights,
+        )  # fmt: skip
         lin1 = self._linear("lin1")
         codes, grid, _ = lin1.codes(middle, tape, RunningRange.grid, grid_over, relu=False)
         hidden = Quantized(codes, grid.scale, grid.zero_point)
         result, second = self._add_and_normalize(
             self._linear("lin2"), _gelu(hidden)[0], middle, self.output_layer_norm, tape
         )
-        tape.save(
-            x, mixed, middle, hidden, first.normal, first.deviations, second.normal, second.deviations,
-            attended.query, attended.key, attended.value, attended.probabilities, attended.weights,
-        )  # fmt: skip
+        tape.save(middle, hidden, second.normal, second.deviations)
         return result.with_data(result.data.view(shape))
 
     def backward_quantized(self, gradient: Gradient, tape: Tape, *, wanted: bool = True) -> Gradient | None:
-        x, mixed, middle, hidden, *rest = tape.take()
-        first, second, attended = Normalized(*rest[:2]), Normalized(*rest[2:4]), Attended(*rest[4:])
-        attention, lin1, lin2 = self.attention, self._linear("lin1"), self._linear("lin2")
-        rows = as_rows(gradient.data)
-        total = self.output_layer_norm.backward_rows(rows, second, tape)
+        # Both forget what they have read before they compute more: a step's memory is at its peak here.
+        return self._back_through_attention(self._back_through_ffn(as_rows(gradient.data), tape), tape, wanted=wanted)
 
+    def _back_through_ffn(self, rows: torch.Tensor, tape: Tape) -> torch.Tensor:
+        """Return the gradient with regard to what the linear layers read, bfloat16[rows, d]."""
+        lin1, lin2 = self._linear("lin1"), self._linear("lin2")
+        middle, hidden, normal, deviations = tape.take()
+        total = self.output_layer_norm.backward_rows(rows, Normalized(normal, deviations), tape)
         activated, slopes = _gelu(hidden)
         lin2.count_gradients(total.data, activated, tape)
+        del activated, normal
         data, largest = linear_kernels.backward_table(lin2.operands_back(total, tape), hidden.data, slopes)
+        del hidden
         lin1.count_gradients(data, middle, tape)
         linear_kernels.add_backward_(total.data, lin1.operands_back(Gradient(data, largest), tape))
+        return total.data
 
-        total = self.sa_layer_norm.backward_rows(total.data, first, tape)
+    def _back_through_attention(self, rows: torch.Tensor, tape: Tape, *, wanted: bool) -> Gradient | None:
+        """Return the gradient with regard to what the block reads, of its shape, for `rows: bfloat16[rows, d]`."""
+        attention = self.attention
+        x, mixed, normal, deviations, *attended = tape.take()
+        total = self.sa_layer_norm.backward_rows(rows, Normalized(normal, deviations), tape)
+        del rows, normal
         attention.out_lin.count_gradients(total.data, mixed, tape)
         of_mixed = Gradient(*linear_kernels.backward(attention.out_lin.operands_back(total, tape), None, 0))
-        parts = attention.mix_back(of_mixed, attended, tape)
+        parts = attention.mix_back(of_mixed, Attended(*attended), tape)
+        del of_mixed, attended, mixed
         largest = total.largest
         for linear, part in zip((attention.q_lin, attention.k_lin, attention.v_lin), parts, strict=True):
             linear.count_gradients(part.data, x, tape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
@@ -117,6 +118,31 @@ def test_what_is_kept_is_less_than_a_third_of_float32() -> None:
         full(pieces)
     low(pieces)
     assert sum(kept.values()) > 3.0 * low.last_saved_bytes  # type: ignore[operator]
+
+
+def test_the_widest_codes_are_forgotten_as_soon_as_they_were_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside the gradient of the same width they would be most of what a step needs at its peak."""
+    model = classifier(EIGHT_BIT)
+    pieces, labels = sentences()
+    wide = (pieces.numel(), 4 * WIDTH)
+
+    def alive() -> int:
+        tensors = [found for found in gc.get_objects() if type(found) is torch.Tensor and found.shape == wide]
+        return len({found.data_ptr() for found in tensors if found.dtype == torch.int8})
+
+    counts, original = [], linear_kernels.weight_gradient
+
+    def watched(*values: Any) -> Any:
+        counts.append(alive() - before)
+        return original(*values)
+
+    step(model, pieces, labels)
+    before = alive()
+    monkeypatch.setattr(linear_kernels, "weight_gradient", watched)
+    step(model, pieces, labels)
+    # The classifier, then of each block, backwards: `lin2`, for which those after GELU are looked up once more, `lin1`,
+    # and the four layers of attention.
+    assert counts == [2, *(3, 1, 1, 1, 1, 1), *(2, 0, 0, 0, 0, 0)]
 
 
 def test_padding_changes_nothing() -> None:
