@@ -14,6 +14,7 @@ import pytest
 from peer.config import Config, load
 from peer.errors import SottoError
 from peer.gossip.budget import BURST_S
+from tests.links.namespaces import namespaces
 from tools import shaped_run
 
 _MISSING = shaped_run.missing_tools()
@@ -103,8 +104,3 @@ def test_nothing_is_left_behind_when_a_run_fails() -> None:
         fail(network)
     assert started[0].wait(60) != 0
     assert not names & namespaces()
-
-
-def namespaces() -> set[str]:
-    listing = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
-    return {line.split()[0] for line in listing.splitlines()}
