@@ -16,6 +16,8 @@ import subprocess
 from collections.abc import Iterator
 from typing import Any
 
+from peer.links.network import add_namespace, remove_namespace
+
 HOME = "192.168.1"
 PUBLIC = "10.78.0"
 _serial = itertools.count()
@@ -47,7 +49,7 @@ class NatNetwork:
     """`num_public` machines with public addresses, and one machine in each of `num_homes` homes."""
 
     def __init__(self, *, num_public: int, num_homes: int) -> None:
-        """Build it. Raises CalledProcessError if the kernel refuses; nothing is left behind then."""
+        """Build it. Raises LinkError or CalledProcessError if the kernel refuses; nothing is left behind then."""
         self._prefix = f"sotto-nat-{os.getpid()}-{next(_serial)}"
         self._names: list[str] = []
         try:
@@ -88,9 +90,9 @@ class NatNetwork:
         self._in(router, "iptables", *(("-D", *rule) if tells else ("-A", *rule)))
 
     def close(self) -> None:
-        """Remove all of it. What runs in it has to have ended."""
+        """Kill what still runs inside, and remove everything."""
         for name in reversed(self._names):
-            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+            remove_namespace(name)
         self._names.clear()
 
     def _machine(self, index: int) -> str:
@@ -115,7 +117,7 @@ class NatNetwork:
 
     def _namespace(self, what: str) -> str:
         name = f"{self._prefix}-{what}"
-        subprocess.run(["ip", "netns", "add", name], capture_output=True, check=True)
+        add_namespace(name)
         self._names.append(name)
         self._ip(name, "link", "set", "lo", "up")
         return name

@@ -31,6 +31,7 @@ from pathlib import Path
 
 from peer.config import Config, load
 from peer.errors import SottoError
+from peer.links.network import add_namespace, remove_namespace
 from peer.ops.cluster_files import Host
 from peer.ops.local_cluster import Cluster
 from peer.report.numbers import MISSING, count, percent, significant, size
@@ -85,7 +86,7 @@ class ShapedNetwork:
     def __init__(self, num_peers: int, links: Iterable[tuple[int, int]], *, rate_kbit: float) -> None:
         """Build it. `links` are pairs of peers in any order; `rate_kbit` (1000 bit/s) is that of each direction.
 
-        Raises CalledProcessError if the kernel refuses; nothing is left behind then.
+        Raises LinkError or CalledProcessError if the kernel refuses; nothing is left behind then.
         """
         self._names = [f"sotto-{os.getpid()}-{next(_serial)}" for _ in range(num_peers)]
         self.links = sorted({(min(a, b), max(a, b)) for a, b in links})
@@ -122,14 +123,11 @@ class ShapedNetwork:
     def close(self) -> None:
         """Kill what still runs inside, and remove everything."""
         for name in self._names:
-            inside = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=False)
-            for pid in inside.stdout.split():
-                subprocess.run(["kill", "-9", pid], capture_output=True, check=False)
-            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+            remove_namespace(name)
 
     def _make_namespace(self, peer: int) -> None:
         name = self._names[peer]
-        _ip("netns", "add", name)
+        add_namespace(name)
         # Announcements of IPv6 would be counted among the bytes of the links.
         quiet = "net.ipv6.conf.default.disable_ipv6=1"
         subprocess.run([*self.command(peer), "sysctl", "-qw", quiet], capture_output=True, check=False)

@@ -97,10 +97,7 @@ class LinkNetwork:
         """Of each device, known once the network is closed."""
         try:
             for name in self._names:
-                # A process that had this one's id and was killed may have left it.
-                if (_NAMESPACES / name).exists():
-                    _remove(name)
-                run("ip", "netns", "add", name)
+                add_namespace(name)
             self._start_switch(seed)
             for device in range(self.num_devices):
                 self._configure(device)
@@ -157,7 +154,7 @@ class LinkNetwork:
     def close(self) -> None:
         """Kill what still runs on the devices, and remove everything."""
         for name in self._names:
-            _remove(name)
+            remove_namespace(name)
         if self._switch is not None:
             assert self._switch.stdin is not None
             with contextlib.suppress(BrokenPipeError):
@@ -227,9 +224,30 @@ def clean() -> list[str]:
     for line in listing.splitlines():
         owner = re.fullmatch(rf"{PREFIX}-(\d+)-\d+", line.split()[0])
         if owner is not None and not Path(f"/proc/{owner[1]}").exists():
-            _remove(owner[0])
+            remove_namespace(owner[0])
             removed.append(owner[0])
     return removed
+
+
+def add_namespace(name: str) -> None:
+    """Make a namespace whose name carries this process's id. Raises LinkError if the kernel refuses."""
+    # A process that had this id before, and was killed, may have left it.
+    if (_NAMESPACES / name).exists():
+        remove_namespace(name)
+    run("ip", "netns", "add", name)
+
+
+def remove_namespace(name: str) -> None:
+    """Kill what runs in a namespace and remove it."""
+    until = time.monotonic() + _START_S
+    while time.monotonic() < until:
+        inside = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=False).stdout
+        if not inside.split():
+            break
+        for pid in inside.split():
+            subprocess.run(["kill", "-9", pid], capture_output=True, check=False)
+        time.sleep(0.01)
+    subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
 
 
 def _built_switch() -> Path:
@@ -260,16 +278,3 @@ def _counters(line: str) -> PortCounters:
     return PortCounters(
         frames=numbers["frames"], num_bytes=numbers["bytes"], dropped=numbers["dropped"], lost=numbers["lost"]
     )
-
-
-def _remove(name: str) -> None:
-    """Kill what runs in a namespace and remove it."""
-    until = time.monotonic() + _START_S
-    while time.monotonic() < until:
-        inside = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=False).stdout
-        if not inside.split():
-            break
-        for pid in inside.split():
-            subprocess.run(["kill", "-9", pid], capture_output=True, check=False)
-        time.sleep(0.01)
-    subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
