@@ -53,6 +53,7 @@ STEPS = 9
 FRUGAL: Mapping[str, str] = {
     "MALLOC_MMAP_THRESHOLD_": "65536",
     "MALLOC_TRIM_THRESHOLD_": "0",
+    "MALLOC_TOP_PAD_": "0",
     "MALLOC_ARENA_MAX": "1",
 }
 """The environment in which a process gives freed memory back at once, and its peak is what it needs."""

@@ -8,12 +8,15 @@ import pytest
 import torch
 
 from peer.errors import ConfigError
+from peer.ops.peer_processes import peer_environment
 from peer.ops.profile import (
     EIGHT_BITS,
+    FRUGAL,
     MODELS,
     WHOLE,
     Products,
     Workload,
+    _child,
     check,
     count_messages,
     count_products,
@@ -71,6 +74,16 @@ def test_what_is_kept_for_the_backward_pass_is_counted():
     assert full.saved_bytes / eight.saved_bytes == pytest.approx(4, rel=0.15)
     assert full.step_s > 0
     assert eight.peak_bytes is None or eight.peak_bytes >= 0
+
+
+def test_the_peak_holds_what_is_kept_whatever_else_the_environment_says_of_freed_memory(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    for name, value in peer_environment().items():
+        if name.startswith("MALLOC_"):
+            monkeypatch.setenv(name, value)
+    cost = _child(Workload("resnet20"), "int8", FRUGAL)
+    assert cost.peak_bytes is None or cost.peak_bytes > cost.saved_bytes
 
 
 def test_bfloat16_keeps_half_of_the_activations_and_a_copy_of_the_weights():
