@@ -16,6 +16,7 @@ import subprocess
 from collections.abc import Iterator
 from typing import Any
 
+from peer.errors import LinkError
 from peer.links.network import add_namespace, remove_namespace
 
 HOME = "192.168.1"
@@ -32,16 +33,18 @@ def missing_tools() -> str | None:
             return f"{tool} (package {package}) is not installed"
     name = f"sotto-nat-{os.getpid()}-probe"
     try:
+        add_namespace(name)
         for command in (
-            ("ip", "netns", "add", name),
             ("ip", "netns", "exec", name, "iptables", "-t", "nat", "-A", "POSTROUTING", "-j", "MASQUERADE"),
             ("ip", "netns", "exec", name, "iptables", "-A", "FORWARD", "-m", "conntrack", "--ctstate", "NEW"),
         ):
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
                 return f"`{' '.join(command)}` fails here: {done.stderr.strip()}"
+    except LinkError as error:
+        return f"network namespaces cannot be made here: {error}"
     finally:
-        subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+        remove_namespace(name)
     return None
 
 

@@ -31,7 +31,7 @@ from pathlib import Path
 
 from peer.config import Config, load
 from peer.errors import SottoError
-from peer.links.network import add_namespace, remove_namespace
+from peer.links.network import add_namespace, no_namespaces, remove_namespace
 from peer.ops.cluster_files import Host
 from peer.ops.local_cluster import Cluster
 from peer.report.numbers import MISSING, count, percent, significant, size
@@ -57,12 +57,7 @@ def missing_tools() -> str | None:
     for tool in ("ip", "tc"):
         if shutil.which(tool) is None:
             return f"{tool} of iproute2 is not installed"
-    name = f"sotto-{os.getpid()}-probe"
-    probe = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True, check=False)
-    if probe.returncode:
-        return f"network namespaces cannot be made here: {probe.stderr.strip()}"
-    _ip("netns", "del", name)
-    return None
+    return no_namespaces(f"sotto-{os.getpid()}-probe")
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ INTERFACE = "tap0"
 _BIG_FROM_KBIT = 50_000
 _SWITCH_MS = 0.07
 """What crossing the switch takes by itself, measured one way; the latency that it adds is that much shorter."""
-_START_S = 10.0
+_REMOVE_S = 10.0
 _NAMESPACES = Path("/run/netns")
 _SWITCH = Path(__file__).with_name("delay_switch.c")
 
@@ -60,12 +60,7 @@ def missing() -> str | None:
         return "gcc is not installed (gcc and libc6-dev)"
     if not Path("/dev/net/tun").exists():
         return "the kernel has no TAP devices (/dev/net/tun)"
-    name = f"{PREFIX}-{os.getpid()}-probe"
-    probe = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True, check=False)
-    if probe.returncode:
-        return f"network namespaces cannot be made here: {probe.stderr.strip()}"
-    run("ip", "netns", "del", name)
-    return None
+    return no_namespaces(f"{PREFIX}-{os.getpid()}-probe")
 
 
 class LinkNetwork:
@@ -229,6 +224,17 @@ def clean() -> list[str]:
     return removed
 
 
+def no_namespaces(name: str) -> str | None:
+    """Return why no namespace of this name, which carries this process's id, can be made, in a sentence; None if it
+    can."""
+    try:
+        add_namespace(name)
+    except LinkError as error:
+        return f"network namespaces cannot be made here: {error}"
+    remove_namespace(name)
+    return None
+
+
 def add_namespace(name: str) -> None:
     """Make a namespace whose name carries this process's id. Raises LinkError if the kernel refuses."""
     # A process that had this id before, and was killed, may have left it.
@@ -239,7 +245,7 @@ def add_namespace(name: str) -> None:
 
 def remove_namespace(name: str) -> None:
     """Kill what runs in a namespace and remove it."""
-    until = time.monotonic() + _START_S
+    until = time.monotonic() + _REMOVE_S
     while time.monotonic() < until:
         inside = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=False).stdout
         if not inside.split():

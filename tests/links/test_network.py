@@ -89,8 +89,10 @@ def test_a_name_left_behind_under_the_id_of_this_process_is_taken_over() -> None
     program = (
         "import os, subprocess\n"
         "from peer.links import network, profiles\n"
-        "left = f'{network.PREFIX}-{os.getpid()}-0'\n"
-        "subprocess.run(['ip', 'netns', 'add', left], check=True)\n"
+        "left, probe = (f'{network.PREFIX}-{os.getpid()}-{what}' for what in (0, 'probe'))\n"
+        "for name in (left, probe):\n"
+        "    subprocess.run(['ip', 'netns', 'add', name], check=True)\n"
+        "assert network.missing() is None\n"
         "with network.LinkNetwork([profiles.find('unshaped')] * 2) as links:\n"
         "    assert links.namespace(0) == left\n"
         "    subprocess.run([*links.command(0), 'ip', 'link', 'show', network.INTERFACE], check=True)\n"
