@@ -97,6 +97,11 @@ def counts_of(networks: Sequence[str]) -> dict[str, dict[str, dict[str, int]]]:
     return found
 
 
+def products(counts: dict[str, int]) -> int:
+    """Return how many products of tiles were counted, of bytes and of pairs."""
+    return counts["byte_products"] + counts["pair_products"]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("networks", nargs="*", metavar="NETWORK", help=", ".join(NETWORKS))
@@ -120,8 +125,7 @@ def main() -> int:
     print("| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
     for network, parts in found.items():
         for part, of in parts.items():
-            products = of["byte_products"] + of["pair_products"]
-            numbers = (of["configurations"], of["loads"], of["stores"], products, of["lines"], of["missed_lines"])
+            numbers = (of["configurations"], of["loads"], of["stores"], products(of), of["lines"], of["missed_lines"])
             vectors = f"{of['vectors']:,}" if "vectors" in of else ""
             print(f"| {network} | {part} | {' | '.join(f'{number:,}' for number in numbers)} | {vectors} |")
     if chosen.json:

@@ -95,7 +95,7 @@ def main() -> int:
     print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
     for row in rows:
         spent = " | ".join(f"{row[way]['median_ms']:.2f} ms | {row[way]['least_ms']:.2f} ms" for way in WAYS)
-        products = row["byte_products"] + row["pair_products"]
+        products = count_tiles.products(row)
         print(f"| {row['network']} | {spent} | {products:,} | {row['loads']:,} | {row['missed_lines']:,} |")
     if chosen.json:
         chosen.json.write_text(json.dumps(rows, indent=2))
