@@ -4,17 +4,18 @@ Version 2: with mutual TLS, listeners prove their certificate in the hello.
 Version 3: notes are protobuf messages. Peers of version 2 could neither read them nor be read.
 Version 4: peers tell all others which versions they speak, and what came with version 4 is used once all members do: a
 device that was declared lost may take part again.
+Version 5: what it brings is named below, constant by constant.
 """
 
 from __future__ import annotations
 
 OLDEST = 3
-NEWEST = 4
+NEWEST = 5
 
 REJOINS = 4
 """The first version whose peers understand that a device that was lost takes part again."""
 
-_RELEASES = {3: "0.1", 4: "0.2"}
+_RELEASES = {3: "0.1", 4: "0.2", 5: "0.3"}
 
 
 def release_with(protocol: int) -> str:

@@ -21,7 +21,7 @@ from peer.ops import control
 from peer.ops.peer_processes import PeerProcess, start_process
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-PREDECESSOR = REPOSITORY / "tests" / "fixtures" / "predecessor" / "sottovoce-0.1.0-py3-none-any.whl"
+PREDECESSOR = REPOSITORY / "tests" / "fixtures" / "predecessor" / "sottovoce-0.2.0-py3-none-any.whl"
 """The wheel of the release before this one."""
 
 _END_S = 120.0

@@ -99,7 +99,7 @@ def test_news_is_passed_on_and_told_to_who_was_away(peer: Peer) -> None:
 
 def test_the_software_of_each_member(peer: Peer) -> None:
     peer.transport.protocols[1] = OLDEST
-    assert peer.releases.software() == {0: "sottovoce 0.2.0", 1: "sottovoce 0.1.0", 2: "sottovoce 0.2.0", 3: None}
+    assert peer.releases.software() == {0: "sottovoce 0.2.0", 1: "sottovoce 0.1.0", 2: "sottovoce 0.3.0", 3: None}
     peer.releases.heard(1, encode_release(ReleaseTold(3, NEWEST, "sottovoce\n0.3", 1)))
     assert peer.releases.software()[3] == "sottovoce 0.3"
 

@@ -153,9 +153,9 @@ def test_what_members_run_is_known_and_decides_what_may_be_used(predecessor: Rel
             device.start(predecessor if device is others[1] else new)
         devices.until_beyond(1)
         devices.until(lambda: releases(first)[names[3]] is not None, "peer 0 hears of its neighbours")
-        assert releases(first) == dict(zip(names, (__version__, __version__, None, __version__), strict=True))
-        assert releases(others[0])[names[2]] == predecessor.version
-        assert (first.status() or {})["protocol"] == {"needed": OLDEST, "usable": OLDEST}
+        devices.until(lambda: releases(first)[names[2]] is not None, "peer 0 hears of peer 2 by its note")
+        assert releases(first) == dict(zip(names, (__version__, __version__, predecessor.version, __version__), strict=True))
+        assert (first.status() or {})["protocol"] == {"needed": OLDEST, "usable": NEWEST - 1}
         others[1].stop()
         others[1].start(new)
         devices.until(lambda: set(releases(first).values()) == {__version__}, "peer 0 hears of peer 2")
@@ -163,7 +163,8 @@ def test_what_members_run_is_known_and_decides_what_may_be_used(predecessor: Rel
         others[1].kill()
         others[1].start(predecessor)
         devices.until(
-            lambda: (others[0].status() or {"protocol": {}})["protocol"].get("usable") == OLDEST, "peer 2 went back"
+            lambda: (others[0].status() or {"protocol": {}})["protocol"].get("usable") == NEWEST - 1,
+            "peer 2 went back",
         )
         for device in devices.all:
             device.kill()
@@ -186,13 +187,13 @@ def test_once_something_new_is_used_the_predecessor_is_refused_and_harms_nothing
             before = state_of(pinned)
             pinned.start(predecessor)
             assert pinned.wait() == 5
-            assert "belongs to run '(needs release 0.2)" in pinned.log.splitlines()[-1]
+            assert "uses what came with a later release" in pinned.log.splitlines()[-1]
             assert state_of(pinned) == before
         other.start(predecessor)
         for device in (pinned, *rest):
             device.start(this_release())
         assert other.wait() == 6
-        assert "speaks version 4 of the protocol" in other.log.splitlines()[-1]
+        assert "speaks version 5 of the protocol" in other.log.splitlines()[-1]
         other.start(this_release())
         assert devices.finish() == [0] * 4
     check_no_offence(devices)

@@ -64,7 +64,7 @@ def test_the_state_is_written_as_before_while_nothing_new_is_used() -> None:
     pinned = changed(0, 0.0, pins=True)
     for disk, peer in zip(pinned.disks.values(), pinned.peers.values(), strict=True):
         journal = names(disk, "journal-")[-1]
-        expected = {"run": "(needs release 0.2) run", "protocol": NEWEST}
+        expected = {"run": "(needs release 0.3) run", "protocol": NEWEST}
         assert read_journal(disk, journal).header.items() >= expected.items()
         peer.save({}, anew=True)
         assert peer.disk_state.files.checkpoints.newest().state.items() >= expected.items()  # type: ignore[union-attr]
