@@ -154,7 +154,9 @@ def test_what_members_run_is_known_and_decides_what_may_be_used(predecessor: Rel
         devices.until_beyond(1)
         devices.until(lambda: releases(first)[names[3]] is not None, "peer 0 hears of its neighbours")
         devices.until(lambda: releases(first)[names[2]] is not None, "peer 0 hears of peer 2 by its note")
-        assert releases(first) == dict(zip(names, (__version__, __version__, predecessor.version, __version__), strict=True))
+        assert releases(first) == dict(
+            zip(names, (__version__, __version__, predecessor.version, __version__), strict=True)
+        )
         assert (first.status() or {})["protocol"] == {"needed": OLDEST, "usable": NEWEST - 1}
         others[1].stop()
         others[1].start(new)
