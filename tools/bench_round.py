@@ -4,11 +4,12 @@
                                 [--repeats 3] [--json FILE] [--profile DIR]
 
 For every size these take turns, `--repeats` times over, so that a busy machine disturbs all alike: peers that send
-compressed differences (`quant-sgp`, the largest 1 % of each layer in 4 bits), peers that send whole models (`sgp`,
-float32, with and without entropy coding), and `torch.distributed` averaging a vector of that size with gloo's
-all-reduce. Peers are processes as `sotto run` starts them, on a directed ring on loopback under mutual TLS, with one
-compute thread each; they train the task `synthetic`, whose gradient costs a few passes over the model. The processes of
-an all-reduce have one compute thread each, too.
+compressed differences (`quant-sgp`, and `choco-sgd` on an undirected ring: the largest 1 % of each layer in 4 bits),
+peers that send whole models (`sgp`, float32, with and without entropy coding), peers that add up gradients of all
+(`allreduce` and `low-rank`, on a complete graph), and `torch.distributed` averaging a vector of that size with gloo's
+all-reduce. Peers are processes as `sotto run` starts them, on loopback under mutual TLS, on a directed ring unless
+another graph is named, with one compute thread each; they train the task `synthetic`, whose gradient costs a few passes
+over the model. The processes of an all-reduce have one compute thread each, too.
 
 Figures are medians over all rounds of all peers, the first rounds of each process left out; where the mean is given it
 covers what happens now and then, such as checkpoints. The stages of a round:
@@ -78,6 +79,12 @@ SYSTEMS = (
     System(COMPRESSED, ("algorithm.name=quant-sgp", "compressor.fraction=0.01", "compressor.value_bits=4")),
     System(WHOLE, ("algorithm.name=sgp",)),
     System("sgp, packed", ("algorithm.name=sgp", "compressor.coding=packed")),
+    System(
+        "choco-sgd, top 1 %, 4 bits",
+        ("algorithm.name=choco-sgd", "graph.kind=ring", "compressor.fraction=0.01", "compressor.value_bits=4"),
+    ),
+    System("low-rank, rank 4", ("algorithm.name=low-rank", "graph.kind=complete")),
+    System("allreduce, float32", ("algorithm.name=allreduce", "graph.kind=complete")),
     System(REFERENCE, ()),
 )
 
@@ -378,7 +385,7 @@ def conditions(arguments: argparse.Namespace) -> dict[str, Any]:
         "machine": machine_facts(),
         "processors": os.cpu_count(),
         "load_average": os.getloadavg(),
-        "link": "loopback, mutual TLS, directed ring",
+        "link": "loopback, mutual TLS",
         "systems": {system.name: list(system.settings) for system in SYSTEMS},
     }
 

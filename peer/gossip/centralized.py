@@ -28,9 +28,10 @@ from peer.wire.message import Message, MessageKind
 class AllReduce(Algorithm):
     """x ← x − γ · mean_j g_j(x): everyone sends its gradient whole to everyone.
 
-    Synchronous data-parallel SGD. The mean is the same to the last bit on all peers (ascending index), and so is x. Of
-    a peer that is lost some may have heard a gradient that others have not: when the graph without it begins, all take
-    the model of the first of them (`boundary.transfers`).
+    Synchronous data-parallel SGD. Where everyone tells all the same gradient, the mean is the same to the last bit on
+    all peers whose processors round alike (ascending index), and so is x. Of a peer that is lost some may have heard a
+    gradient that others have not: when the graph without it begins, all take the model of the first of them
+    (`boundary.transfers`).
     """
 
     spec: ClassVar[AlgorithmSpec] = AlgorithmSpec(
@@ -72,7 +73,8 @@ class AllReduce(Algorithm):
         """Nothing is kept of anybody."""
 
     def metrics(self) -> Metrics:
-        return Metrics(neighbor_distance=0.0)
+        # Nobody's model is seen here, so how far the models are apart is not known.
+        return Metrics()
 
 
 class ParameterServer(Algorithm):
@@ -157,7 +159,8 @@ class ParameterServer(Algorithm):
         return Exchange(dict.fromkeys(self._workers, pull), frozenset(), phase=1)
 
     def metrics(self) -> Metrics:
-        return Metrics(neighbor_distance=0.0)
+        # Nobody's model is seen here, so how far the models are apart is not known.
+        return Metrics()
 
 
 def add_mean_(x: FloatArray, node: NodeContext, scale: float, own: Payload, inbox: Mapping[int, Message]) -> None:

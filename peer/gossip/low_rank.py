@@ -69,9 +69,9 @@ class LowRank(Algorithm):
     by the owner, so that Σ c_j = n U and Σ E_j + n U = Σ M_j, but for rounding in the float type.
 
     Momentum and weight decay act on U (`spec.momentum_of_mean`), so g is the plain gradient, or the sum of those of
-    several local steps. All peers hold one x, one basis and one momentum, to the bit. Where members change, basis and
-    momentum begin anew, at all peers alike; each keeps its E, and that of a peer that leaves is gone with it. A
-    newcomer needs nothing but x.
+    several local steps. Where every owner tells all the same sum, all peers whose processors round alike hold one x,
+    one basis and one momentum, to the bit. Where members change, basis and momentum begin anew, at all peers alike;
+    each keeps its E, and that of a peer that leaves is gone with it. A newcomer needs nothing but x.
 
     A peer that is lost may have told its sum to some and not to others. Until the graph without it begins, nobody owns
     its part, and E keeps what would have been said of it; then all take the model of the first of them
@@ -263,7 +263,8 @@ class LowRank(Algorithm):
         """Nothing is kept of anybody."""
 
     def metrics(self) -> Metrics:
-        return Metrics(error_norm=float(np.linalg.norm(self.error_memory)), neighbor_distance=0.0)
+        # Nobody's model is seen here, so how far the models are apart is not known.
+        return Metrics(error_norm=float(np.linalg.norm(self.error_memory)))
 
     def state(self) -> dict[str, Any]:
         state = {**super().state(), "error_memory": self.error_memory}

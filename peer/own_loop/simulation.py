@@ -96,9 +96,11 @@ def simulate(
     finally:
         for each in scripts:
             each.close()
+    # The last round is always evaluated.
+    assert simulator.last_consensus is not None
     return Simulation(
         results=tuple(each.result() for each in scripts),
-        consensus_distance=simulator.last_consensus or 0.0,
+        consensus_distance=simulator.last_consensus,
         sent_bytes=sent_bytes,
         virtual_s=simulator.now,
     )

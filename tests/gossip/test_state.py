@@ -110,6 +110,14 @@ def test_neighbor_distance_is_that_of_the_models(name):
     assert algorithms[0].metrics().neighbor_distance == pytest.approx(wanted, rel=1e-3)
 
 
+@pytest.mark.parametrize("name", ["allreduce", "low-rank", "parameter-server"])
+def test_who_sees_no_model_of_others_does_not_say_how_far_apart_they_are(name):
+    algorithms = _peers(name)
+    algorithms[1].x += 0.5
+    _rounds(algorithms, 0, 2)
+    assert {algorithm.metrics().neighbor_distance for algorithm in algorithms} == {None}
+
+
 @pytest.mark.parametrize(
     "name", [name for name in SYNCHRONOUS if name not in ("local", "parameter-server", "low-rank")]
 )
