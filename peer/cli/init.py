@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 from pathlib import Path
 
 import click
@@ -167,9 +169,11 @@ def cluster(
     )
     click.echo(f"wrote {directory}: {len(files)} peers")
     if config.training.task == OWN_LOOP:
-        click.echo(f'start each with your script: sottovoce.join(model, "{files[0]}", …)')
+        click.echo(
+            f"start each with your script: sottovoce.join(model, {json.dumps(str(files[0]), ensure_ascii=False)}, …)"
+        )
     else:
-        click.echo(f"start each with: sotto run --config {files[0]}")
+        click.echo(f"start each with: {shlex.join(['sotto', 'run', '--config', str(files[0])])}")
 
 
 def _new_passphrase() -> bytes:

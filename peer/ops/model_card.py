@@ -5,6 +5,7 @@ Made for others to read, so it names no folder of this machine.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -137,24 +138,29 @@ def _files(files: Sequence[Path], facts: CardFacts) -> str:
             f"```python\nfrom transformers import AutoModelForSequenceClassification\n\n{load}\n```",
         ]
     else:
-        load = f'model = make_model()\nmodel.load_state_dict(load_file("{first.name}"))'
+        load = f"model = make_model()\nmodel.load_state_dict(load_file({_quoted(first)}))"
         text = [
             f"`{first.name}` holds the state_dict of the task's model. To load it, for example to train it further:",
             f"```python\nfrom safetensors.torch import load_file\n\n{load}\n```",
         ]
     for file in others:
         if file.suffix == ".pt2":
-            load = f'model = torch.export.load("{file.name}").module()'
+            load = f"model = torch.export.load({_quoted(file)}).module()"
             text += [f"`{file.name}` is the model as a program:", f"```python\nimport torch\n\n{load}\n```"]
         elif file.suffix == ".onnx":
             given = ", ".join(f'"{name}": {name}' for name in facts.inputs)
             what = "with int8 weights and activations" if file.name.endswith(".int8.onnx") else "in float32"
             text += [
                 f"`{file.name}` is the model in ONNX, {what}:",
-                f'```python\nimport onnxruntime\n\nsession = onnxruntime.InferenceSession("{file.name}")\n'
+                f"```python\nimport onnxruntime\n\nsession = onnxruntime.InferenceSession({_quoted(file)})\n"
                 f"(outputs,) = session.run(None, {{{given}}})\n```",
             ]
     return "\n\n".join(text)
+
+
+def _quoted(file: Path) -> str:
+    """Return the name of a file as a string of Python."""
+    return json.dumps(file.name, ensure_ascii=False)
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -12,7 +12,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from peer.errors import ConfigError
+from peer.errors import ConfigError, StateError
 from peer.report.comparison import distinct
 from peer.report.run_data import RunData
 from peer.round_record import RoundRecord
@@ -30,8 +30,11 @@ def write_metrics(runs: Sequence[RunData], table: str, output: Path) -> int:
     """Write one of TABLES of some runs to a file, by the ending of its name; return the number of rows.
 
     Raises ConfigError if the ending is neither .csv nor .parquet, Parquet needs a package that is missing, or the file
-    cannot be written.
+    cannot be written, and StateError if a file of metrics cannot be read: fewer rows would look like a shorter run.
     """
+    unreadable = [f"{run.directory}: {each}" for run in runs for each in run.unreadable]
+    if unreadable:
+        raise StateError("; ".join(unreadable))
     heads, rows = _rows(runs, table)
     try:
         if output.suffix == ".csv":
@@ -66,7 +69,14 @@ def _write_csv(heads: Sequence[str], rows: Sequence[Sequence[Any]], output: Path
     with open(output, "w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(heads)
-        writer.writerows([[json.dumps(v) if isinstance(v, tuple | dict) else v for v in row] for row in rows])
+        writer.writerows([[_cell(value) for value in row] for row in rows])
+
+
+def _cell(value: Any) -> Any:
+    """Return a value as a cell of CSV. A spreadsheet would compute a text that begins like a formula."""
+    if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return f"'{value}"
+    return json.dumps(value) if isinstance(value, tuple | dict) else value
 
 
 def _write_parquet(heads: Sequence[str], rows: Sequence[Sequence[Any]], output: Path) -> None:

@@ -37,6 +37,8 @@ class RunData:
     consensus: list[ConsensusRecord] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     """Sentences about files that are missing or could not be read."""
+    unreadable: list[str] = field(default_factory=list)
+    """Metrics files that are there and could not be read, and why."""
 
     @property
     def name(self) -> str:
@@ -77,7 +79,8 @@ class RunData:
 
 
 def load_run(directory: Path) -> RunData:
-    """Return what a run folder, or a cluster folder, holds. Raises StateError if it has neither summary nor metrics."""
+    """Return what a run folder, or a cluster folder, holds. Raises StateError if it has neither summary nor metrics,
+    or metrics of which none can be read."""
     if not directory.is_dir():
         raise StateError(f"{directory}: no such folder; `sotto up` and `sotto simulate` make run folders")
     data = read_frame(directory)
@@ -129,7 +132,7 @@ def _read_text(data: RunData, name: str) -> str | None:
 
 
 def _read_metrics(data: RunData) -> bool:
-    """Read every metrics file of the run; return whether there was one."""
+    """Read every metrics file of the run; return whether there was one. Raises StateError if none can be read."""
     files = metrics_files(data.directory)
     rounds: dict[tuple[Any, ...], RoundRecord] = {}
     tables: list[tuple[Sequence[RoundRecord], Sequence[EvaluationRecord]]] = []
@@ -146,7 +149,10 @@ def _read_metrics(data: RunData) -> bool:
             finally:
                 store.close()
         except (sqlite3.Error, json.JSONDecodeError, TypeError) as error:
-            data.notes.append(f"{file.relative_to(data.directory)} cannot be read: {_reason(error)}.")
+            data.unreadable.append(f"{file.relative_to(data.directory)} cannot be read: {_reason(error)}")
+    if files and len(data.unreadable) == len(files):
+        raise StateError(f"{data.directory}: {'; '.join(data.unreadable)}")
+    data.notes += [f"{each}." for each in data.unreadable]
     data.rounds = _sorted_values(rounds)
     data.evaluations = _sorted_values({(row.round, row.peer, row.split): row for row in measured(tables)})
     data.links = _sorted_values(links)

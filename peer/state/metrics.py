@@ -319,7 +319,9 @@ class MetricsStore:
             self._connection = _create(":memory:")
             return
         if read_only:
-            self._connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True, check_same_thread=False)
+            # A path may hold what a URI means otherwise: '#', '?', '%'.
+            uri = f"{path.absolute().as_uri()}?mode=ro"
+            self._connection = sqlite3.connect(uri, uri=True, check_same_thread=False)
             return
         with _writing(self._name):
             if not path.exists():

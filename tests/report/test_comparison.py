@@ -17,7 +17,7 @@ from rich.console import Console
 
 from peer.cli.compare import metrics
 from peer.criterion import ACCURACY, Criterion
-from peer.errors import ConfigError
+from peer.errors import ConfigError, StateError
 from peer.report.compare_page import compare_page
 from peer.report.compare_table import compare_table, result_tables, target_rows
 from peer.report.comparison import Contender, Spread, comparison_lines, contenders, differences, style, target
@@ -262,6 +262,25 @@ def test_metrics_as_parquet_keep_numbers_lists_and_what_is_missing(two_runs: lis
     evaluations = pyarrow.parquet.read_table(file).to_pylist()
     assert len(evaluations) == 2 * 2 * 2
     assert [evaluations[-1][name] for name in ("run", "round", "correct", "accuracy")] == ["b", 40, [550], 0.55]
+
+
+def test_unreadable_metrics_are_an_error_and_never_fewer_rows(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a", {ROUNDS: 0.5})
+    file = run / "peer-9" / "state" / "metrics.sqlite"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"no database" * 100)
+    with pytest.raises(StateError, match=r"peer-9/state/metrics\.sqlite cannot be read"):
+        write_metrics([load_run(run)], "rounds", tmp_path / "m.csv")
+    assert not (tmp_path / "m.csv").exists()
+
+
+def test_a_spreadsheet_takes_no_name_for_a_formula(tmp_path: Path) -> None:
+    run = load_run(write_run(tmp_path / "=1+1", {ROUNDS: 0.5}))
+    write_metrics([run], "rounds", tmp_path / "m.csv")
+    with open(tmp_path / "m.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["run"] for row in rows} == {"'=1+1"}
+    assert {float(row["loss"]) for row in rows} == {row.loss for row in run.rounds}, "numbers stay numbers"
 
 
 def test_every_table_can_be_written_and_named(two_runs: list[RunData], tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from peer.errors import StateError
-from peer.report.run_data import load_run
+from peer.report.run_data import load_run, metrics_files
 from tests.report.sample_run import write_sample_run
 
 
@@ -53,6 +53,14 @@ def test_a_damaged_metrics_file_is_noted_and_the_others_are_read(tmp_path: Path)
     data = load_run(run)
     assert data.peers == [0, 2, 3]
     assert any("peer-1" in note for note in data.notes)
+
+
+def test_a_run_of_which_no_metrics_can_be_read_is_refused(tmp_path: Path) -> None:
+    run = write_sample_run(tmp_path / "run")
+    for file in metrics_files(run):
+        file.write_bytes(b"no database" * 100)
+    with pytest.raises(StateError, match=r"metrics\.sqlite cannot be read"):
+        load_run(run)
 
 
 @pytest.mark.parametrize("name", ["missing", "empty"])

@@ -31,6 +31,21 @@ def test_a_round_that_is_repeated_counts_once(tmp_path: Path) -> None:
     assert [(r.peer, r.loss) for r in store.rounds()] == [(0, None), (1, 1.0)]
 
 
+@pytest.mark.parametrize("folder", ["job #2", "what?mode=rwc", "100%", "50%23", "a;b", "日本 犬", "caf\udce9"])
+def test_a_path_may_hold_what_a_uri_means_otherwise(folder: str, tmp_path: Path) -> None:
+    path = tmp_path / folder / "metrics.sqlite"
+    path.parent.mkdir()
+    store = MetricsStore(path)
+    store.put(RoundRecord(peer=0, round=0, time_s=0.1))
+    store.close()
+    reader = MetricsStore(path, read_only=True)
+    assert len(reader.rounds()) == 1
+    with pytest.raises(sqlite3.OperationalError, match="readonly"):
+        reader._connection.execute("DELETE FROM rounds")
+    reader.close()
+    assert [each.name for each in tmp_path.iterdir()] == [folder], "nothing appears beside it"
+
+
 def test_what_is_written_comes_back(tmp_path: Path) -> None:
     path = tmp_path / "metrics.sqlite"
     records = (
