@@ -22,7 +22,39 @@ and the error's `exit_code`; a traceback is only ever shown for a bug.
 
 from __future__ import annotations
 
+import errno
+
 from peer.foreign_text import printable
+
+_REMEDIES = {
+    errno.ENOSPC: "make room on that disk",
+    errno.EDQUOT: "make room, or have the quota of this user raised",
+    errno.EFBIG: "raise the limit on the size of files (`ulimit -f`), or use another file system",
+    errno.EROFS: "mount that file system for writing, or look in the kernel's log for why it is not",
+    errno.EMFILE: "let this process open more files (`ulimit -n`, `LimitNOFILE=` in a unit)",
+    errno.ENFILE: "this machine has too many open files: raise `fs.file-max`, or end what holds them",
+    errno.EACCES: "let the user of this process do that there",
+    errno.EPERM: "let the user of this process do that there",
+    errno.EIO: "the disk or the network file system fails: look in the kernel's log",
+    errno.ENODEV: "the disk is gone: attach it",
+    errno.ENOENT: "it is gone: is what is mounted there away?",
+    errno.ESTALE: "the network file system lost it: mount it again",
+    errno.ENOLCK: "its file system cannot lock files: use a folder on a local disk, or NFS with locks",
+    errno.EOPNOTSUPP: "its file system cannot do that: use a folder on a local disk",
+    errno.ENOSYS: "its file system cannot do that: use a folder on a local disk",
+    errno.ENAMETOOLONG: "use a shorter path",
+}
+
+
+def remedy(error: Exception) -> str:
+    """Return what a person can do about what the operating system refused, as a clause; it goes by errno."""
+    if isinstance(error, OSError):
+        number = error.errno
+    else:
+        # SQLite has codes of its own, of which extended ones begin with the plain one's name.
+        kind = getattr(error, "sqlite_errorname", "").removeprefix("SQLITE_").split("_")[0]
+        number = {"FULL": errno.ENOSPC, "READONLY": errno.EROFS, "IOERR": errno.EIO}.get(kind)
+    return _REMEDIES.get(number or 0, "repair what is named")
 
 
 class SottoError(Exception):

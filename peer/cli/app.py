@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 import click
 
-from peer.errors import LocalProtocolError, SottoError, StateError
+from peer.errors import LocalProtocolError, SottoError, StateError, remedy
 from peer.foreign_text import printable
 
 INTERRUPTED = 130
@@ -40,7 +40,10 @@ EXIT_CODES: dict[int, str] = {
     INTERRUPTED: "interrupted (Ctrl-C or SIGTERM)",
 }
 
-_DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_OF_THE_MACHINE = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.EIO}
+)
+"""What the operating system may refuse anywhere: it is nobody's bug, wherever it is noticed."""
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
@@ -167,10 +170,9 @@ class SottoGroup(click.Group):
         except Exception as error:  # The end of the process: whatever nobody caught is a bug, and told as one.
             if debug:
                 _show_traceback(error)
-            if isinstance(error, OSError) and error.errno in _DISK_IS_FULL:
-                # Wherever it is noticed, it is nobody's bug.
+            if isinstance(error, OSError) and error.errno in _OF_THE_MACHINE:
                 where = f"{error.filename}: " if error.filename is not None else ""
-                _complain(f"{where}cannot be written: {error.strerror}; make room, and start again")
+                _complain(f"{where}{error.strerror}; {remedy(error)}, and start again")
                 sys.exit(StateError.exit_code)
             _complain(f"this is a bug: {type(error).__name__}: {error}{_HOW_TO_REPORT}")
             sys.exit(LocalProtocolError.exit_code)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 from peer.errors import ConfigError
+from peer.net.address import not_bound
 from peer.round_record import RoundRecord
 
 _ROUND_GAUGES = {
@@ -98,10 +99,16 @@ class Exporter:
         try:
             self._server: _Server
             self._server, _ = prometheus_client.start_http_server(int(port), address.strip("[]") or "0.0.0.0", registry)
-        except (OSError, ValueError, OverflowError) as error:
-            problem = f"cannot be listened on: {error}"
-            valid = "address:port, such as 127.0.0.1:9470"
-            raise ConfigError(problem, key="peer.metrics_listen", value=listen, valid=valid) from None
+        except OSError as error:
+            why = not_bound(error, address, int(port), key="peer.metrics_listen")
+            raise ConfigError(f"{why.sentence}; {why.advice}", key="peer.metrics_listen", value=listen) from None
+        except (ValueError, OverflowError):
+            raise ConfigError(
+                "is not an address with a port",
+                key="peer.metrics_listen",
+                value=listen,
+                valid="address:port, such as 127.0.0.1:9470",
+            ) from None
 
     @property
     def port(self) -> int:

@@ -286,9 +286,16 @@ def new_server(channel_options: Options, *, most_neighbors: int, dial_timeout_s:
 
 
 def bind(server: Server, listen: str, access: Access | None) -> int:
-    """Listen on an address; return the port. Raises ConfigError."""
+    """Listen on an address; return the port. Raises ConfigError, and SecurityError for credentials that TLS refuses."""
     host, port = split_address(listen, key="peer.listen")
     bound = server.bind(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", access)
-    if not bound:
-        raise ConfigError(why_not_bound(host, port), key="peer.listen", value=listen)
-    return bound
+    if bound:
+        return bound
+    why = why_not_bound(host, port, key="peer.listen")
+    if why is None:
+        # gRPC gives one answer for an address and for what it was to show there.
+        raise SecurityError(
+            f"{listen} is free, but nothing can be served there with this certificate and key; take both from the same"
+            " device's folder, or issue them anew (`sotto sign`)"
+        )
+    raise ConfigError(f"{why.sentence}; {why.advice}", key="peer.listen", value=listen)

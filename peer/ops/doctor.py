@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime
-import errno
 import socket
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -21,7 +20,7 @@ from typing import Any, Literal
 from peer import __version__, run_plan
 from peer.config import SHARED_SECTIONS, Config, PeerAddress
 from peer.errors import ConfigError, RemoteError, SecurityError, SottoError
-from peer.net.address import split_address
+from peer.net.address import split_address, why_not_bound
 from peer.net.control import call_control
 from peer.net.hello import PROTOCOL_MAX, PROTOCOL_MIN, HelloInfo
 from peer.net.path_mtu import path_mtu
@@ -75,7 +74,12 @@ async def _examine(config: Config, base: Path) -> list[Finding]:
     found += _port(config, status)
     found += _addresses(config)
     answering = status is None and config.peer.listen and all(each.level != "error" for each in found)
-    async with _answer(config, security) if answering else contextlib.nullcontext():
+    async with contextlib.AsyncExitStack() as listening:
+        if answering:
+            try:
+                await listening.enter_async_context(_answer(config, security))
+            except SottoError as error:
+                found.append(Finding("port", "error", str(error), exit_code=error.exit_code))
         entries = [config.peers[peer] for peer in _neighbors(config, base)]
         entries += [each for each in newcomers(config, status or {}) if each.name in (status or {}).get("links", {})]
         versions = {
@@ -161,22 +165,14 @@ def _port(config: Config, status: dict[str, Any] | None) -> Iterator[Finding]:
     if status is not None:
         yield Finding("port", "ok", f"this peer is running and listens on {config.peer.listen}")
         return
-    host, _, port = config.peer.listen.rpartition(":")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((host.strip("[]"), int(port)))
-            probe.listen()
-    except (OSError, ValueError) as error:
-        number = error.errno if isinstance(error, OSError) else None
-        if number == errno.EADDRINUSE:
-            sentence, advice = f"port {port} is in use by another program", "stop that program, or change peer.listen"
-        elif number == errno.EADDRNOTAVAIL:
-            sentence, advice = f"this machine has no address {host}", "set peer.listen to 0.0.0.0:" + port
-        else:
-            sentence, advice = f"cannot listen on {config.peer.listen}: {error}", "correct peer.listen"
-        yield Finding("port", "error", sentence, advice, exit_code=ConfigError.exit_code)
+        host, port = split_address(config.peer.listen, key="peer.listen")
+    except ConfigError as error:
+        yield Finding("port", "error", str(error), exit_code=error.exit_code)
+        return
+    why = why_not_bound(host, port, key="peer.listen")
+    if why is not None:
+        yield Finding("port", "error", why.sentence, why.advice, exit_code=ConfigError.exit_code)
         return
     yield Finding("port", "ok", f"{config.peer.listen} is free; this peer is not running")
 
@@ -375,12 +371,15 @@ def _way_back(config: Config, name: str, answer: dict[str, Any]) -> Iterator[Fin
     if answer.get("reached"):
         yield Finding(name, "ok", f"reaches this peer at {known}")
     elif answer.get("reached") is False:
-        port = str(known).rpartition(":")[2]
-        advice = (
-            f"open TCP port {port} in the firewall of this device, or forward it if the device is behind NAT; or "
-            "remove its advertise address on every device, so that it only dials out"
-        )
-        sentence = f"cannot reach this peer: {answer.get('reason')}"
+        port, reason = str(known).rpartition(":")[2], str(answer.get("reason"))
+        if "host name" in reason:
+            advice = "correct the advertise address of this device in its list, or the DNS settings there"
+        else:
+            advice = (
+                f"open TCP port {port} in the firewall of this device, or forward it if the device is behind NAT; or "
+                "remove its advertise address on every device, so that it only dials out"
+            )
+        sentence = f"cannot reach this peer: {reason}"
         yield Finding(name, "error", sentence, advice, exit_code=RemoteError.exit_code)
     else:
         seen = str(answer.get("seen_as"))

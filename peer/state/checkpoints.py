@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from peer.errors import StateError
+from peer.errors import StateError, remedy
 from peer.state import disk as disks
 from peer.state.disk import Buffer, Disk, RealDisk, cannot_be_written, make_private
 
@@ -137,14 +137,15 @@ class StateFolder:
         self.directory = directory
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._lock = open(directory / "lock", "w")  # noqa: SIM115 - held open for as long as the lock
-        except OSError as error:
-            raise StateError(f"{directory}: cannot be used as a state folder: {error.strerror}") from None
-        try:
+            self._lock = open(directory / "lock", "w", encoding="utf-8")  # noqa: SIM115 - held open for as long as the lock
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             self._lock.close()
             raise StateError(f"{directory}: is in use by another peer process; stop that process first") from None
+        except OSError as error:
+            raise StateError(
+                f"{directory}: cannot be used as a state folder: {error.strerror}; {remedy(error)}"
+            ) from None
         self.why_not_private: str | None = None
         """What stands in the way of keeping the folder from other users of this machine."""
         try:

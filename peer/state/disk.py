@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
-from peer.errors import StateError
+from peer.errors import StateError, remedy
 
 Buffer: TypeAlias = bytes | memoryview
 
@@ -90,8 +90,7 @@ def cannot_be_written(name: str, error: Exception) -> StateError:
     """Return the error for a disk that refuses."""
     problem = error.strerror if isinstance(error, OSError) and error.strerror else error
     return StateError(
-        f"{name}: cannot be written: {problem}; the saved state is intact: free some space or repair the disk, "
-        "then start the peer again"
+        f"{name}: cannot be written: {problem}; the saved state is intact: {remedy(error)}, then start the peer again"
     )
 
 

@@ -61,7 +61,7 @@ def test_a_full_disk_is_no_bug(monkeypatch: pytest.MonkeyPatch) -> None:
     result = sotto("list", "graphs")
     assert result.exit_code == 5
     assert result.stderr == (
-        "sotto: error: runs/graph.svg: cannot be written: No space left on device; make room, and start again\n"
+        "sotto: error: runs/graph.svg: No space left on device; make room on that disk, and start again\n"
     )
     fail_with(monkeypatch, OSError(errno.EBADF, "Bad file descriptor"))
     assert sotto("list", "graphs").exit_code == 70

@@ -116,7 +116,9 @@ def test_an_address_that_is_taken_is_named() -> None:
         finally:
             first.close()
 
-    with pytest.raises(ConfigError, match=r"peer\.metrics_listen"):
+    with pytest.raises(
+        ConfigError, match=r"peer\.metrics_listen: port \d+ is in use by another program; stop that program"
+    ):
         asyncio.run(twice())
 
 

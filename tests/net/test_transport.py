@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import socket
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -524,6 +526,26 @@ def test_a_neighbour_that_never_answers_is_given_up_and_dialled_again() -> None:
                 assert "did not answer within 0.3 s" in dialler.problems[0]
 
     asyncio.run(story())
+
+
+def test_what_cannot_be_shown_at_an_address_is_not_blamed_on_the_address() -> None:
+    """gRPC returns the same for both."""
+    ours, theirs = credentials("ada"), credentials("ben")
+    mixed = replace(ours, key=theirs.key)
+    with pytest.raises(SecurityError, match="is free, but nothing can be served there with this certificate and key"):
+        asyncio.run(build(0, Mind(), [passive(1)], security=mixed).start())
+
+
+@pytest.mark.parametrize(
+    ("listen", "words"),
+    [
+        ("192.0.2.1:7700", "this machine has no address 192.0.2.1; set peer.listen to 0.0.0.0:7700"),
+        ("nowhere.invalid:7700", "the host name 'nowhere.invalid' is not known here; correct peer.listen"),
+    ],
+)
+def test_an_address_that_is_not_there_is_a_sentence(listen: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        asyncio.run(build(0, Mind(), [passive(1)], listen=listen).start())
 
 
 @pytest.mark.parametrize(

@@ -138,6 +138,27 @@ def test_a_neighbour_that_does_not_run_and_one_that_cannot_dial_back(kits: Path)
     assert f"open TCP port {nowhere} in the firewall of this device, or forward it" in of(findings, "peer-1", "error")
 
 
+def test_a_name_that_a_neighbour_cannot_resolve_is_no_matter_of_a_firewall(kits: Path) -> None:
+    for index in range(3):
+        rewrite(kits, index, advertise(0, "nowhere.invalid:7700"))
+    with running(kits, 1):
+        _, findings = examine(kits, 0)
+    finding = of(findings, "peer-1", "error")
+    assert "the host name in nowhere.invalid:7700" in finding
+    assert "DNS settings" in finding
+    assert "firewall" not in finding
+
+
+def test_what_the_peer_could_not_listen_with_is_a_finding_among_the_others(
+    kits: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("peer.net.rpc.Server.bind", lambda *_: 0)
+    code, findings = examine(kits, 0)
+    assert "nothing can be served there with this certificate and key" in of(findings, "port", "error")
+    assert "nobody listens at 127.0.0.1:" in of(findings, "peer-1", "error")
+    assert code
+
+
 def test_lists_jobs_and_releases_that_differ_are_named(kits: Path) -> None:
     def other_rate(config: Config) -> Config:
         training = config.training.model_copy(update={"learning_rate": 0.5})

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
 from pathlib import Path
 
 import numpy as np
@@ -86,6 +89,29 @@ def test_a_second_process_cannot_use_the_folder(tmp_path: Path) -> None:
         StateFolder(tmp_path)
     first.close()
     StateFolder(tmp_path).close()
+
+
+@pytest.mark.parametrize(
+    ("number", "advice"),
+    [
+        (errno.ENOLCK, "NFS with locks"),
+        (errno.EOPNOTSUPP, "a folder on a local disk"),
+        (errno.EIO, "kernel's log"),
+        (errno.ENOSYS, "a folder on a local disk"),
+    ],
+)
+def test_a_folder_that_cannot_be_locked_is_in_nobodys_use(
+    number: int, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(file: object, operation: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(StateError) as caught:
+        StateFolder(tmp_path)
+    assert os.strerror(number) in str(caught.value)
+    assert advice in str(caught.value)
+    assert "in use" not in str(caught.value)
 
 
 def modes(folder: Path) -> dict[str, str]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import sqlite3
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from peer.state.disk import RealDisk, replace
+from peer.state.disk import RealDisk, cannot_be_written, replace
 
 _LARGE = 9 << 20
 """More than two of the blocks that go past the page cache."""
@@ -20,6 +21,37 @@ def pieces(*sizes: int) -> list[memoryview]:
     """Return memory of the given sizes, all of it different."""
     generator = np.random.default_rng(5)
     return [generator.integers(0, 256, size, dtype=np.uint8).data for size in sizes]
+
+
+def test_what_a_person_can_do_goes_by_what_the_system_refused() -> None:
+    """Each cause has its own advice: nobody frees space for a file system that is read-only."""
+    said = {
+        number: str(cannot_be_written("file", OSError(number, os.strerror(number))))
+        for number in (
+            errno.ENOSPC,
+            errno.EROFS,
+            errno.EMFILE,
+            errno.EACCES,
+            errno.EIO,
+            errno.ESTALE,
+            errno.ENAMETOOLONG,
+        )
+    }
+    assert all(os.strerror(number) in sentence for number, sentence in said.items())
+    advice = {sentence.partition("intact: ")[2] for sentence in said.values()}
+    assert len(advice) == len(said)
+    assert [number for number, sentence in said.items() if "make room" in sentence] == [errno.ENOSPC]
+    assert "LimitNOFILE" in said[errno.EMFILE]
+
+
+def test_what_sqlite_says_of_the_disk_has_the_same_advice(tmp_path: Path) -> None:
+    connection = sqlite3.connect(tmp_path / "db")
+    connection.execute("PRAGMA page_size = 512")
+    connection.execute("CREATE TABLE t (x)")
+    connection.execute("PRAGMA max_page_count = 4")
+    with pytest.raises(sqlite3.OperationalError) as caught:
+        connection.execute("INSERT INTO t VALUES (zeroblob(100000))")
+    assert "make room" in str(cannot_be_written("db", caught.value))
 
 
 @pytest.mark.parametrize(

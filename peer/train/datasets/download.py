@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from peer import __version__
-from peer.errors import DataError
+from peer.errors import DataError, remedy
 
 ATTEMPTS = 6
 """How often a transfer is taken up again without a byte of progress in between."""
@@ -76,11 +76,10 @@ def download(
             part.replace(target)
             transfer.tag.forget()
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise DataError(
-                f"{part}: the disk is full; free some space and run the same command again to resume"
-            ) from None
-        raise DataError(f"{target}: cannot be written: {error.strerror or error}") from None
+        raise DataError(
+            f"{part}: cannot be written: {error.strerror or error}; {remedy(error)}, and run the same command again to"
+            " resume"
+        ) from None
     return Downloaded(target, found, target.stat().st_size, transfer.fetched)
 
 

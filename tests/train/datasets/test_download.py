@@ -157,7 +157,7 @@ def test_a_server_that_is_not_there_is_an_error(tmp_path: Path):
 
 def test_a_disk_without_room_is_noticed_before_the_transfer(shelf: Shelf, tmp_path: Path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=699_999))
-    with pytest.raises(DataError, match="the disk is full; free some space and run the same command"):
+    with pytest.raises(DataError, match="No space left on device; make room on that disk, and run the same command"):
         get(shelf, tmp_path)
     assert (tmp_path / "new/file.part").stat().st_size == 0
 
@@ -167,7 +167,7 @@ def test_a_disk_that_fills_up_keeps_what_came(shelf: Shelf, tmp_path: Path, monk
         if done >= 300_000:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    with pytest.raises(DataError, match="the disk is full"):
+    with pytest.raises(DataError, match="make room on that disk"):
         get(shelf, tmp_path, on_progress=full)
     kept = (tmp_path / "new/file.part").stat().st_size
     assert kept >= 300_000
