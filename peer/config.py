@@ -645,7 +645,7 @@ def load(
 def read_toml(path: Path) -> dict[str, Any]:
     """Return the tables of a TOML file. Raises ConfigError if it cannot be read or parsed."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise ConfigError("no such file; `sotto init` writes one", file=str(path)) from None
     except OSError as error:

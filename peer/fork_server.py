@@ -101,8 +101,8 @@ def set_command_line(words: Sequence[str]) -> None:
     """Let `ps` show these words instead of the command line that the process was started with, as many as fit."""
     # Where the kernel does not allow it, the peer only has a worse name.
     with contextlib.suppress(OSError):
-        Path("/proc/self/comm").write_text(words[0])
-        stat = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        Path("/proc/self/comm").write_text(words[0], encoding="utf-8")
+        stat = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
         begin, end = int(stat[45]), int(stat[46])
         text = b"".join(word.encode() + b"\0" for word in words)[: end - begin - 1]
         with open("/proc/self/mem", "r+b", buffering=0) as memory:

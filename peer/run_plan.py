@@ -470,7 +470,7 @@ def refuse_errors(findings: Sequence[validate.Finding]) -> list[validate.Finding
 
 def _read_graph(path: Path) -> GraphFile:
     try:
-        return GraphFile(str(path), path.read_text(encoding="utf-8"))
+        return GraphFile(str(path), path.read_text(encoding="utf-8-sig"))
     except UnicodeDecodeError:
         raise ConfigError("is not UTF-8 text", key="graph.file", value=str(path)) from None
     except OSError as error:

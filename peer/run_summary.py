@@ -196,7 +196,7 @@ def machine_facts() -> dict[str, str]:
 def processor_name() -> str:
     """Return what the system calls this processor."""
     try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     except OSError:

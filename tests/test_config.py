@@ -63,6 +63,12 @@ def test_file_then_environment_then_command_line(tmp_path: Path) -> None:
     assert config.training.mu is None
 
 
+def test_a_mark_in_front_of_a_file_is_no_part_of_it(tmp_path: Path) -> None:
+    file = tmp_path / "peer.toml"
+    file.write_text("[training]\nbatch_size = 8\n", encoding="utf-8-sig")
+    assert load(file, environment={}).training.batch_size == 8
+
+
 def test_environment_of_the_process_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOTTO_RUN__ROUNDS", "17")
     assert load(None).run.rounds == 17

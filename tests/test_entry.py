@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
+
+import pytest
 
 INTERRUPT_AT_IMPORT = """
 import os, signal, sys
@@ -24,6 +27,37 @@ def test_ctrl_c_while_modules_are_imported_prints_no_traceback() -> None:
     done = subprocess.run([sys.executable, "-c", INTERRUPT_AT_IMPORT], capture_output=True, text=True, check=False)
     assert done.returncode == -signal.SIGINT
     assert done.stderr == ""
+
+
+def test_a_terminal_without_our_characters_shows_others() -> None:
+    """As with LANG=de_DE, whose encoding has no arrow and no dash."""
+    command = [sys.executable, "-m", "peer", "list", "graphs"]
+    plain, whole = (
+        subprocess.run(command, capture_output=True, check=False, env=os.environ | {"PYTHONIOENCODING": encoding})
+        for encoding in ("latin-1", "utf-8")
+    )
+    assert (plain.returncode, plain.stderr) == (0, b"")
+    assert any(ord(each) > 255 for each in whole.stdout.decode()), "this output would not show the fault"
+    assert len(plain.stdout.decode("latin-1").splitlines()) == len(whole.stdout.decode().splitlines())
+
+
+@pytest.mark.parametrize("closed", [0, 1, 2])
+def test_no_file_gets_the_number_of_a_closed_stream(closed: int) -> None:
+    """The number is free until something is opened, and what is printed then goes there."""
+    script = (
+        "import os, sys; from peer.entry import _open_streams; _open_streams();"
+        " sys.stdout.write('x'); sys.stderr.write('y'); sys.stdout.flush();"
+        " sys.exit(os.open('/dev/null', os.O_RDONLY) <= 2 or None in (sys.stdin, sys.stdout, sys.stderr))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
+        preexec_fn=lambda: os.close(closed),
+    )
+    assert done.returncode == 0
+    assert (done.stdout, done.stderr) == (b"" if closed == 1 else b"x", b"" if closed == 2 else b"y")
 
 
 def test_after_that_it_is_the_command_line() -> None:

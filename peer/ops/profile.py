@@ -317,7 +317,7 @@ def _peak_of(step: Callable[[], None]) -> int | None:
     step()
     gc.collect()
     try:
-        reset.write_text("5")
+        reset.write_text("5", encoding="utf-8")
     except OSError:
         return None
     kept = _status(status, "VmRSS")

@@ -316,7 +316,7 @@ def search(
 def write(path: Path, tuning: Tuning) -> None:
     """Put η and γ into a configuration file; comments and everything else stay as they are. Raises ConfigError."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
         document = tomlkit.parse(text)
     except FileNotFoundError:
         raise ConfigError("no such file; `sotto init` writes one", file=str(path)) from None

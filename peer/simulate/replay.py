@@ -52,7 +52,7 @@ def read_scenario(path: str | Path) -> Scenario:
     valid."""
     file = str(path)
     try:
-        tree = json.loads(Path(path).read_text(encoding="utf-8"))
+        tree = json.loads(Path(path).read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise ConfigError("no such file", file=file) from None
     except OSError as error:

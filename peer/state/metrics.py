@@ -272,12 +272,12 @@ class Summary:
 
     def save(self, path: Path) -> None:
         """Write as JSON."""
-        path.write_text(json.dumps(self.document(), indent=2) + "\n")
+        path.write_text(json.dumps(self.document(), indent=2) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, path: Path) -> Summary:
         """Read what `save` wrote."""
-        tree = json.loads(path.read_text())
+        tree = json.loads(path.read_text(encoding="utf-8"))
         return cls(**{item.name: tree[item.name] for item in fields(cls) if item.name in tree})
 
 

@@ -35,7 +35,7 @@ class OtherWork:
 def others_cpu_s() -> float:
     """Return the processor seconds used since the machine started, without those of this process and of children that
     it has waited for. The kernel counts in hundredths of a second."""
-    columns = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
+    columns = [int(word) for word in Path("/proc/stat").read_text(encoding="utf-8").split("\n", 1)[0].split()[1:]]
     ticks = sum(value for column, value in enumerate(columns[:_COUNTED_TWICE]) if column not in _WAITING)
     own = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return ticks / os.sysconf("SC_CLK_TCK") - sum(usage.ru_utime + usage.ru_stime for usage in own)

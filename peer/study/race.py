@@ -65,7 +65,7 @@ class Curve:
     @classmethod
     def read(cls, file: Path) -> Self:
         """Read what `write` wrote."""
-        table = json.loads(file.read_text())
+        table = json.loads(file.read_text(encoding="utf-8"))
         return cls(**{**table, "points": tuple(Point(**point) for point in table["points"])})
 
     def write(self, file: Path) -> None:
@@ -149,7 +149,7 @@ def _rival_points(study: Study, contender: Contender, settings: Sequence[str]) -
             folder=folder,
         )
         file = Path(folder, "orders.json")
-        file.write_text(json.dumps(asdict(orders)))
+        file.write_text(json.dumps(asdict(orders)), encoding="utf-8")
         _run_program([sys.executable, "-m", PROGRAM, str(file)], contender.name)
         found = json.loads(orders.result_file.read_text())
     return tuple(Point(steps=int(steps), worst=accuracy, averaged=accuracy) for steps, accuracy, _ in found)

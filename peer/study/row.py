@@ -41,7 +41,7 @@ class Cell:
     @classmethod
     def read(cls, file: Path) -> Self:
         """Read what `write` wrote."""
-        table = json.loads(file.read_text())
+        table = json.loads(file.read_text(encoding="utf-8"))
         figures = {each.name: table[each.name] for each in fields(CellResult) if each.name in table}
         figures["loss_curve"] = tuple(tuple(point) for point in figures.get("loss_curve", ()))
         own = {each.name: table[each.name] for each in fields(cls) if each.name != "result"}

@@ -99,7 +99,7 @@ def read_plan(path: Path) -> Sweep:
     """Return the sweep that a file describes. Raises ConfigError that names what is wrong."""
     file = str(path)
     try:
-        return Sweep.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+        return Sweep.model_validate(tomllib.loads(path.read_text(encoding="utf-8-sig")))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"cannot be read as TOML: {error}", file=file) from None
     except ValidationError as error:

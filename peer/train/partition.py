@@ -114,7 +114,7 @@ class Manifest:
     def load(cls, path: Path) -> Manifest:
         """Return the manifest of a file. Raises DataError where it is not one, is damaged or is of a later format."""
         try:
-            tree = json.loads(path.read_text(encoding="utf-8"))
+            tree = json.loads(path.read_text(encoding="utf-8-sig"))
         except OSError as error:
             raise DataError(f"{path}: the manifest cannot be read: {error.strerror}") from None
         except (ValueError, RecursionError) as error:

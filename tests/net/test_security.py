@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import codecs
 import datetime
 import hashlib
 import ipaddress
@@ -51,6 +52,15 @@ def test_what_was_issued_and_written_loads(folder: Path, authority: CertificateA
     assert loaded.identity.not_after == NOW + datetime.timedelta(days=PEER_DAYS)
     assert loaded.identity.not_before < NOW
     assert load(folder, None) == loaded
+
+
+def test_a_mark_in_front_of_a_file_is_no_part_of_it(folder: Path) -> None:
+    """Editors of other systems put one there, and gRPC finds no certificate behind it."""
+    plain = load(folder)
+    for name in ("ca.pem", "peer.pem", "peer.key"):
+        file = folder / name
+        file.write_bytes(codecs.BOM_UTF8 + file.read_bytes())
+    assert load(folder) == plain
 
 
 def test_insecure_mode_loads_nothing(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 from pathlib import Path
 
@@ -52,9 +53,11 @@ def parse_key(pem: bytes, source: Path | str, passphrase: bytes | None = None) -
 
 
 def read_file(path: Path) -> bytes:
-    """Return the content of a file. Raises SecurityError with what to do."""
+    """Return the content of a file, without the mark that some editors put in front. Raises SecurityError with what to
+    do."""
     try:
-        return path.read_bytes()
+        # gRPC finds no PEM behind it, where `cryptography` does.
+        return path.read_bytes().removeprefix(codecs.BOM_UTF8)
     except FileNotFoundError:
         raise SecurityError(
             f'{path} does not exist; `sotto init` makes certificates, security.mode = "insecure" goes without'

@@ -36,7 +36,7 @@ _PATIENCE = timedelta(minutes=30)
 
 def main() -> None:
     """Run all workers; the exit code is 1 if one failed."""
-    orders = TrainingOrders(**json.loads(Path(sys.argv[1]).read_text()))
+    orders = TrainingOrders(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
     use_one_thread()
     config = load(environment={}, overrides=orders.overrides)
     setup = RunSetup.open(config, Path(), orders.num_workers)

@@ -99,7 +99,7 @@ def run(orders: Orders, step: Callable[[], None]) -> NoReturn:
     for _ in range(orders.rounds):
         step()
         ends.append(time.monotonic() - started)
-        sent.append(int(counter.read_text()))
+        sent.append(int(counter.read_text(encoding="utf-8")))
     result = Result(ends=ends, sent_bytes=sent, cpu_s=_namespace_cpu_s())
     orders.result_file.write_text(json.dumps(asdict(result)))
     orders.meet("end")

@@ -98,7 +98,7 @@ def _open(path: Path) -> Iterator[TextIO]:
     """Open a text file; what goes wrong while it is read becomes a DataError with its name."""
     opener = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
     try:
-        with opener(path, "rt", encoding="utf-8", errors="strict", newline="") as file:  # type: ignore[operator]
+        with opener(path, "rt", encoding="utf-8-sig", errors="strict", newline="") as file:  # type: ignore[operator]
             yield file
     except (EOFError, OSError, zlib.error, lzma.LZMAError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path} cannot be read: {error}") from None

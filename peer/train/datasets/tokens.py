@@ -28,7 +28,7 @@ def read_vocabulary(path: Path) -> dict[str, int]:
     """Return the vocabulary of a file with one piece a line, numbered from 0. Raises DataError if a piece comes twice
     or one of BERT's special ones is missing."""
     try:
-        pieces = path.read_text(encoding="utf-8").splitlines()
+        pieces = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"vocabulary {path} cannot be read: {error}") from None
     vocabulary = {piece: number for number, piece in enumerate(pieces)}
