@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import numpy as np
 import pytest
@@ -50,33 +51,37 @@ def both(
     return stacked, single
 
 
-def assert_equal_training(stacked: StackedTrainer, single: Sequence[Trainer], rounds: int, tolerance: float) -> None:
+Deviation: TypeAlias = Callable[[int, np.ndarray, int], float]
+"""(peer, z, t) → how far two computations of the direction G of a round from z may lie apart, in any number. Called
+once for each peer and round, in order."""
+
+
+def assert_equal_training(
+    stacked: StackedTrainer, single: Sequence[Trainer], rounds: int, tolerance: float | Deviation
+) -> None:
+    """Compare what both make of some rounds, each from the same z; a tolerance is a part of the largest number."""
     start = stacked.initial_vector()
     assert np.array_equal(start, single[0].initial_vector())
     assert stacked.layout == single[0].layout
     # Different points, so that a mixed-up row shows.
     numbers = np.random.default_rng(6)
-    rows = (start + 0.05 * numbers.normal(size=(len(single), start.size))).astype(np.float32)
-    z, steps = rows, np.linspace(0.05, 0.1, len(single)).astype(np.float32)
-    lone = list(rows)
+    z = (start + 0.05 * numbers.normal(size=(len(single), start.size))).astype(np.float32)
+    steps = np.linspace(0.05, 0.1, len(single)).astype(np.float32)
     for t in range(rounds):
         rate = stacked.rate(t)
         assert rate == single[0].rate(t)
         together = stacked.gradients(z, t, steps)
-        alone = [trainer.gradient(lone[i], t, rate, float(steps[i])) for i, trainer in enumerate(single)]
-        scale = np.abs(alone[0].gradient).max()
-        for i, step in enumerate(alone):
-            np.testing.assert_allclose(together.gradients[i], step.gradient, atol=tolerance * scale, rtol=0)
+        for i, trainer in enumerate(single):
+            step = trainer.gradient(z[i], t, rate, float(steps[i]))
+            allowed = tolerance(i, z[i], t) if callable(tolerance) else tolerance * np.abs(step.gradient).max()
+            np.testing.assert_allclose(together.gradients[i], step.gradient, atol=allowed, rtol=0)
             assert together.losses[i] == pytest.approx(step.loss, rel=1e-4)
             assert together.samples == step.samples
         after = z - np.float32(rate) * together.gradients
         stacked.after_round(z, after, rate)
         for i, trainer in enumerate(single):
-            moved = lone[i] - np.float32(rate) * alone[i].gradient
-            trainer.after_round(lone[i], moved, rate)
-            lone[i] = moved
+            trainer.after_round(z[i], after[i], rate)
         z = after
-    np.testing.assert_allclose(z, np.stack(lone), atol=tolerance * np.abs(rows).max(), rtol=0)
 
 
 @pytest.mark.parametrize("momentum", ["none", "nesterov", "qg", "adam"])
@@ -97,37 +102,46 @@ def test_logistic_regression_equals_one_by_one():
     assert_equal_training(*both(task, options(), 5), rounds=6, tolerance=1e-5)
 
 
-def rounding_of_resnet(task: Task, z: np.ndarray) -> float:
-    """Return how far two float32 computations of ResNet-20's gradient may lie apart, as a part of its largest number.
+def rounding_of_resnet(single: Sequence[Trainer], beta: float = 0.9) -> Deviation:
+    """Return how far two float32 computations of ResNet-20's direction with Nesterov momentum may lie apart.
 
     A sum of m numbers is wrong by about √m u, u = 2⁻²⁴, where roundings are independent. The longest sums are those
     over a channel of the batch, m = 2 · 32 · 32, in norms and in the gradients of their parameters; each of 20 layers
     has them, forwards and backwards. So either computation is the exact one of a network whose numbers are off by
     √(2 · 20 m) u.
-    What such a change does to the gradient is measured in float64.
+    What such a change does to the gradient is measured in float64, at the very parameters and samples that are
+    compared: a norm divides by the deviation of 128 numbers, and where that is small, a channel is many times as
+    sensitive as in another batch. Nesterov's G = g + β m, m ← β m + g, adds up the deviations of the gradients.
     """
-    model = task.make_model().double()
-    images, labels = task.train_data().batch(torch.arange(2))
-
-    def gradient(z: np.ndarray, images: torch.Tensor) -> np.ndarray:
-        vector_to_parameters(torch.from_numpy(z), model.parameters())
-        loss = task.loss(model, (images, labels))
-        return parameters_to_vector(torch.autograd.grad(loss, list(model.parameters()))).numpy()
+    change, numbers = np.sqrt(2 * 20 * (2 * 32 * 32)) * 2.0**-24, np.random.default_rng(8)
+    of_memory = [0.0] * len(single)
 
     def nearby(values: np.ndarray) -> np.ndarray:
         return values * (1 + change * numbers.uniform(-1, 1, size=values.shape))
 
-    change, numbers = np.sqrt(2 * 20 * (2 * 32 * 32)) * 2.0**-24, np.random.default_rng(8)
-    exact = gradient(z.astype(np.float64), images.double())
-    moved = [
-        np.abs(gradient(nearby(z.astype(np.float64)), torch.from_numpy(nearby(images.numpy()))) - exact).max()
-        for _ in range(3)
-    ]
-    return float(2 * max(moved) / np.abs(exact).max())
+    def deviation(peer: int, z: np.ndarray, t: int) -> float:
+        trainer = single[peer]
+        model, (samples, *rest) = trainer.task.make_model().double(), trainer._batch(t, 0)
+
+        def gradient(z: np.ndarray, images: np.ndarray) -> np.ndarray:
+            vector_to_parameters(torch.from_numpy(z), model.parameters())
+            loss = trainer._loss(model, (torch.from_numpy(images), *rest))
+            return parameters_to_vector(torch.autograd.grad(loss, list(model.parameters()))).numpy()
+
+        z, pixels = z.astype(np.float64), samples.double().numpy()
+        exact = gradient(z, pixels)
+        of_gradient = 2 * max(np.abs(gradient(nearby(z), nearby(pixels)) - exact).max() for _ in range(3))
+        of_memory[peer] = beta * of_memory[peer] + of_gradient
+        return float(of_gradient + beta * of_memory[peer])
+
+    return deviation
 
 
-def assert_equal_statistics(stacked: StackedTrainer, single: Sequence[Trainer], tolerance: float) -> int:
-    """Compare the running statistics of the norms; return how many vectors of them there are."""
+def assert_equal_statistics(stacked: StackedTrainer, single: Sequence[Trainer]) -> int:
+    """Compare the running statistics of the norms; return how many vectors of them there are. They are forward sums
+    over at most 2 · 32 · 32 numbers behind at most 20 layers, √(20 m) u = 1.2e-5 off where roundings are independent,
+    and ten times that where none are."""
+    tolerance = 10 * np.sqrt(20 * (2 * 32 * 32)) * 2.0**-24
     buffers = {name: value for name, value in stacked.state().items() if name.startswith("buffer.")}
     for name, value in buffers.items():
         for peer, trainer in enumerate(single):
@@ -155,18 +169,14 @@ RESNET_OPTIONS = {"batch_size": 2, "learning_rate": 0.01}
 def test_resnet_equals_one_by_one(norm: Norm, how: str):
     task = images(norm, augmented=True)
     stacked, single = both(task, options(**RESNET_OPTIONS), 3, how=how)
-    tolerance = rounding_of_resnet(task, stacked.initial_vector())
-    # Range EvoNorm jumps as well, where two activations are nearly the largest.
-    assert tolerance < (1e-2 if norm == "range-evonorm" else 1e-3)
-    assert_equal_training(stacked, single, rounds=2, tolerance=tolerance)
-    assert bool(assert_equal_statistics(stacked, single, tolerance)) == (norm == "batch")
+    assert_equal_training(stacked, single, rounds=2, tolerance=rounding_of_resnet(single))
+    assert bool(assert_equal_statistics(stacked, single)) == (norm == "batch")
 
 
 @pytest.mark.usefixtures("smooth_resnet")
 @pytest.mark.parametrize("defect", ["momentum", "weight decay", "exchanged peers", "statistics"])
 def test_the_comparison_of_resnets_finds_defects(defect: str):
     task = images("batch", augmented=True)
-    tolerance = rounding_of_resnet(task, both(task, options(), 1)[0].initial_vector())
     changes: dict[str, dict[str, object]] = {"momentum": {"beta": 0.89}, "weight decay": {"weight_decay": 2e-3}}
     stacked, _ = both(task, options(**RESNET_OPTIONS), 3)
 
@@ -183,12 +193,12 @@ def test_the_comparison_of_resnets_finds_defects(defect: str):
     if defect == "exchanged peers":
         single = [single[1], single[0], single[2]]
     if defect == "statistics":
-        assert_equal_training(stacked, single, rounds=2, tolerance=tolerance)
+        assert_equal_training(stacked, single, rounds=2, tolerance=rounding_of_resnet(single))
         with pytest.raises(AssertionError, match="Not equal to tolerance"):
-            assert_equal_statistics(stacked, single, tolerance)
+            assert_equal_statistics(stacked, single)
     else:
         with pytest.raises(AssertionError, match="Not equal to tolerance"):
-            assert_equal_training(stacked, single, rounds=2, tolerance=tolerance)
+            assert_equal_training(stacked, single, rounds=2, tolerance=rounding_of_resnet(single))
 
 
 def test_one_by_one_equals_the_trainer_bit_for_bit():
