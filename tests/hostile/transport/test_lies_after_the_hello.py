@@ -306,6 +306,7 @@ def test_frames_outside_the_sequence_are_under_credit_too() -> None:
     asyncio.run(story())
 
 
+@pytest.mark.usefixtures("no_allowance_grows")
 def test_a_flood_of_empty_envelopes_ends_the_link() -> None:
     async def lie(caller: Caller) -> None:
         with contextlib.suppress(StreamLost):
@@ -315,6 +316,7 @@ def test_a_flood_of_empty_envelopes_ends_the_link() -> None:
     tell(lie, "it floods this peer: more than 500 messages")
 
 
+@pytest.mark.usefixtures("no_allowance_grows")
 def test_a_flood_of_notes_ends_the_link() -> None:
     async def lie(caller: Caller) -> None:
         note = pb.Envelope(bulletins=[pb.Bulletin(topic="evaluation", data=b"x" * (60 * KB))])
