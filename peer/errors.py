@@ -61,6 +61,8 @@ class SottoError(Exception):
     """Base of all errors that the package raises on purpose."""
 
     exit_code = 1
+    may_pass = False
+    """Whether what is wrong may pass without a person, as after a boot: a daemon waits for it."""
 
 
 class ConfigError(SottoError):

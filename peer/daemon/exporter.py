@@ -101,7 +101,7 @@ class Exporter:
             self._server, _ = prometheus_client.start_http_server(int(port), address.strip("[]") or "0.0.0.0", registry)
         except OSError as error:
             why = not_bound(error, address, int(port), key="peer.metrics_listen")
-            raise ConfigError(f"{why.sentence}; {why.advice}", key="peer.metrics_listen", value=listen) from None
+            raise why.error("peer.metrics_listen", listen) from None
         except (ValueError, OverflowError):
             raise ConfigError(
                 "is not an address with a port",

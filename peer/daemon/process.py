@@ -38,9 +38,10 @@ from peer.daemon.divergence import Finding
 from peer.daemon.exporter import Exporter
 from peer.daemon.first_peer_list import settle
 from peer.daemon.progress_log import ProgressLog
+from peer.daemon.runtime import has_parent
 from peer.daemon.saving import sync_now_and_then
 from peer.daemon.service_manager import notify
-from peer.errors import DivergenceError, StateError, TaskError
+from peer.errors import DataError, DivergenceError, SottoError, StateError, TaskError
 from peer.node.divergence_guard import reason_to_stop
 from peer.round_record import RoundRecord
 from peer.run_plan import refuse_errors, validate_config
@@ -49,15 +50,19 @@ from peer.train.threads import use_one_thread
 
 log = logging.getLogger("sotto")
 
+_LOOK_AGAIN_S = 5.0
+
 
 def run(config: Config, base: Path, reread: Callable[[], Config] | None = None) -> int:
     """Run one peer in the foreground until its last round or a signal; return the exit code.
 
     `base` is the folder that relative paths of the configuration start from; `reread` reads it again, for a peer that
-    is told that its file has changed. Raises SottoError.
+    is told that its file has changed. What passes by itself, such as an address or a disk that is not there yet after a
+    boot, is waited for, unless another process waits for this one. Raises SottoError.
     """
     for finding in refuse_errors(validate_config(settle(config, base).config, base)):
         log.warning("%s: %s", finding.key, finding.sentence)
+    waits_for: str | None = None
     try:
         with private_files():
             while True:
@@ -67,11 +72,33 @@ def run(config: Config, base: Path, reread: Callable[[], Config] | None = None) 
                 except rejoining.LOST as error:
                     if not asyncio.run(rejoining.prepare(error, config, base)):
                         return 0
+                except SottoError as error:
+                    if has_parent() or not (error.may_pass or _data_is_away(error, config, base)):
+                        raise
+                    if str(error) != waits_for:
+                        waits_for = str(error)
+                        log.warning("%s", error)
+                        log.warning("waits until that has passed, and looks again every %g s", _LOOK_AGAIN_S)
+                    notify(f"STATUS=waits: {error}\nEXTEND_TIMEOUT_USEC={int(10e6 * _LOOK_AGAIN_S)}")
+                    time.sleep(_LOOK_AGAIN_S)
     except TaskError as error:
         if error.__cause__ is not None:
             # The sentence names one line; whoever mends the task may need those that led there.
             log.error("the task failed", exc_info=error.__cause__)
         raise
+
+
+def _data_is_away(error: SottoError, config: Config, base: Path) -> bool:
+    """Whether the data is missing as a whole, as where its disk or share is not mounted yet."""
+    if not isinstance(error, DataError) or config.data.directory is None:
+        return False
+    directory = base / config.data.directory
+    try:
+        return next(directory.iterdir(), None) is None
+    except NotADirectoryError:
+        return False
+    except OSError:
+        return True
 
 
 def open_peer(

@@ -26,6 +26,15 @@ _LONGEST_WAIT_S = 1.0
 """Whoever waits looks around at least this often: some things end without an event, such as patience."""
 
 
+_PARENT = "SOTTO_PARENT"
+"""The variable with the id of the process that started this one, and ends without it."""
+
+
+def has_parent() -> bool:
+    """Return whether another process, such as `sotto up`, waits for this one."""
+    return _PARENT in os.environ
+
+
 class Runtime:
     """The process of one peer."""
 
@@ -119,10 +128,9 @@ class Runtime:
 
     async def watch_parent(self) -> None:
         """Stop when the `sotto up` that started this process is gone: no peer may be left running."""
-        parent = os.environ.get("SOTTO_PARENT")
-        while parent is not None:
+        while has_parent():
             await asyncio.sleep(1.0)
-            if os.getppid() != int(parent):
+            if os.getppid() != int(os.environ[_PARENT]):
                 self.request_stop("the process that started this peer is gone")
                 return
 

@@ -26,6 +26,12 @@ class NotBound(NamedTuple):
     passes: bool = False
     """Whether it may pass by itself: an interface, a tunnel or a name that is not there yet."""
 
+    def error(self, key: str, value: str) -> ConfigError:
+        """Return the error for the setting `key`."""
+        error = ConfigError(f"{self.sentence}; {self.advice}", key=key, value=value)
+        error.may_pass = self.passes
+        return error
+
 
 def why_not_bound(host: str, port: int, *, key: str) -> NotBound | None:
     """Return why an address cannot be listened on, by trying with a plain socket; None if it can. `key`: the setting

@@ -12,7 +12,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator
 
-from peer.errors import ConfigError, HandshakeRefused, RemoteError, SecurityError, SottoError
+from peer.errors import HandshakeRefused, RemoteError, SecurityError, SottoError
 from peer.foreign_text import quote
 from peer.net import tcp_info
 from peer.net.address import split_address, why_not_bound
@@ -298,4 +298,4 @@ def bind(server: Server, listen: str, access: Access | None) -> int:
             f"{listen} is free, but nothing can be served there with this certificate and key; take both from the same"
             " device's folder, or issue them anew (`sotto sign`)"
         )
-    raise ConfigError(f"{why.sentence}; {why.advice}", key="peer.listen", value=listen)
+    raise why.error("peer.listen", listen)
