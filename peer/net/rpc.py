@@ -20,7 +20,7 @@ from urllib.parse import unquote
 # gRPC reads these when it is imported. Peers are exec'd, never forked; what matters is logged here in sentences.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-# gRPC's own resolver knows DNS and /etc/hosts alone. What this machine knows otherwise (mDNS, LDAP), `sotto doctor` finds.
+# gRPC's own resolver knows DNS and /etc/hosts alone; this machine may know names by mDNS or LDAP.
 os.environ.setdefault("GRPC_DNS_RESOLVER", "native")
 
 import grpc
