@@ -25,6 +25,10 @@ class Allowance:
         self._left -= units
         return True
 
+    def give_back(self, units: float) -> None:
+        """Return what was spent on nothing."""
+        self._left = min(self.burst, self._left + units)
+
     def wait_s(self, units: float, now: float) -> float:
         """Use up so many units, future ones included; return how long to wait until they are there."""
         self._refill(now)
@@ -51,6 +55,10 @@ class Allowances:
         if allowance is None:
             allowance = self._allowances[key] = Allowance(rate=self._rate, burst=self._burst, now=now)
         return allowance.spend(1, now)
+
+    def give_back(self, key: Hashable) -> None:
+        """Return the unit that was spent last on one of them, and on nothing."""
+        self._allowances[key].give_back(1)
 
 
 class Complaints:

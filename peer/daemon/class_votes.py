@@ -31,7 +31,8 @@ _AGAIN_S = 10.0
 """A peer that waits says again what it knows, since a note may be lost. Those that wait no more answer with all that
 they have, as often at most."""
 _NEWS = {"rate": 0.1, "burst": 10.0}
-"""Notes of one peer that are passed on, by second: one that starts again before the run begins says it once more."""
+"""Notes of one peer that are looked at and passed on, by second: one that starts again before the run begins says it
+once more."""
 
 
 class ClassVotes:
@@ -112,16 +113,19 @@ class ClassVotes:
             return
         if vote.peer not in self._voters or not self._is_news(source, vote.peer, note):
             return
-        is_proven = notes.proven(self._statements, notes.CLASSES, vote.peer, note)
-        is_heeded = notes.is_heeded(
+        teller = notes.teller(
+            self._statements,
+            notes.CLASSES,
+            note,
             vote.peer,
             source,
             own=self._own.peer,
             peers=self._voters,
             is_up=self._neighbors.is_up,
-            is_proven=is_proven,
+            may_look=lambda: self._news.spend(vote.peer, self._runtime.now()),
+            give_back=lambda: self._news.give_back(vote.peer),
         )
-        if is_heeded and self._news.spend(vote.peer, self._runtime.now()):
+        if teller is not None:
             self._notes[vote.peer], self._votes[vote.peer] = note, vote
             self._neighbors.broadcast(notes.CLASSES, note, source)
             self._runtime.wake()

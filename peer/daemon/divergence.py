@@ -20,7 +20,7 @@ from peer.rate_limits import Allowances
 log = logging.getLogger("sotto")
 
 _NEWS_OF_A_PEER = {"rate": 1 / 60, "burst": 3.0}
-"""Divergences of one peer that are shown and passed on, by second."""
+"""Divergences of one peer that are looked at, shown and passed on, by second."""
 _NEWS_FROM_A_NEIGHBOR = {"rate": 1 / 60, "burst": 50.0}
 """Divergences of others that one neighbour may tell of."""
 
@@ -85,17 +85,28 @@ class Divergence:
     def heard(self, source: int, note: bytes) -> None:
         """Show what a neighbour says, and pass it on if it is news. Raises RemoteProtocolError for what is none."""
         peer, round_, reason = notes.decode_divergence(note, self._rounds)
-        is_proven = notes.proven(self._statements, notes.DIVERGED, peer, note)
-        if not notes.is_heeded(peer, source, own=self._peer, peers=self._peers, is_up=self._is_up, is_proven=is_proven):
-            return
-        teller = peer if is_proven else source
-        claim, known = Claim(round_, reason, teller), self._claims.get(peer)
-        is_news = known is None or known.round < round_ or (source == peer and claim != known)
+        known = self._claims.get(peer)
+        is_news = known is None or known.round < round_ or (source == peer and known != Claim(round_, reason, peer))
+        if not is_news:
+            return  # Before the signature is looked at: every neighbour brings the same.
         now = self._now()
-        if is_news and self._from_a_neighbor.spend(source, now) and self._of_a_peer.spend(peer, now):
-            self._claims[peer] = claim
-            log.warning("%s; %s", self._sentence(peer, claim), self._advice.format(name=self._name(peer)))
-            self._broadcast(notes.DIVERGED, note, source)
+        teller = notes.teller(
+            self._statements,
+            notes.DIVERGED,
+            note,
+            peer,
+            source,
+            own=self._peer,
+            peers=self._peers,
+            is_up=self._is_up,
+            may_look=lambda: self._of_a_peer.spend(peer, now),
+            give_back=lambda: self._of_a_peer.give_back(peer),
+        )
+        if teller is None or not self._from_a_neighbor.spend(source, now):
+            return
+        claim = self._claims[peer] = Claim(round_, reason, teller)
+        log.warning("%s; %s", self._sentence(peer, claim), self._advice.format(name=self._name(peer)))
+        self._broadcast(notes.DIVERGED, note, source)
 
     def claims(self) -> dict[int, Claim]:
         """Return what is said of the peers that are not back, as far as this one can see."""

@@ -32,7 +32,7 @@ from peer.train.local_step import Split
 log = logging.getLogger("sotto")
 
 _NEWS = {"rate": 1.0, "burst": 20.0}
-"""Evaluations of one peer on one split that are passed on, by second; that of the last round always is."""
+"""Evaluations of one peer on one split that are looked at and passed on, by second."""
 
 
 class Models(NamedTuple):
@@ -143,14 +143,30 @@ class Evaluations:
         record = notes.decode_evaluation(note, self._rounds, self._metrics)
         if record.peer == self._peer or not self._is_news(record, source, note):
             return  # Before the signature is looked at: every neighbour brings the same.
-        is_proven = notes.proven(self._statements, notes.EVALUATION, record.peer, note)
-        heeded = notes.is_heeded(
-            record.peer, source, own=self._peer, peers=self._peers, is_up=self._is_up, is_proven=is_proven
+        teller = notes.teller(
+            self._statements,
+            notes.EVALUATION,
+            note,
+            record.peer,
+            source,
+            own=self._peer,
+            peers=self._peers,
+            is_up=self._is_up,
+            may_look=lambda: self._may_pass_on(record),
+            give_back=lambda: self._news.give_back((record.peer, record.split)),
         )
-        if heeded and not self._samples.fit(record):
+        if teller is not None and not self._samples.fit(record):
             self._complain(record, source)
-        elif heeded:
-            self._learn(record, record.peer if is_proven else source, note, besides=source)
+        elif teller is not None:
+            self._learn(record, teller, note, besides=source)
+
+    def _may_pass_on(self, record: EvaluationRecord) -> bool:
+        """Return whether an evaluation is to be looked at and passed on; then that is paid for. The first one after the
+        last round always is: peers wait for it."""
+        key = record.peer, record.split
+        known = self.newest.get(key)
+        is_paid = self._news.spend(key, self._now())
+        return is_paid or (record.round == self._rounds and (known is None or known.round < self._rounds))
 
     def _is_news(self, record: EvaluationRecord, source: int, note: bytes) -> bool:
         key = record.peer, record.split
@@ -171,10 +187,7 @@ class Evaluations:
         """Take note of what `source` says in a `note`; None stands for what was measured here, which nobody has said
         yet. It is passed on to all but `besides`."""
         key = record.peer, record.split
-        is_last = record.round == self._rounds
-        may_pass_on = self._news.spend(key, self._now()) or is_last
-        if not may_pass_on and source is not None:
-            return
+        may_pass_on = source is not None or self._may_pass_on(record)
         self.newest[key] = record
         # What is not sent needs no signature.
         self._notes.pop(key, None)

@@ -70,29 +70,46 @@ class ClassVote:
     """0 where every device counts alike."""
 
 
-def is_heeded(
+def teller(
+    statements: Statements,
+    topic: str,
+    note: bytes,
     subject: int,
     source: int,
     *,
     own: int,
     peers: Container[int],
     is_up: Callable[[int], bool],
-    is_proven: bool | None,
-) -> bool:
-    """Return whether peer `own` listens to what a neighbour says of another peer. `is_proven`: see `proven`.
+    may_look: Callable[[], bool],
+    give_back: Callable[[], None],
+) -> int | None:
+    """Return whose word it is what a note of neighbour `source` says of `subject`: the subject's own where a proof says
+    so, or else the neighbour's. None where peer `own` does not listen to it.
 
     Of itself a peer knows more than anybody, and of a peer that is not among `peers`, such as a newcomer that was not
-    announced yet, nothing. Where nobody signs, a peer to which there is a link speaks for itself.
+    announced yet, nothing. Where nobody signs, a peer to which there is a link speaks for itself. A proof is looked at
+    only if `may_look()`: it takes a tenth of a millisecond, and its subject can sign more than anybody wants to know.
+    `give_back()` undoes that for a note that its subject is not to blame for. Raises RemoteProtocolError for a proof
+    that is not the subject's: whoever passes it on has seen that, too.
     """
-    if subject == own or subject not in peers:
-        return False
-    return source == subject or bool(is_proven) or (is_proven is False and not is_up(subject))
+    if subject == own or subject not in peers or not may_look():
+        return None
+    try:
+        is_proven = _proven(statements, topic, subject, note)
+    except RemoteProtocolError:
+        give_back()
+        raise
+    if is_proven:
+        return subject
+    if source == subject or (is_proven is False and not is_up(subject)):
+        return source
+    give_back()
+    return None
 
 
-def proven(statements: Statements, topic: str, subject: int, note: bytes) -> bool | None:
+def _proven(statements: Statements, topic: str, subject: int, note: bytes) -> bool | None:
     """Return whether a note proves that its subject said it; None where a note without a proof is believed of its
-    subject alone. Raises RemoteProtocolError for a proof that is not the subject's: whoever passes it on has seen that,
-    too."""
+    subject alone. Raises RemoteProtocolError for a proof that is not the subject's."""
     proof: object = note
     try:
         _, proof = unsealed(note)

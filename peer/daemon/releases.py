@@ -30,7 +30,7 @@ _TELL_EVERY_S = 600.0
 """A note is half a kilobyte over every link, signature and certificate included."""
 _COUNTS_FOR_S = 3 * _TELL_EVERY_S
 _NEWS = {"rate": 0.1, "burst": 10.0}
-"""Notes of one peer that are passed on, by second."""
+"""Notes of one peer that are looked at and passed on, by second."""
 
 
 @dataclass(frozen=True)
@@ -113,16 +113,19 @@ class Releases:
         told = notes.decode_release(note)
         if told.peer == self._peer or not self._is_newer(told, note):
             return  # Before the signature is looked at: every neighbour brings the same.
-        is_proven = notes.proven(self._statements, notes.RELEASE, told.peer, note)
-        is_heeded = notes.is_heeded(
+        teller = notes.teller(
+            self._statements,
+            notes.RELEASE,
+            note,
             told.peer,
             source,
             own=self._peer,
             peers=self._peers,
             is_up=self._neighbors.is_up,
-            is_proven=is_proven,
+            may_look=lambda: self._news.spend(told.peer, self._now()),
+            give_back=lambda: self._news.give_back(told.peer),
         )
-        if is_heeded and self._news.spend(told.peer, self._now()):
+        if teller is not None:
             self._known[told.peer] = _Known(told.protocol, told.software, self._now())
             self._notes[told.peer], self._said_ms[told.peer] = note, told.said_ms
             self._neighbors.broadcast(notes.RELEASE, note, source)

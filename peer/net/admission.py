@@ -120,6 +120,12 @@ class Admission:
         if verb not in _OPEN_VERBS and (address is None or not ipaddress.ip_address(address[0]).is_loopback):
             raise SecurityError(f'with security.mode = "insecure", {verb} is only taken from this machine')
 
+    def is_trusted(self, caller: Caller) -> bool:
+        """Return whether the calls of a caller are not counted: an operator's, this peer's own, and where nobody has a
+        certificate everybody's. Raises SecurityError like `identity`."""
+        identity = self.identity(caller)
+        return identity is None or identity.role is Role.OPERATOR or identity.name == self._name
+
     def _check_token(self, caller: Caller) -> None:
         if isinstance(self._access, TokenAccess) and not self._access.admits(caller.metadata):
             raise SecurityError(_NO_TOKEN)

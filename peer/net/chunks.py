@@ -14,8 +14,8 @@ from peer.net.envelope import Piece
 
 CHUNK_COST = 64
 """Credit that a chunk costs beside its data, so that a flood of tiny ones is bounded too."""
-# With less credit than this (and than what is left of the frame) it is better to wait than to send crumbs.
-_CRUMB_BYTES = 16 * 1024
+CRUMB_BYTES = 16 * 1024
+"""With less credit than this (and than what is left of the frame) it is better to wait than to send crumbs."""
 _MAX_CREDIT_BYTES = 1 << 50
 _TRUSTED_SHARE = 8
 """A frame gets all of its memory once an eighth of it is there: less would be copied each time that it grows."""
@@ -28,7 +28,7 @@ class Cutter:
         self.credit_bytes = credit_bytes
         """What the receiver still takes."""
         self._chunk_bytes = chunk_bytes
-        self._crumb_bytes = min(_CRUMB_BYTES, credit_bytes // 4)
+        self._crumb_bytes = min(CRUMB_BYTES, credit_bytes // 4)
         self._queue: deque[tuple[int, bytes]] = deque()
         self._offset = 0
 

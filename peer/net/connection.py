@@ -26,6 +26,7 @@ from peer.net.rpc import StreamLost
 from peer.net.socket_meter import SocketMeter
 from peer.net.tasks import Tasks
 from peer.proto.sottovoce.v1 import exchange_pb2 as pb
+from peer.rate_limits import Allowance
 
 log = logging.getLogger(__name__)
 
@@ -45,10 +46,11 @@ class Connection:
         blame: Callable[[int, Exception], None],
         on_detach: Callable[[Connection, str], None],
         tasks: Tasks,
+        pace: Allowance,
     ) -> None:
         """`take_revocations(peer, pem)` takes a revocation list that the neighbour passed on, or raises RemoteError.
-        `blame` is that of Links; `on_detach(connection, reason)` is called once; `relayed` is what SocketMeter wants.
-        """
+        `blame` is that of Links; `on_detach(connection, reason)` is called once; `relayed` is what SocketMeter wants,
+        `pace` what Inbox wants."""
         terms, self._loop = opened.terms, asyncio.get_running_loop()
         now = self._loop.time()
         self.neighbor, self.identity = opened.neighbor, opened.identity
@@ -63,7 +65,7 @@ class Connection:
 
         self._counters = LinkCounters(connections=1)
         self._meter = SocketMeter(opened.socket, relayed)
-        self._inbox = Inbox(limits, received=opened.received, now=now)
+        self._inbox = Inbox(limits, received=opened.received, pace=pace, their_chunk_bytes=terms.chunk_bytes)
         self._cutter = Cutter(chunk_bytes=min(limits.chunk_bytes, terms.chunk_bytes), credit_bytes=terms.credit_bytes)
         self._receipts = Receipts(received=opened.received, window_bytes=limits.window_bytes)
         self._outbox = Outbox(self._cutter, self._receipts, self._inbox, self._counters)

@@ -17,7 +17,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from peer.errors import LocalProtocolError, PeerUnreachable, RemoteError, RemoteProtocolError, SecurityError, SottoError
-from peer.foreign_text import printable, printable_values
+from peer.foreign_text import printable, printable_values, quote
 from peer.net.address import split_address
 from peer.net.admission import CONTROL_VERBS, Admission
 from peer.net.handler import Handler
@@ -30,11 +30,13 @@ from peer.net.security.proofs import CHALLENGE_BYTES, check_proof, prove
 from peer.net.services import CONTROL_SERVICE
 from peer.net.unreachable import why_unreachable
 from peer.proto.sottovoce.v1 import control_pb2
-from peer.rate_limits import Allowance
+from peer.rate_limits import Allowance, Allowances
 
 _MAX_ARGUMENTS = 64 * 1024
 _CANNOT_ANSWER = "it cannot answer this call, which is a bug; its log says more"
 _PROBE_TIMEOUT_S = 5.0
+_CALLS_OF_A_MEMBER = {"rate": 10.0, "burst": 100.0}
+"""Calls of one member with a certificate, a second and at once. Each takes a millisecond or two of this process."""
 
 
 class ControlService:
@@ -57,6 +59,7 @@ class ControlService:
         self._hello, self._access = hello, access
         self._probe_timeout_s = min(dial_timeout_s, _PROBE_TIMEOUT_S)
         self._probes = Allowance(rate=1.0, burst=10.0, now=0.0)
+        self._calls = Allowances(**_CALLS_OF_A_MEMBER)
 
     def serve(self, server: Server) -> None:
         """Have a server answer control calls."""
@@ -70,6 +73,8 @@ class ControlService:
             self._admission.check_control(verb, caller)
             # Now: the list that a call brings may revoke its caller.
             verifier = self._admission.account(caller)
+            if not self._admission.is_trusted(caller) and not self._calls.spend(verifier, _now()):
+                raise CallRefused(Status.FAILED_PRECONDITION, f"{quote(verifier)} calls too often; try again later")
         except SecurityError as error:
             raise CallRefused(Status.PERMISSION_DENIED, str(error)) from None
         arguments, challenge = _parse_request(request)
@@ -129,7 +134,7 @@ class ControlService:
         }
         if neighbor.address is None:
             return answer
-        if not self._probes.spend(1, asyncio.get_running_loop().time()):
+        if not self._probes.spend(1, _now()):
             raise RemoteError("this peer received too many probes; try again in a few seconds")
         try:
             await call_control(
@@ -142,6 +147,10 @@ class ControlService:
         else:
             answer["reached"] = True
         return answer
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def _parse_request(request: bytes) -> tuple[dict[str, Any], bytes]:

@@ -12,14 +12,20 @@ from typing import NamedTuple
 
 from peer.errors import RemoteProtocolError
 from peer.foreign_text import printable
-from peer.net.chunks import Assembler
+from peer.net.chunks import CRUMB_BYTES, Assembler
 from peer.net.envelope import Piece, decode
 from peer.net.handler import MAX_BULLETIN_BYTES, MAX_TOPIC
 from peer.proto.sottovoce.v1 import exchange_pb2 as pb
 from peer.rate_limits import Allowance
 
 _SMALL_MESSAGES = {"rate": 500.0, "burst": 1000.0}
-"""Envelopes of one neighbour that complete no numbered frame, and kilobytes in them beside chunks."""
+"""Units that one neighbour may spend, a second and at once. An envelope that bears no frame costs one, and so does a
+chunk of a frame outside the sequence or of one that came before; the other units are below."""
+_UNITS_PER_KBYTE = 1.0
+"""Of all that is in an envelope beside the data of chunks."""
+_UNITS_PER_NOTE = 1 / 8
+_UNITS_PER_CRUMB = 1 / 8
+"""For each chunk beyond the two that an honest neighbour may begin or end a frame with in one envelope."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,8 +65,9 @@ class Received(NamedTuple):
 class Inbox:
     """Opens the envelopes of one connection and keeps account of the credit for them."""
 
-    def __init__(self, limits: Limits, *, received: int, now: float) -> None:
-        """Frames up to number `received` are durable here; the neighbour may repeat later ones."""
+    def __init__(self, limits: Limits, *, received: int, pace: Allowance, their_chunk_bytes: int | None = None) -> None:
+        """Frames up to number `received` are durable here; the neighbour may repeat later ones. `pace` is that of the
+        neighbour over all its connections; `their_chunk_bytes` bounds what it puts into an envelope, too."""
         self._window_bytes = limits.window_bytes
         self._assembler = Assembler(
             window_bytes=limits.window_bytes,
@@ -68,7 +75,9 @@ class Inbox:
             max_frame_bytes=limits.max_frame_bytes,
             last_seq=received,
         )
-        self._small_messages = Allowance(**_SMALL_MESSAGES, now=now)
+        self._received, self._pace = received, pace
+        self._full_bytes = min(CRUMB_BYTES, limits.chunk_bytes, their_chunk_bytes or limits.chunk_bytes)
+        """Chunk data of an envelope that may leave its last frame incomplete: `Cutter` sends no less."""
         self._held: deque[tuple[int, int]] = deque()
         """Numbers and sizes of frames that wait to be taken."""
         self._held_bytes = 0
@@ -76,7 +85,7 @@ class Inbox:
     def open(self, data: bytes, *, now: float) -> Received:
         """Return what an envelope says. Raises RemoteProtocolError if it breaks the protocol."""
         envelope, pieces = decode(data)
-        self._check_pace(pieces, len(data), now)
+        self._check_pace(envelope, pieces, len(data), now)
         if envelope.HasField("hello"):
             raise RemoteProtocolError("it sent a second hello")
         for note in envelope.bulletins:
@@ -111,14 +120,30 @@ class Inbox:
         """Return the credit to grant: all that was used since the last time."""
         return self._assembler.grant()
 
-    def _check_pace(self, pieces: list[Piece], envelope_bytes: int, now: float) -> None:
+    def _check_pace(self, envelope: pb.Envelope, pieces: list[Piece], envelope_bytes: int, now: float) -> None:
         """Raise RemoteProtocolError if what costs its sender nothing comes faster than anyone honest sends it."""
-        numbered = any(piece.sequence for piece in pieces)
-        beside_kbytes = (envelope_bytes - sum(len(piece.data) for piece in pieces)) / 1024
-        if not self._small_messages.spend((0 if numbered else 1) + beside_kbytes, now):
+        data_bytes = fresh = incomplete = 0
+        for piece in pieces:
+            data_bytes += len(piece.data)
+            if piece.sequence > self._received:
+                fresh += 1
+                incomplete += piece.offset + len(piece.data) != (piece.frame_bytes or len(piece.data))
+        bears_frames = fresh > incomplete or (fresh and data_bytes >= self._full_bytes)
+        units = (
+            max(len(pieces) - fresh, 0 if bears_frames else 1)
+            + _UNITS_PER_CRUMB * max(0, incomplete - 2)
+            + _UNITS_PER_NOTE * len(envelope.bulletins)
+            + _UNITS_PER_KBYTE * (envelope_bytes - data_bytes) / 1024
+        )
+        if not self._pace.spend(units, now):
             raise RemoteProtocolError(
-                f"it floods this peer: more than {self._small_messages.rate:g} messages or kB a second beside frames"
+                f"it floods this peer: more than {self._pace.rate:g} messages or kB a second beside frames"
             )
+
+
+def new_pace(now: float) -> Allowance:
+    """Return what one neighbour may spend on all that is not frames."""
+    return Allowance(**_SMALL_MESSAGES, now=now)
 
 
 def read_farewell(close: pb.Close) -> Farewell:

@@ -29,12 +29,13 @@ from peer.net.counters import LinkCounters
 from peer.net.handler import Handler
 from peer.net.handshake import OpenedStream
 from peer.net.hello import Terms
-from peer.net.inbox import Limits
+from peer.net.inbox import Limits, new_pace
 from peer.net.link_log import LinkLog
 from peer.net.neighbor import Neighbor
 from peer.net.offences import Offences, advice
 from peer.net.tasks import Tasks
 from peer.proto.sottovoce.v1 import exchange_pb2 as pb
+from peer.rate_limits import Allowance
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +59,8 @@ class _Link:
     past: LinkCounters = field(default_factory=LinkCounters)
     """Of connections that are no longer in use."""
     highest_sent: int = 0
+    pace: Allowance | None = None
+    """What the neighbour may still send beside frames; None before its first connection."""
 
 
 class Links:
@@ -175,6 +178,8 @@ class Links:
     def open(self, opened: OpenedStream) -> Connection:
         """Put a new connection into use. The caller runs it at once."""
         peer = opened.neighbor.index
+        link = self._links[peer]
+        link.pace = link.pace or new_pace(asyncio.get_running_loop().time())
         connection = Connection(
             opened,
             limits=self._limits,
@@ -185,8 +190,9 @@ class Links:
             blame=self.blame,
             on_detach=self._went_down,
             tasks=self._tasks,
+            pace=link.pace,
         )
-        self._links[peer].connection = connection
+        link.connection = connection
         self.refusals.pop(peer, None)
         self.problems.pop(peer, None)
         self.log.write(log, logging.INFO, peer, "link to %s is up", opened.neighbor.name)

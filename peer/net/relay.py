@@ -22,7 +22,7 @@ from peer.errors import PeerUnreachable, RemoteProtocolError, SottoError
 from peer.net.rpc import Caller, ServedStream, Server, Stream, StreamLost
 from peer.net.services import RELAY_SERVICE
 from peer.proto.sottovoce.v1.relay_pb2 import Piece
-from peer.rate_limits import Allowance
+from peer.rate_limits import Allowance, Allowances
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +34,12 @@ _MAX_TUNNELS_OF_PAIR = 2
 _MAX_UNNAMED_EACH = 32
 _CALLS = {"rate": 2.0, "burst": 60.0}
 """Of one member, a second and at once."""
+_WAITS = {"rate": 10.0, "burst": 256.0}
+"""Streams on which one member waits for callers, a second and at once: it opens another for each caller."""
+_SIGNS_OF_LIFE = {"rate": 20.0, "burst": 50.0}
+"""Pieces without data on one stream, a second and at once. More are answered no sooner."""
+_LEAST_PIECE_BYTES = 1024
+"""What a piece counts for at least in the traffic that is carried, however little is in it."""
 _FIRST_PIECE_S = 10.0
 _BURST_S = 1.0
 _MAX_REFUSAL = 300
@@ -73,6 +79,7 @@ class _End:
     task: asyncio.Task[None]
     """What serves it; cancelled when the other end is gone."""
     other: _End | None = None
+    signs: Allowance = field(default_factory=lambda: Allowance(**_SIGNS_OF_LIFE, now=0.0))
     connected: asyncio.Event = field(default_factory=asyncio.Event)
     """Of a caller: set once it was told that it is connected. It takes no data before."""
 
@@ -108,7 +115,7 @@ class RelayService:
         """The calling ends of the connections, oldest first."""
         self._unnamed: dict[str, int] = {}
         """Streams that wait for their first piece, by who opened them."""
-        self._calls: dict[str, Allowance] = {}
+        self._calls, self._waits = Allowances(**_CALLS), Allowances(**_WAITS)
 
     def serve(self, server: Server) -> None:
         """Have a server relay."""
@@ -147,6 +154,9 @@ class RelayService:
         """Serve a peer that nobody can dial, and that waits for one caller."""
         stream = PieceStream(served)
         if (first := await self._first(stream, served.caller)) is None:
+            return
+        if not self._waits.spend(first.sender, asyncio.get_running_loop().time()):
+            await _refuse(stream, f"{first.sender[:80]!r} waits too often; try again later")
             return
         with self._counted(served.caller, first.sender) as task:
             own = _End(first.sender, stream, task)
@@ -207,7 +217,7 @@ class RelayService:
         if caller == peer:
             return "a peer reaches itself without a relay"
         now = asyncio.get_running_loop().time()
-        if not self._calls.setdefault(caller, Allowance(**_CALLS, now=now)).spend(1, now):
+        if not self._calls.spend(caller, now):
             return f"{caller[:80]!r} calls too often; try again later"
         if not self._waiting.get(peer):
             return f"{peer[:80]!r} does not wait at this relay; is it running, and is this its relay?"
@@ -270,7 +280,7 @@ class RelayService:
             del self._open[task]
 
     async def _pass_on(self, data: bytes, sender: _End, receiver: _End) -> None:
-        wait_s = self._allowance.wait_s(len(data), asyncio.get_running_loop().time())
+        wait_s = self._allowance.wait_s(max(len(data), _LEAST_PIECE_BYTES), asyncio.get_running_loop().time())
         if wait_s:
             await asyncio.sleep(wait_s)
         pair = (sender.name, receiver.name)
@@ -280,7 +290,10 @@ class RelayService:
     async def _next(self, end: _End) -> Piece | None:
         """Return what an end sends next. Raises TimeoutError if that takes too long: a live one has heartbeats."""
         async with asyncio.timeout(self._idle_s):
-            return await end.stream.read()
+            piece = await end.stream.read()
+        if piece is not None and not piece.data:
+            await asyncio.sleep(end.signs.wait_s(1, asyncio.get_running_loop().time()))
+        return piece
 
     async def _write(self, end: _End, piece: Piece) -> None:
         """Send a piece to an end. Raises TimeoutError if it takes nothing."""

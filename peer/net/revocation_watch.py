@@ -17,10 +17,14 @@ from peer.net.security.certificates import Identity
 from peer.net.security.revocation_list import RevocationList
 from peer.net.tasks import Tasks
 from peer.proto.sottovoce.v1 import exchange_pb2 as pb
+from peer.rate_limits import Allowances
 
 log = logging.getLogger(__name__)
 
 _LOOK_AT_FILES_S = 2.0
+_LISTS = {"rate": 0.2, "burst": 10.0}
+"""Lists other than the known one that are read of one neighbour, a second and at once: each is a signature to check.
+An honest one passes on what is newer than all it had."""
 
 
 class RevocationWatch:
@@ -38,6 +42,7 @@ class RevocationWatch:
         """`own()` returns this peer's certificate; `on_news()` is called when a newer list was carried out."""
         self._own, self._revoked = own, revoked
         self._links, self._on_news, self._tasks = links, on_news, tasks
+        self._lists = Allowances(**_LISTS)
 
     async def watch_file(self) -> None:
         """Look at the file from time to time: `sotto revoke`, or a person, may have put a newer list there."""
@@ -57,7 +62,10 @@ class RevocationWatch:
             await asyncio.sleep(_LOOK_AT_FILES_S)
 
     def take_note(self, peer: int, pem: bytes) -> None:
-        """Take a list that a neighbour passed on. Raises RemoteProtocolError if it is not genuine."""
+        """Take a list that a neighbour passed on; one of too many goes unread. Raises RemoteProtocolError if it is not
+        genuine."""
+        if pem == self._revoked.pem or not self._lists.spend(peer, asyncio.get_running_loop().time()):
+            return
         try:
             self.take(pem, source=peer)
         except SecurityError as error:

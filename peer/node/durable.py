@@ -211,7 +211,7 @@ class DurablePeer:
             raise RemoteProtocolError(f"sent {message.kind.name} {number} a number", peer=record.peer)
         if message.kind is MessageKind.REPAIR_REQUEST:
             # Changes nothing here, and is repeated by whoever needs it.
-            if not self._repairs.allows(message, self.round):
+            if not self._repairs.allows(message, self.round, record.now):
                 return self.participant.unchanged()
             with blaming(record.peer):
                 effects = self.participant.take(message, record.now)

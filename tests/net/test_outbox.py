@@ -4,7 +4,7 @@ from peer.net.chunks import Cutter
 from peer.net.counters import LinkCounters
 from peer.net.envelope import decode
 from peer.net.handler import MAX_BULLETIN_BYTES
-from peer.net.inbox import Inbox, Limits
+from peer.net.inbox import Inbox, Limits, new_pace
 from peer.net.outbox import REVOKED_TOPIC, Outbox
 from peer.net.receipts import Receipts
 from peer.proto.sottovoce.v1 import exchange_pb2 as pb
@@ -17,7 +17,7 @@ class End:
 
     def __init__(self, credit_bytes: int = 64 * 1024) -> None:
         self.counters = LinkCounters()
-        self.inbox = Inbox(LIMITS, received=0, now=0.0)
+        self.inbox = Inbox(LIMITS, received=0, pace=new_pace(0.0))
         self.receipts = Receipts(received=0, window_bytes=LIMITS.window_bytes)
         cutter = Cutter(chunk_bytes=LIMITS.chunk_bytes, credit_bytes=credit_bytes)
         self.outbox = Outbox(cutter, self.receipts, self.inbox, self.counters)

@@ -23,6 +23,7 @@ from peer.net.tasks import Tasks
 from peer.net.transport import Transport
 from peer.net.tunnels import Tunnels
 from peer.proto.sottovoce.v1.relay_pb2 import Piece
+from peer.rate_limits import Allowance
 from tests.net.transport_peers import NAMES, Mind, authority, build, credentials, passive, running, until
 
 OPTIONS = TransportOptions(backoff_max_s=0.3, dial_timeout_s=5, heartbeat_s=1.0)
@@ -575,3 +576,43 @@ def test_an_error_that_nobody_expected_ends_only_the_stream_that_led_to_it() -> 
 
     asyncio.run(story())
     assert blamed == [("unix:eve", "ZeroDivisionError")]
+
+
+def test_pieces_are_charged_however_little_is_in_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Signs of life before a connection, and data of one byte after it, are carried at a pace."""
+    monkeypatch.setattr(Allowance, "_refill", lambda self, now: None)
+
+    async def story() -> None:
+        ada = build(0, Mind(), [], options=OPTIONS.model_copy(update={"relay_kbytes_per_s": 50.0}), members=NAMES)
+        async with running(ada):
+            address, answers = f"127.0.0.1:{ada.port}", 0
+            waits = PieceStream(Channel(address, NAMES[0], credentials("cleo")).stream(RELAY_SERVICE, "Accept"))
+            await waits.write(Piece(sender="cleo"))
+            for _ in range(200):
+                await waits.write(Piece())
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(2.0):
+                    while await waits.read() is not None:
+                        answers += 1
+            assert 50 <= answers < 120  # Later ones wait longer and longer.
+            await waits.abandon()
+
+            taker = PieceStream(Channel(address, NAMES[0], credentials("cleo")).stream(RELAY_SERVICE, "Accept"))
+            await taker.write(Piece(sender="cleo"))
+            await until(lambda: not ada.relay.is_idle)
+            caller = PieceStream(Channel(address, NAMES[0], credentials("ben")).stream(RELAY_SERVICE, "Connect"))
+            while True:  # The first stream may still be known there.
+                await caller.write(Piece(sender="ben", peer="cleo"))
+                answer = await caller.read()
+                assert answer is not None
+                if answer.peer:
+                    break
+                caller = PieceStream(Channel(address, NAMES[0], credentials("ben")).stream(RELAY_SERVICE, "Connect"))
+            for _ in range(200):
+                await caller.write(Piece(data=b"x"))
+            await asyncio.sleep(0.5)
+            assert 49 <= ada.relay.carried["ben", "cleo"] < 120
+            await caller.abandon()
+            await taker.abandon()
+
+    asyncio.run(story())

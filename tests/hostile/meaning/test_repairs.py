@@ -9,6 +9,7 @@ import pytest
 
 from peer import wire
 from peer.compress.payload import MoreBits, WholeIntegers
+from peer.errors import RemoteProtocolError
 from peer.wire.message import Message, MessageKind, RepairWish
 from tests.hostile.meaning.liars import LAYOUT, REPLICAS, SENDER, SETTINGS, finishes_like_an_honest_run, started, told
 
@@ -64,10 +65,34 @@ def test_a_request_is_answered_once_on_a_connection(algorithm: str) -> None:
     _, honest = world.until()
     request = Message(MessageKind.REPAIR_REQUEST, SENDER, honest.round - 1, wanted=(RepairWish(0, 0, 0),))
     victim, frame = world.peers[1], wire.encode(request, LAYOUT)
-    answers = [len(victim.receive(SENDER, 0, frame, world.now).frames) for _ in range(100)]
-    assert answers == [1] + [0] * 99
+    answers = [len(victim.receive(SENDER, 0, frame, world.now).frames) for _ in range(20)]
+    assert answers == [1] + [0] * 19
     victim.connected(SENDER, victim.links.out[SENDER].acknowledged)
     assert len(victim.receive(SENDER, 0, frame, world.now).frames) == 1
+
+
+@pytest.mark.parametrize("algorithm", REPLICAS)
+@pytest.mark.parametrize("reconnects", [True, False])
+def test_who_asks_for_the_same_without_end_is_refused(algorithm: str, reconnects: bool) -> None:
+    world = started(algorithm)
+    _, honest = world.until()
+    request = Message(MessageKind.REPAIR_REQUEST, SENDER, honest.round - 1, wanted=(RepairWish(0, 0, 0),))
+    victim, frame = world.peers[1], wire.encode(request, LAYOUT)
+
+    def ask() -> int:
+        if reconnects:
+            victim.connected(SENDER, victim.links.out[SENDER].acknowledged)
+        return len(victim.receive(SENDER, 0, frame, world.now).frames)
+
+    answers = sum(ask() for _ in range(33))
+    with pytest.raises(RemoteProtocolError, match="same repair again and again"):
+        ask()
+    assert answers == (33 if reconnects else 1)
+    # What it cannot have asked for yet is answered all the same, and so are others.
+    later = world.now + 10.0
+    victim.connected(SENDER, victim.links.out[SENDER].acknowledged)
+    assert len(victim.receive(SENDER, 0, frame, later).frames) == 1
+    finishes_like_an_honest_run(world)
 
 
 @pytest.mark.parametrize("algorithm", REPLICAS)

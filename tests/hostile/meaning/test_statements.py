@@ -171,12 +171,12 @@ def test_a_proof_that_makes_no_sense_is_refused(cluster: Cluster) -> None:
 class Listener:
     """What peer 0 knows of accuracies, and what it passes on."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, statements: Statements | None = None) -> None:
         self.passed_on: list[bytes] = []
         self.evaluations = Evaluations(
             0, EvaluationOptions(), 100, peers=range(5), samples=SampleCounts((10, 2), 40), is_up=lambda peer: True,
             broadcast=lambda topic, note, besides: self.passed_on.append(note), on_news=lambda record: None,
-            now=lambda: 0.0, statements=cluster.statements(0),
+            now=lambda: 0.0, statements=statements or cluster.statements(0),
         )  # fmt: skip
 
     def rounds_of(self, peer: int) -> int | None:
@@ -244,6 +244,44 @@ def test_divergences_that_are_forged_replayed_or_in_another_order_change_nothing
         divergence.heard(1, note)
     assert passed_on == [signed[1]]
     assert divergence.claims()[3].round == 30
+
+
+class Counting:
+    """Counts the signatures that somebody looks at."""
+
+    def __init__(self, statements: Statements) -> None:
+        self.checks, self._statements = 0, statements
+        self.sign, self.check_order = statements.sign, statements.check_order
+
+    def check(self, topic: str, issuer: int, said: bytes) -> bool:
+        self.checks += 1
+        return self._statements.check(topic, issuer, said)
+
+
+def test_of_a_flood_of_fresh_signatures_few_are_looked_at(cluster: Cluster) -> None:
+    """Its author signs each anew: of its last round, to and fro, and that it diverged."""
+    counting, theirs = Counting(cluster.statements(0)), cluster.statements(3)
+    listener = Listener(cluster, counting)
+    for number in range(200):
+        listener.evaluations.heard(number % 4 + 1, theirs.sign(EVALUATION, _note(100, number % 10)))
+    assert counting.checks == len(listener.passed_on) == 20
+    divergence = Divergence(
+        0, 100, peers=range(5), is_up=lambda peer: False, name="peer-{}".format, advice="", now=lambda: 0.0,
+        broadcast=lambda topic, note, besides: None, stop=lambda reason: None, statements=counting,
+    )  # fmt: skip
+    counting.checks = 0
+    for number in range(100):
+        divergence.heard(3, theirs.sign(DIVERGED, encode_divergence(3, number, "it")))
+    assert counting.checks == 3
+
+
+def test_who_brings_forgeries_uses_up_nothing_of_whom_they_name(cluster: Cluster) -> None:
+    listener = Listener(cluster)
+    for round_ in range(50):
+        with pytest.raises(RemoteProtocolError, match="in its name"):
+            listener.evaluations.heard(1, cluster.statements(1).sign(EVALUATION, _note(round_)))
+    listener.evaluations.heard(2, cluster.statements(3).sign(EVALUATION, _note(10)))
+    assert listener.rounds_of(3) == 10
 
 
 def test_votes_that_are_forged_replayed_or_in_another_order_change_nothing(cluster: Cluster) -> None:

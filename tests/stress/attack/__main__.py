@@ -76,7 +76,7 @@ def measure(cluster: Cluster, name: str, seconds: float) -> Row:
             now = cluster.figures()
             memory, handles, log = max(memory, now[0]), max(handles, now[1]), now[2]
             time.sleep(0.1)
-            if time.monotonic() > attacked + seconds + 30:
+            if time.monotonic() > attacked + seconds + 120:
                 attacker.kill()
         assert attacker.stdout is not None
         assert attacker.stderr is not None

@@ -14,12 +14,15 @@ from types import TracebackType
 from typing import Any, Self
 
 from peer.config import Config, load
+from peer.daemon.signed_statements import SignedStatements
 from peer.net.hello import PROTOCOL_MAX, PROTOCOL_MIN
 from peer.net.rpc import Channel, StreamLost
 from peer.net.security.authority import CertificateAuthority
 from peer.net.security.credentials import Credentials, load_credentials
 from peer.net.services import PEER_SERVICE
 from peer.proto.sottovoce.v1 import exchange_pb2 as pb
+from peer.state.disk import RealDisk
+from peer.state.statement_counter import StatementCounter
 from tests.stress.attack.cluster import MALLORY, VICTIM
 
 _GENEROUS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
@@ -80,13 +83,28 @@ class Attacker:
         self.attempts += 1
         self.reasons[reason] = self.reasons.get(reason, 0) + 1
 
+    @property
+    def config_file(self) -> Path:
+        return self.kits / f"peer-{MALLORY}" / "peer.toml"
+
     def config(self) -> Config:
-        return load(self.kits / f"peer-{MALLORY}" / "peer.toml", environment={})
+        return load(self.config_file, environment={})
 
     def credentials(self) -> Credentials:
-        own = load_credentials(self.config().security, self.kits / f"peer-{MALLORY}", f"peer-{MALLORY}")
+        own = load_credentials(self.config().security, self.config_file.parent, f"peer-{MALLORY}")
         assert isinstance(own, Credentials)
         return own
+
+    def statements(self) -> SignedStatements:
+        """Return what signs in the attacker's name."""
+        counter = StatementCounter(RealDisk(self.config_file.parent), time.time())
+        return SignedStatements(
+            self.credentials(), run=self.config().run.name, listed=(), counter=counter, unsigned="refuse"
+        )
+
+    def fact(self, name: str) -> Any:
+        """Return what only whoever built the task knows: "test_classes", or "repair_request" in hexadecimal digits."""
+        return json.loads((self.kits / "facts.json").read_text())[name]
 
     def authority(self) -> CertificateAuthority:
         return CertificateAuthority.load(self.kits / "ca.pem", self.kits / "ca.key")

@@ -10,12 +10,19 @@ import socket
 import time
 from collections.abc import Awaitable, Callable
 
+from peer.daemon.notes import EVALUATION
+from peer.errors import SottoError
+from peer.net.control import call_control
+from peer.net.outbox import REVOKED_TOPIC
+from peer.net.rpc import Channel, DialledStream
 from peer.net.security.authority import CertificateAuthority
 from peer.net.security.certificates import Role
 from peer.net.security.credentials import Credentials
+from peer.net.services import RELAY_SERVICE
 from peer.proto.sottovoce.v1 import exchange_pb2 as pb
-from tests.stress.attack.attacker import Attacker, Stream, again_and_again, as_member, as_whom
-from tests.stress.attack.cluster import MALLORY
+from peer.proto.sottovoce.v1 import note_pb2, relay_pb2
+from tests.stress.attack.attacker import LOST, Attacker, Stream, again_and_again, as_member, as_whom
+from tests.stress.attack.cluster import MALLORY, VICTIM
 
 
 async def nothing(me: Attacker) -> None:
@@ -134,6 +141,137 @@ async def notes(me: Attacker) -> None:
     await as_member(me, work, 0.0)
 
 
+async def empty_notes(me: Attacker) -> None:
+    """A member that puts 2,000 empty notes, of a topic that nobody knows, into each envelope."""
+
+    async def work(stream: Stream) -> None:
+        flood = pb.Envelope(bulletins=[pb.Bulletin(topic="x")] * 2000).SerializeToString()
+        while me.going:
+            await stream.send(flood)
+
+    await as_member(me, work, 0.0)
+
+
+async def signed_notes(me: Attacker) -> None:
+    """A member that floods with accuracies of its last round, each with a fresh signature of its own."""
+    statements, rounds, total, made = me.statements(), me.config().run.rounds, me.fact("test_classes"), 0
+
+    async def work(stream: Stream) -> None:
+        nonlocal made
+        while me.going:
+            signed = []
+            for _ in range(20):
+                made += 1
+                correct = [made % (each + 1) for each in total]
+                note = note_pb2.EvaluationNote(peer=MALLORY, round=rounds, split="TEST", correct=correct, total=total)
+                signed.append(statements.sign(EVALUATION, note.SerializeToString()))
+            await stream.send(pb.Envelope(bulletins=[pb.Bulletin(topic=EVALUATION, data=each) for each in signed]))
+
+    await as_member(me, work, 0.0)
+
+
+async def revocations(me: Attacker) -> None:
+    """A member that passes on the list of revoked certificates, which everybody has, again and again."""
+    pem = (me.kits / "peer-0" / "revoked.pem").read_bytes()
+
+    async def work(stream: Stream) -> None:
+        flood = pb.Envelope(bulletins=[pb.Bulletin(topic=REVOKED_TOPIC, data=pem)] * 50).SerializeToString()
+        while me.going:
+            await stream.send(flood)
+
+    await as_member(me, work, 0.0)
+
+
+async def repair_requests(me: Attacker) -> None:
+    """A member that asks for a replica 50 times in each envelope."""
+    request = bytes.fromhex(me.fact("repair_request"))
+
+    async def work(stream: Stream) -> None:
+        chunk = pb.Chunk(sequence=0, data=request)
+        flood = pb.Envelope(chunks=[chunk] * 50).SerializeToString()
+        while me.going:
+            await stream.send(flood)
+
+    await as_member(me, work, 0.0)
+
+
+async def repairs_anew(me: Attacker) -> None:
+    """A member that connects, asks for a replica, and connects anew."""
+    own, request = me.credentials(), bytes.fromhex(me.fact("repair_request"))
+
+    async def once() -> str:
+        async with Stream(me.port, own) as stream:
+            try:
+                await me.greeted(stream)
+            except ConnectionError as error:
+                return str(error)
+            await stream.send(pb.Envelope(chunks=[pb.Chunk(sequence=0, data=request)]))
+            while (envelope := await stream.next()) is not None:
+                if envelope.HasField("close"):
+                    return str(envelope.close.reason)
+                if any(chunk.sequence == 0 for chunk in envelope.chunks):
+                    return "it is answered"
+        return "the stream ends"
+
+    await again_and_again(me, once, 0.0)
+
+
+async def crumbs(me: Attacker) -> None:
+    """A member that sends the pieces of its frame one byte at a time, as fast as it can."""
+
+    async def work(stream: Stream) -> None:
+        at = 0
+        while me.going and at < 20_000:
+            await stream.send(pb.Envelope(chunks=[pb.Chunk(sequence=1, data=b"x", offset=at, frame_bytes=20_000)]))
+            at += 1
+
+    await as_member(me, work, 0.0)
+
+
+async def status_calls(me: Attacker) -> None:
+    """A member that asks for the status again and again, 8 calls at a time."""
+
+    async def once() -> str:
+        await call_control(
+            f"127.0.0.1:{me.port}", "status", name=f"peer-{VICTIM}", security=me.credentials(), timeout_s=5.0
+        )
+        return "it is answered"
+
+    async def caller() -> None:
+        while me.going:
+            try:
+                me.note(await once())
+            except SottoError as error:
+                me.note(str(error)[-100:])
+
+    await asyncio.gather(*(caller() for _ in range(8)))
+
+
+async def relay_pieces(me: Attacker) -> None:
+    """A member that waits for callers of the relay and floods with signs of life meanwhile."""
+    own = me.credentials()
+
+    async def once() -> str:
+        channel = Channel(f"127.0.0.1:{me.port}", f"peer-{VICTIM}", own)
+        stream = channel.stream(RELAY_SERVICE, "Accept")
+        try:
+            await stream.write(relay_pb2.Piece(sender=f"peer-{MALLORY}").SerializeToString())
+            drain = asyncio.ensure_future(_read_all(stream))
+            while me.going and not drain.done():
+                await stream.write(b"")
+            return "the stream ends" if drain.done() else "still open when the attack ended"
+        finally:
+            await stream.abandon()
+
+    await again_and_again(me, once, 0.0)
+
+
+async def _read_all(stream: DialledStream) -> None:
+    with contextlib.suppress(*LOST):
+        while await stream.read() is not None:
+            pass
+
+
 async def requests(me: Attacker) -> None:
     """A member that floods with frames outside the sequence, more than it has credit for."""
 
@@ -231,7 +369,8 @@ ATTACKS: dict[str, Callable[[Attacker], Awaitable[None]]] = {
     attack.__name__.replace("_", "-"): attack
     for attack in (
         nothing, other_cluster, expired, revoked, operator, stranger, other_name, no_tls,
-        connections, handshakes, hellos, envelopes, notes, requests,
+        connections, handshakes, hellos, envelopes, notes, empty_notes, signed_notes, revocations,
+        requests, repair_requests, repairs_anew, crumbs, status_calls, relay_pieces,
         oversized_frame, oversized_message, malformed_message, malformed_frame,
         silent_tls, dripping_hello, dripping_frame,
     )

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any, Self
 
-from peer import __version__
+from peer import __version__, wire
 from peer.config import load
 from peer.errors import SottoError
 from peer.net.security.authority import CertificateAuthority
@@ -23,6 +23,7 @@ from peer.ops.local_cluster import free_ports
 from peer.ops.peer_processes import peer_environment
 from peer.run_setup import RunSetup
 from peer.state.metrics import MetricsStore
+from peer.wire.message import Message, MessageKind, RepairWish
 
 HONEST = 4
 VICTIM = 0
@@ -77,16 +78,23 @@ class Cluster:
         """Write down the facts of a proper hello, which whoever holds the configuration can compute."""
         config, base = load(self.files[MALLORY], environment={}), self.files[MALLORY].parent
         setup = RunSetup.open(config, base, len(self.files))
+        trainer = setup.trainer(MALLORY)
         facts = {
             "run": config.run.name,
             "algorithm": config.algorithm.name,
-            "model_digest": setup.trainer(MALLORY).start_digest(),
+            "model_digest": trainer.start_digest(),
             "graph_digest": setup.schedule.digest,
             "run_digest": config.run_digest(),
             "num_peers": setup.num_peers,
             "software": f"sottovoce {__version__}",
         }
         (self.kits / "hello.json").write_text(json.dumps(facts))
+        request = Message(MessageKind.REPAIR_REQUEST, MALLORY, 0, wanted=(RepairWish(0, 0, 0),))
+        others = {
+            "test_classes": [int(count) for count in trainer.class_counts()],
+            "repair_request": wire.encode(request, trainer.layout).hex(),
+        }
+        (self.kits / "facts.json").write_text(json.dumps(others))
 
     def wait_for_round(self, round_: int, limit_s: float = 120.0) -> None:
         end = time.monotonic() + limit_s

@@ -34,7 +34,7 @@ from peer.errors import ConfigError, HandshakeRefused, RemoteError, RemoteProtoc
 from peer.gossip.membership import Newcomer
 from peer.net.handshake import Handshake
 from peer.net.hello import HelloInfo, check_identity
-from peer.net.inbox import Inbox, Limits
+from peer.net.inbox import Inbox, Limits, new_pace
 from peer.net.rpc import CallRefused
 from peer.net.security.certificates import vouched_identity
 from peer.net.security.credentials import Credentials, load_credentials
@@ -244,7 +244,7 @@ class _Peer:
     def envelope(self) -> None:
         """Envelopes of one stream, with what they complete."""
         random = self.random
-        inbox = Inbox(self.limits, received=0, now=0.0)
+        inbox = Inbox(self.limits, received=0, pace=new_pace(0.0))
         honest = pb.Envelope(chunks=[pb.Chunk(sequence=1, data=b"frame")], receipt=3, credit=1000)
         for turn in range(4):
             lie = changed(random, honest, random.choice((0, 1, 3, 8)), self.blobs)
