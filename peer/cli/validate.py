@@ -15,8 +15,11 @@ from peer.errors import ConfigError
 @click.command(cls=SottoCommand)
 @peers_option
 @job_options
+@click.option("--read-data", is_flag=True, help="Also read the data of the task, to its last file.")
 @json_option
-def validate(config_file: Path | None, settings: tuple[str, ...], num_peers: int | None, as_json: bool) -> int:
+def validate(
+    config_file: Path | None, settings: tuple[str, ...], num_peers: int | None, read_data: bool, as_json: bool
+) -> int:
     """Check a configuration, its graph and its algorithm before anything runs.
 
     Reports errors for configurations that cannot run or converge, and warnings for those that may not converge or cost
@@ -26,6 +29,7 @@ def validate(config_file: Path | None, settings: tuple[str, ...], num_peers: int
     \b
     Examples:
       sotto validate --config peer.toml
+      sotto validate --config peer.toml --read-data
       sotto validate --peers 8 --algorithm d-psgd --graph directed-ring
     """
     from peer import run_plan
@@ -33,13 +37,22 @@ def validate(config_file: Path | None, settings: tuple[str, ...], num_peers: int
     config, base, count = load_job(config_file, settings, num_peers)
     findings = run_plan.validate_config(config, base, count)
     failed = any(finding.level == "error" for finding in findings)
+    data: dict[str, tuple[str, ...]] = {}
+    if read_data:
+        from peer.run_setup import read_all_data
+
+        data = read_all_data(config, base)
     if as_json:
-        print_json({"valid": not failed, "num_peers": count, "findings": [asdict(finding) for finding in findings]})
+        told = {"data": data} if read_data else {}
+        print_json({"valid": not failed, "num_peers": count, "findings": [asdict(each) for each in findings], **told})
         return ConfigError.exit_code if failed else 0
     for finding in findings:
         key = f"{finding.key}: " if finding.key else ""
         click.secho(f"{finding.level}: ", bold=True, fg=_COLORS.get(finding.level), nl=False)
         click.echo(f"{key}{finding.sentence}")
+    for split, sentences in data.items():
+        for sentence in sentences:
+            click.echo(f"{split} data: {sentence}")
     if not failed:
         click.echo(f"valid: {config.algorithm.name} for {count} peers, {config.run.rounds} rounds")
     return ConfigError.exit_code if failed else 0

@@ -56,7 +56,7 @@ from peer.train.models import (
 )
 from peer.train.models.distilbert import BASE, HEAD
 from peer.train.own_task import OwnTask, UserCode
-from peer.train.task import Task
+from peer.train.task import Data, Task
 from peer.train.threads import GENERATOR
 
 OptionValue = str | int | float | bool
@@ -76,6 +76,8 @@ class TaskInfo:
         return tuple(name for name in inspect.signature(self.make).parameters if name != "directory")
 
 
+_MOST_CLASSES = 20
+"""Whose samples are counted in a sentence."""
 _DIGITS = Path(__file__).parent / "datasets" / "digits"
 
 
@@ -330,6 +332,20 @@ def _image_folder(name: str, model: str, norm: str, size: int, augmentation: boo
         test=lambda: FolderData(test, size=size),
         augmentation=_crop_and_flip(size) if augmentation else None,
     )
+
+
+def found_in(task: Task, data: Data) -> tuple[str, ...]:
+    """Return sentences on what was found in a data set: samples by class, and what of a folder was left out."""
+    if isinstance(data, FolderData):
+        return data.found
+    if not task.num_classes:
+        return (f"{len(data):,} samples",)
+    counts = torch.bincount(data.labels, minlength=task.num_classes)
+    return (f"{len(data):,} samples; by class {', '.join(map(str, counts.tolist()[:_MOST_CLASSES]))}{_more(counts)}",)
+
+
+def _more(counts: torch.Tensor) -> str:
+    return f", and {len(counts) - _MOST_CLASSES} more" if len(counts) > _MOST_CLASSES else ""
 
 
 def _crop_and_flip(size: int) -> Callable[[Batch, torch.Tensor], Batch]:

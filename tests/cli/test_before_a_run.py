@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from PIL import Image
 
 from peer import native
 from peer.config import load
@@ -121,3 +122,24 @@ def test_lists_are_complete_sentences_and_json(what: str) -> None:
     for row in rows:
         assert row["name"] in text
         assert row["summary"] in text
+
+
+def test_validate_says_what_was_found_in_the_data(tmp_path: Path) -> None:
+    for name in ("train/cat/0", "train/dog/0", "val/cat/0"):
+        file = tmp_path / f"{name}.png"
+        file.parent.mkdir(parents=True)
+        Image.new("RGB", (40, 40), "red").save(file)
+    (tmp_path / "train/cat/notes.txt").touch()
+    command = ("validate", "--peers", "1", "--read-data", "--set", "training.task=image-folder")
+    options = ("--set", f"data.directory={tmp_path}", "--set", "data.partition=iid")
+    result = sotto(*command, *options, "--json")
+    assert json.loads(result.stdout)["data"] == {
+        "training": ["train: cat 1, dog 1", "train: left out: .txt"],
+        "test": ["val: cat 1, dog 0"],
+    }
+    content = (tmp_path / "train/cat/0.png").read_bytes()
+    # Only decoding shows it: beginning and end are those of an image.
+    (tmp_path / "train/cat/1.png").write_bytes(content[:60] + bytes(8) + content[68:])
+    result = sotto(*command, *options)
+    assert result.exit_code == 2
+    assert "1.png cannot be read as an image" in result.stderr

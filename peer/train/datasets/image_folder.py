@@ -2,14 +2,15 @@
 
     ROOT/train/CLASS/*.jpeg     and     ROOT/val/CLASS/*.jpeg   (or test/)
 
-Classes are numbered in the order of their names, images ordered by name: every device sees the same set. The shorter
-side is scaled to the size asked for and the middle square kept. A decoded image stays in memory as bytes, so that a
-peer decodes its own shard once, and holds no more than that.
+Classes are numbered in the order of their names, images ordered by name: every device sees the same set. What lies
+there besides is left out, and counted. The shorter side is scaled to the size asked for and the middle square kept. A
+decoded image stays in memory as bytes, so that a peer decodes its own shard once, and holds no more than that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,6 +30,12 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Of the pixels of ImageNet in [0, 1], as everyone uses them."""
 MAX_PIXELS = 2**26
 """Of one file: more than any camera's image, and 200 MB decoded."""
+_SERVICE_FOLDERS = frozenset({"@eaDir", "__MACOSX", "lost+found"})
+"""What storage devices and archivers put beside one's folders."""
+_ENDINGS = {b"\xff\xd8": b"\xff\xd9", b"\x89PNG": b"IEND\xaeB`\x82"}
+"""How a file begins → what stands near its end unless it was cut short."""
+_NEAR_END_BYTES = 4096
+_MOST_NAMED = 5
 
 
 @dataclass(frozen=True)
@@ -38,6 +45,8 @@ class ImageList:
     paths: tuple[Path, ...]
     labels: torch.Tensor
     """int64[m]."""
+    found: tuple[str, ...] = ()
+    """What was found and what was left out, as sentences."""
 
 
 def list_splits(directory: str | Path) -> tuple[tuple[str, ...], ImageList, ImageList]:
@@ -48,10 +57,13 @@ def list_splits(directory: str | Path) -> tuple[tuple[str, ...], ImageList, Imag
     """
     root = _find_root(Path(directory).expanduser())
     test = next(root / name for name in ("val", "test") if (root / name).is_dir())
-    classes = tuple(sorted(entry.name for entry in (root / "train").iterdir() if entry.is_dir()))
+    classes = tuple(sorted(_class_folders(root / "train")))
+    unprintable = [name for name in classes if not name.isprintable()]
+    if unprintable:
+        raise DataError(f"data.directory: {root / 'train'} has a folder whose name is not text: {unprintable[0]!r}")
     if len(classes) < 2:
         raise DataError(f"data.directory: {root / 'train'} needs one folder for each class, and at least two classes")
-    unknown = sorted({entry.name for entry in test.iterdir() if entry.is_dir()} - set(classes))
+    unknown = sorted({*_class_folders(test)} - {*classes})
     if unknown:
         raise DataError(f"data.directory: {test} has the classes {', '.join(unknown[:5])}, which are not in train")
     return classes, _list(root / "train", classes), _list(test, classes)
@@ -61,11 +73,16 @@ class FolderData:
     """A split whose images are decoded when first asked for, float32[b, 3, size, size] normalised."""
 
     def __init__(self, images: ImageList, *, size: int) -> None:
+        """Raises DataError, with the names, for files that are no images or were cut short: before the first round, not
+        when one is first drawn."""
+        _check(images.paths, size)
         # Memory that was never written costs nothing: only the pages of decoded images are there.
         self._pixels = torch.empty((len(images.paths), 3, size, size), dtype=torch.uint8)
         self._data = ImageData(self._pixels, images.labels, mean=MEAN, std=STD)
         self._decoded = np.zeros(len(images.paths), bool)
         self._paths, self._size = images.paths, size
+        self.found = images.found
+        """What was found and what was left out, as sentences."""
 
     def __len__(self) -> int:
         return len(self._paths)
@@ -74,6 +91,11 @@ class FolderData:
     def labels(self) -> torch.Tensor:
         """int64[m]."""
         return self._data.labels
+
+    def read_all(self) -> None:
+        """Decode every image. Raises DataError, with its name, for a file that is none."""
+        for path in self._paths:
+            read_image(path, self._size)
 
     def batch(self, indices: torch.Tensor) -> Batch:
         """Return normalised images float32[b, 3, size, size] and labels int64[b]. Raises DataError, with its name, for
@@ -97,12 +119,63 @@ def read_image(path: Path, size: int) -> torch.Tensor:
                 )
             # JPEGs are decoded at the smallest scale that is still large enough.
             image.draft("RGB", (size, size))
-            square = _middle(image.convert("RGB"), size)
+            square = _middle(_upright_colours(image), size)
     # Pillow lets the errors of its many decoders through.
     except (OSError, SyntaxError, ValueError, EOFError, images.DecompressionBombError) as error:
         raise DataError(f"{path} cannot be read as an image: {error}") from None
     pixels = np.asarray(square)
     return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
+
+
+def _upright_colours(image: Image) -> Image:
+    """Return an image as a person sees it: upright, in RGB, on white where it is transparent."""
+    from PIL import Image as images
+    from PIL import ImageOps
+
+    upright = ImageOps.exif_transpose(image)
+    if upright.mode.startswith("I"):
+        # Pillow clips 16 bits to 8, which makes all but the darkest white.
+        wide = np.asarray(upright).astype(np.int64).clip(0, 0xFFFF)
+        upright = images.fromarray((wide >> 8).astype(np.uint8))
+    if upright.mode in ("RGBA", "LA", "PA") or "transparency" in upright.info:
+        upright = upright.convert("RGBA")
+        white = images.new("RGBA", upright.size, "white")
+        upright = images.alpha_composite(white, upright)
+    return upright.convert("RGB")
+
+
+def _check(paths: Sequence[Path], size: int) -> None:
+    """Raise DataError, with names and how many there are, for files that no image can be read from. Only what looks
+    wrong at its beginning or its end is decoded."""
+    from PIL import Image as images
+
+    wrong = []
+    for path in paths:
+        try:
+            with images.open(path, formats=FORMATS) as image:
+                has_ended = _has_ended(path) and image.width * image.height <= MAX_PIXELS
+            if not has_ended:
+                read_image(path, size)
+        except DataError as error:
+            wrong.append(str(error))
+        except (OSError, SyntaxError, ValueError, EOFError, images.DecompressionBombError) as error:
+            wrong.append(f"{path} cannot be read as an image: {error}")
+    if wrong:
+        more = f", and {len(wrong) - _MOST_NAMED} more" if len(wrong) > _MOST_NAMED else ""
+        raise DataError(
+            f"data.directory: {len(wrong)} of {len(paths)} files cannot be read; replace or delete them:"
+            f" {'; '.join(wrong[:_MOST_NAMED])}{more}"
+        )
+
+
+def _has_ended(path: Path) -> bool:
+    """Whether the file of an image has the end that its beginning promises, as far as that is known of its format."""
+    with open(path, "rb") as file:
+        begins = file.read(4)
+        file.seek(0, 2)
+        file.seek(max(0, file.tell() - _NEAR_END_BYTES))
+        tail = file.read()
+    return any(begins.startswith(start) and end in tail for start, end in _ENDINGS.items())
 
 
 def require_pillow() -> None:
@@ -124,17 +197,47 @@ def _find_root(directory: Path) -> Path:
     raise DataError(f"data.directory: {directory} does not contain the folders train and val (or test)")
 
 
+def _class_folders(split: Path) -> Iterator[str]:
+    """Yield the names of the folders that stand for classes."""
+    for entry in split.iterdir():
+        if entry.is_dir() and not entry.name.startswith(".") and entry.name not in _SERVICE_FOLDERS:
+            yield entry.name
+
+
 def _list(split: Path, classes: Sequence[str]) -> ImageList:
     paths: list[Path] = []
     labels: list[int] = []
+    left_out = Counter(
+        f"folder {entry.name}" for entry in split.iterdir() if entry.is_dir() and entry.name not in classes
+    )
     for label, name in enumerate(classes):
         folder = split / name
-        found = [path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES] if folder.is_dir() else []
+        found = []
+        for path in folder.iterdir() if folder.is_dir() else ():
+            why = _why_left_out(path)
+            if why is None:
+                found.append(path)
+            else:
+                left_out[why] += 1
         paths += sorted(found)
         labels += [label] * len(found)
     if not paths:
         raise DataError(f"data.directory: {split} contains no images ({', '.join(SUFFIXES)}) in class folders")
-    return ImageList(tuple(paths), torch.tensor(labels, dtype=torch.int64))
+    counts = np.bincount(labels, minlength=len(classes))
+    found_here = [f"{split.name}: " + ", ".join(f"{name} {count}" for name, count in zip(classes, counts, strict=True))]
+    if left_out:
+        parts = ", ".join(f"{count} {why}" if count > 1 else why for why, count in sorted(left_out.items()))
+        found_here.append(f"{split.name}: left out: {parts}")
+    return ImageList(tuple(paths), torch.tensor(labels, dtype=torch.int64), tuple(found_here))
+
+
+def _why_left_out(path: Path) -> str | None:
+    """Return what kind of entry is no image of a class; None for an image."""
+    if path.name.startswith("."):
+        return "hidden files"
+    if path.is_dir():
+        return "folders in class folders"
+    return None if path.suffix.lower() in SUFFIXES else f"{path.suffix.lower() or 'files without an ending'}"
 
 
 def _middle(image: Image, size: int) -> Image:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -127,3 +128,117 @@ def test_without_pillow_one_is_told_what_to_install(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(DataError, match=r"pip install 'sottovoce\[images\]'"):
         require_pillow()
+
+
+# What users' folders hold besides
+
+
+def paint(path: Path, *, format_: str = "JPEG") -> bytes:
+    """Write an image whose left third is dark and whose rest is light; return the file."""
+    pixels = np.full((40, 60, 3), 230, np.uint8)
+    pixels[:, :20] = 20
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels).save(path, format_)
+    return path.read_bytes()
+
+
+def usual(root: Path) -> Path:
+    for name in ("train/cat/0", "train/cat/1", "train/dog/0", "val/cat/0", "val/dog/0"):
+        paint(root / f"{name}.jpg")
+    return root
+
+
+def train_of(root: Path) -> tuple[tuple[str, ...], list[str], tuple[str, ...]]:
+    classes, train, _ = list_splits(root)
+    return classes, [f"{path.parent.name}/{path.name}" for path in train.paths], train.found
+
+
+IMAGES = ["cat/0.jpg", "cat/1.jpg", "dog/0.jpg"]
+
+
+@pytest.mark.parametrize("name", [".ipynb_checkpoints", "@eaDir", "__MACOSX", ".Trash-1000"])
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_what_storage_puts_beside_the_classes_is_no_class(split: str, name: str, tmp_path: Path):
+    (usual(tmp_path) / split / name).mkdir()
+    classes, images, found = train_of(tmp_path)
+    assert (classes, images) == (("cat", "dog"), IMAGES)
+    assert found[0] == "train: cat 2, dog 1"
+    assert found[1:] == ((f"train: left out: folder {name}",) if split == "train" else ())
+
+
+def test_what_is_left_out_of_a_class_is_counted_by_kind(tmp_path: Path):
+    cats = usual(tmp_path) / "train" / "cat"
+    (cats / "._0.jpg").write_bytes(b"Mac OS X")
+    (cats / "album.jpg").mkdir()
+    (cats / "2024").mkdir()
+    for name in ("a.tif", "b.tif", "c.heic", "d"):
+        (cats / name).write_bytes(b"?")
+    classes, images, found = train_of(tmp_path)
+    assert (classes, images) == (("cat", "dog"), IMAGES)
+    assert found[1] == (
+        "train: left out: .heic, 2 .tif, files without an ending, 2 folders in class folders, hidden files"
+    )
+
+
+def test_a_class_without_an_image_is_shown_with_none(tmp_path: Path):
+    (usual(tmp_path) / "train" / "fox").mkdir()
+    assert train_of(tmp_path)[2] == ("train: cat 2, dog 1, fox 0",)
+
+
+def test_a_folder_whose_name_is_no_text_is_named(tmp_path: Path):
+    (usual(tmp_path) / "train" / os.fsdecode(b"caf\xe9")).mkdir()
+    with pytest.raises(DataError, match=r"name is not text: 'caf\\udce9'"):
+        list_splits(tmp_path)
+
+
+@pytest.mark.parametrize("format_", ["JPEG", "PNG", "WEBP", "BMP"])
+@pytest.mark.parametrize("kept", [0.0, 0.5, 0.7])
+def test_files_that_were_cut_short_are_all_named_before_the_first_batch(format_: str, kept: float, tmp_path: Path):
+    usual(tmp_path)
+    content = paint(tmp_path / f"train/cat/9.{format_.lower()}", format_=format_)
+    for number in range(7):
+        (tmp_path / f"train/cat/short{number}.{format_.lower()}").write_bytes(content[: int(kept * len(content))])
+    _, train, _ = list_splits(tmp_path)
+    with pytest.raises(DataError) as caught:
+        FolderData(train, size=32)
+    said = str(caught.value)
+    assert "7 of 11 files cannot be read" in said
+    assert "short0" in said
+    assert "and 2 more" in said
+
+
+def test_a_file_that_says_more_after_its_end_is_whole(tmp_path: Path):
+    """Cameras append previews."""
+    file = usual(tmp_path) / "train/cat/0.jpg"
+    file.write_bytes(file.read_bytes() + b"\0" * 100_000)
+    _, train, _ = list_splits(tmp_path)
+    assert len(FolderData(train, size=32)) == 3
+
+
+def test_an_image_is_read_upright(tmp_path: Path):
+    """Orientation 6: the camera was turned, what is stored at the left belongs to the top."""
+    paint(tmp_path / "plain.jpg")
+    image = Image.open(tmp_path / "plain.jpg")
+    turned = image.getexif()
+    turned[0x0112] = 6
+    image.save(tmp_path / "turned.jpg", exif=turned)
+    across, down = (read_image(tmp_path / name, 30)[0].float() for name in ("plain.jpg", "turned.jpg"))
+    assert across[:, :3].mean() < 60 < 200 < across[:, 10:].mean()
+    assert down[:3].mean() < 60 < 200 < down[10:].mean()
+
+
+def test_sixteen_bits_keep_their_shades(tmp_path: Path):
+    ramp = np.linspace(0, 65535, 64 * 64).reshape(64, 64).astype(np.uint16)
+    Image.fromarray(ramp).save(tmp_path / "deep.png")
+    read = read_image(tmp_path / "deep.png", 64)
+    assert (read == torch.from_numpy((ramp >> 8).astype(np.uint8))).all()
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA"])
+def test_what_is_transparent_is_white_and_what_is_drawn_stays(mode: str, tmp_path: Path):
+    image = Image.new(mode, (40, 40), (0,) * len(mode))
+    image.paste((0,) * (len(mode) - 1) + (255,), (0, 0, 40, 20))
+    image.save(tmp_path / "drawn.png")
+    read = read_image(tmp_path / "drawn.png", 40)
+    assert (read[:, :18] == 0).all()
+    assert (read[:, 22:] == 255).all()
