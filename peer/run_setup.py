@@ -23,7 +23,7 @@ from peer.compress.bound import BoundedCompressor
 from peer.compress.layout import Layout
 from peer.compress.modulo import Modulo
 from peer.compress.payload import FloatArray
-from peer.config import OWN_LOOP, Config, TrainingOptions
+from peer.config import Config, TrainingOptions
 from peer.criterion import ACCURACY, Criterion
 from peer.errors import ConfigError, LocalProtocolError
 from peer.gossip import topology
@@ -63,7 +63,6 @@ from peer.run_plan import (
     why_no_rejoin,
 )
 from peer.train import tasks
-from peer.train.datasets.image_folder import FolderData
 from peer.train.evaluation import Evaluation
 from peer.train.fastest import fastest
 from peer.train.label_adjustment import declared_shares
@@ -130,7 +129,7 @@ class RunSetup:
         with, where those are known."""
         refuse_untold_privacy(config)
         count = num_peers or config.num_listed
-        task = _task_of(config, base)
+        task = tasks.configured(config, base)
         data = task.train_data()
         check_data(task, data, "training")
         for sentence in tasks.found_in(task, data):
@@ -573,27 +572,4 @@ def deal(config: Config, data: Data, num_peers: int) -> Manifest | OwnSamples:
         alpha=options.alpha,
         labels_per_peer=options.labels_per_peer,
         holdout_fraction=options.holdout_fraction,
-    )
-
-
-def read_all_data(config: Config, base: Path) -> dict[str, tuple[str, ...]]:
-    """Read the data of a run's task to its last file; return split → what was found there, as sentences. Raises
-    ConfigError for a run without a task, and DataError for what cannot be read."""
-    if config.training.task == OWN_LOOP:
-        raise ConfigError("has no data that `sotto` reads: the script reads its own", key="training.task")
-    task = _task_of(config, base)
-    found = {}
-    for split, data in (("training", task.train_data()), ("test", task.test_data())):
-        check_data(task, data, split)
-        if isinstance(data, FolderData):
-            data.read_all()
-        found[split] = tasks.found_in(task, data)
-    return found
-
-
-def _task_of(config: Config, base: Path) -> Task:
-    return tasks.resolve_task(
-        config.training.task,
-        dict(config.training.task_options),
-        directory=None if config.data.directory is None else base / config.data.directory,
     )

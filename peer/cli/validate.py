@@ -39,7 +39,7 @@ def validate(
     failed = any(finding.level == "error" for finding in findings)
     data: dict[str, tuple[str, ...]] = {}
     if read_data:
-        from peer.run_setup import read_all_data
+        from peer.train.tasks import read_all_data
 
         data = read_all_data(config, base)
     if as_json:

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from peer.config import OWN_LOOP
+from peer.config import OWN_LOOP, Config
 from peer.errors import ConfigError, DataError
 from peer.random import SHARED, Purpose, stream
 from peer.startup import complete_torch
@@ -332,6 +332,26 @@ def _image_folder(name: str, model: str, norm: str, size: int, augmentation: boo
         test=lambda: FolderData(test, size=size),
         augmentation=_crop_and_flip(size) if augmentation else None,
     )
+
+
+def configured(config: Config, base: Path) -> Task:
+    """Return the task of a configuration, whose relative paths start from `base`. Raises ConfigError and DataError."""
+    directory = None if config.data.directory is None else base / config.data.directory
+    return resolve_task(config.training.task, dict(config.training.task_options), directory=directory)
+
+
+def read_all_data(config: Config, base: Path) -> dict[str, tuple[str, ...]]:
+    """Read the data of a run's task to its last file; return split → what was found there, as sentences. Raises
+    ConfigError for a run without a task, and DataError for what cannot be read."""
+    if config.training.task == OWN_LOOP:
+        raise ConfigError("has no data that `sotto` reads: the script reads its own", key="training.task")
+    task = configured(config, base)
+    found = {}
+    for split, data in (("training", task.train_data()), ("test", task.test_data())):
+        if isinstance(data, FolderData):
+            data.read_all()
+        found[split] = found_in(task, data)
+    return found
 
 
 def found_in(task: Task, data: Data) -> tuple[str, ...]:
