@@ -2,25 +2,32 @@
 
 gRPC opens its sockets itself and hides them, so they are found by their addresses among the open files of the process
 and asked for TCP_INFO. Nothing here keeps a socket open: a duplicated descriptor would hold back the FIN.
+
+The process may be a training script's, whose threads open and close files at any time. A descriptor is therefore only
+where to ask: what answers is looked at before and after, and counts only if it was the connection both times. It is
+asked by system calls, not through a socket object. Such an object closes what it was made for when an exception
+drops it, and makes it non-blocking where the script has set `socket.setdefaulttimeout`.
 Linux only; elsewhere nothing is found, and nothing is reported rather than guessed.
 """
 
 from __future__ import annotations
 
-import contextlib
+import ctypes
 import ipaddress
 import os
 import socket
-import stat
 import struct
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
+from typing import Any
 from urllib.parse import unquote
+
+Address = tuple[str, int]
 
 _TIMESTAMPS = 1  # TCPI_OPT_TIMESTAMPS
 _TCP_INFO_BYTES = 216
+_SOCKADDR_BYTES = 128  # struct sockaddr_storage
 
 
 @dataclass(frozen=True)
@@ -48,29 +55,19 @@ class TcpCounters:
 
 @dataclass(frozen=True)
 class Connection:
-    """A TCP connection of this process: its descriptor, its family and both (normalised) addresses."""
+    """A TCP connection of this process: where it was found, and both (normalised) addresses."""
 
     descriptor: int
-    family: socket.AddressFamily
-    local: tuple[str, int]
-    remote: tuple[str, int]
+    local: Address
+    remote: Address
 
     def counters(self) -> TcpCounters | None:
         """Return the kernel's counters; None if the descriptor no longer belongs to this connection."""
-        try:
-            # Every round asks every link: a kind that is told need not be asked for.
-            sock = socket.socket(self.family, socket.SOCK_STREAM, socket.IPPROTO_TCP, fileno=self.descriptor)
-        except OSError:
+        if not self._is_there():
             return None
-        try:
-            if _addresses(sock) != (self.local, self.remote):
-                return None
-            info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-        except OSError:
-            return None
-        finally:
-            sock.detach()
-        if len(info) < _TCP_INFO_BYTES:
+        info = _option(self.descriptor, socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+        # Another thread may have closed it, and opened something else, in between.
+        if len(info) < _TCP_INFO_BYTES or not self._is_there():
             return None
         ip_header = 40 if ":" in self.remote[0] else 20
         # struct tcp_info of linux/tcp.h: tcpi_options at 5, tcpi_bytes_received at 128, tcpi_segs_out and _in at 136,
@@ -81,31 +78,35 @@ class Connection:
         tcp_header = 32 if info[5] & _TIMESTAMPS else 20
         return TcpCounters(sent, received, retransmitted, segments_out, segments_in, ip_header + tcp_header)
 
+    def _is_there(self) -> bool:
+        addresses = _address(self.descriptor, "getsockname"), _address(self.descriptor, "getpeername")
+        return _is_tcp(self.descriptor) and addresses == (self.local, self.remote)
+
 
 def connections() -> list[Connection]:
     """Return all established TCP connections of this process."""
     found = []
     for descriptor in _descriptors():
-        with _borrowed(descriptor) as sock:
-            if sock is not None and (addresses := _addresses(sock)) is not None:
-                found.append(Connection(descriptor, sock.family, *addresses))
+        local, remote = _address(descriptor, "getsockname"), _address(descriptor, "getpeername")
+        if local is not None and remote is not None and _is_tcp(descriptor):
+            found.append(Connection(descriptor, local, remote))
     return found
 
 
-def stop_listening(port: int) -> None:
-    """Close the descriptors of this process that listen on a TCP port: in a fork, whose parent goes on listening."""
-    for descriptor in _descriptors():
-        with _borrowed(descriptor) as sock:
-            listens = (
-                sock is not None
-                and sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-                and sock.getsockname()[1] == port
-            )
-        if listens:
+def listening() -> dict[int, int]:
+    """Return the TCP sockets of this process that listen: inode, which no other socket has while it is open → port."""
+    return {inode: port for _, inode, port in _listeners()}
+
+
+def stop_listening(inodes: frozenset[int]) -> None:
+    """Close the descriptors of this process that listen and have one of these inodes: in a fork, whose parent goes on
+    listening. The fork has no thread but this one, so that none of them changes meanwhile."""
+    for descriptor, inode, _ in _listeners():
+        if inode in inodes:
             os.close(descriptor)
 
 
-def parse_peer(peer: str) -> tuple[str, int] | None:
+def parse_peer(peer: str) -> Address | None:
     """Return address and port of gRPC's "ipv4:10.0.0.1:7700" or "ipv6:[::1]:7700"; None if it is something else."""
 
     family, _, rest = unquote(peer).partition(":")
@@ -127,29 +128,52 @@ def _descriptors() -> list[int]:
         return []
 
 
-@contextlib.contextmanager
-def _borrowed(descriptor: int) -> Iterator[socket.socket | None]:
-    """Lend a socket object for a descriptor that somebody else owns; None if it is no TCP socket."""
-    sock = None
-    try:
-        if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
-            sock = socket.socket(fileno=descriptor)
-    except OSError:
-        pass
-    try:
-        is_tcp = sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6)
-        yield sock if is_tcp and sock is not None and sock.type == socket.SOCK_STREAM else None
-    finally:
-        if sock is not None:
-            sock.detach()
+def _listeners() -> list[tuple[int, int, int]]:
+    """Return (descriptor, inode, port) of the TCP sockets that listen."""
+    found = []
+    for descriptor in _descriptors():
+        listens = any(_option(descriptor, socket.SOL_SOCKET, socket.SO_ACCEPTCONN, 4))
+        local = _address(descriptor, "getsockname") if listens and _is_tcp(descriptor) else None
+        try:
+            if local is not None:
+                found.append((descriptor, os.fstat(descriptor).st_ino, local[1]))
+        except OSError:
+            continue  # Another thread has closed it.
+    return found
 
 
-def _addresses(sock: socket.socket) -> tuple[tuple[str, int], tuple[str, int]] | None:
-    try:
-        local, remote = sock.getsockname(), sock.getpeername()
-        return (_normalise(local[0]), local[1]), (_normalise(remote[0]), remote[1])
-    except (OSError, ValueError):
+def _is_tcp(descriptor: int) -> bool:
+    """Return whether a descriptor is a TCP socket: netlink and others have protocols of the same numbers."""
+    family, protocol = (
+        int.from_bytes(_option(descriptor, socket.SOL_SOCKET, option, 4), sys.byteorder)
+        for option in (socket.SO_DOMAIN, socket.SO_PROTOCOL)
+    )
+    return family in (socket.AF_INET, socket.AF_INET6) and protocol == socket.IPPROTO_TCP
+
+
+def _option(descriptor: int, level: int, option: int, size: int) -> bytes:
+    """Return what getsockopt(2) says, at most `size` bytes; none where the descriptor is no such socket."""
+    value, length = ctypes.create_string_buffer(size), ctypes.c_uint32(size)
+    failed = _libc().getsockopt(descriptor, level, option, value, ctypes.byref(length))
+    return b"" if failed else value.raw[: length.value]
+
+
+def _address(descriptor: int, call: str) -> Address | None:
+    """Return what getsockname(2) or getpeername(2) says; None where that is no address of IP."""
+    value, length = ctypes.create_string_buffer(_SOCKADDR_BYTES), ctypes.c_uint32(_SOCKADDR_BYTES)
+    if _libc()[call](descriptor, value, ctypes.byref(length)):
         return None
+    # struct sockaddr_in: family, port, address; sockaddr_in6 has the flow between port and address.
+    (family,), (port,) = struct.unpack_from("=H", value), struct.unpack_from("!H", value, 2)
+    if family not in (socket.AF_INET, socket.AF_INET6):
+        return None
+    host = value.raw[4:8] if family == socket.AF_INET else value.raw[8:24]
+    return _normalise(socket.inet_ntop(family, host)), port
+
+
+@cache
+def _libc() -> Any:
+    return ctypes.CDLL(None)
 
 
 @lru_cache(maxsize=1024)

@@ -77,6 +77,8 @@ class Transport:
         the number in the certificate of a newcomer that may have this index."""
         self.me = me
         self.port: int | None = None
+        self._listening: frozenset[int] = frozenset()
+        """Inodes of the sockets that listen on it."""
         """The port that is listened on, once started."""
         self._listen, self._own_relay, self._security, self._options = listen, own_relay, security, options
         self._closing = False
@@ -214,8 +216,7 @@ class Transport:
     def let_go_in_fork(self) -> None:
         """Close what a forked process has of the socket that is listened on: its parent listens, and whoever follows
         that must find the port free."""
-        if self.port is not None:
-            tcp_info.stop_listening(self.port)
+        tcp_info.stop_listening(self._listening)
 
     # -- neighbours --
 
@@ -328,7 +329,10 @@ class Transport:
         if self._own_relay is not None:
             server.bind(f"unix:{self._tunnels.listening_socket}", self._security)
         if self._listen:
+            before = tcp_info.listening()
             self.port = bind(server, self._listen, self._security)
+            now = tcp_info.listening().items()
+            self._listening = frozenset(inode for inode, port in now if port == self.port and inode not in before)
         await server.start()
         self._server = server
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from collections.abc import Callable
 
 import pytest
 
@@ -35,19 +36,92 @@ def test_the_kernel_counts_what_was_sent(host: str) -> None:
         assert answerer.recv(100) == b"asking took nothing away"
 
 
-def test_a_descriptor_that_belongs_to_something_else_by_now_counts_nothing() -> None:
+def dialled(server: socket.socket) -> tuple[socket.socket, tcp_info.Connection]:
+    caller = socket.create_connection(server.getsockname())
+    (found,) = (each for each in tcp_info.connections() if each.local == caller.getsockname())
+    return caller, found
+
+
+def of_a_pipe() -> int:
+    return os.pipe()[0]
+
+
+def of_a_file() -> int:
+    return os.open(os.devnull, os.O_RDONLY)
+
+
+def of_unix() -> int:
+    # As workers of a DataLoader make them.
+    return socket.socketpair()[0].detach()
+
+
+def of_netlink() -> int:
+    # Its protocol has the number of TCP's, 6.
+    return socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_XFRM).detach()
+
+
+def of_udp() -> int:
+    return socket.socket(socket.AF_INET, socket.SOCK_DGRAM).detach()
+
+
+def of_a_listener() -> int:
+    return socket.create_server(("127.0.0.1", 0)).detach()
+
+
+def of_another_connection() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        caller = socket.create_connection(server.getsockname())
-        port = caller.getsockname()[1]
-        (found,) = (each for each in tcp_info.connections() if each.local == ("127.0.0.1", port))
-        caller.close()
+        return socket.create_connection(server.getsockname()).detach()
+
+
+@pytest.mark.parametrize(
+    "another", [of_a_pipe, of_a_file, of_unix, of_netlink, of_udp, of_a_listener, of_another_connection]
+)
+def test_a_descriptor_that_belongs_to_something_else_by_now_counts_nothing(another: Callable[[], int]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        caller, found = dialled(server)
+        with caller:
+            descriptor = another()
+            os.dup2(descriptor, found.descriptor)
+            assert found.counters() is None
+            assert tcp_info.connections() is not None
+            assert os.fstat(found.descriptor).st_ino == os.fstat(descriptor).st_ino
         assert found.counters() is None
-        with open(os.devnull, "rb") as file:
-            assert file.fileno() == found.descriptor
+        os.close(descriptor)
+
+
+def test_counters_of_a_connection_that_another_thread_closes_meanwhile_count_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        caller, found = dialled(server)
+        with caller, socket.create_connection(server.getsockname()) as other:
+            asked = tcp_info._option
+
+            def option(descriptor: int, level: int, name: int, size: int) -> bytes:
+                if name == socket.TCP_INFO:
+                    os.dup2(other.fileno(), found.descriptor)
+                return asked(descriptor, level, name, size)
+
+            assert found.counters() is not None
+            monkeypatch.setattr(tcp_info, "_option", option)
             assert found.counters() is None
-        with socket.create_connection(server.getsockname()) as other:
-            assert other.getsockname()[1] != port
-            assert found.counters() is None
+
+
+def test_sockets_of_the_script_stay_as_they_are() -> None:
+    before = socket.getdefaulttimeout()
+    ours, theirs = socket.socketpair()
+    with ours, theirs, socket.create_server(("127.0.0.1", 0)) as server:
+        caller, found = dialled(server)
+        with caller:
+            socket.setdefaulttimeout(5)
+            try:
+                assert found.counters() is not None
+                tcp_info.connections()
+                tcp_info.listening()
+            finally:
+                socket.setdefaulttimeout(before)
+            for each in (ours, server, caller):
+                assert os.get_blocking(each.fileno())
 
 
 @pytest.mark.parametrize(
@@ -67,14 +141,19 @@ def test_addresses_of_callers_are_read(text: str, address: tuple[str, int] | Non
     assert tcp_info.parse_peer(text) == address
 
 
-def test_only_the_socket_that_listens_on_a_port_is_closed() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as ours, socket.create_server(("127.0.0.1", 0)) as other:
-        port = ours.getsockname()[1]
-        with socket.create_connection(("127.0.0.1", port)) as caller, ours.accept()[0] as accepted:
-            tcp_info.stop_listening(port)
-            with pytest.raises(OSError, match="Bad file descriptor"):
-                ours.getsockname()
-            ours.detach()
-            accepted.sendall(b"on")
-            assert caller.recv(2) == b"on"
-        assert other.getsockname()[1] != port
+def test_only_the_sockets_that_are_named_stop_listening() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as ours:
+        host, port = ours.getsockname()
+        # The script may listen on the same port of another address.
+        with socket.create_server(("127.0.0.2", port)) as other:
+            inode = os.fstat(ours.fileno()).st_ino
+            assert tcp_info.listening()[inode] == port
+            with socket.create_connection((host, port)) as caller, ours.accept()[0] as accepted:
+                tcp_info.stop_listening(frozenset((inode, os.fstat(accepted.fileno()).st_ino)))
+                with pytest.raises(OSError, match="Bad file descriptor"):
+                    ours.getsockname()
+                ours.detach()
+                accepted.sendall(b"on")
+                assert caller.recv(2) == b"on"
+            with socket.create_connection(("127.0.0.2", port)):
+                other.accept()[0].close()
