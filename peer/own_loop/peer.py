@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import os
 import threading
 import warnings
@@ -27,6 +29,8 @@ from peer.own_loop.place import Place, derive_config
 from peer.own_loop.random_state import RandomNumbers
 from peer.run_plan import algorithm_spec
 from peer.train.model_file import save_model
+
+log = logging.getLogger("sotto")
 
 Batch = TypeVar("Batch")
 Measure: TypeAlias = Callable[[nn.Module], tuple[int, int]]
@@ -84,6 +88,7 @@ class Peer:
         """Steps beyond `every` for each round of the run: fewer than none where this peer was no member in all of them.
         None until the peer asks for the first round."""
         self._losses: list[torch.Tensor | float] = []
+        self._losses_not_finite = 0
         self._base: Vector | None = None
         """What the parameters were when the steps of this round began; None outside of the block."""
         self._request: Train | None = None
@@ -145,6 +150,12 @@ class Peer:
     def done(self) -> bool:
         """Whether there is nothing left to train: the run is complete, or this peer was stopped."""
         return self._state in ("completed", "stopped", "closed")
+
+    @property
+    def losses_not_finite(self) -> int:
+        """How many of the losses that `step` was given since this process began are not finite, in rounds that have
+        finite ones too. A round without any ends the run as diverged."""
+        return self._losses_not_finite
 
     @property
     def stopped(self) -> str | None:
@@ -225,7 +236,7 @@ class Peer:
             raise UsageError(f"the run {ended}, so there is nothing left to step; end the loop when peer.done is true")
         self._steps, self._resumed_random = self._steps + 1, None
         if loss is not None:
-            self._losses.append(loss.detach() if isinstance(loss, torch.Tensor) else float(loss))
+            self._losses.append(_number(loss))
         if self._meeting.is_lost:
             self._parameters.check()
             self._await_model(None)
@@ -275,8 +286,7 @@ class Peer:
         assert self._base is not None
         model = self._parameters.vector()
         displacement = self._base - model
-        losses, self._losses = [float(each) for each in self._losses], []
-        loss = sum(losses) / len(losses) if losses else None
+        loss = self._mean_loss()
         if self._overlap:
             if self._request is None:
                 self._await_request()
@@ -295,6 +305,25 @@ class Peer:
         self._meeting.answer(ScriptStep(displacement, loss, script))
         if not self._overlap or is_last:
             self._await_model(None)
+
+    def _mean_loss(self) -> float | None:
+        """Return the mean of the finite losses of this round, NaN if there is none among them, None if `step` was given
+        none. A script may skip a step whose loss is not finite, and its model is what it was."""
+        losses, self._losses = [float(each) for each in self._losses], []
+        finite = [each for each in losses if math.isfinite(each)]
+        if len(finite) < len(losses) and finite:
+            if not self._losses_not_finite:
+                log.warning(
+                    "%d of the %d losses of round %d are not finite and count for nothing; further ones are counted in"
+                    " peer.losses_not_finite",
+                    len(losses) - len(finite),
+                    len(losses),
+                    self._round,
+                )
+            self._losses_not_finite += len(losses) - len(finite)
+        if not losses:
+            return None
+        return sum(finite) / len(finite) if finite else math.nan
 
     def _await_model(self, model: Vector | None) -> None:
         """Wait for the next model and write it into the parameters; `model` instead, if the script had gone on from
@@ -369,9 +398,7 @@ class Peer:
                 module.training = mode
             self._parameters.write(before)
             self._parameters.load_buffers(buffers)
-        if not (isinstance(found, tuple) and len(found) == 2 and 0 <= int(found[0]) <= int(found[1])):
-            raise UsageError(f"evaluate returned {found!r}; it must return (right, total), two whole numbers")
-        return int(found[0]), int(found[1])
+        return _right_of_total(found)
 
     def _tell_events(self) -> None:
         for event in self._meeting.events():
@@ -486,3 +513,34 @@ def _check_numbers(every: int, outer_momentum: float, outer_learning_rate: float
         )
     if not isinstance(overlap, bool):
         raise UsageError(f"overlap is {overlap!r}; it is True or False")
+
+
+def _number(loss: object) -> torch.Tensor | float:
+    """Return the loss of a step, where it is a tensor without waiting for it. Raises UsageError if it is no number."""
+    if isinstance(loss, torch.Tensor) and loss.numel() == 1 and not loss.is_complex():
+        return loss.detach()
+    try:
+        if not isinstance(loss, torch.Tensor):
+            return float(loss)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        pass
+    what = f"of shape {list(loss.shape)}" if isinstance(loss, torch.Tensor) else f"a {type(loss).__name__}"
+    raise UsageError(f"the loss given to step() is {what}; give one real number, such as loss.mean(), or nothing")
+
+
+def _right_of_total(found: object) -> tuple[int, int]:
+    """Return what `evaluate` returned. Raises UsageError if that is not how many samples are right, of how many: a
+    fraction would be told to all as 0."""
+    try:
+        right, total = found if isinstance(found, tuple) else ()
+        whole = int(right), int(total)
+        # Sums of floats are whole, but 1.0 of 1.0 is an accuracy.
+        is_count = whole == (right, total) and (not isinstance(total, float) or total > 1)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        is_count = False
+    if not is_count or not 0 <= whole[0] <= whole[1]:
+        raise UsageError(
+            f"evaluate returned {found!r}; it must return (right, total), two whole numbers: how many test samples the"
+            " model gets right, and of how many"
+        )
+    return whole

@@ -200,7 +200,7 @@ def test_a_numerical_overflow_is_no_bug(tmp_path: Path) -> None:
     _, err = process.communicate(timeout=200)
     assert process.returncode == 4, err
     assert "not finite" in err
-    assert "lower training.learning_rate" in err
+    assert "lower the learning rate (training.learning_rate, or" in err
     assert "bug" not in err
     assert not peers_below(tmp_path)
 

@@ -280,9 +280,60 @@ def trained(kit: Path, steps: int, then: Callable[[], object] = int, **options: 
     return peer
 
 
-def test_evaluations_that_are_none(kit: Path) -> None:
-    with pytest.raises(sottovoce.UsageError, match=re.escape("evaluate returned 0.5; it must return (right, total)")):
-        trained(kit, 4, evaluate=lambda model: 0.5)
+@pytest.mark.parametrize(
+    "found",
+    [0.5, (0.87, 1.0), (1.0, 1.0), (0.5, 10), (3, 2), (-1, 2), (True,), ("3", "4"), (torch.tensor([1, 2]), 3), None],
+    ids=str,
+)
+def test_evaluations_that_are_none(kit: Path, found: Any) -> None:
+    with pytest.raises(sottovoce.UsageError, match=re.escape(f"evaluate returned {found!r}; it must return (right,")):
+        trained(kit, 4, evaluate=lambda model: found)
+
+
+@pytest.mark.parametrize(
+    "found", [(3, 4), (np.int64(3), np.int32(4)), (torch.tensor(3), 4), (3.0, 4.0), (torch.tensor(3.0), 4)], ids=str
+)
+def test_counts_of_any_type_are_an_evaluation(kit: Path, found: Any) -> None:
+    told: list[sottovoce.Evaluated] = []
+    trained(kit, 4, evaluate=lambda model: found, on_evaluation=told.append)
+    assert [each.accuracy for each in told] == [0.75]
+
+
+@pytest.mark.parametrize(
+    ("loss", "what"),
+    [
+        (torch.ones(2, 3), "of shape [2, 3]"),
+        (torch.ones((), dtype=torch.complex64), "of shape []"),
+        ("small", "a str"),
+        ({"loss": 1.0}, "a dict"),
+    ],
+    ids=["unreduced", "complex", "a text", "a dict"],
+)
+def test_losses_that_are_no_number(peer: sottovoce.Peer, loss: Any, what: str) -> None:
+    with pytest.raises(
+        sottovoce.UsageError, match=re.escape(f"the loss given to step() is {what}; give one real number")
+    ):
+        peer.step(loss)
+
+
+def test_steps_that_a_script_skips_because_of_their_loss(kit: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rounds: list[sottovoce.RoundDone] = []
+    losses = [1.0, torch.tensor(torch.nan), 2.0, 6.0, 1.0, torch.inf, -torch.inf, torch.tensor([3.0])]
+    with sottovoce.join(model(), kit, every=4, on_round=rounds.append) as peer:
+        for loss in losses:
+            peer.step(loss)
+        assert [event.loss for event in rounds] == [3.0, 2.0]
+        assert peer.losses_not_finite == 3
+        assert [line.message for line in caplog.records if "not finite" in line.message] == [
+            "1 of the 4 losses of round 0 are not finite and count for nothing; further ones are counted in"
+            " peer.losses_not_finite"
+        ]
+        for _ in range(3):
+            peer.step(torch.nan)
+        with pytest.raises(
+            sottovoce.SottoError, match=r"round 2 is not finite; lower the learning rate .* script's own"
+        ):
+            peer.step(torch.nan)
 
 
 def test_an_error_of_the_script_is_the_scripts(kit: Path) -> None:
