@@ -164,8 +164,13 @@ class Classification:
     def measure(self, model: torch.nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
         return {} if self.measures is None else self.measures(model, batch)
 
+    def keeps(self, *methods: str) -> bool:
+        """Return whether methods are those of this class, in a subclass and in this object: what stands for them may
+        only be used then."""
+        return all(getattr(getattr(self, name), "__func__", None) is getattr(Classification, name) for name in methods)
+
     def judge(self, model: torch.nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return what `loss` and `correct` return, from one forward pass."""
+        """Return what `loss` and `correct` of this class return, from one forward pass."""
         logits, targets = logits_of(model, batch)
         return torch.nn.functional.cross_entropy(logits, targets), logits.argmax(dim=1) == targets
 

@@ -77,9 +77,10 @@ def class_labels(task: Task, data: Data, indices: torch.Tensor) -> npt.NDArray[n
 
 
 def judge(task: Task, model: torch.nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the mean loss and bool[b], which samples are right; classifications take one forward pass for both."""
+    """Return the mean loss and bool[b], which samples are right; classifications take one forward pass for both, unless
+    a subclass has a rule of its own for one of them."""
     kind = inner_task(task)
-    if isinstance(kind, Classification):
+    if isinstance(kind, Classification) and (kind.keeps("loss", "correct") or not kind.keeps("judge")):
         with errors_of(task):
             return kind.judge(model, task.form.own(batch) if isinstance(task, OwnTask) else batch)
     return task.loss(model, batch), task.correct(model, batch)
