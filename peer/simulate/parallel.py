@@ -60,9 +60,13 @@ class ParallelSimulator(Simulator):
     ) -> bool:
         with Workers(self._parts, self._answer) as self._workers:
             try:
-                return super().run(stop=stop, on_progress=on_progress)
-            finally:
+                is_complete = super().run(stop=stop, on_progress=on_progress)
+            except Exception:
                 self._take_models()
+                raise
+            # Not after an interrupt: the answers to the last request would be taken for models.
+            self._take_models()
+            return is_complete
 
     def _divided(self, workers: int) -> list[range]:
         """Return the peers of each worker: about as many each, those whose gradients are computed together in one."""

@@ -86,8 +86,10 @@ class Workers:
 
 def _serve(connection: Connection, others: Sequence[Connection], answer: Answer) -> None:
     """Answer requests until the first process closes the pipe or ends."""
-    # Ctrl-C goes to all processes of a terminal; the first one decides what it means.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Ctrl-C goes to all processes of a terminal, and SIGTERM to all of a group or container; the first one decides what
+    # it means, and its end ends this one.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     # Inherited ends of pipes would keep them open when the first process is gone.
     for other in others:
         other.close()
@@ -96,7 +98,10 @@ def _serve(connection: Connection, others: Sequence[Connection], answer: Answer)
             values, blobs = _receive(connection)
         except EOFError:
             return
-        _send(connection, answer(values, blobs))
+        try:
+            _send(connection, answer(values, blobs))
+        except BrokenPipeError:
+            return
 
 
 def _send(connection: Connection, packed: Packed) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +15,7 @@ import pytest
 
 from peer import config as configuration
 from peer.errors import ConfigError, DivergenceError, LocalProtocolError
+from peer.simulate import workers as workers_module
 from peer.simulate.network import Agenda, LinkModel
 from peer.simulate.parallel import ParallelSimulator
 from peer.simulate.run import run
@@ -151,3 +156,46 @@ def test_a_stretch_of_the_agenda_ends_before_anything_can_follow_from_it():
     agenda.add(1.5, "e")
     assert agenda.pop_stretch(0.0) == [(1.5, "d"), (1.5, "e")]
     assert not agenda
+
+
+def when_answers_come(monkeypatch: pytest.MonkeyPatch, number: int, then: Callable[[], None]) -> None:
+    """Do something in the first process before it reads so many answers of its workers."""
+    receive, first, answers = workers_module._receive, os.getpid(), 0
+
+    def watched(connection: workers_module.Connection) -> tuple[object, list[memoryview]]:
+        nonlocal answers
+        if os.getpid() == first:
+            answers += 1
+            if answers == number:
+                then()
+        return receive(connection)
+
+    monkeypatch.setattr(workers_module, "_receive", watched)
+
+
+def test_an_interrupt_amid_answers_is_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answers that nobody has read are not taken for others."""
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    when_answers_come(monkeypatch, 4, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        run(job("algorithm.name=sgp"), Path(), num_peers=7, baseline=False, workers=3)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_the_whole_group_is_for_the_first_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    expected = everything(tmp_path / "undisturbed", "algorithm.name=sgp")
+
+    def send() -> None:
+        children = multiprocessing.active_children()
+        assert len(children) == 3
+        for child in children:
+            assert child.pid is not None
+            os.kill(child.pid, number)
+
+    when_answers_come(monkeypatch, 4, send)
+    assert everything(tmp_path / "with signals", "algorithm.name=sgp", workers=3) == expected
