@@ -22,7 +22,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from peer.config import TransportOptions
-from peer.errors import LocalProtocolError, RemoteProtocolError
+from peer.errors import LocalProtocolError, RemoteProtocolError, StateError
 from peer.net import tcp_info
 from peer.net.address import split_address
 from peer.net.admission import Admission
@@ -327,7 +327,9 @@ class Transport:
         self.control.serve(server)
         self.relay.serve(server)
         if self._own_relay is not None:
-            server.bind(f"unix:{self._tunnels.listening_socket}", self._security)
+            socket = self._tunnels.listening_socket
+            if not server.bind(f"unix:{socket}", self._security):
+                raise StateError(f"{socket}: no callers from a relay can be taken there; set TMPDIR to another folder")
         if self._listen:
             before = tcp_info.listening()
             self.port = bind(server, self._listen, self._security)

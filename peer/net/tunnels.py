@@ -10,13 +10,14 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import os
 import random
 import shutil
 import tempfile
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 
-from peer.errors import PeerUnreachable, RemoteError
+from peer.errors import PeerUnreachable, RemoteError, StateError, remedy
 from peer.foreign_text import printable
 from peer.net.neighbor import RelayAddress
 from peer.net.relay import MAX_TUNNELS, PieceStream
@@ -31,7 +32,26 @@ PIECE_BYTES = 64 * 1024
 _BACKOFF_FIRST_S = 0.2
 _BACKOFF_MAX_S = 10.0
 _MAX_NAMES = 1024
+_MAX_PARENT_BYTES = 107 - len("/sotto-12345678/to-4294967295")
+"""Linux has 108 bytes for the path of a socket, of which the last is zero."""
 _LOST = (StreamLost, RemoteError, OSError)  # Also what asyncio.timeout raises.
+
+
+def make_socket_folder() -> Path:
+    """Make a folder for Unix sockets, which only its owner can enter; whoever asks removes it. Raises StateError where
+    none can be made whose path is short enough for the kernel."""
+    tried = []
+    for parent in dict.fromkeys((tempfile.gettempdir(), os.environ.get("XDG_RUNTIME_DIR"), "/tmp", "/var/tmp")):
+        if parent is None:
+            continue
+        if len(os.fsencode(parent)) > _MAX_PARENT_BYTES:
+            tried.append(f"the path {parent} is too long for a socket")
+            continue
+        try:
+            return Path(tempfile.mkdtemp(prefix="sotto-", dir=parent))
+        except OSError as error:
+            tried.append(f"{parent}: {error.strerror}; {remedy(error)}")
+    raise StateError(f"no folder for the sockets to a relay: {'; '.join(tried)}; set TMPDIR to a short path")
 
 
 class Tunnels:
@@ -90,7 +110,7 @@ class Tunnels:
             number = next(self._numbers)
             try:
                 server = await asyncio.start_unix_server(serve, self._sockets() / f"to-{number}")
-            except OSError as error:
+            except (OSError, StateError) as error:
                 raise PeerUnreachable(f"no socket for the way to {peer} can be made: {error}") from None
             self._servers[peer, relay] = server
         return f"unix:{self._servers[peer, relay].sockets[0].getsockname()}"
@@ -117,9 +137,9 @@ class Tunnels:
             pause_s = min(2 * pause_s, _BACKOFF_MAX_S)
 
     def _sockets(self) -> Path:
-        """Return the folder of the sockets, which only its owner can enter."""
+        """Return the folder of the sockets, made when it is first needed. Raises StateError where none can be made."""
         if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="sotto-"))
+            self._folder = make_socket_folder()
         return self._folder
 
     async def wait_for_caller(self, relay: RelayAddress, taken: asyncio.Event) -> None:

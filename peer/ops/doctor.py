@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime
+import shutil
 import socket
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -19,13 +20,14 @@ from typing import Any, Literal
 
 from peer import __version__, run_plan
 from peer.config import SHARED_SECTIONS, Config, PeerAddress
-from peer.errors import ConfigError, RemoteError, SecurityError, SottoError
+from peer.errors import ConfigError, RemoteError, SecurityError, SottoError, StateError
 from peer.net.address import split_address, why_not_bound
 from peer.net.control import call_control
 from peer.net.hello import PROTOCOL_MAX, PROTOCOL_MIN, HelloInfo
 from peer.net.path_mtu import path_mtu
 from peer.net.security.credentials import Access, Credentials, TokenAccess, load_credentials
 from peer.net.transport import Transport
+from peer.net.tunnels import make_socket_folder
 from peer.ops.control import newcomers
 from peer.ops.releases import mixed, versions_of
 
@@ -181,6 +183,12 @@ def _addresses(config: Config) -> Iterator[Finding]:
     own = config.peers[config.peer.index]
     if own.advertise is None:
         where = f"it is reached through relay {own.relay}" if own.relay else "it has no relay"
+        if own.relay:
+            try:
+                shutil.rmtree(make_socket_folder(), ignore_errors=True)
+            except StateError as error:
+                yield Finding("address", "error", str(error), exit_code=error.exit_code)
+                return
         yield Finding("address", "ok", f"other peers cannot dial this one (no advertise address); {where}")
     elif not config.peer.listen:
         yield Finding(

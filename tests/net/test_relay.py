@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import os
 import tempfile
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
 from peer.config import TransportOptions
-from peer.errors import ConfigError
+from peer.errors import ConfigError, StateError
 from peer.net.control import call_control
 from peer.net.neighbor import Neighbor, RelayAddress
 from peer.net.relay import MAX_TUNNELS, PieceStream, RelayService
@@ -192,6 +195,29 @@ def test_the_sockets_of_tunnels_are_made_when_they_are_needed_and_removed(
         assert not list(tmp_path.iterdir())
 
     asyncio.run(story())
+
+
+def test_a_temporary_folder_with_a_long_path_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel takes 107 bytes; gRPC said nothing, and the peer waited for ever."""
+    long = tmp_path / ("x" * 90)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+
+    async def story() -> None:
+        ben, cleo = Mind(), Mind()
+        async with relayed_pair(ben, cleo) as (_, dials, waits):
+            await until(lambda: dials.is_up(2) and waits.is_up(1))
+
+    asyncio.run(story())
+
+
+def test_where_no_folder_for_sockets_can_be_made_the_start_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "mkdtemp", Mock(side_effect=OSError(errno.EROFS, os.strerror(errno.EROFS))))
+    relay = RelayAddress(NAMES[0], "127.0.0.1:9")
+    with pytest.raises(StateError, match=r"/tmp: Read-only file system.*set TMPDIR"):
+        asyncio.run(build(2, Mind(), [passive(1)], options=OPTIONS, own_relay=relay).start())
 
 
 def test_a_relay_that_names_caller_after_caller_does_not_fill_the_memory() -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
 import socket
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -83,10 +87,10 @@ def rewrite(folder: Path, index: int, change: Change) -> None:
     write_peer_file(file, change(load(file, environment={})), force=True)
 
 
-def advertise(index: int, address: str | None) -> Change:
+def advertise(index: int, address: str | None, relay: str | None = None) -> Change:
     def change(config: Config) -> Config:
         peers = list(config.peers)
-        peers[index] = peers[index].model_copy(update={"advertise": address})
+        peers[index] = peers[index].model_copy(update={"advertise": address, "relay": relay})
         return config.model_copy(update={"peers": tuple(peers)})
 
     return change
@@ -230,6 +234,17 @@ def test_two_that_cannot_be_dialled_need_a_relay(kits: Path) -> None:
     code, findings = examine(kits, 0)
     assert code == 2
     assert "can be dialled → on every device, give one of the two an advertise" in of(findings, "peer-1", "error")
+
+
+def test_a_device_that_is_reached_through_a_relay_can_make_its_sockets(
+    kits: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rewrite(kits, 2, advertise(2, None, relay="peer-0"))
+    assert "it is reached through relay peer-0" in of(examine(kits, 2)[1], "address", "ok")
+    monkeypatch.setattr(tempfile, "mkdtemp", Mock(side_effect=OSError(errno.EACCES, os.strerror(errno.EACCES))))
+    code, findings = examine(kits, 2)
+    assert "no folder for the sockets to a relay" in of(findings, "address", "error")
+    assert code
 
 
 def test_a_device_that_was_signed_later_need_not_be_known_yet(kits: Path) -> None:
