@@ -14,6 +14,9 @@ NEWEST = 5
 
 REJOINS = 4
 """The first version whose peers understand that a device that was lost takes part again."""
+GROUNDED = 5
+"""The first version whose peers announce no loss without the order of an operator or the votes of most members: once
+all members speak it, the word of one is believed by none."""
 
 _RELEASES = {3: "0.1", 4: "0.2", 5: "0.3"}
 

@@ -83,8 +83,8 @@ def stop(config_file: Path | None, directory: Path | None, everybody: bool, as_j
 def reload(config_file: Path | None, as_json: bool) -> int:
     """Make a running peer read [[peers]] in its file, its certificate and its key again.
 
-    A peer added to the list can join once it is started. A peer removed from the list is excluded from the run for
-    good, as with `sotto remove`. If anything else in the file changed, the reload is refused and nothing changes. A new
+    A peer added to the list can join once it is started. Whoever was taken out stays a member until `sotto remove`;
+    only in a run without certificates is it excluded at once. If anything else changed, the reload is refused. A new
     certificate, with its key, is used for new connections; open ones stay. SIGHUP does the same and writes the answer
     to the log.
 
@@ -122,8 +122,9 @@ def leave(config_file: Path | None, as_json: bool) -> int:
 def remove(name: str, config_file: Path | None, as_json: bool) -> int:
     """Exclude a peer that is lost for good, because its device broke or its state is gone.
 
-    One of its neighbours announces the loss, and all members continue without it. This cannot be undone: the state of
-    that peer no longer belongs to the run.
+    A member announces the loss with the operator's signature, and all members check it and continue without that peer.
+    So the command needs the operator's certificate, beside ca.pem or above the peer's folder. This cannot be undone:
+    the state of that peer no longer belongs to the run.
 
     \b
     Examples:

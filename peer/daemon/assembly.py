@@ -51,7 +51,7 @@ from peer.node.disk_state import DiskState
 from peer.node.durable import DurablePeer
 from peer.node.durable_pair import DurablePair
 from peer.node.loss_votes import LOST
-from peer.protocol import OLDEST, REJOINS
+from peer.protocol import GROUNDED, OLDEST, REJOINS
 from peer.run_plan import unreachable_pairs
 from peer.run_setup import PeerTrainer
 from peer.state.admission_log import AdmissionLog
@@ -311,6 +311,7 @@ def _round_parts(common: CommonParts) -> TrainingParts:
         statements=local.statements,
         name_of=local.roster.name,
         may_rejoin_now=lambda: common.releases.all_speak(REJOINS),
+        word_suffices=lambda: not common.releases.have_spoken(GROUNDED),
         observe=None if audit_log is None else audit_log.observe,
     )
     numbering = local.roster.numbering

@@ -6,7 +6,6 @@ The parts of the daemon read it and never change it. It knows no clock and no so
 from __future__ import annotations
 
 import logging
-import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,13 +18,12 @@ from peer.daemon.chosen_precision import settle_chosen
 from peer.daemon.kept_rates import settle_rates
 from peer.daemon.kept_secret import settle_privacy
 from peer.daemon.roster import Roster
-from peer.daemon.signed_statements import SignedStatements
+from peer.daemon.signed_statements import SignedStatements, statements_of
 from peer.errors import ConfigError
 from peer.net.security.certificates import utc_now
 from peer.net.security.credentials import Credentials, load_credentials
 from peer.node.disk_state import Durability
 from peer.node.local_steps import RecordedSteps
-from peer.node.statements import Statements, Unsigned
 from peer.precision_choice import FASTEST, PrecisionChoice
 from peer.privacy_budget import Budget
 from peer.run_plan import build_compressor, why_no_changes, why_no_rejoin
@@ -34,7 +32,6 @@ from peer.run_summary import machine_facts
 from peer.state import incarnation
 from peer.state.checkpoints import StateFolder
 from peer.state.metrics import MetricsStore
-from peer.state.statement_counter import StatementCounter
 from peer.train.partition import OwnSamples
 
 log = logging.getLogger("sotto")
@@ -86,7 +83,7 @@ class LocalPeer:
         self.roster = Roster(config, self.access, self.incarnation)
         if not config.peers[self.index].is_first and (why := why_no_changes(config)) is not None:
             raise ConfigError(f"{self.name} cannot join: {why}", key="peers")
-        self.statements = self._statements()
+        self.statements = statements_of(config, self.access, self.folder.disk)
         rates = settle_rates(config, build_compressor(config), self.folder.disk)
         self.trainer: PeerTrainer
         self.budget: Budget | None = None
@@ -195,19 +192,6 @@ class LocalPeer:
             "machine": self._machine,
             "seconds": seconds,
         }
-
-    def _statements(self) -> Statements:
-        """Return what signs what this peer says of members, accuracies and divergence, where the run has
-        certificates."""
-        if not isinstance(self.access, Credentials):
-            return Unsigned()
-        return SignedStatements(
-            self.access,
-            run=self.config.run.name,
-            listed=[peer.name for peer in self.config.peers[: self.config.num_listed]],
-            counter=StatementCounter(self.folder.disk, time.time()),
-            unsigned=self.config.security.unsigned,
-        )
 
     def _warn_of_expiry(self, credentials: Credentials) -> None:
         until = min(credentials.identity.not_after, credentials.authority_until)

@@ -88,7 +88,7 @@ class LossWatch:
             if self._votes.hear(note, t, lead):
                 self._tell(note, source)
         except RemoteProtocolError as error:
-            self._neighbors.transport.blame(source, error)
+            self._neighbors.transport.blame(source if error.peer is None else error.peer, error)
 
     def _tell(self, note: bytes, besides: int | None = None) -> None:
         """Send a vote over all links, also to members that are no neighbours: the graph without those that are away

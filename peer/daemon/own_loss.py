@@ -1,15 +1,17 @@
 """What became of this peer, while neighbours do not want it or cannot be reached: it asks the members.
 
 A peer that was declared lost is told so by nobody: its links are closed, and most members never had one to it. So it
-asks them for their status, which holds what proves a loss. What it has trained since is of no use to anybody, and it
-may take part again as a newcomer (`rejoining`). The answers also say under which numbers the members are found, which a
-peer that has missed some of the run cannot know.
+asks them for their status, which holds what proves a loss (`node.loss_grounds`). What it has trained since is of no use
+to anybody, and it may take part again as a newcomer (`rejoining`). Where nothing proves it, however many say so, it
+waits, and says what its operator can do. The answers also say under which numbers the members are found, which a peer
+that has missed some of the run cannot know.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,16 +22,20 @@ from peer.daemon.neighbors import Neighbors
 from peer.daemon.roster import Roster
 from peer.daemon.runtime import Runtime
 from peer.errors import DeclaredLost, PeerUnreachable, RemoteError, SecurityError, SottoError
-from peer.gossip.incarnations import MAX_INCARNATIONS, Numbering
+from peer.gossip.incarnations import MAX_INCARNATIONS
 from peer.net.control import call_control
 from peer.net.security.credentials import Access
+from peer.node.loss_grounds import LossGrounds
 from peer.node.membership_checks import check_own_loss
 from peer.node.participant import Participant
+
+log = logging.getLogger("sotto")
 
 _ASK_TIMEOUT_S = 5.0
 _ASK_EVERY_S = 2.0
 _AWAY_S = 15.0
 """A neighbour that is away for so long is reason to ask, where the members do not declare losses themselves."""
+_SAY_EVERY_S = 60.0
 LOST_TOO_OFTEN = (
     f"it was declared lost {MAX_INCARNATIONS} times; add the device again under another name, and have a look at its"
     " network and power"
@@ -98,13 +104,13 @@ def _read(answer: Mapping[str, Any]) -> Answer | None:
     return None
 
 
-def next_incarnation(numbering: Numbering, own: int, answers: Collection[Answer]) -> int:
-    """Return which incarnation follows those of a device that most members take for lost; that of the number `own` if
-    none is."""
+def next_incarnation(grounds: LossGrounds, own: int, answers: Collection[Answer]) -> int:
+    """Return which incarnation follows those of a device whose loss is proven; that of the number `own` if none is."""
+    numbering = grounds.numbering
     device, next_ = numbering.device(own), numbering.incarnation(own)
     for incarnation in range(MAX_INCARNATIONS):
         number = numbering.number(device, incarnation)
-        if 2 * sum(number in answer.losses for answer in answers) > len(answers):
+        if any(grounds.proves(answer.losses.get(number), number) for answer in answers):
             next_ = max(next_, incarnation + 1)
     return next_
 
@@ -122,6 +128,7 @@ class OwnLoss:
     ) -> None:
         self._local, self._runtime, self._neighbors = local, runtime, neighbors
         self._participant, self._membership, self._member_links = participant, participant.membership, member_links
+        self._said_at = float("-inf")
 
     async def watch(self) -> None:
         """Ask now and then. Raises DeclaredLost once somebody proves that this peer is lost, and SecurityError once
@@ -129,15 +136,24 @@ class OwnLoss:
         after_s = self._local.config.rounds.lost_after_s
         while True:
             if self._is_in_doubt(after_s):
-                roster = self._local.roster
-                answers = await ask_members(roster, self._local.access)
+                answers = await ask_members(self._local.roster, self._local.access)
                 self._find_members(answers)
-                following = next_incarnation(roster.numbering, roster.me, answers)
-                if self._is_lost(answers, following):
+                claims = [frame for answer in answers if (frame := answer.losses.get(self._local.number)) is not None]
+                if any(map(self._is_proof, claims)):
+                    following = next_incarnation(self._membership.grounds, self._local.number, answers)
                     raise DeclaredLost(
                         "the other members have declared this peer lost, and go on without it: its state is of no use"
                         " to the run any more" + self._what_now,
                         incarnation=max(following, self._local.incarnation + 1),
+                    )
+                if claims and self._runtime.now() >= self._said_at + _SAY_EVERY_S:
+                    self._said_at = self._runtime.now()
+                    log.warning(
+                        "%d of %d members say that this peer was declared lost, and none proves it: it waits. If"
+                        " `sotto status` shows that they go on without it, stop it, and let it begin anew as a"
+                        " newcomer: `sotto rejoin` on this device",
+                        len(claims),
+                        len(answers),
                     )
             await asyncio.sleep(_ASK_EVERY_S if after_s is None else min(_ASK_EVERY_S, max(0.2, after_s / 4)))
 
@@ -159,16 +175,8 @@ class OwnLoss:
             if peer not in lost
         )
 
-    def _is_lost(self, answers: Collection[Answer], following: int) -> bool:
-        """Return whether this peer is lost: by a proof, or, where it has nothing to lose, to most members."""
-        if not self._participant.round and following > self._local.incarnation:
-            return True
-        return any(self._is_proof(answer.losses.get(self._local.number)) for answer in answers)
-
-    def _is_proof(self, frame: bytes | None) -> bool:
+    def _is_proof(self, frame: bytes) -> bool:
         """Return whether a frame proves that this peer is lost; whoever says so may lie."""
-        if frame is None:
-            return False
         try:
             check_own_loss(self._membership, frame)
         except (SottoError, ValueError):

@@ -17,9 +17,12 @@ from peer.daemon.first_peer_list import settle
 from peer.daemon.own_loss import LOST_TOO_OFTEN, ask_members, next_incarnation
 from peer.daemon.roster import Roster
 from peer.daemon.runtime import Runtime
+from peer.daemon.signed_statements import statements_of
 from peer.errors import DeclaredLost, HandshakeRefused, SponsorLost, StateLost
 from peer.gossip.incarnations import MAX_INCARNATIONS
+from peer.gossip.membership import Membership
 from peer.net.security.credentials import load_credentials
+from peer.node.loss_grounds import LossGrounds
 from peer.run_plan import why_no_rejoin
 from peer.state import incarnation as incarnations
 from peer.state.checkpoints import StateFolder
@@ -82,15 +85,27 @@ def begin(incarnation: int, config: Config, base: Path) -> None:
 
 
 async def _declared_lost(error: StateLost | SponsorLost, config: Config, base: Path, runtime: Runtime) -> int | None:
-    """Return the next incarnation of a device of no use to the others once most members take it for lost; None if it
-    is to stop."""
+    """Return the next incarnation of a device of no use to the others once its loss is proven; None if it is to stop.
+    It knows of no member but those that the run began with: votes count as far as they are theirs."""
     config = settle(config, base).config
     access = load_credentials(config.security, base, config.peers[config.peer.index].name)
     current = incarnations.read_folder(base / config.state.directory)
     roster = Roster(config, access, current)
+    folder = StateFolder(base / config.state.directory)
+    try:
+        statements = statements_of(config, access, folder.disk)
+    finally:
+        folder.close()
+    grounds = LossGrounds(
+        membership=Membership(tuple(range(config.num_members(config.num_listed)))),
+        statements=statements,
+        numbering=roster.numbering,
+        name_of=roster.name,
+        counts_votes=config.rounds.lost_after_s is not None,
+    )
     began_at = runtime.now()
     while not runtime.stops:
-        incarnation = next_incarnation(roster.numbering, roster.me, await ask_members(roster, access))
+        incarnation = next_incarnation(grounds, roster.me, await ask_members(roster, access))
         if incarnation > current:
             return incarnation
         if runtime.now() > began_at + config.transport.give_up_after_s:

@@ -68,6 +68,7 @@ class Releases:
         self._news = Allowances(**_NEWS)
         self._members: Callable[[], Collection[int]] = tuple
         self._needed: Callable[[], int] = lambda: OLDEST
+        self._once_usable = OLDEST
 
     def follow(self, members: Callable[[], Collection[int]], needed: Callable[[], int]) -> None:
         """Ask these two from now on: who is a member, and which version of the protocol the own state needs."""
@@ -83,6 +84,11 @@ class Releases:
         return self.needed >= protocol or all(
             self._protocol(peer) >= protocol for peer in self._members() if peer != self._peer
         )
+
+    def have_spoken(self, protocol: int) -> bool:
+        """Whether all members have spoken a version at the same time since this process began: what is refused from
+        then on stays refused if one of them says that it is older again. May be asked in any thread."""
+        return self._once_usable >= protocol or self.all_speak(protocol)
 
     @property
     def usable(self) -> int:
@@ -101,6 +107,7 @@ class Releases:
         protocol, software = self._neighbors.transport.protocol(peer), self._neighbors.transport.software(peer)
         if protocol is not None and software is not None:
             self._known[peer] = _Known(protocol, printable(software), self._now())
+            self._once_usable = max(self._once_usable, self.usable)
         if protocol == OLDEST or self.needed == NEWEST:
             return []  # It would not know what to do with them, or they are of no use any more.
         if self._peer not in self._notes:
@@ -128,6 +135,7 @@ class Releases:
         if teller is not None:
             self._known[told.peer] = _Known(told.protocol, told.software, self._now())
             self._notes[told.peer], self._said_ms[told.peer] = note, told.said_ms
+            self._once_usable = max(self._once_usable, self.usable)
             self._neighbors.broadcast(notes.RELEASE, note, source)
 
     async def tell_now_and_then(self) -> None:

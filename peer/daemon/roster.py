@@ -60,10 +60,11 @@ class Roster:
         return peer in self._entries
 
     def name(self, peer: int) -> str:
-        """Return the name of a peer; "peer N" if it is not known."""
+        """Return the name of a peer, which is that of its device; "peer N" if that is not known."""
         if peer in self._callers and (peer not in self._entries or peer in self._expected):
             return self._callers[peer]
-        return self._entries[peer].name if peer in self._entries else f"peer {peer}"
+        entry = self._entries.get(peer) or self._entries.get(self.numbering.device(peer))
+        return f"peer {peer}" if entry is None else entry.name
 
     def index_of(self, name: str) -> int | None:
         """Return the number of the peer of that name, the newest of its device; None if there is none."""

@@ -44,6 +44,8 @@ _NOTABLE_WAIT_S = 0.05
 """A bandwidth budget makes every peer wait a moment now and then; only what is longer is worth a line in the log."""
 _STOP_GRACE_S = 5.0
 """After a request to stop: how long to wait for the neighbours of the round under way."""
+SAY_AWAY_S = 30.0
+"""After this time the log says what an operator can do about a peer that is away."""
 
 
 class RoundLoop:
@@ -87,6 +89,7 @@ class RoundLoop:
         self._began_at = runtime.now()
         """When the exchange of the round under way began in this process."""
         self._late_round = -1
+        self._said_away: set[int] = set()
         """The last round of which it was told who is late."""
 
     # -- training ------------------------------------------------------------------------------------------------------
@@ -243,12 +246,30 @@ class RoundLoop:
         # A member that is no neighbour may refuse this peer until it has heard of the loss that it is to report of.
         self._neighbors.give_up_if_refused(waiting if {*waiting} <= {*self._neighbors.all} else (), now)
         self._give_up_without_state(waiting, now)
-        for peer, silent in self._neighbors.silences(waiting, now, self._runtime.began_at).items():
+        silences = self._neighbors.silences(waiting, now, self._runtime.began_at)
+        self._name_the_command(silences)
+        for peer, silent in silences.items():
             if silent > self._config.transport.give_up_after_s:
                 raise PeerUnreachable(
                     f"{self._roster.name(peer)} has been away for {silent:.0f} s and round {self.round} needs it; "
                     + (self._neighbors.problem(peer) or "is it running, and is its address right?")
                 )
+
+    def _name_the_command(self, silences: Mapping[int, float]) -> None:
+        """Say once of each peer that is waited for what an operator can do. Where members vote, those that reach too
+        few others to be a majority do not."""
+        away = {peer for peer, silent in silences.items() if silent > SAY_AWAY_S}
+        for peer in sorted(away - self._said_away) if self._own_loss is not None else ():
+            name = self._roster.name(peer)
+            log.warning(
+                "%s has been away for %.0f s, and round %d needs it: this peer waits. If it is lost for good, an"
+                " operator can let the others go on: `sotto remove %s`",
+                name,
+                silences[peer],
+                self.round,
+                name,
+            )
+        self._said_away = away
 
     def _give_up_without_state(self, waiting: Collection[int], now: float) -> None:
         """Raise StateLost if this peer was a member before, and has lost the state that it had.

@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Literal
 
+from peer.config import Config
 from peer.errors import SecurityError
 from peer.gossip.incarnations import Numbering
 from peer.net.security.certificates import Role, der
-from peer.net.security.credentials import Credentials
+from peer.net.security.credentials import Access, Credentials
 from peer.net.security.keys import parse_key
 from peer.net.security.statements import StatementVerifier, signature_of
-from peer.node.statements import sealed, unsealed
+from peer.node.statements import Statements, Unsigned, sealed, unsealed
 from peer.proto.sottovoce.v1.statement_pb2 import Proof
+from peer.state.disk import Disk
 from peer.state.statement_counter import StatementCounter
+
+
+def statements_of(config: Config, access: Access | None, disk: Disk) -> Statements:
+    """Return what signs what a peer says of members, accuracies and divergence, and judges what others say, where the
+    run has certificates. `disk`: its state folder."""
+    if not isinstance(access, Credentials):
+        return Unsigned()
+    return SignedStatements(
+        access,
+        run=config.run.name,
+        listed=[peer.name for peer in config.peers[: config.num_listed]],
+        counter=StatementCounter(disk, time.time()),
+        unsigned=config.security.unsigned,
+    )
 
 
 class SignedStatements:
@@ -44,8 +61,8 @@ class SignedStatements:
         signature = signature_of(key, run=self._run, topic=topic, name=name, counter=counter, statement=statement)
         return sealed(statement, Proof(counter=counter, certificate=certificate, signature=signature))
 
-    def check_order(self, topic: str, said: bytes) -> None:
-        """Raise SecurityError unless the signature of an operator proves that it said this."""
+    def check_order(self, topic: str, said: bytes) -> bool:
+        """Return that the signature of an operator proves that it said this. Raises SecurityError."""
         statement, proof = unsealed(said)
         if proof is None:
             raise SecurityError("no operator has signed it")
@@ -57,6 +74,7 @@ class SignedStatements:
             statement=statement,
             role=Role.OPERATOR,
         )
+        return True
 
     def check(self, topic: str, issuer: int, said: bytes) -> bool:
         """Return whether the signature of peer `issuer` proves that it said this; without any, it is believed where the

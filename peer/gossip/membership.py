@@ -62,6 +62,17 @@ class Change:
     """… or what an operator says."""
 
     @property
+    def has_grounds(self) -> bool:
+        """Whether a loss goes by more than the word of who announces it (`node.loss_grounds`)."""
+        return bool(self.votes or self.ordered)
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether a loss holds whoever is left, as by an operator's order. After votes, those that are left have to be
+        a majority."""
+        return bool(self.ordered)
+
+    @property
     def order(self) -> tuple[int, int, int, int]:
         """By which changes are applied."""
         return self.effective, self.subject, self.kind, self.issuer
@@ -199,7 +210,7 @@ def _rest(change: Change) -> list[object]:
     newcomer, described = change.newcomer, None
     if newcomer is not None:
         described = [newcomer.name, newcomer.advertise, newcomer.relay, newcomer.certificate.hex()]
-    if change.votes or change.ordered:
+    if change.has_grounds:
         return [described, change.told.hex(), [vote.hex() for vote in change.votes], change.ordered.hex()]
     if change.told:
         return [described, change.told.hex()]

@@ -75,7 +75,8 @@ def is_current(round_: int, t: int, lead: int) -> bool:
 
 
 class Quorum:
-    """Whether those that are left after losses may go on: what all members compute alike."""
+    """Whether a loss is decided, and whether those that are left may go on: what all members compute alike. Whoever
+    declares a loss, is told of one or shown its own asks here, so that nobody is refused what another one announces."""
 
     def __init__(self, membership: Membership, subject: int, votes: Collection[LossVote]) -> None:
         """`votes` on the loss of `subject`, at least one."""
@@ -86,7 +87,8 @@ class Quorum:
         lost = {change.subject for change in losses if change.effective > first}
         self.left = {peer for members in self._electorates for peer in members} - lost - {subject}
         """The members that stay, of all that may vote."""
-        self.voters = {vote.voter for vote in votes}
+        self.voters = {vote.voter for vote in votes} - {subject}
+        """Who wants the loss. What a peer says of its own is nothing that the others have not reached."""
 
     def is_majority(self, peers: Collection[int]) -> bool:
         """Return whether these peers are a strict majority of the members."""
@@ -94,9 +96,14 @@ class Quorum:
 
     @property
     def has_decided(self) -> bool:
-        """Whether a strict majority of the members has voted, and one is left. What was lost before does not matter for
-        the votes: members hear of several losses in any order, and all have to believe the same."""
-        return self.is_majority(self.voters) and self.is_majority(self.left)
+        """Whether a strict majority of the members has voted for the loss: then all know it for no lie, whichever other
+        losses they believe, and in whatever order they heard of them."""
+        return self.is_majority(self.voters)
+
+    @property
+    def may_go_on(self) -> bool:
+        """Whether those that are left are a strict majority: then the loss is believed."""
+        return self.is_majority(self.left)
 
 
 class LossVotes:
@@ -108,6 +115,8 @@ class LossVotes:
         self._after_s = after_s
         self._known: dict[tuple[int, int], LossVote] = {}
         """(subject, voter) → its newest vote."""
+        self._on_themselves: dict[int, LossVote] = {}
+        """Voter → its newest vote for its own loss: each is an offence once."""
         self._told_at = float("-inf")
         self._decided_at: dict[int, float] = {}
 
@@ -132,10 +141,12 @@ class LossVotes:
 
     def hear(self, said: bytes, t: int, lead: int) -> bool:
         """Take a vote that a neighbour tells; return whether it is news, to be passed on. Raises RemoteProtocolError
-        for one that no honest neighbour tells."""
+        for one that no honest neighbour tells; where it names a peer, that one has signed what no honest peer says,
+        and the neighbour may have passed it on in good faith, as releases before 0.3 do."""
         try:
             vote = decode_vote(said)
-            known = self._known.get((vote.subject, vote.voter))
+            is_on_itself = vote.voter == vote.subject
+            known = self._on_themselves.get(vote.voter) if is_on_itself else self._known.get((vote.subject, vote.voter))
             if (
                 vote.voter == self._peer
                 or vote.subject == self._peer
@@ -143,9 +154,14 @@ class LossVotes:
                 or (known is not None and known.round >= vote.round)
             ):
                 return False
-            self._statements.check(LOST, vote.voter, said)
+            is_proven = self._statements.check(LOST, vote.voter, said)
         except SecurityError as error:
             raise RemoteProtocolError(f"told of a vote: {error}") from None
+        if is_on_itself:
+            if is_proven:
+                self._on_themselves[vote.voter] = vote
+                raise RemoteProtocolError("voted for its own loss", peer=vote.voter)
+            return False
         self._known[vote.subject, vote.voter] = vote
         return True
 
@@ -173,7 +189,7 @@ class LossVotes:
             quorum = Quorum(self._membership, subject, votes)
             lost = (ChangeKind.LOST, subject)
             is_declared = any((change.kind, change.subject) == lost for change in self._membership.changes)
-            if is_declared or self._peer not in quorum.voters or not quorum.has_decided:
+            if is_declared or self._peer not in quorum.voters or not (quorum.has_decided and quorum.may_go_on):
                 self._decided_at.pop(subject, None)
                 continue
             began = self._decided_at.setdefault(subject, now)

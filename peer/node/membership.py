@@ -20,6 +20,7 @@ from peer.gossip.membership import Change, ChangeKind, Newcomer
 from peer.gossip.session import Session
 from peer.gossip.views import ViewSchedule
 from peer.node import membership_codec
+from peer.node.loss_grounds import LossGrounds
 from peer.node.loss_votes import LossVotes, Quorum, decode_vote
 from peer.node.statements import OwnWords, Statements, Unsigned
 
@@ -43,6 +44,9 @@ class MembershipRules:
     """Whether members declare losses themselves (`node.loss_votes`)."""
     name_of: Callable[[int], str] = "peer {}".format
     """The name of the peer that an operator's order is about."""
+    word_suffices: Callable[[], bool] = lambda: False
+    """Whether the signed word of one member still stands for a loss, because some run a release before 0.3, which asks
+    for no more where members do not declare losses themselves. It is asked when a loss is heard, never by a replay."""
     why_no_rejoin: str | None = None
     """A sentence where nobody who was lost may take part again, alike on all devices."""
     may_rejoin_now: Callable[[], bool] = lambda: True
@@ -160,14 +164,37 @@ class PeerMembership:
             return f"the loss of peer {former}, which it was before, does not count yet"
         return None
 
+    @property
+    def is_signed(self) -> bool:
+        """Whether this run has certificates, with which members sign what they say."""
+        return not isinstance(self.statements, Unsigned)
+
+    @property
+    def grounds(self) -> LossGrounds:
+        """What proves a loss to this peer. Raises LocalProtocolError where nobody can be lost."""
+        if self.views is None:
+            raise LocalProtocolError(f"a loss: {self.rules.why_no_changes}")
+        return LossGrounds(
+            membership=self.views.membership,
+            statements=self.statements,
+            numbering=self.numbering,
+            name_of=self._name_of,
+            counts_votes=self.rules.by_majority,
+        )
+
+    def _name_of(self, number: int) -> str:
+        # The news that it joins may not have got around in this process yet.
+        newcomer = self.newcomers.get(number)
+        return self.rules.name_of(number) if newcomer is None else newcomer.name
+
     def leaves_majority(self, change: Change) -> bool:
-        """Whether this peer may believe a loss: see `node.loss_votes`. A replay gives the same answer."""
+        """Whether this peer may believe a loss that is proven: see `node.loss_votes`. A replay gives the same
+        answer."""
         assert self.views is not None
         # Of a peer that is lost already, all reports count, whatever they go by: they are waited for.
-        if change.ordered or not change.votes or self.is_lost(change.subject):
+        if change.is_certain or not change.votes or self.is_lost(change.subject):
             return True
-        votes = [decode_vote(each) for each in change.votes]
-        return Quorum(self.views.membership, change.subject, votes).has_decided
+        return Quorum(self.views.membership, change.subject, [decode_vote(each) for each in change.votes]).may_go_on
 
     # Whom to tell.
 
@@ -243,11 +270,9 @@ class PeerMembership:
         return change if told == frame else replace(change, told=told)
 
     def proofs_of_loss(self) -> dict[int, bytes]:
-        """Return lost peer → a frame that proves to it that it is lost: where members declare losses themselves, that a
-        majority or an operator has decided so."""
+        """Return lost peer → a frame that proves to it that it is lost; where nobody has more than a word, that."""
         losses = [change for change in self.changes if change.kind is ChangeKind.LOST]
-        if self.rules.by_majority:
-            losses = [change for change in losses if change.votes or change.ordered]
+        losses.sort(key=lambda change: change.has_grounds)
         return {change.subject: membership_codec.encode(change) for change in losses}
 
     def loss_votes(self, statements: Statements, *, after_s: float) -> LossVotes:

@@ -6,14 +6,13 @@ proofs are checked once, when a notice comes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from peer.errors import ConfigError, RemoteProtocolError, SecurityError
-from peer.gossip.incarnations import MAX_INCARNATIONS
 from peer.gossip.membership import Change, ChangeKind, Membership
 from peer.gossip.views import ViewSchedule
 from peer.node import membership_codec
-from peer.node.loss_votes import LOST, ORDER, LossVote, decode_vote, is_current, ordered
+from peer.node.loss_votes import decode_vote, is_current
 from peer.node.membership import PeerMembership
 from peer.node.statements import MEMBERS, counter_of
 
@@ -119,7 +118,7 @@ def check_proof(known: PeerMembership, change: Change, sender: int) -> None:
             f"told of the {change.kind.name} of peer {change.subject} in the name of peer {change.issuer}: {error}",
             peer=sender,
         ) from None
-    if known.rules.by_majority and change.kind is ChangeKind.LOST and not known.is_outsider:
+    if change.kind is ChangeKind.LOST and _needs_grounds(known):
         try:
             _check_grounds(known, change)
         except SecurityError as error:
@@ -135,57 +134,41 @@ def check_proof(known: PeerMembership, change: Change, sender: int) -> None:
             )
 
 
+def _needs_grounds(known: PeerMembership) -> bool:
+    """Whether the word of one member is not enough for a loss now. An outsider has nobody but its sponsor to believe;
+    and where nothing is signed, an order would be no more than a word, too."""
+    if known.is_outsider or not (known.is_signed or known.rules.by_majority):
+        return False
+    return known.rules.by_majority or not known.rules.word_suffices()
+
+
 def _check_grounds(known: PeerMembership, change: Change) -> None:
     """Raise SecurityError unless a majority of the members, or an operator, has decided a loss just now."""
     assert known.views is not None
-    if not change.ordered and _is_known_loss(known.changes, change):
+    if not change.is_certain and _is_known_loss(known.changes, change):
         return
     t, lead = known.session.round, known.longest_lead
-    if len(change.votes) > known.views.num_peers:
-        raise SecurityError(f"it comes with {len(change.votes)} votes")
-    votes = {vote.voter: vote for vote in map(decode_vote, change.votes)}
-    # A peer that joins waits in the round from which it counts, which the others have yet to come to.
-    joins = known.views.membership.applied_after(t - lead - 1)
-    is_new = any((each.kind, each.subject) == (ChangeKind.JOIN, known.peer) for each in joins)
-    before = t - 3 * lead - 3 if is_new else t
-    for vote in votes.values() if not known.is_joining else ():
-        # The issuer may be as far from here as the voters from it.
-        if not is_current(vote.round, t, 2 * lead) and not is_current(vote.round, before, 2 * lead):
-            raise SecurityError(f"the vote of peer {vote.voter} is of a round long ago")
-    _check_decided(known, change, votes)
-
-
-def _check_decided(known: PeerMembership, change: Change, votes: Mapping[int, LossVote]) -> None:
-    """Raise SecurityError unless an operator or these votes have decided a loss, whenever that was."""
-    assert known.views is not None
-    if change.ordered:
-        incarnation = known.numbering.incarnation(change.subject)
-        if ordered(change.ordered) != (known.rules.name_of(change.subject), incarnation):
-            raise SecurityError("the operator's order is about another peer")
-        known.statements.check_order(ORDER, change.ordered)
-        return
-    for vote in votes.values():
-        if vote.subject != change.subject:
-            raise SecurityError(f"the vote of peer {vote.voter} is about another peer")
-        known.statements.check(LOST, vote.voter, vote.said)
-    membership, t = known.views.membership, known.session.round
-    electorates = {membership.members(vote.round) for vote in votes.values()}
-    for members in electorates or {membership.members(t)}:
-        count = len({*members} & votes.keys() - {change.subject})
-        if 2 * count <= len(members):
-            raise SecurityError(f"{count} of {len(members)} members have voted for it, and most have to")
+    if not change.is_certain and not known.is_joining:
+        # A peer that joins waits in the round from which it counts, which the others have yet to come to.
+        joins = known.views.membership.applied_after(t - lead - 1)
+        is_new = any((each.kind, each.subject) == (ChangeKind.JOIN, known.peer) for each in joins)
+        before = t - 3 * lead - 3 if is_new else t
+        for vote in map(decode_vote, change.votes):
+            # The issuer may be as far from here as the voters from it.
+            if not is_current(vote.round, t, 2 * lead) and not is_current(vote.round, before, 2 * lead):
+                raise SecurityError(f"the vote of peer {vote.voter} is of a round long ago")
+    known.grounds.check(change)
 
 
 def check_own_loss(known: PeerMembership, frame: bytes) -> None:
     """Raise SecurityError or RemoteProtocolError unless a frame from elsewhere proves that this peer was declared
     lost."""
-    num_numbers = known.numbering.stride * MAX_INCARNATIONS
-    change = membership_codec.decode(frame, num_numbers, sender=known.peer)
-    if (change.kind, change.subject) != (ChangeKind.LOST, known.peer) or change.issuer == known.peer:
-        raise SecurityError("it is about another peer")
-    known.statements.check(MEMBERS, change.issuer, frame[len(membership_codec.MAGIC) :])
-    if known.rules.by_majority:
-        _check_decided(known, change, {vote.voter: vote for vote in map(decode_vote, change.votes)})
+    change = known.grounds.check_frame(frame, known.peer)
+    if not change.is_certain and any(
+        decode_vote(vote).round + 6 * known.longest_lead + 6 < known.session.round for vote in change.votes
+    ):
+        # Without the others it could not have come so far: it was back, and those votes came to nothing.
+        raise SecurityError("this peer has gone on with the others since those votes")
 
 
 def _is_known_loss(changes: Iterable[Change], loss: Change) -> bool:

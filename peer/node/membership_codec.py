@@ -80,7 +80,7 @@ def decode(frame: bytes, num_peers: int, *, sender: int) -> Change:
             f"where there are {num_peers} peers",
             peer=sender,
         )
-    if (change.votes or change.ordered) and kind is not ChangeKind.LOST:
+    if change.has_grounds and kind is not ChangeKind.LOST:
         raise RemoteProtocolError(f"told of votes on the {kind.name} of peer {change.subject}", peer=sender)
     if (kind is ChangeKind.LEAVE) != (change.subject == change.issuer) or (newcomer and kind is not ChangeKind.JOIN):
         raise RemoteProtocolError(

@@ -98,14 +98,14 @@ class MembershipNews:
         """Whether all members that are left without `lost`, and are most of them, have reported one of these losses."""
         losses = [change for change in membership.changes if change.kind is ChangeKind.LOST]
         known = [*reports, *(change for change in losses if change.subject == reports[0].subject)]
-        if any(change.ordered for change in known):
+        if any(change.is_certain for change in known):
             return True
         quorum = Quorum(membership, reports[0].subject, [decode_vote(vote) for each in known for vote in each.votes])
         left = quorum.left - lost
         leaving = {change.subject for change in membership.changes if change.kind is ChangeKind.LEAVE}
         silent = left - leaving - {self._known.peer} - {change.issuer for change in known}
         # After an order, those that are left may be any part of the members.
-        is_ordered = any(change.ordered for change in (*losses, *(change for change, _ in self._unconfirmed)))
+        is_ordered = any(change.is_certain for change in (*losses, *(change for change, _ in self._unconfirmed)))
         return not silent and (quorum.is_majority(left) or (bool(left) and is_ordered))
 
     def _take_note(self, change: Change, source: int | None) -> Learned:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from peer.errors import ConfigError
+from peer.errors import ConfigError, SecurityError
 from peer.gossip.membership import Change, ChangeKind, Membership, Newcomer, members_after
 from peer.node.membership import PeerMembership
 
@@ -18,8 +18,8 @@ def plan_change(
 ) -> Change:
     """Return a change that this peer can announce: it counts from a round before which every member will
     have heard of it. Raises ConfigError, with the reason, if the members cannot change like that. `newcomer` tells
-    who joins, where not everybody lists it. `votes`, `ordered`: what a loss goes by, where members
-    declare losses themselves (`node.loss_votes`).
+    who joins, where not everybody lists it. `votes`, `ordered`: what a loss goes by
+    (`node.loss_grounds`).
 
     Whoever is at distance d of this peer can complete its round r + d only with a message that follows the
     announcement, since frames come in order; and nobody is further ahead or behind than `max_lead` rounds. Three
@@ -47,15 +47,25 @@ def plan_change(
     # Whoever has heard more of it reports that; and all that did may be lost themselves.
     heard = (known.session.last_heard(subject) or 0) if kind is ChangeKind.LOST else 0
     change = Change(kind, subject, known.peer, effective, heard, newcomer, votes=votes, ordered=ordered)
-    if known.rules.by_majority and kind is ChangeKind.LOST:
-        if not votes and not ordered:
-            raise ConfigError(
-                "with rounds.lost_after_s a loss needs the votes of most members, or an operator's certificate: run"
-                " this where operator.pem and operator.key are"
-            )
-        if not known.leaves_majority(change):
-            raise ConfigError("those that are left would be no majority of the members; an operator has to decide")
+    if kind is ChangeKind.LOST and (known.is_signed or known.rules.by_majority):
+        _check_loss(known, change)
     return change
+
+
+def _check_loss(known: PeerMembership, change: Change) -> None:
+    """Raise ConfigError unless all members will believe a loss that this peer is to announce."""
+    if not change.has_grounds:
+        votes = "the votes of most members, or " * known.rules.by_majority
+        raise ConfigError(
+            f"a loss needs {votes}the order of an operator: run `sotto remove` where operator.pem and operator.key are,"
+            " since no member believes it by the word of another"
+        )
+    try:
+        known.grounds.check(change)
+    except SecurityError as error:
+        raise ConfigError(f"no member would believe this loss: {error}") from None
+    if not known.leaves_majority(change):
+        raise ConfigError("those that are left would be no majority of the members; an operator has to decide")
 
 
 def _planned_members(known: PeerMembership, membership: Membership, kind: ChangeKind, subject: int) -> tuple[int, ...]:

@@ -33,8 +33,9 @@ class Statements(Protocol):
         Raises SecurityError, with the reason, for what is not. The answer never changes."""
         ...
 
-    def check_order(self, topic: str, said: bytes) -> None:
-        """Raise SecurityError, with the reason, unless an operator said this, as far as this run proves such things."""
+    def check_order(self, topic: str, said: bytes) -> bool:
+        """Return whether it is proven that an operator said this, as `check` does. Raises SecurityError, with the
+        reason, for what is not to be believed."""
         ...
 
 
@@ -49,8 +50,9 @@ class Unsigned:
         """Return that nothing is proven."""
         return False
 
-    def check_order(self, topic: str, said: bytes) -> None:
-        """Do nothing."""
+    def check_order(self, topic: str, said: bytes) -> bool:
+        """Return that nothing is proven."""
+        return False
 
 
 def sealed(statement: bytes, proof: pb.Proof) -> bytes:

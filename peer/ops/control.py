@@ -52,8 +52,10 @@ async def ask(
 
 
 async def remove(config: Config, base: Path, name: str) -> dict[str, Any]:
-    """Have a peer that can announce that another one is lost; return its answer. Raises RemoteError with the reason of
-    one that refused, or that no peer can be reached."""
+    """Have a peer that can announce that another one is lost, by the operator's order; return its answer. Raises
+    RemoteError with the reason of one that refused, or that no peer can be reached; SecurityError where the operator's
+    certificate is not at hand."""
+    operator = _operator(config, base)
     refusals: list[RemoteError] = []
     # Only those who hear the peer can tell in which round it was lost.
     own = config.peer.index
@@ -64,7 +66,7 @@ async def remove(config: Config, base: Path, name: str) -> dict[str, Any]:
     for peer in asked:
         try:
             known = (await ask(config, base, peer, "status")).get("peers", {}).get(name, {})
-            order = _order(config, base, name, int(known.get("incarnation", 0)))
+            order = loss_order(name, config.run.name, operator, int(known.get("incarnation", 0)))
             return await ask(config, base, peer, "remove", {"name": name, "order": order.hex()})
         except RemoteError as error:
             refusals.append(error)
@@ -72,15 +74,18 @@ async def remove(config: Config, base: Path, name: str) -> dict[str, Any]:
     raise min(refusals, key=lambda error: isinstance(error, PeerUnreachable))
 
 
-def _order(config: Config, base: Path, name: str, incarnation: int) -> bytes:
-    """Return that the operator wants the others to go on without a peer: members that declare losses themselves believe
-    nothing else. Empty where certificates are needed, and the operator's is not at hand."""
+def _operator(config: Config, base: Path) -> Credentials | None:
+    """Return the certificate with which an order is signed; None in a run without certificates. Raises SecurityError
+    where it is not at hand."""
     if config.security.mode != "mtls":
-        return loss_order(name, config.run.name, None, incarnation)
+        return None
     access = _credentials(config, base)
     if not isinstance(access, Credentials) or access.identity.role is not Role.OPERATOR:
-        return b""
-    return loss_order(name, config.run.name, access, incarnation)
+        raise SecurityError(
+            "no peer believes that another one is lost without the operator's signature: run this where operator.pem"
+            " and operator.key are, beside ca.pem or above the peer's folder"
+        )
+    return access
 
 
 def may_operate(config: Config, base: Path) -> bool:

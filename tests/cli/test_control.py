@@ -116,6 +116,14 @@ def test_removing_a_peer_with_nobody_there_says_so(behind_nat: None) -> None:
     assert "nobody listens at 127.0.0.1" in result.stderr
 
 
+def test_nobody_is_removed_without_the_operators_signature(behind_nat: None) -> None:
+    """On a device that has its own certificate alone, whose word no other one believes."""
+    Path("kits/operator.key").unlink()
+    result = sotto("remove", "peer-1", "-c", "kits/peer-0/peer.toml")
+    assert result.exit_code == 3
+    assert "run this where operator.pem and operator.key are" in " ".join(result.stderr.split())
+
+
 @pytest.fixture
 def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     """(peer, verb) of every call to two peers, of which the first knows a newcomer that no file here lists."""

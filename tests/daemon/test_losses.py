@@ -8,12 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from peer.config import SecurityOptions
-from peer.daemon import neighbors
+from peer.daemon import neighbors, rounds
 from peer.errors import ConfigError, HandshakeRefused, SottoError
-from peer.net.security.certificates import Role
-from peer.net.security.credentials import Credentials, load_credentials
-from peer.net.security.orders import loss_order
 from peer.train.threads import use_one_thread
 from tests.daemon.test_members import Devices
 
@@ -94,30 +90,34 @@ async def _wipe_one(devices: Devices) -> None:
 
 
 @pytest.mark.slow
-def test_a_minority_waits_for_an_operator(tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_peers", [2, 3, 5])
+@pytest.mark.parametrize("votes", [True, False])
+def test_those_that_are_no_majority_wait_for_an_operator(
+    num_peers: int, votes: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether or not members declare losses themselves: they name the command, and go on after it."""
+    monkeypatch.setattr(rounds, "SAY_AWAY_S", 1.0)
     use_one_thread()
-    asyncio.run(
-        _lose_most(Devices(tmp_path / "kits", rounds=150, num_peers=3, options=(*OPTIONS, "graph.kind=complete")))
-    )
+    options = ("graph.kind=complete", *([f"rounds.lost_after_s={LOST_AFTER_S}"] if votes else []))
+    devices = Devices(tmp_path / "kits", rounds=150, num_peers=num_peers, options=options)
+    devices.run(_lose_most, num_peers, votes, caplog)
 
 
-async def _lose_most(devices: Devices) -> None:
-    await devices.train(*range(3), beyond=3)
-    zero = devices.participant(0)
-    await devices.kill(1)
-    await devices.kill(2)
-    await devices.until(lambda: any(each["votes"] == 1 for each in devices.status(0)["suspects"]))
+async def _lose_most(devices: Devices, num_peers: int, votes: bool, caplog: pytest.LogCaptureFixture) -> None:
+    await devices.train(*range(num_peers), beyond=3)
+    rest, gone = range(num_peers // 2), range(num_peers // 2, num_peers)
+    for peer in gone:
+        await devices.kill(peer)
+    caplog.clear()
+    await devices.until(lambda: any(f"`sotto remove peer-{peer}`" in caplog.text for peer in gone))
     await asyncio.sleep(2 * LOST_AFTER_S)
-    assert zero.membership.changes == ()
-    waited_in = zero.round
-    with pytest.raises(SottoError, match="operator's certificate"):
-        await devices.ask(0, "remove", name="peer-2")
-    options = SecurityOptions(certificate="operator.pem", key="operator.key")
-    operator = load_credentials(options, devices.kits, None, role=Role.OPERATOR)
-    assert isinstance(operator, Credentials)
-    for name in ("peer-1", "peer-2"):
-        order = loss_order(name, devices.daemons[0].local.config.run.name, operator)
-        await devices.ask(0, "remove", name=name, order=order.hex())
-    assert await devices.tasks[0] == 0
-    assert waited_in < zero.round == 150
-    devices.daemons[0].close()
+    waited_in = devices.participant(0).round
+    assert all(devices.participant(peer).membership.changes == () for peer in rest)
+    for peer in gone:
+        with pytest.raises(SottoError, match="the order of an operator"):
+            await devices.ask(0, "remove", name=f"peer-{peer}")
+        await devices.remove(0, f"peer-{peer}")
+    for peer in rest:
+        assert await devices.tasks[peer] == 0
+        assert waited_in < devices.participant(peer).round == 150
+        devices.daemons[peer].close()

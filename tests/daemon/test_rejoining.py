@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from peer.daemon import neighbors
+from peer.config import load
+from peer.daemon import neighbors, rejoining
 from peer.errors import DeclaredLost, HandshakeRefused, SecurityError
 from peer.ops.enrollment import revoke
 from peer.state.metrics import MetricsStore
@@ -24,11 +25,33 @@ OPTIONS = ("rounds.lost_after_s=2", "graph.kind=ring")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["mtls", "insecure"])
-def test_a_device_that_was_lost_takes_part_again(tmp_path: Path, mode: str) -> None:
+def test_a_device_that_was_lost_takes_part_again(tmp_path: Path) -> None:
     use_one_thread()
-    devices = Devices(tmp_path / "kits", rounds=10_000, num_peers=4, mode=mode, options=OPTIONS)
-    devices.run(_lose_and_come_back)
+    Devices(tmp_path / "kits", rounds=10_000, num_peers=4, options=OPTIONS).run(_lose_and_come_back)
+
+
+@pytest.mark.slow
+def test_where_nothing_is_signed_a_device_waits_for_a_command(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """All others say that it is lost, and any of them could say so of anybody."""
+    use_one_thread()
+    devices = Devices(tmp_path / "kits", rounds=10_000, num_peers=4, mode="insecure", options=OPTIONS)
+    devices.run(_wait_for_a_command, caplog)
+
+
+async def _wait_for_a_command(devices: Devices, caplog: pytest.LogCaptureFixture) -> None:
+    await devices.train(*range(4), beyond=3)
+    await _lose(devices, 3)
+    devices.start(3, rejoins=True)
+    await devices.until(lambda: "say that this peer was declared lost, and none proves it" in caplog.text)
+    assert "`sotto rejoin` on this device" in caplog.text
+    assert devices.daemons[3].local.incarnation == 0
+    assert not any(file.name.startswith("set-aside-") for file in (devices.files[3].parent / "state").iterdir())
+    # What the command does.
+    await devices.kill(3)
+    rejoining.begin(1, load(devices.files[3], environment={}), devices.files[3].parent)
+    devices.start(3, rejoins=True)
+    await _everybody_is_back(devices, 1)
+    await devices.stop(*range(4))
 
 
 async def _lose_and_come_back(devices: Devices) -> None:
@@ -93,14 +116,13 @@ def _rounds(folder: Path) -> list[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["mtls", "insecure"])
 def test_a_device_whose_disk_was_wiped_waits_to_be_lost_and_takes_part_again(
-    tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(neighbors, "_REFUSED_S", 1.0)
     use_one_thread()
     options = (*OPTIONS, "rounds.lost_after_s=6")
-    devices = Devices(tmp_path / "kits", rounds=10_000, num_peers=4, mode=mode, options=options)
+    devices = Devices(tmp_path / "kits", rounds=10_000, num_peers=4, options=options)
     devices.run(_wipe_and_come_back)
 
 
@@ -132,7 +154,7 @@ async def _remove_and_come_back(devices: Devices) -> None:
     await devices.train(*range(4), beyond=3)
     await devices.kill(3)
     await devices.until(lambda: 3 in devices.participant(0).session.waiting_for)
-    answer = await devices.ask(0, "remove", name="peer-3")
+    answer = await devices.remove(0, "peer-3")
     await devices.until(lambda: devices.participant(0).round > answer["from"])
     devices.start(3, rejoins=True)
     await _everybody_is_back(devices, 1)

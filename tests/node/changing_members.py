@@ -29,8 +29,9 @@ from peer.gossip.options import LowRankOptions, ModuloOptions, RobustMixing, The
 from peer.gossip.topology import Schedule, build_schedule
 from peer.gossip.views import ViewSchedule
 from peer.net.security.authority import CertificateAuthority
-from peer.net.security.certificates import Place
+from peer.net.security.certificates import Place, Role
 from peer.net.security.credentials import Credentials
+from peer.net.security.orders import loss_order
 from peer.net.security.requests import read_request, request_certificate
 from peer.node.durable import DurablePeer
 from peer.node.membership import MembershipRules
@@ -64,6 +65,11 @@ class Pull(KeptSteps):
         gradient = (z - self.goal).astype("f4")
         self.kept -= rate * gradient.astype(np.float64)
         return Step(gradient)
+
+
+@lru_cache(maxsize=1)
+def _operator() -> Credentials:
+    return AUTHORITY.credentials(AUTHORITY.issue("operator", role=Role.OPERATOR))
 
 
 @lru_cache(maxsize=256)
@@ -235,9 +241,15 @@ class Cluster:
     def announce(self, peer: int, kind: ChangeKind, subject: int) -> Change:
         is_newcomer = kind is ChangeKind.JOIN and subject >= (self.num_listed or self.num_peers)
         who = newcomer(self.numbering.device(subject)) if is_newcomer else None
-        change = plan_change(self.peers[peer].participant.membership, kind, subject, who)
+        ordered = self.order(subject) if kind is ChangeKind.LOST and self.signed else b""
+        change = plan_change(self.peers[peer].participant.membership, kind, subject, who, ordered=ordered)
         self.perform(peer, self.peers[peer].announce(change, 0.0))
         return change
+
+    def order(self, subject: int) -> bytes:
+        """Return that an operator wants the others to go on without a peer."""
+        name, incarnation = f"peer-{self.numbering.device(subject)}", self.numbering.incarnation(subject)
+        return loss_order(name, "run", _operator(), incarnation)
 
     def declare_lost(self, subject: int) -> Change:
         """Let the first of those who hear a peer announce that it is lost."""

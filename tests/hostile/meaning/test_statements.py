@@ -39,6 +39,11 @@ def said(cluster: Cluster, signer: int, change: Change, *, topic: str = MEMBERS)
     return membership_codec.MAGIC + cluster.statements(signer).sign(topic, statement)
 
 
+def lost(cluster: Cluster, subject: int = 3, effective: int = 60) -> Change:
+    """Return what peer 2 announces of a peer that an operator has ordered to be left behind."""
+    return Change(LOST, subject, 2, effective, 1, ordered=cluster.order(subject))
+
+
 def tell(cluster: Cluster, frame: bytes) -> None:
     """Let peer 0 tell peer 1."""
     seq = cluster.peers[1].links.incoming[0].last_seq + 1
@@ -62,7 +67,7 @@ def test_nobody_speaks_in_the_name_of_another(cluster: Cluster, change: Change, 
 
 
 def test_what_is_not_signed_is_refused_unless_the_configuration_accepts_it(cluster: Cluster) -> None:
-    change = Change(LOST, 3, 2, 60, 1)
+    change = lost(cluster)
     with pytest.raises(RemoteProtocolError, match="not signed"):
         tell(cluster, membership_codec.encode(change))
     accepting = cluster.statements(1, unsigned="accept")
@@ -71,7 +76,7 @@ def test_what_is_not_signed_is_refused_unless_the_configuration_accepts_it(clust
 
 @pytest.mark.parametrize("position", [5, 40, -3])
 def test_changed_bytes_are_refused(cluster: Cluster, position: int) -> None:
-    frame = bytearray(said(cluster, 2, Change(LOST, 3, 2, 60, 1)))
+    frame = bytearray(said(cluster, 2, lost(cluster)))
     frame[position] ^= 1
     with pytest.raises(RemoteProtocolError):
         tell(cluster, bytes(frame))
@@ -121,12 +126,12 @@ def test_a_signature_proves_what_was_said_in_this_run_and_nothing_else(
     cluster: Cluster, forged: Callable[[Cluster, Change], bytes]
 ) -> None:
     with pytest.raises(RemoteProtocolError):
-        tell(cluster, forged(cluster, Change(LOST, 3, 2, 60, 1)))
+        tell(cluster, forged(cluster, lost(cluster)))
     assert cluster.peers[1].participant.membership.changes == ()
 
 
 def test_a_statement_that_comes_again_changes_nothing(cluster: Cluster) -> None:
-    frame = said(cluster, 2, Change(LOST, 3, 2, 60, 1))
+    frame = said(cluster, 2, lost(cluster))
     tell(cluster, frame)
     known = cluster.peers[1].participant.membership.changes
     tell(cluster, frame)
@@ -137,7 +142,7 @@ def test_a_statement_that_comes_again_changes_nothing(cluster: Cluster) -> None:
 def test_two_statements_with_one_counter_name_a_culprit(cluster: Cluster) -> None:
     statements = cluster.statements(2)
     frames = []
-    for change in (Change(LOST, 3, 2, 60, 1), Change(LOST, 4, 2, 61, 1)):
+    for change in (lost(cluster), lost(cluster, 4, 61)):
         statements._counter._last = 7000
         frames.append(membership_codec.MAGIC + statements.sign(MEMBERS, membership_codec.encode(change)[2:]))
     tell(cluster, frames[0])

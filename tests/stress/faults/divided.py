@@ -111,12 +111,13 @@ class Notary:
             raise SecurityError("its signature is another's")
         return True
 
-    def check_order(self, topic: str, said: bytes) -> None:
+    def check_order(self, topic: str, said: bytes) -> bool:
         statement, proof = unsealed(said)
         if proof is None or not hmac.compare_digest(
             proof.signature, self._signature(OPERATOR, topic, proof.counter, statement)
         ):
             raise SecurityError("no operator has said it")
+        return True
 
     def order(self, subject: int) -> bytes:
         """Return what an operator says who knows that a peer is lost for good."""

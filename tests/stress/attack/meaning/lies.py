@@ -24,6 +24,9 @@ from peer.net.rpc import Channel
 from peer.net.security import proofs
 from peer.net.services import RELAY_SERVICE
 from peer.node import membership_codec
+from peer.node.loss_votes import LOST
+from peer.node.statements import MEMBERS
+from peer.proto.sottovoce.v1.membership_pb2 import LossVote
 from peer.proto.sottovoce.v1.relay_pb2 import Piece
 from peer.wire.message import MessageKind, RepairWish
 from tests.hostile.forged_certificates import armoured, certificate, revocations
@@ -246,6 +249,11 @@ def _change(kind: ChangeKind, subject: int, issuer: int, effective: int, newcome
     return membership_codec.encode(Change(kind, subject, issuer, effective, heard, newcomer))
 
 
+def _signed(me: Insider, notice: bytes) -> bytes:
+    said = me.daemon.local.statements.sign(MEMBERS, notice[len(membership_codec.MAGIC) :])
+    return membership_codec.MAGIC + said
+
+
 @lie("algorithm.name=sgp")
 async def leave_past(me: Insider) -> None:
     """A notice of 10 bytes that the attacker left three rounds ago."""
@@ -270,10 +278,41 @@ async def leave_of_another(me: Insider) -> None:
     me.insert(_change(ChangeKind.LEAVE, 0, 0, me.round + 10), 0)
 
 
-@lie("algorithm.name=sgp", admitted=True)
+@lie("algorithm.name=sgp")
 async def lost_another(me: Insider) -> None:
-    """A notice to two honest peers that the third is lost from a coming round on, as `sotto remove` announces it."""
-    me.insert(_change(ChangeKind.LOST, 1, ME, me.round + 12), 0, 2)
+    """A signed notice to two honest peers that the third is lost from a coming round on."""
+    me.insert(_signed(me, _change(ChangeKind.LOST, 1, ME, me.round + 12)), 0, 2)
+
+
+@lie("algorithm.name=sgp", "rounds.lost_after_s=600", "transport.give_up_after_s=900")
+async def lost_by_its_own_vote(me: Insider) -> None:
+    """Votes on itself and on all others, and a notice that another is lost, with its own vote for each peer."""
+    for subject in (*HONEST, ME):
+        message = LossVote(voter=ME, subject=subject, round=me.round).SerializeToString(deterministic=True)
+        said = me.daemon.local.statements.sign(LOST, message)
+        me.tell(LOST, said, *(peer for peer in HONEST if peer != subject))
+    loss = Change(ChangeKind.LOST, 1, ME, me.round + 12, votes=(said,) * 4)
+    me.insert(_signed(me, membership_codec.encode(loss)), 0, 2)
+
+
+@lie("algorithm.name=sgp")
+async def lost_in_answers(me: Insider) -> None:
+    """All links are refused for 6 s, and whoever asks what became of it is answered that it was declared lost."""
+    transport, roster = me.daemon.neighbors.transport, me.daemon.local.roster
+
+    def proofs(name: object) -> dict[str, object]:
+        frames = [_signed(me, _change(ChangeKind.LOST, peer, ME, me.round + 12)) for peer in HONEST]
+        me.said += frames
+        losses = {str(peer): frame.hex() for peer, frame in zip(HONEST, frames, strict=True)}
+        return {"losses": losses, "numbers": {roster.name(peer): peer for peer in (*HONEST, ME)}}
+
+    setattr(me.daemon.operator, "_proofs", proofs)  # noqa: B010
+    for peer in HONEST:
+        transport.remove_neighbor(peer, "it is none of ours")
+    await asyncio.sleep(6.0)
+    for peer in HONEST:
+        transport.add_neighbor(roster.neighbor(peer))
+    me.report["answered"] = len(me.said)
 
 
 @lie("algorithm.name=sgp", admitted=True)

@@ -6,6 +6,7 @@ Until protocol 2 notes were JSON; since protocol 3 they are protobuf (`proto/sot
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
@@ -40,9 +41,10 @@ class Json:
 
 
 class Protobuf:
-    """Of protocol 3."""
+    """Of protocol 3 and later ones."""
 
-    protocol = 3
+    def __init__(self, protocol: int) -> None:
+        self.protocol = protocol
 
     def evaluation(self, peer: int, round_: int, correct: Sequence[int], total: Sequence[int]) -> bytes:
         counts = b"".join(field(4, each) for each in correct) + b"".join(field(5, each) for each in total)
@@ -57,8 +59,13 @@ class Protobuf:
 
 
 def encoding_of(release: Path) -> Encoding:
-    """Return the encoding that an installation speaks."""
-    return Protobuf() if (release / "peer" / "proto" / "sottovoce" / "v1" / "note_pb2.py").exists() else Json()
+    """Return the encoding that an installation speaks. The attacker says that it speaks what the others do: until all
+    do, members believe what the release before said."""
+    if not (release / "peer" / "proto" / "sottovoce" / "v1" / "note_pb2.py").exists():
+        return Json()
+    newest = re.search(r"^NEWEST = (\d+)", (release / "peer" / "protocol.py").read_text(), re.MULTILINE)
+    assert newest is not None
+    return Protobuf(int(newest[1]))
 
 
 def field(number: int, value: int) -> bytes:
