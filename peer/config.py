@@ -505,8 +505,8 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _names_are_distinct(self) -> Config:
-        names = [peer.name for peer in self.peers]
-        if len(set(names)) != len(names):
+        # TLS takes names for the same that differ in case only.
+        if len({peer.name.casefold() for peer in self.peers}) != len(self.peers):
             raise ValueError("two peers have the same name")
         reachable = {peer.name for peer in self.peers if peer.advertise is not None}
         for peer in self.peers:

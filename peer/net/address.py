@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import errno
+import re
 import socket
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from peer.errors import ConfigError, remedy
+
+NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*")
+"""Of a host, or of a peer."""
+RESERVED_NAMES = frozenset({"operator"})
+"""Names that no peer is given, in lower case."""
 
 
 def split_address(address: str, *, key: str) -> tuple[str, int]:
@@ -16,6 +23,31 @@ def split_address(address: str, *, key: str) -> tuple[str, int]:
     if not colon or not host or not is_port or (":" in host and host[0] != "["):
         raise ConfigError("is not an address with a port", key=key, value=address, valid="host:port, [ipv6]:port")
     return host.strip("[]"), int(port)
+
+
+def why_no_name(name: str, others: Iterable[str] = ()) -> str | None:
+    """Return why no peer can be given a name, where `others` have theirs; None if one can. To be asked wherever a name
+    begins: when a cluster is written, a request made, or a certificate signed."""
+    if len(name) > 63 or not NAME.fullmatch(name):
+        return "a name has letters, digits, '-' and '.', at most 63"
+    if name.casefold() in RESERVED_NAMES:
+        return "that is what an operator's certificate is made out to"
+    # TLS takes names for the same that differ in case only.
+    taken = next((other for other in others if other.casefold() == name.casefold()), None)
+    return None if taken is None else f"{taken!r} has it, and names that differ in case only are the same"
+
+
+def dialled_address(address: str, *, key: str) -> tuple[str, int]:
+    """Return host and port of an address that others are to dial. Raises ConfigError that names the setting `key`."""
+    host, port = split_address(address, key=key)
+    problem = None
+    if "%" in host:
+        problem = "has a scope, which means something else on each device"
+    elif not port:
+        problem = "has port 0, at which nobody can be dialled"
+    if problem is not None:
+        raise ConfigError(problem, key=key, value=address, valid="host:port, [ipv6]:port")
+    return host, port
 
 
 class NotBound(NamedTuple):

@@ -10,6 +10,7 @@ from pathlib import Path
 from peer.config import Config, PeerAddress
 from peer.config_writer import moved, refuse_existing, with_path, write_bytes, write_peer_file
 from peer.errors import ConfigError
+from peer.net.address import dialled_address, why_no_name
 from peer.net.security.authority import CA_DAYS, PEER_DAYS, CertificateAuthority
 from peer.net.security.certificates import Role
 
@@ -55,6 +56,11 @@ def write_cluster(
             f"the configuration lists {len(names)} [[peers]], but --peers and --host ask for {len(hosts)}",
             key="--peers",
         )
+    for number, (name, host) in enumerate(zip(names, hosts, strict=True)):
+        if (why := why_no_name(name, names[:number])) is not None:
+            raise ConfigError(f"cannot be the name of a peer: {why}", key="peers.name", value=name)
+        if host.address is not None:
+            dialled_address(join_address(host.address, host.port), key="--host")
     if relay is not None and (relay >= len(hosts) or hosts[relay].address is None):
         raise ConfigError(
             "is not the number of a peer that others can dial; give that peer a --host", key="--relay", value=relay

@@ -15,7 +15,7 @@ from pathlib import Path
 from peer.config import Config, PeerAddress, load
 from peer.config_writer import write_bytes, write_peer_file
 from peer.errors import ConfigError, SecurityError
-from peer.net.address import split_address
+from peer.net.address import dialled_address, why_no_name
 from peer.net.security.authority import PEER_DAYS, CertificateAuthority
 from peer.net.security.certificates import Identity, Place, identify, is_signed_by
 from peer.net.security.keys import is_encrypted, write_secret
@@ -212,8 +212,10 @@ def _new_entry(model: Config, name: str, advertise: str | None, relay: str | Non
     why = why_no_changes(model)
     if why is not None:
         raise ConfigError(f"{name} cannot join: {why}", key="peers")
+    if (why := why_no_name(name, (peer.name for peer in model.peers))) is not None:
+        raise ConfigError(f"cannot be the name of a new peer: {why}", key="name", value=name)
     if advertise is not None:
-        split_address(advertise, key="advertise")
+        dialled_address(advertise, key="advertise")
     dialled = {peer.name for peer in model.peers if peer.advertise is not None}
     if relay is not None and advertise is not None:
         raise ConfigError(f"is not needed: {name} can be dialled at {advertise}", key="--relay", value=relay)

@@ -26,7 +26,7 @@ from peer.net.security.certificates import (
 )
 from peer.net.security.credentials import Credentials
 from peer.net.security.keys import key_pem, new_key, parse_key, read_file, read_secret, write_new
-from peer.net.security.requests import Request, address_names, general_name
+from peer.net.security.requests import Request, address_names, check_name, general_name
 from peer.net.security.revocation_list import RevocationList, sign_list
 
 CA_DAYS = 3653
@@ -160,6 +160,8 @@ class CertificateAuthority:
         days = min(days, (self.not_after - now).days)
         if days <= 0:
             raise SecurityError(f"the authority expired on {self.not_after:%Y-%m-%d}; make a new cluster folder")
+        if role is Role.PEER:
+            check_name(name)
         names = [general_name(each) for each in dict.fromkeys((name, *addresses))]
         uris = [ROLE_URI + role.value, *(() if place is None else place.uris())]
         usages = [ExtendedKeyUsageOID.CLIENT_AUTH]

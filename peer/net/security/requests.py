@@ -5,9 +5,9 @@ The private key never leaves the device, and the request is no secret.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import ipaddress
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -17,12 +17,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from peer.errors import ConfigError, SecurityError
-from peer.net.address import split_address
+from peer.net.address import NAME, dialled_address, why_no_name
 from peer.net.security.certificates import ADDRESS_URI, refused_as
 from peer.net.security.keys import key_pem, new_key
 
 _MAX_BYTES = 16 * 1024
-_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*")
 
 
 @dataclass(frozen=True)
@@ -45,6 +44,7 @@ def request_certificate(name: str, addresses: Iterable[str] = (), *, address: st
     `addresses` (host names, IP addresses) stand beside the name; `address` ("host:port") is where the others shall
     dial the device. Raises SecurityError for names that cannot stand in a certificate.
     """
+    check_name(name)
     key = new_key()
     names = [general_name(each) for each in dict.fromkeys((name, *addresses))]
     if address is not None:
@@ -75,7 +75,7 @@ def read_request(pem: bytes) -> Request:
             raise ValueError("a name is a text")
     if not genuine or not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
         raise SecurityError("the request is not signed by an ECDSA key on P-256, the only kind that this version uses")
-    general_name(name)  # Also before it is shown to anybody.
+    check_name(name)  # Also before it is shown to anybody.
     addresses = [each.removeprefix(ADDRESS_URI) for each in asked if each.startswith(ADDRESS_URI)]
     if len(addresses) > 1:
         raise SecurityError(f"the request gives {len(addresses)} addresses, where a device has one")
@@ -93,19 +93,25 @@ def address_names(address: str | None) -> list[str]:
     if address is None:
         return []
     try:
-        host, _ = split_address(address, key="the address")
+        host, _ = dialled_address(address, key="the address")
     except ConfigError as error:
         raise SecurityError(f"the request asks for an impossible address: {error}") from None
     return [_written(host)]
 
 
+def check_name(name: str) -> None:
+    """Raise SecurityError for a name that no peer can have."""
+    if (why := why_no_name(name)) is not None:
+        raise SecurityError(f"no certificate can be made out to {name[:80]!a}: {why}")
+
+
 def general_name(name: str) -> x509.GeneralName:
     """Return a host name or IP address as it stands in a certificate. Raises SecurityError if it cannot."""
-    try:
-        return x509.IPAddress(ipaddress.ip_address(name))
-    except ValueError:
-        pass
-    if len(name) > 63 or not _NAME.fullmatch(name):
+    with contextlib.suppress(ValueError):
+        # An address with a scope means something else on each device.
+        if "%" not in name:
+            return x509.IPAddress(ipaddress.ip_address(name))
+    if len(name) > 63 or not NAME.fullmatch(name):
         raise SecurityError(
             f"no certificate can be made out to {name[:80]!r}; a name has letters, digits, '-' and '.', at most 63"
         )
