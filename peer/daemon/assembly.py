@@ -45,6 +45,7 @@ from peer.daemon.watcher import NoWatcher, Watcher
 from peer.errors import ConfigError
 from peer.net.hello import HelloInfo
 from peer.net.security.credentials import Credentials
+from peer.net.services import OWN_SOCKET
 from peer.net.transport import Transport
 from peer.node import membership_codec
 from peer.node.disk_state import DiskState
@@ -444,6 +445,7 @@ def _transport(local: LocalPeer, incoming: Incoming, linked: Sequence[int], rele
         handler=incoming,
         members=local.roster.names,
         own_relay=local.roster.relay_of(local.number),
+        own_socket=local.base / config.state.directory / OWN_SOCKET,
         hear=incoming.hear,
         needed_protocol=lambda: releases.needed,
         device_of=local.roster.numbering.device,

@@ -32,6 +32,8 @@ from peer.net.unreachable import why_unreachable
 from peer.proto.sottovoce.v1 import control_pb2
 from peer.rate_limits import Allowance, Allowances
 
+LOCAL = "unix:"
+"""What stands before the path of a socket of this machine, in place of an address."""
 _MAX_ARGUMENTS = 64 * 1024
 _CANNOT_ANSWER = "it cannot answer this call, which is a bug; its log says more"
 _PROBE_TIMEOUT_S = 5.0
@@ -177,14 +179,15 @@ async def call_control(
     security: Access | None,
     timeout_s: float = 10.0,
 ) -> dict[str, Any]:
-    """Return what the peer `name` at `address` ("host:port") answers to one of CONTROL_VERBS.
+    """Return what the peer `name` at `address` ("host:port", or LOCAL and a path) answers to one of CONTROL_VERBS.
 
     Raises PeerUnreachable; SecurityError if our credentials do not allow the call, or the peer does not prove with its
     answer that it holds its certificate, or that was revoked; RemoteError if it cannot be done.
     """
     if verb not in CONTROL_VERBS:
         raise LocalProtocolError(f"there is no control call {verb!r}")
-    split_address(address, key="address")
+    if not address.startswith(LOCAL):
+        split_address(address, key="address")
     challenge = secrets.token_bytes(CHALLENGE_BYTES)
     request = control_pb2.ControlRequest(
         arguments=json.dumps(dict(arguments or {})), challenge=challenge

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from peer.config import TransportOptions
 from peer.errors import LocalProtocolError, RemoteProtocolError, StateError
@@ -66,21 +67,24 @@ class Transport:
         handler: Handler,
         members: Sequence[str] = (),
         own_relay: RelayAddress | None = None,
+        own_socket: Path | None = None,
         hear: Callable[[int, str], Neighbor | None] | None = None,
         needed_protocol: Callable[[], int] = lambda: PROTOCOL_MIN,
         device_of: Callable[[int], int] = lambda index: index,
     ) -> None:
         """`members` are the names of all peers of the run, for whom this one may relay; at `own_relay` it waits for
-        callers, if nobody can dial it. `hear(index, name)` returns how a caller of the same run is seen that is no
-        neighbour yet, None if it shall be none, or raises HandshakeRefused. `needed_protocol()`: the lowest version of
-        the protocol that serves the run by now; neighbours that do not speak it are refused. `device_of(index)` returns
-        the number in the certificate of a newcomer that may have this index."""
+        callers, if nobody can dial it. At `own_socket`, beside `listen`, it is there for callers on this machine, who
+        need not share the connections that strangers can take. `hear(index, name)` returns how a caller of the same run
+        is seen that is no neighbour yet, None if it shall be none, or raises HandshakeRefused. `needed_protocol()`: the
+        lowest version of the protocol that serves the run by now; neighbours that do not speak it are refused.
+        `device_of(index)` returns the number in the certificate of a newcomer that may have this index."""
         self.me = me
         self.port: int | None = None
         self._listening: frozenset[int] = frozenset()
         """Inodes of the sockets that listen on it."""
         """The port that is listened on, once started."""
         self._listen, self._own_relay, self._security, self._options = listen, own_relay, security, options
+        self._own_socket = own_socket
         self._closing = False
         self._server: Server | None = None
         self._tasks = Tasks()
@@ -330,6 +334,10 @@ class Transport:
             socket = self._tunnels.listening_socket
             if not server.bind(f"unix:{socket}", self._security):
                 raise StateError(f"{socket}: no callers from a relay can be taken there; set TMPDIR to another folder")
+        if self._listen and self._own_socket is not None and isinstance(self._security, Credentials):
+            # gRPC counts the connections of each address that is listened on. Where no socket can be (a file system
+            # without, a path that is too long) callers take the port.
+            server.bind(f"unix:{self._own_socket}", self._security)
         if self._listen:
             before = tcp_info.listening()
             self.port = bind(server, self._listen, self._security)

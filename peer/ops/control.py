@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from peer.config import Config, PeerAddress
 from peer.errors import ConfigError, PeerUnreachable, RemoteError, SecurityError
-from peer.net.control import call_control
+from peer.net.control import LOCAL, call_control
 from peer.net.security.certificates import Role
 from peer.net.security.credentials import Access, Credentials, load_credentials
 from peer.net.security.orders import loss_order
+from peer.net.services import OWN_SOCKET
 
 TIMEOUT_S = 5.0
 
@@ -42,10 +44,11 @@ async def ask(
             "is not a peer of this run", key="peer.index", value=index, valid=f"0 to {config.num_peers - 1}"
         )
     entry = config.peers[index] if isinstance(index, int) else index
-    listen = config.peer.listen if index == config.peer.index else None
+    is_own = index == config.peer.index
     security = _credentials(config, base)
     try:
-        address = _address(entry, listen)
+        local = _own_socket(config, base) if is_own else None
+        address = local or _address(entry, config.peer.listen if is_own else None)
         return await call_control(address, verb, arguments, name=entry.name, security=security, timeout_s=TIMEOUT_S)
     except RemoteError as error:
         raise type(error)(error.problem, peer=index if isinstance(index, int) else None) from None
@@ -110,6 +113,17 @@ def _address(entry: PeerAddress, listen: str | None) -> str:
         host, _, port = listen.rpartition(":")
         return f"127.0.0.1:{port}" if host in ("0.0.0.0", "[::]", "") else f"{host}:{port}"
     raise PeerUnreachable("cannot be queried because it accepts no connections; see the log on its device")
+
+
+def _own_socket(config: Config, base: Path) -> str | None:
+    """Return the address of the socket that the own peer listens on in its state folder; None where it does not. Calls
+    by it share no connections with strangers."""
+    path = base / config.state.directory / OWN_SOCKET
+    # Its folder is its owner's alone, and it may be that of a process that is gone.
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
+        probe.connect(str(path))
+        return f"{LOCAL}{path}" if config.security.mode == "mtls" else None
+    return None
 
 
 def _credentials(config: Config, base: Path) -> Access | None:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import uvicorn
 from starlette.applications import Starlette
@@ -61,19 +61,21 @@ def application(feed: Feed, *, token: str, operate: bool) -> ASGIApp:
         return Response(content, media_type=kind)
 
     async def events(request: Request) -> Response:
+        nonlocal open_pages
         if open_pages >= MOST_PAGES:
             return PlainTextResponse("too many pages are open", status_code=503)
-        return StreamingResponse(stream(), media_type="text/event-stream")
+        # Now: of pages that come at the same time, none has begun to stream.
+        open_pages += 1
+        return _Page(stream(), closed)
+
+    def closed() -> None:
+        nonlocal open_pages
+        open_pages -= 1
 
     async def stream() -> AsyncIterator[str]:
-        nonlocal open_pages
-        open_pages += 1
-        try:
-            async for parts in feed.changes():
-                for name, part in parts:
-                    yield f"event: {name}\ndata: {part}\n\n"
-        finally:
-            open_pages -= 1
+        async for parts in feed.changes():
+            for name, part in parts:
+                yield f"event: {name}\ndata: {part}\n\n"
 
     async def do(request: Request) -> Response:
         asked = await _asked(request)
@@ -107,6 +109,20 @@ def application(feed: Feed, *, token: str, operate: bool) -> ASGIApp:
     if operate:
         routes.append(Route("/act", do, methods=["POST"]))
     return _guarded(Starlette(routes=routes, lifespan=lifespan), token)
+
+
+class _Page(StreamingResponse):
+    """What changes, for one page; `closed` is called when the page is gone, also if it never read a word."""
+
+    def __init__(self, content: AsyncIterator[str], closed: Callable[[], None]) -> None:
+        super().__init__(content, media_type="text/event-stream")
+        self._closed = closed
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._closed()
 
 
 def server(feed: Feed, *, token: str, operate: bool) -> uvicorn.Server:

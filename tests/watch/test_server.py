@@ -129,6 +129,18 @@ def test_pages_are_counted_and_whoever_leaves_makes_room(served: Served) -> None
         freed.set()
 
 
+def test_pages_that_come_at_the_same_time_are_counted_too(served: Served) -> None:
+    request = f"GET /events HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode()
+    pages = [socket.create_connection(("127.0.0.1", served.port), timeout=30) for _ in range(2 * MOST_PAGES)]
+    for page in pages:
+        page.sendall(request)
+    answers = [page.recv(1000)[:12] for page in pages]
+    for page in pages:
+        page.close()
+    assert answers.count(b"HTTP/1.1 200") <= MOST_PAGES
+    assert answers.count(b"HTTP/1.1 503") >= MOST_PAGES
+
+
 def test_what_changes_is_sent_without_being_asked_for(tmp_path: Path) -> None:
     directory = write_sample_run(tmp_path / "digits", rounds=20)
     (directory / "peers").rename(directory / "elsewhere")

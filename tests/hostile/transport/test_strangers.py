@@ -6,17 +6,25 @@ import asyncio
 import itertools
 import os
 import socket
+from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
 import pytest
 
-from peer.config import TransportOptions
+from peer.config import TransportOptions, load
+from peer.errors import PeerUnreachable
+from peer.net.control import call_control
 from peer.net.hello import PROTOCOL_MAX, PROTOCOL_MIN
 from peer.net.rpc import StreamLost
 from peer.net.security.authority import CertificateAuthority
+from peer.net.security.credentials import Credentials, load_credentials
+from peer.net.services import OWN_SOCKET
 from peer.net.transport import Transport
+from peer.ops import control
+from peer.ops.cluster_files import Host, write_cluster
+from peer.ops.local_cluster import free_ports
 from peer.proto.sottovoce.v1 import exchange_pb2 as pb
 from tests.hostile.transport.caller import Caller, chunk, hello
 from tests.net.transport_peers import NAMES, Mind, build, credentials, dialled, hello_of, passive, running, until
@@ -250,6 +258,39 @@ def test_a_flood_does_not_touch_links_that_are_up() -> None:
                 finally:
                     for connection in flood:
                         connection.close()
+
+    asyncio.run(story())
+
+
+def test_strangers_that_take_all_connections_do_not_keep_this_machine_from_asking(tmp_path: Path) -> None:
+    """An operator on the device and the container's health check ask by a socket in the state folder."""
+    settings = {"run.rounds": "10", "run.name": "tests"}
+    config = load(environment={}, overrides=[f"{key}={value}" for key, value in settings.items()])
+    (file, _) = write_cluster(tmp_path, config, [Host("127.0.0.1", port) for port in free_ports(2)])
+    config, base = load(file, environment={}), file.parent
+    (base / "state").mkdir(mode=0o700)
+    security = load_credentials(config.security, base, "peer-0")
+    assert isinstance(security, Credentials)
+
+    async def story() -> None:
+        listener = build(
+            0, Mind(), [], listen=config.peer.listen, security=security, hello=hello_of(0, name="peer-0"),
+            options=TransportOptions(dial_timeout_s=60), own_socket=base / "state" / OWN_SOCKET,
+        )  # fmt: skip
+        async with running(listener):
+            flood = [socket.create_connection(("127.0.0.1", listener.port or 0)) for _ in range(700)]
+            try:
+                address = f"127.0.0.1:{listener.port}"
+                with pytest.raises(PeerUnreachable):
+                    await call_control(address, "status", name="peer-0", security=security, timeout_s=3)
+                assert (await control.ask(config, base, None, "status"))["verb"] == "status"
+            finally:
+                for connection in flood:
+                    connection.close()
+        # The socket of a process that is gone is no way to ask the next one.
+        later = build(0, Mind(), [], listen=config.peer.listen, security=security, hello=hello_of(0, name="peer-0"))
+        async with running(later):
+            assert (await control.ask(config, base, None, "status"))["verb"] == "status"
 
     asyncio.run(story())
 
