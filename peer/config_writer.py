@@ -16,6 +16,7 @@ import tomlkit
 from peer import config_schema
 from peer.config import SECTIONS, Config, PeerAddress, Section
 from peer.errors import ConfigError
+from peer.own_files import write_whole
 
 _WIDTH = 116
 
@@ -114,7 +115,7 @@ def write_bytes(path: Path, data: bytes, *, force: bool = True) -> None:
         refuse_existing(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
+        write_whole(path, data)
     except (FileExistsError, NotADirectoryError):
         raise ConfigError("cannot be written: one of its parent folders is a file", file=str(path)) from None
     except OSError as error:

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from peer.own_files import open_own
 from peer.startup import quick_imports
 
 with quick_imports():
@@ -120,7 +121,7 @@ def main() -> None:
     if start is None:
         return
     os.setsid()
-    log = os.open(start.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    log = open_own(Path(start.log), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)

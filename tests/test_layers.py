@@ -20,6 +20,7 @@ ROOMS: dict[str, set[str]] = {
     "foreign_text": set(),
     "errors": {"foreign_text"},
     "native": {"errors"},
+    "own_files": set(),
     "proto": set(),
     "round_record": set(),
     "config_schema": set(),
@@ -28,18 +29,20 @@ ROOMS: dict[str, set[str]] = {
     "executors": {"errors"},
     "run_progress": {"criterion"},
     "startup": set(),
-    "links": {"errors"},
+    "links": {"own_files", "errors"},
     "random": {"native"},
     "rate_limits": set(),
     "protocol": set(),
     "config": {"config_schema", "errors"},
-    "config_writer": {"config", "config_schema", "errors"},
+    "config_writer": {"own_files", "config", "config_schema", "errors"},
     "compress": {"errors", "native", "random"},
     "wire": {"compress", "errors", "native"},
     "gossip": {"round_record", "compress", "errors", "native", "random", "wire"},
-    "state": {"criterion", "precision_choice", "round_record", "errors", "protocol"},
-    "net": {"config", "errors", "foreign_text", "proto", "protocol", "rate_limits"},
-    "train": {"compress", "config", "criterion", "errors", "native", "precision_choice", "random", "startup"},
+    "state": {"own_files", "criterion", "precision_choice", "round_record", "errors", "protocol"},
+    "net": {"own_files", "config", "errors", "foreign_text", "proto", "protocol", "rate_limits"},
+    "train": {
+        "compress", "config", "criterion", "errors", "native", "own_files", "precision_choice", "random", "startup",
+    },
     "node": {
         "round_record", "compress", "config", "errors", "gossip", "proto", "protocol", "rate_limits", "state", "wire",
     },
@@ -55,7 +58,7 @@ ROOMS: dict[str, set[str]] = {
     },
     "simulate": {
         "round_record", "compress", "config", "config_writer", "errors", "gossip", "node", "precision_choice", "random",
-        "run_plan", "run_progress", "run_setup", "run_summary", "state", "train", "wire",
+        "run_plan", "run_progress", "run_setup", "run_summary", "state", "train", "wire", "own_files",
     },
     "daemon": {
         "round_record", "compress", "config", "criterion", "errors", "foreign_text", "gossip", "net", "node",
@@ -71,15 +74,19 @@ ROOMS: dict[str, set[str]] = {
     "ops": {
         "compress", "config", "config_writer", "criterion", "errors", "executors", "foreign_text", "gossip", "net",
         "precision_choice", "random", "run_plan", "run_progress", "run_setup", "run_summary", "simulate", "state",
-        "train", "wire",
+        "train", "wire", "own_files",
     },
-    "report": {"criterion", "precision_choice", "round_record", "errors", "gossip", "ops", "run_progress", "state"},
+    "report": {
+        "criterion", "precision_choice", "round_record", "errors", "gossip", "ops", "own_files",
+        "run_progress", "state",
+    },
     "study": {
         "round_record", "config", "criterion", "errors", "executors", "gossip", "links", "ops", "report",
-        "run_progress", "run_setup", "simulate", "state", "train",
+        "run_progress", "run_setup", "simulate", "state", "train", "own_files",
     },
     "sweep": {
         "config", "config_writer", "errors", "executors", "precision_choice", "report", "run_plan", "simulate", "state",
+        "own_files",
     },
     "planning": {
         "compress", "config", "errors", "gossip", "links", "random", "run_plan", "run_progress", "run_setup",
@@ -92,10 +99,10 @@ ROOMS: dict[str, set[str]] = {
     "cli": {
         "compress", "config", "config_writer", "criterion", "daemon", "errors", "executors", "foreign_text", "gossip",
         "links", "ops", "planning", "report", "run_plan", "run_progress", "run_summary", "simulate", "startup", "state",
-        "study", "sweep", "trackers", "train", "watch",
+        "study", "sweep", "trackers", "train", "watch", "own_files",
     },
     "entry": {"cli"},
-    "fork_server": {"cli", "daemon", "startup"},
+    "fork_server": {"own_files", "cli", "daemon", "startup"},
     "__main__": {"entry"},
 }  # fmt: skip
 

@@ -44,10 +44,11 @@ def compare(directories: tuple[Path, ...], output: Path | None, as_json: bool) -
 
     found = contenders([load_run(directory) for directory in directories])
     if output is not None:
+        from peer.own_files import write_whole
         from peer.report.compare_page import compare_page
 
         try:
-            output.write_text(compare_page(found), encoding="utf-8")
+            write_whole(output, compare_page(found))
         except OSError as error:
             raise StateError(f"{output}: cannot be written: {error.strerror}") from None
     if as_json:

@@ -19,6 +19,7 @@ import click
 
 from peer.cli.app import INTERRUPTED, is_interactive, print_json
 from peer.errors import ConfigError, DivergenceError, SottoError
+from peer.own_files import open_own, write_whole
 
 if TYPE_CHECKING:
     from peer.config import Config
@@ -146,7 +147,8 @@ def trackers_beside(kinds: Sequence[str], directory: Path) -> Iterator[None]:
 def _track(kinds: Sequence[str], directory: Path, *options: str) -> subprocess.Popen[bytes]:
     """Start to hand the figures of a run to trackers."""
     chosen = [word for kind in kinds for word in ("--to", kind)]
-    with open(directory / "trackers.log", "ab") as log:
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+    with os.fdopen(open_own(directory / "trackers.log", flags), "ab") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "peer", "track", str(directory), *options, *chosen],
             stdin=subprocess.DEVNULL,
@@ -187,7 +189,7 @@ def draw_graph(config: Config, base: Path, num_peers: int, directory: Path) -> N
     from peer.report import graph_view
 
     drawing = graph_view.svg(run_plan.build_schedule(config, base, num_peers))
-    (directory / "graph.svg").write_text(drawing, encoding="utf-8")
+    write_whole(directory / "graph.svg", drawing)
 
 
 @contextlib.contextmanager

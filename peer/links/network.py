@@ -27,6 +27,7 @@ from peer.errors import LinkError
 from peer.links import tc
 from peer.links.profiles import Profile
 from peer.links.tc import BIG_SEGMENT_BYTES, limit_upload, queue_bytes, run
+from peer.own_files import make_own_folder
 
 PREFIX = "sotto-link"
 INTERFACE = "tap0"
@@ -260,9 +261,11 @@ def _built_switch() -> Path:
     """Return the compiled switch, made anew when its source has changed. Raises LinkError."""
     source = _SWITCH.read_bytes()
     folder = Path(tempfile.gettempdir()) / f"{PREFIX}-{os.geteuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    if folder.stat().st_uid != os.geteuid():
-        raise LinkError(f"{folder} belongs to another user; remove it")
+    try:
+        # Its content is run, perhaps as root, and everybody may make a folder or a link of this name.
+        make_own_folder(folder, 0o700)
+    except OSError as error:
+        raise LinkError(f"{folder} cannot be used: {error.strerror}; remove it") from None
     program = folder / f"delay_switch-{hashlib.sha256(source).hexdigest()[:16]}"
     if not program.exists():
         beside = folder / f".{os.getpid()}"

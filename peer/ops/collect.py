@@ -17,6 +17,7 @@ from peer.config import Config, PeerAddress
 from peer.errors import RemoteProtocolError, SecurityError, SottoError
 from peer.ops import control, standing
 from peer.ops.standing import Standing
+from peer.own_files import make_own_folder, write_whole
 from peer.state.disk import private_files, writing
 from peer.state.metrics import PAGED, MetricsStore
 
@@ -78,7 +79,7 @@ def collect(directory: Path, *, ask: bool = True) -> list[Member]:
     """
     members = members_of(directory)
     with private_files(), writing(FOLDER):
-        (directory / FOLDER).mkdir(exist_ok=True)
+        make_own_folder(directory / FOLDER)
         for member in members if ask else ():
             _ask(member)
         if ask:
@@ -190,7 +191,7 @@ def _settle(directory: Path, members: Sequence[Member]) -> None:
     find_standings(members, read_known(directory))
     final = ((each.name, each.standing) for each in members if each.standing is not None)
     kept = {name: asdict(each) for name, each in final if each.state in standing.FINAL}
-    (directory / FOLDER / _KNOWN).write_text(json.dumps(kept, indent=1) + "\n")
+    write_whole(directory / FOLDER / _KNOWN, json.dumps(kept, indent=1) + "\n")
 
 
 def _file(directory: Path, index: int) -> Path:

@@ -163,8 +163,6 @@ class Cluster:
         file = self.peer_files[index]
         log = file.parent / "log.txt"
         arguments = ["run", "--config", str(file), *self._options]
-        with private_files():
-            log.touch()
         if self._launcher is not None:
             process = start_process([*self._launcher(index), sys.executable, "-m", "peer", *arguments], log)
         else:

@@ -28,6 +28,7 @@ from types import TracebackType
 from typing import Protocol
 
 from peer.errors import SottoError
+from peer.own_files import open_own
 
 _ROOM_FOR_COMMAND_LINE = " " * 1024
 """A process can be renamed only within the memory of the command line that it was started with."""
@@ -75,7 +76,7 @@ def peer_environment() -> dict[str, str]:
 
 def start_process(command: Sequence[str], log: Path) -> PeerProcess:
     """Start a command as the process of a peer, with its output at the end of `log`."""
-    with open(log, "ab") as output:
+    with os.fdopen(open_own(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab") as output:
         return subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,

@@ -22,7 +22,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -333,12 +332,8 @@ def write(path: Path, tuning: Tuning) -> None:
             document.add(section, tomlkit.table())
         table: Any = document[section]
         table[key] = value
-    # Beside it first: a configuration that was cut off half-way would be worse than an old one.
-    path = path.resolve()
-    beside = path.with_name(f".{path.name}.new")
-    write_bytes(beside, tomlkit.dumps(document).encode())
-    shutil.copymode(path, beside)
-    beside.replace(path)
+    # Where the file is a link, it is the one that its owner meant.
+    write_bytes(path.resolve(), tomlkit.dumps(document).encode())
 
 
 def _uncomment(text: str, section: str, key: str) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from peer.criterion import ACCURACY, Criterion
 from peer.errors import StateError
+from peer.own_files import write_whole
 from peer.report.curves import MOST_PEERS, figure_charts, health_charts, loss_charts
 from peer.report.drawing import inline_drawing
 from peer.report.line_chart import Chart
@@ -32,7 +33,7 @@ def write_report(directory: Path, output: Path | None = None) -> Path:
     output = output or directory / "report.html"
     text = render(load_run(directory))
     try:
-        output.write_text(text, encoding="utf-8")
+        write_whole(output, text)
     except OSError as error:
         raise StateError(f"{output}: cannot be written: {error.strerror}") from None
     return output

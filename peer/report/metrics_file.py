@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from peer.errors import ConfigError, StateError
+from peer.own_files import replacing
 from peer.report.comparison import distinct
 from peer.report.run_data import RunData
 from peer.round_record import RoundRecord
@@ -66,7 +67,7 @@ def _rows(runs: Sequence[RunData], table: str) -> tuple[list[str], list[list[Any
 
 
 def _write_csv(heads: Sequence[str], rows: Sequence[Sequence[Any]], output: Path) -> None:
-    with open(output, "w", encoding="utf-8", newline="") as file:
+    with replacing(output) as beside, open(beside, "w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(heads)
         writer.writerows([[_cell(value) for value in row] for row in rows])
@@ -89,4 +90,5 @@ def _write_parquet(heads: Sequence[str], rows: Sequence[Sequence[Any]], output: 
     # Metrics of tasks have names of their own: a column of JSON text, as in the files that they come from.
     cells = [[json.dumps(value) if isinstance(value, dict) else value for value in row] for row in rows]
     columns = {head: pyarrow.array([row[number] for row in cells]) for number, head in enumerate(heads)}
-    pyarrow.parquet.write_table(pyarrow.table(columns), output)
+    with replacing(output) as beside:
+        pyarrow.parquet.write_table(pyarrow.table(columns), beside)

@@ -36,6 +36,7 @@ from peer.gossip.mixing import whole
 from peer.gossip.mixing_matrix import MixingMatrix
 from peer.gossip.topology import Schedule
 from peer.node.participant import Participant
+from peer.own_files import replacing
 from peer.random import Purpose
 from peer.run_plan import algorithm_spec
 from peer.run_setup import RunSetup
@@ -88,7 +89,7 @@ class Availability:
 
     def write(self, path: Path) -> None:
         """Write the file that `read` reads."""
-        with path.open("w", newline="", encoding="utf-8") as file:
+        with replacing(path) as beside, beside.open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(["peer", "from_s", "until_s"])
             writer.writerows((peer, *times) for peer in sorted(self.away) for times in self.away[peer])

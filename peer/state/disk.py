@@ -166,9 +166,12 @@ class RealDisk:
         return RealHandle(self.folder / name, 0)
 
     def truncate(self, name: str, size: int) -> None:
-        with open(self.folder / name, "r+b") as file:
-            file.truncate(size)
-            os.fsync(file.fileno())
+        file = os.open(self.folder / name, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            os.truncate(file, size)
+            os.fsync(file)
+        finally:
+            os.close(file)
 
     def rename(self, old: str, new: str) -> None:
         os.replace(self.folder / old, self.folder / new)
@@ -188,7 +191,7 @@ class RealHandle:
     """A file of the file system, without a buffer in this process: what was appended outlives it."""
 
     def __init__(self, path: Path, flags: int) -> None:
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | flags, _PRIVATE_FILE)
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | flags, _PRIVATE_FILE)
         self._size = os.fstat(self._file).st_size
         self._block: mmap.mmap | None = None
         """Aligned memory for what goes past the page cache, kept because fresh pages are what costs."""

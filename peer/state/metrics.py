@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import sqlite3
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ from typing import Any, TypeVar
 
 from peer.criterion import ACCURACY, Better, Criterion
 from peer.errors import RemoteProtocolError, StateError
+from peer.own_files import open_own, write_whole
 from peer.round_record import RoundRecord
 from peer.state.disk import cannot_be_written
 
@@ -272,7 +274,7 @@ class Summary:
 
     def save(self, path: Path) -> None:
         """Write as JSON."""
-        path.write_text(json.dumps(self.document(), indent=2) + "\n", encoding="utf-8")
+        write_whole(path, json.dumps(self.document(), indent=2) + "\n")
 
     @classmethod
     def load(cls, path: Path) -> Summary:
@@ -330,6 +332,8 @@ class MetricsStore:
                 beside.unlink(missing_ok=True)
                 _create(beside).close()
                 beside.rename(path)
+            else:
+                os.close(open_own(path, os.O_RDWR))
             self._connection = _create(path)
 
     def put(self, *records: RoundRecord | EvaluationRecord | LinkRecord | LinkRoundRecord | ConsensusRecord) -> None:

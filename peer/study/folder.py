@@ -21,6 +21,7 @@ from peer.config import Config
 from peer.errors import ConfigError, DivergenceError, SottoError, StateError
 from peer.executors import ALL, Shard
 from peer.links.profiles import find
+from peer.own_files import write_whole
 from peer.report.numbers import duration
 from peer.run_setup import RunSetup
 from peer.study import cell, predict, race_tables, tables
@@ -30,7 +31,7 @@ from peer.study.plan import Contender, Study
 from peer.study.race import Curve
 from peer.study.race_folder import Finish, RaceFolder
 from peer.study.rival_cell import ready_model, run_rival
-from peer.study.row import Cell, Row, Scaled, write_whole
+from peer.study.row import Cell, Row, Scaled
 
 UNSHAPED = "unshaped"
 """The profile without limits."""
@@ -179,12 +180,12 @@ class StudyFolder:
             "predicted": [asdict(each) for each in scaled],
             "race": [each.as_json() for each in finishes],
         }
-        (self._folder / "results.json").write_text(json.dumps(results, indent=1) + "\n")
-        (self._folder / "results.csv").write_text(tables.as_csv(rows))
+        write_whole(self._folder / "results.json", json.dumps(results, indent=1) + "\n")
+        write_whole(self._folder / "results.csv", tables.as_csv(rows))
         page = self._folder / "report.html"
         race = self.study.race
         sections = [] if race is None else race_tables.sections(race, finishes, self.curves())
-        page.write_text(tables.as_html(self.study, rows, scaled, sections), encoding="utf-8")
+        write_whole(page, tables.as_html(self.study, rows, scaled, sections))
         return page, rows
 
     def _row(self, contender: Contender, measured: Cell) -> Row:
@@ -271,7 +272,7 @@ class StudyFolder:
                 found: dict[str, float | str | None] = {key: compute()}
             except ConfigError as error:
                 found = {"refused": str(error)}
-            file.write_text(json.dumps(found) + "\n")
+            write_whole(file, json.dumps(found) + "\n")
         kept: dict[str, float | None] = json.loads(file.read_text())
         return kept.get(key)
 

@@ -25,12 +25,12 @@ from typing import Self
 from peer import gossip
 from peer.config import load
 from peer.errors import SottoError
+from peer.own_files import write_whole
 from peer.simulate import run as simulator
 from peer.state.metrics import EvaluationRecord, MetricsStore
 from peer.study.checkout import commit
 from peer.study.plan import Contender, Study
 from peer.study.rivals.training_orders import PROGRAM, TrainingOrders
-from peer.study.row import write_whole
 
 AVERAGED = -1
 """Number of the averaged model among the peers of an evaluation."""

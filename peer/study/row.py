@@ -7,14 +7,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Self
 
+from peer.own_files import write_whole
 from peer.study.cell import CellResult
-
-
-def write_whole(file: Path, content: bytes) -> None:
-    """Write a cell or a curve; an interruption leaves no partial file."""
-    beside = file.with_suffix(".new")
-    beside.write_bytes(content)
-    beside.rename(file)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
-import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -19,6 +17,7 @@ from typing import Any
 
 from peer.errors import StateError
 from peer.executors import ALL, Computing, Shard
+from peer.own_files import write_whole
 from peer.report.numbers import duration, percent, size
 from peer.sweep.cell import Cell, request, simulate
 from peer.sweep.plan import Planned, Sweep, cells
@@ -92,12 +91,12 @@ class SweepFolder:
         """Write results.json and results.csv; return the cells."""
         rows = self.rows()
         document = {"sweep": self.sweep.model_dump(mode="json"), "cells": [asdict(row) for row in rows]}
-        _write_whole(self.folder / "results.json", json.dumps(document, indent=1) + "\n")
-        _write_whole(self.folder / "results.csv", as_csv(self.sweep, rows))
+        write_whole(self.folder / "results.json", json.dumps(document, indent=1) + "\n")
+        write_whole(self.folder / "results.csv", as_csv(self.sweep, rows))
         return rows
 
     def _write(self, planned: Planned, cell: Cell) -> None:
-        _write_whole(self._file(planned), json.dumps(asdict(cell), ensure_ascii=False) + "\n")
+        write_whole(self._file(planned), json.dumps(asdict(cell), ensure_ascii=False) + "\n")
 
     def _file(self, planned: Planned) -> Path:
         return self.folder / "cells" / f"{planned.key}.json"
@@ -129,13 +128,6 @@ def as_text(sweep: Sweep, rows: Sequence[Cell]) -> str:
     return "\n".join(
         "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip() for line in lines
     )
-
-
-def _write_whole(file: Path, text: str) -> None:
-    """Write a file whole or not at all, also where processes of several machines work on one folder."""
-    beside = file.with_name(f".{file.name}.{socket.gethostname()}.{os.getpid()}")
-    beside.write_text(text, encoding="utf-8")
-    beside.replace(file)
 
 
 def _is_table(value: Any) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from peer.errors import DataError
+from peer.own_files import write_whole
 
 
 def save_model(
@@ -39,13 +39,7 @@ def state_tensors(model: torch.nn.Module, names: Collection[str] | None = None) 
 
 def write_tensors(tensors: Mapping[str, torch.Tensor], path: Path, *, metadata: Mapping[str, str]) -> None:
     """Write a safetensors file, beside the final name first."""
-    data = save(dict(tensors), metadata=dict(metadata))
-    beside = path.with_name(f"{path.name}.{os.getpid()}.part")
-    with open(beside, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
+    write_whole(path, save(dict(tensors), metadata=dict(metadata)))
 
 
 class TensorSlice(Protocol):

@@ -14,7 +14,6 @@ from __future__ import annotations
 import enum
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from peer.errors import ConfigError, DataError
+from peer.own_files import write_whole
 from peer.random import SHARED, Purpose, Stream, stream
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
@@ -102,13 +102,7 @@ class Manifest:
             "holdout": [part.tolist() for part in self.holdout],
             "digest": self.digest,
         }
-        beside = path.with_name(path.name + ".new")
-        with beside.open("w", encoding="utf-8") as file:
-            json.dump(tree, file, separators=(",", ":"))
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
+        write_whole(path, json.dumps(tree, separators=(",", ":")) + "\n")
 
     @classmethod
     def load(cls, path: Path) -> Manifest:

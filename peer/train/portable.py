@@ -20,6 +20,7 @@ import numpy.typing as npt
 import torch
 
 from peer.errors import ConfigError, DataError
+from peer.own_files import replacing
 from peer.random import SHARED, Purpose, stream
 from peer.train.own_task import OwnTask
 from peer.train.statistics import BATCH, SAMPLES
@@ -92,7 +93,7 @@ def trace(model: torch.nn.Module, example: Example, name: str) -> torch.export.E
 
 def save_program(program: torch.export.ExportedProgram, path: Path) -> None:
     """Write a program for `torch.export.load`."""
-    with _beside(path) as beside:
+    with replacing(path) as beside:
         torch.export.save(program, beside)
 
 
@@ -100,7 +101,7 @@ def save_onnx(program: torch.export.ExportedProgram, path: Path, name: str) -> N
     """Write a program as ONNX. Raises ConfigError where the packages are missing, DataError where ONNX lacks an
     operator."""
     require_onnx()
-    with _refusal(name, "ONNX"), _beside(path) as beside:
+    with _refusal(name, "ONNX"), replacing(path) as beside:
         converted = torch.onnx.export(program, dynamo=True, verbose=False)
         assert converted is not None
         for node in converted.model.graph:
@@ -121,7 +122,7 @@ def save_onnx_int8(full: Path, path: Path, data: Data, *, seed: int) -> None:
     order = stream(seed, SHARED, Purpose.STATISTICS).permutation(len(data))[:SAMPLES]
     names = [each.name for each in _session(full).get_inputs()]
     batches = (_inputs(data, order[start : start + BATCH]) for start in range(0, len(order), BATCH))
-    with _quiet(), _beside(path) as beside:
+    with _quiet(), replacing(path) as beside:
         quantization.quantize_static(
             str(full),
             str(beside),
@@ -223,14 +224,3 @@ def _quiet() -> Iterator[None]:
             yield
         finally:
             logging.disable(before)
-
-
-@contextlib.contextmanager
-def _beside(path: Path) -> Iterator[Path]:
-    """Yield a name to write to; the file gets its own once it is complete."""
-    beside = path.with_name(f".part-{path.name}")
-    try:
-        yield beside
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)

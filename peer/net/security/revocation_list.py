@@ -9,9 +9,7 @@ gRPC's Python API cannot hand such a list to TLS. So the transport consults it f
 
 from __future__ import annotations
 
-import contextlib
 import datetime
-import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -21,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from peer.errors import SecurityError
 from peer.net.security.certificates import parse_certificate, public_key, refused_as
+from peer.own_files import write_whole
 
 MAX_BYTES = 60 * 1024
 """Small enough to travel as one note between peers; about 1,500 certificates."""
@@ -124,18 +123,11 @@ class RevocationList:
     def _save(self) -> None:
         if self.path is None:
             return
-        beside = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         try:
-            with open(beside, "wb") as file:
-                file.write(self.pem)
-                file.flush()
-                os.fsync(file.fileno())
-            beside.replace(self.path)
+            write_whole(self.path, self.pem)
             status = self.path.stat()
             self._stamp = (status.st_mtime_ns, status.st_size)
         except OSError as error:
-            with contextlib.suppress(OSError):
-                beside.unlink()
             raise SecurityError(f"{self.path} cannot be written: {error.strerror}") from None
 
 

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from peer.errors import ConfigError, DataError
+from peer.own_files import write_whole
 from peer.train.datasets.download import Downloaded, download
 
 RECORD = "SHA256SUMS"
@@ -243,4 +244,4 @@ def read_record(directory: Path) -> dict[str, str]:
 
 def write_record(directory: Path, record: Mapping[str, str]) -> None:
     """Write a SHA256SUMS that `sha256sum -c` reads."""
-    (directory / RECORD).write_text("".join(f"{digest}  {name}\n" for name, digest in record.items()), encoding="utf-8")
+    write_whole(directory / RECORD, "".join(f"{digest}  {name}\n" for name, digest in record.items()))

@@ -22,6 +22,7 @@ from typing import BinaryIO
 
 from peer import __version__
 from peer.errors import DataError, remedy
+from peer.own_files import open_own, write_whole
 
 ATTEMPTS = 6
 """How often a transfer is taken up again without a byte of progress in between."""
@@ -62,7 +63,7 @@ def download(
     part = target.with_name(f"{target.name}.part")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with open(part, "ab") as file:
+        with os.fdopen(open_own(part, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab") as file:
             _lock(file, target)
             transfer = _Transfer(url, file, part, size, on_progress)
             transfer.run(pause)
@@ -199,7 +200,7 @@ class _Tag:
         value = "" if value is None or value.startswith("W/") or not value.isascii() else value
         if value != self.value:
             self.value = value
-            self.path.write_text(value, encoding="ascii")
+            write_whole(self.path, value)
 
     def forget(self) -> None:
         self.path.unlink(missing_ok=True)

@@ -1,0 +1,83 @@
+"""Files that this process writes where others may write, too: whole, beside and renamed, and through no link.
+
+Run folders are copied and shared, and /tmp belongs to everybody. Whoever can make a file there can put a link in the
+place of one that is about to be written, or a folder of its own in the place of ours. What is written as a whole gets
+its name once it is complete, which replaces a link and does not follow it. What is written to in place, such as a log
+or a lock, must be a plain file of this user.
+
+All functions raise OSError.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+_NO_FOLDERS = (Path("/dev"), Path("/dev/fd"), Path("/proc/self/fd"))
+
+
+def write_whole(path: Path, content: bytes | str) -> None:
+    """Replace a file, or make it; text is UTF-8. An interruption leaves the old file, and no link is followed."""
+    with replacing(path) as beside:
+        beside.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield the path of a new, empty file in the same folder, which takes the name `path` at the end, on disk by then.
+    A file that it replaces hands on its permissions. What lies in /dev is written to as it is."""
+    if path.parent in _NO_FOLDERS:
+        yield path
+        return
+    beside = path.with_name(f".{secrets.token_hex(8)}.{path.name[-200:]}")
+    os.close(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666))
+    try:
+        yield beside
+        with contextlib.suppress(FileNotFoundError):
+            old = path.lstat()
+            if stat.S_ISREG(old.st_mode) and old.st_uid == os.geteuid():
+                beside.chmod(stat.S_IMODE(old.st_mode))
+        written = os.open(beside, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            os.fsync(written)
+        finally:
+            os.close(written)
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+
+
+def open_own(path: Path, flags: int, mode: int = 0o666) -> int:
+    """Return the descriptor of a file that is written to in place: a plain file of this user, made if `flags` say so
+    (os.O_APPEND, os.O_CREAT, …). Raises PermissionError for a link, and for what belongs to somebody else."""
+    try:
+        # Without O_NONBLOCK, a pipe in its place would make this process wait for ever.
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise PermissionError(errno.EPERM, "it is a link, which is not followed", str(path)) from None
+        raise
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+        os.close(descriptor)
+        raise PermissionError(errno.EPERM, "it is no plain file of this user", str(path))
+    return descriptor
+
+
+def make_own_folder(path: Path, mode: int = 0o777) -> None:
+    """Make a folder and those above it, if it is not there. Raises PermissionError for a link, and for one of somebody
+    else: they could replace what is in it."""
+    path.mkdir(mode=mode, parents=True, exist_ok=True)
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode):
+        raise PermissionError(errno.EPERM, "it is a link, which is not followed", str(path))
+    if found.st_uid != os.geteuid():
+        raise PermissionError(errno.EPERM, "it belongs to another user", str(path))
+    if mode & 0o077 == 0 and found.st_mode & 0o077:
+        raise PermissionError(errno.EPERM, "other users can enter it", str(path))
