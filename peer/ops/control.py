@@ -45,11 +45,14 @@ async def ask(
         )
     entry = config.peers[index] if isinstance(index, int) else index
     is_own = index == config.peer.index
-    security = _credentials(config, base)
+    how: dict[str, Any] = {"name": entry.name, "security": _credentials(config, base), "timeout_s": TIMEOUT_S}
     try:
-        local = _own_socket(config, base) if is_own else None
-        address = local or _address(entry, config.peer.listen if is_own else None)
-        return await call_control(address, verb, arguments, name=entry.name, security=security, timeout_s=TIMEOUT_S)
+        if is_own and (local := _own_socket(config, base)) is not None:
+            # Whoever listens there may be a process that a script of the peer's left behind.
+            with contextlib.suppress(PeerUnreachable):
+                return await call_control(local, verb, arguments, **how)
+        address = _address(entry, config.peer.listen if is_own else None)
+        return await call_control(address, verb, arguments, **how)
     except RemoteError as error:
         raise type(error)(error.problem, peer=index if isinstance(index, int) else None) from None
 

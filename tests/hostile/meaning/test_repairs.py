@@ -39,7 +39,8 @@ def test_requests_that_cannot_be_answered_are_refused(algorithm: str) -> None:
     world.peers[1].connected(SENDER, world.peers[1].links.out[SENDER].acknowledged)
     world.refuses(0, told(request, phase=7), "REPAIR_REQUEST in phase 7")
     world.refuses(0, told(request, phase=1 << 62), "REPAIR_REQUEST in phase")
-    world.refuses(0, told(request, round=world.rounds), "in a run of 7")
+    for far in (world.rounds, 1 << 62, 1 << 63, (1 << 64) - 1):
+        world.refuses(0, told(request, round=far), "in a run of 7")
     world.refuses(0, told(request, round=world.rounds - 1), "not sent yet")
     world.refuses(0, told(request, mixing_weight=0.5), "told the weights")
     world.refuses(0, told(request, wanted=()), "no layer|which is over")

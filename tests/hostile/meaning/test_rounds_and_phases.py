@@ -27,8 +27,32 @@ PART = block_float.encode(np.ones(9), np.array([9], np.int64), 8)
 def test_rounds_that_the_run_does_not_have_are_refused(algorithm: str) -> None:
     world = started(algorithm)
     seq, honest = world.until()
-    for round_ in (world.rounds, 1 << 62, (1 << 64) - 1):
+    for round_ in (world.rounds, 1 << 62, (1 << 63) - 1, 1 << 63, (1 << 64) - 1):
         world.refuses(seq, told(honest, round=round_), "in a run of 7")
+    finishes_like_an_honest_run(world)
+
+
+@pytest.mark.parametrize("algorithm", SETTINGS)
+def test_a_message_in_the_name_of_another_peer_is_refused(algorithm: str) -> None:
+    world = started(algorithm)
+    seq, honest = world.until()
+    for sender in (RECEIVER, 2, 99, 1 << 31, (1 << 63) - 1):
+        world.refuses(seq, told(honest, sender=sender), "in the name of peer|names peer|sender")
+    finishes_like_an_honest_run(world)
+
+
+@pytest.mark.parametrize("algorithm", SETTINGS)
+def test_a_number_that_was_used_brings_nothing_new_and_one_too_far_is_refused(algorithm: str) -> None:
+    world = started(algorithm)
+    seq, honest = world.until(at_round=1)
+    victim, lie = world.peers[RECEIVER], wire.encode(told(honest, round=honest.round + 1), LAYOUT)
+    before = victim.links.received(), victim.participant.algorithm.x.tobytes()
+    for used in range(1, seq):
+        for content in (lie, b"whatever it is"):
+            assert not victim.receive(SENDER, used, content, world.now).frames
+    assert (victim.links.received(), victim.participant.algorithm.x.tobytes()) == before
+    for far in (seq + 1, 1 << 63, (1 << 64) - 1):
+        world.refuses(far, honest, f"where {seq} is next")
     finishes_like_an_honest_run(world)
 
 
