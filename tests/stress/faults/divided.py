@@ -2,14 +2,16 @@
 
 The peers, disks and streams are those of the other scenarios, with their kills and delays. Links between parts of the
 cluster are cut, for shorter and longer than a peer is waited for: in halves, one against the rest, in three parts. In
-half of the seeds, one member lies about losses: it votes for every other one, and announces losses without votes, with
-its own vote several times, with forged ones and with old ones.
+half of the seeds, one member lies about losses: it votes for every other one and for itself, and announces losses
+without votes, with its own vote several times, with forged ones and with old ones. Whoever asks it what became of it is
+answered with such losses.
 
 Whoever finds the proof that it was declared lost takes part again under its next number (`gossip.incarnations`); so
 does a device whose disk is wiped, once most members take it for lost. The liar tells of such things, too.
 
 What has to hold: no two peers complete one round with other members; whom anybody takes for lost, a strict majority has
-voted for, by signatures that nobody can forge; two incarnations of a device are never members of one round; and once
+voted for, by signatures that nobody can forge, also by whom it takes itself for lost; nobody refuses what an honest one
+announces; two incarnations of a device are never members of one round; and once
 all is well, those that are not lost come to the last round.
 """
 
@@ -27,8 +29,9 @@ from peer.compress.payload import FloatArray
 from peer.errors import ConfigError, RemoteProtocolError, SecurityError, SponsorLost
 from peer.gossip.effects import Effects
 from peer.gossip.incarnations import MAX_INCARNATIONS, Numbering
-from peer.gossip.membership import Change, ChangeKind
+from peer.gossip.membership import Change, ChangeKind, Membership
 from peer.node import membership_codec
+from peer.node.loss_grounds import LossGrounds
 from peer.node.loss_votes import LOST, ORDER, LossVote, decode_vote
 from peer.node.membership_checks import check_own_loss
 from peer.node.membership_planning import plan_change
@@ -122,7 +125,7 @@ class Notary:
     def order(self, subject: int) -> bytes:
         """Return what an operator says who knows that a peer is lost for good."""
         incarnation = self._numbering.incarnation(subject)
-        name = f"peer {subject}"
+        name = f"peer-{self._numbering.device(subject)}"
         statement = LossOrder(name=name, incarnation=incarnation).SerializeToString(deterministic=True)
         return sealed(statement, Proof(counter=1, signature=self._signature(OPERATOR, ORDER, 1, statement)))
 
@@ -174,7 +177,6 @@ class Observer(Auditor):
 
     def note_losses(self, participant: Participant) -> None:
         """Check what a peer believes of losses."""
-        views = participant.algorithm.node.schedule
         for change in participant.membership.changes:
             former = self.scenario.numbering.former(change.subject)
             if change.kind is ChangeKind.JOIN and former is not None:
@@ -186,14 +188,19 @@ class Observer(Auditor):
             if participant.peer in self.lost.setdefault(change.subject, set()):
                 continue
             self.lost[change.subject].add(participant.peer)
-            if change.ordered:
-                continue
-            votes = [decode_vote(vote) for vote in change.votes]
-            genuine = {vote.voter for vote in votes if vote in self._cast and vote.subject == change.subject}
-            for vote in votes:
-                members = views.membership.members(vote.round)  # type: ignore[attr-defined]
-                if 2 * len(genuine.intersection(members)) <= len(members):
-                    raise InvariantBroken(f"{sorted(genuine)} of {members} declared peer {change.subject} lost")
+            self.check_grounds(participant, change)
+
+    def check_grounds(self, participant: Participant, change: Change) -> None:
+        """Check that an operator or a strict majority of the members has really decided a loss."""
+        views = participant.algorithm.node.schedule
+        votes = [decode_vote(vote) for vote in change.votes]
+        genuine = {vote.voter for vote in votes if vote in self._cast and vote.subject == change.subject}
+        for vote in () if change.ordered else votes:
+            members = views.membership.members(vote.round)  # type: ignore[attr-defined]
+            if 2 * len(genuine.intersection(members) - {change.subject}) <= len(members):
+                raise InvariantBroken(f"{sorted(genuine)} of {members} declared peer {change.subject} lost")
+        if not votes and not change.ordered:
+            raise InvariantBroken(f"peer {participant.peer} takes {change.subject} for lost without grounds")
 
     def finish(self, participants: object) -> None:
         pass
@@ -220,8 +227,13 @@ class DividedProcess(VirtualProcess):
     def hear_note(self, source: int, note: bytes) -> None:
         """Take a vote of a neighbour."""
         membership = self.participant.membership
-        if self.votes.hear(note, self.participant.round, membership.longest_lead):
-            self.cluster.tell_all(self.me, note, besides=source)
+        try:
+            if self.votes.hear(note, self.participant.round, membership.longest_lead):
+                self.cluster.tell_all(self.me, note, besides=source)
+        except RemoteProtocolError as error:
+            if self.cluster.tongue is None or error.peer != self.cluster.tongue.me:
+                raise InvariantBroken(f"peer {self.me} takes the vote of an honest peer for a lie: {error}") from None
+            self.cluster.tongue.refusals[error.problem] += 1
 
     def _look(self) -> None:
         self.later(_LOOK_EVERY_S * self.random.uniform(0.5, 1.5), self._look)
@@ -268,6 +280,9 @@ class DividedProcess(VirtualProcess):
                     check_own_loss(self.participant.membership, proof)
                 except (SecurityError, RemoteProtocolError):
                     continue
+                numbers = self.cluster.scenario.numbering.stride * MAX_INCARNATIONS
+                shown = membership_codec.decode(proof, numbers, sender=self.me)
+                self.cluster.observer.check_grounds(self.participant, shown)
                 return True
         return False
 
@@ -297,9 +312,18 @@ class LyingMember(LyingProcess, DividedProcess):
         if not self.world.quiet:
             self.later(2.0, self._vote_for_all)
             for subject in range(self.world.scenario.num_first):
-                if subject != self.me:
-                    self.cluster.tell_all(self.me, vote(self.notary, self.me, subject, self.participant.round))
-                    self.tongue.lies["a vote against everybody"] += 1
+                self.cluster.tell_all(self.me, vote(self.notary, self.me, subject, self.participant.round))
+                self.tongue.lies["a vote for its own loss" if subject == self.me else "a vote against everybody"] += 1
+
+    def answer(self, asker: int) -> Mapping[int, bytes]:
+        """Return that whoever asks is lost: by the own word, the own vote, or all votes on it that were ever cast."""
+        heard = sorted(each.said for each in self.cluster.cast if each.subject == asker)
+        own = vote(self.notary, self.me, asker, self.participant.round)
+        grounds = self._lies.choice(((), (own,), (own,) * 5, tuple(heard[-8:])))
+        change = Change(ChangeKind.LOST, asker, self.me, self.participant.round + 9, votes=grounds)
+        statement = membership_codec.encode(change)[len(membership_codec.MAGIC) :]
+        self.tongue.lies["an answer that the asker is lost"] += 1
+        return {asker: membership_codec.MAGIC + self.notary.sign(MEMBERS, statement)}
 
 
 def vote(notary: Notary, voter: int, subject: int, round_: int) -> bytes:
@@ -481,7 +505,9 @@ class DividedWorld(World):
         """Return what the members that can be reached say of losses."""
         members = [each for each in self.present() if each.participant.membership.is_member]
         return [
-            each.participant.membership.proofs_of_loss()
+            each.answer(me)
+            if isinstance(each, LyingMember) and not self.quiet
+            else each.participant.membership.proofs_of_loss()
             for each in members
             if each.me != me and self._is_reachable(me, each.me)
         ]
@@ -526,7 +552,7 @@ class DividedWorld(World):
         self.is_of_no_use(self.random.choice(able), "loses its disk")
 
     def is_of_no_use(self, me: int, why: str) -> None:
-        """End a member that has nothing of what the others count on: it waits until most of them take it for lost."""
+        """End a member that has nothing of what the others count on: it waits until its loss is proven to it."""
         self._wiped.add(me)
         self.gone.add(me)
         self.streams.give_up(me)
@@ -535,8 +561,18 @@ class DividedWorld(World):
         self._ask_for_the_wiped(me)
 
     def _ask_for_the_wiped(self, me: int) -> None:
-        answers = self.answers(me)
-        if 2 * sum(me in answer for answer in answers) > len(answers):
+        grounds = LossGrounds(
+            membership=Membership(tuple(range(self.scenario.num_first))),
+            statements=self.notary(me),
+            numbering=self.scenario.numbering,
+            name_of=self.scenario.name_of,
+            counts_votes=True,
+        )
+        # A device without its state knows no members but the first: where others have decided, an operator knows them.
+        counts = any(self._counts_on(process, me) for process in self.present())
+        if any(grounds.proves(answer.get(me), me) for answer in self.answers(me)) or (
+            self._operator_decides and not counts
+        ):
             self.gone.discard(me)
             self.come_back(me, "is known to be lost")
         else:
@@ -551,9 +587,10 @@ class DividedWorld(World):
 
     def _settle_disagreements(self) -> None:
         """Let an operator declare a device lost that has ended, where members did not hear of that: they may have
-        believed another loss first, with which those that are left are no majority."""
+        believed another loss first, with which those that are left are no majority; or the liar has shown the votes of
+        a majority to that device alone."""
         if self._operator_decides:
-            for me in sorted(self.observer.lost.keys() & self.gone):
+            for me in sorted(self.gone - self._wiped):
                 if any(self._counts_on(process, me) for process in self.present()):
                     self._order(me)
         self.ask(self._settle_disagreements, 1.0)

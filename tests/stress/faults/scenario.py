@@ -150,7 +150,11 @@ class Scenario:
 
     def newcomer(self, peer: int) -> Newcomer:
         """Return what a peer says of itself that takes part again."""
-        return Newcomer(f"peer-{self.numbering.device(peer)}", None, None, b"")
+        return Newcomer(self.name_of(peer), None, None, b"")
+
+    def name_of(self, peer: int) -> str:
+        """Return the name of the device that has a number."""
+        return f"peer-{self.numbering.device(peer)}"
 
     def check_newcomer(self, peer: int, said: Newcomer) -> None:
         """Raise SecurityError unless a peer that takes part again is the device that it is said to be."""
@@ -388,6 +392,7 @@ class Scenario:
                 check_newcomer=self.check_newcomer,
                 statements=statements,
                 by_majority=statements is not None,
+                name_of=self.name_of,
             ),
             cpu_clock=_no_time,
             stopwatch=_no_time,
