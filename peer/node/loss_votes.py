@@ -23,6 +23,7 @@ from peer.errors import RemoteProtocolError, SecurityError
 from peer.gossip.membership import ChangeKind, Membership
 from peer.node.statements import MAX_PROOF_BYTES, Statements, unsealed
 from peer.proto.sottovoce.v1 import membership_pb2 as pb
+from peer.rate_limits import Allowances
 
 LOST = "lost"
 """Topic of votes, as notes and as what is signed."""
@@ -30,6 +31,9 @@ ORDER = "order"
 """Topic of what an operator signs (`net.security.orders`)."""
 TELL_EVERY_S = 5.0
 """Votes are told again after this time: a note may be lost."""
+_NEWS = {"rate": 0.5, "burst": 8.0}
+"""Votes of one member on the loss of another that are looked at and passed on, by second. What is left out is told
+again."""
 _MOST_NAME = 256
 
 
@@ -117,6 +121,7 @@ class LossVotes:
         """(subject, voter) → its newest vote."""
         self._on_themselves: dict[int, LossVote] = {}
         """Voter → its newest vote for its own loss: each is an offence once."""
+        self._looked_at, self._now = Allowances(**_NEWS), 0.0
         self._told_at = float("-inf")
         self._decided_at: dict[int, float] = {}
 
@@ -124,7 +129,7 @@ class LossVotes:
         """Vote for the loss of peers that are away for long; return the notes to tell all neighbours, if it is time to.
         `t`: the round under way; `lead`: how far members can be apart; `away_s`: peer → for how long there was no way
         to reach it."""
-        members, is_news = self._membership.members(t), False
+        members, is_news, self._now = self._membership.members(t), False, now
         self._forget(t, lead)
         for subject, seconds in sorted(away_s.items()):
             own = self._known.get((subject, self._peer))
@@ -154,7 +159,14 @@ class LossVotes:
                 or (known is not None and known.round >= vote.round)
             ):
                 return False
-            is_proven = self._statements.check(LOST, vote.voter, said)
+            about = vote.voter, vote.subject
+            if not self._looked_at.spend(about, self._now):
+                return False
+            try:
+                is_proven = self._statements.check(LOST, vote.voter, said)
+            except SecurityError:
+                self._looked_at.give_back(about)  # Who is named has not said it.
+                raise
         except SecurityError as error:
             raise RemoteProtocolError(f"told of a vote: {error}") from None
         if is_on_itself:

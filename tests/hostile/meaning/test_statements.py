@@ -280,6 +280,20 @@ def test_of_a_flood_of_fresh_signatures_few_are_looked_at(cluster: Cluster) -> N
     assert counting.checks == 3
 
 
+def test_a_member_that_votes_in_each_round_is_looked_at_now_and_then(cluster: Cluster) -> None:
+    counting, theirs = Counting(cluster.statements(0)), cluster.statements(2)
+    membership = Cluster("sparse-push", seed=3, signed=True, by_majority=True).peers[0].participant.membership
+    votes = membership.loss_votes(counting, after_s=10.0)
+
+    def heard(round_: int) -> bool:
+        vote = LossVote(voter=2, subject=3, round=round_).SerializeToString(deterministic=True)
+        return votes.hear(theirs.sign(VOTE, vote), round_, 3)
+
+    assert sum(heard(round_) for round_ in range(50)) == counting.checks == 8
+    votes.look(50, 3, {}, 10.0)
+    assert sum(heard(round_) for round_ in range(50, 70)) == 5
+
+
 def test_who_brings_forgeries_uses_up_nothing_of_whom_they_name(cluster: Cluster) -> None:
     listener = Listener(cluster)
     for round_ in range(50):
