@@ -11,6 +11,7 @@ SottoError
 ├── RemoteError             another peer's
 │   ├── RemoteProtocolError     it sent something that the protocol forbids; the message is dropped
 │   │   └── FrameError          bytes that are not a valid frame (one subclass for each kind of lie, in `wire.errors`)
+│   ├── StateBehind             the state of one of two peers is older than what the other knows of it
 │   ├── HandshakeRefused        the two peers do not belong together, or one of them said so
 │   └── PeerUnreachable         no connection within the time allowed
 ├── DivergenceError         the run's: loss or consensus left the range in which training on makes sense
@@ -89,10 +90,6 @@ class ConfigError(SottoError):
         super().__init__(text)
 
 
-class StateLost(ConfigError):
-    """A peer starts without the state with which it has taken part in its run before."""
-
-
 class SecurityError(SottoError):
     """A certificate or key is missing, unreadable, expired, or does not belong to this peer."""
 
@@ -147,6 +144,11 @@ class RemoteProtocolError(RemoteError):
 
 class FrameError(RemoteProtocolError):
     """Bytes that are not a valid frame."""
+
+
+class StateBehind(RemoteError):
+    """Two peers have no link because the state of one is older than what the other knows of it. Nobody is accused: a
+    backup that was put back looks like this."""
 
 
 class HandshakeRefused(RemoteError):

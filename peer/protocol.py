@@ -18,6 +18,9 @@ GROUNDED = 5
 """The first version whose peers announce no loss without the order of an operator or the votes of most members: once
 all members speak it, the word of one is believed by none."""
 
+ADMITS = 5
+"""The first version whose peers go on without one that has admitted that it was set back."""
+
 _RELEASES = {3: "0.1", 4: "0.2", 5: "0.3"}
 
 

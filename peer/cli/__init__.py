@@ -66,6 +66,7 @@ cli.add_section(
         "leave": "control.leave",
         "remove": "control.remove",
         "rollback": "control.rollback",
+        "rejoin": "control.rejoin",
     },
 )
 cli.add_section(

@@ -182,6 +182,32 @@ def rollback(round_: int, config_file: Path | None, directory: Path | None, as_j
     return 0
 
 
+@click.command(cls=SottoCommand)
+@config_option
+@json_option
+def rejoin(config_file: Path | None, as_json: bool) -> int:
+    """Give up the state of a stopped peer, and let it take part again as a newcomer.
+
+    A device whose state folder is an old copy, or was lost, waits: others have used and forgotten what it would send
+    again. With certificates it proves that to them by itself. Where nothing is signed (security.mode "insecure" or
+    "tls+token"), nobody else can decide it: run this on the device, start it, and run `sotto remove` on another one.
+    Nothing is deleted: checkpoints and journals are renamed to set-aside-N-… in the state folder.
+
+    \b
+    Examples:
+      sotto rejoin --config peer.toml
+    """
+    config, base = load_peer(config_file)
+    from peer.daemon.rejoining import give_up
+
+    incarnation = give_up(config, base)
+    if as_json:
+        print_json({"state": str(base / config.state.directory), "incarnation": incarnation})
+    else:
+        click.echo(f"{base / config.state.directory}: set aside; start the peer, and it asks to take part again")
+    return 0
+
+
 def _tell(
     answers: list[dict[str, Any]], as_json: bool, lines: Callable[[dict[str, Any]], list[str]], *, many: bool = False
 ) -> int:

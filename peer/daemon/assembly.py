@@ -33,6 +33,7 @@ from peer.daemon.own_loss import OwnLoss
 from peer.daemon.pair_exchanges import PairExchanges
 from peer.daemon.pairs import PairLoop
 from peer.daemon.peer_list_reload import PeerList
+from peer.daemon.progress import SignedProgress
 from peer.daemon.recovery import MissingRows, recover_pairs, recover_rounds
 from peer.daemon.releases import Releases
 from peer.daemon.replica_check import ReplicaCheck
@@ -40,6 +41,7 @@ from peer.daemon.round_frames import RoundFrames
 from peer.daemon.rounds import RoundLoop
 from peer.daemon.runtime import Runtime
 from peer.daemon.saving import PairSaver, RoundSaver, Saver
+from peer.daemon.signed_statements import SignedStatements
 from peer.daemon.traffic import Traffic
 from peer.daemon.watcher import NoWatcher, Watcher
 from peer.errors import ConfigError
@@ -52,7 +54,8 @@ from peer.node.disk_state import DiskState
 from peer.node.durable import DurablePeer
 from peer.node.durable_pair import DurablePair
 from peer.node.loss_votes import LOST
-from peer.protocol import GROUNDED, OLDEST, REJOINS
+from peer.node.progress import PROGRESS
+from peer.protocol import ADMITS, GROUNDED, OLDEST, REJOINS
 from peer.run_plan import unreachable_pairs
 from peer.run_setup import PeerTrainer
 from peer.state.admission_log import AdmissionLog
@@ -100,6 +103,8 @@ class TrainingParts:
     """Returns whom there should be a link to."""
     notes: dict[str, Judge]
     """Topic → who judges notes about it, of those that only this way to train has."""
+    progress: SignedProgress | None
+    """None where nothing is signed."""
 
 
 @dataclass(kw_only=True)
@@ -114,7 +119,8 @@ class Parts:
 
     def make_transport(self) -> Transport:
         """Return the transport that calls these parts. Raises ConfigError."""
-        return _transport(self.common.local, self.incoming, self.training.linked(), self.common.releases)
+        training = self.training
+        return _transport(self.common.local, self.incoming, training.linked(), self.common.releases, training.progress)
 
 
 def assemble(
@@ -177,6 +183,8 @@ def _assemble(
         judges[notes.CLASSES], greetings[notes.CLASSES] = votes.heard, votes.linked
     if (data := _data_check(local)) is not None:
         judges[notes.DATA], greetings[notes.DATA] = data.heard, lambda peer: (data.note,)
+    if (progress := training.progress) is not None:
+        judges[PROGRESS] = progress.heard
     incoming = Incoming(
         runtime=common.runtime,
         neighbors=common.neighbors,
@@ -186,6 +194,7 @@ def _assemble(
         operator=operator,
         notes=judges,
         greetings=greetings,
+        on_link_down=(lambda: None) if progress is None else progress.link_down,
         why_no_changes=local.setup.why_no_changes,
         num_peers=local.setup.num_peers,
     )
@@ -320,7 +329,9 @@ def _round_parts(common: CommonParts) -> TrainingParts:
         participant,
         local.folder.disk,
         neighbors=local.others,
-        protocol_of=lambda change: REJOINS if numbering.incarnation(change.subject) else OLDEST,
+        protocol_of=lambda change: max(
+            REJOINS if numbering.incarnation(change.subject) else OLDEST, ADMITS if change.admitted else OLDEST
+        ),
         **local.durability,
     )
     missing = MissingRows(local, common.evaluations, common.own, metrics)
@@ -328,6 +339,14 @@ def _round_parts(common: CommonParts) -> TrainingParts:
     common.cadence.add_round(recovered.seconds)
     member_links = MemberLinks(local, neighbors, durable, common.watcher, common.admissions)
     member_links.know_partners()
+
+    def admitted(peer: int, said: bytes) -> None:
+        common.releases.speaks(peer, ADMITS)
+        if common.releases.all_speak(ADMITS):
+            requests.declare_lost(peer, admitted=said)
+
+    # First, since it is told before a neighbour forgets anything.
+    progress = _progress(common, durable.round, lambda: durable.durable_round, admitted)
     frames = RoundFrames(
         runtime,
         neighbors,
@@ -335,6 +354,7 @@ def _round_parts(common: CommonParts) -> TrainingParts:
         recovered.effects,
         on_change=member_links.meet,
         on_late=lambda round_, peers: common.watcher.late(round_, [local.roster.name(peer) for peer in peers]),
+        on_durable=(lambda: None) if progress is None else progress.tell,
     )
     requests = ChangeRequests(local, runtime, neighbors, member_links, durable, frames)
     requests.remove_members(local.taken_out)
@@ -367,6 +387,7 @@ def _round_parts(common: CommonParts) -> TrainingParts:
         loss_watch=loss_watch,
         limits=common.limits,
         own_loss=own_loss,
+        progress=progress,
     )
     judges: dict[str, Judge] = {
         notes.REPLICA: check.heard,
@@ -383,6 +404,7 @@ def _round_parts(common: CommonParts) -> TrainingParts:
         disk_state=durable.disk_state,
         linked=member_links.linked,
         notes=judges,
+        progress=progress,
     )
 
 
@@ -399,6 +421,7 @@ def _pair_parts(common: CommonParts) -> TrainingParts:
     abandon_after_s = local.config.rounds.abandon_after_s
     exchanges = PairExchanges(runtime, neighbors, local.roster, durable, recovered.effects, abandon_after_s)
     saver = PairSaver(local, runtime, durable, exchanges, common.cadence, metrics, common.evaluations, audit_log)
+    progress = _progress(common, durable.round, lambda: durable.durable_round, lambda peer, said: None)
     loop = PairLoop(
         local=local,
         runtime=runtime,
@@ -412,6 +435,7 @@ def _pair_parts(common: CommonParts) -> TrainingParts:
         metrics=metrics,
         audit_log=audit_log,
         limits=common.limits,
+        progress=progress,
     )
     members = FixedMembers(local.setup.why_no_changes or "the members of this run cannot change")
     return TrainingParts(
@@ -422,10 +446,31 @@ def _pair_parts(common: CommonParts) -> TrainingParts:
         disk_state=durable.disk_state,
         linked=lambda: neighbors.all,
         notes={},
+        progress=progress,
     )
 
 
-def _transport(local: LocalPeer, incoming: Incoming, linked: Sequence[int], releases: Releases) -> Transport:
+def _progress(
+    common: CommonParts, start_round: int, durable_round: Callable[[], int], admitted: Callable[[int, bytes], None]
+) -> SignedProgress | None:
+    """Return what signs how far this peer is; None where nothing is signed."""
+    statements = common.local.statements
+    if not isinstance(statements, SignedStatements):
+        return None
+    return SignedProgress(
+        common.local,
+        statements,
+        common.runtime,
+        common.neighbors,
+        start_round=start_round,
+        durable_round=durable_round,
+        admitted=admitted,
+    )
+
+
+def _transport(
+    local: LocalPeer, incoming: Incoming, linked: Sequence[int], releases: Releases, progress: SignedProgress | None
+) -> Transport:
     """Return the transport of a peer, with links to `linked`. Raises ConfigError."""
     config = local.config
     if local.access is None:
@@ -449,6 +494,7 @@ def _transport(local: LocalPeer, incoming: Incoming, linked: Sequence[int], rele
         hear=incoming.hear,
         needed_protocol=lambda: releases.needed,
         device_of=local.roster.numbering.device,
+        progress=progress,
     )
 
 

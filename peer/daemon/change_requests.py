@@ -41,6 +41,8 @@ class _Request:
     """Of a loss that the members have decided."""
     ordered: bytes = b""
     """Of a loss that an operator has decided, with its signature."""
+    admitted: bytes = b""
+    """Of a loss that the lost peer has admitted, with its signature."""
 
 
 class ChangeRequests:
@@ -102,11 +104,13 @@ class ChangeRequests:
         self._member_links.add_missing()
         return {"removed": removed, "left_to_others": left_to_others}
 
-    def declare_lost(self, subject: int, votes: tuple[bytes, ...]) -> None:
-        """Ask for going on without a peer that most members have voted for leaving behind."""
-        if all(request.subject != subject for request in self._waiting):
-            self._waiting.append(_Request(ChangeKind.LOST, subject, None, votes=votes))
-            self._runtime.wake()
+    def declare_lost(self, subject: int, votes: tuple[bytes, ...] = (), *, admitted: bytes = b"") -> None:
+        """Ask for going on without a peer that most members have voted for leaving behind, or that has admitted that it
+        lost what it had."""
+        if self._membership.is_lost(subject) or any(request.subject == subject for request in self._waiting):
+            return
+        self._waiting.append(_Request(ChangeKind.LOST, subject, None, votes=votes, admitted=admitted))
+        self._runtime.wake()
 
     def remove_members(self, names: Sequence[str]) -> None:
         """Ask for going on without those that the list of peers lost while this peer was stopped."""
@@ -167,6 +171,7 @@ class ChangeRequests:
             request.newcomer,
             votes=request.votes,
             ordered=request.ordered,
+            admitted=request.admitted,
         )
 
     def _refuse(self, request: _Request, error: SottoError) -> None:
@@ -176,7 +181,7 @@ class ChangeRequests:
                 request.answer.set_exception(SottoError(str(error)))
         elif request.kind is ChangeKind.LEAVE:
             log.warning("limits: this peer cannot leave the run now: %s", error)
-        elif request.votes:
+        elif request.votes or request.admitted:
             log.info("this peer cannot announce that %s is lost, and leaves it to others: %s", name, error)
         elif request.kind is ChangeKind.LOST:
             log.warning("%s is not in the list any more, and stays a member: %s", name, error)

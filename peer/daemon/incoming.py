@@ -11,6 +11,7 @@ What it sends is judged by the part that knows what it is for:
 | votes on who is lost | `loss_watch` |
 | what they run | `releases` |
 | how frequent their classes are | `class_votes` |
+| how far they are, in hellos too | `progress` |
 | digests of replicas, and of data | `replica_check`, `data_check` |
 | requests to join, and the answer to one | `change_requests`, `joining` |
 | calls of an operator | `operator_api` |
@@ -71,14 +72,15 @@ class Incoming:
         operator: OperatorApi,
         notes: Mapping[str, Judge],
         greetings: Mapping[str, Greeting],
+        on_link_down: Callable[[], None],
         why_no_changes: str | None,
         num_peers: int,
     ) -> None:
         """`notes`: topic → who judges notes about it. `greetings`: topic → what a neighbour is told of it when it is
-        connected. `num_peers`: how many everybody lists."""
+        connected. `on_link_down()` is called when a link ended. `num_peers`: how many everybody lists."""
         self._runtime, self._neighbors, self._roster = runtime, neighbors, roster
         self._frames, self._members, self._operator = frames, members, operator
-        self._notes, self._greetings = dict(notes), dict(greetings)
+        self._notes, self._greetings, self._on_link_down = dict(notes), dict(greetings), on_link_down
         of_all = _notes_about_any(num_peers)
         rates = {**_NOTES, **dict.fromkeys((topics.EVALUATION, topics.RELEASE, topics.CLASSES, LOST), of_all)}
         self._budgets = {
@@ -98,8 +100,9 @@ class Incoming:
 
     def link_up(self, peer: int, remote_has: int) -> list[tuple[int, bytes]]:
         """A neighbour is connected and has our frames up to `remote_has`; return what to send (again)."""
-        self._neighbors.up(peer, self._runtime.now())
         frames = self._frames.frames_for(peer, remote_has)
+        # Only now: a neighbour that cannot be gone on with, such as one whose state is too old, stays away.
+        self._neighbors.up(peer, self._runtime.now())
         for topic, greeting in self._greetings.items():
             for note in greeting(peer):
                 self._neighbors.transport.bulletin(peer, topic, note)
@@ -111,6 +114,7 @@ class Incoming:
         self._log(logging.INFO, peer, "lost the link to %s: %s", self._roster.name(peer), reason)
         self._frames.disconnected(peer)
         self._neighbors.down(peer, self._runtime.now())
+        self._on_link_down()
         self._runtime.wake()
 
     def frame_received(self, peer: int, seq: int, frame: bytes) -> bool | None:

@@ -135,7 +135,9 @@ class OperatorApi:
         own = {str(number): proof.hex() for number, proof in losses.items() if name == roster.name(number)}
         numbers = {roster.name(number): number for number in self._loop.members}
         if name is not None:
-            return {"losses": own, "numbers": numbers}
+            number = roster.index_of(str(name))
+            is_linked = number in self._neighbors.all and self._neighbors.is_up(number)
+            return {"losses": own, "numbers": numbers, "linked": is_linked}
         return {"proofs": {roster.name(number): proof.hex() for number, proof in losses.items()}}
 
     def _privacy(self) -> dict[str, object] | None:

@@ -50,6 +50,8 @@ class Answer:
     """Number of a lost peer → the frame that proves it."""
     numbers: Collection[int]
     """Of the members."""
+    linked: bool = False
+    """Whether it has a link to the device that asks: to another process of it, if that has none."""
 
 
 async def status_of(
@@ -100,7 +102,7 @@ def _read(answer: Mapping[str, Any]) -> Answer | None:
         return None
     with contextlib.suppress(ValueError, TypeError):
         proofs = {int(peer): bytes.fromhex(frame) for peer, frame in losses.items()}
-        return Answer(proofs, [int(number) for number in numbers.values()])
+        return Answer(proofs, [int(number) for number in numbers.values()], answer.get("linked") is True)
     return None
 
 

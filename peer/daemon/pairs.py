@@ -33,6 +33,7 @@ from peer.daemon.local_peer import LocalPeer
 from peer.daemon.metrics_writer import MetricsWriter
 from peer.daemon.neighbors import Neighbors
 from peer.daemon.pair_exchanges import PairExchanges
+from peer.daemon.progress import SignedProgress
 from peer.daemon.runtime import Runtime, pace
 from peer.daemon.saving import PairSaver
 from peer.errors import PeerUnreachable
@@ -62,13 +63,14 @@ class PairLoop:
         metrics: MetricsWriter,
         audit_log: EventLog | None,
         limits: Limits | None,
+        progress: SignedProgress | None,
     ) -> None:
         self.participant = durable.participant
         self._local, self._config = local, local.config
         self._runtime, self._neighbors, self._durable = runtime, neighbors, durable
         self._exchanges, self._saver, self._cadence = exchanges, saver, cadence
         self._evaluations, self._own, self._metrics, self._audit_log = evaluations, own, metrics, audit_log
-        self._limits = limits
+        self._limits, self._progress = limits, progress
         self._steps_alone = self._config.rounds.max_skipped_rounds
         """Steps in a row without a neighbour; none of them before the first has come."""
         self._shown_exchanges = -1
@@ -151,12 +153,15 @@ class PairLoop:
             raise self._exchanges.failure
 
     def _may_go_on(self) -> bool:
-        """Whether there is a neighbour, or has been one recently."""
+        """Whether there is a neighbour, or has been one recently, and this peer was not set back."""
+        if self._progress is not None and self._progress.is_set_back:
+            return False
         is_alone = bool(self._neighbors.all) and not self._neighbors.reachable()
         return not is_alone or self._steps_alone < self._config.rounds.max_skipped_rounds
 
     def _give_up_on_the_lost(self) -> None:
-        if self.round >= self._config.run.rounds or self._may_go_on():
+        is_set_back = self._progress is not None and self._progress.is_set_back
+        if is_set_back or self.round >= self._config.run.rounds or self._may_go_on():
             return
         now = self._runtime.now()
         self._neighbors.give_up_if_refused(self._neighbors.all, now)
@@ -251,6 +256,7 @@ class PairLoop:
             "exchanges": staleness.exchanges,
             "staleness": staleness.exchanges_between / max(1, staleness.steps),
             "most_staleness": staleness.most_exchanges_between,
+            "set_back": None if self._progress is None else self._progress.sentence,
             "open_exchange": None if partner is None else self._local.roster.name(partner),
             **({} if self._limits is None else {"limits": self._limits.figures()}),
         }

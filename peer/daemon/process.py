@@ -127,7 +127,7 @@ class Daemon:
         self._evaluations, self._own, self._metrics = common.evaluations, common.own, common.metrics
         self._divergence, self._cadence, self._peer_list = common.divergence, common.cadence, parts.peer_list
         self._watcher, self._admissions, self._releases = common.watcher, common.admissions, common.releases
-        self._class_votes = common.class_votes
+        self._class_votes, self._progress = common.class_votes, parts.training.progress
         self._exporter: Exporter | None = None
 
     async def main(self, *, heeds_signals: bool = True) -> int:
@@ -162,6 +162,7 @@ class Daemon:
                         ProgressLog(self.operator.status).watch(self.runtime.now),
                         self._admissions.watch(),
                         self._releases.tell_now_and_then(),
+                        *(() if self._progress is None else self._progress.helpers()),
                         *self.loop.helpers(),
                     )
                 ]
@@ -269,6 +270,10 @@ class Daemon:
             # Before, there is nothing to save, and the state of a trainer that does not adjust yet would be taken for
             # that of a run which never does.
             await self.loop.save_at_end()
+        if self._progress is not None:
+            # Whoever puts a copy back while this peer is stopped puts it back behind this.
+            self._progress.tell(is_last=True)
+            self._progress.keep()
         self.operator.state = "left" if self.loop.has_left else "completed" if completed else "stopped"
         self._metrics.flush()
         if not completed:

@@ -2,8 +2,8 @@
 
 What it has trained since the others went on without it is no part of the run; nor may it send anything under its old
 number. So what it had is set aside, and it asks for a model like any newcomer, under its name and certificate and the
-number of its next incarnation. A device that has lost its state, or joined and got no model, has to be declared lost
-before: until then the others count on it.
+number of its next incarnation. A device that joined and got no model has to be declared lost before: until then the
+others count on it. So has one whose state is lost or too old, which waits for that while its peer runs (`progress`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from peer.daemon.own_loss import LOST_TOO_OFTEN, ask_members, next_incarnation
 from peer.daemon.roster import Roster
 from peer.daemon.runtime import Runtime
 from peer.daemon.signed_statements import statements_of
-from peer.errors import DeclaredLost, HandshakeRefused, SponsorLost, StateLost
+from peer.errors import ConfigError, DeclaredLost, HandshakeRefused, SponsorLost
 from peer.gossip.incarnations import MAX_INCARNATIONS
 from peer.gossip.membership import Membership
 from peer.net.security.credentials import load_credentials
@@ -32,9 +32,9 @@ log = logging.getLogger("sotto")
 _ASK_EVERY_S = 2.0
 
 
-Lost: TypeAlias = DeclaredLost | StateLost | SponsorLost
+Lost: TypeAlias = DeclaredLost | SponsorLost
 """What ends a peer that may take part again."""
-LOST = (DeclaredLost, StateLost, SponsorLost)
+LOST = (DeclaredLost, SponsorLost)
 
 
 async def prepare(error: Lost, config: Config, base: Path, *, heeds_signals: bool = True) -> bool:
@@ -81,10 +81,23 @@ def begin(incarnation: int, config: Config, base: Path) -> None:
     finally:
         folder.close()
     name = config.peers[config.peer.index].name
-    log.warning("%s was declared lost: its state is set aside, and it takes part again as a newcomer", name)
+    log.warning("%s: its state is set aside, and it takes part again as a newcomer", name)
 
 
-async def _declared_lost(error: StateLost | SponsorLost, config: Config, base: Path, runtime: Runtime) -> int | None:
+def give_up(config: Config, base: Path) -> int:
+    """Make the state folder of a stopped peer that of its next incarnation, as its operator wants; return which one
+    that is. Raises ConfigError where it cannot take part again, and StateError."""
+    why = why_no_rejoin(config)
+    incarnation = incarnations.read_folder(base / config.state.directory) + 1
+    if why is None and incarnation >= MAX_INCARNATIONS:
+        why = LOST_TOO_OFTEN
+    if why is not None:
+        raise ConfigError(why)
+    begin(incarnation, config, base)
+    return incarnation
+
+
+async def _declared_lost(error: SponsorLost, config: Config, base: Path, runtime: Runtime) -> int | None:
     """Return the next incarnation of a device of no use to the others once its loss is proven; None if it is to stop.
     It knows of no member but those that the run began with: votes count as far as they are theirs."""
     config = settle(config, base).config

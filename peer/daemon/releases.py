@@ -100,6 +100,11 @@ class Releases:
         others = {peer: self._software_of(peer) for peer in self._members() if peer != self._peer}
         return {self._peer: self._software, **others}
 
+    def speaks(self, peer: int, protocol: int) -> None:
+        """Take note that a peer to which there may be no link speaks a version of the protocol, by what it sent."""
+        known = self._known.get(peer)
+        self._known[peer] = _Known(protocol, "" if known is None else known.software, self._now())
+
     # -- what is heard and told ----------------------------------------------------------------------------------------
 
     def linked(self, peer: int) -> list[bytes]:

@@ -39,14 +39,16 @@ class RoundFrames:
         recovered: Effects,
         on_change: Callable[[], None],
         on_late: Callable[[int, Sequence[int]], None],
+        on_durable: Callable[[], None],
     ) -> None:
         """`recovered`: what `durable` asked for last, before a restart. `on_change` is called when a change of the
-        members was heard of, `on_late(round, peers)` when a round ended without some."""
+        members was heard of, `on_late(round, peers)` when a round ended without some, `on_durable()` before neighbours
+        are told what they may forget."""
         self.wake_at = recovered.wake_at
         """When a late neighbour is no longer waited for; None where there is none to wait for, or for ever."""
         self._runtime, self._neighbors = runtime, neighbors
         self._durable, self._participant = durable, durable.participant
-        self._on_change, self._on_late = on_change, on_late
+        self._on_change, self._on_late, self._on_durable = on_change, on_late, on_durable
         self._waiting: deque[tuple[int, int, bytes]] = deque()
         """(neighbour, number, frame). Bounded by the credit of each link, which is given back one by one."""
 
@@ -144,6 +146,8 @@ class RoundFrames:
 
     def confirm(self, receipts: Mapping[int, int]) -> None:
         """Tell the neighbours which of their frames they may forget."""
+        if receipts:
+            self._on_durable()
         for peer, upto in receipts.items():
             self._neighbors.transport.acknowledge(peer, upto)
 

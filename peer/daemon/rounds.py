@@ -24,12 +24,13 @@ from peer.daemon.loss_watch import LossWatch
 from peer.daemon.member_links import MemberLinks
 from peer.daemon.neighbors import Neighbors
 from peer.daemon.own_loss import OwnLoss
+from peer.daemon.progress import SignedProgress
 from peer.daemon.replica_check import ReplicaCheck
 from peer.daemon.round_frames import RoundFrames
 from peer.daemon.runtime import Runtime, pace
 from peer.daemon.saving import RoundSaver
 from peer.daemon.watcher import Watcher
-from peer.errors import PeerUnreachable, StateLost
+from peer.errors import PeerUnreachable
 from peer.gossip.effects import Effects
 from peer.gossip.membership import ChangeKind
 from peer.node.durable import DurablePeer
@@ -42,6 +43,8 @@ _MAX_BACKLOG_BYTES = 256 << 20
 """No further round begins while a neighbour has this much unacknowledged from this peer."""
 _NOTABLE_WAIT_S = 0.05
 """A bandwidth budget makes every peer wait a moment now and then; only what is longer is worth a line in the log."""
+_SAY_AGAIN_S = 600.0
+"""What only a person can mend is in the log as often."""
 _STOP_GRACE_S = 5.0
 """After a request to stop: how long to wait for the neighbours of the round under way."""
 SAY_AWAY_S = 30.0
@@ -71,6 +74,7 @@ class RoundLoop:
         loss_watch: LossWatch | None,
         own_loss: OwnLoss | None,
         limits: Limits | None,
+        progress: SignedProgress | None,
     ) -> None:
         self.durable, self.participant = durable, durable.participant
         self._config, self._roster = local.config, local.roster
@@ -80,12 +84,12 @@ class RoundLoop:
         self._evaluations, self._audit_log = evaluations, audit_log
         self._watcher, self._steps_are_recorded = watcher, local.steps_are_recorded
         self._loss_watch, self._own_loss, self._limits = loss_watch, own_loss, limits
+        self._progress = progress
         self._local = local
         self._said_that_it_slows_down = False
         self._asks_to_leave_at = float("-inf")
         """When it asks next, where a limit of the device wants it to leave."""
-        self._begins_anew = not self.participant.round and not self.participant.session.in_round
-        """Whether there was no state to go back to."""
+        self._said_that_it_is_behind_at = float("-inf")
         self._began_at = runtime.now()
         """When the exchange of the round under way began in this process."""
         self._late_round = -1
@@ -108,6 +112,10 @@ class RoundLoop:
             self._saver.is_at_rest = not self.participant.session.in_round
             if self.round >= self._config.run.rounds or self._runtime.stops or self.has_left:
                 return None
+            if self._is_set_back:
+                # Whatever it did now would be done for the second time.
+                await self._wait(None)
+                continue
             if not self.participant.membership.is_member:
                 record = await self._try_to_join()
                 continue
@@ -157,7 +165,7 @@ class RoundLoop:
 
     async def _try_to_join(self) -> RoundRecord | None:
         self._joining.ask()
-        self._give_up_without_state(self._member_links.linked(), self._runtime.now())
+        self._tell_that_it_is_behind(self._member_links.linked(), self._runtime.now())
         if not self._frames:
             await self._wait(None)
         return await self._take_frames()
@@ -226,11 +234,17 @@ class RoundLoop:
 
     async def _wait(self, until: float | None) -> None:
         """Wait until something happens or `until`. Raises PeerUnreachable or HandshakeRefused once that is in vain."""
-        self._give_up_on_the_lost()
-        self._tell_who_is_late()
-        if self._loss_watch is not None:
-            self._loss_watch.look()
+        # A peer that was set back has no links, and no say in who is lost.
+        if not self._is_set_back:
+            self._give_up_on_the_lost()
+            self._tell_who_is_late()
+            if self._loss_watch is not None:
+                self._loss_watch.look()
         await self._runtime.wait(until)
+
+    @property
+    def _is_set_back(self) -> bool:
+        return self._progress is not None and self._progress.is_set_back
 
     def _tell_who_is_late(self) -> None:
         session = self.participant.session
@@ -245,7 +259,7 @@ class RoundLoop:
         waiting, now = self.participant.session.waiting_for, self._runtime.now()
         # A member that is no neighbour may refuse this peer until it has heard of the loss that it is to report of.
         self._neighbors.give_up_if_refused(waiting if {*waiting} <= {*self._neighbors.all} else (), now)
-        self._give_up_without_state(waiting, now)
+        self._tell_that_it_is_behind(waiting, now)
         silences = self._neighbors.silences(waiting, now, self._runtime.began_at)
         self._name_the_command(silences)
         for peer, silent in silences.items():
@@ -271,23 +285,30 @@ class RoundLoop:
             )
         self._said_away = away
 
-    def _give_up_without_state(self, waiting: Collection[int], now: float) -> None:
-        """Raise StateLost if this peer was a member before, and has lost the state that it had.
-
-        Both signs are needed. After a power cut in the first second others are ahead of it, too; but they have all that
-        it lacks, let it in, and it repeats that second.
-        """
-        if not self._begins_anew or not (holders := self.durable.links.ahead()):
+    def _tell_that_it_is_behind(self, waiting: Collection[int], now: float) -> None:
+        """Say what helps where a neighbour that this peer waits for has messages which this peer has not made yet, and
+        ends each connection: its state may be older than what the neighbour knows, and it may have signed nothing by
+        which it could tell. Nothing more follows from it: that is the neighbour's word."""
+        holders = [peer for peer in self.durable.links.ahead() if peer in waiting]
+        behind = [peer for peer in holders if self._neighbors.is_dismissed_by(peer, now)]
+        if not behind or now < self._said_that_it_is_behind_at + _SAY_AGAIN_S:
             return
-        if not any(self._neighbors.is_dismissed_by(peer, now) for peer in waiting):
-            return
-        again = "" if self._local.rejoins else " and add the device again under another name"
-        raise StateLost(
-            f"the state folder was empty, but {self._roster.name(holders[0])} has messages that this peer sent before:"
-            " its state is lost, or is in another folder; put it back, or let the others continue without this peer"
-            f" (sotto remove){again}",
-            key="state.directory",
+        self._said_that_it_is_behind_at = now
+        log.warning(
+            "%s ends each connection, and says that it has messages which this peer sent before: the state of this"
+            " peer may be lost, or an old copy, or in another folder. This peer waits: put the newest copy of its state"
+            " folder back, or let the others continue without it: `sotto remove %s` on another device%s",
+            self._roster.name(behind[0]),
+            self._local.name,
+            self._how_to_come_back,
         )
+
+    @property
+    def _how_to_come_back(self) -> str:
+        """What is to be done beside removing this peer."""
+        if not self._local.rejoins:
+            return ", and add this one again under another name"
+        return " (it takes part again then)" if self._progress is not None else ", and `sotto rejoin` on this one"
 
     def _stops_in_vain(self) -> bool:
         """Whether this peer stops, and the round under way will not end soon."""
@@ -374,6 +395,7 @@ class RoundLoop:
                 for change in self.participant.membership.coming_changes
             ],
             **self._rejoined(),
+            "set_back": None if self._progress is None else self._progress.sentence,
             "suspects": [] if self._loss_watch is None else self._loss_watch.figures(),
             "waiting_for": [self._roster.name(peer) for peer in self.participant.session.waiting_for],
             **({} if self._limits is None else {"limits": self._limits.figures()}),

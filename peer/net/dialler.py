@@ -110,7 +110,7 @@ class Dialler:
         challenge = self._handshake.challenge()
         async with asyncio.timeout(self._dial_timeout_s):
             received = self._handler.last_received(neighbor.index)
-            await stream.write(self._handshake.hello(received=received, challenge=challenge))
+            await stream.write(self._handshake.hello(neighbor, received=received, challenge=challenge))
             first = await stream.read()
         if first is None:
             raise PeerUnreachable(f"{neighbor.name} at {neighbor.place} closed the connection without an answer")

@@ -19,10 +19,13 @@ from peer.net.hello import (
     PROTOCOL_MAX,
     PROTOCOL_MIN,
     HelloInfo,
+    NoProgress,
+    Progress,
     Terms,
     check_identity,
     check_run,
     check_texts,
+    read_progress,
     read_terms,
 )
 from peer.net.inbox import Limits
@@ -66,9 +69,10 @@ class Handshake:
         limits: Limits,
         heartbeat_s: float,
         needed_protocol: Callable[[], int] = lambda: PROTOCOL_MIN,
+        progress: Progress | None = None,
     ) -> None:
         """`needed_protocol()`: the lowest version that serves the run by now."""
-        self.info, self._needed_protocol = info, needed_protocol
+        self.info, self._needed_protocol, self._progress = info, needed_protocol, progress or NoProgress()
         self._me, self._limits, self._heartbeat_s = me, limits, heartbeat_s
         self._credentials = access if isinstance(access, Credentials) else None
         self._nonce = secrets.randbits(64)
@@ -87,22 +91,24 @@ class Handshake:
         """Return a new challenge, for one stream."""
         return secrets.token_bytes(CHALLENGE_BYTES)
 
-    def hello(self, *, received: int, challenge: bytes) -> bytes:
+    def hello(self, neighbor: Neighbor, *, received: int, challenge: bytes) -> bytes:
         """Return the envelope with which a dialler begins; the neighbour's frames up to `received` are durable."""
-        return _hello_envelope(self._hello(received, challenge=challenge))
+        return _hello_envelope(self._hello(neighbor, received, challenge=challenge))
 
     def read_answer(self, first: bytes, neighbor: Neighbor, challenge: bytes) -> tuple[Terms, Identity | None]:
         """Return the terms of a listener and whose certificate it proved to hold. Raises RemoteError."""
         hello = self.read_hello(first)
         check_identity(hello, expected_name=neighbor.name, certified_name=None, expected_index=neighbor.index)
-        terms = self.terms(hello)
-        if self._credentials is None:
-            return terms, None
-        try:
-            # TLS said only that the name in the certificate is right.
-            identity = check_proof(self._credentials, hello.certificate, hello.proof, challenge, prover=neighbor.name)
-        except SecurityError as error:
-            raise HandshakeRefused(str(error)) from None
+        terms, identity = self.terms(hello), None
+        if self._credentials is not None:
+            try:
+                # TLS said only that the name in the certificate is right.
+                identity = check_proof(
+                    self._credentials, hello.certificate, hello.proof, challenge, prover=neighbor.name
+                )
+            except SecurityError as error:
+                raise HandshakeRefused(str(error)) from None
+        self.judge_progress(hello, neighbor)
         return terms, identity
 
     # -- as the listener --
@@ -111,15 +117,21 @@ class Handshake:
         """Return the terms of the other end. Raises HandshakeRefused if it trains another run."""
         return read_terms(hello, check_run(self.info, hello, self._needed_protocol()))
 
-    def answer(self, hello: pb.Hello, *, received: int, seen_as: str, verifier: str) -> bytes:
-        """Return the envelope that answers a caller's hello; `verifier` is the caller's name."""
-        ours = self._hello(received, seen_as=seen_as)
+    def answer(self, hello: pb.Hello, neighbor: Neighbor, *, received: int, seen_as: str) -> bytes:
+        """Return the envelope that answers the hello of a caller, which is this neighbour."""
+        ours = self._hello(neighbor, received, seen_as=seen_as)
         if self._credentials is not None and len(hello.challenge) == CHALLENGE_BYTES:
-            ours.certificate, ours.proof = prove(self._credentials, hello.challenge, verifier=verifier)
+            ours.certificate, ours.proof = prove(self._credentials, hello.challenge, verifier=neighbor.name)
         return _hello_envelope(ours)
 
-    def _hello(self, received: int, *, seen_as: str = "", challenge: bytes = b"") -> pb.Hello:
-        info = self.info
+    # -- both --
+
+    def judge_progress(self, hello: pb.Hello, neighbor: Neighbor) -> None:
+        """Raise StateBehind where the neighbour, or this peer, is behind what it has signed itself."""
+        self._progress.judge(neighbor.index, read_progress(hello))
+
+    def _hello(self, neighbor: Neighbor, received: int, *, seen_as: str = "", challenge: bytes = b"") -> pb.Hello:
+        info, progress = self.info, self._progress.told_to(neighbor.index)
         return pb.Hello(
             protocol_min=self._needed_protocol(),
             protocol_max=PROTOCOL_MAX,
@@ -139,6 +151,9 @@ class Handshake:
             software=info.software,
             seen_as=seen_as,
             challenge=challenge,
+            progress=progress.own,
+            shown=progress.shown,
+            admission=progress.admission,
         )
 
 

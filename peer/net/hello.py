@@ -7,6 +7,7 @@ quoted before they enter a sentence.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from peer.errors import HandshakeRefused
 from peer.foreign_text import quote
@@ -62,6 +63,47 @@ class Terms:
     seen_as: str
     software: str
     """What the neighbour says that it runs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToldProgress:
+    """What a hello says of how far its two ends are, as it was signed; empty where it says nothing."""
+
+    own: bytes = b""
+    """What its sender signed last of itself."""
+    shown: bytes = b""
+    """What its sender has of the receiver."""
+    admission: bytes = b""
+    """What its sender signs that was set back."""
+
+
+class Progress(Protocol):
+    """Says how far this peer is, and judges what neighbours say (`peer.node.progress`)."""
+
+    def told_to(self, peer: int) -> ToldProgress:
+        """Return what the hello to a neighbour says."""
+        ...
+
+    def judge(self, peer: int, told: ToldProgress) -> None:
+        """Take note of what a neighbour's hello says. Raises StateBehind where one of the two peers was set back, and
+        RemoteProtocolError for what is not signed as it has to be."""
+        ...
+
+
+class NoProgress:
+    """`Progress` of a run that signs nothing."""
+
+    def told_to(self, peer: int) -> ToldProgress:
+        """Return nothing."""
+        return ToldProgress()
+
+    def judge(self, peer: int, told: ToldProgress) -> None:
+        """Do nothing."""
+
+
+def read_progress(theirs: pb.Hello) -> ToldProgress:
+    """Return what a hello says of how far its two ends are."""
+    return ToldProgress(own=theirs.progress, shown=theirs.shown, admission=theirs.admission)
 
 
 def check_identity(theirs: pb.Hello, *, expected_name: str, certified_name: str | None, expected_index: int) -> None:

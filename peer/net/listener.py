@@ -12,7 +12,14 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator
 
-from peer.errors import HandshakeRefused, RemoteError, SecurityError, SottoError
+from peer.errors import (
+    HandshakeRefused,
+    RemoteError,
+    RemoteProtocolError,
+    SecurityError,
+    SottoError,
+    StateBehind,
+)
 from peer.foreign_text import quote
 from peer.net import tcp_info
 from peer.net.address import split_address, why_not_bound
@@ -146,8 +153,10 @@ class Listener:
             what = "no hello came" if first is None else "our hello was not taken"
             await _part(stream, pb.Close.REFUSED, f"{what} within {self._dial_timeout_s:g} s")
         except RemoteError as error:
-            kind = pb.Close.REFUSED if isinstance(error, HandshakeRefused) else pb.Close.VIOLATION
-            if neighbor is not None and self._links.connection(neighbor.index) is None:
+            kind = pb.Close.VIOLATION if isinstance(error, RemoteProtocolError) else pb.Close.REFUSED
+            if neighbor is not None and isinstance(error, StateBehind):
+                self._links.note_problem(neighbor, error.problem)
+            elif neighbor is not None and self._links.connection(neighbor.index) is None:
                 self._links.note_refusal(neighbor, error.problem)
             else:
                 self._complain("refused a caller at %s: %s", stream.caller.address, error.problem)
@@ -205,15 +214,18 @@ class Listener:
     async def _welcome(self, stream: ServedStream, neighbor: Neighbor, hello: pb.Hello) -> Connection | None:
         """Answer a hello that matches; return the connection, unless another stream of the pair is better."""
         peer, caller = neighbor.index, stream.caller
-        terms = self._handshake.terms(hello)
+        terms, received = self._handshake.terms(hello), self._handler.last_received(peer)
+        try:
+            self._handshake.judge_progress(hello, neighbor)
+        except StateBehind:
+            # With what is shown in it, that peer sees it, too. Nor does it take the place of another process of its.
+            await stream.write(self._handshake.answer(hello, neighbor, received=received, seen_as=caller.address))
+            raise
         if not self._links.give_way(neighbor, terms, dialled=False):
             await _part(stream, pb.Close.SUPERSEDED, "the stream in the other direction stays")
             return None
         generation = self._links.new_generation(peer)
-        received = self._handler.last_received(peer)
-        await stream.write(
-            self._handshake.answer(hello, received=received, seen_as=caller.address, verifier=neighbor.name)
-        )
+        await stream.write(self._handshake.answer(hello, neighbor, received=received, seen_as=caller.address))
         # While that was written, another stream may have come this far, and the neighbour may have been removed (both
         # begin a new generation) or its certificate revoked.
         if generation != self._links.generation(peer) or self._is_closing():

@@ -32,7 +32,7 @@ from peer.net.counters import LinkCounters
 from peer.net.dialler import Dialler
 from peer.net.handler import MAX_BULLETIN_BYTES, MAX_TOPIC, Handler
 from peer.net.handshake import FAREWELL_S, Handshake
-from peer.net.hello import PROTOCOL_MIN, HelloInfo
+from peer.net.hello import PROTOCOL_MIN, HelloInfo, Progress
 from peer.net.inbox import Limits
 from peer.net.links import Links
 from peer.net.listener import Listener, bind, new_server
@@ -71,13 +71,15 @@ class Transport:
         hear: Callable[[int, str], Neighbor | None] | None = None,
         needed_protocol: Callable[[], int] = lambda: PROTOCOL_MIN,
         device_of: Callable[[int], int] = lambda index: index,
+        progress: Progress | None = None,
     ) -> None:
         """`members` are the names of all peers of the run, for whom this one may relay; at `own_relay` it waits for
         callers, if nobody can dial it. At `own_socket`, beside `listen`, it is there for callers on this machine, who
         need not share the connections that strangers can take. `hear(index, name)` returns how a caller of the same run
         is seen that is no neighbour yet, None if it shall be none, or raises HandshakeRefused. `needed_protocol()`: the
         lowest version of the protocol that serves the run by now; neighbours that do not speak it are refused.
-        `device_of(index)` returns the number in the certificate of a newcomer that may have this index."""
+        `device_of(index)` returns the number in the certificate of a newcomer that may have this index. `progress`:
+        what signs how far this peer is; None where nothing is signed."""
         self.me = me
         self.port: int | None = None
         self._listening: frozenset[int] = frozenset()
@@ -136,6 +138,7 @@ class Transport:
             limits=limits,
             heartbeat_s=options.heartbeat_s,
             needed_protocol=needed_protocol,
+            progress=progress,
         )
         self._dialler = Dialler(
             links=self._links,

@@ -85,6 +85,10 @@ class DurablePeer:
         self._repairs, self._notices = RepairBudget(), Allowances(rate=NOTICES_PER_S, burst=NOTICES_AT_ONCE)
         self._told: set[tuple[int, Change]] = set()
         """(Neighbour, change of members that it told of), since this process began."""
+        self.durable_round = 0
+        """Rounds completed that would survive a power cut."""
+        self._journaled_round = 0
+        """Rounds completed of which all is in the journal."""
         self._furthest_round = 0
         """No honest neighbour was ahead of this round before this process began, nor needs to be held back after it."""
 
@@ -119,6 +123,7 @@ class DurablePeer:
             on_round(recovery.effects)
             recovery.effects = self.participant.unchanged()
         # What was confirmed before the crash is confirmed again, from disk.
+        self._journaled_round = self.participant.round
         self.sync()
         self.disk_state.files.prune()
         self._furthest_round = self.participant.round + self.participant.session.max_lead + _SET_BACK_ROUNDS_MAX
@@ -283,6 +288,8 @@ class DurablePeer:
             records = (*records, self._sent(made))
         if records:
             self._append(*records)
+        # What the call depended on is in the journal by now, whoever wrote it there.
+        self._journaled_round = self.participant.round
         if said:
             # Nobody is to hear two versions of it.
             self.disk_state.sync()
@@ -366,8 +373,9 @@ class DurablePeer:
         """Make everything journaled so far survive a power cut; return the new receipts (neighbour → number). Raises
         StateError."""
         # Read before the sync: what is taken meanwhile is not safe by it.
-        received = self.links.received()
+        received, round_ = self.links.received(), self._journaled_round
         self.disk_state.sync()
+        self.durable_round = round_
         return self.links.mark_durable(received)
 
     def save(self, description: Mapping[str, Any], *, anew: bool = False) -> dict[int, int]:
@@ -391,6 +399,7 @@ class DurablePeer:
             {**values, **description, **link_values, **inbox_values},
             {**arrays, **link_arrays, **inbox_arrays},
         )
+        self.durable_round = round_
         return self.links.mark_durable(links.received)
 
     def go_back(self, round_: int) -> int:

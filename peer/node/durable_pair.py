@@ -63,6 +63,10 @@ class DurablePair:
         self._repeatable = repeatable
         self._calls = 0
         """Calls so far, over the whole run."""
+        self.durable_round = 0
+        """Steps taken that would survive a power cut."""
+        self._journaled_round = 0
+        """Steps taken of which all is in the journal."""
         self._refused_frames = (-1, 0)
         """(own exchange, frames of its partner that were refused while it was open)."""
 
@@ -104,6 +108,9 @@ class DurablePair:
         self.disk_state.files.prune()
         if not is_new:
             self._called(Call.SKIP, self.participant.skip_exchanges)
+        # What the neighbours are told of is not to be forgotten: a crash may have left it to the kernel.
+        self._journaled_round = self.round
+        self.sync()
         recovery.effects = self.participant.unchanged()
         return recovery
 
@@ -217,6 +224,7 @@ class DurablePair:
         reachable = tuple(sorted(self.participant.reachable))
         # In one write: a local step without its call would be done twice.
         self.disk_state.append(*stepped, Called(call, now, peer, self._digest_after(call), reachable, frame))
+        self._journaled_round = self.round
         if effects.frames and self.disk_state.syncs_before_sending:
             self.sync()
         return effects
@@ -229,7 +237,9 @@ class DurablePair:
 
     def sync(self) -> None:
         """Make everything journaled so far survive a power cut. Raises StateError."""
+        round_ = self._journaled_round
         self.disk_state.sync()
+        self.durable_round = round_
 
     def save(self, description: Mapping[str, Any]) -> None:
         """Take a checkpoint, between iterations, and begin a new journal. Raises StateError.
@@ -245,6 +255,7 @@ class DurablePair:
             journal_goes_on=self.round == self.disk_state.base_round,
             facts=calls,
         )
+        self.durable_round = self.round
 
     def go_back(self, round_: int) -> int:
         """Set aside what is newer than the last checkpoint at or before `round_`; return its round (0: the start). The

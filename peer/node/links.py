@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from peer.errors import RemoteProtocolError
+from peer.errors import StateBehind
 from peer.gossip.effects import OutgoingFrame
 from peer.node.checkpoint_arrays import Arrays, cut, joined
 from peer.node.delivery import InLink, InLinkState, OutLink, OutLinkState
@@ -142,13 +142,14 @@ class Links:
 
     def connected(self, peer: int, remote_has: int) -> list[tuple[int, bytes]]:
         """Return (number, frame) of what a neighbour needs that is connected and has our frames up to `remote_has` for
-        good. Raises RemoteProtocolError if it has lost what it had."""
+        good. Raises StateBehind if it has lost what it had."""
         with self._lock:
             link = self.out[peer]
             if remote_has < link.acknowledged:
-                raise RemoteProtocolError(
-                    f"it has our frames up to {remote_has}, but had those up to {link.acknowledged} for good before: "
-                    "it lost its state, and they are gone; restore its state folder or start the run anew"
+                raise StateBehind(
+                    f"it has our frames up to {remote_has}, but had those up to {link.acknowledged} for good before,"
+                    " and they are gone: its state is older than what we know; put the newest copy of its state folder"
+                    " back, or go on without it (sotto remove)"
                 )
             self._remote_has[peer] = remote_has
             self._acknowledge(peer, remote_has)
@@ -171,8 +172,8 @@ class Links:
             return self.out[peer].acknowledged, self.out[peer].next_seq - 1
 
     def ahead(self) -> list[int]:
-        """Return the neighbours that have frames for good, in the name of this peer, that it has not made yet: they
-        were made before a power cut, or with a state that is gone."""
+        """Return the neighbours that have frames for good, as they say, in the name of this peer, that it has not made
+        yet: they were made before a power cut, or with a state that is gone."""
         with self._lock:
             return sorted(peer for peer, upto in self._remote_has.items() if upto >= self.out[peer].next_seq)
 

@@ -1,7 +1,8 @@
 """What proves a loss: more than the word of one member.
 
 A loss cannot be taken back: whoever is lost sets aside what it has trained. So it takes the votes of a strict majority
-of the members (with `rounds.lost_after_s`), or an operator's order, each with signatures. Whoever announces a loss asks
+of the members (with `rounds.lost_after_s`), an operator's order, or the admission of the lost peer itself
+(`node.progress`), each with signatures. Whoever announces a loss asks
 here before, whoever is told of one asks before it is journaled, and a peer asks that is shown its own; a replay does
 not ask, since what was believed once is believed. So what one honest member announces, all accept.
 
@@ -19,6 +20,7 @@ from peer.gossip.incarnations import MAX_INCARNATIONS, Numbering
 from peer.gossip.membership import Change, ChangeKind, Membership
 from peer.node import membership_codec
 from peer.node.loss_votes import LOST, ORDER, Quorum, decode_vote, ordered
+from peer.node.progress import check_admission
 from peer.node.statements import MEMBERS, Statements
 
 
@@ -36,7 +38,10 @@ class LossGrounds:
 
     def check(self, loss: Change) -> bool:
         """Return whether signatures prove a loss; False where nothing is signed in this run. Raises SecurityError, with
-        the reason, for a loss that no majority and no operator has decided."""
+        the reason, for a loss that no majority and no operator has decided, nor the lost peer admitted."""
+        if loss.admitted:
+            check_admission(self.statements, loss.subject, loss.admitted)
+            return True
         if loss.ordered:
             return self._check_order(loss)
         if loss.votes and self.counts_votes:

@@ -39,6 +39,7 @@ def encode(change: Change) -> bytes:
         introduction=None if change.newcomer is None else _introduction(change.newcomer),
         votes=change.votes,
         order=change.ordered,
+        admission=change.admitted,
     )
     return MAGIC + message.SerializeToString(deterministic=True)
 
@@ -71,6 +72,7 @@ def decode(frame: bytes, num_peers: int, *, sender: int) -> Change:
         b"" if proof is None else frame,
         tuple(message.votes),
         message.order,
+        message.admission,
     )
     # Which of these numbers can be is for those to say who know how many peers everybody lists.
     most = num_peers if newcomer is None else (num_peers + MAX_NEWCOMERS) * MAX_INCARNATIONS

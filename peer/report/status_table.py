@@ -43,6 +43,7 @@ def status_table(answers: Sequence[Mapping[str, Any]]) -> RenderableType:
         *_precisions(answers),
         *_limited(answers),
         *_diverged(answers),
+        *_set_back(answers),
         *notes,
         *errors,
         *_expiring(answers),
@@ -133,6 +134,11 @@ def _diverged(answers: Sequence[Mapping[str, Any]]) -> list[Text]:
         Text(f"{name} diverged after {each['round']} rounds, {each['told_by']} says: {each['reason']}", style="red")
         for name, each in sorted(claims.items())
     ]
+
+
+def _set_back(answers: Sequence[Mapping[str, Any]]) -> list[Text]:
+    """Return a line on each peer whose state is an old copy."""
+    return [Text(f"{_name(each)}: {each['set_back']}", style="red") for each in answers if each.get("set_back")]
 
 
 def _name(answer: Mapping[str, Any]) -> str:

@@ -15,6 +15,7 @@ from peer.protocol import NEWEST, OLDEST, release_with
 from peer.state.checkpoints import Checkpoint, Checkpoints, checkpoint_name
 from peer.state.disk import Disk, cannot_be_written
 from peer.state.journal import Journal, JournalContent, read_journal
+from peer.state.kept_progress import begin_era
 
 _PREFIX, _SUFFIX = "journal-", ".log"
 _ASIDE = "set-aside-"
@@ -133,6 +134,7 @@ class StateFiles:
         earlier = (name for name in self._disk.names() if name.startswith(_ASIDE))
         numbers = (name.removeprefix(_ASIDE).partition("-")[0] for name in earlier)
         aside = f"{_ASIDE}{1 + max((int(number) for number in numbers if number.isdecimal()), default=0)}-"
+        begin_era(self._disk)
         try:
             # Before the checkpoints: without one, a journal would lead to where the peer was.
             for each in reversed(self._journal_rounds()):

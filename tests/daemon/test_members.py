@@ -29,7 +29,6 @@ from peer.errors import (
     SecurityError,
     SottoError,
     SponsorLost,
-    StateLost,
 )
 from peer.node.links import Links
 from peer.node.participant import Participant
@@ -112,7 +111,7 @@ class Devices:
         while True:
             try:
                 return await self.daemons[peer].main()
-            except (DeclaredLost, SponsorLost, StateLost) as error:
+            except (DeclaredLost, SponsorLost) as error:
                 self.daemons.pop(peer).close()
                 config = load(self.files[peer], environment={})
                 folder = self.files[peer].parent

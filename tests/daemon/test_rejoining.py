@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from peer.config import load
-from peer.daemon import neighbors, rejoining
+from peer.daemon import rejoining
 from peer.errors import DeclaredLost, HandshakeRefused, SecurityError
 from peer.ops.enrollment import revoke
 from peer.state.metrics import MetricsStore
@@ -116,14 +116,10 @@ def _rounds(folder: Path) -> list[int]:
 
 
 @pytest.mark.slow
-def test_a_device_whose_disk_was_wiped_waits_to_be_lost_and_takes_part_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(neighbors, "_REFUSED_S", 1.0)
+def test_a_device_whose_disk_was_wiped_admits_it_and_takes_part_again(tmp_path: Path) -> None:
     use_one_thread()
     options = (*OPTIONS, "rounds.lost_after_s=6")
-    devices = Devices(tmp_path / "kits", rounds=10_000, num_peers=4, options=options)
-    devices.run(_wipe_and_come_back)
+    Devices(tmp_path / "kits", rounds=10_000, num_peers=4, options=options).run(_wipe_and_come_back)
 
 
 async def _wipe_and_come_back(devices: Devices) -> None:

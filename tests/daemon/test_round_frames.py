@@ -39,6 +39,7 @@ class Driven:
             Effects(),
             on_change=lambda: self.log.append(("change",)),
             on_late=lambda round_number, peers: self.log.append(("late", round_number, peers)),
+            on_durable=lambda: self.log.append(("durable",)),
         )
 
     async def _work(self, function, *arguments):

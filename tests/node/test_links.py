@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from peer.errors import RemoteProtocolError
+from peer.errors import StateBehind
 from peer.gossip.effects import OutgoingFrame
 from peer.node.delivery import OutLinkState
 from peer.node.links import Links, LinksState
@@ -90,7 +90,7 @@ def test_a_neighbour_that_lost_its_state_is_told_so() -> None:
     links = Links(0, [1])
     links.publish(links.numbered(frames(1, b"a", b"b")))
     links.acknowledge(1, 2)
-    with pytest.raises(RemoteProtocolError, match="up to 1, but had those up to 2 for good before"):
+    with pytest.raises(StateBehind, match="up to 1, but had those up to 2 for good before"):
         links.connected(1, 1)
 
 

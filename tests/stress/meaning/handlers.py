@@ -41,9 +41,12 @@ from peer.net.security.credentials import Credentials, load_credentials
 from peer.net.security.proofs import check_proof
 from peer.net.security.revocation_list import RevocationList
 from peer.node import membership_codec
+from peer.node.progress import Admission, Progress, encode_admission, encode_progress
+from peer.node.statements import sealed
 from peer.ops.cluster_files import Host, write_cluster
 from peer.proto.sottovoce.v1 import exchange_pb2 as pb
 from peer.proto.sottovoce.v1 import membership_pb2
+from peer.proto.sottovoce.v1.statement_pb2 import Proof
 from tests.hostile import forged_certificates as forged
 from tests.stress.meaning.calls import Callers
 from tests.stress.meaning.protobuf_lies import changed
@@ -53,13 +56,14 @@ from tests.stress.meaning.worlds import PromiseBroken
 LEVEL = "handlers"
 _ALGORITHMS = ("choco-sgd", "sgp", "quant-sgp", "ad-psgd", "d-psgd")
 _ME = 0
-_TOPICS = ("evaluation", "evaluation", "diverged", "replica", "join", "no join", "revoked", "nothing", "")
+_TOPICS = ("evaluation", "evaluation", "diverged", "replica", "join", "no join", "revoked", "progress", "nothing", "")
 _HONEST_NOTES: dict[str, tuple[str, dict[str, Any]]] = {
     "evaluation": ("EvaluationNote", {"peer": 1, "round": 20, "split": 1, "correct": [3] * 10, "total": [9] * 10}),
     "diverged": ("DivergenceNote", {"peer": 1, "round": 3, "reason": "the loss is too high"}),
     "replica": ("ReplicaNote", {"round": 3, "digests": [1, 2, 3, 4]}),
     "join": ("Introduction", {"name": "peer-3", "advertise": "192.0.2.3:7700"}),
     "no join": ("RefusalNote", {"reason": "not today"}),
+    "progress": ("Progress", {"peer": 1, "round": 3}),
 }
 """Topic → (name of the message, what its fields may truly hold)."""
 _MEASURED_EVERY = 16
@@ -136,13 +140,25 @@ class _Peer:
 
     @cached_property
     def ours(self) -> Handshake:
-        return Handshake(me=_ME, info=self.info("peer-0"), access=self.credentials, limits=self.limits, heartbeat_s=1.0)
+        return Handshake(
+            me=_ME,
+            info=self.info("peer-0"),
+            access=self.credentials,
+            limits=self.limits,
+            heartbeat_s=1.0,
+            progress=self.parts.training.progress,
+        )
 
     @cached_property
     def honest_hello(self) -> pb.Hello:
         theirs = Handshake(me=1, info=self.info("peer-1"), access=None, limits=self.limits, heartbeat_s=1.0)
-        hello = self.ours.read_hello(theirs.hello(received=0, challenge=bytes(16)))
+        neighbor = self.parts.common.local.roster.neighbor(1)
+        hello = self.ours.read_hello(theirs.hello(neighbor, received=0, challenge=bytes(16)))
         hello.certificate, hello.proof = forged.certificate(), bytes(70)
+        proof = Proof(counter=1, certificate=hello.certificate, signature=bytes(70))
+        hello.progress = hello.shown = sealed(encode_progress(1, Progress(round=3)), proof)
+        admission = Admission(peer=1, state=Progress(), signed=Progress(round=3))
+        hello.admission = sealed(encode_admission(admission), proof)
         return hello
 
     @cached_property
@@ -215,8 +231,9 @@ class _Peer:
         read = self.ours.read_hello(envelope.SerializeToString())
         check_identity(read, expected_name="peer-1", certified_name="peer-1", expected_index=1)
         terms = self.ours.terms(read)
-        self.ours.answer(read, received=terms.received, seen_as="", verifier=read.name)
         neighbor = self.parts.common.local.roster.neighbor(1)
+        self.ours.answer(read, neighbor, received=terms.received, seen_as="")
+        self.ours.judge_progress(read, neighbor)
         self.ours.read_answer(envelope.SerializeToString(), neighbor, bytes(16))
 
     def caller(self) -> None:

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class MembershipChange(_message.Message):
-    __slots__ = ("kind", "subject", "issuer", "effective_round", "heard_round", "introduction", "votes", "order")
+    __slots__ = ("kind", "subject", "issuer", "effective_round", "heard_round", "introduction", "votes", "order", "admission")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         KIND_UNSPECIFIED: _ClassVar[MembershipChange.Kind]
@@ -27,6 +27,7 @@ class MembershipChange(_message.Message):
     INTRODUCTION_FIELD_NUMBER: _ClassVar[int]
     VOTES_FIELD_NUMBER: _ClassVar[int]
     ORDER_FIELD_NUMBER: _ClassVar[int]
+    ADMISSION_FIELD_NUMBER: _ClassVar[int]
     kind: MembershipChange.Kind
     subject: int
     issuer: int
@@ -35,7 +36,8 @@ class MembershipChange(_message.Message):
     introduction: Introduction
     votes: _containers.RepeatedScalarFieldContainer[bytes]
     order: bytes
-    def __init__(self, kind: _Optional[_Union[MembershipChange.Kind, str]] = ..., subject: _Optional[int] = ..., issuer: _Optional[int] = ..., effective_round: _Optional[int] = ..., heard_round: _Optional[int] = ..., introduction: _Optional[_Union[Introduction, _Mapping[str, object]]] = ..., votes: _Optional[_Iterable[bytes]] = ..., order: _Optional[bytes] = ...) -> None: ...
+    admission: bytes
+    def __init__(self, kind: _Optional[_Union[MembershipChange.Kind, str]] = ..., subject: _Optional[int] = ..., issuer: _Optional[int] = ..., effective_round: _Optional[int] = ..., heard_round: _Optional[int] = ..., introduction: _Optional[_Union[Introduction, _Mapping[str, object]]] = ..., votes: _Optional[_Iterable[bytes]] = ..., order: _Optional[bytes] = ..., admission: _Optional[bytes] = ...) -> None: ...
 
 class LossVote(_message.Message):
     __slots__ = ("voter", "subject", "round")
@@ -54,6 +56,26 @@ class LossOrder(_message.Message):
     name: str
     incarnation: int
     def __init__(self, name: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
+
+class Progress(_message.Message):
+    __slots__ = ("peer", "era", "round")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    ERA_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    peer: int
+    era: int
+    round: int
+    def __init__(self, peer: _Optional[int] = ..., era: _Optional[int] = ..., round: _Optional[int] = ...) -> None: ...
+
+class Admission(_message.Message):
+    __slots__ = ("peer", "state", "signed")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    SIGNED_FIELD_NUMBER: _ClassVar[int]
+    peer: int
+    state: Progress
+    signed: Progress
+    def __init__(self, peer: _Optional[int] = ..., state: _Optional[_Union[Progress, _Mapping[str, object]]] = ..., signed: _Optional[_Union[Progress, _Mapping[str, object]]] = ...) -> None: ...
 
 class Introduction(_message.Message):
     __slots__ = ("name", "advertise", "relay", "certificate")
