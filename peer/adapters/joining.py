@@ -10,6 +10,7 @@ from typing import TypedDict, Unpack
 from torch import nn
 
 from peer.errors import UsageError
+from peer.own_loop.background import place
 from peer.own_loop.events import Evaluated, MemberChange, PeersLate, Rejoined, RoundDone
 from peer.own_loop.kept_state import Stateful
 from peer.own_loop.peer import Measure, Peer, join
@@ -45,7 +46,9 @@ class JoiningCallback:
     ) -> None:
         """Take the arguments of `sottovoce.join`, without the model. Optimizers and learning-rate schedulers of the
         trainer are kept in any case."""
-        self._config, self._every, self._keep, self._options = config, every, keep, options
+        # Frameworks change the working directory, and begin to train much later.
+        self._config = place(config) if isinstance(config, (str, os.PathLike)) else config
+        self._every, self._keep, self._options = every, keep, options
         self._peer: Peer | None = None
         self._is_in = False
         """Whether the peer is in the block that `join` opens."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from peer.cli.app import SottoCommand, raise_log_level
-from peer.cli.options import config_option, load_peer, set_option
+from peer.cli.options import DEFAULT_FILE, config_option, load_peer, set_option
 from peer.startup import quick_imports
 
 
@@ -28,9 +28,11 @@ def run(config_file: Path | None, settings: tuple[str, ...]) -> int:
       SOTTO_PEER__LISTEN=0.0.0.0:7800 sotto run -v
     """
     config, base = load_peer(config_file, settings)
+    # The code of a task may change the working directory.
+    file, base = (config_file or DEFAULT_FILE).absolute(), base.absolute()
     # Imported once the configuration is known to be sound: torch takes most of the time of a start.
     with quick_imports():
         from peer.daemon import process
 
     raise_log_level()
-    return process.run(config, base, lambda: load_peer(config_file, settings)[0])
+    return process.run(config, base, lambda: load_peer(file, settings)[0])

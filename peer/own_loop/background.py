@@ -63,8 +63,8 @@ class Background(Host):
     """The daemon of one script."""
 
     def __init__(self, path: Path, derive: Callable[[Config], Config]) -> None:
-        """`derive` makes the configuration of the run from that of the file at `path`."""
-        self._path, self._derive = path.resolve(), derive
+        """`derive` makes the configuration of the run from that of the file at `path`, which begins at the root."""
+        self._path, self._derive = path, derive
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop
         self._daemon: Daemon | None = None

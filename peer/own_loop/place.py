@@ -86,7 +86,8 @@ def derive_config(config: Config, *, every: int, outer_momentum: float, outer_le
 
 
 def read_config(file: str | os.PathLike[str]) -> tuple[Config, Path]:
-    """Return the configuration of a file, and its path. Raises UsageError or ConfigError."""
+    """Return the configuration of a file, and its path from the root: a script may change its working directory.
+    Raises UsageError or ConfigError."""
     if not isinstance(file, (str, os.PathLike)):
         raise UsageError(f"the configuration is a {type(file).__name__}; give the path of a peer.toml")
     path = Path(file)
@@ -97,4 +98,4 @@ def read_config(file: str | os.PathLike[str]) -> tuple[Config, Path]:
         raise ConfigError(
             "no peers are listed", key="peers", file=str(path), valid="one [[peers]] table for each device"
         )
-    return config, path
+    return config, path.resolve()

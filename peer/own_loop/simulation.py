@@ -77,8 +77,8 @@ def simulate(
 
     Raises whatever a script raises.
     """
-    path = Path(config)
-    read = _with_peers(load(path), peers)
+    path = Path(config).resolve()
+    read = _with_peers(load(Path(config)), peers)
     for finding in refuse_errors(validate_config(read, path.parent)):
         log.warning("%s: %s", finding.key, finding.sentence)
     scripts = [_Script(script, read, path, index) for index in range(len(read.peers))]

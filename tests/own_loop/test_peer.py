@@ -68,6 +68,39 @@ def test_events_come_in_the_thread_of_the_script(tmp_path: Path) -> None:
     assert torch.equal(torch.rand(3), expected)
 
 
+def test_the_working_directory_may_change_behind_a_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Hydra changes it: the state of a run would be made anew there, at each start in another folder."""
+    folder, elsewhere = kit(tmp_path / "kit").parent, tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for starts in (1, 2):
+        monkeypatch.chdir(folder)
+        where = sottovoce.place("peer.toml")
+        monkeypatch.chdir(elsewhere)
+        with sottovoce.join(make_model(), where, every=1) as peer:
+            monkeypatch.chdir(tmp_path)
+            assert peer.steps == starts - 1
+            peer.step()
+    assert (folder / "state").is_dir()
+    assert not [*elsewhere.iterdir()]
+    assert {each.name for each in tmp_path.iterdir()} == {"kit", "elsewhere"}
+
+
+def test_the_working_directory_may_change_in_a_simulated_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = write_kits(tmp_path / "kit", 2, "run.rounds=2", "algorithm.name=sgp", "graph.kind=complete")
+    monkeypatch.chdir(files[0].parent)
+
+    def script(where: sottovoce.Place) -> int:
+        monkeypatch.chdir(tmp_path)
+        with sottovoce.join(make_model(), where, every=1) as peer:
+            while not peer.done:
+                peer.step()
+        return peer.round
+
+    assert sottovoce.simulate(script, "peer.toml").results == (2, 2)
+
+
 def test_late_peers_and_members_are_told_of() -> None:
     meeting = Meeting(threading.current_thread())
     messenger = Messenger(meeting)
