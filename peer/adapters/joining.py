@@ -12,7 +12,7 @@ from torch import nn
 from peer.errors import UsageError
 from peer.own_loop.background import place
 from peer.own_loop.events import Evaluated, MemberChange, PeersLate, Rejoined, RoundDone
-from peer.own_loop.kept_state import Stateful
+from peer.own_loop.kept_state import Keepable
 from peer.own_loop.peer import Measure, Peer, join
 from peer.own_loop.place import Place
 
@@ -41,7 +41,7 @@ class JoiningCallback:
         config: str | os.PathLike[str] | Place,
         *,
         every: int,
-        keep: Sequence[Stateful] = (),
+        keep: Sequence[Keepable] = (),
         **options: Unpack[JoinOptions],
     ) -> None:
         """Take the arguments of `sottovoce.join`, without the model. Optimizers and learning-rate schedulers of the
@@ -60,7 +60,7 @@ class JoiningCallback:
             raise UsageError("there is no peer yet: it joins when the trainer begins to train")
         return self._peer
 
-    def _begin(self, model: nn.Module, keep: Sequence[Stateful], steps: float) -> None:
+    def _begin(self, model: nn.Module, keep: Sequence[Keepable], steps: float) -> None:
         """Join. `keep`: what the trainer made. `steps`: how many optimizer steps the trainer is going to take.
 
         Raises UsageError where these are too few, and what `join` raises.

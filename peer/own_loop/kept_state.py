@@ -8,9 +8,10 @@ they are.
 from __future__ import annotations
 
 import json
+import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -98,7 +99,7 @@ def _bytes_of(tensor: torch.Tensor, place: str) -> npt.NDArray[np.uint8]:
     """Return the bytes of a tensor: a copy in any case, since the script goes on while they are written."""
     if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:
         raise UsageError(f"{place} is a tensor without plain values ({tensor.layout}), which cannot be kept")
-    own = tensor.detach().to("cpu", copy=True).contiguous().reshape(-1)
+    own = tensor.detach().to("cpu", copy=True).resolve_conj().resolve_neg().contiguous().reshape(-1)
     data: npt.NDArray[np.uint8] = own.view(torch.uint8).numpy() if own.numel() else np.empty(0, np.uint8)
     return data
 
@@ -140,32 +141,56 @@ class Stateful(Protocol):
     def load_state_dict(self, state_dict: dict[str, Any]) -> object: ...
 
 
-class Kept:
-    """The objects of a script whose state is saved with the model: whatever has `state_dict` and `load_state_dict`."""
+Keepable: TypeAlias = Stateful | torch.Generator | np.random.Generator | np.random.RandomState | random.Random
+"""What `keep` takes: generators of random numbers too, which have states under other names."""
 
-    def __init__(self, objects: Sequence[Stateful]) -> None:
+
+class _Numbers:
+    """A generator of random numbers as what `Kept` saves."""
+
+    def __init__(self, get: Callable[[], Any], set_: Callable[[Any], object]) -> None:
+        self._get, self._set = get, set_
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"state": self._get()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._set(state_dict["state"])
+
+
+def _stateful(each: Keepable) -> Stateful:
+    match each:
+        case torch.Generator():
+            return _Numbers(each.get_state, each.set_state)
+        case np.random.Generator():
+            bits = each.bit_generator
+            return _Numbers(lambda: bits.state, lambda state: setattr(bits, "state", state))
+        case np.random.RandomState():
+            return _Numbers(lambda: each.get_state(legacy=True), each.set_state)
+        case random.Random():
+            return _Numbers(each.getstate, each.setstate)
+    return each
+
+
+class Kept:
+    """The objects of a script whose state is saved with the model: whatever has `state_dict` and `load_state_dict`, and
+    generators of random numbers."""
+
+    def __init__(self, objects: Sequence[Keepable]) -> None:
         """Raises UsageError for an object that has not both, or that is listed twice."""
         if not isinstance(objects, (list, tuple)):
             raise UsageError(f"keep is a {type(objects).__name__}; give a list, such as keep=[optimizer, scheduler]")
-        self._objects = list(objects)
+        self._objects = [_stateful(each) for each in objects]
+        self._kinds = [type(each).__name__ for each in objects]
         for number, each in enumerate(objects):
-            if isinstance(each, torch.nn.Module):
-                raise UsageError(
-                    f"keep[{number}] is a model ({type(each).__name__}): the model is saved in any case, and what it"
-                    " does not hold is not mixed; leave it out of keep"
-                )
             for method in ("state_dict", "load_state_dict"):
-                if not callable(getattr(each, method, None)):
+                if not callable(getattr(self._objects[number], method, None)):
                     raise UsageError(
                         f"keep[{number}] is a {type(each).__name__}, which has no {method}(); keep takes objects that"
                         " can save and load their state, such as an optimizer or a torchdata StatefulDataLoader"
                     )
             if any(each is other for other in objects[:number]):
                 raise UsageError(f"keep[{number}] is in keep twice ({type(each).__name__})")
-
-    @property
-    def _kinds(self) -> list[str]:
-        return [type(each).__name__ for each in self._objects]
 
     def pack(self) -> dict[str, npt.NDArray[Any]]:
         """Return the states of all objects, and of what kind they are. Raises UsageError for what cannot be kept."""

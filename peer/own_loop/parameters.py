@@ -6,17 +6,19 @@ device, and the very tensors that the optimizer holds.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from peer.compress.layout import Layout
 from peer.errors import LocalProtocolError, StateError, UsageError
 from peer.train.model_file import model_digest
+from peer.train.moving import FrozenParameters, is_expanded, set_buffer_
 
 Vector = npt.NDArray[np.float32]
 
@@ -43,6 +45,8 @@ class ExchangedParameters:
         assert isinstance(inner, nn.Module)
         self.model = inner
         self._parameters = dict(_trained(inner))
+        self.frozen = FrozenParameters(inner)
+        self._not_trained = [each for each in inner.parameters() if not each.requires_grad]
         if not self._parameters:
             raise UsageError(
                 "the model has no parameters that require a gradient, so there is nothing to train together"
@@ -56,6 +60,11 @@ class ExchangedParameters:
     def start_digest(self) -> str:
         """Return a hex SHA-256 over all parameters and buffers, frozen ones included."""
         return model_digest(self.model)
+
+    def check_frozen(self) -> None:
+        """Raise UsageError if a parameter that was frozen is trained now: before its steps are counted, and quickly."""
+        if any(each.requires_grad for each in self._not_trained):
+            self.check()
 
     def check(self) -> None:
         """Raise UsageError if the model has other parameters than when it joined."""
@@ -108,13 +117,44 @@ class ExchangedParameters:
         """Return the buffers of the model by name, such as the statistics of batch norms: each peer's own."""
         return dict(self.model.named_buffers())
 
-    def load_buffers(self, kept: Mapping[str, torch.Tensor]) -> None:
-        """Set the buffers in place. Raises StateError if they are those of another model."""
-        own = self.buffers()
+    def fleeting(self) -> list[str]:
+        """Return the names of the buffers that are no part of the model's state_dict."""
+        return [
+            f"{path}.{leaf}" if path else leaf
+            for path, module in self.model.named_modules()
+            for leaf in sorted(module._non_persistent_buffers_set)
+        ]
+
+    def load_buffers(self, kept: Mapping[str, torch.Tensor], fleeting: Collection[str] = ()) -> None:
+        """Set the buffers, in place where they have the same shape and type. Raises StateError if they are those of
+        another model; what is `fleeting` and has no place there is computed anew by the model."""
         for name, value in kept.items():
-            if name not in own or own[name].shape != value.shape or own[name].dtype != value.dtype:
-                raise StateError(f"the state folder holds buffer {name}, {_described(value)}, which the model has not")
-            own[name].copy_(value)
+            try:
+                set_buffer_(self.model, name, value, persistent=name not in fleeting)
+            except ValueError as error:
+                if name not in fleeting:
+                    raise StateError(
+                        f"the state folder holds buffer {name}, {_described(value)}, which the model has not: {error}"
+                    ) from None
+
+    def extra_states(self) -> dict[str, Any]:
+        """Return what modules keep beside parameters and buffers, by their names."""
+        plain = nn.Module.get_extra_state
+        modules = self.model.named_modules()
+        return {name: module.get_extra_state() for name, module in modules if type(module).get_extra_state is not plain}
+
+    def load_extra_states(self, kept: Mapping[str, Any]) -> None:
+        """Give modules what `extra_states` returned of them. Raises StateError if it is that of another model."""
+        for name, value in kept.items():
+            try:
+                self.model.get_submodule(name).set_extra_state(value)
+            except Exception as error:  # Code of others: whatever it raises, it does not take what it returned.
+                raise StateError(f"module {name!r} does not take the extra state that it had: {error}") from error
+
+    def shares_with(self, module: nn.Module) -> str | None:
+        """Return the name of a parameter of the model that another module has as well, if there is one."""
+        theirs = {id(each) for each in module.parameters()}
+        return next((name for name, each in self.model.named_parameters() if id(each) in theirs), None)
 
 
 def factors_apart(model: nn.Module) -> str | None:
@@ -133,7 +173,10 @@ def _trains(module: object) -> bool:
 
 
 def _trained(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    return ((name, each) for name, each in model.named_parameters() if each.requires_grad)
+    """Yield what requires a gradient and holds any number."""
+    named = model.named_parameters()
+    # Whether a lazy parameter holds numbers is not known yet.
+    return ((name, each) for name, each in named if each.requires_grad and (is_lazy(each) or each.numel()))
 
 
 def _refuse_wrappers(model: nn.Module) -> None:
@@ -150,12 +193,22 @@ def _refuse_parameter(name: str, parameter: nn.Parameter) -> None:
     kinds = {kind.__name__ for kind in type(parameter).__mro__}
     if "DTensor" in kinds or hasattr(parameter, "ds_id"):
         raise UsageError(f"parameter {name} is a shard of a larger one (FSDP or DeepSpeed); join takes whole models")
-    if "UninitializedTensorMixin" in kinds:
+    if is_lazy(parameter):
         raise UsageError(f"parameter {name} has no shape yet (a lazy module); run one batch before sottovoce.join")
     if parameter.is_meta:
         raise UsageError(f"parameter {name} is on the meta device and has no values; load the model before it joins")
     if parameter.is_quantized or hasattr(parameter, "quant_state"):
         raise UsageError(f"parameter {name} is quantized; join takes float32 parameters")
+    if is_expanded(parameter):
+        raise UsageError(
+            f"parameter {name} is expanded: several of its elements are one number in memory, which cannot be"
+            " written to; expand it in forward()"
+        )
+    if parameter.is_complex():
+        raise UsageError(
+            f"parameter {name} is {_described(parameter)}; join takes float32 parameters: hold torch.view_as_real of"
+            " it, and use torch.view_as_complex in forward()"
+        )
     if parameter.dtype != torch.float32 or parameter.layout is not torch.strided:
         raise UsageError(
             f"parameter {name} is {_described(parameter)}; join takes float32 parameters, and torch.autocast computes"

@@ -17,18 +17,19 @@ import torch
 from torch import nn
 
 from peer.config import Config, TrainingOptions
-from peer.errors import UsageError
+from peer.errors import StateError, UsageError
 from peer.node.checkpoint_arrays import Arrays, group, grouped
 from peer.own_loop.background import place
 from peer.own_loop.events import Evaluated, MemberChange, PeersLate, Rejoined, RoundDone
-from peer.own_loop.kept_state import Kept, Stateful, pack, unpack
+from peer.own_loop.kept_state import Keepable, Kept, pack, unpack
 from peer.own_loop.loop_steps import LoopSteps, ScriptStep
 from peer.own_loop.meeting import End, Evaluate, Finish, Train
 from peer.own_loop.parameters import ExchangedParameters, Vector, factors_apart
 from peer.own_loop.place import Place, derive_config
 from peer.own_loop.random_state import RandomNumbers
 from peer.run_plan import algorithm_spec
-from peer.train.model_file import save_model
+from peer.train.model_file import not_in_files, save_model
+from peer.train.moving import buffers_kept
 
 log = logging.getLogger("sotto")
 
@@ -51,7 +52,7 @@ class Peer:
         where: Place,
         *,
         every: int,
-        keep: Sequence[Stateful],
+        keep: Sequence[Keepable],
         outer_momentum: float,
         outer_learning_rate: float,
         overlap: bool,
@@ -63,8 +64,18 @@ class Peer:
             if call is not None and not callable(call):
                 raise UsageError(f"a callback is a {type(call).__name__}, which cannot be called")
         self._parameters, self._kept = ExchangedParameters(model), Kept(keep)
-        if any(each is model for each in keep):
-            raise UsageError("keep holds the model itself, which is saved in any case; leave it out of keep")
+        for number, each in enumerate(keep):
+            shared = self._parameters.shares_with(each) if isinstance(each, nn.Module) else None
+            if shared is not None:
+                raise UsageError(
+                    f"keep[{number}] ({type(each).__name__}) holds {shared} of the model that joins, which is saved in"
+                    " any case; leave it out of keep"
+                )
+        without = not_in_files(self._parameters.model)
+        if without:
+            log.warning(
+                "%s of the model is no tensor: it survives a crash, but saved models are without it", ", ".join(without)
+            )
         apart = factors_apart(self._parameters.model)
         if apart is not None:
             warnings.warn(
@@ -89,6 +100,10 @@ class Peer:
         None until the peer asks for the first round."""
         self._losses: list[torch.Tensor | float] = []
         self._losses_not_finite = 0
+        self._moves = False
+        """Whether the script has moved a parameter."""
+        self._frozen_move = False
+        """Whether it has moved a frozen one."""
         self._base: Vector | None = None
         """What the parameters were when the steps of this round began; None outside of the block."""
         self._request: Train | None = None
@@ -237,6 +252,7 @@ class Peer:
         self._steps, self._resumed_random = self._steps + 1, None
         if loss is not None:
             self._losses.append(_number(loss))
+        self._parameters.check_frozen()
         if self._meeting.is_lost:
             self._parameters.check()
             self._await_model(None)
@@ -286,6 +302,7 @@ class Peer:
         assert self._base is not None
         model = self._parameters.vector()
         displacement = self._base - model
+        self._look_for_moves(displacement)
         loss = self._mean_loss()
         if self._overlap:
             if self._request is None:
@@ -305,6 +322,16 @@ class Peer:
         self._meeting.answer(ScriptStep(displacement, loss, script))
         if not self._overlap or is_last:
             self._await_model(None)
+
+    def _look_for_moves(self, displacement: Vector) -> None:
+        """Warn once where no parameter has moved: of an optimizer that holds those of a copy, nothing else tells."""
+        if not self._moves and not displacement.any():
+            log.warning(
+                "no parameter of the model has moved in round %d: does the optimizer hold the parameters of another"
+                " model, or is its learning rate 0?",
+                self._round,
+            )
+        self._moves = True
 
     def _mean_loss(self) -> float | None:
         """Return the mean of the finite losses of this round, NaN if there is none among them, None if `step` was given
@@ -386,18 +413,16 @@ class Peer:
             return 0, 0
         model = self._parameters.model
         modes = [(module, module.training) for module in model.modules()]
-        buffers = {name: buffer.clone() for name, buffer in self._parameters.buffers().items()}
         before = self._parameters.vector()
         self._parameters.write(z)
         try:
-            with self._random.kept(), torch.no_grad():
+            with self._random.kept(), torch.no_grad(), buffers_kept(model):
                 model.eval()
                 found = self._evaluate(model)
         finally:
             for module, mode in modes:
                 module.training = mode
             self._parameters.write(before)
-            self._parameters.load_buffers(buffers)
         return _right_of_total(found)
 
     def _tell_events(self) -> None:
@@ -413,8 +438,18 @@ class Peer:
 
     def _script_state(self, model: Vector | None) -> Arrays:
         """Return all that the script goes on with beside the mixed model; `model` where it goes on from another one."""
-        numbers = self._random.state()
-        state = {"steps": self._steps, "random": numbers, "buffers": self._parameters.buffers(), "model": model}
+        numbers, parameters = self._random.state(), self._parameters
+        state = {"steps": self._steps, "random": numbers, "buffers": parameters.buffers(), "model": model}
+        # What earlier releases neither wrote nor read.
+        frozen = parameters.frozen.moved()
+        if frozen and not self._frozen_move:
+            self._frozen_move = True
+            log.info(
+                "frozen parameters have changed since the script joined (%s, …): they survive a crash, and are not"
+                " mixed with those of other devices",
+                next(iter(frozen)),
+            )
+        state |= {"frozen": frozen, "fleeting": parameters.fleeting(), "extra": parameters.extra_states()}
         with self._random.kept():
             kept = self._kept.pack()
         return {**grouped(script=pack(state, "the script's state")), **kept}
@@ -429,7 +464,12 @@ class Peer:
         """Go on from what `_script_state` returned; return the model that it was given."""
         state = unpack(group(script, "script"))
         self._kept.load(script)
-        self._parameters.load_buffers(state["buffers"])
+        self._parameters.load_buffers(state["buffers"], state.get("fleeting", ()))
+        self._parameters.load_extra_states(state.get("extra", {}))
+        try:
+            self._parameters.frozen.restore_(state.get("frozen", {}))
+        except ValueError as error:
+            raise StateError(f"the state folder is that of another model: {error}") from None
         self._steps, self._resumed_random = state["steps"], state["random"]
         model = state["model"]
         return None if model is None else np.asarray(model, np.float32)
@@ -455,7 +495,7 @@ def join(
     config: str | os.PathLike[str] | Place,
     *,
     every: int,
-    keep: Sequence[Stateful] = (),
+    keep: Sequence[Keepable] = (),
     outer_momentum: float = 0.0,
     outer_learning_rate: float = 1.0,
     overlap: bool = False,
@@ -471,7 +511,8 @@ def join(
     - `config`: path of the peer's configuration, with `training.task = "loop"`, or a `Place`.
     - `every`: number of gradient steps in each round, the same on all peers.
     - `keep`: objects with `state_dict` and `load_state_dict` that are saved with the model in every round, such as
-      optimizer, scheduler, gradient scaler and a stateful loader.
+      optimizer, scheduler, gradient scaler, a stateful loader or a moving average of the model, and generators of
+      random numbers of the script's own.
     - `outer_momentum`, `outer_learning_rate`: Nesterov momentum on what a peer's rounds move, as in DiLoCo (0.9 and 0.7
       there); the same on all peers.
     - `overlap`: exchange while the next steps are done; a model then takes effect one round late.

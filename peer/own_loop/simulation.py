@@ -36,6 +36,7 @@ from peer.run_setup import RunSetup
 from peer.simulate.network import LinkModel
 from peer.simulate.pairs import AsynchronousSimulator
 from peer.simulate.rounds import Simulator
+from peer.state.metrics import EvaluationRecord
 
 log = logging.getLogger("sotto")
 
@@ -143,6 +144,10 @@ def _run(
         sent_bytes += record.frame_bytes
         scripts[participant.peer].messenger.round_done(record)
 
+    def after_evaluation(record: EvaluationRecord) -> None:
+        for each in scripts:
+            each.messenger.evaluated(record, scripts[record.peer].name)
+
     kind = AsynchronousSimulator if algorithm_spec(config).asynchronous else Simulator
     simulator = kind(
         config,
@@ -152,6 +157,7 @@ def _run(
         step_s=step_s,
         slow=slow,
         after_round=after_round,
+        after_evaluation=after_evaluation,
         loops=[each.steps for each in scripts],
     )
     simulator.run()

@@ -102,12 +102,14 @@ class VirtualRun(ABC, Generic[AnyParticipant]):
         slow: Mapping[int, float] | None = None,
         stacked: bool = False,
         after_round: Callable[[AnyParticipant, RoundRecord], None] | None = None,
+        after_evaluation: Callable[[EvaluationRecord], None] | None = None,
         loops: Sequence[PeerTrainer] = (),
     ) -> None:
         """`step_s`: virtual seconds of a local step; `slow`: peer → how many times slower it is; `stacked`: train all
         peers as one batch (equal to one by one within float32 rounding). `after_round` is told of every completed
-        round of every peer. `loops`: what trains each peer, where that is no task. Raises ConfigError for `stacked`
-        without rounds, and for whatever is wrong with the configuration."""
+        round of every peer, `after_evaluation` of each evaluation of a peer's model. `loops`: what trains each peer,
+        where that is no task. Raises ConfigError for `stacked` without rounds, and for whatever is wrong with the
+        configuration."""
         if stacked and not self.has_rounds:
             raise ConfigError(
                 f"{config.algorithm.name} has no rounds, so its peers cannot be trained as one batch",
@@ -123,6 +125,7 @@ class VirtualRun(ABC, Generic[AnyParticipant]):
             log.warning("%s", problem)
         self._metrics = metrics
         self._after_round: Callable[[AnyParticipant, RoundRecord], None] | None = after_round
+        self._after_evaluation: Callable[[EvaluationRecord], None] | None = after_evaluation
         self._network = VirtualNetwork(links or LinkModel())
         self._step_s = [step_s * (slow or {}).get(peer, 1.0) for peer in range(num_peers)]
         self._trainers: list[PeerTrainer] = [*loops]
@@ -312,6 +315,8 @@ class VirtualRun(ABC, Generic[AnyParticipant]):
             own = evaluation_record(peer, done, split, found)
             if split == "test":
                 self._totals[peer].figure = own.figure(self.setup.criterion)
+                if self._after_evaluation is not None:
+                    self._after_evaluation(own)
             records.append(own)
         if self._metrics is not None:
             self._metrics.put(*records)

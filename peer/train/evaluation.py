@@ -12,6 +12,7 @@ import torch
 from peer.train.data import Batch, Classification
 from peer.train.memory import aligned
 from peer.train.metrics import LOSS, MeanValues
+from peer.train.moving import buffers_kept
 from peer.train.own_task import OwnTask, errors_of, inner_task
 from peer.train.task import Data, Task
 
@@ -44,10 +45,10 @@ def evaluate_model(
     classes = max(1, task.num_classes)
     correct, total = np.zeros(classes, np.int64), np.zeros(classes, np.int64)
     loss, own_values = 0.0, MeanValues()
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     model.eval()
     try:
-        with torch.no_grad():
+        # An own model may write to its buffers even in evaluation.
+        with torch.no_grad(), buffers_kept(model):
             for start in range(0, len(indices), EVALUATION_BATCH):
                 part = torch.from_numpy(indices[start : start + EVALUATION_BATCH])
                 batch = aligned(data.batch(part), device)
@@ -60,9 +61,6 @@ def evaluate_model(
                     own_values.add(task.measure(model, batch))
     finally:
         model.train()
-        # An own model may write to its buffers even in evaluation.
-        for buffer, value in buffers:
-            buffer.copy_(value)
     loss /= max(1, len(indices))
     figures = task.figures({LOSS: loss, **own_values.means()}) if isinstance(task, OwnTask) else {}
     return Evaluation(correct, total, loss, figures)

@@ -12,6 +12,7 @@ It knows neither peers nor messages nor disk, except to read `warm_start` and to
 from __future__ import annotations
 
 import fnmatch
+import logging
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -32,8 +33,9 @@ from peer.train.evaluation import Evaluation, class_labels, evaluate_model
 from peer.train.label_adjustment import LabelAdjustment, deal_locally, training_loss
 from peer.train.learning_rate import learning_rates
 from peer.train.memory import aligned, open_device, own_memory_
-from peer.train.model_file import load_model_, model_digest, save_model, state_tensors
+from peer.train.model_file import load_model_, model_digest, not_in_files, save_model, state_tensors
 from peer.train.momentum import Momentum
+from peer.train.moving import FrozenParameters, buffers_kept, set_buffer_
 from peer.train.own_task import OwnTask, errors_of, inner_task
 from peer.train.precision import make_model, precision_of
 from peer.train.private_step import ClippedSum, GaussianMechanism, check_options, noised_mean, sampling_rate
@@ -41,6 +43,8 @@ from peer.train.sampling import BatchDraw, BatchSchedule, augmentation_uniforms
 from peer.train.statistics import collect_statistics_, statistics_of_average
 from peer.train.task import Data, Task
 from peer.train.threads import GENERATOR
+
+log = logging.getLogger("sotto")
 
 Vector: TypeAlias = npt.NDArray[np.float32]
 Split: TypeAlias = Literal["test", "holdout", "train"]
@@ -119,6 +123,7 @@ class Trainer:
         self._model.train()
         self._trained = trained_parameters(self._model, options.only)
         own_memory_(self._model, self.device)
+        self._frozen = FrozenParameters(self._model)
         self.layout = Layout.of_shapes([tuple(p.shape) for p in self._trained.values()], tuple(self._trained))
         self._parameters = list(self._trained.values())
         self._sizes = list(self.layout.sizes)
@@ -207,26 +212,34 @@ class Trainer:
         """Compute one gradient and evaluate a few samples if the task is the user's own; nothing of it stays. To be
         called before training.
 
-        Raises TaskError where that fails, or the loss is not finite or depends on no parameter.
+        Raises TaskError where that fails, or the loss is not finite or depends on no parameter, and DataError for a
+        model that no file can hold.
         """
         if not isinstance(self.task, OwnTask):
             return
-        buffers = [(buffer, buffer.clone()) for buffer in self._model.buffers()]
+        with errors_of(self.task):
+            without = not_in_files(self._model)
+        if without:
+            log.warning("%s of the model is no tensor, so saved models are without it", ", ".join(without))
+        frozen = [(each, each.detach().clone()) for each in self._model.parameters() if not each.requires_grad]
         try:
-            loss = self.batch_loss(0)
-            adjusted = self._adjustment is not None
-            if not torch.isfinite(loss):
-                raise self.task.loss_error(f"the loss of the first batch is {loss.item()}", adjusted=adjusted)
-            parts: Sequence[torch.Tensor | None] = (None,)
-            if loss.requires_grad:
-                with errors_of(self.task):
-                    parts = torch.autograd.grad(loss, self._parameters, allow_unused=True)
-            if all(part is None for part in parts):
-                problem = "the loss depends on none of the parameters that are trained"
-                raise self.task.loss_error(problem, adjusted=adjusted)
+            with buffers_kept(self._model):
+                loss = self.batch_loss(0)
+                adjusted = self._adjustment is not None
+                if not torch.isfinite(loss):
+                    raise self.task.loss_error(f"the loss of the first batch is {loss.item()}", adjusted=adjusted)
+                parts: Sequence[torch.Tensor | None] = (None,)
+                if loss.requires_grad:
+                    with errors_of(self.task):
+                        parts = torch.autograd.grad(loss, self._parameters, allow_unused=True)
+                if all(part is None for part in parts):
+                    problem = "the loss depends on none of the parameters that are trained"
+                    raise self.task.loss_error(problem, adjusted=adjusted)
         finally:
-            for buffer, value in buffers:
-                buffer.copy_(value)
+            # The loss of a task with a momentum encoder moves it.
+            with torch.no_grad():
+                for parameter, value in frozen:
+                    parameter.copy_(value)
         evaluate_model(self.task, self._model, self._test, self._indices["test"][:_TRIED], self.device)
 
     def evaluate(self, z: Vector, split: Split = "test", *, averaged: bool = False) -> Evaluation:
@@ -256,14 +269,18 @@ class Trainer:
         return tuple(np.bincount(labels, minlength=max(1, self.task.num_classes)).tolist())
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
-        """Return what the next round reads beside z: momentum, the buffers of norm layers, and an entry that says that
-        labels are adjusted for, if they are.
+        """Return what the next round reads beside z: momentum, the buffers of the model, the frozen parameters that its
+        code has moved, and an entry that says that labels are adjusted for, if they are.
 
         The vectors of the momentum are its own, not copies: write them out before the next local step.
         """
         state = {f"momentum.{name}": value for name, value in self._momentum.state().items()}
         for name, buffer in self._model.named_buffers():
             state[f"buffer.{name}"] = buffer.detach().cpu().numpy().copy()
+        for name, parameter in self._frozen.moved().items():
+            # NumPy lacks bfloat16, whose values float32 has.
+            plain = parameter.float() if parameter.dtype == torch.bfloat16 else parameter
+            state[f"frozen.{name}"] = plain.cpu().numpy().copy()
         if self._adjustment is not None:
             state[_ADJUSTED] = np.ones(1, np.uint8)
         return state
@@ -280,11 +297,16 @@ class Trainer:
             if name in momentum and momentum[name].shape != (self.layout.size,):
                 raise ValueError(f"momentum {name} has shape {momentum[name].shape}, expected ({self.layout.size},)")
         self._momentum.restore(momentum)
-        for name, buffer in self._model.named_buffers():
-            value = torch.from_numpy(np.array(state[f"buffer.{name}"]))
-            if value.shape != buffer.shape or value.dtype != buffer.dtype:
-                raise ValueError(f"buffer {name} has shape {list(value.shape)}, expected {list(buffer.shape)}")
-            buffer.copy_(value)
+        buffers, frozen = (
+            {k.removeprefix(part): torch.from_numpy(np.array(v)) for k, v in state.items() if k.startswith(part)}
+            for part in ("buffer.", "frozen.")
+        )
+        for name, _ in self._model.named_buffers():
+            if name not in buffers:
+                raise KeyError(f"buffer.{name}")
+        for name, value in buffers.items():
+            set_buffer_(self._model, name, value)
+        self._frozen.restore_(frozen)
         is_default = self.options.label_adjustment == "auto" and self.options.class_balance == 0
         if is_default and _ADJUSTED not in state:
             # States of earlier releases: their journals lead to the bits of the plain loss.
@@ -313,7 +335,10 @@ class Trainer:
         with GENERATOR, torch.random.fork_rng(devices=[]):
             model = make_model(self.task, "float32")
         with self._statistics(averaged):
-            state = state_tensors(self._model)
+            state = {**self._model.state_dict(), **state_tensors(self._model)}
+        for name, buffer in dict(model.named_buffers()).items():
+            if name in state and state[name].shape != buffer.shape:
+                set_buffer_(model, name, state[name])
         model.load_state_dict({name: state[name] for name in model.state_dict()})
         return model.eval()
 

@@ -26,15 +26,34 @@ def save_model(
     """Write the model's state_dict, beside the final name first, so that no reader sees half a file.
 
     A strict `load_state_dict` takes the file: tensors that the model holds under several names are written under each.
+    What is no tensor, such as some `_extra_state`, is left out; `not_in_files` names it.
     `names`: entries to write, where the model is to be loaded that has only these; by default all.
     """
     write_tensors(state_tensors(model, names), path, metadata={"format": "pt", **(metadata or {})})
 
 
 def state_tensors(model: torch.nn.Module, names: Collection[str] | None = None) -> dict[str, torch.Tensor]:
-    """Return the entries of the model's state_dict by name, each in memory of its own on the CPU."""
+    """Return the tensors of the model's state_dict by name, each in memory of its own on the CPU."""
     state = model.state_dict()
-    return {name: state[name].detach().cpu().clone().contiguous() for name in (state if names is None else names)}
+    chosen = {name: state[name] for name in (state if names is None else names)}
+    return {
+        name: each.detach().cpu().resolve_conj().resolve_neg().clone().contiguous()
+        for name, each in chosen.items()
+        if isinstance(each, torch.Tensor)
+    }
+
+
+def not_in_files(model: torch.nn.Module) -> list[str]:
+    """Return the entries of the model's state_dict that are no tensors. Raises DataError for tensors that no file can
+    hold: what the end of a run needs is to be tried at its beginning."""
+    without = []
+    for name, each in model.state_dict().items():
+        if not isinstance(each, torch.Tensor):
+            without.append(name)
+        elif each.layout is not torch.strided or each.is_quantized or each.is_meta or each.dtype == torch.complex128:
+            kind = f"{each.dtype} ({each.layout}{', meta' if each.is_meta else ''})"
+            raise DataError(f"{name} of the model is a tensor of {kind}, which cannot be written to a safetensors file")
+    return without
 
 
 def write_tensors(tensors: Mapping[str, torch.Tensor], path: Path, *, metadata: Mapping[str, str]) -> None:
@@ -124,7 +143,8 @@ def model_digest(model: torch.nn.Module) -> str:
     digest = hashlib.sha256()
     for name, tensor in named_tensors(model).items():
         digest.update(f"{name}\t{tensor.dtype}\t{list(tensor.shape)}\n".encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        values = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+        digest.update(values.view(torch.uint8).numpy().data if values.numel() else b"")
     return digest.hexdigest()
 
 
@@ -142,7 +162,7 @@ def named_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 def _tied(model: torch.nn.Module) -> dict[str, str]:
     """Return further names of tensors that the model holds under several → the first."""
     first: dict[int, str] = {}
-    state = model.state_dict(keep_vars=True)
+    state = {name: each for name, each in model.state_dict(keep_vars=True).items() if isinstance(each, torch.Tensor)}
     return {name: first[id(tensor)] for name, tensor in state.items() if first.setdefault(id(tensor), name) != name}
 
 

@@ -16,6 +16,7 @@ import torch
 
 from peer.random import SHARED, Purpose, stream
 from peer.train.memory import aligned
+from peer.train.moving import buffers_kept
 from peer.train.task import Data, Task
 from peer.train.threads import GENERATOR
 
@@ -56,13 +57,9 @@ def statistics_of_average(
     if not has_statistics(model):
         yield
         return
-    own = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    try:
+    with buffers_kept(model):
         collect_statistics_(model, task, data, seed=seed, device=device)
         yield
-    finally:
-        for buffer, value in own:
-            buffer.copy_(value)
 
 
 def _tracking(model: torch.nn.Module) -> list[torch.nn.Module]:

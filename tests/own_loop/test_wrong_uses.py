@@ -55,6 +55,12 @@ class Shard(nn.Parameter):
 Shard.__name__ = "DTensor"
 
 
+def zero_size() -> nn.Module:
+    made = with_parameter(nn.Parameter(torch.zeros(0, 3)))
+    made[1].register_buffer("conjugated", torch.ones(2, dtype=torch.complex64).conj())
+    return made
+
+
 class Broken:
     """Keeps what cannot be kept."""
 
@@ -79,6 +85,16 @@ MODELS: list[tuple[str, Callable[[], object], str]] = [
     ("FSDP inside", lambda: nn.Sequential(named("FSDPModule", model())), "module 0 is sharded by FSDP"),
     ("DeepSpeed", lambda: named("DeepSpeedEngine", model()), "the model is a DeepSpeed engine"),
     ("DDP", lambda: named("DistributedDataParallel", model()), "averages its gradients with other processes already"),
+    (
+        "expanded",
+        lambda: with_parameter(nn.Parameter(torch.ones(1).expand(3))),
+        "parameter extra is expanded: several of its elements are one number in memory",
+    ),
+    (
+        "complex",
+        lambda: with_parameter(nn.Parameter(torch.ones(3, dtype=torch.complex64))),
+        "parameter extra is complex64[3]; join takes float32 parameters: hold torch.view_as_real of it",
+    ),
     ("a shard", lambda: with_parameter(Shard(torch.zeros(2))), "parameter extra is a shard of a larger one"),
 ]
 
@@ -87,6 +103,46 @@ MODELS: list[tuple[str, Callable[[], object], str]] = [
 def test_models_that_cannot_be_exchanged(kit: Path, make: Callable[[], Any], sentence: str) -> None:
     with pytest.raises(sottovoce.UsageError, match=re.escape(sentence)):
         sottovoce.join(make(), kit, every=1)
+
+
+def test_parameters_without_numbers_and_conjugated_buffers_are_fine(kit: Path) -> None:
+    made = zero_size()
+    with sottovoce.join(made, kit, every=1) as peer:
+        while not peer.done:
+            peer.step()
+        peer.save(kit.parent / "saved.safetensors")
+    assert dict(made.named_parameters())["extra"].shape == (0, 3)
+
+
+def test_buffers_that_no_file_can_hold_are_named_at_once(kit: Path) -> None:
+    made = model()
+    made.register_buffer("wide", torch.ones(2, dtype=torch.complex128))
+    with pytest.raises(sottovoce.SottoError, match=r"wide of the model is a tensor of torch\.complex128"):
+        sottovoce.join(made, kit, every=1)
+
+
+@pytest.mark.parametrize("wrap", [lambda made: made, lambda made: nn.Sequential(nn.Linear(1, 1), made)])
+def test_the_model_itself_is_not_for_keep(kit: Path, wrap: Callable[[nn.Module], nn.Module]) -> None:
+    made = model()
+    with pytest.raises(sottovoce.UsageError, match=r"keep\[0\] \(Sequential\) holds 0.weight of the model that joins"):
+        sottovoce.join(made, kit, every=1, keep=[wrap(made)])
+
+
+def test_an_optimizer_over_a_copy_is_warned_of(kit: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with sottovoce.join(model(), kit, every=1) as peer:
+        peer.step()
+        peer.step()
+    assert sum("no parameter of the model has moved in round 0" in line for line in caplog.messages) == 1
+
+
+def test_unfreezing_is_told_at_the_next_step(kit: Path) -> None:
+    made = model()
+    made[0].requires_grad_(False)
+    with sottovoce.join(made, kit, every=100) as peer:
+        peer.step()
+        made[0].requires_grad_(True)
+        with pytest.raises(sottovoce.UsageError, match=r"0\.weight requires a gradient and did not when"):
+            peer.step()
 
 
 def test_a_model_over_several_devices_of_one_process_is_fine(kit: Path) -> None:
@@ -101,7 +157,6 @@ ARGUMENTS: list[tuple[str, dict[str, Any], str]] = [
     ("overlap 2", {"overlap": 2}, "overlap is 2; it is True or False"),
     ("keep no list", {"keep": torch.optim.SGD(model().parameters())}, "keep is a SGD; give a list"),
     ("keep a number", {"keep": [3]}, "keep[0] is a int, which has no state_dict()"),
-    ("keep a model", {"keep": [model()]}, "keep[0] is a model (Sequential)"),
     ("keep twice", {"keep": [Broken(1)] * 2}, "keep[1] is in keep twice (Broken)"),
     ("no callback", {"on_round": "print"}, "a callback is a str, which cannot be called"),
 ]

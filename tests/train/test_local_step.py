@@ -14,6 +14,7 @@ from peer.errors import ConfigError, DataError, LocalProtocolError
 from peer.train.data import Classification, TensorData
 from peer.train.local_step import Trainer, Vector
 from peer.train.memory import ALIGNMENT
+from peer.train.own_task import OwnTask, UserCode
 from peer.train.task import Task
 from peer.train.tasks import resolve_task
 from tests.train.small_tasks import NUM_TEST, NUM_TRAIN, all_indices, descend, images, points
@@ -397,6 +398,58 @@ def test_evaluation_takes_the_models_own_form_for_it():
     plain = points(model=lambda: nn.Sequential(nn.Linear(2, 3)))
     z = make_trainer(plain).initial_vector()
     assert make_trainer(dropping).evaluate(z).loss == make_trainer(plain).evaluate(z).loss
+
+
+class MomentumEncoder(nn.Module):
+    """A network with a frozen copy that follows it, and a table that grows with the batches seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.online, self.target = nn.Linear(2, 3), nn.Linear(2, 3)
+        self.target.load_state_dict(self.online.state_dict())
+        self.target.requires_grad_(False)
+        self.register_buffer("seen", None)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            with torch.no_grad():
+                for slow, quick in zip(self.target.parameters(), self.online.parameters(), strict=True):
+                    slow.data.lerp_(quick.data, 0.1)
+        longer = torch.zeros(1 if self.seen is None else len(self.seen) + 1)
+        self.register_buffer("seen", longer)
+        return self.online(inputs) + 0.1 * self.target(inputs) + 0.01 * len(longer)
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"plain": 1}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        pass
+
+
+@pytest.mark.parametrize("rounds", [2, 5])
+def test_a_model_with_a_moving_copy_goes_on_where_it_was(tmp_path: Path, rounds: int) -> None:
+    def make() -> Trainer:
+        trainer = make_trainer(OwnTask(points(model=MomentumEncoder), UserCode("tests")))
+        trainer.try_own_task()
+        return trainer
+
+    undisturbed, stopped = make(), make()
+    # The try leaves nothing of what the model has moved.
+    assert stopped.model.seen is None
+    assert torch.equal(stopped.model.target.weight, make_trainer(points(model=MomentumEncoder)).model.target.weight)
+    z = undisturbed.initial_vector()
+    z = descend(undisturbed, z, range(rounds))
+    middle = descend(stopped, stopped.initial_vector(), range(rounds))
+    stopped.evaluate(middle)
+    state = {name: np.array(value) for name, value in stopped.state().items()}
+    again = make()
+    again.restore(state)
+    assert len(again.model.seen) == rounds
+    assert torch.equal(again.model.target.weight, undisturbed.model.target.weight)
+    assert not torch.equal(again.model.target.weight, make().model.target.weight)
+    np.testing.assert_array_equal(descend(again, middle, range(rounds, 6)), descend(undisturbed, z, range(rounds, 6)))
+    undisturbed.save_model(z, tmp_path / "model.safetensors")
+    assert torch.equal(undisturbed.portable_model(z).target.weight, undisturbed.model.target.weight)
 
 
 def test_buffers_that_an_own_model_writes_in_evaluation_are_put_back():

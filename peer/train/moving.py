@@ -1,0 +1,107 @@
+"""What moves in a model beside the parameters that are trained: its buffers, and frozen copies that its code moves.
+
+A buffer may be None until the first batch, or grow with the longest sequence. A momentum encoder, a target network or a
+mean teacher requires no gradient and yet is another one after each step. Both are part of what a run goes on with.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+Fingerprint = tuple[int, ...]
+
+
+class FrozenParameters:
+    """The parameters of a model that require no gradient."""
+
+    def __init__(self, model: nn.Module) -> None:
+        """They are where training begins."""
+        self._model = model
+        self._start = {name: _fingerprint(each) for name, each in self._now()}
+
+    def moved(self) -> dict[str, torch.Tensor]:
+        """Return those that are others than at the start, by name; not copies. It takes one reading of all."""
+        return {name: each.detach() for name, each in self._now() if self._start.get(name) != _fingerprint(each)}
+
+    def restore_(self, kept: Mapping[str, torch.Tensor]) -> None:
+        """Set parameters to what `moved` returned. Raises ValueError for those of another model."""
+        own = dict(self._now())
+        for name, value in kept.items():
+            if name not in own or own[name].shape != value.shape:
+                raise ValueError(f"the model has no frozen parameter {name} of shape {list(value.shape)}")
+            with torch.no_grad():
+                own[name].copy_(value)
+
+    def _now(self) -> Iterator[tuple[str, nn.Parameter]]:
+        return ((name, each) for name, each in self._model.named_parameters() if not each.requires_grad)
+
+
+def set_buffer_(model: nn.Module, name: str, value: torch.Tensor, *, persistent: bool = True) -> None:
+    """Give a buffer its value: in place where shape and type are the same, so that whoever holds it holds it on.
+
+    `persistent` counts for one that the model does not have yet. Raises ValueError where the model cannot have it.
+    """
+    path, _, leaf = name.rpartition(".")
+    try:
+        module = model.get_submodule(path)
+    except AttributeError:
+        raise ValueError(f"the model has no module {path} for its buffer {leaf}") from None
+    own = module._buffers.get(leaf)
+    if own is not None and own.shape == value.shape and own.dtype == value.dtype and not is_expanded(own):
+        with torch.no_grad():
+            own.copy_(value)
+        return
+    if own is None and leaf not in module._buffers and hasattr(module, leaf):
+        raise ValueError(f"{name} is no buffer of the model")
+    others = itertools.chain(module.parameters(), module.buffers(), model.parameters())
+    beside = own if own is not None else next(others, None)
+    # In memory of its own, which starts where operators expect it.
+    fresh = torch.empty_like(value, device=None if beside is None else beside.device).copy_(value)
+    if leaf in module._buffers:
+        module._buffers[leaf] = fresh
+    else:
+        module.register_buffer(leaf, fresh, persistent=persistent)
+
+
+@contextmanager
+def buffers_kept(model: nn.Module) -> Iterator[None]:
+    """Leave the buffers as they were, whatever a model does to them inside: write to them, grow them, or make them."""
+    before = [(module, dict(module._buffers)) for module in model.modules()]
+    values = [(each, each.clone()) for each in model.buffers()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in values:
+                if buffer.shape != value.shape:
+                    buffer.resize_(value.shape)
+                if not is_expanded(buffer):
+                    buffer.copy_(value)
+        for module, buffers in before:
+            if [*map(id, module._buffers.values())] != [*map(id, buffers.values())]:
+                module._buffers.clear()
+                module._buffers.update(buffers)
+
+
+def is_expanded(tensor: torch.Tensor) -> bool:
+    """Return whether several elements of a tensor are one number in memory, as `expand` makes them: nothing can be
+    written into it."""
+    return tensor.layout is torch.strided and any(
+        size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+
+
+def _fingerprint(tensor: torch.Tensor) -> Fingerprint:
+    """Return numbers that differ where values do, computed where the tensor is: sums of its bits."""
+    if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:
+        return (tensor._version,)
+    kind = {1: torch.int8, 2: torch.int16, 4: torch.int32}.get(tensor.element_size(), torch.int64)
+    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    bits = flat.view(kind)
+    sums: list[int] = torch.stack((bits.sum(dtype=torch.int64), bits[1::3].sum(dtype=torch.int64))).tolist()
+    return (*tensor.shape, *sums)

@@ -1,0 +1,250 @@
+"""What moves beside the parameters that are trained survives a stop: a script that goes on comes to the bits of one
+that nobody stopped."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import sottovoce
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from tests.own_loop.scripts import write_kits
+
+EVERY, ROUNDS = 3, 4
+
+
+def net() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 4))
+
+
+@dataclass
+class Script:
+    """What a script has beside its loop."""
+
+    model: nn.Module
+    loss: Callable[[int], torch.Tensor]
+    """Of a step."""
+    after: Callable[[], object] = lambda: None
+    keep: list[Any] = field(default_factory=list)
+
+    def everything(self) -> list[torch.Tensor]:
+        """Return all that the script holds, by which it is compared."""
+        kept = [each.state_dict() for each in self.keep if isinstance(each, nn.Module)]
+        tensors = [
+            *self.model.parameters(),
+            *self.model.buffers(),
+            *(each for state in kept for each in state.values()),
+        ]
+        return [each.detach().clone() for each in tensors]
+
+
+def of_model(model: nn.Module, **more: Any) -> Script:
+    return Script(model, lambda step: (model(torch.randn(8, 4)) ** 2).mean(), **more)
+
+
+def momentum_encoder() -> Script:
+    model = nn.ModuleDict({"online": net(), "target": net()})
+    target = model["target"].requires_grad_(False)
+    target.load_state_dict(model["online"].state_dict())
+
+    def loss(step: int) -> torch.Tensor:
+        inputs = torch.randn(8, 4)
+        return (model["online"](inputs) - target(inputs + 0.1)).pow(2).mean()
+
+    def after() -> None:
+        with torch.no_grad():
+            for slow, quick in zip(target.parameters(), model["online"].parameters(), strict=True):
+                # As many scripts do: past autograd, which counts no such change.
+                slow.data.lerp_(quick.data, 0.05)
+
+    return Script(model, loss, after)
+
+
+class Grows(nn.Module):
+    def __init__(self, place: str) -> None:
+        super().__init__()
+        self.net, self.place = net(), place
+        if place == "none":
+            self.register_buffer("table", None)
+        elif place == "small":
+            self.register_buffer("table", torch.ones(2), persistent=False)
+
+    def forward(self, inputs: torch.Tensor, length: int) -> torch.Tensor:
+        table = getattr(self, "table", None)
+        if table is None or len(table) < length:
+            # Of random numbers: computed anew, they would be others.
+            self.register_buffer("table", torch.randn(length), persistent=self.place == "none")
+        return self.net(inputs + self.table[:length].mean())
+
+
+def a_buffer_that_grows(place: str) -> Script:
+    model = Grows(place)
+    return Script(model, lambda step: (model(torch.randn(8, 4), 3 + step // 2) ** 2).mean())
+
+
+class Scaled(nn.Linear):
+    """Counts in a plain number, as 8-bit layers keep their largest values."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+        self.largest = 1.0
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.largest = max(0.9 * self.largest, float(inputs.abs().max()))
+        return super().forward(inputs / self.largest)
+
+    def get_extra_state(self) -> dict[str, Any]:
+        return {"largest": self.largest}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        self.largest = state["largest"]
+
+
+def moving_average() -> Script:
+    model = net()
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    return of_model(model, after=lambda: average.update_parameters(model), keep=[average])
+
+
+def a_loss_with_a_state() -> Script:
+    model, head = net(), nn.BatchNorm1d(4)
+    return Script(model, lambda step: (head(model(torch.randn(8, 4))) - 1).pow(2).mean(), keep=[head])
+
+
+def own_generators() -> Script:
+    model = net()
+    torch_own, numpy_own = torch.Generator().manual_seed(1), np.random.default_rng(2)
+    old, plain = np.random.RandomState(3), random.Random(4)
+
+    def loss(step: int) -> torch.Tensor:
+        numbers = torch.randn(8, 4, generator=torch_own) + numpy_own.normal() + old.normal() + plain.random()
+        return (model(numbers) ** 2).mean()
+
+    return Script(model, loss, keep=[torch_own, numpy_own, old, plain])
+
+
+SCRIPTS: dict[str, Callable[[], Script]] = {
+    "momentum encoder": momentum_encoder,
+    "a buffer that grows": lambda: a_buffer_that_grows("small"),
+    "a buffer that is None at first": lambda: a_buffer_that_grows("none"),
+    "a buffer that is not there at first": lambda: a_buffer_that_grows("later"),
+    "extra state": lambda: of_model(nn.Sequential(Scaled(), nn.Tanh(), nn.Linear(4, 2))),
+    "moving average": moving_average,
+    "a loss with a state": a_loss_with_a_state,
+    "generators": own_generators,
+}
+
+
+def train(file: Path, make: Callable[[], Script], until: int, **options: Any) -> list[torch.Tensor]:
+    """Train until so many steps are done since the run began; return what the script holds then."""
+    torch.manual_seed(0)
+    script = make()
+    optimizer = torch.optim.AdamW([each for each in script.model.parameters() if each.requires_grad], lr=0.05)
+    torch.manual_seed(1)
+    with sottovoce.join(script.model, file, every=EVERY, keep=[optimizer, *script.keep], **options) as peer:
+        while peer.steps < until and not peer.done:
+            loss = script.loss(peer.steps)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            script.after()
+            peer.step(loss)
+        if peer.done:
+            peer.save(file.parent / "saved.safetensors")
+    return script.everything()
+
+
+def kit(folder: Path, *settings: str) -> Path:
+    (file,) = write_kits(folder, 1, f"run.rounds={ROUNDS}", "algorithm.name=local", "graph.kind=complete", *settings)
+    return file
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_that_was_stopped_comes_to_the_same_bits(tmp_path: Path, name: str) -> None:
+    expected = train(kit(tmp_path / "undisturbed"), SCRIPTS[name], ROUNDS * EVERY)
+    file = kit(tmp_path / "stopped")
+    train(file, SCRIPTS[name], 2 * EVERY + 1)
+    found = train(file, SCRIPTS[name], ROUNDS * EVERY)
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other)
+    assert (file.parent / "saved.safetensors").exists()
+
+
+@pytest.mark.parametrize("place", ["small", "none", "later"])
+def test_an_evaluation_leaves_buffers_as_they_are(tmp_path: Path, place: str) -> None:
+    """With a longer input than any before, it makes a larger table."""
+    holder: list[nn.Module] = []
+
+    def make() -> Script:
+        script = a_buffer_that_grows(place)
+        holder.append(script.model)
+        return script
+
+    def evaluate(model: nn.Module) -> tuple[int, int]:
+        return int((model(torch.randn(4, 4), 50) > 0).sum()), 16
+
+    settings = "evaluation.every_rounds=1"
+    expected = train(kit(tmp_path / "1", settings), make, ROUNDS * EVERY)
+    found = train(kit(tmp_path / "2", settings), make, ROUNDS * EVERY, evaluate=evaluate)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    assert len(holder[-1].table) < 50
+
+
+def test_buffers_of_the_same_shape_stay_the_tensors_that_others_hold(tmp_path: Path) -> None:
+    file = kit(tmp_path)
+    train(file, lambda: of_model(net()), EVERY)
+    model = net()
+    held = list(model.buffers())
+    with sottovoce.join(model, file, every=EVERY, keep=[torch.optim.AdamW(model.parameters(), lr=0.05)]):
+        assert all(one is other for one, other in zip(model.buffers(), held, strict=True))
+        assert int(held[-1]) == EVERY
+
+
+def test_frozen_parameters_that_rest_are_not_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def make() -> Script:
+        model = net()
+        model[0].requires_grad_(False)
+        return of_model(model)
+
+    train(kit(tmp_path / "rests"), make, ROUNDS * EVERY)
+    assert "frozen" not in caplog.text
+    with caplog.at_level("INFO"):
+        train(kit(tmp_path / "moves"), momentum_encoder, ROUNDS * EVERY)
+    told = [line for line in caplog.messages if "frozen parameters have changed" in line]
+    assert len(told) == 1
+    assert "target.0.weight" in told[0]
+
+
+def test_a_state_beside_tensors_is_told_to_be_missing_in_files(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    train(kit(tmp_path), SCRIPTS["extra state"], 1)
+    assert any("0._extra_state of the model is no tensor" in line for line in caplog.messages)
+
+
+def test_evaluations_are_told_in_a_simulation(tmp_path: Path) -> None:
+    told: list[list[sottovoce.Evaluated]] = [[], []]
+
+    def script(where: sottovoce.Place) -> None:
+        torch.manual_seed(0)
+        model = net()
+        with sottovoce.join(
+            model, where, every=1, evaluate=lambda model: (where.index + 1, 4), on_evaluation=told[where.index].append
+        ) as peer:
+            while not peer.done:
+                peer.step()
+
+    settings = ("run.rounds=4", "algorithm.name=sgp", "graph.kind=complete", "evaluation.every_rounds=2")
+    sottovoce.simulate(script, write_kits(tmp_path, 2, *settings)[0])
+    each = [(name, done, accuracy) for done in (2, 4) for name, accuracy in (("peer-0", 0.25), ("peer-1", 0.5))]
+    for heard in told:
+        assert sorted((event.name, event.round, event.accuracy) for event in heard) == sorted(each)
