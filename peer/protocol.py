@@ -20,6 +20,9 @@ all members speak it, the word of one is believed by none."""
 
 ADMITS = 5
 """The first version whose peers go on without one that has admitted that it was set back."""
+EQUALITY = 5
+"""The first version whose peers compare what they were told alike, and begin only once all have the same shares of the
+classes."""
 
 _RELEASES = {3: "0.1", 4: "0.2", 5: "0.3"}
 

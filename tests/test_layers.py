@@ -108,7 +108,7 @@ ROOMS: dict[str, set[str]] = {
 
 PURE = (
     "criterion", "errors", "foreign_text", "precision_choice", "protocol", "random", "rate_limits", "compress", "wire",
-    "gossip", "round_record", "run_progress", "node.delivery", "node.membership_codec", "node.statements",
+    "gossip", "round_record", "run_progress", "node.delivery", "node.membership_codec", "node.statements", "node.told",
     "net.chunks", "net.counters", "net.envelope", "net.handler", "net.hello", "net.inbox", "net.liveness",
     "net.neighbor", "net.offences", "net.outbox", "net.receipts",
 )  # fmt: skip

@@ -18,6 +18,7 @@ from peer.daemon.checkpoint_cadence import CheckpointCadence
 from peer.daemon.class_votes import ClassVotes
 from peer.daemon.data_check import DataCheck
 from peer.daemon.divergence import Divergence, advice
+from peer.daemon.equality import Equality
 from peer.daemon.evaluations import Evaluations, OwnEvaluation, SampleCounts
 from peer.daemon.incoming import Greeting, Incoming, Judge
 from peer.daemon.joining import Joining
@@ -45,6 +46,7 @@ from peer.daemon.signed_statements import SignedStatements
 from peer.daemon.traffic import Traffic
 from peer.daemon.watcher import NoWatcher, Watcher
 from peer.errors import ConfigError
+from peer.gossip.membership import Change
 from peer.net.hello import HelloInfo
 from peer.net.security.credentials import Credentials
 from peer.net.services import OWN_SOCKET
@@ -55,7 +57,8 @@ from peer.node.durable import DurablePeer
 from peer.node.durable_pair import DurablePair
 from peer.node.loss_votes import LOST
 from peer.node.progress import PROGRESS
-from peer.protocol import ADMITS, GROUNDED, OLDEST, REJOINS
+from peer.node.told import TOLD
+from peer.protocol import ADMITS, EQUALITY, GROUNDED, OLDEST, REJOINS
 from peer.run_plan import unreachable_pairs
 from peer.run_setup import PeerTrainer
 from peer.state.admission_log import AdmissionLog
@@ -105,6 +108,8 @@ class TrainingParts:
     """Topic → who judges notes about it, of those that only this way to train has."""
     progress: SignedProgress | None
     """None where nothing is signed."""
+    greetings: dict[str, Greeting]
+    """The same of what a neighbour is told that is connected."""
 
 
 @dataclass(kw_only=True)
@@ -178,9 +183,11 @@ def _assemble(
     greetings: dict[str, Greeting] = {
         notes.EVALUATION: lambda peer: common.evaluations.notes(),
         notes.RELEASE: common.releases.linked,
+        **training.greetings,
     }
     if (votes := common.class_votes) is not None:
         judges[notes.CLASSES], greetings[notes.CLASSES] = votes.heard, votes.linked
+        judges[notes.SHARES], greetings[notes.SHARES] = votes.heard_report, votes.linked_reports
     if (data := _data_check(local)) is not None:
         judges[notes.DATA], greetings[notes.DATA] = data.heard, lambda peer: (data.note,)
     if (progress := training.progress) is not None:
@@ -225,6 +232,14 @@ def _common_parts(local: LocalPeer, watcher: Watcher, wall_clock: Callable[[], f
     splits: list[Split] = ["test"]
     if len(local.setup.manifest.holdout[local.index]):
         splits.append("holdout")
+    releases = Releases(
+        local.number,
+        SOFTWARE,
+        peers=local.roster,
+        neighbors=neighbors,
+        statements=local.statements,
+        now=runtime.now,
+    )
     manifest = local.setup.manifest
     keep_in = local.folder.directory / "models" if config.evaluation.keep_models else None
     return CommonParts(
@@ -273,22 +288,15 @@ def _common_parts(local: LocalPeer, watcher: Watcher, wall_clock: Callable[[], f
             neighbors,
             local.access.revoked if isinstance(local.access, Credentials) else None,
         ),
-        releases=Releases(
-            local.number,
-            SOFTWARE,
-            peers=local.roster,
-            neighbors=neighbors,
-            statements=local.statements,
-            now=runtime.now,
-        ),
-        class_votes=_class_votes(local, runtime, neighbors),
+        releases=releases,
+        class_votes=_class_votes(local, runtime, neighbors, releases),
         limits=Limits(config.limits, local.folder.disk, neighbors, sync=runtime.sync, wall_clock=wall_clock)
         if config.limits.can_be_reached
         else None,
     )
 
 
-def _class_votes(local: LocalPeer, runtime: Runtime, neighbors: Neighbors) -> ClassVotes | None:
+def _class_votes(local: LocalPeer, runtime: Runtime, neighbors: Neighbors, releases: Releases) -> ClassVotes | None:
     """Return the vote on the shares of the classes; None where they are known, or nothing is adjusted by them."""
     data, trainer = local.config.data, local.trainer
     votes = data.partition == "own" and data.class_shares == VOTE and local.setup.training.label_adjustment
@@ -305,6 +313,7 @@ def _class_votes(local: LocalPeer, runtime: Runtime, neighbors: Neighbors) -> Cl
         neighbors=neighbors,
         runtime=runtime,
         name=local.roster.name,
+        all_speak=lambda: releases.all_speak(EQUALITY),
         use=trainer.know_class_shares,
     )
 
@@ -325,13 +334,17 @@ def _round_parts(common: CommonParts) -> TrainingParts:
         observe=None if audit_log is None else audit_log.observe,
     )
     numbering = local.roster.numbering
+
+    def protocol_of(change: Change) -> int:
+        if change.equivocation or change.admitted:
+            return max(EQUALITY, ADMITS)
+        return REJOINS if numbering.incarnation(change.subject) else OLDEST
+
     durable = DurablePeer(
         participant,
         local.folder.disk,
         neighbors=local.others,
-        protocol_of=lambda change: max(
-            REJOINS if numbering.incarnation(change.subject) else OLDEST, ADMITS if change.admitted else OLDEST
-        ),
+        protocol_of=protocol_of,
         **local.durability,
     )
     missing = MissingRows(local, common.evaluations, common.own, metrics)
@@ -368,6 +381,9 @@ def _round_parts(common: CommonParts) -> TrainingParts:
     patience_s = local.config.transport.give_up_after_s if local.incarnation else None
     joining = Joining(runtime, neighbors, member_links, local.roster, patience_s)
     check = ReplicaCheck(runtime, neighbors, participant, frames)
+    equality = None
+    if participant.algorithm.spec.tells_all is not None:
+        equality = Equality(local, runtime, neighbors, durable, requests, common.releases)
     saver = RoundSaver(local, runtime, durable, frames, common.cadence, metrics)
     loop = RoundLoop(
         local=local,
@@ -379,6 +395,7 @@ def _round_parts(common: CommonParts) -> TrainingParts:
         requests=requests,
         joining=joining,
         replica_check=check,
+        equality=equality,
         saver=saver,
         cadence=common.cadence,
         evaluations=common.evaluations,
@@ -394,8 +411,11 @@ def _round_parts(common: CommonParts) -> TrainingParts:
         notes.JOIN: requests.asked_to_sponsor,
         notes.REFUSAL: joining.declined,
     }
+    greetings: dict[str, Greeting] = {}
     if loss_watch is not None:
         judges[LOST] = loss_watch.heard
+    if equality is not None:
+        judges[TOLD], greetings[TOLD] = equality.heard, equality.linked
     return TrainingParts(
         loop=loop,
         saver=saver,
@@ -405,6 +425,7 @@ def _round_parts(common: CommonParts) -> TrainingParts:
         linked=member_links.linked,
         notes=judges,
         progress=progress,
+        greetings=greetings,
     )
 
 
@@ -447,6 +468,7 @@ def _pair_parts(common: CommonParts) -> TrainingParts:
         linked=lambda: neighbors.all,
         notes={},
         progress=progress,
+        greetings={},
     )
 
 

@@ -43,6 +43,8 @@ class _Request:
     """Of a loss that an operator has decided, with its signature."""
     admitted: bytes = b""
     """Of a loss that the lost peer has admitted, with its signature."""
+    equivocation: tuple[bytes, ...] = ()
+    """Of a member that has signed two stories: both."""
 
 
 class ChangeRequests:
@@ -104,12 +106,20 @@ class ChangeRequests:
         self._member_links.add_missing()
         return {"removed": removed, "left_to_others": left_to_others}
 
-    def declare_lost(self, subject: int, votes: tuple[bytes, ...] = (), *, admitted: bytes = b"") -> None:
-        """Ask for going on without a peer that most members have voted for leaving behind, or that has admitted that it
-        lost what it had."""
+    def declare_lost(
+        self,
+        subject: int,
+        votes: tuple[bytes, ...] = (),
+        *,
+        admitted: bytes = b"",
+        equivocation: tuple[bytes, ...] = (),
+    ) -> None:
+        """Ask for going on without a peer that most members have voted for leaving behind, that has admitted that it
+        lost what it had, or that has signed two stories."""
         if self._membership.is_lost(subject) or any(request.subject == subject for request in self._waiting):
             return
-        self._waiting.append(_Request(ChangeKind.LOST, subject, None, votes=votes, admitted=admitted))
+        request = _Request(ChangeKind.LOST, subject, None, votes=votes, admitted=admitted, equivocation=equivocation)
+        self._waiting.append(request)
         self._runtime.wake()
 
     def remove_members(self, names: Sequence[str]) -> None:
@@ -172,6 +182,7 @@ class ChangeRequests:
             votes=request.votes,
             ordered=request.ordered,
             admitted=request.admitted,
+            equivocation=request.equivocation,
         )
 
     def _refuse(self, request: _Request, error: SottoError) -> None:
@@ -181,7 +192,7 @@ class ChangeRequests:
                 request.answer.set_exception(SottoError(str(error)))
         elif request.kind is ChangeKind.LEAVE:
             log.warning("limits: this peer cannot leave the run now: %s", error)
-        elif request.votes or request.admitted:
+        elif request.votes or request.admitted or request.equivocation:
             log.info("this peer cannot announce that %s is lost, and leaves it to others: %s", name, error)
         elif request.kind is ChangeKind.LOST:
             log.warning("%s is not in the list any more, and stays a member: %s", name, error)

@@ -10,8 +10,9 @@ What it sends is judged by the part that knows what it is for:
 | evaluations, divergences | `evaluations`, `divergence` |
 | votes on who is lost | `loss_watch` |
 | what they run | `releases` |
-| how frequent their classes are | `class_votes` |
+| how frequent their classes are, and whether all heard the same | `class_votes` |
 | how far they are, in hellos too | `progress` |
+| what they told and were told alike | `equality` |
 | digests of replicas, and of data | `replica_check`, `data_check` |
 | requests to join, and the answer to one | `change_requests`, `joining` |
 | calls of an operator | `operator_api` |
@@ -37,6 +38,7 @@ from peer.errors import HandshakeRefused
 from peer.foreign_text import quote
 from peer.net.neighbor import Neighbor
 from peer.node.loss_votes import LOST
+from peer.node.told import TOLD
 from peer.rate_limits import Allowances
 
 log = logging.getLogger("sotto")
@@ -82,7 +84,8 @@ class Incoming:
         self._frames, self._members, self._operator = frames, members, operator
         self._notes, self._greetings, self._on_link_down = dict(notes), dict(greetings), on_link_down
         of_all = _notes_about_any(num_peers)
-        rates = {**_NOTES, **dict.fromkeys((topics.EVALUATION, topics.RELEASE, topics.CLASSES, LOST), of_all)}
+        about_any = (topics.EVALUATION, topics.RELEASE, topics.CLASSES, topics.SHARES, LOST, TOLD)
+        rates = {**_NOTES, **dict.fromkeys(about_any, of_all)}
         self._budgets = {
             topic: Allowances(rate=rate, burst=burst)
             for topic in self._notes

@@ -26,6 +26,7 @@ JOIN = "join"
 """Topic of the note with which a peer asks to be let in; `node.membership_codec` knows its content."""
 REFUSAL = "no join"
 CLASSES = "classes"
+SHARES = "shares"
 DATA = "data"
 RELEASE = "release"
 
@@ -40,6 +41,7 @@ _MOST_MS = 1 << 53
 _REASON_CHARACTERS = 500
 _SOFTWARE_CHARACTERS = 64
 _DIGEST_BYTES = 16
+_SHARES_DIGEST_BYTES = 32
 
 _SPLITS = {"test": pb.EvaluationNote.TEST, "holdout": pb.EvaluationNote.HOLDOUT}
 _SPLIT_NAMES = {value: name for name, value in _SPLITS.items()}
@@ -213,6 +215,19 @@ def decode_class_vote(note: bytes, num_classes: int) -> ClassVote:
     if abs(sum(shares) - _MILLION) > num_classes or message.samples > _MOST_SAMPLES:
         raise RemoteProtocolError(f"told shares of classes that add up to {sum(shares)}, of {message.samples} samples")
     return ClassVote(_peer(message.peer), shares, message.samples)
+
+
+def encode_shares(peer: int, digest: bytes) -> bytes:
+    """Return what a peer says of the votes of all that it has: their SHA-256."""
+    return pb.SharesNote(peer=peer, digest=digest).SerializeToString()
+
+
+def decode_shares(note: bytes) -> tuple[int, bytes]:
+    """Return (peer, digest) of what `encode_shares` made."""
+    message = _parse(pb.SharesNote, note)
+    if len(message.digest) != _SHARES_DIGEST_BYTES:
+        raise RemoteProtocolError(f"told a digest of votes of {len(message.digest)} bytes")
+    return _peer(message.peer), message.digest
 
 
 def encode_digests(round_: int, digests: Sequence[int]) -> bytes:

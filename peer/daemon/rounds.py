@@ -16,6 +16,7 @@ from peer.compress.payload import FloatArray
 from peer.daemon.audit_log import AuditLog
 from peer.daemon.change_requests import ChangeRequests
 from peer.daemon.checkpoint_cadence import CheckpointCadence
+from peer.daemon.equality import Equality
 from peer.daemon.evaluations import Evaluations, Models
 from peer.daemon.joining import Joining
 from peer.daemon.limits import Limits
@@ -66,6 +67,7 @@ class RoundLoop:
         requests: ChangeRequests,
         joining: Joining,
         replica_check: ReplicaCheck,
+        equality: Equality | None,
         saver: RoundSaver,
         cadence: CheckpointCadence,
         evaluations: Evaluations,
@@ -85,7 +87,7 @@ class RoundLoop:
         self._watcher, self._steps_are_recorded = watcher, local.steps_are_recorded
         self._loss_watch, self._own_loss, self._limits = loss_watch, own_loss, limits
         self._progress = progress
-        self._local = local
+        self._local, self._equality = local, equality
         self._said_that_it_slows_down = False
         self._asks_to_leave_at = float("-inf")
         """When it asks next, where a limit of the device wants it to leave."""
@@ -123,6 +125,7 @@ class RoundLoop:
                 await self._wait_for_room()
                 await self._keep_to_budget()
                 await self._keep_to_limits()
+                await self._keep_to_equality()
                 if self._runtime.stops:
                     return None
                 self._saver.is_at_rest = False
@@ -145,6 +148,8 @@ class RoundLoop:
         if self._audit_log is not None:
             await self._runtime.work(self._audit_log.close_round, record.round, self.participant.algorithm)
         await self._replica_check.after_round(record.round)
+        if self._equality is not None:
+            await self._equality.after_round()
         return record
 
     def _step_and_begin(self) -> Effects:
@@ -224,6 +229,14 @@ class RoundLoop:
             await self._wait(None)
             if self._frames or self._requests:
                 # As while it keeps to the budget: repairs are answered, and no round begins or ends.
+                await self._take_frames()
+
+    async def _keep_to_equality(self) -> None:
+        """Wait while what members were told may differ."""
+        while self._equality is not None and not self._equality.keep_to() and not self._runtime.stops:
+            await self._wait(None)
+            if self._frames or self._requests:
+                # A loss frees the run.
                 await self._take_frames()
 
     @property
@@ -344,6 +357,8 @@ class RoundLoop:
             return not any(map(self._frames.owes, self._member_links.linked()))
         if any(map(self._frames.owes, self._neighbors.receivers)):
             return False
+        if self._equality is not None and self._equality.awaits_the_last_words:
+            return False
         return self._evaluations.finished() >= set(self.members) or self._neighbors.all_have_left
 
     def close(self) -> None:
@@ -398,6 +413,7 @@ class RoundLoop:
             "set_back": None if self._progress is None else self._progress.sentence,
             "suspects": [] if self._loss_watch is None else self._loss_watch.figures(),
             "waiting_for": [self._roster.name(peer) for peer in self.participant.session.waiting_for],
+            **({} if self._equality is None else self._equality.figures()),
             **({} if self._limits is None else {"limits": self._limits.figures()}),
         }
 

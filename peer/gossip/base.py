@@ -109,6 +109,9 @@ class AlgorithmSpec:
     memory: Memory = Memory.NONE
     corrects_drift: bool = False
     """Can make up for gradients that always pull a peer the same way (`NodeContext.drift_gain`)."""
+    tells_all: int | None = None
+    """The phase in which what a peer sends is the same for all that hear it: what all are to share then. None: there is
+    none, or nothing depends on it."""
     robust_mixing: bool = False
     """Can clip or trim what it hears (`NodeContext.robust`): it mixes whole models, and nothing rests on their sum."""
 

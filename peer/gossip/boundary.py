@@ -62,7 +62,7 @@ def transfers(views: ViewSchedule, t: int, spec: AlgorithmSpec) -> tuple[Transfe
     """Return what is handed over between round t and the next one."""
     found, push_sum = [], spec.push_sum
     changes = views.membership.changes_at(t + 1)
-    if spec.graph is GraphNeed.COMPLETE and any(change.kind is ChangeKind.LOST for change in changes):
+    if levels(views, t, spec):
         first, *others = [peer for peer in views.membership.members(t + 1) if peer in views.membership.members(t)]
         joined = [change.subject for change in changes if change.kind is ChangeKind.JOIN]
         return tuple(Transfer(first, taker, is_all=False) for taker in (*others, *joined))
@@ -75,6 +75,12 @@ def transfers(views: ViewSchedule, t: int, spec: AlgorithmSpec) -> tuple[Transfe
                 found.append(Transfer(change.subject, heir, is_all=True))
     # A sponsor that leaves in the same round shares first.
     return tuple(sorted(found, key=lambda each: (each.is_all, each.giver, each.taker)))
+
+
+def levels(views: ViewSchedule, t: int, spec: AlgorithmSpec) -> bool:
+    """Return whether all take one model between round t and the next one: the first member tells it to all others."""
+    changes = views.membership.changes_at(t + 1)
+    return spec.graph is GraphNeed.COMPLETE and any(change.kind is ChangeKind.LOST for change in changes)
 
 
 def heir_of(views: ViewSchedule, t: int, leaver: int) -> int | None:

@@ -42,6 +42,7 @@ class AllReduce(Algorithm):
         changes_members=True,
         uses_averaging_rate=False,
         local_steps=False,
+        tells_all=0,
     )
 
     def __init__(self, node: NodeContext, x0: FloatArray) -> None:
@@ -97,6 +98,7 @@ class ParameterServer(Algorithm):
         needs_unbiased=True,
         uses_averaging_rate=False,
         local_steps=False,
+        tells_all=1,
     )
 
     def __init__(self, node: NodeContext, x0: FloatArray) -> None:

@@ -39,6 +39,8 @@ class OutgoingFrame:
     are asked for again instead."""
     seq: int = 0
     """Its number on the stream to the receiver, once the durable peer has assigned it; 0 for frames without one."""
+    told_in: tuple[int, int] | None = None
+    """(round, phase), where all that hear the sender then are to get the same bytes."""
     values: int = 0
     """Parameters that the message describes."""
     entropy_bits: float = 0.0

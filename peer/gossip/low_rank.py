@@ -90,6 +90,7 @@ class LowRank(Algorithm):
         sends_factors=True,
         momentum_of_mean=True,
         memory=Memory.ERRORS,
+        tells_all=1,
     )
     message_kind = MessageKind.PART
 

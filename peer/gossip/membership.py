@@ -62,17 +62,19 @@ class Change:
     """… or what an operator says."""
     admitted: bytes = field(default=b"", compare=False, repr=False)
     """… or, in any run with certificates, what the lost peer says itself (`node.progress`)."""
+    equivocation: tuple[bytes, ...] = field(default=(), compare=False, repr=False)
+    """… or two notes of its own that contradict each other (`node.told`)."""
 
     @property
     def has_grounds(self) -> bool:
         """Whether a loss goes by more than the word of who announces it (`node.loss_grounds`)."""
-        return bool(self.votes or self.ordered or self.admitted)
+        return bool(self.votes or self.is_certain)
 
     @property
     def is_certain(self) -> bool:
-        """Whether a loss holds whoever is left, as by an operator's order or an admission. After votes, those that are
-        left have to be a majority."""
-        return bool(self.ordered or self.admitted)
+        """Whether a loss holds whoever is left, as by an operator's order, an admission, or what proves that the lost
+        one lies. After votes, those that are left have to be a majority."""
+        return bool(self.ordered or self.admitted or self.equivocation)
 
     @property
     def order(self) -> tuple[int, int, int, int]:
@@ -193,17 +195,18 @@ class Membership:
         """Take back what `state` returned. Raises ValueError or TypeError if it cannot be that."""
         for kind, subject, issuer, effective, heard_round, *rest in state:
             # Earlier releases had no proofs, and wrote nothing where there is no newcomer.
-            described, told, votes, ordered, admitted = [*rest, *_NO_REST[len(rest) :]]
+            described, told, votes, ordered, admitted, equivocation = [*rest, *_NO_REST[len(rest) :]]
             newcomer = None
             if described is not None:
                 name, advertise, relay, certificate = described
                 newcomer = Newcomer(name, advertise, relay, bytes.fromhex(certificate))
             numbers = int(subject), int(issuer), int(effective), int(heard_round)
             grounds = tuple(map(bytes.fromhex, votes)), bytes.fromhex(ordered), bytes.fromhex(admitted)
-            self.add(Change(ChangeKind(kind), *numbers, newcomer, bytes.fromhex(told), *grounds))
+            proof = tuple(map(bytes.fromhex, equivocation))
+            self.add(Change(ChangeKind(kind), *numbers, newcomer, bytes.fromhex(told), *grounds, proof))
 
 
-_NO_REST: tuple[Any, ...] = (None, "", (), "", "")
+_NO_REST: tuple[Any, ...] = (None, "", (), "", "", ())
 
 
 def _rest(change: Change) -> list[object]:
@@ -213,9 +216,10 @@ def _rest(change: Change) -> list[object]:
     if newcomer is not None:
         described = [newcomer.name, newcomer.advertise, newcomer.relay, newcomer.certificate.hex()]
     if change.has_grounds:
-        grounds = [[vote.hex() for vote in change.votes], change.ordered.hex(), change.admitted.hex()]
-        # Earlier releases know nothing of admissions, and read what has none.
-        return [described, change.told.hex(), *grounds[: 3 if change.admitted else 2]]
+        votes, proof = ([each.hex() for each in said] for said in (change.votes, change.equivocation))
+        grounds: list[object] = [votes, change.ordered.hex(), change.admitted.hex(), proof]
+        # Earlier releases know nothing of the last two, and read what has none.
+        return [described, change.told.hex(), *grounds[: 4 if proof else 3 if change.admitted else 2]]
     if change.told:
         return [described, change.told.hex()]
     return [] if described is None else [described]

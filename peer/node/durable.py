@@ -38,7 +38,8 @@ from peer.node.participant import Participant, ParticipantState
 from peer.node.recorded_peer import RecordedPeer
 from peer.node.repair_budget import RepairBudget
 from peer.node.replay import Replay
-from peer.protocol import OLDEST
+from peer.node.told import ToldParts
+from peer.protocol import EQUALITY, OLDEST
 from peer.rate_limits import Allowances
 from peer.state.checkpoints import Checkpoint
 from peer.state.disk import Disk
@@ -133,6 +134,8 @@ class DurablePeer:
         values, arrays = checkpoint.state, checkpoint.arrays
         state = ParticipantState.from_checkpoint(values, arrays)
         self.participant.restore(state)
+        with refusing_what_does_not_fit():
+            self._peer.told.restore(values.get("told"), self.participant.round)
         for peer in self.participant.membership.newcomers:
             self.links.meet(peer)
         with refusing_what_does_not_fit():
@@ -274,6 +277,11 @@ class DurablePeer:
         Without one, `connected` will return it."""
         return self.links.publish(effects.frames)
 
+    @property
+    def told(self) -> ToldParts:
+        """What this peer told all others alike, and was told so by each."""
+        return self._peer.told
+
     # -- journal before effects ----------------------------------------------------------------------------------------
 
     def _journaled(self, effects: Effects, *records: Record, always: bool = False) -> Effects:
@@ -390,6 +398,8 @@ class DurablePeer:
         if round_ == self.disk_state.base_round and self.disk_state.checkpoint_bytes and not anew:
             return self.sync()
         values, arrays = self.participant.state().to_checkpoint()
+        if self.participant.algorithm.spec.tells_all is not None and self.disk_state.protocol >= EQUALITY:
+            values["told"] = self._peer.told.state()
         self._peer.forget_used()
         links = self.links.state()
         link_values, link_arrays = links.to_checkpoint()

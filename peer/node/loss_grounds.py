@@ -1,10 +1,10 @@
 """What proves a loss: more than the word of one member.
 
 A loss cannot be taken back: whoever is lost sets aside what it has trained. So it takes the votes of a strict majority
-of the members (with `rounds.lost_after_s`), an operator's order, or the admission of the lost peer itself
-(`node.progress`), each with signatures. Whoever announces a loss asks
-here before, whoever is told of one asks before it is journaled, and a peer asks that is shown its own; a replay does
-not ask, since what was believed once is believed. So what one honest member announces, all accept.
+of the members (with `rounds.lost_after_s`), an operator's order, the admission of the lost peer itself
+(`node.progress`), or two notes by which it proves itself that it lies (`node.told`), each with signatures. Whoever
+announces a loss asks here before, whoever is told of one asks before it is journaled, and a peer asks that is shown its
+own; a replay does not ask, since what was believed once is believed. So what one honest member announces, all accept.
 
 Nothing here depends on when it is asked, nor on which other losses are known: whether votes are too old, and whether
 those that are left may go on, is for those to say who ask.
@@ -22,6 +22,7 @@ from peer.node import membership_codec
 from peer.node.loss_votes import LOST, ORDER, Quorum, decode_vote, ordered
 from peer.node.progress import check_admission
 from peer.node.statements import MEMBERS, Statements
+from peer.node.told import check_equivocation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,9 +39,12 @@ class LossGrounds:
 
     def check(self, loss: Change) -> bool:
         """Return whether signatures prove a loss; False where nothing is signed in this run. Raises SecurityError, with
-        the reason, for a loss that no majority and no operator has decided, nor the lost peer admitted."""
+        the reason, for a loss that no majority and no operator has decided, nor the lost peer admitted or proven."""
         if loss.admitted:
             check_admission(self.statements, loss.subject, loss.admitted)
+            return True
+        if loss.equivocation:
+            check_equivocation(self.statements, loss.subject, loss.equivocation)
             return True
         if loss.ordered:
             return self._check_order(loss)

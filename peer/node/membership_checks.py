@@ -118,7 +118,7 @@ def check_proof(known: PeerMembership, change: Change, sender: int) -> None:
             f"told of the {change.kind.name} of peer {change.subject} in the name of peer {change.issuer}: {error}",
             peer=sender,
         ) from None
-    if change.kind is ChangeKind.LOST and _needs_grounds(known):
+    if change.kind is ChangeKind.LOST and (_needs_grounds(known) or (change.equivocation and not known.is_outsider)):
         try:
             _check_grounds(known, change)
         except SecurityError as error:

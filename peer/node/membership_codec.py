@@ -12,12 +12,14 @@ from peer.errors import RemoteProtocolError, SecurityError
 from peer.gossip.incarnations import MAX_INCARNATIONS, MAX_NEWCOMERS
 from peer.gossip.membership import Change, ChangeKind, Newcomer
 from peer.node.statements import MAX_PROOF_BYTES, unsealed
+from peer.node.told import MAX_NOTE_BYTES
 from peer.proto.sottovoce.v1 import membership_pb2 as pb
 
 MAGIC = b"SM"
 _MAX_BYTES = 64
 _MAX_INTRODUCTION_BYTES = 8 * 1024
 _MAX_VOTE_BYTES = 2 * 1024
+_MAX_EQUIVOCATION_BYTES = 2 * (MAX_NOTE_BYTES + MAX_PROOF_BYTES)
 _MAX_ROUND = 1 << 62
 
 
@@ -40,13 +42,15 @@ def encode(change: Change) -> bytes:
         votes=change.votes,
         order=change.ordered,
         admission=change.admitted,
+        equivocation=change.equivocation,
     )
     return MAGIC + message.SerializeToString(deterministic=True)
 
 
 def max_bytes(num_peers: int) -> int:
     """Return the length beyond which no frame goes that tells of a change among so many peers."""
-    return _MAX_BYTES + _MAX_INTRODUCTION_BYTES + MAX_PROOF_BYTES + num_peers * _MAX_VOTE_BYTES
+    grounds = num_peers * _MAX_VOTE_BYTES + _MAX_EQUIVOCATION_BYTES
+    return _MAX_BYTES + _MAX_INTRODUCTION_BYTES + MAX_PROOF_BYTES + grounds
 
 
 def decode(frame: bytes, num_peers: int, *, sender: int) -> Change:
@@ -73,6 +77,7 @@ def decode(frame: bytes, num_peers: int, *, sender: int) -> Change:
         tuple(message.votes),
         message.order,
         message.admission,
+        tuple(message.equivocation),
     )
     # Which of these numbers can be is for those to say who know how many peers everybody lists.
     most = num_peers if newcomer is None else (num_peers + MAX_NEWCOMERS) * MAX_INCARNATIONS

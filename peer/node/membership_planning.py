@@ -16,10 +16,11 @@ def plan_change(
     votes: tuple[bytes, ...] = (),
     ordered: bytes = b"",
     admitted: bytes = b"",
+    equivocation: tuple[bytes, ...] = (),
 ) -> Change:
     """Return a change that this peer can announce: it counts from a round before which every member will
     have heard of it. Raises ConfigError, with the reason, if the members cannot change like that. `newcomer` tells
-    who joins, where not everybody lists it. `votes`, `ordered`, `admitted`: what a loss goes by
+    who joins, where not everybody lists it. `votes`, `ordered`, `admitted`, `equivocation`: what a loss goes by
     (`node.loss_grounds`).
 
     Whoever is at distance d of this peer can complete its round r + d only with a message that follows the
@@ -47,8 +48,8 @@ def plan_change(
     known.rules.check_members(_planned_members(known, known.views.membership, kind, subject))
     # Whoever has heard more of it reports that; and all that did may be lost themselves.
     heard = (known.session.last_heard(subject) or 0) if kind is ChangeKind.LOST else 0
-    grounds = {"ordered": ordered, "admitted": admitted}
-    change = Change(kind, subject, known.peer, effective, heard, newcomer, votes=votes, **grounds)
+    grounds = votes, ordered, admitted, equivocation
+    change = Change(kind, subject, known.peer, effective, heard, newcomer, b"", *grounds)
     if kind is ChangeKind.LOST and (known.is_signed or known.rules.by_majority):
         _check_loss(known, change)
     return change

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from peer.compress.layout import Layout
 from peer.compress.payload import FloatArray
 from peer.errors import StateError
 from peer.gossip.base import Algorithm, Metrics
-from peer.gossip.boundary import TRANSFER_PHASE
+from peer.gossip.boundary import TRANSFER_PHASE, levels
 from peer.gossip.budget import BandwidthBudget
 from peer.gossip.effects import Effects, OutgoingFrame, Send
 from peer.gossip.judge import Judge
@@ -326,6 +326,15 @@ class Participant:
         effects.frames = self._encode(sends)
         return effects, sentences
 
+    def is_for_all(self, message: Message) -> bool:
+        """Whether all that hear its sender then are to get the same message."""
+        spec = self.algorithm.spec
+        if spec.tells_all is None:
+            return False
+        if message.phase == TRANSFER_PHASE:
+            return self._views is not None and levels(self._views, message.round, spec)
+        return message.phase == spec.tells_all and message.kind is self.algorithm.message_kind
+
     def expects(self, repair: Message) -> bool:
         """Whether a repair is one that was asked for."""
         return self.session.awaits_repair(repair) or self.agreement.has_asked(repair.sender, repair.layer_ids or ())
@@ -421,6 +430,9 @@ class Participant:
         for message in {id(message.layers): message for _, message in sends}.values():
             require_sendable(message, excess(message, self.algorithm.x.dtype, self.algorithm.node))
         frames = self._account.encode(sends, previous=None if self.last_codes is None else self.last_codes.told)
+        for number, (_, message) in enumerate(sends if self.algorithm.spec.tells_all is not None else ()):
+            if self.is_for_all(message):
+                frames[number] = replace(frames[number], told_in=(message.round, message.phase))
         for (receiver, message), outgoing in zip(sends, frames, strict=True):
             if self.budget is not None:
                 self.budget.sent(receiver, len(outgoing.frame))

@@ -15,6 +15,7 @@ from peer.node.disk_state import model_digest
 from peer.node.held_frames import EarlyFrames, WaitingFrames
 from peer.node.links import Links
 from peer.node.participant import Participant
+from peer.node.told import ToldParts
 from peer.state.journal import Announced, Begun, Lost, Received, TimedOut
 from peer.wire.message import Message
 
@@ -27,14 +28,15 @@ class RecordedPeer:
         self.links = Links(participant.peer, neighbors)
         self.waiting = WaitingFrames()
         self.early = EarlyFrames()
+        self.told = ToldParts(participant.algorithm.node.rounds)
 
     def begin(self, record: Begun) -> Effects:
         """Do the exchange of a round whose local step is done."""
-        return self.participant.begin(record.now, frozenset(record.left_out))
+        return self._counted(self.participant.begin(record.now, frozenset(record.left_out)))
 
     def time_out(self, record: TimedOut) -> Effects:
         """Go on without late neighbours, if it is time to."""
-        return self.participant.timer(record.now)
+        return self._counted(self.participant.timer(record.now))
 
     def take(self, record: Received, content: Message | Change | None = None, *, is_counted: bool = False) -> Effects:
         """Apply a frame and count it, unless it is counted already. `content`: what it says, if it was judged; where it
@@ -42,6 +44,9 @@ class RecordedPeer:
         if content is None:
             content = self.participant.judged(record.peer, record.frame)
         effects = self.participant.take(content, record.now, source=record.peer)
+        if isinstance(content, Message) and not effects.duplicates and self.participant.is_for_all(content):
+            self.told.hear(record.peer, content.round, content.phase, record.frame)
+        self._counted(effects)
         # Before the count: with the news that it joins, a newcomer's stream begins with this very frame.
         self._restart_links_with(effects.news)
         if record.seq:
@@ -55,7 +60,7 @@ class RecordedPeer:
         """Take note of an own announcement."""
         num_peers = self.participant.algorithm.node.schedule.num_peers
         change = membership_codec.decode(record.frame, num_peers, sender=self.participant.peer)
-        effects = self.participant.learn(change, record.now)
+        effects = self._counted(self.participant.learn(change, record.now))
         self._restart_links_with(effects.news)
         return effects
 
@@ -65,7 +70,16 @@ class RecordedPeer:
         if unreceived is None:
             _, unreceived = self.links.give_up(record.peer, record.upto)
         self._forget_held(record.peer)
-        return self.participant.lose(record.peer, unreceived, record.now)
+        return self._counted(self.participant.lose(record.peer, unreceived, record.now))
+
+    def _counted(self, effects: Effects) -> Effects:
+        """Count what a call told all others alike, and the end of its round; return its effects."""
+        for outgoing in effects.frames:
+            if outgoing.told_in is not None:
+                self.told.hear(self.participant.peer, *outgoing.told_in, outgoing.frame)
+        if effects.finished is not None:
+            self.told.close(effects.finished)
+        return effects
 
     def forget_used(self) -> None:
         """Keep of what was received only what waits for a later round."""

@@ -15,12 +15,21 @@ import pytest
 
 from peer.daemon import class_votes
 from peer.daemon.class_votes import ClassVotes
-from peer.daemon.notes import CLASSES, ClassVote, class_vote, decode_class_vote, encode_class_vote
+from peer.daemon.notes import (
+    CLASSES,
+    SHARES,
+    ClassVote,
+    class_vote,
+    decode_class_vote,
+    decode_shares,
+    encode_class_vote,
+    encode_shares,
+)
 from peer.daemon.process import Daemon
 from peer.daemon.runtime import Runtime
 from peer.errors import ConfigError, PeerUnreachable, RemoteProtocolError, StateError
 from peer.net.handler import MAX_BULLETIN_BYTES
-from peer.node.statements import MAX_PROOF_BYTES, Statements, Unsigned
+from peer.node.statements import MAX_PROOF_BYTES, Statements, Unsigned, unsealed
 from peer.state import kept_class_votes
 from peer.state.disk import RealDisk
 from peer.train.label_adjustment import Float64Array, declared_shares
@@ -42,6 +51,7 @@ class Peer:
         voters: Collection[int] = range(4),
         total_samples: int | None = None,
         has_begun: bool = False,
+        all_speak: bool = False,
     ) -> None:
         self.transport, self.runtime = FakeTransport(up={1, 2}), Runtime()
         self.shares: list[Float64Array] = []
@@ -57,6 +67,7 @@ class Peer:
             neighbors=self.neighbors,
             runtime=self.runtime,
             name=lambda peer: f"peer-{peer}",
+            all_speak=lambda: all_speak,
             use=self.shares.append,
         )
 
@@ -263,6 +274,74 @@ def test_a_voter_that_never_stops_is_not_passed_on_for_ever(tmp_path: Path) -> N
     for number in range(1, 1000):
         peer.votes.heard(2, told(2, number, 1000 - number, 0))
     assert len(peer.transport.notes) <= 12
+
+
+def all_voted(folder: Path, *, told_last: tuple[int, int, int] = (0, 1, 1)) -> tuple[Peer, Cluster, bytes]:
+    """Return a peer that has all votes, of whom the last one is a liar's; the cluster; and what the peer then told."""
+    cluster = Cluster("sparse-push", signed=True)
+    peer = Peer(folder, statements=cluster.statements(0), all_speak=True)
+    for voter, counts in ((1, (0, 1, 1)), (2, (0, 1, 1)), (3, told_last)):
+        peer.votes.heard(2, cluster.statements(voter).sign(CLASSES, told(voter, *counts)))
+    (own,) = peer.votes.linked_reports(1)
+    return peer, cluster, unsealed(own)[0]
+
+
+def test_nobody_begins_before_all_have_said_that_they_have_the_same_votes(tmp_path: Path) -> None:
+    peer, cluster, own = all_voted(tmp_path)
+    assert not peer.votes.missing
+    assert peer.votes.unequal == [1, 2, 3]
+    _, digest = decode_shares(own)
+    for voter in (1, 2):
+        peer.votes.heard_report(1, cluster.statements(voter).sign(SHARES, encode_shares(voter, digest)))
+    peer.settle()
+    assert not peer.votes.is_settled
+    assert not (tmp_path / kept_class_votes.FILE).exists()
+    peer.votes.heard_report(1, cluster.statements(3).sign(SHARES, encode_shares(3, digest)))
+    assert peer.votes.unequal == []
+    peer.runtime.stop_reason = None
+    peer.settle()
+    assert peer.votes.is_settled
+
+
+def test_who_votes_differently_to_each_is_named_by_two_signed_votes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "one").mkdir()
+    one, cluster, own = all_voted(tmp_path / "one")
+    (tmp_path / "other").mkdir()
+    other, _, differs = all_voted(tmp_path / "other", told_last=(0, 0, 1))
+    assert own != differs
+    one.transport.notes.clear()
+    # What the other told in place of voter 1, which has that vote.
+    report = cluster.statements(1).sign(SHARES, encode_shares(1, decode_shares(differs)[1]))
+    one.votes.heard_report(1, report)
+    cluster_vote = other.votes._notes[3]
+    assert (1, CLASSES, cluster_vote) not in one.transport.notes
+    assert {topic for _, topic, _ in one.transport.notes} == {CLASSES, SHARES}, "all votes are told again"
+    one.votes.heard(1, cluster_vote)
+    assert one.votes.told_two.keys() == {3}
+    assert "peer-3 has signed two different votes" in caplog.text
+    for note in one.votes.told_two[3]:
+        assert cluster.statements(0).check(CLASSES, 3, note)
+    assert (2, CLASSES, cluster_vote) in one.transport.notes, "the others see it, too"
+    # Nor is anybody named by what it has not signed.
+    with pytest.raises(RemoteProtocolError, match="in its name"):
+        one.votes.heard(1, cluster.statements(3).sign(CLASSES, told(1, 1, 0, 0)))
+    one.votes.heard(1, cluster.statements(2).sign(CLASSES, told(2, 0, 1, 1)))
+    assert one.votes.told_two.keys() == {3}
+    assert 1 in one.votes.unequal
+
+
+@pytest.mark.parametrize("note", [b"\xff", encode_shares(1, b"short"), encode_shares(1 << 31, bytes(32))])
+def test_a_digest_of_votes_that_makes_no_sense_is_an_offence(tmp_path: Path, note: bytes) -> None:
+    with pytest.raises(RemoteProtocolError):
+        Peer(tmp_path, all_speak=True).votes.heard_report(1, note)
+
+
+def test_while_some_run_an_older_release_nobody_waits_for_what_they_cannot_tell(tmp_path: Path) -> None:
+    peer = settled(tmp_path)
+    assert peer.votes.is_settled
+    assert list(peer.votes.linked_reports(1)) == []
 
 
 # -- real peers --------------------------------------------------------------------------------------------------------

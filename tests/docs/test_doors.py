@@ -10,7 +10,9 @@ import pytest
 from peer.daemon import notes
 from peer.net.outbox import REVOKED_TOPIC
 from peer.node.loss_votes import LOST, ORDER
+from peer.node.progress import PROGRESS
 from peer.node.statements import MEMBERS
+from peer.node.told import TOLD
 from peer.proto.sottovoce.v1 import control_pb2, exchange_pb2, relay_pb2
 
 TESTS = Path(__file__).parent.parent
@@ -38,7 +40,7 @@ def _named_tests() -> list[tuple[str, str]]:
     return found
 
 
-@pytest.mark.parametrize("name", [*CALLS, *TOPICS, REVOKED_TOPIC, LOST, ORDER, MEMBERS])
+@pytest.mark.parametrize("name", [*CALLS, *TOPICS, REVOKED_TOPIC, LOST, ORDER, TOLD, MEMBERS])
 def test_every_call_and_topic_has_a_row(name: str) -> None:
     assert f"`{name}`" in DOORS
 
@@ -46,7 +48,7 @@ def test_every_call_and_topic_has_a_row(name: str) -> None:
 def test_topics_are_those_that_the_protocol_lists() -> None:
     """`note.proto` lists all; a topic that only the code knows would be missing above."""
     listed = re.findall(r'^//   "([^"]+)"', (TESTS.parent / "proto/sottovoce/v1/note.proto").read_text(), re.MULTILINE)
-    assert {*TOPICS, LOST, REVOKED_TOPIC} == {*listed}
+    assert {*TOPICS, LOST, PROGRESS, TOLD, REVOKED_TOPIC} == {*listed}
 
 
 def test_every_row_names_tests_that_exist() -> None:

@@ -121,6 +121,8 @@ def test_numbers_of_fields_never_change() -> None:
         "ReleaseNote": {"peer": 1, "protocol_max": 2, "software": 3, "said_ms": 4},
         "ReplicaNote": {"round": 1, "digests": 2},
         "ClassNote": {"peer": 1, "shares": 2, "samples": 3},
+        "SharesNote": {"peer": 1, "digest": 2},
+        "ToldNote": {"peer": 1, "first_segment": 2, "owners": 3, "digests": 4},
         "DataNote": {"train_digest": 1, "test_digest": 2},
         "RefusalNote": {"reason": 1},
     }

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dsottovoce/v1/membership.proto\x12\x0csottovoce.v1\"\xba\x02\n\x10MembershipChange\x12\x31\n\x04kind\x18\x01 \x01(\x0e\x32#.sottovoce.v1.MembershipChange.Kind\x12\x0f\n\x07subject\x18\x02 \x01(\r\x12\x0e\n\x06issuer\x18\x03 \x01(\r\x12\x17\n\x0f\x65\x66\x66\x65\x63tive_round\x18\x04 \x01(\x04\x12\x13\n\x0bheard_round\x18\x05 \x01(\x04\x12\x30\n\x0cintroduction\x18\x06 \x01(\x0b\x32\x1a.sottovoce.v1.Introduction\x12\r\n\x05votes\x18\x07 \x03(\x0c\x12\r\n\x05order\x18\x08 \x01(\x0c\x12\x11\n\tadmission\x18\t \x01(\x0c\";\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x08\n\x04JOIN\x10\x01\x12\t\n\x05LEAVE\x10\x02\x12\x08\n\x04LOST\x10\x03J\x04\x08\x0f\x10\x10\"?\n\x08LossVote\x12\r\n\x05voter\x18\x01 \x01(\r\x12\x0f\n\x07subject\x18\x02 \x01(\r\x12\r\n\x05round\x18\x03 \x01(\x04J\x04\x08\x0f\x10\x10\"4\n\tLossOrder\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\rJ\x04\x08\x0f\x10\x10\":\n\x08Progress\x12\x0c\n\x04peer\x18\x01 \x01(\r\x12\x0b\n\x03\x65ra\x18\x02 \x01(\r\x12\r\n\x05round\x18\x03 \x01(\x04J\x04\x08\x0f\x10\x10\"n\n\tAdmission\x12\x0c\n\x04peer\x18\x01 \x01(\r\x12%\n\x05state\x18\x02 \x01(\x0b\x32\x16.sottovoce.v1.Progress\x12&\n\x06signed\x18\x03 \x01(\x0b\x32\x16.sottovoce.v1.ProgressJ\x04\x08\x0f\x10\x10\"S\n\x0cIntroduction\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tadvertise\x18\x02 \x01(\t\x12\r\n\x05relay\x18\x03 \x01(\t\x12\x13\n\x0b\x63\x65rtificate\x18\x04 \x01(\x0c\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dsottovoce/v1/membership.proto\x12\x0csottovoce.v1\"\xd0\x02\n\x10MembershipChange\x12\x31\n\x04kind\x18\x01 \x01(\x0e\x32#.sottovoce.v1.MembershipChange.Kind\x12\x0f\n\x07subject\x18\x02 \x01(\r\x12\x0e\n\x06issuer\x18\x03 \x01(\r\x12\x17\n\x0f\x65\x66\x66\x65\x63tive_round\x18\x04 \x01(\x04\x12\x13\n\x0bheard_round\x18\x05 \x01(\x04\x12\x30\n\x0cintroduction\x18\x06 \x01(\x0b\x32\x1a.sottovoce.v1.Introduction\x12\r\n\x05votes\x18\x07 \x03(\x0c\x12\r\n\x05order\x18\x08 \x01(\x0c\x12\x11\n\tadmission\x18\t \x01(\x0c\x12\x14\n\x0c\x65quivocation\x18\n \x03(\x0c\";\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x08\n\x04JOIN\x10\x01\x12\t\n\x05LEAVE\x10\x02\x12\x08\n\x04LOST\x10\x03J\x04\x08\x0f\x10\x10\"?\n\x08LossVote\x12\r\n\x05voter\x18\x01 \x01(\r\x12\x0f\n\x07subject\x18\x02 \x01(\r\x12\r\n\x05round\x18\x03 \x01(\x04J\x04\x08\x0f\x10\x10\"4\n\tLossOrder\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\rJ\x04\x08\x0f\x10\x10\":\n\x08Progress\x12\x0c\n\x04peer\x18\x01 \x01(\r\x12\x0b\n\x03\x65ra\x18\x02 \x01(\r\x12\r\n\x05round\x18\x03 \x01(\x04J\x04\x08\x0f\x10\x10\"n\n\tAdmission\x12\x0c\n\x04peer\x18\x01 \x01(\r\x12%\n\x05state\x18\x02 \x01(\x0b\x32\x16.sottovoce.v1.Progress\x12&\n\x06signed\x18\x03 \x01(\x0b\x32\x16.sottovoce.v1.ProgressJ\x04\x08\x0f\x10\x10\"S\n\x0cIntroduction\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tadvertise\x18\x02 \x01(\t\x12\r\n\x05relay\x18\x03 \x01(\t\x12\x13\n\x0b\x63\x65rtificate\x18\x04 \x01(\x0c\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,17 +32,17 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'sottovoce.v1.membership_pb2
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_MEMBERSHIPCHANGE']._serialized_start=48
-  _globals['_MEMBERSHIPCHANGE']._serialized_end=362
-  _globals['_MEMBERSHIPCHANGE_KIND']._serialized_start=297
-  _globals['_MEMBERSHIPCHANGE_KIND']._serialized_end=356
-  _globals['_LOSSVOTE']._serialized_start=364
-  _globals['_LOSSVOTE']._serialized_end=427
-  _globals['_LOSSORDER']._serialized_start=429
-  _globals['_LOSSORDER']._serialized_end=481
-  _globals['_PROGRESS']._serialized_start=483
-  _globals['_PROGRESS']._serialized_end=541
-  _globals['_ADMISSION']._serialized_start=543
-  _globals['_ADMISSION']._serialized_end=653
-  _globals['_INTRODUCTION']._serialized_start=655
-  _globals['_INTRODUCTION']._serialized_end=738
+  _globals['_MEMBERSHIPCHANGE']._serialized_end=384
+  _globals['_MEMBERSHIPCHANGE_KIND']._serialized_start=319
+  _globals['_MEMBERSHIPCHANGE_KIND']._serialized_end=378
+  _globals['_LOSSVOTE']._serialized_start=386
+  _globals['_LOSSVOTE']._serialized_end=449
+  _globals['_LOSSORDER']._serialized_start=451
+  _globals['_LOSSORDER']._serialized_end=503
+  _globals['_PROGRESS']._serialized_start=505
+  _globals['_PROGRESS']._serialized_end=563
+  _globals['_ADMISSION']._serialized_start=565
+  _globals['_ADMISSION']._serialized_end=675
+  _globals['_INTRODUCTION']._serialized_start=677
+  _globals['_INTRODUCTION']._serialized_end=760
 # @@protoc_insertion_point(module_scope)

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class MembershipChange(_message.Message):
-    __slots__ = ("kind", "subject", "issuer", "effective_round", "heard_round", "introduction", "votes", "order", "admission")
+    __slots__ = ("kind", "subject", "issuer", "effective_round", "heard_round", "introduction", "votes", "order", "admission", "equivocation")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         KIND_UNSPECIFIED: _ClassVar[MembershipChange.Kind]
@@ -28,6 +28,7 @@ class MembershipChange(_message.Message):
     VOTES_FIELD_NUMBER: _ClassVar[int]
     ORDER_FIELD_NUMBER: _ClassVar[int]
     ADMISSION_FIELD_NUMBER: _ClassVar[int]
+    EQUIVOCATION_FIELD_NUMBER: _ClassVar[int]
     kind: MembershipChange.Kind
     subject: int
     issuer: int
@@ -37,7 +38,8 @@ class MembershipChange(_message.Message):
     votes: _containers.RepeatedScalarFieldContainer[bytes]
     order: bytes
     admission: bytes
-    def __init__(self, kind: _Optional[_Union[MembershipChange.Kind, str]] = ..., subject: _Optional[int] = ..., issuer: _Optional[int] = ..., effective_round: _Optional[int] = ..., heard_round: _Optional[int] = ..., introduction: _Optional[_Union[Introduction, _Mapping[str, object]]] = ..., votes: _Optional[_Iterable[bytes]] = ..., order: _Optional[bytes] = ..., admission: _Optional[bytes] = ...) -> None: ...
+    equivocation: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, kind: _Optional[_Union[MembershipChange.Kind, str]] = ..., subject: _Optional[int] = ..., issuer: _Optional[int] = ..., effective_round: _Optional[int] = ..., heard_round: _Optional[int] = ..., introduction: _Optional[_Union[Introduction, _Mapping[str, object]]] = ..., votes: _Optional[_Iterable[bytes]] = ..., order: _Optional[bytes] = ..., admission: _Optional[bytes] = ..., equivocation: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class LossVote(_message.Message):
     __slots__ = ("voter", "subject", "round")

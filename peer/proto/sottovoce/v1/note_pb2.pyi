@@ -79,6 +79,26 @@ class ClassNote(_message.Message):
     samples: int
     def __init__(self, peer: _Optional[int] = ..., shares: _Optional[_Iterable[int]] = ..., samples: _Optional[int] = ...) -> None: ...
 
+class SharesNote(_message.Message):
+    __slots__ = ("peer", "digest")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    peer: int
+    digest: bytes
+    def __init__(self, peer: _Optional[int] = ..., digest: _Optional[bytes] = ...) -> None: ...
+
+class ToldNote(_message.Message):
+    __slots__ = ("peer", "first_segment", "owners", "digests")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    FIRST_SEGMENT_FIELD_NUMBER: _ClassVar[int]
+    OWNERS_FIELD_NUMBER: _ClassVar[int]
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    peer: int
+    first_segment: int
+    owners: _containers.RepeatedScalarFieldContainer[int]
+    digests: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, peer: _Optional[int] = ..., first_segment: _Optional[int] = ..., owners: _Optional[_Iterable[int]] = ..., digests: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
 class RefusalNote(_message.Message):
     __slots__ = ("reason",)
     REASON_FIELD_NUMBER: _ClassVar[int]
