@@ -34,7 +34,9 @@ typedef void Pack(const int8_t *from, size_t stride, int results, int terms, int
 
 typedef struct {
     Pack *pack_rows, *pack_columns;
+    /* One of these makes rows of columns: of those that were packed, or of codes as they lie. */
     void (*unpack)(const int8_t *packed, int results, int run, uint8_t flip, uint8_t *rows, size_t stride);
+    void (*turn_codes)(const int8_t *from, int rows, int columns, int8_t *to, size_t to_row);
     void (*copy_rows)(const int8_t *from, size_t from_stride, int rows, int width, uint8_t flip, uint8_t *to,
                       size_t stride);
     void (*finish)(Finish *f, const int32_t *sums, int width, int rows, int row, int result, int count);
@@ -61,11 +63,11 @@ typedef struct {
 
 static size_t larger_size(size_t a, size_t b) { return a > b ? a : b; }
 
-/* Bytes of a row of so many terms on the left, and how far the next one is. */
+/* Codes of a row of so many terms on the left, and how many bytes further the next one is. */
 static size_t run_of(const ByteTiles *tiles, int terms) { return rounded_up(terms, tiles->terms); }
 static size_t stride_of(const ByteTiles *tiles, int terms)
 {
-    return row_distance(tiles, rounded_up(terms, 64));
+    return row_distance(tiles, rounded_up(terms, 64) * (size_t)tiles->size);
 }
 
 /* Lay the work out from the address `room` on, and return where it ends. */
@@ -82,7 +84,7 @@ static uintptr_t lay_out(Work *w, int n, int width, uintptr_t room)
         room += ((count) * sizeof *w->what + 63) / 64 * 64;                 \
     } while (0)
     TAKE(left, rows * larger_size(stride_of(&w->tiles, n), stride_of(&w->tiles, width)));
-    TAKE(packed, larger_size(many * run_width, few * run_n));
+    TAKE(packed, larger_size(many * run_width, few * run_n) * (size_t)w->tiles.size);
     TAKE(offset, larger_size(many, few));
     TAKE(turned, many * run_n);
     TAKE(scores, squared);
@@ -135,7 +137,9 @@ static void end(const Work *w)
    read as uint8, 128 more than they are. */
 static void pack(const Work *w, Pack *by, const int8_t *from, size_t stride, int results, int terms, int flipped)
 {
-    by(from, stride, results, terms, (int)run_of(&w->tiles, terms), w->packed, w->offset);
+    const size_t run = run_of(&w->tiles, terms), all = rounded_up(results, LANES) / LANES * run;
+    by(from, stride, results, terms, (int)run, packed_for(&w->tiles, w->packed, all), w->offset);
+    finish_packing(&w->tiles, w->packed, all);
     for (int i = 0; i < results; i++)
         w->offset[i] = flipped ? w->offset[i] * 128 : 0;
 }
@@ -143,13 +147,24 @@ static void pack(const Work *w, Pack *by, const int8_t *from, size_t stride, int
 /* The left operand from rows of codes. By what a run is longer, whatever is there meets zeros on the right. */
 static void copy(const Work *w, const int8_t *from, size_t stride, int rows, int terms, uint8_t flip)
 {
-    w->kernels.copy_rows(from, stride, rows, terms, flip, w->left, stride_of(&w->tiles, terms));
+    const size_t to = stride_of(&w->tiles, terms);
+    if (w->tiles.size == 1)
+        w->kernels.copy_rows(from, stride, rows, terms, flip, w->left, to);
+    else
+        for (int row = 0; row < rows; row++)
+            w->tiles.widen_codes((const uint8_t *)from + (size_t)row * stride, (size_t)terms, flip,
+                                 w->left + (size_t)row * to);
 }
 
 /* The left operand from the columns of codes [n, n]. */
 static void turn(const Work *w, const int8_t *from, int n, uint8_t flip)
 {
     const int run = (int)run_of(&w->tiles, n);
+    if (w->kernels.turn_codes != NULL) {
+        w->kernels.turn_codes(from, n, n, w->turned, (size_t)n);
+        copy(w, w->turned, (size_t)n, n, n, flip);
+        return;
+    }
     w->kernels.pack_columns(from, (size_t)n, n, n, run, w->turned, w->offset);
     w->kernels.unpack(w->turned, n, run, flip, w->left, stride_of(&w->tiles, n));
 }
@@ -157,7 +172,7 @@ static void turn(const Work *w, const int8_t *from, int n, uint8_t flip)
 /* The sums of the two operands for `rows` and `results`, and what becomes of them. */
 static void multiply(const Work *w, int rows, int results, int terms, Finish *finish)
 {
-    const size_t run = run_of(&w->tiles, terms), stride = stride_of(&w->tiles, terms);
+    const size_t run = run_of(&w->tiles, terms), stride = stride_of(&w->tiles, terms), size = (size_t)w->tiles.size;
     int32_t sums[MOST_SUMS] __attribute__((aligned(64)));
     finish->offset = w->offset;
     for (int result = 0, kind; result < results; result += LANES << kind) {
@@ -168,7 +183,8 @@ static void multiply(const Work *w, int rows, int results, int terms, Finish *fi
             const uint8_t *windows[MOST_PIXELS];
             const int there = rows - row < most ? rows - row : most;
             rows_as_windows(w->left + (size_t)row * stride, stride, there, most, windows);
-            w->tiles.tile[kind](windows, 0, 1, (int)run, w->packed + (size_t)result * run, run * LANES, sums);
+            w->tiles.tile[kind](windows, 0, 1, (int)run, w->packed + (size_t)result * run * size,
+                               run * LANES * size, sums);
             w->kernels.finish(finish, sums, width, there, row, result, count);
         }
     }

@@ -1,12 +1,10 @@
 /* The kernels of eight_bit_attention.c, once for each width of register. */
-#include "vectors.h"
+#include "eight_bit_tile_kernels.h"
+#include "eight_bit_turn_kernels.h"
 #include "eight_bit_code_kernels.h"
 
 #ifdef __AVX512F__
 #define transpose NAME(transpose)
-#define TRANSPOSE_TARGET
-#include "eight_bit_transpose.h"
-
 #define first_bytes NAME(first_bytes)
 #define add_fours NAME(add_fours)
 
@@ -25,8 +23,8 @@ INLINE __m512i add_fours(__m512i sum, __m512i bytes)
 static void NAME(pack_rows)(const int8_t *from, size_t stride, int results, int terms, int run, int8_t *packed,
                             int32_t *sums)
 {
-    for (int first = 0; first < results; first += LANES, from += LANES * stride, sums += LANES) {
-        const int count = results - first < LANES ? results - first : LANES;
+    for (int first = 0; first < results; first += SIXTEEN, from += SIXTEEN * stride, sums += SIXTEEN) {
+        const int count = results - first < SIXTEEN ? results - first : SIXTEEN;
 #ifdef __AVX512F__
         __m512i sum = _mm512_setzero_si512();
         for (int k = 0; k < run; k += 4 * LANES) {
@@ -43,22 +41,29 @@ static void NAME(pack_rows)(const int8_t *from, size_t stride, int results, int 
         }
         _mm512_storeu_si512(sums, sum);
 #else
-        memset(packed, 0, (size_t)run * LANES);
-        memset(sums, 0, LANES * sizeof *sums);
-        for (int lane = 0; lane < count; lane++)
-            for (int k = 0; k < terms; k++) {
-                const int8_t code = from[(size_t)lane * stride + (size_t)k];
-                packed[(k / 4 * LANES + lane) * 4 + k % 4] = code;
-                sums[lane] += code;
-            }
-        packed += (size_t)run * LANES;
+        const int whole = count == SIXTEEN && terms == run;
+        if (whole)
+            NAME(turn_fours)(from, stride, run / 4, packed);
+        else
+            memset(packed, 0, (size_t)run * SIXTEEN);
+        memset(sums, 0, SIXTEEN * sizeof *sums);
+        for (int lane = 0; lane < count; lane++) {
+            const int8_t *const codes = from + (size_t)lane * stride;
+            for (int k = 0; k < terms && !whole; k++)
+                packed[(k / 4 * SIXTEEN + lane) * 4 + k % 4] = codes[k];
+            int32_t sum = 0;
+            for (int k = 0; k < terms; k++)
+                sum += codes[k];
+            sums[lane] = sum;
+        }
+        packed += (size_t)run * SIXTEEN;
 #endif
     }
 }
 
 #ifdef __AVX512F__
 /* Up to 64 codes of four rows side by side, in sixteens `block` bytes apart, and added to their sums. */
-INLINE void NAME(interleave)(const __m512i *row, int sixteens, int8_t *packed, size_t block, __m512i *sums)
+INLINE void NAME(interleave_many)(const __m512i *row, int sixteens, int8_t *packed, size_t block, __m512i *sums)
 {
     const __m512i a = _mm512_unpacklo_epi8(row[0], row[1]), b = _mm512_unpackhi_epi8(row[0], row[1]);
     const __m512i c = _mm512_unpacklo_epi8(row[2], row[3]), d = _mm512_unpackhi_epi8(row[2], row[3]);
@@ -82,7 +87,7 @@ INLINE void NAME(interleave)(const __m512i *row, int sixteens, int8_t *packed, s
 static void NAME(pack_columns)(const int8_t *from, size_t stride, int results, int terms, int run, int8_t *packed,
                                int32_t *sums)
 {
-    const size_t block = (size_t)run * LANES;
+    const size_t block = (size_t)run * SIXTEEN;
 #ifdef __AVX512F__
     for (int first = 0; first < results; first += 4 * LANES, packed += 4 * block, sums += 4 * LANES) {
         const __mmask64 there = first_bytes(results - first);
@@ -93,38 +98,44 @@ static void NAME(pack_columns)(const int8_t *from, size_t stride, int results, i
             for (int q = 0; q < 4; q++)
                 row[q] = _mm512_maskz_loadu_epi8(k + q < terms ? there : 0, from + (size_t)(k + q) * stride + first);
             if (sixteens == 4)
-                NAME(interleave)(row, 4, packed + k * LANES, block, sum);
+                NAME(interleave_many)(row, 4, packed + k * LANES, block, sum);
             else
-                NAME(interleave)(row, sixteens, packed + k * LANES, block, sum);
+                NAME(interleave_many)(row, sixteens, packed + k * LANES, block, sum);
         }
         memcpy(sums, sum, (size_t)sixteens * sizeof *sum);
     }
 #else
-    for (int first = 0; first < results; first += LANES, packed += block, sums += LANES) {
-        const int count = results - first < LANES ? results - first : LANES;
-        Integers sum = {};
+    for (int first = 0; first < results; first += SIXTEEN, packed += block, sums += SIXTEEN) {
+        const int count = results - first < SIXTEEN ? results - first : SIXTEEN;
+        int8_t own[4][SIXTEEN] = {{0}};
+        memset(sums, 0, SIXTEEN * sizeof *sums);
         for (int k = 0; k < run; k += 4) {
-            Integers words = {};
-            for (int q = 0; q < 4 && k + q < terms; q++) {
-                const uint8_t *row = (const uint8_t *)from + (size_t)(k + q) * stride + first;
-                const Integers bytes = count == LANES ? load_codes(row, LANES) : load_codes(row, count);
-                words |= bytes << 8 * q;
-                sum += (bytes ^ 128) - 128;
+            const int8_t *four[4];
+            for (int q = 0; q < 4; q++) {
+                const int8_t *const row = from + (size_t)(k + q) * stride + first;
+                if (k + q < terms && count == SIXTEEN) {
+                    four[q] = row;
+                    continue;
+                }
+                four[q] = own[q];
+                if (k + q < terms)
+                    memcpy(own[q], row, (size_t)count);
+                else
+                    memset(own[q], 0, SIXTEEN);
             }
-            memcpy(packed + k * LANES, &words, sizeof words);
+            NAME(interleave)(four, packed + k * SIXTEEN, sums);
         }
-        memcpy(sums, &sum, sizeof sum);
     }
 #endif
 }
 
+#ifdef __AVX512F__
 /* Rows [results, run] of what is packed, with the highest bit turned over where `flip` is 128; 64 bytes of them are
    written at a time. */
 static void NAME(unpack)(const int8_t *packed, int results, int run, uint8_t flip, uint8_t *rows, size_t stride)
 {
     for (int first = 0; first < results; first += LANES, rows += LANES * stride) {
         const int count = results - first < LANES ? results - first : LANES;
-#ifdef __AVX512F__
         const __m512i turned = _mm512_set1_epi8((char)flip);
         for (int k = 0; k < run; k += 4 * LANES) {
             const int words = run - k < 4 * LANES ? (run - k) / 4 : LANES;
@@ -135,14 +146,9 @@ static void NAME(unpack)(const int8_t *packed, int results, int run, uint8_t fli
             for (int lane = 0; lane < count; lane++)
                 _mm512_storeu_si512(rows + (size_t)lane * stride + k, _mm512_xor_si512(four[lane], turned));
         }
-#else
-        for (int k = 0; k < run; k += 4, packed += 4 * LANES)
-            for (int lane = 0; lane < count; lane++)
-                for (int q = 0; q < 4; q++)
-                    rows[(size_t)lane * stride + (size_t)(k + q)] = (uint8_t)packed[4 * lane + q] ^ flip;
-#endif
     }
 }
+#endif
 
 /* Rows of codes, with the highest bit turned over where `flip` is 128. */
 static void NAME(copy_rows)(const int8_t *from, size_t from_stride, int rows, int width, uint8_t flip, uint8_t *to,
@@ -168,7 +174,7 @@ INLINE void NAME(mixed)(Finish *f, const int32_t *sums, int width, int rows, siz
     for (int p = 0; p < rows; p++, sums += width, at += f->stride) {
         const Floats scale = all(f->weights[row + p] * f->factor);
         const Floats y = __builtin_convertvector(load_integers(sums, lanes), Floats) * scale;
-        NAME(code_sixteen)(&grid, y, f->codes, at, lanes);
+        NAME(code_vector)(&grid, y, f->codes, at, lanes);
     }
     NAME(keep_extremes)(&grid, &f->ends, lanes);
 }
@@ -209,7 +215,11 @@ static void NAME(finish)(Finish *f, const int32_t *sums, int width, int rows, in
 static const Kernels NAME(kernels) = {
     .pack_rows = NAME(pack_rows),
     .pack_columns = NAME(pack_columns),
+#ifdef __AVX512F__
     .unpack = NAME(unpack),
+#else
+    .turn_codes = NAME(turn_codes),
+#endif
     .copy_rows = NAME(copy_rows),
     .finish = NAME(finish),
 };

@@ -24,7 +24,7 @@ INLINE NAME(Grid) NAME(grid)(float inverse, int32_t zero, const LaneExtremes *en
 }
 
 /* `codes` may be NULL. */
-INLINE void NAME(code_sixteen)(NAME(Grid) *g, Floats y, int8_t *codes, size_t at, int lanes)
+INLINE void NAME(code_vector)(NAME(Grid) *g, Floats y, int8_t *codes, size_t at, int lanes)
 {
     const Integers key = ordered(y);
     g->least = lesser(key, g->least);

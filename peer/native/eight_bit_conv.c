@@ -3,7 +3,8 @@
 
    Samples are copied, a few at a time, into a frame of filling that stays in the second-level cache; tiles of 6 to 16
    pixels by 16 to 64 results are then kept in registers, with AMX of 32 pixels. The weight gradient multiplies two pixels
-   at a time: the same pixel of two samples, side by side in 32 bits. Where each result has one channel there is nothing
+   at a time: the same pixel of two samples, side by side in 32 bits, or as floats where nothing multiplies bfloat16.
+   Where each result has one channel there is nothing
    to multiply matrices of: sixteen channels of a row of pixels are worked on at a time. */
 #include "eight_bit_conv.h"
 #include "tiers.h"
@@ -41,7 +42,8 @@ typedef struct {
 typedef void PairTile(const uint16_t *a, const uint16_t *g, int pairs, size_t a_pair, int height, size_t a_row,
                       int width, size_t a_pixel, size_t g_pixel, float *sums, size_t stride);
 
-/* What is computed in wide registers, for 1, 2 and 4 sixteens of results and, of the weight gradient, 1 and 2. */
+/* What is computed in wide registers, for 1, 2 and 4 sixteens of results and, of the weight gradient, 1 and, if there are
+   such tiles, 2. */
 typedef struct {
     int32_t (*quantize_row)(const float *v, int n, float inverse, int8_t *codes);
     void (*turn_codes)(const int8_t *from, int rows, int columns, int8_t *to, size_t to_row);
@@ -59,8 +61,12 @@ typedef struct {
     void (*depthwise_gradient)(const uint8_t *x, size_t row, size_t channels, size_t step, const uint16_t *gradient,
                                size_t results, int zero, int rows, int columns, int pixels, int count, float *sums,
                                size_t wide);
+    /* For the weight gradient a pair of samples lies side by side in 32 bits, or in 2 `planes` of floats. */
+    int planes;
     void (*pair_codes)(const uint8_t *first, const uint8_t *second, size_t n, int zero, uint16_t *out);
     void (*pair_gradients)(const uint16_t *first, const uint16_t *second, size_t n, uint16_t *out);
+    void (*float_codes)(const uint8_t *codes, size_t n, int zero, float *out);
+    void (*float_gradients)(const uint16_t *gradient, size_t n, float *out);
     ByteTiles bytes;
     int neighbours[2][3];
     PairTile *pairs[2][3];
@@ -238,19 +244,33 @@ static Frame frame_of(const ConvShape *s)
     return f;
 }
 
-static void fill_frame(const Kernels *kernels, const ConvShape *s, const Frame *f, const uint8_t *x, uint8_t *frame)
+/* So many codes of filling, of `size` bytes each. */
+static void fill(const ConvShape *s, uint8_t *to, size_t count, size_t size)
+{
+    memset(to, s->filling, count * size);
+    for (size_t i = 1; i < count * size && size == 2; i += 2)
+        to[i] = 0;
+}
+
+/* A frame in codes of `size` bytes. */
+static void fill_frame(const Kernels *kernels, const ConvShape *s, const Frame *f, const uint8_t *x, size_t size,
+                       uint8_t *frame)
 {
     const size_t c = (size_t)s->channels, row = (size_t)f->width * c, kept = (size_t)f->kept_width * c;
     const size_t left = (size_t)f->left * c;
-    for (int y = 0; y < f->height; y++, frame += row) {
+    for (int y = 0; y < f->height; y++, frame += row * size) {
         const int from = y - f->top;
         if (from < 0 || from >= f->kept_height) {
-            memset(frame, s->filling, row);
+            fill(s, frame, row, size);
             continue;
         }
-        memset(frame, s->filling, left);
-        kernels->copy_flipped(frame + left, x + (size_t)from * (size_t)s->width * c, kept, (uint8_t)s->flip);
-        memset(frame + left + kept, s->filling, row - left - kept);
+        const uint8_t *const codes = x + (size_t)from * (size_t)s->width * c;
+        fill(s, frame, left, size);
+        if (size == 1)
+            kernels->copy_flipped(frame + left, codes, kept, (uint8_t)s->flip);
+        else
+            kernels->bytes.widen_codes(codes, kept, (uint8_t)s->flip, frame + left * size);
+        fill(s, frame + (left + kept) * size, row - left - kept, size);
     }
 }
 
@@ -302,7 +322,7 @@ static int convolve_depthwise(const ConvShape *s, const uint8_t *x, const int8_t
     Output here = *out;
     const size_t out_sample = (size_t)s->out_height * (size_t)s->out_width * channels;
     for (int n = 0; n < s->samples; n++, x += (size_t)s->height * (size_t)s->width * channels) {
-        fill_frame(&kernels, s, &f, x, frame);
+        fill_frame(&kernels, s, &f, x, 1, frame);
         for (int y = 0; y < s->result_height; y++)
             for (int col = 0; col < s->result_width; col += MOST_IN_ROW) {
                 const int pixels = s->result_width - col < MOST_IN_ROW ? s->result_width - col : MOST_IN_ROW;
@@ -328,7 +348,8 @@ static int convolve_depthwise(const ConvShape *s, const uint8_t *x, const int8_t
 }
 
 /* Pixels in the order in which tiles take them: where each of `samples` framed samples' windows starts, and where its
-   results lie. Of each `even` samples, if it is not 0, the same pixel comes in a row: these are `frame` bytes apart. */
+   results lie, in codes. Of each `even` samples, if it is not 0, the same pixel comes in a row: these are `frame` codes
+   apart. */
 static void lay_pixels(const ConvShape *s, const Frame *f, size_t frame, int samples, int even, size_t *starts,
                        size_t *at)
 {
@@ -359,11 +380,11 @@ static int convolve(const ConvShape *s, const uint8_t *x, const int8_t *packed, 
         return convolve_depthwise(s, x, packed, out);
     const Kernels kernels = kernels_of_this_processor();
     const Frame f = frame_of(s);
-    const size_t sample = (size_t)s->height * (size_t)s->width * (size_t)s->channels;
-    const size_t row_bytes = (size_t)f.width * (size_t)s->channels;
+    const size_t sample = (size_t)s->height * (size_t)s->width * (size_t)s->channels, size = (size_t)kernels.bytes.size;
+    const size_t row_bytes = (size_t)f.width * (size_t)s->channels * size;
     const int run = s->columns * s->channels, area = s->result_height * s->result_width;
     const size_t block = (size_t)s->rows * (size_t)run * LANES;
-    int together = (int)(FRAME_BYTES / f.bytes), even = kernels.bytes.even;
+    int together = (int)(FRAME_BYTES / (f.bytes * size)), even = kernels.bytes.even;
     /* Windows of wide rows lie at one distance as they are, and so do those of rows, and of samples, without a gap. */
     const int apart = s->result_width < f.width || (area % LANES != 0 && s->result_height < f.height);
     if (even == 0 || s->result_width % even == 0 || !apart || s->samples < even
@@ -373,14 +394,17 @@ static int convolve(const ConvShape *s, const uint8_t *x, const int8_t *packed, 
         together = together < even ? even : together / even * even;
     together = together < 1 ? 1 : together < s->samples ? together : s->samples;
     /* Frames an odd number of lines apart: lines a power of two apart would take each other's places in the cache. */
-    const size_t frame = even == 0 ? f.bytes : rounded_up((int)f.bytes, 64) | 64;
+    const size_t frame = even == 0 ? f.bytes * size : rounded_up((int)f.bytes, 64) | 64;
 
     /* A tile is finished when the products of the next one are on their way: tile registers take long to be read. */
     int32_t sums[2 * MOST_SUMS] __attribute__((aligned(64)));
     Waiting waiting = {0};
     const size_t pixels_together = (size_t)together * (size_t)area;
-    /* Tiles read rows of a line of the cache each, and up to 63 bytes past the end of a window. */
-    uint8_t *room = malloc((size_t)together * frame + 2 * 64), *frames = room + (-(uintptr_t)room & 63);
+    /* Tiles read rows of a line of the cache each, and up to 63 bytes past the end of a window. Behind the frames lie the
+       weights of a tile, where they are widened. */
+    const size_t framed = ((size_t)together * frame + 2 * 64) / 64 * 64, widened = size > 1 ? block * size : 0;
+    uint8_t *room = malloc(framed + widened + 64), *frames = room + (-(uintptr_t)room & 63);
+    int8_t *const wide = (int8_t *)(frames + framed);
     size_t *starts = malloc(2 * pixels_together * sizeof *starts);
     if (room == NULL || starts == NULL) {
         free(room);
@@ -397,10 +421,10 @@ static int convolve(const ConvShape *s, const uint8_t *x, const int8_t *packed, 
     for (int first = 0; first < s->samples; first += together) {
         const int samples = s->samples - first < together ? s->samples - first : together;
         for (int n = 0; n < samples; n++)
-            fill_frame(&kernels, s, &f, x + (size_t)(first + n) * sample, frames + (size_t)n * frame);
+            fill_frame(&kernels, s, &f, x + (size_t)(first + n) * sample, size, frames + (size_t)n * frame);
         /* With samples in a row, those that are left at last have an order of their own. */
         if (samples > laid || (even > 0 && samples < laid))
-            lay_pixels(s, &f, frame, samples, even, starts, at);
+            lay_pixels(s, &f, frame / size, samples, even, starts, at);
         laid = samples;
         const size_t pixels = (size_t)samples * (size_t)area;
         for (int result = 0; result < s->results;) {
@@ -409,11 +433,15 @@ static int convolve(const ConvShape *s, const uint8_t *x, const int8_t *packed, 
             const int most = kernels.bytes.pixels[kind];
             const int count = s->results - result < width ? s->results - result : width;
             const int8_t *weights = packed + (size_t)(result / LANES) * block;
+            if (size > 1) {
+                kernels.bytes.widen_weights(weights, block / (4 * LANES), wide);
+                weights = wide;
+            }
             for (size_t pixel = 0; pixel < pixels; pixel += (size_t)most) {
                 const uint8_t *windows[MOST_PIXELS];
                 const int there = pixels - pixel < (size_t)most ? (int)(pixels - pixel) : most;
                 for (int p = 0; p < most; p++)
-                    windows[p] = frames + starts[pixel + (size_t)(p < there ? p : there - 1)];
+                    windows[p] = frames + starts[pixel + (size_t)(p < there ? p : there - 1)] * size;
                 int32_t *const own = waiting.sums == sums ? sums + MOST_SUMS : sums;
                 kernels.bytes.tile[kind](windows, row_bytes, s->rows, run, weights, block, own);
                 finish_waiting(&kernels, &here, &waiting);
@@ -498,7 +526,7 @@ static int depthwise_weight_gradient(const ConvShape *s, const uint8_t *x, const
     /* Samples are added up one by one, so that roundings do not grow with the number of pixels. */
     float *all = sums + count * wide;
     for (int n = 0; n < s->samples; n++, x += (size_t)s->height * (size_t)s->width * channels) {
-        fill_frame(&kernels, s, &f, x, frame);
+        fill_frame(&kernels, s, &f, x, 1, frame);
         memset(sums, 0, count * wide * sizeof *sums);
         for (int y = 0; y < s->result_height; y++, gradient += result_row)
             for (int result = 0; result < s->results; result += LANES) {
@@ -723,6 +751,37 @@ end:
 }
 #endif
 
+/* `n` codes less `zero` of a pair of samples, or of one if `second` is NULL; a plane lies `plane` from the other. What is
+   there of a second sample that is missing meets gradients that are zero. */
+static void pair_row(const Kernels *kernels, const uint8_t *first, const uint8_t *second, size_t n, int zero,
+                     uint16_t *to, size_t plane)
+{
+    if (kernels->planes == 1) {
+        kernels->pair_codes(first, second, n, zero, to);
+        return;
+    }
+    kernels->float_codes(first, n, zero, (float *)to);
+    if (second != NULL)
+        kernels->float_codes(second, n, zero, (float *)(to + plane));
+}
+
+static void pair_gradient_row(const Kernels *kernels, const uint16_t *first, const uint16_t *second, size_t n,
+                              uint16_t *to, size_t plane)
+{
+    if (kernels->planes == 1) {
+        kernels->pair_gradients(first, second, n, to);
+        return;
+    }
+    kernels->float_gradients(first, n, (float *)to);
+    if (second != NULL)
+        kernels->float_gradients(second, n, (float *)(to + plane));
+    else
+        memset(to + plane, 0, n * sizeof(float));
+}
+
+/* Whether the next tile is of two sixteens of results. */
+static int takes_two(const Kernels *kernels, int left) { return left >= 2 * LANES && kernels->pairs[1][0] != NULL; }
+
 int eb_conv_weight_gradient(const ConvShape *s, const uint8_t *x, const uint16_t *gradient, int inputs, float factor,
                             float *weights)
 {
@@ -735,11 +794,12 @@ int eb_conv_weight_gradient(const ConvShape *s, const uint8_t *x, const uint16_t
     const Kernels kernels = kernels_of_this_processor();
     const Frame f = frame_of(s);
     const int results = rounded_up(s->results, LANES), run = s->columns * s->channels;
-    const size_t c = (size_t)s->channels, a_row = 2 * (size_t)f.width * c, a_pair = (size_t)f.height * a_row;
+    const size_t c = (size_t)s->channels, a_row = 2 * (size_t)f.width * c, a_plane = (size_t)f.height * a_row;
     const size_t area = (size_t)s->result_height * (size_t)s->result_width, g_pixel = 2 * (size_t)results;
-    const size_t g_pair = area * g_pixel, pair_bytes = 2 * (a_pair + g_pair), stride = (size_t)results;
+    const size_t planes = (size_t)kernels.planes, a_pair = planes * a_plane, g_pair = planes * area * g_pixel, pair_bytes = 2 * (a_pair + g_pair), stride = (size_t)results;
     const size_t sums_size = (size_t)(s->rows * run) * stride;
-    const int pairs = (s->samples + 1) / 2, most = kernels.neighbours[results >= 2 * LANES][0];
+    const int pairs = (s->samples + 1) / 2;
+    const int most = kernels.neighbours[takes_two(&kernels, results)][0];
     /* Sums that do not stay in the cache are read and written once for all samples. */
     int together = sums_size * sizeof(float) > GRADIENT_BYTES / 2 ? pairs : (int)(GRADIENT_BYTES / pair_bytes);
     together = together < 1 ? 1 : together < pairs ? together : pairs;
@@ -757,21 +817,23 @@ int eb_conv_weight_gradient(const ConvShape *s, const uint8_t *x, const uint16_t
         const int count = pairs - first < together ? pairs - first : together;
         for (int n = 0; n < count; n++) {
             const int sample = 2 * (first + n), alone = sample + 1 >= s->samples;
-            const uint8_t *from = x + (size_t)sample * (size_t)s->height * (size_t)s->width * c;
             const size_t row = (size_t)s->width * c, next = (size_t)s->height * row;
-            uint16_t *to = a + (size_t)n * a_pair + (size_t)f.top * a_row + 2 * (size_t)f.left * c;
-            for (int y = 0; y < f.kept_height; y++)
-                kernels.pair_codes(from + (size_t)y * row, alone ? NULL : from + next + (size_t)y * row,
-                           (size_t)f.kept_width * c, s->filling, to + (size_t)y * a_row);
-            const uint16_t *above = gradient + (size_t)sample * area * (size_t)s->results;
-            const uint16_t *below = alone ? NULL : above + area * (size_t)s->results;
+            const uint8_t *const from = x + (size_t)sample * next;
+            uint16_t *const to = a + (size_t)n * a_pair + (size_t)f.top * a_row + 2 * (size_t)f.left * c;
+            const uint16_t *const above = gradient + (size_t)sample * area * (size_t)s->results;
+            const uint16_t *const below = alone ? NULL : above + area * (size_t)s->results;
+            uint16_t *const g_to = g + (size_t)n * g_pair;
+            for (int y = 0; y < f.kept_height; y++) {
+                const uint8_t *const one = from + (size_t)y * row, *const other = alone ? NULL : one + next;
+                pair_row(&kernels, one, other, (size_t)f.kept_width * c, s->filling, to + (size_t)y * a_row, a_plane);
+            }
             if (results == s->results)
-                kernels.pair_gradients(above, below, area * (size_t)results, g + (size_t)n * g_pair);
+                pair_gradient_row(&kernels, above, below, area * (size_t)results, g_to, g_pair / 2);
             else
                 for (size_t p = 0; p < area; p++)
-                    kernels.pair_gradients(above + p * (size_t)s->results,
-                                   alone ? NULL : below + p * (size_t)s->results, (size_t)s->results,
-                                   g + (size_t)n * g_pair + p * g_pixel);
+                    pair_gradient_row(&kernels, above + p * (size_t)s->results,
+                                      alone ? NULL : below + p * (size_t)s->results, (size_t)s->results,
+                                      g_to + p * g_pixel, g_pair / 2);
         }
         /* Neighbours outermost: their column of `a` is small, and read again for all results. */
         const uint16_t *start = a + (size_t)(s->top + f.top) * a_row + 2 * (size_t)(s->left + f.left) * c;
@@ -779,7 +841,7 @@ int eb_conv_weight_gradient(const ConvShape *s, const uint8_t *x, const uint16_t
             for (int j = 0; j < run; j += most) {
                 const int neighbours = run - j < most ? run - j : most;
                 for (int result = 0; result < results;) {
-                    const int wide = results - result >= 2 * LANES;
+                    const int wide = takes_two(&kernels, results - result);
                     for (int done = 0, k = 0; done < neighbours; done += kernels.neighbours[wide][k]) {
                         while (kernels.neighbours[wide][k] > neighbours - done)
                             k++;

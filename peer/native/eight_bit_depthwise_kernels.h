@@ -1,8 +1,8 @@
 /* Convolutions of one channel at a time: sixteen channels of a row of results, once for each width of register, in
    the vectors of eight_bit_tile_kernels.h. */
 
-/* sums[pixel][lane] += codes times weights, over `rows` and `columns` of one window for each pixel. Sixteen codes are
-   read whatever counts; weights[row * columns_apart + column][wide] are 0 where none does. */
+/* sums[pixel][lane] += codes times weights, over `rows` and `columns` of one window for each pixel, of as many of the
+   sixteen lanes as a register holds. As many codes are read whatever counts; weights[row * columns_apart + column][wide] are 0 where none does. */
 INLINE void NAME(depthwise_window)(const uint8_t *x, size_t row, size_t channels, size_t step, const int32_t *weights,
                                    size_t wide, int columns_apart, int rows, int columns, int pixels, int32_t *sums)
 {
@@ -10,7 +10,7 @@ INLINE void NAME(depthwise_window)(const uint8_t *x, size_t row, size_t channels
     for (int r = 0; r < rows; r++)
         for (int c = 0; c < columns; c++)
             w[r * columns + c] = load_integers(weights + (size_t)(r * columns_apart + c) * wide, LANES);
-    for (int p = 0; p < pixels; p++, x += step, sums += LANES) {
+    for (int p = 0; p < pixels; p++, x += step, sums += SIXTEEN) {
         Integers sum = load_integers(sums, LANES);
         for (int r = 0; r < rows; r++)
             for (int c = 0; c < columns; c++)
@@ -22,16 +22,17 @@ INLINE void NAME(depthwise_window)(const uint8_t *x, size_t row, size_t channels
 static void NAME(depthwise)(const uint8_t *x, size_t row, size_t channels, size_t step, const int32_t *weights,
                             size_t wide, int rows, int columns, int pixels, int32_t *sums)
 {
-    memset(sums, 0, (size_t)(pixels * LANES) * sizeof *sums);
-    if (rows == 3 && columns == 3)
-        NAME(depthwise_window)(x, row, channels, step, weights, wide, 3, 3, 3, pixels, sums);
-    else if (rows == 2 && columns == 2)
-        NAME(depthwise_window)(x, row, channels, step, weights, wide, 2, 2, 2, pixels, sums);
-    else
-        for (int r = 0; r < rows; r++)
-            for (int c = 0; c < columns; c++)
-                NAME(depthwise_window)(x + (size_t)r * row + (size_t)c * channels, row, channels, step,
-                                       weights + (size_t)(r * columns + c) * wide, wide, 1, 1, 1, pixels, sums);
+    memset(sums, 0, (size_t)(pixels * SIXTEEN) * sizeof *sums);
+    for (int i = 0; i < SIXTEEN; i += LANES, x += LANES, weights += LANES, sums += LANES)
+        if (rows == 3 && columns == 3)
+            NAME(depthwise_window)(x, row, channels, step, weights, wide, 3, 3, 3, pixels, sums);
+        else if (rows == 2 && columns == 2)
+            NAME(depthwise_window)(x, row, channels, step, weights, wide, 2, 2, 2, pixels, sums);
+        else
+            for (int r = 0; r < rows; r++)
+                for (int c = 0; c < columns; c++)
+                    NAME(depthwise_window)(x + (size_t)r * row + (size_t)c * channels, row, channels, step,
+                                           weights + (size_t)(r * columns + c) * wide, wide, 1, 1, 1, pixels, sums);
 }
 
 /* sums[row * columns_apart + column][wide] += gradients times codes less their zero, over a row of pixels. */
@@ -59,13 +60,13 @@ static void NAME(depthwise_gradient)(const uint8_t *x, size_t row, size_t channe
                                      const uint16_t *gradient, size_t results, int zero, int rows, int columns,
                                      int pixels, int count, float *sums, size_t wide)
 {
-    const int whole = count == LANES;
-    if (rows == 3 && columns == 3 && whole)
-        NAME(depthwise_pixels)(x, row, channels, step, gradient, results, zero, 3, 3, 3, pixels, LANES, sums, wide);
-    else
-        for (int r = 0; r < rows; r++)
-            for (int c = 0; c < columns; c++)
-                NAME(depthwise_pixels)(x + (size_t)r * row + (size_t)c * channels, row, channels, step, gradient,
-                                       results, zero, 1, 1, 1, pixels, count,
-                                       sums + (size_t)(r * columns + c) * wide, wide);
+    for (; count > 0; count -= LANES, x += LANES, gradient += LANES, sums += LANES)
+        if (rows == 3 && columns == 3 && count >= LANES)
+            NAME(depthwise_pixels)(x, row, channels, step, gradient, results, zero, 3, 3, 3, pixels, LANES, sums, wide);
+        else
+            for (int r = 0; r < rows; r++)
+                for (int c = 0; c < columns; c++)
+                    NAME(depthwise_pixels)(x + (size_t)r * row + (size_t)c * channels, row, channels, step, gradient,
+                                           results, zero, 1, 1, 1, pixels, count < LANES ? count : LANES,
+                                           sums + (size_t)(r * columns + c) * wide, wide);
 }

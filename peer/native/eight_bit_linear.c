@@ -4,7 +4,8 @@
    few at a time, so that they stay in the second-level cache, as does a panel of weights for 64 results; the sums of a
    tile become codes or gradients while the products of the next are on their way.
 
-   The weight gradient multiplies two rows at a time, side by side in 32 bits, in tiles of 12 outputs by 32 inputs. */
+   The weight gradient multiplies two rows at a time, side by side in 32 bits, in tiles of 12 outputs by 32 inputs. Where
+   nothing multiplies bfloat16, 32 bits are a float of one row. */
 #include "eight_bit_linear.h"
 #include "tiers.h"
 #include "eight_bit.h"
@@ -22,13 +23,8 @@
 #define TOGETHER 96
 /* Rows of gradients that are paired at a time, over all outputs: memory is read as it lies. */
 #define PAIRED_ROWS 32
-/* Pairs of rows of which a tile of the weight gradient is taken at a time: those of a strip of inputs fill most of a
-   first-level cache. */
-#define PART_PAIRS 256
-/* How many are worked on at a time, and how many bytes their gradients take at most, a part of a second-level cache. The
-   sums of a strip stay there from one part to the next: only those of further rows go to memory and come back. */
-#define PAIRS_TOGETHER (2 * PART_PAIRS)
-#define GRADIENT_BLOCK (1024 * 1024)
+/* Pairs of rows that the weight gradient works on at a time. */
+#define PAIRS_TOGETHER 512
 
 enum { PLAIN, MASKED, SLOPED, ADDED };
 
@@ -56,9 +52,16 @@ typedef struct {
 } Finish;
 
 typedef struct {
-    int multiplies_bfloat16;
-    /* Of a tile of weight gradients: how many outputs it has, and of what its number of pairs is a multiple. */
-    int height, pairs_multiple;
+    /* Whether weight gradients take less time than torch's products of bfloat16. */
+    int fast_gradients;
+    /* Of a tile of weight gradients: how many outputs it has, of what its number of pairs is a multiple, and how many
+       rows are a pair: 2, or 1 of floats. */
+    int height, pairs_multiple, paired;
+    /* Pairs of which a tile is taken at a time: those of a strip of inputs fill most of a first-level cache; and how
+       many bytes the gradients of those that are worked on take at most, a part of a second-level cache. The sums of a
+       strip stay there from one part to the next: only those of further rows go to memory and come back. */
+    int part;
+    size_t block;
     /* Called before tiles of weight gradients and after them, as of ByteTiles. */
     void (*begin)(void);
     void (*end)(void);
@@ -67,7 +70,7 @@ typedef struct {
     void (*turn_fours)(const int8_t *from, size_t from_row, int columns, int8_t *to);
     void (*interleave)(const int8_t *const *from, int8_t *packed, int32_t *sums);
     void (*copy_flipped)(uint8_t *to, const uint8_t *from, size_t n, uint8_t flip);
-    /* Codes less `zero` of `rows` rows and `count` columns, a strip, as pairs of bfloat16. */
+    /* Codes less `zero` of `rows` rows and `count` columns, a strip, as pairs. */
     void (*pair_codes)(const int8_t *codes, size_t stride, int rows, int count, int zero, uint16_t *pairs);
     /* The gradients of a tile in up to PAIRED_ROWS rows, of which `readable` are there in each, as its left operand, and
        added to their sums. */
@@ -130,7 +133,7 @@ static Kernels kernels_of_this_processor(void)
     if (tier == 2) {
         kernels = kernels_v4;
         if (__builtin_cpu_supports("avx512bf16")) {
-            kernels.multiplies_bfloat16 = 1;
+            kernels.fast_gradients = 1;
             kernels.pairs_tile = bf16_pairs_tile;
         }
 #ifdef AMX
@@ -150,7 +153,8 @@ static Kernels kernels_of_this_processor(void)
 
 int eb_linear_speed(void)
 {
-    return tiles_of_this_processor().fast | (kernels_of_this_processor().multiplies_bfloat16 ? 2 : 0);
+    const Kernels kernels = kernels_of_this_processor();
+    return tiles_of_this_processor().fast | (kernels.fast_gradients ? 2 : 0) | (kernels.paired == 1 ? 4 : 0);
 }
 
 /* Rows of weights that are quantized at a time: a sixteen of results, or so many terms that what is written is more than
@@ -158,13 +162,13 @@ int eb_linear_speed(void)
 static int packed_together(int transposed) { return transposed ? 4 * LANES : LANES; }
 
 /* Codes of weights [outputs, inputs] in the order in which a product reads them, [results / 16, run / 4, 16, 4], filled
-   with zeros, and the sums of each result's. Results are the inputs if `transposed`. `rows` is memory for those that are
+   with zeros, as wide as it reads them, and the sums of each result's. Results are the inputs if `transposed`. `rows` is memory for those that are
    quantized at a time, of inputs rounded up to 64. */
-static void pack(const Kernels *kernels, const LinearLayer *layer, float inverse, int transposed, size_t run,
-                 int8_t *packed, int32_t *sums, int8_t *rows)
+static void pack(const ByteTiles *tiles, const Kernels *kernels, const LinearLayer *layer, float inverse,
+                 int transposed, size_t run, int8_t *packed, int32_t *sums, int8_t *rows)
 {
     const int outputs = layer->outputs, inputs = layer->inputs, together = packed_together(transposed);
-    const size_t stride = rounded_up(inputs, 4 * LANES);
+    const size_t stride = rounded_up(inputs, 4 * LANES), size = (size_t)tiles->size;
     if (transposed)
         memset(sums, 0, rounded_up(inputs, LANES) * sizeof *sums);
     for (int first = 0; first < (transposed ? (int)run : outputs); first += together) {
@@ -179,24 +183,29 @@ static void pack(const Kernels *kernels, const LinearLayer *layer, float inverse
                 sums[first + r] = sum;
         }
         if (!transposed) {
-            kernels->turn_fours(rows, stride, (int)run / 4, packed + (size_t)first * run);
+            int8_t *const to = packed + (size_t)first * run * size;
+            kernels->turn_fours(rows, stride, (int)run / 4, packed_for(tiles, to, run));
+            finish_packing(tiles, to, run);
             continue;
         }
         const int here = (int)run - first < together ? (int)run - first : together;
         for (int block = 0; block < inputs; block += LANES) {
-            int8_t *to = packed + (size_t)block * run + (size_t)first * LANES;
+            int8_t *const all = packed + ((size_t)block * run + (size_t)first * LANES) * size;
+            int8_t *to = packed_for(tiles, all, (size_t)here);
             for (int r = 0; r < here; r += 4, to += 4 * LANES) {
                 const int8_t *from = rows + (size_t)r * stride + (size_t)block;
                 const int8_t *four[4] = {from, from + stride, from + 2 * stride, from + 3 * stride};
                 kernels->interleave(four, to, sums + block);
             }
+            finish_packing(tiles, all, (size_t)here);
         }
     }
 }
 
 /* Where a product works. */
 typedef struct {
-    /* Bytes of a row of codes as a product reads it, how far the next one is, and how many are worked on at a time. */
+    /* Terms of a row of codes as a product reads it, how many bytes further the next one is, and how many are worked on
+       at a time. */
     size_t run, stride;
     int together;
     /* Terms that are summed before the next tile. */
@@ -207,14 +216,14 @@ typedef struct {
 static Room room_for(const ByteTiles *tiles, int rows, int terms, int results, int inputs, int transposed)
 {
     Room r = {.run = rounded_up(terms, tiles->terms)};
-    r.stride = row_distance(tiles, r.run);
+    r.stride = row_distance(tiles, r.run * (size_t)tiles->size);
     const int fitting = (int)((size_t)tiles->block / r.stride);
     r.together = fitting < TOGETHER ? TOGETHER : fitting - fitting % TOGETHER;
     r.together = r.together < rows ? r.together : rows;
     r.depth = tiles->depth && tiles->depth < (int)r.run ? tiles->depth : (int)r.run;
     const size_t padded = rounded_up(results, LANES), quantized = rounded_up(inputs, 4 * LANES);
     r.packed = rounded_up((int)(padded * sizeof(int32_t)), 64);
-    r.copy = r.packed + padded * r.run;
+    r.copy = r.packed + padded * r.run * (size_t)tiles->size;
     const size_t packing = (size_t)packed_together(transposed) * quantized;
     const size_t copying = rounded_up((int)((size_t)r.together * r.stride), 64) + 64;
     r.sums = r.copy + copying;
@@ -260,6 +269,7 @@ static void multiply_panel(const ByteTiles *tiles, const Kernels *kernels, const
     const int width = LANES << kind, most = tiles->pixels[kind];
     const int count = finish->results - result < width ? finish->results - result : width;
     const int whole = r->depth == (int)r->run;
+    const size_t block = r->run * LANES * (size_t)tiles->size;
     for (int term = 0; term < (int)r->run; term += r->depth) {
         const int left = (int)r->run - term, part = left < r->depth ? left : r->depth;
         Tile *const tile = term == 0 ? tiles->once[kind] : tiles->more[kind];
@@ -271,7 +281,7 @@ static void multiply_panel(const ByteTiles *tiles, const Kernels *kernels, const
                                         : waiting->sums == sums ? sums + MOST_SUMS : sums;
             if (waiting->sums == own)
                 finish_waiting(kernels, finish, waiting);
-            tile(windows, 0, 1, part, weights + (size_t)term * LANES, r->run * LANES, own);
+            tile(windows, 0, 1, part, weights + (size_t)term * LANES, block, own);
             finish_waiting(kernels, finish, waiting);
             if (part == left)
                 *waiting = (Waiting){own, width, there, (size_t)(first + row), result, count};
@@ -289,14 +299,23 @@ typedef struct {
     uint32_t key0, key1;
 } Left;
 
-/* `count` of its codes from number `first` on, as uint8. */
-static void copy_codes(const Kernels *kernels, const Left *left, size_t first, size_t count, uint8_t *to)
+/* `count` of its codes from number `first` on, as uint8, as wide as a product reads them. */
+static void copy_codes(const ByteTiles *tiles, const Kernels *kernels, const Left *left, size_t first, size_t count,
+                       uint8_t *to)
 {
-    if (left->codes != NULL)
-        kernels->copy_flipped(to, (const uint8_t *)left->codes + first, count, 128);
-    else
+    const uint8_t *const codes = (const uint8_t *)left->codes + (left->codes != NULL ? first : 0);
+    if (left->codes != NULL && tiles->size == 1)
+        kernels->copy_flipped(to, codes, count, 128);
+    else if (left->codes != NULL)
+        tiles->widen_codes(codes, count, 128, to);
+    else {
+        /* In the second half of what they become. */
+        uint8_t *const own = to + (size_t)(tiles->size - 1) * count;
         eb_quantize_gradient_from(left->gradient + first, first, count, left->inverse, left->key0, left->key1, 128,
-                                  (int8_t *)to);
+                                  (int8_t *)own);
+        if (tiles->size > 1)
+            tiles->widen_codes(own, count, 0, to);
+    }
 }
 
 static void multiply(const LinearLayer *layer, int transposed, const Left *left, float inverse, int32_t zero,
@@ -313,7 +332,7 @@ static void multiply(const LinearLayer *layer, int transposed, const Left *left,
     int8_t *const packed = (int8_t *)(room + r.packed);
     uint8_t *const copy = room + r.copy;
     /* Rows of weights lie where those of codes will. */
-    pack(&kernels, layer, inverse, transposed, r.run, packed, offset, (int8_t *)copy);
+    pack(&tiles, &kernels, layer, inverse, transposed, r.run, packed, offset, (int8_t *)copy);
     /* Codes are read as uint8, 128 more than they are. */
     for (int i = 0; i < finish->results; i++)
         offset[i] = (int32_t)((uint32_t)offset[i] * (uint32_t)(zero + 128));
@@ -323,15 +342,16 @@ static void multiply(const LinearLayer *layer, int transposed, const Left *left,
         tiles.begin((int)r.run);
     for (int first = 0; first < layer->rows; first += r.together) {
         const int here = layer->rows - first < r.together ? layer->rows - first : r.together;
-        if (r.stride == terms)
-            copy_codes(&kernels, left, (size_t)first * terms, (size_t)here * terms, copy);
+        if (r.stride == terms * (size_t)tiles.size)
+            copy_codes(&tiles, &kernels, left, (size_t)first * terms, (size_t)here * terms, copy);
         else
             for (int row = 0; row < here; row++)
-                copy_codes(&kernels, left, (size_t)(first + row) * terms, terms, copy + (size_t)row * r.stride);
+                copy_codes(&tiles, &kernels, left, (size_t)(first + row) * terms, terms,
+                           copy + (size_t)row * r.stride);
         for (int result = 0; result < finish->results;) {
             const int kind = kind_of_tile(&tiles, (finish->results - result + LANES - 1) / LANES);
-            multiply_panel(&tiles, &kernels, &r, kind, packed + (size_t)result * r.run, copy, sums, first, here, result,
-                           finish, &waiting);
+            multiply_panel(&tiles, &kernels, &r, kind, packed + (size_t)result * r.run * (size_t)tiles.size, copy, sums,
+                           first, here, result, finish, &waiting);
             result += LANES << kind;
         }
     }
@@ -412,11 +432,14 @@ typedef struct {
     size_t x, g, sums, end;
 } GradientRoom;
 
+/* The pairs that so many rows make. */
+static int pairs_of(const Kernels *kernels, int rows) { return (rows + kernels->paired - 1) / kernels->paired; }
+
 static GradientRoom gradient_room(const Kernels *kernels, int rows, int outputs)
 {
-    const int all = (int)rounded_up((rows + 1) / 2, kernels->pairs_multiple);
+    const int all = (int)rounded_up(pairs_of(kernels, rows), kernels->pairs_multiple);
     GradientRoom r = {.pairs = (size_t)(all < PAIRS_TOGETHER ? all : PAIRS_TOGETHER)};
-    const size_t output = r.pairs * 2 * sizeof(uint16_t), fitting = GRADIENT_BLOCK / output;
+    const size_t output = r.pairs * 2 * sizeof(uint16_t), fitting = kernels->block / output;
     r.outputs = rounded_up(outputs, kernels->height);
     if (fitting < r.outputs)
         r.outputs = fitting - fitting % (size_t)kernels->height;
@@ -448,7 +471,8 @@ static void pack_gradient_block(const Kernels *kernels, const uint16_t *gradient
         const int left = rows - row < PAIRED_ROWS ? rows - row : PAIRED_ROWS;
         for (int output = 0; output < outputs; output += kernels->height)
             kernels->pack_gradients(gradient + (size_t)row * stride + output, stride, left, readable - output,
-                                    g + (size_t)output * 2 * pairs + (size_t)row * (size_t)kernels->height,
+                                    g + (size_t)output * 2 * pairs
+                                        + (size_t)(row / kernels->paired * 2) * (size_t)kernels->height,
                                     totals + output);
     }
 }
@@ -468,8 +492,8 @@ static void sum_strip(const Kernels *kernels, const GradientRoom *r, const uint1
                       float *sums, const Strip *strip)
 {
     const int most = kernels->height;
-    for (int part = 0; part < pairs; part += PART_PAIRS) {
-        const int taken = pairs - part < PART_PAIRS ? pairs - part : PART_PAIRS, last = part + taken == pairs;
+    for (int part = 0; part < pairs; part += kernels->part) {
+        const int taken = pairs - part < kernels->part ? pairs - part : kernels->part, last = part + taken == pairs;
         for (int output = 0; output < strip->outputs; output += most) {
             const int height = strip->outputs - output < most ? strip->outputs - output : most;
             const int whole = height == most && strip->inputs == STRIP;
@@ -495,7 +519,7 @@ void eb_linear_weight_gradient(const uint16_t *gradient, const int8_t *codes, in
     const Kernels kernels = kernels_of_this_processor();
     const GradientRoom r = gradient_room(&kernels, rows, outputs);
     const size_t stride = (size_t)inputs;
-    const int together = 2 * (int)r.pairs;
+    const int together = kernels.paired * (int)r.pairs;
     room += (64 - (uintptr_t)room % 64) % 64;
     double *const totals = (double *)room;
     uint16_t *const x = (uint16_t *)(room + r.x), *const g = (uint16_t *)(room + r.g);
@@ -504,7 +528,7 @@ void eb_linear_weight_gradient(const uint16_t *gradient, const int8_t *codes, in
         kernels.begin();
     for (int group = 0; group < outputs; group += (int)r.outputs)
         for (int first = 0; first < rows; first += together) {
-            const int here = rows - first < together ? rows - first : together, there = (here + 1) / 2;
+            const int here = rows - first < together ? rows - first : together, there = pairs_of(&kernels, here);
             const int pairs = (int)rounded_up(there, kernels.pairs_multiple);
             Strip strip = {.more = first > 0, .factor = first + here == rows ? factor : 1.0f, .stride = stride};
             strip.outputs = outputs - group < (int)r.outputs ? outputs - group : (int)r.outputs;

@@ -3,7 +3,7 @@
 #include <stdint.h>
 /* Linear layers of 8-bit training, a call for each product: codes of the weights, int8 x int8 into int32, and what
    follows in the same pass, while the sums of a tile are still in registers and the first-level cache; and the weight
-   gradient in bfloat16, summed in float32. Every
+   gradient of bfloat16, summed in float32. Every
    product of integers returns the bits of the operators in peer/train/eight_bit/linear_kernels.py that run elsewhere;
    the weight gradient agrees to the rounding of its sums.
 
@@ -22,7 +22,8 @@ typedef struct {
 uint64_t eb_linear_room(int rows, int outputs, int inputs, int transposed);
 uint64_t eb_linear_gradient_room(int rows, int outputs);
 
-/* Bit 0: this processor multiplies bytes in one instruction; bit 1: it multiplies bfloat16. */
+/* Bit 0: products of bytes take less time here than torch's; bit 1: weight gradients do; bit 2: these are products of
+   floats. */
 int eb_linear_speed(void);
 
 /* Codes of the weights are rounded to nearest (ties to even) and cut to [-127, 127]. With acc = the sum over inputs of

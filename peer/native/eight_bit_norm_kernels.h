@@ -1,9 +1,9 @@
 /* The kernels of eight_bit_norm.c, once for each width of register. */
 #include "vectors.h"
 
-/* Runs CALL(lanes, ...) for every sixteen channels of every sample, with `lanes` known to the compiler where there are
-   sixteen, as is what follows. */
-#define EACH_SIXTEEN(CALL, ...)                                                           \
+/* Runs CALL(lanes, ...) for every vector of channels of every sample, with `lanes` known to the compiler where all of
+   them are there, as is what follows. */
+#define EACH_VECTOR(CALL, ...)                                                           \
     for (int n = 0; n < samples; n++)                                                     \
         for (int c = 0; c < channels; c += LANES) {                                       \
             const size_t first = (size_t)n * (size_t)area * (size_t)channels + (size_t)c; \
@@ -16,13 +16,13 @@
         }
 
 /* The same with CALL(lanes, gate). */
-#define EACH_SIXTEEN_GATED(CALL) \
+#define EACH_VECTOR_GATED(CALL) \
     if (gate == 0)               \
-        EACH_SIXTEEN(CALL, 0)    \
+        EACH_VECTOR(CALL, 0)    \
     else if (gate == 1)          \
-        EACH_SIXTEEN(CALL, 1)    \
+        EACH_VECTOR(CALL, 1)    \
     else                         \
-        EACH_SIXTEEN(CALL, 2)
+        EACH_VECTOR(CALL, 2)
 
 INLINE void NAME(statistics)(const uint8_t *codes, int area, int channels, int lanes, int32_t *sums, int32_t *squares,
                              uint8_t *lows, uint8_t *highs)
@@ -45,7 +45,7 @@ static void NAME(eb_norm_statistics)(const uint8_t *codes, int samples, int area
                                      int32_t *squares, uint8_t *lows, uint8_t *highs)
 {
 #define STATISTICS(L) NAME(statistics)(codes + first, area, channels, L, sums + at, squares + at, lows + at, highs + at)
-    EACH_SIXTEEN(STATISTICS)
+    EACH_VECTOR(STATISTICS)
 #undef STATISTICS
 }
 
@@ -66,7 +66,7 @@ static void NAME(eb_norm_ties)(const uint8_t *codes, int samples, int area, int 
                                const uint8_t *highs, int32_t *at_low, int32_t *at_high)
 {
 #define TIES(L) NAME(ties)(codes + first, area, channels, L, lows + at, highs + at, at_low + at, at_high + at)
-    EACH_SIXTEEN(TIES)
+    EACH_VECTOR(TIES)
 #undef TIES
 }
 
@@ -116,9 +116,9 @@ static void NAME(eb_norm_forward)(const uint8_t *codes, int samples, int area, i
     NAME(forward)(codes + first, area, channels, L, GATE, inner + c, factor + at, shift + at, low, high, sum,         \
                   sum->other + first, codes_out + first, extremes)
     if (sum == NULL)
-        EACH_SIXTEEN_GATED(FORWARD)
+        EACH_VECTOR_GATED(FORWARD)
     else
-        EACH_SIXTEEN_GATED(SUM_FORWARD)
+        EACH_VECTOR_GATED(SUM_FORWARD)
 #undef FORWARD
 #undef SUM_FORWARD
 }
@@ -153,7 +153,7 @@ static void NAME(eb_norm_backward_sums)(const uint8_t *codes, const uint16_t *gr
 #define SUMS(L, GATE)                                                                                          \
     NAME(backward_sums)(codes + first, gradient + first, area, channels, L, GATE, inner + c, plain + at,          \
                         weighted + at, gated + at)
-    EACH_SIXTEEN_GATED(SUMS)
+    EACH_VECTOR_GATED(SUMS)
 #undef SUMS
 }
 
@@ -203,13 +203,13 @@ static float NAME(eb_norm_backward)(const uint8_t *codes, const uint16_t *gradie
         largest = (found > largest) | (found != found) ? found : largest;                                           \
     }
     if (gate == 0 && lows == NULL)
-        EACH_SIXTEEN(BACKWARD, 0, 0)
+        EACH_VECTOR(BACKWARD, 0, 0)
     else if (gate == 0)
-        EACH_SIXTEEN(BACKWARD, 0, 1)
+        EACH_VECTOR(BACKWARD, 0, 1)
     else if (gate == 1)
-        EACH_SIXTEEN(BACKWARD, 1, 0)
+        EACH_VECTOR(BACKWARD, 1, 0)
     else
-        EACH_SIXTEEN(BACKWARD, 2, 1)
+        EACH_VECTOR(BACKWARD, 2, 1)
 #undef BACKWARD
     return largest;
 }

@@ -50,37 +50,36 @@ VNNI_TILE(6, 4)
 
 /* Without an instruction for bytes: the even and the odd terms as 16 bits each, of which vpmaddwd adds two products in
    32 bits. vpmaddubsw would take bytes as they are, but cuts the sum of two products to 16 bits. */
-#define MADD_TILE(P, V, BITS, LOW, TARGET)                                                                            \
-    __attribute__((target(TARGET))) static void madd##BITS##_##P##_##V(                                               \
+#define MADD_TILE(P, V)                                                                                               \
+    __attribute__((target("avx512f,avx512bw,avx512vl"))) static void madd512_##P##_##V(                               \
         const uint8_t *const *windows, size_t row_bytes, int rows, int run, const int8_t *weights, size_t block,      \
         int32_t *sums)                                                                                                \
     {                                                                                                                 \
-        enum { PARTS = 512 / BITS * V };                                                                              \
-        Register##BITS acc[P][PARTS];                                                                                 \
-        _Pragma("GCC unroll 16") for (int p = 0; p < P; p++) _Pragma("GCC unroll 4") for (int i = 0; i < PARTS; i++)  \
-            acc[p][i] = (Register##BITS){};                                                                           \
-        const Register##BITS low = _mm##LOW##_set1_epi16(255);                                                        \
+        __m512i acc[P][V];                                                                                            \
+        _Pragma("GCC unroll 16") for (int p = 0; p < P; p++) _Pragma("GCC unroll 2") for (int v = 0; v < V; v++)      \
+            acc[p][v] = (__m512i){};                                                                                  \
+        const __m512i low = _mm512_set1_epi16(255);                                                                   \
         for (int r = 0; r < rows; r++) {                                                                              \
             const size_t row = (size_t)r * row_bytes;                                                                 \
             for (int k = 0; k < run; k += 4, weights += 4 * LANES) {                                                  \
-                Register##BITS even[PARTS], odd[PARTS];                                                               \
-                _Pragma("GCC unroll 4") for (int i = 0; i < PARTS; i++)                                               \
+                __m512i even[V], odd[V];                                                                              \
+                _Pragma("GCC unroll 2") for (int v = 0; v < V; v++)                                                   \
                 {                                                                                                     \
-                    Register##BITS w;                                                                                 \
-                    memcpy(&w, weights + (size_t)(i * BITS / 512) * block + i * BITS % 512 / 8, sizeof w);            \
-                    even[i] = _mm##LOW##_srai_epi16(_mm##LOW##_slli_epi16(w, 8), 8);                                  \
-                    odd[i] = _mm##LOW##_srai_epi16(w, 8);                                                             \
+                    __m512i w;                                                                                        \
+                    memcpy(&w, weights + (size_t)v * block, sizeof w);                                                \
+                    even[v] = _mm512_srai_epi16(_mm512_slli_epi16(w, 8), 8);                                          \
+                    odd[v] = _mm512_srai_epi16(w, 8);                                                                 \
                 }                                                                                                     \
                 _Pragma("GCC unroll 16") for (int p = 0; p < P; p++)                                                  \
                 {                                                                                                     \
                     int32_t four;                                                                                     \
                     memcpy(&four, windows[p] + row + k, sizeof four);                                                 \
-                    const Register##BITS x = _mm##LOW##_set1_epi32(four);                                             \
-                    const Register##BITS x_even = x & low, x_odd = _mm##LOW##_srli_epi16(x, 8);                       \
-                    _Pragma("GCC unroll 4") for (int i = 0; i < PARTS; i++)                                           \
+                    const __m512i x = _mm512_set1_epi32(four);                                                        \
+                    const __m512i x_even = x & low, x_odd = _mm512_srli_epi16(x, 8);                                  \
+                    _Pragma("GCC unroll 2") for (int v = 0; v < V; v++)                                               \
                     {                                                                                                 \
-                        acc[p][i] = _mm##LOW##_add_epi32(acc[p][i], _mm##LOW##_madd_epi16(x_even, even[i]));          \
-                        acc[p][i] = _mm##LOW##_add_epi32(acc[p][i], _mm##LOW##_madd_epi16(x_odd, odd[i]));            \
+                        acc[p][v] = _mm512_add_epi32(acc[p][v], _mm512_madd_epi16(x_even, even[v]));                  \
+                        acc[p][v] = _mm512_add_epi32(acc[p][v], _mm512_madd_epi16(x_odd, odd[v]));                    \
                     }                                                                                                 \
                 }                                                                                                     \
             }                                                                                                         \
@@ -88,12 +87,73 @@ VNNI_TILE(6, 4)
         memcpy(sums, acc, sizeof acc);                                                                                \
     }
 
-typedef __m256i Register256;
-typedef __m512i Register512;
+MADD_TILE(16, 1)
+MADD_TILE(10, 2)
 
-MADD_TILE(4, 1, 256, 256, "avx2")
-MADD_TILE(16, 1, 512, 512, "avx512f,avx512bw,avx512vl")
-MADD_TILE(10, 2, 512, 512, "avx512f,avx512bw,avx512vl")
+/* With sixteen registers of 256 bits there are none to widen bytes in: they come as 16 bits, so that nothing but
+   products and sums is left. The instructions for a window are written out, since compilers move its product away from
+   its sum, and keep sums in memory for lack of registers. */
+#define AVX2 __attribute__((target("avx2")))
+AVX2 static void wide_6_1(const uint8_t *const *windows, size_t row_bytes, int rows, int run, const int8_t *weights,
+                          size_t block, int32_t *sums)
+{
+    __m256i acc[6][2];
+    (void)block;
+    _Pragma("GCC unroll 6") for (int p = 0; p < 6; p++) acc[p][0] = acc[p][1] = _mm256_setzero_si256();
+    for (int r = 0; r < rows; r++) {
+        const uint8_t *x[6];
+        _Pragma("GCC unroll 6") for (int p = 0; p < 6; p++) x[p] = windows[p] + (size_t)r * row_bytes;
+        for (size_t k = 0; k < 2 * (size_t)run; k += 8, weights += 8 * LANES)
+            _Pragma("GCC unroll 2") for (int pair = 0; pair < 2; pair++)
+            {
+                const __m256i *const w = (const __m256i *)weights + 2 * pair;
+                const __m256i low = _mm256_loadu_si256(w);
+                _Pragma("GCC unroll 6") for (int p = 0; p < 6; p++)
+                    __asm__ volatile("vpbroadcastd %3, %%ymm13\n\t"
+                                     "vpmaddwd %2, %%ymm13, %%ymm14\n\t"
+                                     "vpmaddwd %4, %%ymm13, %%ymm15\n\t"
+                                     "vpaddd %%ymm14, %0, %0\n\t"
+                                     "vpaddd %%ymm15, %1, %1"
+                                     : "+x"(acc[p][0]), "+x"(acc[p][1])
+                                     : "x"(low), "m"(*(const int32_t *)(x[p] + k + 4 * pair)), "m"(w[1])
+                                     : "xmm13", "xmm14", "xmm15");
+            }
+    }
+    /* One by one: of a copy of the array, compilers make one that lies in memory all the time. */
+    _Pragma("GCC unroll 6") for (int p = 0; p < 6; p++) _Pragma("GCC unroll 2") for (int i = 0; i < 2; i++)
+        _mm256_storeu_si256((__m256i *)(sums + p * LANES) + i, acc[p][i]);
+}
+
+AVX2 static void widen_codes(const uint8_t *codes, size_t n, uint8_t flip, uint8_t *to)
+{
+    const __m128i turned = _mm_set1_epi8((char)flip);
+    size_t i = 0;
+    for (; i + 16 <= n; i += 16)
+        _mm256_storeu_si256((__m256i *)(to + 2 * i),
+                            _mm256_cvtepu8_epi16(_mm_xor_si128(_mm_loadu_si128((const __m128i *)(codes + i)), turned)));
+    for (; i < n; i++) {
+        const uint16_t code = codes[i] ^ flip;
+        memcpy(to + 2 * i, &code, sizeof code);
+    }
+}
+
+/* Of four terms of sixteen results the first two of each, then the last two. A byte becomes the upper half of 16 bits,
+   and is shifted down. */
+AVX2 static void widen_weights(const int8_t *packed, size_t fours, int8_t *to)
+{
+    const __m256i first = _mm256_broadcastsi128_si256(
+        _mm_setr_epi8(-1, 0, -1, 1, -1, 4, -1, 5, -1, 8, -1, 9, -1, 12, -1, 13));
+    const __m256i last = _mm256_broadcastsi128_si256(
+        _mm_setr_epi8(-1, 2, -1, 3, -1, 6, -1, 7, -1, 10, -1, 11, -1, 14, -1, 15));
+    for (size_t i = 0; i < fours; i++, packed += 4 * LANES, to += 8 * LANES) {
+        const __m256i low = _mm256_loadu_si256((const __m256i *)packed);
+        const __m256i high = _mm256_loadu_si256((const __m256i *)packed + 1);
+        const __m256i wide[4] = {_mm256_shuffle_epi8(low, first), _mm256_shuffle_epi8(high, first),
+                                 _mm256_shuffle_epi8(low, last), _mm256_shuffle_epi8(high, last)};
+        _Pragma("GCC unroll 4") for (int v = 0; v < 4; v++)
+            _mm256_storeu_si256((__m256i *)to + v, _mm256_srai_epi16(wide[v], 8));
+    }
+}
 
 #ifdef AVX_VNNI
 #define DPBUSD _mm256_dpbusd_avx_epi32
@@ -215,7 +275,8 @@ static ByteTiles tiles_of_tier(void)
         return (ByteTiles){.fast = 1, .kinds = 1, .tile = {half_6_1}, .pixels = {6}};
 #endif
     case TIER_AVX2:
-        return (ByteTiles){.fast = 1, .kinds = 1, .tile = {madd256_4_1}, .pixels = {4}};
+        return (ByteTiles){.fast = 1, .size = 2, .widen_codes = widen_codes, .widen_weights = widen_weights,
+                           .kinds = 1, .tile = {wide_6_1}, .pixels = {6}, .odd_lines = 1};
 #endif
 #ifdef ARM_BYTES
     case TIER_NEON_I8MM:
@@ -234,6 +295,8 @@ ByteTiles tiles_of_this_processor(void)
     for (int kind = 0; kind < tiles.kinds; kind++)
         if (tiles.once[kind] == NULL)
             tiles.once[kind] = tiles.tile[kind];
+    if (tiles.size == 0)
+        tiles.size = 1;
     if (tiles.terms == 0)
         tiles.terms = 4;
     if (tiles.block == 0)

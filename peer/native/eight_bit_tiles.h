@@ -8,7 +8,7 @@
 #define MOST_SUMS 1024
 
 /* One tile: sums[pixel][result] for `windows[pixel]` and 16 * V results, whose weights start at `weights`, `block`
-   bytes from one sixteen to the next. A window is `rows` runs of `run` bytes, `row_bytes` apart. */
+   bytes from one sixteen to the next. A window is `rows` runs of `run` codes, `row_bytes` apart. */
 typedef void Tile(const uint8_t *const *windows, size_t row_bytes, int rows, int run, const int8_t *weights,
                   size_t block, int32_t *sums);
 
@@ -16,6 +16,12 @@ typedef void Tile(const uint8_t *const *windows, size_t row_bytes, int rows, int
 typedef struct {
     /* Whether they take less time than products of floats would. */
     int fast;
+    /* Bytes of a code where a tile reads it, and of a weight: 1, or 2 where no instruction takes bytes. Then these make
+       16 bits of them: of codes, whose bits of `flip` are turned over first, and of so many fours of sixteen weights,
+       which may lie in the second half of what they become. */
+    int size;
+    void (*widen_codes)(const uint8_t *codes, size_t n, uint8_t flip, uint8_t *to);
+    void (*widen_weights)(const int8_t *packed, size_t fours, int8_t *to);
     /* Called before products with runs of `run` bytes, and after them, where there is something to prepare: in between,
        this thread may call nothing that does likewise. */
     void (*begin)(int run);
@@ -38,6 +44,18 @@ typedef struct {
 } ByteTiles;
 
 ByteTiles tiles_of_this_processor(void);
+
+/* Where `terms` weights for sixteen results, or several times sixteen, are to be packed that a tile reads at `to`, and
+   what makes of them what it reads. */
+static inline int8_t *packed_for(const ByteTiles *tiles, int8_t *to, size_t terms)
+{
+    return to + (size_t)(tiles->size - 1) * terms * 16;
+}
+static inline void finish_packing(const ByteTiles *tiles, int8_t *to, size_t terms)
+{
+    if (tiles->size > 1)
+        tiles->widen_weights(packed_for(tiles, to, terms), terms / 4, to);
+}
 
 /* Which of its tiles is next where so many sixteens of results are left. */
 static inline int kind_of_tile(const ByteTiles *tiles, int left)

@@ -3,6 +3,7 @@
    Both layouts are runs of vectors, `step` numbers apart. Planes: the pixels of one channel, sixteen side by side, and
    one more vector with those that are left. Channels last: the pixels one after the other, each a vector of sixteen
    channels. */
+#define SIXTEEN_LANES 1 /* Its sums are those of sixteen lanes, whatever a register holds. */
 #include "vectors.h"
 
 #define sigmoid NAME(sigmoid)

@@ -35,7 +35,8 @@ static inline int tier_of_this_processor(void)
     if (widest_registers >= 512 && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl")
         && __builtin_cpu_supports("avx512dq"))
         return 2;
-    if (widest_registers >= 256 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2"))
+    if (widest_registers >= 256 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2")
+        && __builtin_cpu_supports("fma"))
         return 1;
 #endif
     return 0;

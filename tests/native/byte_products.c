@@ -29,11 +29,12 @@ static void fill(uint8_t *bytes, size_t n, int kind, uint8_t low, uint8_t high)
         bytes[i] = kind == 0 ? (uint8_t)draw() : kind == 1 ? low : kind == 2 ? high : i % 2 ? low : high;
 }
 
-static int wrong_tile(const char *name, Tile *tile, int pixels, int sixteens, int rows, int run, int x_kind, int w_kind)
+static int wrong_tile(const char *name, const ByteTiles *tiles, int kind, int rows, int run, int x_kind, int w_kind)
 {
     enum { MOST = 4096 };
-    static uint8_t x[MOST + 64];
-    static int8_t weights[4 * MOST * LANES];
+    static uint8_t x[MOST + 64], wide_x[2 * sizeof x];
+    static int8_t weights[4 * MOST * LANES], wide_weights[2 * sizeof weights];
+    const int pixels = tiles->pixels[kind], sixteens = 1 << kind;
     int32_t sums[MOST_SUMS] __attribute__((aligned(64)));
     const uint8_t *windows[MOST_PIXELS] = {0};
     const size_t row_bytes = (size_t)run + 8, block = (size_t)rows * (size_t)run * LANES;
@@ -41,7 +42,15 @@ static int wrong_tile(const char *name, Tile *tile, int pixels, int sixteens, in
     fill((uint8_t *)weights, sizeof weights, w_kind, 0x80, 0x7f);
     for (int p = 0; p < pixels; p++)
         windows[p] = x + draw() % (MOST - (size_t)rows * row_bytes);
-    tile(windows, row_bytes, rows, run, weights, block, sums);
+    if (tiles->size == 2) {
+        const uint8_t *wide[MOST_PIXELS] = {0};
+        tiles->widen_codes(x, sizeof x, 0, wide_x);
+        for (int p = 0; p < pixels; p++)
+            wide[p] = wide_x + 2 * (windows[p] - x);
+        tiles->widen_weights(weights, (size_t)sixteens * block / (4 * LANES), wide_weights);
+        tiles->tile[kind](wide, 2 * row_bytes, rows, run, wide_weights, 2 * block, sums);
+    } else
+        tiles->tile[kind](windows, row_bytes, rows, run, weights, block, sums);
     for (int p = 0; p < pixels; p++)
         for (int result = 0; result < sixteens * LANES; result++) {
             int32_t sum = 0;
@@ -70,8 +79,7 @@ static int wrong_tiles(const char *name, const ByteTiles *tiles)
                     for (int w = 0; w < 4; w++) {
                         if (tiles->begin != NULL)
                             tiles->begin(runs[run]);
-                        wrong |= wrong_tile(name, tiles->tile[kind], tiles->pixels[kind], 1 << kind, rows[row],
-                                            runs[run], x, w);
+                        wrong |= wrong_tile(name, tiles, kind, rows[row], runs[run], x, w);
                         if (tiles->end != NULL)
                             tiles->end();
                     }
@@ -189,7 +197,7 @@ int main(int count, char **values)
     int wrong = wrong_tiles("tiles of this processor", &tiles);
 #ifdef AVX_VNNI
     if (__builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni")) {
-        const ByteTiles half = {.kinds = 1, .tile = {half_6_1}, .pixels = {6}};
+        const ByteTiles half = {.size = 1, .kinds = 1, .tile = {half_6_1}, .pixels = {6}};
         wrong |= wrong_tiles("tile of AVX-VNNI", &half);
     }
 #endif
