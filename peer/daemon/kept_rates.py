@@ -1,4 +1,4 @@
-"""The averaging rate and the first θ that a run was started with, kept beside its state.
+"""The averaging rate, the first θ and the rounding that a run was started with, kept beside its state.
 
 Where the configuration leaves `algorithm.averaging_rate` or `algorithm.theta_value` unset, a default takes its place,
 and a later release may have another one. A journal leads to the same model only with the values of the rounds in it,
@@ -18,7 +18,7 @@ from peer.run_plan import LOOSE_THETA, averaging_rate, first_theta
 from peer.state.disk import Disk, replace
 
 FILE = "rates.json"
-_RATE, _THETA = "averaging_rate", "first_theta"
+_RATE, _THETA, _SUMS = "averaging_rate", "first_theta", "float32_weight_gradients"
 
 
 class KeptRates(NamedTuple):
@@ -28,6 +28,9 @@ class KeptRates(NamedTuple):
     """η."""
     first_theta: float
     """θ of modulo codes in the first round."""
+    float32_weight_gradients: bool
+    """Whether 8-bit training does without the rounding of weight gradients to bfloat16 that release 0.2 had on
+    processors with AVX2 alone."""
 
 
 def settle_rates(config: Config, compressor: BoundedCompressor, disk: Disk) -> KeptRates:
@@ -48,10 +51,11 @@ def settle_rates(config: Config, compressor: BoundedCompressor, disk: Disk) -> K
             theta = kept.first_theta
         elif has_begun:
             theta = LOOSE_THETA
-    settled = KeptRates(rate, theta)
+    # What release 0.2 began is repeated with its rounding.
+    settled = KeptRates(rate, theta, not has_begun if kept is None else kept.float32_weight_gradients)
     if settled != kept:
         try:
-            replace(disk, FILE, [json.dumps({_RATE: rate, _THETA: theta}).encode()])
+            replace(disk, FILE, [json.dumps({_RATE: rate, _THETA: theta, _SUMS: settled[2]}).encode()])
         except OSError as error:
             raise StateError(f"{FILE} cannot be written: {error.strerror}") from None
     return settled
@@ -60,9 +64,10 @@ def settle_rates(config: Config, compressor: BoundedCompressor, disk: Disk) -> K
 def _read(disk: Disk) -> KeptRates:
     try:
         document = json.loads(disk.read(FILE))
-        rate, theta = document[_RATE], document.get(_THETA, LOOSE_THETA)
-        if isinstance(rate, float) and 0 < rate <= 1 and isinstance(theta, float) and theta > 0:
-            return KeptRates(rate, theta)
+        rate, theta, sums = document[_RATE], document.get(_THETA, LOOSE_THETA), document.get(_SUMS, False)
+        is_valid = isinstance(rate, float) and 0 < rate <= 1 and isinstance(theta, float) and theta > 0
+        if is_valid and isinstance(sums, bool):
+            return KeptRates(rate, theta, sums)
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         pass
     raise StateError(

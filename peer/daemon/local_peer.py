@@ -32,6 +32,7 @@ from peer.run_summary import machine_facts
 from peer.state import incarnation
 from peer.state.checkpoints import StateFolder
 from peer.state.metrics import MetricsStore
+from peer.train.eight_bit.linear_kernels import round_weight_gradients_as_before_
 from peer.train.partition import OwnSamples
 
 log = logging.getLogger("sotto")
@@ -91,7 +92,9 @@ class LocalPeer:
         self.chosen: PrecisionChoice | None = None
         """What this device trains in, where each device chooses."""
         if loop is None:
-            self.setup = RunSetup.open(config, base, rates=rates)
+            if not rates.float32_weight_gradients:
+                round_weight_gradients_as_before_()
+            self.setup = RunSetup.open(config, base, rates=rates[:2])
             self.budget = self.setup.budget_of_privacy(self.index)
             secret = settle_privacy(self.budget, self.folder.disk)
             if config.training.precision == FASTEST:
@@ -107,7 +110,7 @@ class LocalPeer:
                 log.warning("%s", problem)
         else:
             settle_privacy(None, self.folder.disk)
-            self.setup, self.trainer = RunSetup.of_loop(config, base, rates=rates), loop
+            self.setup, self.trainer = RunSetup.of_loop(config, base, rates=rates[:2]), loop
         if (weight := self.setup.step_weight) > _MOST_WEIGHT:
             log.warning(
                 "this device has %d of %d samples, so its steps are %.1f times as long as training.learning_rate says;"

@@ -69,9 +69,30 @@ def test_a_run_of_an_earlier_release_keeps_its_first_theta(tmp_path: Path, name:
         '{"averaging_rate": 2.0}',
         '{"averaging_rate": "much"}',
         '{"averaging_rate": 0.5, "first_theta": 0}',
+        '{"averaging_rate": 0.5, "float32_weight_gradients": 1}',
     ],
 )
 def test_a_damaged_file_is_refused_with_what_to_do(tmp_path: Path, text: str) -> None:
     (tmp_path / FILE).write_text(text)
     with pytest.raises(StateError, match="delete it, and set"):
         settled(tmp_path)
+
+
+def float32_weight_gradients(folder: Path) -> bool:
+    return settle_rates(check({}), TEN_PERCENT, RealDisk(folder)).float32_weight_gradients
+
+
+def test_a_new_run_sums_weight_gradients_in_float32(tmp_path: Path) -> None:
+    assert float32_weight_gradients(tmp_path)
+    (tmp_path / "journal-00000000.log").touch()
+    assert float32_weight_gradients(tmp_path)
+    assert settled(tmp_path, 0.5) == 0.5
+    assert float32_weight_gradients(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["checkpoint-00000020.safetensors", "journal-00000000.log", FILE])
+def test_a_run_of_an_earlier_release_keeps_its_rounding(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text('{"averaging_rate": 0.24, "first_theta": 0.01}')
+    assert not float32_weight_gradients(tmp_path)
+    (tmp_path / "checkpoint-00000040.safetensors").touch()
+    assert not float32_weight_gradients(tmp_path)

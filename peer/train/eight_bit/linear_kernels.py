@@ -1,7 +1,7 @@
 """The products of linear layers, and what happens to their sums.
 
-On processors that multiply bytes (or, for the weight gradient, bfloat16) in one instruction these are native kernels
-that finish each tile of sums while it is in registers (`peer/native/eight_bit_linear.h`). Elsewhere a product of torch
+Where these multiply bytes (or, for the weight gradient, bfloat16) in less time than torch, they are native kernels that
+finish each tile of sums while it is in registers (`peer/native/eight_bit_linear.h`). Elsewhere a product of torch
 is followed by the functions of `kernels`: with the same bits, except that sums of the weight gradient are rounded in
 another order.
 """
@@ -151,7 +151,8 @@ def weight_gradient(
     `gradient: bfloat16[rows, outputs]` is that before its quantization, `codes: int8[rows, inputs]` are those stored.
     """
     shape = gradient.shape[1], codes.shape[1]
-    if _speed() & 2 and (native := kernels.native_for(gradient)):
+    is_fast = _speed() & 2 and not (_rounds_as_before and _speed() & 4)
+    if is_fast and (native := kernels.native_for(gradient)):
         assert codes.is_contiguous()
         found, sums = torch.empty(shape), torch.empty(shape[0])
         native.eb_linear_weight_gradient(
@@ -164,6 +165,13 @@ def weight_gradient(
     product = scratch("weight gradient", shape, torch.bfloat16, gradient.device)
     torch.mm(gradient.t(), operand, out=product)
     return kernels.scale_bfloat16(product, factor), kernels.column_sums(gradient)
+
+
+def round_weight_gradients_as_before_() -> None:
+    """Compute weight gradients from now on as release 0.2 did on processors that multiply floats for them: by torch,
+    rounded to bfloat16. Only so a run that began under it repeats its journal to the same bits."""
+    global _rounds_as_before
+    _rounds_as_before = True
 
 
 def multiplies_bytes(codes: torch.Tensor) -> Kernels | None:
@@ -256,6 +264,9 @@ def _accumulated_back(x: OperandsBack) -> tuple[torch.Tensor, float]:
     codes, scale = kernels.quantize_gradient(x.gradient, x.largest_gradient, x.keys)
     acc = scratch("accumulator", x.shape, torch.int32, codes.device)
     return int8_product(codes, weights.codes, acc), scale * weights.scale
+
+
+_rounds_as_before = False
 
 
 def _speed() -> int:

@@ -111,6 +111,21 @@ def test_weight_gradients_are_those_of_float64(shape: tuple[int, int, int]) -> N
     assert torch.equal(sums, kernels.column_sums(gradient))
 
 
+def test_a_run_that_began_under_release_0_2_rounds_as_it_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    gradient, codes = numbers(70, 33).to(torch.bfloat16), random_codes((70, 40), 4)
+    monkeypatch.setattr(linear_kernels, "_rounds_as_before", False)
+    now = linear_kernels.weight_gradient(gradient, codes, 5, 0.25)
+    linear_kernels.round_weight_gradients_as_before_()
+    found, sums = linear_kernels.weight_gradient(gradient, codes, 5, 0.25)
+    assert torch.equal(sums, now[1])
+    product = (gradient.t() @ (codes.to(torch.float32) - 5).to(torch.bfloat16)).to(torch.float32) * 0.25
+    if lib.eb_linear_speed() & 4:
+        assert torch.equal(found, product)
+        assert not torch.equal(found, now[0])
+    else:
+        assert torch.equal(found, now[0])
+
+
 def test_gradients_that_are_no_numbers_are_noticed() -> None:
     shape = (7, 66, 65)
     gradient, largest = linear_kernels.backward(replace(operands_back(shape), largest_gradient=math.nan), None, 0)
