@@ -1,6 +1,6 @@
 """Measures a training step in 8 bits beside float32 and bfloat16: time, memory kept for the backward pass, peak memory.
 
-    python tools/bench_eight_bit.py [NETWORK ...] [--runs 9] [--seconds 25] [--quick] [--json FILE]
+    python tools/bench_eight_bit.py [NETWORK ...] [--runs 9] [--seconds 25] [--quick] [--without WAY] [--json FILE]
 
 On one core. Four ways to compute the same step (forward pass, loss, backward pass) of the same network:
 
@@ -17,10 +17,13 @@ The papers' published code, whose 8 bits are simulated, is no dependency: of Res
 its steps was measured to take 1 / 0.16 of one in channels-last float32 on the same processor, and the table multiplies
 by that.
 
+A second table has one of the products alone that the network takes its time for, in 10⁹ multiplications and additions
+per second: forwards with all that the kernels do in the same pass, and the gradient of its weights.
+
 Kept for the backward pass is what autograd saves beside parameters (float), or what lies on the tape (int8). Peak
 memory is that of a process of its own beyond what it held before its first step. That process gives freed memory back
 at once: what others keep depends on where their memory happens to lie. `--quick` takes a quarter of the batch, three
-runs, and leaves the peak out.
+runs, and leaves the peak out. `--without bfloat16` saves time where a processor has no instructions for it.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -41,9 +44,12 @@ from typing import Any, ClassVar
 
 import torch
 from torch import nn
+from torch.nn.grad import conv2d_weight
 
-from peer.native import available
+from peer.native import available, tier
 from peer.ops.profile import FRUGAL, kept_bytes
+from peer.train.eight_bit import conv_kernels, linear_kernels
+from peer.train.eight_bit.conv_kernels import Window
 from peer.train.layers import EIGHT_BIT, FULL_PRECISION, Layers
 from peer.train.models import mlp, mobilenetv2, resnet18, resnet20, vgg11
 from peer.train.threads import use_one_thread
@@ -52,7 +58,63 @@ WAYS = ("float32", "fast", "bfloat16", "int8")
 PUBLISHED_CODE = 0.16
 """How fast the published code's 8-bit step of ResNet-20 is, beside channels-last float32: 65 ms against 403 ms."""
 FEWEST_RUNS = 3
+_conv2d_weight: Callable[..., torch.Tensor] = conv2d_weight
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+@dataclass(frozen=True)
+class Product:
+    """That of a linear layer, or with `side` of a convolution of 3 × 3 on images of this side."""
+
+    inputs: int
+    outputs: int
+    rows: int = 1
+    """Of a sample, in a linear layer."""
+    side: int = 0
+
+    def count(self, batch: int) -> int:
+        """Return how many multiplications it takes."""
+        results = 9 * self.side**2 if self.side else self.rows
+        return batch * results * self.inputs * self.outputs
+
+    def __str__(self) -> str:
+        channels = f"{self.inputs} → {self.outputs}"
+        return f"3×3, {channels}, {self.side}×{self.side}" if self.side else channels
+
+    def ways(self, batch: int) -> dict[str, Callable[[], object]]:
+        """Return what computes it, and the gradient of its weights, in float32 and in 8 bits."""
+        return self._convolution(batch) if self.side else self._linear(batch * self.rows)
+
+    def _linear(self, rows: int) -> dict[str, Callable[[], object]]:
+        x, weight = torch.randn(rows, self.inputs), torch.randn(self.outputs, self.inputs)
+        gradient, codes = torch.randn(rows, self.outputs), torch.randint(-128, 128, x.shape, dtype=torch.int8)
+        narrow, operands = gradient.to(torch.bfloat16), linear_kernels.Operands(codes, 0, 0.1, weight, 5.0)
+        return {
+            "float32": lambda: nn.functional.linear(x, weight),
+            "int8": lambda: linear_kernels.forward_floats(operands),
+            "float32, weights": lambda: gradient.t() @ x,
+            "int8, weights": lambda: linear_kernels.weight_gradient(narrow, codes, 0, 0.1),
+        }
+
+    def _convolution(self, batch: int) -> dict[str, Callable[[], object]]:
+        window, image = Window(3, 1), (batch, self.inputs, self.side, self.side)
+        x = torch.randn(image).contiguous(memory_format=torch.channels_last)
+        weight = torch.randn(self.outputs, self.inputs, 3, 3).contiguous(memory_format=torch.channels_last)
+        gradient = torch.randn(batch, self.outputs, self.side, self.side).contiguous(memory_format=torch.channels_last)
+        codes = torch.randint(0, 256, (batch, self.side, self.side, self.inputs), dtype=torch.uint8)
+        narrow, plain = gradient.permute(0, 2, 3, 1).to(torch.bfloat16).contiguous(), weight.contiguous()
+        scale, shift = torch.rand(self.outputs) * 1e-4, torch.full((self.outputs,), 128.0)
+
+        def forward() -> object:
+            weights = conv_kernels.quantize_weights(plain)
+            return conv_kernels.forward(codes, 128, weights, window, scale, shift, (1.0, 255.0))
+
+        return {
+            "float32": lambda: nn.functional.conv2d(x, weight, padding=1),
+            "int8": forward,
+            "float32, weights": lambda: _conv2d_weight(x, list(weight.shape), gradient, padding=1),
+            "int8, weights": lambda: conv_kernels.weight_gradient(codes, 128, narrow, self.inputs, window, 0.1),
+        }
 
 
 @dataclass(frozen=True)
@@ -67,6 +129,7 @@ class NetworkCase:
     """0: the loss is a random linear function of the output, and the input wants a gradient as well, as that of a layer
     in the middle of a network does."""
     note: str = ""
+    product: Product | None = None
     published: bool = False
     """Whether it is the network that the published code was measured on."""
 
@@ -89,16 +152,30 @@ class _WithoutPadding(nn.Module):
 
 
 NETWORKS: dict[str, NetworkCase] = {
-    "mlp-512": NetworkCase(lambda layers: mlp((784, 512, 512, 10), layers), (784,), 256, note="784-512-512-10"),
-    "linear-1024": NetworkCase(
-        lambda layers: layers.network({"linear": layers.linear(1024, 1024)}), (1024,), 1024, 0, note="one layer"
+    "mlp-512": NetworkCase(
+        lambda layers: mlp((784, 512, 512, 10), layers), (784,), 256, note="784-512-512-10", product=Product(784, 512)
     ),
-    "transformer": NetworkCase(_block, (128, 768), 32, 0, note="a block of DistilBERT, 128 positions"),
-    "vgg-11": NetworkCase(lambda layers: vgg11(layers=layers), (3, 32, 32)),
-    "resnet-18": NetworkCase(lambda layers: resnet18(layers=layers), (3, 64, 64), note="64×64 images"),
+    "linear-1024": NetworkCase(
+        lambda layers: layers.network({"linear": layers.linear(1024, 1024)}),
+        (1024,),
+        1024,
+        0,
+        note="one layer",
+        product=Product(1024, 1024),
+    ),
+    "transformer": NetworkCase(
+        _block, (128, 768), 32, 0, note="a block of DistilBERT, 128 positions", product=Product(768, 3072, rows=128)
+    ),
+    "vgg-11": NetworkCase(lambda layers: vgg11(layers=layers), (3, 32, 32), product=Product(256, 256, side=8)),
+    "resnet-18": NetworkCase(
+        lambda layers: resnet18(layers=layers), (3, 64, 64), note="64×64 images", product=Product(64, 64, side=64)
+    ),
     "mobilenet-v2": NetworkCase(lambda layers: mobilenetv2(norm="batch", layers=layers), (3, 32, 32), note="BatchNorm"),
     "resnet-20": NetworkCase(
-        lambda layers: resnet20(norm="range-evonorm", layers=layers), (3, 32, 32), note="Range EvoNorm"
+        lambda layers: resnet20(norm="range-evonorm", layers=layers),
+        (3, 32, 32),
+        note="Range EvoNorm",
+        product=Product(16, 16, side=32),
     ),
     "resnet-20-batchnorm": NetworkCase(
         lambda layers: resnet20(norm="batch", layers=layers), (3, 32, 32), note="BatchNorm", published=True
@@ -183,12 +260,12 @@ def _through_onednn(linear: nn.Linear, x: torch.Tensor) -> torch.Tensor:
     return _OneDnnLinear.apply(x, linear.weight, linear.bias)
 
 
-def measure(name: str, *, runs: int, seconds: float, quick: bool) -> dict[str, Any]:
+def measure(name: str, ways: Sequence[str], *, runs: int, seconds: float, quick: bool) -> dict[str, Any]:
     """Return the figures of one network; ways that it cannot compute in are left out."""
     case = NETWORKS[name]
     batch = max(1, case.batch // 4) if quick else case.batch
     steps: dict[str, Step] = {}
-    for way in WAYS:
+    for way in ways:
         try:
             steps[way] = Step(case, way, batch)
         except (AttributeError, TypeError, NotImplementedError) as error:
@@ -212,9 +289,28 @@ def measure(name: str, *, runs: int, seconds: float, quick: bool) -> dict[str, A
             "kept_bytes": step.kept_bytes(),
             "peak_bytes": None if quick else _peak_of_own_process(name, way),
         }
-    if case.published and "int8" in steps:
+    if case.product is not None:
+        figures["product"] = str(case.product)
+        figures["thousand_millions_a_second"] = _speeds(case.product, batch, runs)
+    if case.published and {"int8", "fast"} <= steps.keys():
         figures["int8_is_faster_than_published_code_by"] = figures["fast"]["int8_is_faster_by"] / PUBLISHED_CODE
     return figures
+
+
+def _speeds(product: Product, batch: int, runs: int) -> dict[str, float]:
+    """Return the medians of turns of at least 20 ms each."""
+    ways = product.ways(batch)
+    found: dict[str, list[float]] = {way: [] for way in ways}
+    for compute in ways.values():
+        compute()
+    for _ in range(runs):
+        for way, compute in ways.items():
+            start, calls, taken = time.thread_time(), 0, 0.0
+            while taken < 0.02:
+                compute()
+                calls, taken = calls + 1, time.thread_time() - start
+            found[way].append(1e-9 * calls * product.count(batch) / taken)
+    return {way: statistics.median(values) for way, values in found.items()}
 
 
 def _median_ratio(times: list[float], of_int8: list[float] | None) -> float | None:
@@ -271,6 +367,20 @@ def report(rows: list[dict[str, Any]]) -> str:
         if "int8_is_faster_than_published_code_by" in row:
             faster = f"{row['int8_is_faster_than_published_code_by']:.1f}×"
             lines.append(f"| {row['network']} | {row['batch']} | published code | – | {faster} | – | | – |")
+    lines += [
+        "",
+        "| product of | batch | float32, 10⁹/s | int8 | | gradient of weights, float32 | int8 | |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for row in rows:
+        if "product" not in row:
+            continue
+        speed = row["thousand_millions_a_second"]
+        cells = [f"{row['network']}, {row['product']}", str(row["batch"])]
+        for part in ("", ", weights"):
+            floats, eight = speed[f"float32{part}"], speed[f"int8{part}"]
+            cells += [f"{floats:.1f}", f"{eight:.1f}", f"{eight / floats:.2f}×"]
+        lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
@@ -281,6 +391,7 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=25.0, help="for each network (default: 25)")
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--without", choices=WAYS[:-1], action="append", default=[], help="a way to be left out")
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--peak", nargs=2, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
@@ -291,10 +402,17 @@ def main() -> int:
     if unknown:
         parser.error(f"there is no network {', '.join(unknown)}; there are {', '.join(NETWORKS)}")
     use_one_thread()
-    print(f"torch {torch.__version__}, native kernels {'in use' if available() else 'missing'}", file=sys.stderr)
+    print(f"torch {torch.__version__}, native kernels {f'for {tier()}' if available() else 'missing'}", file=sys.stderr)
     runs = min(FEWEST_RUNS, chosen.runs) if chosen.quick else chosen.runs
     rows = [
-        measure(name, runs=runs, seconds=chosen.seconds, quick=chosen.quick) for name in chosen.networks or NETWORKS
+        measure(
+            name,
+            [way for way in WAYS if way not in chosen.without],
+            runs=runs,
+            seconds=chosen.seconds,
+            quick=chosen.quick,
+        )
+        for name in chosen.networks or NETWORKS
     ]
     print(report(rows))
     if chosen.json:
