@@ -12,7 +12,7 @@ import pytest
 from peer.config import SecurityOptions, load
 from peer.daemon import neighbors
 from peer.daemon.rejoining import give_up
-from peer.errors import StateBehind
+from peer.errors import DeclaredLost, StateBehind
 from peer.net.security.certificates import Role
 from peer.net.security.credentials import Credentials, load_credentials
 from peer.net.security.orders import loss_order
@@ -274,7 +274,7 @@ async def _claim(devices: Devices, caplog: pytest.LogCaptureFixture) -> None:
     await asyncio.sleep(2.0)
     assert not devices.tasks[0].done()
     assert not devices.tasks[2].done()
-    await devices.kill(1)
-    devices.start(1)
-    await trains_on(devices, *range(3))
-    await devices.stop(*range(3))
+    await order_removal(devices, 0, "peer-1")
+    await devices.fails(1, DeclaredLost, "have declared this peer lost")
+    await trains_on(devices, 0, 2)
+    await devices.stop(0, 2)
