@@ -14,7 +14,6 @@ import hashlib
 import json
 import os
 import re
-import tomllib
 import zoneinfo
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from peer import config_schema
 from peer.errors import ConfigError
+from peer.foreign_values import parse_toml
 
 DIGITS = "digits"
 """`training.task` that needs no data beside the installation."""
@@ -645,14 +645,14 @@ def load(
 def read_toml(path: Path) -> dict[str, Any]:
     """Return the tables of a TOML file. Raises ConfigError if it cannot be read or parsed."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        return parse_toml(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise ConfigError("no such file; `sotto init` writes one", file=str(path)) from None
     except OSError as error:
         raise ConfigError(f"cannot be read: {error.strerror}", file=str(path)) from None
     except UnicodeDecodeError:
         raise ConfigError("is not UTF-8 text", file=str(path)) from None
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:
         raise ConfigError(f"is not valid TOML: {error}", file=str(path)) from None
 
 
@@ -721,8 +721,8 @@ def _put(tree: dict[str, Any], key: str, value: object, *, source: str) -> None:
 def _parse_value(text: str) -> object:
     """Return the TOML value that the text spells, or the text itself where it spells none (unquoted strings)."""
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        return parse_toml(f"value = {text}")["value"]
+    except ValueError:
         return text
 
 

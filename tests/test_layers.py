@@ -19,6 +19,8 @@ ROOT = Path(peer.__file__).parent
 ROOMS: dict[str, set[str]] = {
     "foreign_text": set(),
     "errors": {"foreign_text"},
+    "foreign_values": {"errors"},
+    "foreign_files": {"errors", "foreign_values"},
     "native": {"errors"},
     "own_files": set(),
     "proto": set(),
@@ -26,6 +28,7 @@ ROOMS: dict[str, set[str]] = {
     "config_schema": set(),
     "criterion": set(),
     "precision_choice": set(),
+    "answers": {"criterion", "foreign_text", "foreign_values"},
     "executors": {"errors"},
     "run_progress": {"criterion"},
     "startup": set(),
@@ -33,15 +36,22 @@ ROOMS: dict[str, set[str]] = {
     "random": {"native"},
     "rate_limits": set(),
     "protocol": set(),
-    "config": {"config_schema", "errors"},
-    "config_writer": {"own_files", "config", "config_schema", "errors"},
+    "config": {"config_schema", "errors", "foreign_values"},
+    "config_writer": {"config", "config_schema", "errors", "own_files"},
     "compress": {"errors", "native", "random"},
     "wire": {"compress", "errors", "native"},
-    "gossip": {"round_record", "compress", "errors", "native", "random", "wire"},
-    "state": {"own_files", "criterion", "precision_choice", "round_record", "errors", "protocol"},
-    "net": {"own_files", "config", "errors", "foreign_text", "proto", "protocol", "rate_limits"},
+    "gossip": {"compress", "errors", "foreign_values", "native", "random", "round_record", "wire"},
+    "state": {
+        "criterion", "errors", "foreign_files", "foreign_values", "own_files", "precision_choice", "protocol",
+        "round_record",
+    },
+    "net": {
+        "answers", "config", "errors", "foreign_text", "foreign_values", "own_files", "proto", "protocol",
+        "rate_limits",
+    },
     "train": {
-        "compress", "config", "criterion", "errors", "native", "own_files", "precision_choice", "random", "startup",
+        "compress", "config", "criterion", "errors", "foreign_values", "native", "own_files", "precision_choice",
+        "random", "startup",
     },
     "node": {
         "round_record", "compress", "config", "errors", "gossip", "proto", "protocol", "rate_limits", "state", "wire",
@@ -57,13 +67,14 @@ ROOMS: dict[str, set[str]] = {
         "train",
     },
     "simulate": {
-        "round_record", "compress", "config", "config_writer", "errors", "gossip", "node", "precision_choice", "random",
-        "run_plan", "run_progress", "run_setup", "run_summary", "state", "train", "wire", "own_files",
+        "compress", "config", "config_writer", "errors", "foreign_files", "gossip", "node", "own_files",
+        "precision_choice", "random", "round_record", "run_plan", "run_progress", "run_setup", "run_summary", "state",
+        "train", "wire",
     },
     "daemon": {
-        "round_record", "compress", "config", "criterion", "errors", "foreign_text", "gossip", "net", "node",
-        "precision_choice", "privacy_budget", "proto", "protocol", "rate_limits", "run_plan", "run_setup",
-        "run_summary", "state", "train", "wire",
+        "compress", "config", "criterion", "errors", "foreign_files", "foreign_text", "foreign_values", "gossip", "net",
+        "node", "precision_choice", "privacy_budget", "proto", "protocol", "rate_limits", "round_record", "run_plan",
+        "run_setup", "run_summary", "state", "train", "wire",
     },
     "own_loop": {
         "compress", "config", "daemon", "errors", "gossip", "node", "round_record", "run_plan", "run_setup", "simulate",
@@ -72,29 +83,30 @@ ROOMS: dict[str, set[str]] = {
     "adapters": {"errors", "own_loop"},
     "api": {"adapters", "errors", "own_loop"},
     "ops": {
-        "compress", "config", "config_writer", "criterion", "errors", "executors", "foreign_text", "gossip", "net",
-        "precision_choice", "random", "run_plan", "run_progress", "run_setup", "run_summary", "simulate", "state",
-        "train", "wire", "own_files",
+        "answers", "compress", "config", "config_writer", "criterion", "errors", "executors", "foreign_files",
+        "foreign_text", "gossip", "net", "own_files", "precision_choice", "random", "round_record", "run_plan",
+        "run_progress", "run_setup", "run_summary", "simulate", "state", "train", "wire",
     },
     "report": {
-        "criterion", "precision_choice", "round_record", "errors", "gossip", "ops", "own_files",
+        "criterion", "errors", "foreign_values", "gossip", "ops", "own_files", "precision_choice", "round_record",
         "run_progress", "state",
     },
     "study": {
-        "round_record", "config", "criterion", "errors", "executors", "gossip", "links", "ops", "report",
-        "run_progress", "run_setup", "simulate", "state", "train", "own_files",
+        "config", "criterion", "errors", "executors", "foreign_files", "foreign_values", "gossip", "links", "ops",
+        "own_files", "report", "round_record", "run_progress", "run_setup", "simulate", "state", "train",
     },
     "sweep": {
-        "config", "config_writer", "errors", "executors", "precision_choice", "report", "run_plan", "simulate", "state",
-        "own_files",
+        "config", "config_writer", "errors", "executors", "foreign_files", "foreign_values", "own_files",
+        "precision_choice", "report", "run_plan", "simulate", "state",
     },
     "planning": {
-        "compress", "config", "errors", "gossip", "links", "random", "run_plan", "run_progress", "run_setup",
-        "simulate", "state", "study", "train", "wire",
+        "compress", "config", "errors", "foreign_values", "gossip", "links", "random", "run_plan", "run_progress",
+        "run_setup", "simulate", "state", "study", "train", "wire",
     },
     "trackers": {"errors", "report", "round_record", "state"},
     "watch": {
-        "config", "criterion", "errors", "foreign_text", "ops", "report", "round_record", "run_plan", "state",
+        "config", "criterion", "errors", "foreign_text", "foreign_values", "ops", "report", "round_record", "run_plan",
+        "state",
     },
     "cli": {
         "compress", "config", "config_writer", "criterion", "daemon", "errors", "executors", "foreign_text", "gossip",
@@ -107,8 +119,9 @@ ROOMS: dict[str, set[str]] = {
 }  # fmt: skip
 
 PURE = (
-    "criterion", "errors", "foreign_text", "precision_choice", "protocol", "random", "rate_limits", "compress", "wire",
-    "gossip", "round_record", "run_progress", "node.delivery", "node.membership_codec", "node.statements", "node.told",
+    "criterion", "errors", "foreign_text", "foreign_values", "precision_choice", "protocol", "random", "rate_limits",
+    "compress", "wire", "gossip", "round_record", "run_progress", "node.delivery", "node.membership_codec",
+    "node.statements", "node.told",
     "net.chunks", "net.counters", "net.envelope", "net.handler", "net.hello", "net.inbox", "net.liveness",
     "net.neighbor", "net.offences", "net.outbox", "net.receipts",
 )  # fmt: skip

@@ -10,10 +10,12 @@ import click
 
 from peer.cli.app import SottoCommand, print_json
 from peer.cli.options import config_option, json_option, load_peer
-from peer.errors import ConfigError, RemoteError
+from peer.errors import ConfigError, RemoteProtocolError, SecurityError, SottoError
 
 if TYPE_CHECKING:
     from peer.config import Config, PeerAddress
+
+_SILENT = "unreachable"
 
 run_option = click.option(
     "-r",
@@ -38,7 +40,7 @@ def status(config_file: Path | None, directory: Path | None, everybody: bool, as
 
     Without options, it asks the peer configured in ./peer.toml. A peer that does not answer is listed as finished,
     left, lost or not joined if its state folder, or a peer that answers, says so. Otherwise it is unreachable, and the
-    exit code is 6.
+    exit code is 6. So it is for a peer that answers what no peer can; the others are shown all the same.
 
     \b
     Examples:
@@ -248,36 +250,45 @@ def find_peer_files(directory: Path) -> list[Path]:
 
 def _call(config_file: Path | None, directory: Path | None, everybody: bool, verb: str) -> list[dict[str, Any]]:
     """Return each peer's answer. One that gave none has `error` and `exit_code` instead; of one that was asked for its
-    status or to stop, and is known to have ended or not to have joined, a `note` says so."""
+    status or to stop, and is known to have ended or not to have joined, a `note` says so. Raises SecurityError where
+    that is why nobody answered."""
     if directory is not None and (config_file is not None or everybody):
         raise ConfigError("already addresses all peers; omit --config and --all", key="--run")
-    targets: list[tuple[Config, Path, int | PeerAddress | None]]
+    from peer.ops.control import Asked, call_all, newcomers
+
     if directory is not None:
         # By their advertised addresses, with their own certificates: the folder may be a copy on another machine.
         peers = [load_peer(file) for file in find_peer_files(directory)]
-        targets = [(config, base, config.peer.index) for config, base in peers]
+        asked = [Asked(config, base, config.peer.index) for config, base in peers]
     else:
         config, base = load_peer(config_file)
-        targets = [(config, base, index) for index in (range(config.num_peers) if everybody else (None,))]
-    from peer.ops import control
-
-    answers = []
-    for config, base, peer in targets:
-        answer = _described(config, peer)
-        try:
-            answer |= control.call(config, base, peer, verb)
-        except RemoteError as error:
-            answer |= {"state": "unreachable", "error": error.problem, "exit_code": error.exit_code}
-        if everybody and isinstance(peer, int) and "newcomers" in answer:
-            # Those that the configuration does not list: a running peer knows them.
-            known = [each for _, _, each in targets]
-            targets += [(config, base, each) for each in control.newcomers(config, answer) if each not in known]
-        answers.append(answer)
+        asked = [Asked(config, base, index) for index in (range(config.num_peers) if everybody else (None,))]
+    found = call_all(asked, verb)
+    if everybody:
+        # Those that the configuration does not list: running peers know them.
+        known = [newcomers(config, base, answer) for answer in found if isinstance(answer, dict)]
+        others = [
+            Asked(config, base, entry) for entry in {index: e for each in known for index, e in each.items()}.values()
+        ]
+        asked, found = [*asked, *others], [*found, *call_all(others, verb)]
+    errors = [answer for answer in found if isinstance(answer, SecurityError)]
+    if errors and len(errors) == len(found):
+        raise errors[0]
+    answers = [_described(each.config, each.peer) | _said(answer) for each, answer in zip(asked, found, strict=True)]
     if verb in ("status", "stop"):
-        for (config, base, peer), answer in zip(targets, answers, strict=True):
-            if "error" in answer:
-                _settle(answer, config, base, peer, answers)
+        for each, answer in zip(asked, answers, strict=True):
+            if answer.get("state") == _SILENT:
+                _settle(answer, each.config, each.base, each.peer, answers)
     return answers
+
+
+def _said(answer: dict[str, Any] | SottoError) -> dict[str, Any]:
+    """Return an answer, or why there is none."""
+    if not isinstance(answer, SottoError):
+        return answer
+    problem = getattr(answer, "problem", None) or str(answer)
+    state = "answers nonsense" if isinstance(answer, RemoteProtocolError) else _SILENT
+    return {"state": state, "error": problem, "exit_code": answer.exit_code}
 
 
 def _settle(

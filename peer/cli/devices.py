@@ -231,20 +231,17 @@ def _tell(directory: Path, name: str, pem: bytes) -> tuple[list[str], dict[str, 
     """Hand the list to every peer that listens; return who took it, and why others did not."""
     from peer.cli.control import find_peer_files
     from peer.cli.options import load_peer
-    from peer.ops import control
+    from peer.ops.control import Asked, call_all
 
-    told: list[str] = []
-    failed: dict[str, str] = {}
+    asked = {}
     for file in find_peer_files(directory):
         config, base = load_peer(file)
         peer = config.peers[config.peer.index].name
-        if peer == name:
-            continue
-        try:
-            control.call(config, base, None, "revoke", {"list": pem.decode()})
-            told.append(peer)
-        except SottoError as error:
-            failed[peer] = str(error)
+        if peer != name:
+            asked[peer] = Asked(config, base)
+    answers = dict(zip(asked, call_all(list(asked.values()), "revoke", {"list": pem.decode()}), strict=True))
+    told = [peer for peer, answer in answers.items() if not isinstance(answer, SottoError)]
+    failed = {peer: str(answer) for peer, answer in answers.items() if isinstance(answer, SottoError)}
     return told, failed
 
 

@@ -20,6 +20,7 @@ from peer.compress.payload import FloatArray
 from peer.config import EvaluationOptions
 from peer.criterion import ACCURACY, Criterion
 from peer.daemon import notes
+from peer.foreign_values import parse_json
 from peer.node.evaluation_cadence import is_evaluated, is_shared
 from peer.node.statements import Statements, Unsigned, counter_of
 from peer.rate_limits import Allowances
@@ -287,7 +288,7 @@ def stored(record: EvaluationRecord) -> str:
 
 def parse_stored(text: str) -> EvaluationRecord:
     """Return what `stored` made. Raises ValueError or TypeError if it cannot be that."""
-    peer, round_, split, correct, total, *rest = json.loads(text)
+    peer, round_, split, correct, total, *rest = parse_json(text, infinite="kept")
     metrics = {str(name): float(value) for name, value in rest[0].items()} if rest else {}
     return EvaluationRecord(
         peer=peer, round=round_, split=split, correct=tuple(correct), total=tuple(total), metrics=metrics

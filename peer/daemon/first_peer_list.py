@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from peer.config import SECTIONS, Config, PeerAddress
 from peer.errors import ConfigError, StateError
+from peer.foreign_files import read_json
 from peer.state.disk import Disk, replace
 
 FILE = "peers.json"
@@ -101,7 +102,7 @@ def _moved(kept: PeerAddress, listed: PeerAddress | None) -> PeerAddress:
 
 def _read(path: Path) -> list[PeerAddress] | None:
     try:
-        return [PeerAddress.model_validate(each) for each in json.loads(path.read_bytes())]
+        return [PeerAddress.model_validate(each) for each in read_json(path)]
     except (FileNotFoundError, NotADirectoryError):
         return None  # Opening the folder will say what is wrong with it.
     except OSError as error:

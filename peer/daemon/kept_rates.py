@@ -13,6 +13,7 @@ from typing import NamedTuple
 from peer.compress.bound import BoundedCompressor
 from peer.config import Config
 from peer.errors import StateError
+from peer.foreign_values import parse_json
 from peer.gossip.averaging_rate import default_of_release_0_1
 from peer.run_plan import LOOSE_THETA, averaging_rate, first_theta
 from peer.state.disk import Disk, replace
@@ -63,7 +64,7 @@ def settle_rates(config: Config, compressor: BoundedCompressor, disk: Disk) -> K
 
 def _read(disk: Disk) -> KeptRates:
     try:
-        document = json.loads(disk.read(FILE))
+        document = parse_json(disk.read(FILE))
         rate, theta, sums = document[_RATE], document.get(_THETA, LOOSE_THETA), document.get(_SUMS, False)
         is_valid = isinstance(rate, float) and 0 < rate <= 1 and isinstance(theta, float) and theta > 0
         if is_valid and isinstance(sums, bool):

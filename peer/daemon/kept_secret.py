@@ -12,6 +12,7 @@ import secrets
 from dataclasses import asdict
 
 from peer.errors import ConfigError, StateError
+from peer.foreign_values import parse_json
 from peer.privacy_budget import Budget
 from peer.state.disk import Disk, cannot_be_written, replace
 from peer.train.private_step import SECRET_BYTES, SECRET_FILE
@@ -54,7 +55,7 @@ def settle_privacy(budget: Budget | None, disk: Disk) -> bytes | None:
 
 def _read(disk: Disk) -> tuple[bytes, dict[str, object]]:
     try:
-        content = json.loads(disk.read(SECRET_FILE))
+        content = parse_json(disk.read(SECRET_FILE))
         secret, budget = bytes.fromhex(content["secret"]), content["budget"]
         if len(secret) == SECRET_BYTES and isinstance(budget, dict):
             return secret, budget

@@ -19,6 +19,7 @@ from typing import Protocol, TypeAlias
 from peer.config import LimitOptions
 from peer.daemon.limit_rules import Reached, Usage, check_hours, check_usage, local_time, nearly_used
 from peer.errors import ConfigError, StateError
+from peer.foreign_values import parse_json
 from peer.net.counters import LinkCounters
 from peer.state.disk import Disk, cannot_be_written, replace
 
@@ -212,7 +213,7 @@ def _read(disk: Disk) -> Usage:
     if FILE not in disk.names():
         return Usage()
     try:
-        found = json.loads(disk.read(FILE))
+        found = parse_json(disk.read(FILE))
         return Usage(str(found["day"]), int(found["day_bytes"]), int(found["month_bytes"]))
     except (OSError, ValueError, TypeError, KeyError):
         raise StateError(f"{FILE} is damaged; delete it to count this day and month from 0") from None

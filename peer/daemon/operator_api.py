@@ -215,7 +215,8 @@ class OperatorApi:
         }
 
     def _newcomers(self) -> list[dict[str, object]]:
-        """Return whom this peer knows beyond everybody's list."""
+        """Return whom this peer knows beyond everybody's list, and what proves to an operator that there is such a
+        peer."""
         roster = self._local.roster
         return [
             {
@@ -223,6 +224,7 @@ class OperatorApi:
                 "name": entry.name,
                 "advertise": entry.advertise,
                 "relay": entry.relay,
+                "certificate": roster.certificate(peer).hex(),
             }
             for peer, entry in roster.newcomers.items()
         ]

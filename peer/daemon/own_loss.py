@@ -10,7 +10,6 @@ that has missed some of the run cannot know.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -95,15 +94,12 @@ async def _ask(
     return _read(status)
 
 
-def _read(answer: Mapping[str, Any]) -> Answer | None:
-    """Return what a status says of who takes part; None where it says nothing of that, or nonsense."""
-    losses, numbers = answer.get("losses"), answer.get("numbers")
-    if not isinstance(losses, Mapping) or not isinstance(numbers, Mapping):
+def _read(status: Mapping[str, Any]) -> Answer | None:
+    """Return what a status says of who takes part; None where it says nothing of that."""
+    if "losses" not in status or "numbers" not in status:
         return None
-    with contextlib.suppress(ValueError, TypeError):
-        proofs = {int(peer): bytes.fromhex(frame) for peer, frame in losses.items()}
-        return Answer(proofs, [int(number) for number in numbers.values()], answer.get("linked") is True)
-    return None
+    losses = {int(peer): bytes.fromhex(proof) for peer, proof in status["losses"].items()}
+    return Answer(losses, list(status["numbers"].values()), status.get("linked", False))
 
 
 def next_incarnation(grounds: LossGrounds, own: int, answers: Collection[Answer]) -> int:

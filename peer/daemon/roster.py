@@ -43,6 +43,8 @@ class Roster:
         each has the right one."""
         self._callers: dict[int, str] = {}
         """Names of callers that have not been introduced yet."""
+        self._certificates: dict[int, bytes] = {}
+        """Of peers that were introduced, DER."""
         self._credentials = access if isinstance(access, Credentials) else None
         if self._credentials is not None and config.peers[self.index].admitted:
             index = self._credentials.identity.index
@@ -89,6 +91,13 @@ class Roster:
         """The peers that are not in everybody's list, each under the newest number of its device."""
         admitted = {peer: entry for peer, entry in sorted(self._entries.items()) if entry.admitted}
         return {peer: entry for peer, entry in admitted.items() if not self.is_former(peer)}
+
+    def certificate(self, peer: int) -> bytes:
+        """Return what vouches for a peer beyond everybody's list, DER; empty where it was not introduced, or nobody has
+        certificates."""
+        if peer == self.me and self._credentials is not None:
+            return der(self._credentials.certificate)
+        return self._certificates.get(peer, b"")
 
     @property
     def others(self) -> list[int]:
@@ -169,6 +178,7 @@ class Roster:
         """Add newcomers that were checked; return the numbers of those that were not known."""
         fresh = []
         for peer, newcomer in newcomers.items():
+            self._certificates[peer] = newcomer.certificate
             device = self.numbering.device(peer)
             entry = self._entries[device] if device < self._num_listed else _entry(newcomer)
             if peer != self.me and (peer in self._expected or self._entries.get(peer) != entry):

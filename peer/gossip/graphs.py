@@ -10,9 +10,7 @@ Nothing here opens a file: the text of `graph.file` is handed in.
 
 from __future__ import annotations
 
-import json
 import math
-import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -21,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from peer.errors import ConfigError
+from peer.foreign_values import parse_json, parse_toml
 from peer.random import SHARED, Purpose, Stream, stream
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
@@ -304,14 +303,13 @@ def parse_graph_file(file: GraphFile, num_peers: int) -> tuple[Graph, ...]:
 
 
 def _parse_text(file: GraphFile) -> Any:
+    kind = "TOML" if file.name.lower().endswith(".toml") else "JSON"
     try:
-        if file.name.lower().endswith(".toml"):
-            return tomllib.loads(file.text)
-        return json.loads(file.text)
-    except tomllib.TOMLDecodeError as error:
-        raise _file_error(file, f"is not valid TOML: {error}") from None
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise _file_error(file, f"is not valid JSON: {error}") from None
+        if kind == "TOML":
+            return parse_toml(file.text)
+        return parse_json(file.text, most_bytes=len(file.text))
+    except ValueError as error:
+        raise _file_error(file, f"is not valid {kind}: {error}") from None
 
 
 def _from_matrix(file: GraphFile, number: int, rows: Any, num_peers: int) -> Graph:

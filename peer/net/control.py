@@ -16,8 +16,10 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
+from peer.answers import EXAMINED, read_answer
 from peer.errors import LocalProtocolError, PeerUnreachable, RemoteError, RemoteProtocolError, SecurityError, SottoError
-from peer.foreign_text import printable, printable_values, quote
+from peer.foreign_text import quote
+from peer.foreign_values import parse_json
 from peer.net.address import split_address
 from peer.net.admission import CONTROL_VERBS, Admission
 from peer.net.handler import Handler
@@ -142,10 +144,10 @@ class ControlService:
             await call_control(
                 neighbor.address, "status", name=neighbor.name, security=self._access, timeout_s=self._probe_timeout_s
             )
-        except SecurityError:
-            answer["reached"] = True  # It answered, and only that was the question.
-        except RemoteError as error:
+        except PeerUnreachable as error:
             answer |= {"reached": False, "reason": error.problem}
+        except SottoError:
+            answer["reached"] = True  # It answered, and only that was the question.
         else:
             answer["reached"] = True
         return answer
@@ -160,12 +162,10 @@ def _parse_request(request: bytes) -> tuple[dict[str, Any], bytes]:
     try:
         parsed = control_pb2.ControlRequest.FromString(request)
         text = parsed.arguments
-        if len(text) > _MAX_ARGUMENTS:
-            raise ValueError("too long")
-        arguments = json.loads(text or "{}")
+        arguments = parse_json(text or "{}", most_bytes=_MAX_ARGUMENTS)
         if not isinstance(arguments, dict):
             raise ValueError("not an object")
-    except (DecodeError, ValueError, RecursionError):
+    except (DecodeError, ValueError):
         raise CallRefused(Status.INVALID_ARGUMENT, "the arguments are not a JSON object") from None
     return arguments, parsed.challenge
 
@@ -179,10 +179,12 @@ async def call_control(
     security: Access | None,
     timeout_s: float = 10.0,
 ) -> dict[str, Any]:
-    """Return what the peer `name` at `address` ("host:port", or LOCAL and a path) answers to one of CONTROL_VERBS.
+    """Return what the peer `name` at `address` ("host:port", or LOCAL and a path) answers to one of CONTROL_VERBS, with
+    the fields of that answer (`peer.answers`) and no others.
 
     Raises PeerUnreachable; SecurityError if our credentials do not allow the call, or the peer does not prove with its
-    answer that it holds its certificate, or that was revoked; RemoteError if it cannot be done.
+    answer that it holds its certificate, or that was revoked; RemoteProtocolError for what no peer answers; RemoteError
+    if it cannot be done.
     """
     if verb not in CONTROL_VERBS:
         raise LocalProtocolError(f"there is no control call {verb!r}")
@@ -199,7 +201,9 @@ async def call_control(
         )
         if isinstance(security, Credentials):
             _check_answer(security, response, challenge, name=name, address=address)
-        result = json.loads(response.result or "{}")
+        if response.result == json.dumps(EXAMINED):
+            raise RemoteError(f"{name} at {address} is {EXAMINED['state']}")
+        result = read_answer(verb, response.result)
     except StreamLost as error:
         if error.status is Status.PERMISSION_DENIED:
             raise SecurityError(f"{name} at {address} does not allow it: {error}") from None
@@ -212,14 +216,16 @@ async def call_control(
         raise PeerUnreachable(
             why_unreachable(error, name=name, place=address, address=address, encrypted=security is not None)
         ) from None
-    except (DecodeError, ValueError, RecursionError):
-        raise RemoteProtocolError(f"{name} at {address} answered with something that is not JSON") from None
+    except SottoError:
+        raise
+    except Exception as error:  # Whatever it is: what was read is another's, and whoever asked goes on.
+        why = str(error) if isinstance(error, DecodeError | ValueError) else type(error).__name__
+        raise RemoteProtocolError(f"{name} at {address} answered {verb!r} with nonsense: {why}") from error
     finally:
         await channel.close()
-    if not isinstance(result, dict):
-        raise RemoteProtocolError(f"{name} at {address} answered with something that is not a JSON object")
-    # Here, so that no command has to think of it: an answer may hold texts of any peer, and ends on a terminal.
-    return {printable(key, None): printable_values(value) for key, value in result.items()}
+    if verb in ("status", "probe") and result["name"] != name:
+        raise RemoteProtocolError(f"{name} at {address} answered {verb!r} as {result['name']!r}")
+    return result
 
 
 def _check_answer(

@@ -11,7 +11,7 @@ from peer.config import Config
 from peer.criterion import ACCURACY, Better
 from peer.errors import SottoError, StateError
 from peer.ops import standing
-from peer.ops.collect import Member
+from peer.ops.collect import Member, criteria_of
 from peer.precision_choice import FASTEST, PrecisionChoice
 from peer.run_plan import algorithm_spec, build_compressor, build_schedule, describe_compressor
 from peer.run_summary import note_precisions, sum_up
@@ -89,21 +89,20 @@ def _missing(member: Member) -> str:
 
 
 def _criteria(directory: Path, members: Sequence[Member]) -> dict[str, Better]:
-    """Return the figures of the task, which is on the devices: as a peer says, or said when it was asked before."""
-    for member in members:
-        said = (member.answer or {}).get("criteria")
-        if isinstance(said, dict) and said and all(better in ("higher", "lower") for better in said.values()):
-            return said
+    """Return the figures of the task, which is on the devices: as peers say, or said when they were asked before."""
+    said = criteria_of(member.answer for member in members if member.answer is not None)
+    if said is not None:
+        return said
     try:
         return Summary.load(directory / "summary.json").criteria
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, StateError):
         return {ACCURACY.name: ACCURACY.better}
 
 
 def _chosen_precisions(directory: Path, members: Sequence[Member]) -> dict[str, PrecisionChoice]:
     """Return what the peers chose to train in, as they say, or said when they were asked before."""
     earlier: Mapping[str, object] = {}
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+    with contextlib.suppress(OSError, StateError):
         earlier = dict(Summary.load(directory / "summary.json").chosen_precisions)
     found = {}
     for member in members:

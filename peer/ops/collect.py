@@ -6,22 +6,32 @@ brought, or a state folder that was copied back. Nothing of it is state: the fol
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median_low
 from typing import Any
 
 from peer import config as configuration
 from peer.config import Config, PeerAddress
-from peer.errors import RemoteProtocolError, SecurityError, SottoError
+from peer.criterion import Better
+from peer.errors import RemoteProtocolError, SottoError, StateError
+from peer.foreign_files import read_as
 from peer.ops import control, standing
 from peer.ops.standing import Standing
 from peer.own_files import make_own_folder, write_whole
+from peer.round_record import RoundRecord
 from peer.state.disk import private_files, writing
-from peer.state.metrics import PAGED, MetricsStore
+from peer.state.metrics import PAGED, EvaluationRecord, LinkRecord, MetricsStore, page_records
 
 FOLDER = "collected"
+AT_ONCE = 16
+"""Calls under way at the same time."""
+_FETCH_S = 300.0
+"""Of one peer, which may hand over its rows as slowly as it likes."""
 _KNOWN = "peers.json"
 
 
@@ -80,13 +90,8 @@ def collect(directory: Path, *, ask: bool = True) -> list[Member]:
     members = members_of(directory)
     with private_files(), writing(FOLDER):
         make_own_folder(directory / FOLDER)
-        for member in members if ask else ():
-            _ask(member)
         if ask:
-            newcomers = newcomers_of(directory, members)
-            for newcomer in newcomers:
-                _ask(newcomer)
-            members += newcomers
+            members += asyncio.run(_ask(directory, members))
         _settle(directory, members)
     return members
 
@@ -107,59 +112,91 @@ def members_of(directory: Path) -> list[Member]:
     return [members[index] for index in sorted(members)]
 
 
-def _ask(member: Member) -> None:
-    """Ask a peer for its status, and for the rows that are not here."""
-    try:
-        member.answer = control.call(member.config, member.base, member.entry, "status")
-        _fetch(member)
-    except SecurityError as error:
-        member.problem = str(error)
-    except SottoError as error:
-        member.problem = getattr(error, "problem", None) or str(error)
+async def _ask(directory: Path, members: Sequence[Member]) -> list[Member]:
+    """Ask all peers for their status, and for the rows that are not here; return those that no file here lists."""
+    limit = asyncio.Semaphore(AT_ONCE)
+    await asyncio.gather(*(ask_status(member, limit) for member in members))
+    newcomers = newcomers_of(directory, members)
+    await asyncio.gather(*(ask_status(newcomer, limit) for newcomer in newcomers))
+    known = [*members, *newcomers]
+    await asyncio.gather(*(_fetch(member, known, limit) for member in known if member.answer is not None))
+    return newcomers
 
 
-def _fetch(member: Member) -> None:
+async def ask_status(member: Member, limit: asyncio.Semaphore) -> None:
+    """Ask a peer for its status. `limit`: of calls under way at the same time."""
+    member.answer = None
+    async with limit:
+        try:
+            member.answer = await control.ask(member.config, member.base, member.entry, "status")
+            member.problem = member.standing = None
+        except SottoError as error:
+            member.problem = getattr(error, "problem", None) or str(error)
+
+
+async def _fetch(member: Member, known: Sequence[Member], limit: asyncio.Semaphore) -> None:
     assert member.answer is not None
     store = MetricsStore(member.collected)
     try:
         # A peer that was put back to an earlier round repeats those after it.
-        store.drop_after(int(member.answer["round"]) - 1)
-        for table in PAGED:
-            after: int | None = -1 if table == "links" else store.last_round(member.index, table)
-            while after is not None:
-                arguments = {"table": table, "after": after}
-                page = control.call(member.config, member.base, member.entry, "metrics", arguments)
-                after = _put_page(store, table, page, member.index, after)
-            store.flush()
+        store.drop_after(member.answer["round"] - 1)
+        async with limit, asyncio.timeout(_FETCH_S):
+            for table in PAGED:
+                after: int | None = -1 if table == "links" else store.last_round(member.index, table)
+                while after is not None:
+                    records, last = await fetch_page(member, known, table, after)
+                    store.put(*records)
+                    if last is not None and last <= after:
+                        raise RemoteProtocolError("sent pages that do not go on")
+                    after = last
+    except TimeoutError:
+        member.problem = f"it takes more than {_FETCH_S:g} s to hand over its figures"
+    except SottoError as error:
+        member.problem = getattr(error, "problem", None) or str(error)
     finally:
         store.close()
 
 
-def _put_page(store: MetricsStore, table: str, page: Mapping[str, Any], peer: int, after: int) -> int | None:
-    """Keep a page of rows; return after which round the next one begins, if there is one. Raises RemoteProtocolError
-    for what no peer answers."""
-    columns, rows, last = (page.get(key) for key in ("columns", "rows", "last"))
-    if not isinstance(columns, list) or not isinstance(rows, list) or not all(isinstance(row, list) for row in rows):
-        raise RemoteProtocolError("sent metrics that are no table")
-    if last is not None and (not isinstance(last, int) or last <= after):
-        raise RemoteProtocolError("sent pages that do not go on")
-    store.put_page(table, columns, rows, peer=peer)
-    return last
+async def fetch_page(
+    member: Member, known: Sequence[Member], table: str, after: int
+) -> tuple[list[RoundRecord | EvaluationRecord | LinkRecord], int | None]:
+    """Return the next page of a peer's metrics, rows of rounds above `after`, and after which round there are more.
+
+    Raises SottoError, and RemoteProtocolError for rows that there cannot be. What a peer says of others that nobody
+    knows is left out.
+    """
+    arguments = {"table": table, "after": after}
+    page = await control.ask(member.config, member.base, member.entry, "metrics", arguments)
+    records = page_records(table, page["columns"], page["rows"], peer=member.index, rounds=_rounds(known))
+    numbers = {each.index for each in known}
+    about = [(record, {record.peer, getattr(record, "neighbor", record.peer)}) for record in records]
+    return [record for record, peers in about if peers <= numbers], page["last"]
+
+
+def _rounds(members: Sequence[Member]) -> int:
+    """Return how many rounds the run has: those of the list here, or what most of the peers that answer say, which may
+    have been told to go on for longer."""
+    said = [rounds for each in members if each.answer and (rounds := each.answer.get("rounds")) is not None]
+    return max(members[0].config.run.rounds, median_low(said) if said else 0)
+
+
+def criteria_of(answers: Iterable[Mapping[str, Any]]) -> dict[str, Better] | None:
+    """Return the figures of the task, as most peers say; None where nobody says any."""
+    said = Counter(tuple(answer["criteria"].items()) for answer in answers if answer.get("criteria"))
+    return dict(said.most_common(1)[0][0]) if said else None
 
 
 def newcomers_of(directory: Path, members: Sequence[Member]) -> list[Member]:
     """Return the peers that running ones know and no file here lists."""
-    known = {each.index for each in members}
-    found: dict[int, Member] = {}
-    for member in [each for each in members if each.answer is not None]:
-        assert member.answer is not None
-        entries = {entry.name: entry for entry in control.newcomers(member.config, member.answer)}
-        for each in member.answer.get("newcomers", []):
-            index = int(each["index"])
-            if each["name"] in entries and index not in known:
-                entry, file = entries[each["name"]], _file(directory, index)
-                found[index] = Member(index, entry.name, member.config, member.base, entry, file, has_kit=False)
-    return list(found.values())
+    names, found = {each.name for each in members}, {each.index: each for each in members}
+    for member in members:
+        if member.answer is not None:
+            for index, entry in control.newcomers(member.config, member.base, member.answer).items():
+                if index not in found and entry.name not in names:
+                    names.add(entry.name)
+                    file = _file(directory, index)
+                    found[index] = Member(index, entry.name, member.config, member.base, entry, file, has_kit=False)
+    return [each for each in found.values() if each not in members]
 
 
 def find_standings(members: Sequence[Member], known: Mapping[str, Standing]) -> None:
@@ -180,9 +217,8 @@ def find_standings(members: Sequence[Member], known: Mapping[str, Standing]) -> 
 def read_known(directory: Path) -> dict[str, Standing]:
     """Return what was final of the peers of a cluster when they were last asked."""
     try:
-        content = json.loads((directory / FOLDER / _KNOWN).read_text())
-        return {name: Standing(**each) for name, each in content.items()}
-    except (OSError, ValueError, TypeError, AttributeError):
+        return read_as(dict[str, Standing], directory / FOLDER / _KNOWN)
+    except (OSError, StateError):
         return {}  # The first time; or somebody else wrote the file.
 
 

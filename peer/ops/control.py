@@ -5,19 +5,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from peer.config import Config, PeerAddress
-from peer.errors import ConfigError, PeerUnreachable, RemoteError, SecurityError
+from peer.errors import ConfigError, PeerUnreachable, RemoteError, SecurityError, SottoError
+from peer.net.address import split_address
 from peer.net.control import LOCAL, call_control
-from peer.net.security.certificates import Role
+from peer.net.security.certificates import Role, vouched_identity
 from peer.net.security.credentials import Access, Credentials, load_credentials
 from peer.net.security.orders import loss_order
 from peer.net.services import OWN_SOCKET
 
 TIMEOUT_S = 5.0
+_MOST_UNSIGNED = 64
+_AT_ONCE = 64
+"""Calls under way at the same time."""
 
 _OPERATOR = {"ca": "ca.pem", "certificate": "operator.pem", "key": "operator.key"}
 
@@ -57,24 +64,54 @@ async def ask(
         raise type(error)(error.problem, peer=index if isinstance(index, int) else None) from None
 
 
+@dataclass(frozen=True)
+class Asked:
+    """Whom to ask."""
+
+    config: Config
+    base: Path
+    peer: int | PeerAddress | None = None
+    """An index in the list of the configuration, an entry that it does not have, or None for its own peer."""
+
+
+def call_all(
+    asked: Sequence[Asked], verb: str, arguments: dict[str, Any] | None = None
+) -> list[dict[str, Any] | SottoError]:
+    """Return what each of several peers answers, or why it does not. They are asked at once: one that is silent, or
+    answers nonsense, keeps nobody from being asked."""
+    limit = asyncio.Semaphore(_AT_ONCE)
+
+    async def answer(each: Asked) -> dict[str, Any] | SottoError:
+        async with limit:
+            try:
+                return await ask(each.config, each.base, each.peer, verb, arguments)
+            except SottoError as error:
+                return error
+
+    async def answers() -> list[dict[str, Any] | SottoError]:
+        return await asyncio.gather(*map(answer, asked))
+
+    return asyncio.run(answers())
+
+
 async def remove(config: Config, base: Path, name: str) -> dict[str, Any]:
     """Have a peer that can announce that another one is lost, by the operator's order; return its answer. Raises
-    RemoteError with the reason of one that refused, or that no peer can be reached; SecurityError where the operator's
+    SottoError with the reason of one that refused, or that no peer can be reached; SecurityError where the operator's
     certificate is not at hand."""
     operator = _operator(config, base)
-    refusals: list[RemoteError] = []
+    refusals: list[SottoError] = []
     # Only those who hear the peer can tell in which round it was lost.
     own = config.peer.index
     asked: list[int | PeerAddress] = [own]
     asked += [index for index, peer in enumerate(config.peers) if index != own and peer.name != name]
-    with contextlib.suppress(RemoteError):
-        asked += newcomers(config, await ask(config, base, own, "status"))
+    with contextlib.suppress(SottoError):
+        asked += newcomers(config, base, await ask(config, base, own, "status")).values()
     for peer in asked:
         try:
             known = (await ask(config, base, peer, "status")).get("peers", {}).get(name, {})
-            order = loss_order(name, config.run.name, operator, int(known.get("incarnation", 0)))
+            order = loss_order(name, config.run.name, operator, known.get("incarnation", 0))
             return await ask(config, base, peer, "remove", {"name": name, "order": order.hex()})
-        except RemoteError as error:
+        except SottoError as error:
             refusals.append(error)
     # That a peer cannot be reached says less than why one that can be has refused.
     raise min(refusals, key=lambda error: isinstance(error, PeerUnreachable))
@@ -99,14 +136,32 @@ def may_operate(config: Config, base: Path) -> bool:
     return config.security.mode != "mtls" or _operator_folder(config, base) is not None
 
 
-def newcomers(config: Config, status: Mapping[str, Any]) -> list[PeerAddress]:
-    """Return the peers that a status names and the configuration does not list."""
+def newcomers(config: Config, base: Path, status: Mapping[str, Any]) -> dict[int, PeerAddress]:
+    """Return the peers that an answer names and the configuration does not list, by index.
+
+    Whoever answers may invent them. So where the run has a CA, it must have signed a certificate for exactly this
+    index, name, address and relay. Elsewhere the word of the peer is all there is, and holds
+    for _MOST_UNSIGNED. Raises SecurityError without credentials.
+    """
     listed = {peer.name for peer in config.peers}
-    entries = [
-        PeerAddress(name=each["name"], advertise=each["advertise"], relay=each["relay"], admitted=True)
-        for each in status.get("newcomers", [])
-    ]
-    return [entry for entry in entries if entry.name not in listed]
+    access = _credentials(config, base)
+    found: dict[int, PeerAddress] = {}
+    for each in status.get("newcomers", []):
+        said = (each["index"], each["name"], each.get("advertise"), each.get("relay"))
+        if each["name"] in listed:
+            continue
+        with contextlib.suppress(SecurityError, ConfigError, ValidationError):
+            if isinstance(access, Credentials):
+                identity = vouched_identity(bytes.fromhex(each.get("certificate", "")), access.ca)
+                if (identity.index, identity.name, identity.address, identity.relay) != said:
+                    continue
+            entry = PeerAddress(name=said[1], advertise=said[2], relay=said[3], admitted=True)
+            if entry.advertise is not None:
+                split_address(entry.advertise, key="advertise")
+            found[said[0]] = entry
+        if len(found) == _MOST_UNSIGNED and not isinstance(access, Credentials):
+            break
+    return found
 
 
 def _address(entry: PeerAddress, listen: str | None) -> str:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from peer import __version__, run_plan
+from peer.answers import EXAMINED
 from peer.config import SHARED_SECTIONS, Config, PeerAddress
 from peer.errors import ConfigError, RemoteError, SecurityError, SottoError, StateError
 from peer.net.address import split_address, why_not_bound
@@ -83,7 +84,8 @@ async def _examine(config: Config, base: Path) -> list[Finding]:
             except SottoError as error:
                 found.append(Finding("port", "error", str(error), exit_code=error.exit_code))
         entries = [config.peers[peer] for peer in _neighbors(config, base)]
-        entries += [each for each in newcomers(config, status or {}) if each.name in (status or {}).get("links", {})]
+        known = newcomers(config, base, status or {}).values()
+        entries += [each for each in known if each.name in (status or {}).get("links", {})]
         versions = {
             config.peers[config.peer.index].name: __version__,
             **versions_of([] if status is None else [status]),
@@ -224,12 +226,12 @@ async def _neighbor(
     except RemoteError as error:
         return [Finding(entry.name, "error", str(error), _advice(str(error)), exit_code=error.exit_code)]
     answered = time.time()
-    versions[entry.name] = str(answer.get("software")).removeprefix("sottovoce ")
+    versions[entry.name] = answer["software"].removeprefix("sottovoce ")
     return [
-        Finding(entry.name, "ok", f"answers at {entry.advertise}, as {answer.get('software')}"),
+        Finding(entry.name, "ok", f"answers at {entry.advertise}, as {answer['software']}"),
         *await _path(entry.name, entry.advertise),
         *_compare(config, entry.name, answer),
-        *_clock(entry.name, float(answer.get("time", 0.0)) - (asked + answered) / 2, (answered - asked) / 2),
+        *_clock(entry.name, answer["time"] - (asked + answered) / 2, (answered - asked) / 2),
         *_way_back(config, entry.name, answer),
     ]
 
@@ -331,11 +333,11 @@ def _advice(sentence: str) -> str:
 
 
 def _compare(config: Config, name: str, answer: dict[str, Any]) -> Iterator[Finding]:
-    lowest, highest = answer.get("protocol") or (0, 0)
+    lowest, highest = answer["protocol"]
     if highest < PROTOCOL_MIN or lowest > PROTOCOL_MAX:
         sentence = f"speaks protocol versions {lowest} to {highest}, but this peer {PROTOCOL_MIN} to {PROTOCOL_MAX}"
         yield Finding(name, "error", sentence, "install the same release on both", exit_code=RemoteError.exit_code)
-    ours, theirs = config.run_digest().split("."), str(answer.get("job")).split(".")
+    ours, theirs = config.run_digest().split("."), answer["job"].split(".")
     if len(ours) == len(theirs) and ours != theirs:
         parts = " and ".join(
             f"[{part}]" for part, one, two in zip(SHARED_SECTIONS, ours, theirs, strict=True) if one != two
@@ -390,7 +392,7 @@ def _way_back(config: Config, name: str, answer: dict[str, Any]) -> Iterator[Fin
         sentence = f"cannot reach this peer: {reason}"
         yield Finding(name, "error", sentence, advice, exit_code=RemoteError.exit_code)
     else:
-        seen = str(answer.get("seen_as"))
+        seen = answer["seen_as"]
         yield Finding(name, "ok", f"does not dial this peer; it sees connections from {seen.partition(':')[2] or seen}")
 
 
@@ -404,7 +406,7 @@ class _Silent:
     """A handler for a transport without neighbours."""
 
     async def control(self, verb: str, arguments: dict[str, Any], caller: str) -> dict[str, Any]:
-        return {"state": "being examined by sotto doctor"}
+        return dict(EXAMINED)
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"a transport without neighbours does not call {name}")

@@ -361,7 +361,7 @@ def _summary(source: Path, exported: Exported) -> Summary | None:
     """Return the summary of the run in a folder if it is about this model: that of all peers after the last round."""
     try:
         summary = Summary.load(source / "summary.json")
-    except (OSError, ValueError, KeyError, TypeError):
+    except FileNotFoundError:
         return None  # A kit, or a run that was cut off.
     is_whole = exported.round in (None, summary.rounds) and len(exported.peers) in (0, summary.num_peers)
     return summary if is_whole and summary.ended == "completed" else None

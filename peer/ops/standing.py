@@ -10,7 +10,7 @@ import sqlite3
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from peer.config import Config
 from peer.errors import StateError
@@ -29,8 +29,7 @@ _BY_WEIGHT = (*FINAL, "joining", "not joined")
 class Standing:
     """What is known of a peer that does not answer."""
 
-    state: str
-    """finished, left, lost, joining, not joined."""
+    state: Literal["finished", "left", "lost", "joining", "not joined"]
     told_by: str
     """The name of a peer, or what says so on disk."""
     round: int | None = None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from peer.errors import ConfigError
+from peer.foreign_values import parse_toml
 
 FILE = Path(__file__).with_name("evidence.toml")
 
@@ -104,4 +104,4 @@ class Evidence(_Table):
 
 def read(file: Path = FILE) -> Evidence:
     """Return the measurements."""
-    return Evidence.model_validate(tomllib.loads(file.read_text(encoding="utf-8")))
+    return Evidence.model_validate(parse_toml(file.read_text(encoding="utf-8")))

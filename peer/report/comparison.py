@@ -7,12 +7,12 @@ the mean training loss of the peers.
 from __future__ import annotations
 
 import itertools
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from peer.criterion import ACCURACY, Criterion
+from peer.foreign_values import parse_toml
 from peer.report.curves import Against, averaged_figure, figure_axis, mean_loss, measures, worst_figure
 from peer.report.line_chart import Axis, Line
 from peer.report.run_data import RunData, mean
@@ -83,8 +83,8 @@ def contenders(runs: Sequence[RunData]) -> list[Contender]:
 def settings(run: RunData) -> dict[str, str]:
     """Return how a run was set up, without what is of one device or one seed; empty where that is unknown."""
     try:
-        tree = tomllib.loads(run.config or "")
-    except tomllib.TOMLDecodeError:
+        tree = parse_toml(run.config or "")
+    except ValueError:
         return {}
     found = {key: value for key, value in _flat(tree) if key not in _OWN_KEYS}
     if found and run.summary is not None:

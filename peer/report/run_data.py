@@ -7,9 +7,7 @@ collected of them is in collected/peer-K.sqlite, and the configuration is that o
 
 from __future__ import annotations
 
-import json
 import sqlite3
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from peer.errors import StateError
+from peer.foreign_values import parse_toml
 from peer.round_record import RoundRecord
 from peer.state.metrics import ConsensusRecord, EvaluationRecord, LinkRecord, MetricsStore, Summary, measured
 
@@ -58,9 +57,9 @@ class RunData:
     @cached_property
     def _configured_names(self) -> list[str]:
         try:
-            peers = tomllib.loads(self.config or "").get("peers", [])
+            peers = parse_toml(self.config or "").get("peers", [])
             return [str(peer["name"]) for peer in peers]
-        except (tomllib.TOMLDecodeError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError):
             return []  # Somebody is writing it, or has changed it.
 
     def rounds_of(self, peer: int) -> list[RoundRecord]:
@@ -117,7 +116,7 @@ def _read_summary(data: RunData) -> None:
         data.notes += data.summary.missing
     except FileNotFoundError:
         data.notes.append("There is no summary.json: the run is still going on, or was cut off.")
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, StateError) as error:
         data.notes.append(f"summary.json cannot be read: {_reason(error)}.")
 
 
@@ -148,7 +147,7 @@ def _read_metrics(data: RunData) -> bool:
                 consensus |= {row.round: row for row in store.consensus()}
             finally:
                 store.close()
-        except (sqlite3.Error, json.JSONDecodeError, TypeError) as error:
+        except sqlite3.Error as error:
             data.unreadable.append(f"{file.relative_to(data.directory)} cannot be read: {_reason(error)}")
     if files and len(data.unreadable) == len(files):
         raise StateError(f"{data.directory}: {'; '.join(data.unreadable)}")

@@ -14,7 +14,6 @@ and where they apply `mixing` (matrices W; round t uses `mixing[(t // mixing_per
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from peer.compress.base import Compressor, Draws
 from peer.compress.layout import Layout
 from peer.compress.payload import FloatArray
 from peer.errors import ConfigError, LocalProtocolError
+from peer.foreign_files import read_json
 from peer.gossip import ALGORITHMS, build, build_pair_node
 from peer.gossip.base import Algorithm, AlgorithmSpec, Exchange, GraphNeed, NodeContext
 from peer.gossip.mixing_matrix import MixingMatrix
@@ -52,12 +52,12 @@ def read_scenario(path: str | Path) -> Scenario:
     valid."""
     file = str(path)
     try:
-        tree = json.loads(Path(path).read_text(encoding="utf-8-sig"))
+        tree = read_json(Path(path), infinite="kept")
     except FileNotFoundError:
         raise ConfigError("no such file", file=file) from None
     except OSError as error:
         raise ConfigError(f"cannot be read: {error.strerror}", file=file) from None
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except ValueError as error:
         raise ConfigError(f"is not valid JSON: {error}", file=file) from None
     return parse_scenario(tree, file)
 

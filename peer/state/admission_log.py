@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from peer.errors import StateError
+from peer.foreign_values import parse_json
 from peer.state.disk import Disk, Handle, cannot_be_written
 
 FILE = "admissions.jsonl"
@@ -81,7 +82,7 @@ def entries(data: bytes) -> Iterator[Mapping[str, Any]]:
     chain = _FIRST
     for number, line in enumerate(data.splitlines(), 1):
         try:
-            entry = json.loads(line)
+            entry = parse_json(line)
             found = entry.pop("chain")
             follows = entry["number"] == number and found == _chained(chain, entry)
         except (ValueError, KeyError, TypeError, AttributeError):

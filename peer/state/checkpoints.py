@@ -21,6 +21,7 @@ import numpy.typing as npt
 import xxhash
 
 from peer.errors import StateError, remedy
+from peer.foreign_values import parse_json
 from peer.state import disk as disks
 from peer.state.disk import Buffer, Disk, RealDisk, cannot_be_written, make_private
 
@@ -28,6 +29,7 @@ FORMAT = 2
 """Raised when an old file would be misunderstood; the changelog says what an old file means."""
 
 _OLDEST = 1
+_MOST_HEADER_BYTES = 1 << 30
 """Without checksum, and without the frames that wait for a later round: their senders kept them."""
 
 _TYPES = {
@@ -185,8 +187,8 @@ def read_description(path: Path) -> tuple[int, Mapping[str, Any]]:
             length = int.from_bytes(file.read(8), "little")
             if length > path.stat().st_size:
                 raise ValueError("it is cut off")
-            metadata = json.loads(file.read(length))["__metadata__"]
-        return int(metadata["round"]), json.loads(metadata["state"])
+            metadata = _parsed(file.read(length))["__metadata__"]
+        return int(metadata["round"]), _state(metadata)
     except OSError as error:
         raise StateError(f"{path}: cannot be read as a checkpoint: {error.strerror}") from None
     except (KeyError, TypeError, ValueError) as error:
@@ -207,7 +209,7 @@ def parse_checkpoint(data: bytes, name: str) -> Checkpoint:
     try:
         if len(data) < 8 or (start := 8 + int.from_bytes(data[:8], "little")) > len(data):
             raise ValueError("it is cut off")
-        header = json.loads(data[8:start])
+        header = _parsed(data[8:start])
         metadata = header.pop("__metadata__", {})
         format_ = int(metadata.get("format", 0))
         if not _OLDEST <= format_ <= FORMAT:
@@ -215,9 +217,21 @@ def parse_checkpoint(data: bytes, name: str) -> Checkpoint:
         body = memoryview(data)[start:]
         if format_ >= 2 and metadata.pop("checksum") != _checksum({"__metadata__": metadata, **header}, [body]):
             raise ValueError("its checksum does not match")
-        return Checkpoint(int(metadata["round"]), json.loads(metadata["state"]), arrays_of(header, body))
+        return Checkpoint(int(metadata["round"]), _state(metadata), arrays_of(header, body))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise StateError(f"{name}: cannot be read as a checkpoint: {error}") from None
+
+
+def _parsed(text: str | bytes) -> Any:
+    return parse_json(text, most_bytes=_MOST_HEADER_BYTES, infinite="kept")
+
+
+def _state(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the JSON values beside the arrays. Raises ValueError where they are none."""
+    state = _parsed(metadata["state"])
+    if not isinstance(state, dict):
+        raise ValueError("its state is no object")
+    return state
 
 
 def arrays_of(entries: Mapping[str, Mapping[str, Any]], body: memoryview) -> dict[str, npt.NDArray[Any]]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from peer.errors import StateError
+from peer.foreign_values import parse_json
 from peer.state.disk import Disk, RealDisk, cannot_be_written, replace
 from peer.state.recovery import StateFiles
 
@@ -33,7 +34,7 @@ def read(disk: Disk) -> Incarnation:
     if FILE not in disk.names():
         return Incarnation()
     try:
-        tree = json.loads(disk.read(FILE))
+        tree = parse_json(disk.read(FILE))
         found = Incarnation(int(tree["incarnation"]), bool(tree["begun"]))
         if found.number < 1:
             raise ValueError

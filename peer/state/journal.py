@@ -34,6 +34,7 @@ import numpy.typing as npt
 import xxhash
 
 from peer.errors import StateError
+from peer.foreign_values import parse_json
 from peer.state.checkpoints import arrays_of, entries_of
 from peer.state.disk import Buffer, Disk, Handle, cannot_be_written, replace
 
@@ -367,7 +368,10 @@ def _read_header(name: str, data: memoryview) -> tuple[Mapping[str, Any], int, i
         raise StateError(f"{name}: is not a journal, or is damaged at its beginning") from None
     if not 1 <= version <= VERSION:
         raise StateError(f"{name}: has version {version}, but this release reads 1 to {VERSION}")
-    header = json.loads(bytes(data[_FILE.size : end]))
+    try:
+        header = parse_json(bytes(data[_FILE.size : end]))
+    except ValueError as error:
+        raise StateError(f"{name}: is damaged at its beginning: {error}") from None
     return header, end + _SUM.size, _SUM.unpack_from(data, end)[0]
 
 
@@ -473,7 +477,7 @@ def _decode(kind: Kind, body: memoryview) -> Record:
     if kind is Kind.STEPPED:
         round_, length = _STEPPED.unpack_from(body)
         end = _STEPPED.size + length
-        return Stepped(round_, arrays_of(json.loads(bytes(body[_STEPPED.size : end])), body[end:]))
+        return Stepped(round_, arrays_of(parse_json(bytes(body[_STEPPED.size : end])), body[end:]))
     round_, digest, count = _SENT.unpack_from(body)
     if kind is Kind.CHECKED:
         return Checked(round_, digest, tuple(_CHECKED.iter_unpack(body[_SENT.size :])))

@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping
 
 from peer.errors import StateError
+from peer.foreign_values import parse_json
 from peer.state.disk import Disk, cannot_be_written, replace
 
 FILE = "class-votes.json"
@@ -22,7 +23,7 @@ def read(disk: Disk) -> dict[int, bytes] | None:
     if FILE not in disk.names():
         return None
     try:
-        document = json.loads(disk.read(FILE))
+        document = parse_json(disk.read(FILE))
         return {int(peer): base64.b64decode(note, validate=True) for peer, note in document.items()}
     except (OSError, ValueError, TypeError, AttributeError):
         raise damaged() from None

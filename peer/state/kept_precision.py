@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 
 from peer.errors import StateError
+from peer.foreign_values import parse_json
 from peer.precision_choice import PrecisionChoice
 from peer.state.disk import Disk, cannot_be_written, replace
 
@@ -20,7 +21,7 @@ def read(disk: Disk) -> PrecisionChoice | None:
     if FILE not in disk.names():
         return None
     try:
-        return PrecisionChoice.of_document(json.loads(disk.read(FILE)))
+        return PrecisionChoice.of_document(parse_json(disk.read(FILE)))
     except (OSError, ValueError):
         raise StateError(
             f"{FILE} cannot be read or is damaged, and without it no round can be repeated; restore it, write"

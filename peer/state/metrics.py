@@ -21,6 +21,8 @@ from typing import Any, TypeVar
 
 from peer.criterion import ACCURACY, Better, Criterion
 from peer.errors import RemoteProtocolError, StateError
+from peer.foreign_files import read_as
+from peer.foreign_values import parse_json
 from peer.own_files import open_own, write_whole
 from peer.round_record import RoundRecord
 from peer.state.disk import cannot_be_written
@@ -268,7 +270,7 @@ class Summary:
 
     def continue_from(self, path: Path) -> None:
         """Take over when and how the run began from the summary of its first part, if it can be read."""
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        with contextlib.suppress(OSError, StateError):
             earlier = Summary.load(path)
             self.started_at, self.commands = earlier.started_at, [*earlier.commands, *self.commands]
 
@@ -278,9 +280,8 @@ class Summary:
 
     @classmethod
     def load(cls, path: Path) -> Summary:
-        """Read what `save` wrote."""
-        tree = json.loads(path.read_text(encoding="utf-8"))
-        return cls(**{item.name: tree[item.name] for item in fields(cls) if item.name in tree})
+        """Read what `save` wrote. Raises as `read_as`."""
+        return read_as(cls, path, infinite="kept")
 
 
 Record = TypeVar("Record", RoundRecord, EvaluationRecord, ConsensusRecord)
@@ -324,6 +325,11 @@ class MetricsStore:
             # A path may hold what a URI means otherwise: '#', '?', '%'.
             uri = f"{path.absolute().as_uri()}?mode=ro"
             self._connection = sqlite3.connect(uri, uri=True, check_same_thread=False)
+            # A file of somebody else may compute what looks like rows, without an end.
+            others = "SELECT COUNT(*) FROM sqlite_master WHERE type NOT IN ('table', 'index')"
+            if self._connection.execute(others).fetchone()[0]:
+                self._connection.close()
+                raise sqlite3.DataError("it holds more than tables")
             return
         with _writing(self._name):
             if not path.exists():
@@ -382,12 +388,14 @@ class MetricsStore:
         return self._read(kind, table, "WHERE rowid > ? AND rowid <= ? ORDER BY rowid", (after, last)), int(last)
 
     def tail(self, kind: type[Record], columns: Sequence[str], *, after: int, most: int) -> tuple[list[Any], int]:
-        """Return some columns of at most `most` rows, as `written` orders them, and the place of the last of these."""
+        """Return some columns of at most `most` rows, as `written` orders them and records hold them, and the place of
+        the last of these."""
         table = next(name for name, (record, _) in _TABLES.items() if record is kind)
         names = ", ".join(f'"{name}"' for name in columns)
         query = f"SELECT rowid, {names} FROM {table} WHERE rowid > ? ORDER BY rowid LIMIT ?"
         rows = self._connection.execute(query, (after, most)).fetchall()
-        return [row[1:] for row in rows], rows[-1][0] if rows else after
+        found = [list(_values_of(kind, columns, row[1:]).values()) for row in rows]
+        return found, rows[-1][0] if rows else after
 
     def page(self, table: str, *, after: int = -1) -> tuple[list[str], list[list[Any]], int | None]:
         """Return columns and rows of one of PAGED, of whole rounds above `after`, and the last of these rounds; None if
@@ -409,10 +417,6 @@ class MetricsStore:
             size, last = size + sum(len(str(value)) for value in row), round_
         return columns, rows, None
 
-    def put_page(self, table: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], *, peer: int) -> None:
-        """Insert what `page` of another peer's file returned (`page_records`). Raises RemoteProtocolError."""
-        self.put(*page_records(table, columns, rows, peer=peer))
-
     def last_round(self, peer: int, table: str = "rounds") -> int:
         """Return the last round of a peer in a table; −1 if there is none."""
         (last,) = self._connection.execute(f"SELECT MAX(round) FROM {table} WHERE peer = ?", (peer,)).fetchone()
@@ -432,41 +436,56 @@ class MetricsStore:
         names = [item.name for item in fields(record)]
         columns = ", ".join(f'"{name}"' for name in names)
         rows = self._connection.execute(f"SELECT {columns} FROM {table} {rest}", tuple(arguments)).fetchall()
-        result = []
-        for row in rows:
-            values = dict(zip(names, row, strict=True))
-            for name in ("correct", "total"):
-                if name in values:
-                    values[name] = tuple(json.loads(values[name]))
-            if "metrics" in values:
-                # A file of an earlier release has none.
-                values["metrics"] = json.loads(values["metrics"] or "{}")
-            result.append(record(**values))
-        return result
+        return _records(record, names, rows)
 
 
 def page_records(
-    table: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], *, peer: int
+    table: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], *, peer: int, rounds: int
 ) -> list[RoundRecord | EvaluationRecord | LinkRecord]:
     """Return the records of what `MetricsStore.page` of another peer's file returned. Raises RemoteProtocolError for
-    what cannot be that: peer `peer` says it. Columns that this release does not know are left out, those that it misses
-    have their default.
+    what cannot be that: peer `peer` says it, in a run of so many rounds. Columns that this release does not know are
+    left out, those that it misses have their default.
     """
-    record, _ = _TABLES[table]
-    kinds = {item.name: _KINDS[str(item.type)] for item in fields(record)}
-    records = []
-    for row in rows:
-        values = {name: value for name, value in zip(columns, row, strict=False) if name in kinds}
-        wrong = [name for name, value in values.items() if not isinstance(value, kinds[name])]
-        if wrong or len(row) != len(columns):
-            raise RemoteProtocolError(f"sent {table} that are no metrics: {', '.join(wrong) or 'rows too short'}")
-        if table != "evaluations" and values.get("peer") != peer:
-            raise RemoteProtocolError(f"sent {table} of another peer")
-        try:
-            records.append(record(**{name: _parsed(name, value) for name, value in values.items()}))
-        except (TypeError, ValueError):
-            raise RemoteProtocolError(f"sent {table} that are no metrics") from None
+    try:
+        records = _records(_TABLES[table][0], columns, rows)
+    except sqlite3.DataError as error:
+        raise RemoteProtocolError(f"sent {table} that are no metrics: {error}") from None
+    if table != "evaluations" and any(record.peer != peer for record in records):
+        raise RemoteProtocolError(f"sent {table} of another peer")
+    last = max((record.round for record in records if table != "links"), default=0)
+    if last > rounds:
+        raise RemoteProtocolError(f"sent {table} of round {last}, and the run has {rounds}")
     return records
+
+
+def _records(kind: type[Any], columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[Any]:
+    """Return rows of a table as records. Raises sqlite3.DataError, with the reason, for what no peer writes: a column
+    takes whatever is put into it."""
+    try:
+        return [kind(**_values_of(kind, columns, row)) for row in rows]
+    except TypeError:
+        raise sqlite3.DataError("columns are missing") from None
+
+
+def _values_of(kind: type[Any], columns: Sequence[str], row: Sequence[Any]) -> dict[str, Any]:
+    """Return the values of a row by column, those left out that this release does not know. Raises sqlite3.DataError
+    as `_records`."""
+    if len(row) != len(columns):
+        raise sqlite3.DataError("rows too short")
+    kinds = _FIELDS[kind]
+    values = {name: value for name, value in zip(columns, row, strict=True) if name in kinds}
+    for name, value in values.items():
+        if value is None and kinds[name] is _FLOAT:
+            values[name] = math.nan  # SQLite has none.
+        elif not isinstance(value, kinds[name]):
+            raise sqlite3.DataError(name)
+        elif isinstance(value, int) and not (-1 if name == "peer" else 0) <= value < _MOST.get(name, 1 << 62):
+            raise sqlite3.DataError(f"{name} {value}")
+    for name in _JSON_COLUMNS & values.keys():
+        values[name] = _parsed(name, values[name])
+    if "correct" in values:
+        _check_counts(values["correct"], values.get("total", ()))
+    return values
 
 
 @contextlib.contextmanager
@@ -498,10 +517,11 @@ def _create(path: Path | str) -> sqlite3.Connection:
     return connection
 
 
+_FLOAT = (int, float)
 _KINDS: dict[str, type | tuple[type, ...]] = {
     "int": int,
     "int | None": (int, NoneType),
-    "float": (int, float),
+    "float": _FLOAT,
     "float | None": (int, float, NoneType),
     "str": str,
     "str | None": (str, NoneType),
@@ -512,19 +532,32 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
 """Type of a field, as its annotation says it → what SQLite may hold of it."""
 
 
-def _parsed(name: str, value: Any) -> Any:
-    """Return a field of a record from what a column holds of it. Raises ValueError if that cannot be."""
+_FIELDS = {kind: {item.name: _KINDS[str(item.type)] for item in fields(kind)} for kind, _ in _TABLES.values()}
+_JSON_COLUMNS = {"correct", "total", "metrics"}
+_MOST_SAMPLES = 1 << 53
+_MOST = {"peer": 1 << 20, "neighbor": 1 << 20}
+"""Numbers that no peer has: whoever draws a run has a row for each that is lower."""
+
+
+def _parsed(name: str, text: str | None) -> Any:
+    """Return a field of a record from what a column holds of it. Raises sqlite3.DataError if that cannot be."""
+    try:
+        value = parse_json(text or "{}", infinite="kept")  # A file of an earlier release has no metrics.
+    except ValueError as error:
+        raise sqlite3.DataError(f"{name}: {error}") from None
     if name == "metrics":
-        figures = json.loads(value or "{}")
-        if not isinstance(figures, dict) or not all(isinstance(figure, int | float) for figure in figures.values()):
-            raise ValueError("no figures by name")
-        return figures
-    if name not in ("correct", "total"):
+        if not isinstance(value, dict) or not all(type(figure) in (int, float) for figure in value.values()):
+            raise sqlite3.DataError("no figures by name")
         return value
-    numbers = json.loads(value)
-    if not isinstance(numbers, list) or not all(isinstance(number, int) for number in numbers):
-        raise ValueError("no list of numbers")
-    return tuple(numbers)
+    if not isinstance(value, list) or not all(type(number) is int for number in value):
+        raise sqlite3.DataError("no list of numbers")
+    return tuple(value)
+
+
+def _check_counts(correct: Sequence[int], total: Sequence[int]) -> None:
+    """Raise sqlite3.DataError for numbers of right answers that are none."""
+    if len(correct) != len(total) or not all(0 <= c <= n < _MOST_SAMPLES for c, n in zip(correct, total, strict=True)):
+        raise sqlite3.DataError("counts of samples that are none")
 
 
 def _values(record: Any) -> list[Any]:

@@ -16,10 +16,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from peer.config import Config
 from peer.errors import ConfigError, DivergenceError, SottoError, StateError
 from peer.executors import ALL, Shard
+from peer.foreign_files import read_as
 from peer.links.profiles import find
 from peer.own_files import write_whole
 from peer.report.numbers import duration
@@ -273,7 +275,7 @@ class StudyFolder:
             except ConfigError as error:
                 found = {"refused": str(error)}
             write_whole(file, json.dumps(found) + "\n")
-        kept: dict[str, float | None] = json.loads(file.read_text())
+        kept: dict[str, float | None] = read_as(dict[str, Any], file)
         return kept.get(key)
 
     def _file(self, contender: Contender, profile: str, seed: int) -> Path:

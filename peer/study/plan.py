@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from peer.config import Config, load
 from peer.errors import ConfigError
+from peer.foreign_values import parse_toml
 from peer.links.profiles import PROFILES
 from peer.study import rivals
 from peer.study.rivals.worker import steps_per_round
@@ -220,11 +220,11 @@ def read_plan(path: Path) -> Study:
     """Return the study that a file describes. Raises ConfigError that names what is wrong."""
     file = str(path)
     try:
-        study = Study.model_validate(tomllib.loads(path.read_text(encoding="utf-8-sig")))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"cannot be read as TOML: {error}", file=file) from None
+        study = Study.model_validate(parse_toml(path.read_text(encoding="utf-8-sig")))
     except ValidationError as error:
         raise _config_error(error, file) from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot be read as TOML: {error}", file=file) from None
     names = [each.name for each in study.contenders]
     if len({*names}) != len(names):
         raise ConfigError("two contenders have the same name", key="contenders", file=file)

@@ -25,6 +25,7 @@ from typing import Self
 from peer import gossip
 from peer.config import load
 from peer.errors import SottoError
+from peer.foreign_files import read_as
 from peer.own_files import write_whole
 from peer.simulate import run as simulator
 from peer.state.metrics import EvaluationRecord, MetricsStore
@@ -65,8 +66,7 @@ class Curve:
     @classmethod
     def read(cls, file: Path) -> Self:
         """Read what `write` wrote."""
-        table = json.loads(file.read_text(encoding="utf-8"))
-        return cls(**{**table, "points": tuple(Point(**point) for point in table["points"])})
+        return read_as(cls, file, infinite="kept")
 
     def write(self, file: Path) -> None:
         """Write the curve as JSON; an interruption leaves no partial file."""

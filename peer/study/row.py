@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
+from peer.foreign_files import read_as
+from peer.foreign_values import as_kind
 from peer.own_files import write_whole
 from peer.study.cell import CellResult
 
@@ -34,12 +36,10 @@ class Cell:
 
     @classmethod
     def read(cls, file: Path) -> Self:
-        """Read what `write` wrote."""
-        table = json.loads(file.read_text(encoding="utf-8"))
-        figures = {each.name: table[each.name] for each in fields(CellResult) if each.name in table}
-        figures["loss_curve"] = tuple(tuple(point) for point in figures.get("loss_curve", ()))
-        own = {each.name: table[each.name] for each in fields(cls) if each.name != "result"}
-        return cls(**own, result=CellResult(**figures))
+        """Read what `write` wrote. Raises as `read_as`."""
+        own = read_as(dict[str, Any], file, infinite="kept")
+        own["result"] = {each.name: own.pop(each.name) for each in fields(CellResult) if each.name in own}
+        return as_kind(cls, own, file)
 
     def write(self, file: Path) -> None:
         """Write the cell as JSON; an interruption leaves no partial file."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from peer.config import load
 from peer.errors import DivergenceError, SottoError
+from peer.foreign_files import read_as
 from peer.run_plan import algorithm_spec
 from peer.simulate import run as simulator
 from peer.state.metrics import Summary
@@ -37,7 +38,7 @@ class Cell:
     @classmethod
     def read(cls, path: Path) -> Cell:
         """Return a cell from its file."""
-        return cls(**json.loads(path.read_text(encoding="utf-8")))
+        return read_as(cls, path, infinite="kept")
 
 
 def request(planned: Planned, sweep: Sweep) -> tuple[str, int, bool]:

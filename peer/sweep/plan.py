@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from peer.config import Config, load
 from peer.config_writer import spell
 from peer.errors import ConfigError
+from peer.foreign_values import parse_toml
 from peer.precision_choice import FASTEST
 
 
@@ -99,13 +99,13 @@ def read_plan(path: Path) -> Sweep:
     """Return the sweep that a file describes. Raises ConfigError that names what is wrong."""
     file = str(path)
     try:
-        return Sweep.model_validate(tomllib.loads(path.read_text(encoding="utf-8-sig")))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"cannot be read as TOML: {error}", file=file) from None
+        return Sweep.model_validate(parse_toml(path.read_text(encoding="utf-8-sig")))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         key = ".".join(str(part) for part in first["loc"])
         raise ConfigError(f"is not valid: {first['msg']}", key=key, file=file) from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot be read as TOML: {error}", file=file) from None
 
 
 def _key(config: Config, sweep: Sweep) -> str:

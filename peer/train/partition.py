@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from peer.errors import ConfigError, DataError
+from peer.foreign_values import parse_json
 from peer.own_files import write_whole
 from peer.random import SHARED, Purpose, Stream, stream
 
@@ -39,6 +40,8 @@ KINDS: Mapping[str, str] = {
 """One sentence for each kind of split."""
 
 FORMAT = 1
+_MOST_BYTES = 1 << 30
+"""Of a manifest, which holds a number for each sample."""
 """Version of the manifest file and of the bytes under its digest."""
 
 
@@ -108,10 +111,10 @@ class Manifest:
     def load(cls, path: Path) -> Manifest:
         """Return the manifest of a file. Raises DataError where it is not one, is damaged or is of a later format."""
         try:
-            tree = json.loads(path.read_text(encoding="utf-8-sig"))
+            tree = parse_json(path.read_bytes(), most_bytes=_MOST_BYTES)
         except OSError as error:
             raise DataError(f"{path}: the manifest cannot be read: {error.strerror}") from None
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise DataError(f"{path}: the manifest is not valid JSON: {error}") from None
         if not isinstance(tree, dict) or tree.get("format") != FORMAT:
             raise DataError(f"{path}: is not a partition manifest of format {FORMAT}; create it again")

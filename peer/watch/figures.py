@@ -6,7 +6,6 @@ Rows come from files on this machine, or from peers that were asked for them. Me
 from __future__ import annotations
 
 import contextlib
-import json
 import sqlite3
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -151,7 +150,9 @@ class MetricsFiles:
         while rows := self._new(file, store, EvaluationRecord, columns):
             # A peer writes what others told it of theirs as well, which their own files say better.
             self._figures.put_evaluations(
-                _evaluation(row) for row in rows if row[0] < 0 or row[0] in own or not self._figures.has_rounds(row[0])
+                EvaluationRecord(**dict(zip(columns, row, strict=True)))
+                for row in rows
+                if row[0] < 0 or row[0] in own or not self._figures.has_rounds(row[0])
             )
         while rows := self._new(file, store, ConsensusRecord, ("consensus_distance",)):
             self._figures.put_distances([row[0] for row in rows])
@@ -163,19 +164,6 @@ class MetricsFiles:
         place = self._places.get((file, kind), 0)
         rows, self._places[file, kind] = store.tail(kind, columns, after=place, most=_CHUNK)
         return rows
-
-
-def _evaluation(row: tuple[Any, ...]) -> EvaluationRecord:
-    peer, round_, split, correct, total, loss, metrics = row
-    return EvaluationRecord(
-        peer=peer,
-        round=round_,
-        split=split,
-        correct=tuple(json.loads(correct)),
-        total=tuple(json.loads(total)),
-        loss=loss,
-        metrics=json.loads(metrics or "{}"),
-    )
 
 
 def compared_by(figures: Figures, criteria: Sequence[Criterion]) -> Criterion | None:

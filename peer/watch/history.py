@@ -13,6 +13,9 @@ import numpy.typing as npt
 GROUPS = 256
 """Points of one curve at most: more than a chart has room for."""
 
+MOST_PEERS = 1 << 16
+"""Higher numbers have no curve."""
+
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
@@ -36,7 +39,7 @@ class History:
 
     def put(self, peers: Ints, rounds: Ints, values: Floats) -> None:
         """Add values, int64[k], int64[k], float64[k]: of each peer in ascending rounds. NaN is left out."""
-        known = np.isfinite(values) & (rounds >= 0) & (peers >= 0)
+        known = np.isfinite(values) & (rounds >= 0) & (peers >= 0) & (peers < MOST_PEERS)
         peers, rounds, values = peers[known], rounds[known], values[known]
         if not len(peers):
             return

@@ -15,23 +15,20 @@ from typing import Any
 from peer import config as configuration
 from peer.config import Config
 from peer.criterion import ACCURACY, Criterion
-from peer.errors import ConfigError, RemoteProtocolError, SecurityError, SottoError, StateError
+from peer.errors import ConfigError, SecurityError, SottoError, StateError
 from peer.foreign_text import printable
-from peer.ops import collect, control, standing
+from peer.ops import collect, standing
 from peer.ops.collect import Member
 from peer.ops.releases import mixed, versions_of
 from peer.report.limit_lines import limits_nearly_reached, limits_reached
 from peer.report.run_data import read_frame
 from peer.round_record import RoundRecord
 from peer.run_plan import build_schedule
-from peer.state.metrics import EvaluationRecord, Summary, page_records
+from peer.state.metrics import EvaluationRecord, Summary
 from peer.watch.edges import Edges, planned
 from peer.watch.figures import Figures, MetricsFiles, compared_by
 from peer.watch.logs import Logs
 from peer.watch.snapshot import EdgeView, PeerView, Snapshot
-
-_AT_ONCE = 16
-"""Calls under way at the same time."""
 
 
 class Observer:
@@ -55,11 +52,12 @@ class Observer:
 
     async def look(self) -> Snapshot:
         """Return the run as it is now. Whatever cannot be asked or read is left open."""
-        limit = asyncio.Semaphore(_AT_ONCE)
-        await asyncio.gather(*(self._ask(member, limit) for member in self.members))
-        for newcomer in collect.newcomers_of(self._directory or Path(), self.members) if self.kind != "peer" else ():
-            self.members.append(newcomer)
-            await self._ask(newcomer, limit)
+        limit = asyncio.Semaphore(collect.AT_ONCE)
+        await asyncio.gather(*(collect.ask_status(member, limit) for member in self.members))
+        if self.kind != "peer":
+            newcomers = collect.newcomers_of(self._directory or Path(), self.members)
+            await asyncio.gather(*(collect.ask_status(newcomer, limit) for newcomer in newcomers))
+            self.members += newcomers
         await asyncio.to_thread(self._read)
         if self.kind in ("cluster", "peer"):
             await asyncio.gather(*(self._fetch(member, limit) for member in self.members))
@@ -71,15 +69,6 @@ class Observer:
 
     # -- asking --------------------------------------------------------------------------------------------------------
 
-    async def _ask(self, member: Member, limit: asyncio.Semaphore) -> None:
-        async with limit:
-            try:
-                member.answer = await control.ask(member.config, member.base, member.entry, "status")
-                member.problem = member.standing = None
-                _check(member.answer)
-            except SottoError as error:
-                member.answer, member.problem = None, getattr(error, "problem", None) or str(error)
-
     async def _fetch(self, member: Member, limit: asyncio.Semaphore) -> None:
         """Ask a peer for the next page of its rounds and evaluations. The page after it is for the next look."""
         if member.answer is None:
@@ -90,12 +79,8 @@ class Observer:
                     ("rounds", self.figures.after(member.index)),
                     ("evaluations", self.figures.evaluated_after(member.index)),
                 ):
-                    arguments = {"table": table, "after": after}
-                    page = await control.ask(member.config, member.base, member.entry, "metrics", arguments)
-                    columns, rows = page.get("columns"), page.get("rows")
-                    if not isinstance(columns, list) or not isinstance(rows, list):
-                        raise RemoteProtocolError("sent metrics that are no table")
-                    self._take(page_records(table, columns, rows, peer=member.index), member.index)
+                    records, _ = await collect.fetch_page(member, self.members, table, after)
+                    self._take(records, member.index)
             except SecurityError:
                 pass  # Metrics are for the operator and the peer itself; the status says the rest.
             except SottoError as error:
@@ -145,11 +130,8 @@ class Observer:
 
     def _snapshot(self, at: float) -> Snapshot:
         answers = {each.index: each.answer for each in self.members if each.answer is not None}
-        for answer in answers.values():
-            criteria = answer.get("criteria")
-            if isinstance(criteria, dict) and all(better in ("higher", "lower") for better in criteria.values()):
-                self._criteria = [Criterion(str(name), better) for name, better in criteria.items()]
-                break
+        if (criteria := collect.criteria_of(answers.values())) is not None:
+            self._criteria = [Criterion(name, better) for name, better in criteria.items()]
         criterion = compared_by(self.figures, self._criteria)
         peers = self._simulated(criterion) if self.kind == "simulation" else self._asked(answers, criterion)
         states = {peer.index: peer.state for peer in peers}
@@ -224,9 +206,6 @@ class Observer:
         indices = {member.name: member.index for member in self.members}
         if self._config is not None:
             indices = {peer.name: index for index, peer in enumerate(self._config.peers)} | indices
-        for answer in answers.values():
-            for each in answer.get("newcomers", []):
-                indices.setdefault(str(each["name"]), int(each["index"]))
         return indices
 
     def _view(self, member: Member, indices: Mapping[str, int], criterion: Criterion | None) -> PeerView:
@@ -245,18 +224,20 @@ class Observer:
         )
         if answer is None:
             return view
-        state, _, reason = str(answer.get("state")).partition(": ")
-        budget = _number(answer.get("budget_kbytes_per_s"))
-        own = answer["accuracy"] if criterion == ACCURACY else answer["metrics"].get(criterion and criterion.name)
+        state, _, reason = answer["state"].partition(": ")
+        budget = answer.get("budget_kbytes_per_s")
+        own = answer.get("accuracy")
+        if criterion != ACCURACY:
+            own = answer.get("metrics", {}).get(criterion and criterion.name)
         return PeerView(
             index=member.index,
             name=view.name,
             state={"completed": "finished"}.get(state, state),
             problem=printable(reason or member.problem or "") or None,
-            round=int(answer["round"]),
-            loss=_number(answer["loss"]),
-            figure=_number(own) if own is not None else view.figure,
-            payload_bytes=int(answer["payload_bytes"]),
+            round=answer["round"],
+            loss=answer.get("loss"),
+            figure=own if own is not None else view.figure,
+            payload_bytes=answer["payload_bytes"],
             rate=None if latest is None else latest.rate(),
             budget=None if budget is None else 1000 * budget,
             waits_for=tuple(indices[name] for name in self._still_awaited(member.index, answer) if name in indices),
@@ -268,8 +249,8 @@ class Observer:
     def _still_awaited(self, peer: int, answer: Mapping[str, Any]) -> list[str]:
         """Return for whom a peer has waited since the last look: peers with rounds wait for a moment in each."""
         round_, before = self._waited.get(peer, (-1, frozenset()))
-        names = [str(name) for name in answer.get("waiting_for", ())]
-        self._waited[peer] = int(answer["round"]), frozenset(names)
+        names = answer.get("waiting_for", ())
+        self._waited[peer] = answer["round"], frozenset(names)
         return [name for name in names if name in before] if round_ == answer["round"] else []
 
     def _silent_state(self, member: Member) -> str:
@@ -319,7 +300,7 @@ class Observer:
             peer: {indices[name]: link for name, link in answer["links"].items() if name in indices}
             for peer, answer in answers.items()
         }
-        return self._edges.look(links, {peer: float(answer["seconds"]) for peer, answer in answers.items()}, states)
+        return self._edges.look(links, {peer: answer["seconds"] for peer, answer in answers.items()}, states)
 
 
 def open_observer(place: Path) -> Observer:
@@ -345,36 +326,3 @@ def _of_peer(file: Path) -> Observer:
     index = config.peer.index
     member = Member(index, config.peers[index].name, config, file.parent, index, file.parent / "collected")
     return Observer("peer", [member], None)
-
-
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) else None
-
-
-def _check(answer: Mapping[str, Any]) -> None:
-    """Raise RemoteProtocolError for a status that no peer answers: it comes from another machine."""
-    numbers = ("round", "payload_bytes", "seconds")
-    links = answer.get("links")
-    if not (
-        all(isinstance(answer.get(name), int | float) for name in numbers)
-        and isinstance(links, dict)
-        and all(
-            isinstance(link, dict) and isinstance(link.get("up"), bool) and isinstance(link.get("frame_bytes"), int)
-            for link in links.values()
-        )
-        and isinstance(answer.get("metrics"), dict)
-        and _can_be_limits(answer.get("limits", {}))
-    ):
-        raise RemoteProtocolError("answered with a status that cannot be one")
-
-
-def _can_be_limits(limits: object) -> bool:
-    """Return whether this is what a peer says of the limits of its device."""
-    if not isinstance(limits, dict):
-        return False
-    reached, warnings = limits.get("reached", []), limits.get("warnings", [])
-    return (
-        isinstance(reached, list)
-        and isinstance(warnings, list)
-        and all(isinstance(each, dict) and {"reason", "until"} <= each.keys() for each in reached)
-    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import socket
 from collections.abc import AsyncIterator, Callable
 
@@ -16,6 +15,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from peer.errors import ConfigError, SottoError
+from peer.foreign_values import parse_json
 from peer.watch.access import why_refused
 from peer.watch.actions import act
 from peer.watch.feed import Feed
@@ -186,7 +186,7 @@ async def _asked(request: Request) -> dict[str, object] | None:
             body += chunk
             if len(body) > _MOST_ASKED:
                 return None
-        asked = json.loads(body)
-    except (ValueError, RecursionError, ClientDisconnect):
+        asked = parse_json(body)
+    except (ValueError, ClientDisconnect):
         return None
     return asked if isinstance(asked, dict) else None

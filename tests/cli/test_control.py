@@ -4,19 +4,17 @@ tested with the daemon."""
 from __future__ import annotations
 
 import json
-import sys
-import types
 from pathlib import Path
 
 import pytest
 
-import peer.ops
 from peer.config import Config, PeerAddress
-from peer.errors import PeerUnreachable, RemoteError
+from peer.errors import PeerUnreachable, RemoteError, RemoteProtocolError, SecurityError
 from peer.ops import control
 from peer.ops.local_cluster import free_ports
 from peer.state.checkpoints import Checkpoint, StateFolder
 from tests.cli.runner import sotto
+from tests.ops.answering import newcomer
 
 
 class Daemons:
@@ -24,13 +22,19 @@ class Daemons:
 
     def __init__(self) -> None:
         self.calls: list[tuple[int | None, str, str]] = []
-        self.silent: set[int] = set()
+        self.silent, self.refusing, self.lying = set[int](), set[int](), set[int]()
 
-    def call(self, config: Config, base: Path, peer_index: int | None, verb: str) -> dict[str, object]:
+    async def ask(
+        self, config: Config, base: Path, peer_index: int | None, verb: str, arguments: object = None
+    ) -> dict[str, object]:
         self.calls.append((peer_index, verb, base.name))
         index = config.peer.index if peer_index is None else peer_index
         if index in self.silent:
             raise PeerUnreachable("cannot be reached at 127.0.0.1:7700", peer=index)
+        if index in self.refusing:
+            raise SecurityError("it does not allow it")
+        if index in self.lying:
+            raise RemoteProtocolError("answered with nonsense")
         return {"round": 7, "rounds": 9, "state": "training", "neighbors": 2, "neighbors_up": 1}
 
 
@@ -39,10 +43,7 @@ def daemons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Daemons:
     monkeypatch.chdir(tmp_path)
     assert sotto("init", "cluster", "kits", "-n", "3").exit_code == 0
     answering = Daemons()
-    module = types.ModuleType("peer.ops.control")
-    module.call = answering.call  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "peer.ops.control", module)
-    monkeypatch.setattr(peer.ops, "control", module, raising=False)
+    monkeypatch.setattr(control, "ask", answering.ask)
     return answering
 
 
@@ -77,6 +78,24 @@ def test_a_silent_peer_is_listed_and_gives_exit_code_6(verb: str, daemons: Daemo
     assert "peer-2" in result.stdout
     answers = json.loads(sotto(verb, "--run", "kits", "--json").stdout)
     assert [answer.get("state") for answer in answers] == ["training", "unreachable", "training"]
+
+
+@pytest.mark.parametrize("verb", ["status", "stop"])
+def test_a_liar_that_is_first_keeps_nobody_from_being_asked(verb: str, daemons: Daemons) -> None:
+    daemons.lying, daemons.refusing = {0}, {1}
+    result = sotto(verb, "--run", "kits", "--json")
+    assert result.exit_code == 6
+    assert {call[0] for call in daemons.calls} == {0, 1, 2}
+    answers = json.loads(result.stdout)
+    assert [answer["state"] for answer in answers] == ["answers nonsense", "unreachable", "training"]
+    assert answers[0]["error"] == "answered with nonsense"
+    assert "does not allow it" in sotto(verb, "--run", "kits").stdout
+
+
+def test_one_that_refuses_everybody_is_told_why(daemons: Daemons) -> None:
+    daemons.refusing = {0, 1, 2}
+    result = sotto("stop", "--run", "kits")
+    assert (result.exit_code, "it does not allow it" in result.stderr) == (3, True)
 
 
 def test_stop_tells_every_peer(daemons: Daemons) -> None:
@@ -130,7 +149,7 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, st
     monkeypatch.chdir(tmp_path)
     assert sotto("init", "cluster", "kits", "-n", "2").exit_code == 0
     calls: list[tuple[str, str]] = []
-    newcomers = [{"index": 2, "name": "garage", "advertise": "10.0.0.9:7700", "relay": None}]
+    newcomers = [newcomer(tmp_path / "kits", 2, "garage")]
 
     async def ask(config: Config, base: Path, peer: object, verb: str, arguments: object = None) -> dict[str, object]:
         entry = config.peers[config.peer.index if peer is None else peer] if not isinstance(peer, PeerAddress) else peer

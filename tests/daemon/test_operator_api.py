@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from peer.answers import read_answer
 from peer.config import PeerAddress, PrivacyOptions
 from peer.criterion import ACCURACY
 from peer.daemon.admissions import Admissions
@@ -50,6 +51,9 @@ class Roster:
 
     def name(self, peer: int) -> str:
         return NAMES[peer]
+
+    def certificate(self, peer: int) -> bytes:
+        return b"DER"
 
     def index_of(self, name: str) -> int | None:
         return NAMES.index(name) if name in NAMES else None
@@ -172,6 +176,18 @@ def test_the_status_says_which_precision_the_device_chose(asked: Asked) -> None:
     asked.local.chosen = PrecisionChoice("int8", {"float32": 0.002, "int8": 0.001})
     told = asked.ask("status")["precision"]
     assert told == {"precision": "int8", "step_s": {"float32": 0.002, "int8": 0.001}}
+
+
+def test_what_a_peer_answers_is_what_others_read_of_it(asked: Asked) -> None:
+    """A field that `peer.answers` does not know is lost on its way."""
+    for verb, arguments in (
+        ("status", {}),
+        ("snapshot", {}),
+        ("metrics", {"table": "rounds"}),
+        ("stop", {}),
+    ):
+        answer = json.loads(json.dumps(asked.ask(verb, **arguments)))
+        assert read_answer(verb, json.dumps(answer)) == answer
 
 
 def test_a_stop_is_remembered(asked: Asked) -> None:

@@ -206,7 +206,9 @@ def test_a_control_call_that_cannot_be_answered_is_refused_and_the_peer_lives(
         async def control(self, verb: str, arguments: dict[str, Any], caller: str) -> dict[str, Any]:
             if verb == "status":
                 raise ZeroDivisionError("a bug")
-            return {"it cannot be said in JSON": object()} if verb == "snapshot" else {"name\x1b[2J": "red\x1b[31m\nb"}
+            if verb == "snapshot":
+                return {"it cannot be said in JSON": object()}
+            return {"stopping": True, "round": 7, "peers": {"name\x1b[2J": {"state": "red\x1b[31m\nb"}}}
 
     async def story() -> None:
         ada, ben = Mad(), Mind()
@@ -219,7 +221,8 @@ def test_a_control_call_that_cannot_be_answered_is_refused_and_the_peer_lives(
             for verb in ("status", "status", "snapshot"):
                 with pytest.raises(RemoteError, match="it cannot answer this call, which is a bug; its log says more"):
                     await call(verb)
-            assert await call("stop") == {"name [2J": "red [31m b"}, "texts of an answer end on a terminal"
+            peers = (await call("stop"))["peers"]
+            assert peers == {"name [2J": {"state": "red [31m b"}}, "texts of an answer end on a terminal"
             assert dialler.is_up(0)
 
     asyncio.run(story())

@@ -220,7 +220,7 @@ def test_a_caller_does_not_believe_the_answer_of_a_peer_whose_certificate_is_rev
         listener = build(0, Mind(), [passive(1)], security=thief)
         async with running(listener):
             address = f"127.0.0.1:{listener.port}"
-            assert (await call_control(address, "status", name="ada", security=operator))["verb"] == "status"
+            assert (await call_control(address, "status", name="ada", security=operator))["state"] == "running"
             operator.revoked.take(authority.revoke(b"", [stolen.identity.serial]))
             with pytest.raises(SecurityError, match="not to be believed: the certificate of 'ada' was revoked"):
                 await call_control(address, "status", name="ada", security=operator)

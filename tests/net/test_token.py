@@ -75,7 +75,7 @@ def test_peers_with_the_token_train_over_tls_that_one_of_them_ends() -> None:
                 ben.send(0, b"with a token")
                 await until(lambda: ada.frames)
                 answer = await call_control(f"localhost:{listener.port}", "status", name="ada", security=DIALS)
-                assert answer["verb"] == "status"
+                assert answer["state"] == "running"
 
     asyncio.run(story())
 

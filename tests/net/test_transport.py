@@ -42,6 +42,7 @@ from tests.net.transport_peers import (
     running,
     until,
 )
+from tests.ops.answering import STATUS
 
 
 def frames_of(mind: Mind, peer: int) -> list[bytes]:
@@ -584,10 +585,10 @@ def test_everyone_may_ask_for_the_status_but_only_its_owner_stops_a_peer() -> No
             address = f"127.0.0.1:{listener.port}"
             for who in (operator, credentials("ada"), credentials("ben")):
                 answer = await call_control(address, "status", {"n": 1}, name="ada", security=who)
-                assert answer == {"verb": "status", "arguments": {"n": 1}}
+                assert answer == STATUS | {"name": "ada"}
             for who in (operator, credentials("ada")):
-                assert (await call_control(address, "stop", name="ada", security=who))["verb"] == "stop"
-                assert (await call_control(address, "snapshot", name="ada", security=who))["verb"] == "snapshot"
+                assert (await call_control(address, "stop", name="ada", security=who))["stopping"]
+                assert await call_control(address, "snapshot", name="ada", security=who) == {"round": 7}
             with pytest.raises(SecurityError, match="stop needs an operator's certificate"):
                 await call_control(address, "stop", name="ada", security=credentials("ben"))
             with pytest.raises(PeerUnreachable):

@@ -17,6 +17,7 @@ from peer.net.security.authority import CertificateAuthority
 from peer.net.security.credentials import Access, Credentials
 from peer.net.transport import Transport
 from peer.node.delivery import InLink, OutLink
+from tests.ops.answering import HONEST
 
 NAMES = ("ada", "ben", "cleo", "dan")
 QUICK = TransportOptions(backoff_max_s=0.3, dial_timeout_s=5)
@@ -51,6 +52,8 @@ class Mind:
 
     def __init__(self) -> None:
         self.transport: Transport | None = None
+        self.name = NAMES[0]
+        self.asked: list[tuple[str, dict[str, Any]]] = []
         self.out: dict[int, OutLink] = {}
         self.heard: dict[int, InLink] = {}
         self.frames: list[tuple[int, bytes]] = []
@@ -97,7 +100,8 @@ class Mind:
         return self._heard(peer).durable_seq
 
     async def control(self, verb: str, arguments: dict[str, Any], caller: str) -> dict[str, Any]:
-        return {"verb": verb, "arguments": arguments}
+        self.asked.append((verb, arguments))
+        return HONEST[verb] | ({"name": self.name} if "name" in HONEST[verb] else {})
 
     def backlog(self, peer: int) -> int:
         return self._out(peer).backlog
@@ -133,7 +137,7 @@ def build(
         handler=mind,
         **extra,
     )
-    mind.transport = transport
+    mind.transport, mind.name = transport, NAMES[index]
     return transport
 
 

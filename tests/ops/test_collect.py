@@ -23,6 +23,7 @@ from peer.report.run_data import load_run
 from peer.state.checkpoints import Checkpoint, StateFolder
 from peer.state.metrics import EvaluationRecord, LinkRecord, MetricsStore, Summary
 from tests.cli.runner import sotto
+from tests.ops.answering import STATUS, answered, newcomer
 from tests.report.sample_run import round_record
 
 ROUNDS = 40
@@ -53,6 +54,8 @@ class Devices:
     precisions: dict[str, Any] = field(default_factory=dict)
     """What each running peer says that it chose to train in."""
     newcomers: list[dict[str, Any]] = field(default_factory=list)
+    lies: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """What else a status holds."""
     asked: list[tuple[str, str, Any]] = field(default_factory=list)
     forge: Callable[[dict[str, Any]], dict[str, Any]] | None = None
     """What becomes of a page of rows on its way."""
@@ -62,7 +65,7 @@ class Devices:
         record(store, index, rounds)
         self.rounds[name] = rounds
 
-    def call(
+    async def ask(
         self, config: Config, base: Path, peer: int | PeerAddress | None, verb: str, arguments: Any = None
     ) -> dict[str, Any]:
         entry = peer if isinstance(peer, PeerAddress) else config.peers[config.peer.index if peer is None else peer]
@@ -71,14 +74,14 @@ class Devices:
             raise PeerUnreachable(f"nobody listens at {entry.advertise}")
         if verb == "status":
             others = {name: {"state": "member", "problem": None} for name in NAMES if name != entry.name}
-            return {
-                "name": entry.name, "state": "running", "round": self.rounds[entry.name], "rounds": ROUNDS,
+            return answered("status", STATUS | {
+                "name": entry.name, "round": self.rounds[entry.name], "rounds": ROUNDS,
                 "criteria": self.criteria, "newcomers": self.newcomers, "precision": self.precisions.get(entry.name),
                 "peers": others | self.knows.get(entry.name, {}),
-            }  # fmt: skip
+            } | self.lies.get(entry.name, {}))  # fmt: skip
         columns, rows, last = self.running[entry.name].page(arguments["table"], after=arguments["after"])
         page: dict[str, Any] = json.loads(json.dumps({"columns": columns, "rows": rows, "last": last}))
-        return page if self.forge is None else self.forge(page)
+        return answered("metrics", page if self.forge is None else self.forge(page))
 
 
 @pytest.fixture
@@ -87,7 +90,7 @@ def devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Devices:
     config = load(environment={}, overrides=[f"run.rounds={ROUNDS}"])
     write_cluster(kits, config, [Host("127.0.0.1", port) for port in (7700, 7701, 7702)])
     found = Devices(kits)
-    monkeypatch.setattr(control, "call", found.call)
+    monkeypatch.setattr(control, "ask", found.ask)
     return found
 
 
@@ -207,7 +210,7 @@ def test_a_copied_state_folder_counts_where_it_has_more(devices: Devices) -> Non
 
 def test_a_newcomer_that_no_file_lists_is_asked_too(devices: Devices) -> None:
     devices.start("peer-0", 0, 20)
-    devices.newcomers = [{"index": 3, "name": "garage", "advertise": "10.0.0.9:7700", "relay": None}]
+    devices.newcomers = [newcomer(devices.kits, 3, "garage")]
     devices.start("garage", 3, 10)
     members = collect(devices.kits)
     assert [(member.index, member.name, member.state) for member in members][-1] == (3, "garage", "running")
@@ -216,12 +219,12 @@ def test_a_newcomer_that_no_file_lists_is_asked_too(devices: Devices) -> None:
 
 
 def test_a_peer_of_an_earlier_release_is_named(devices: Devices, monkeypatch: pytest.MonkeyPatch) -> None:
-    def call(config: Config, base: Path, peer: Any, verb: str, arguments: Any = None) -> dict[str, Any]:
+    async def ask(config: Config, base: Path, peer: Any, verb: str, arguments: Any = None) -> dict[str, Any]:
         if verb == "metrics" and peer == 0:
             raise RemoteError("it does not know this call")
-        return devices.call(config, base, peer, verb, arguments)
+        return await devices.ask(config, base, peer, verb, arguments)
 
-    monkeypatch.setattr(control, "call", call)
+    monkeypatch.setattr(control, "ask", ask)
     for index, name in enumerate(NAMES):
         devices.start(name, index, 20)
     summary = summed_up(devices)
@@ -240,6 +243,59 @@ def test_figures_that_are_none_are_refused_and_those_of_others_stay(devices: Dev
     assert len(summary.missing) == 1
     assert "peer-1 answers, but does not hand over its figures: sent rounds that are no metrics" in summary.missing[0]
     assert "<script>alert" not in render(load_run(devices.kits))
+
+
+def test_invented_newcomers_are_asked_nothing(devices: Devices) -> None:
+    devices.start("peer-0", 0, 20)
+    honest = newcomer(devices.kits, 3, "garage")
+    stranger = newcomer(_other_kits(devices.kits.parent / "theirs"), 5, "attic")
+    devices.newcomers = [
+        *({**honest, "index": index, "name": f"invented-{index}"} for index in range(4, 1000)),
+        {**honest, "advertise": "10.0.0.9:22"}, {**honest, "index": 4}, {**honest, "certificate": ""},
+        {**honest, "certificate": "00" * 900}, stranger, honest,
+    ]  # fmt: skip
+    members = collect(devices.kits)
+    assert [member.name for member in members] == [*NAMES, "garage"]
+    assert {name for name, _, _ in devices.asked} == {*NAMES, "garage"}
+
+
+def _other_kits(folder: Path) -> Path:
+    write_cluster(folder, load(environment={}), [Host("127.0.0.1", 7800), Host("127.0.0.1", 7801)])
+    return folder
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"round": -1}, {"round": 1 << 70}, {"rounds": "x"}, {"links": [[]]}, {"criteria": {"accuracy": []}},
+        {"newcomers": [{"index": "3"}]}, {"newcomers": [{}] * 3000}, {"peers": {"peer-0": "gone"}}, {"name": None},
+        {"precision": {"precision": "int8", "step_s": {"int8": "fast"}}}, {"exit_code": 9, "round": None},
+    ],
+)  # fmt: skip
+def test_a_liar_that_is_first_in_the_list_harms_no_report(devices: Devices, lie: dict[str, Any]) -> None:
+    for index, name in enumerate(NAMES):
+        devices.start(name, index, 20)
+    devices.lies["peer-0"] = lie
+    summary = summed_up(devices)
+    assert summary.missing[0].startswith("peer-0 cannot be reached (answered 'status' with nonsense: ")
+    assert [len(load_run(devices.kits).rounds_of(peer)) for peer in range(3)] == [0, 20, 20]
+
+
+def test_what_most_peers_say_of_the_run_counts(devices: Devices) -> None:
+    for index, name in enumerate(NAMES):
+        devices.start(name, index, 20)
+    devices.lies["peer-0"] = {"rounds": 1 << 50, "criteria": {"mood": "lower"}}
+
+    def forge(page: dict[str, Any]) -> dict[str, Any]:
+        if devices.asked[-1][0] == "peer-0" and "round" in page["columns"]:
+            for row in page["rows"]:
+                row[page["columns"].index("round")] = 1 << 40
+        return page
+
+    devices.forge = forge
+    summary = summed_up(devices)
+    assert summary.criteria == {"accuracy": "higher"}
+    assert f"sent rounds of round {1 << 40}, and the run has {ROUNDS}" in summary.missing[0]
 
 
 def test_a_peer_that_sends_pages_for_ever_is_given_up(devices: Devices) -> None:
@@ -264,14 +320,14 @@ def test_what_the_models_of_a_task_are_compared_by_comes_from_the_peers(devices:
     # It is remembered where nobody says so any more, and believed only if it can be true.
     assert summed_up(devices, ask=False).criteria == {"RMSE": "lower"}
     devices.criteria = {"RMSE": "<script>"}
-    assert summed_up(devices).criteria == {"RMSE": "lower"}
+    assert summed_up(devices).missing[0].startswith("peer-0 cannot be reached (answered 'status' with nonsense")
 
 
 def test_what_devices_chose_to_train_in_is_known_when_they_have_ended(devices: Devices) -> None:
     for file in devices.kits.glob("peer-*/peer.toml"):
         write_resolved(load(file, environment={}, overrides=["training.precision=fastest"]), file, file.parent)
     chosen = {name: {"precision": "int8", "step_s": {"float32": 0.002, "int8": 0.001}} for name in NAMES[:2]}
-    devices.precisions = {**chosen, "peer-2": {"precision": "int4"}}
+    devices.precisions = chosen
     for index, name in enumerate(NAMES):
         devices.start(name, index, 20)
     summary = summed_up(devices)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from math import inf, nan
 from pathlib import Path
@@ -15,7 +16,16 @@ from peer.criterion import ACCURACY, Better, Criterion
 from peer.errors import RemoteProtocolError, StateError
 from peer.round_record import RoundRecord
 from peer.state import metrics
-from peer.state.metrics import PAGED, ConsensusRecord, EvaluationRecord, LinkRecord, MetricsStore, Summary, measured
+from peer.state.metrics import (
+    PAGED,
+    ConsensusRecord,
+    EvaluationRecord,
+    LinkRecord,
+    MetricsStore,
+    Summary,
+    measured,
+    page_records,
+)
 
 EARLIER = {
     "name": "a", "algorithm": "sgp", "compressor": "none", "graph": "ring", "num_peers": 2, "rounds": 1, "seed": 0,
@@ -193,7 +203,7 @@ def test_rows_travel_in_pages_of_whole_rounds(monkeypatch: pytest.MonkeyPatch) -
         pages = 0
         while after is not None:
             columns, rows, after = here.page(table, after=after)
-            there.put_page(table, columns, json.loads(json.dumps(rows)), peer=3)
+            there.put(*page_records(table, columns, json.loads(json.dumps(rows)), peer=3, rounds=40))
             pages += 1
         assert (pages > 1) == (table == "rounds")
     assert there.rounds() == here.rounds()
@@ -213,9 +223,8 @@ def test_a_page_never_ends_within_a_round(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_rows_of_another_release_are_taken_as_far_as_they_are_known() -> None:
-    store = MetricsStore(None)
-    store.put_page("rounds", ["peer", "round", "time_s", "mood"], [[0, 5, 1.5, "fine"]], peer=0)
-    assert store.rounds() == [RoundRecord(peer=0, round=5, time_s=1.5)]
+    rows = page_records("rounds", ["peer", "round", "time_s", "mood"], [[0, 5, 1.5, "fine"]], peer=0, rounds=9)
+    assert rows == [RoundRecord(peer=0, round=5, time_s=1.5)]
 
 
 @pytest.mark.parametrize(
@@ -240,10 +249,46 @@ def test_rows_of_another_release_are_taken_as_far_as_they_are_known() -> None:
     ],
 )
 def test_what_is_no_metrics_is_refused(table: str, columns: list[str], row: list[object]) -> None:
-    store = MetricsStore(None)
     with pytest.raises(RemoteProtocolError, match=f"sent {table}"):
-        store.put_page(table, columns, [row], peer=0)
-    assert store.rounds() == []
+        page_records(table, columns, [row], peer=0, rounds=9)
+
+
+@pytest.mark.parametrize(
+    ("table", "values"),
+    [
+        ("rounds", (0, 0, "soon")),
+        ("rounds", ("0", 0, 0.0)),
+        ("rounds", (1 << 40, 0, 0.0)),
+        ("rounds", (-5, 0, 0.0)),
+        ("links", (0, 1 << 50)),
+        ("evaluations", (0, 1, "test", "[NaN]", "[1]")),
+        ("evaluations", (0, 1, "test", "[" * 5000, "[1]")),
+        ("evaluations", (0, 1, "test", "[5]", "[1]")),
+        ("evaluations", (0, 1, "test", "[1,2]", "[9]")),
+        ("evaluations", (0, 1, 7, "[1]", "[9]")),
+        ("consensus", (0, "x", 1.0)),
+    ],
+)
+def test_a_file_whose_rows_are_no_metrics_is_damaged(table: str, values: tuple[object, ...], tmp_path: Path) -> None:
+    MetricsStore(tmp_path / "metrics.sqlite").close()
+    with closing(sqlite3.connect(tmp_path / "metrics.sqlite")) as file:
+        columns = [row[1] for row in file.execute(f"PRAGMA table_info({table})")]
+        record = {"split": "test", "correct": "[1]", "total": "[9]", "metrics": "{}", "up": 0}
+        defaults = {name: record.get(name, 0) for name in columns}
+        row = {**defaults, **dict(zip(columns, values, strict=False))}
+        file.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(columns))})", list(row.values()))
+        file.commit()
+    with closing(MetricsStore(tmp_path / "metrics.sqlite", read_only=True)) as store, pytest.raises(sqlite3.DataError):
+        getattr(store, table)()
+
+
+def test_a_file_that_computes_its_rows_is_no_metrics_file(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "metrics.sqlite")) as file:
+        endless = "WITH RECURSIVE n(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n) SELECT i AS peer, i AS round FROM n"
+        file.execute(f"CREATE VIEW rounds AS {endless}")
+        file.commit()
+    with pytest.raises(sqlite3.DataError, match="more than tables"):
+        MetricsStore(tmp_path / "metrics.sqlite", read_only=True)
 
 
 def test_two_standard_errors_of_a_sample_hold_the_mean_of_all_in_most_draws() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +19,7 @@ from peer.state.checkpoints import Checkpoint, StateFolder
 from peer.state.metrics import EvaluationRecord, MetricsStore, Summary
 from peer.watch.observer import Observer, open_observer
 from peer.watch.snapshot import Snapshot
+from tests.ops.answering import answered, newcomer
 from tests.report.sample_run import as_simulation, evaluation, round_record, write_sample_run
 
 ROUNDS = 40
@@ -62,7 +62,7 @@ class Devices:
         if verb == "metrics":
             self.pages.append((name, arguments["table"], arguments["after"]))
             columns, rows, last = self.stores[name].page(arguments["table"], after=arguments["after"])
-            return json.loads(json.dumps({"columns": columns, "rows": rows, "last": last}))
+            return answered("metrics", {"columns": columns, "rows": rows, "last": last})
         names = [each.name for each in config.peers]
         me = names.index(name)
         ring = {names[(me + 1) % len(names)]: (False, True), names[me - 1]: (True, False)}
@@ -80,7 +80,7 @@ class Devices:
             "peers": {other: {"state": "member"} for other in names if other != name}, "waiting_for": [],
             "budget_kbytes_per_s": None, "newcomers": [], "diverged": [],
         } | self.says.get(name, {})  # fmt: skip
-        return answer if self.forge is None else self.forge(answer)
+        return answered("status", answer if self.forge is None else self.forge(answer))
 
 
 @pytest.fixture
@@ -289,11 +289,12 @@ def test_peers_of_different_releases_are_named(devices: Devices) -> None:
 def test_a_newcomer_that_no_file_here_lists_is_asked_too(devices: Devices) -> None:
     devices.start(0, 20)
     devices.says["peer-0"] = {
-        "newcomers": [{"index": 3, "name": "garage", "advertise": "10.0.0.9:7700", "relay": None}]
+        "newcomers": [newcomer(devices.folder, 3, "garage"), {"index": 4, "name": "invented", "advertise": "a:1"}]
     }
     seen = look(open_observer(devices.folder))
     assert seen.peers[3].name == "garage"
     assert seen.peers[3].state == "unreachable"
+    assert len(seen.peers) == 4
 
 
 @pytest.mark.parametrize(
@@ -317,7 +318,8 @@ def test_a_peer_that_answers_nonsense_is_named_and_harms_nothing(devices: Device
     seen = look(open_observer(devices.folder))
     assert seen.peers[0].state == "running"
     assert seen.peers[1].state == "connected"
-    assert seen.peers[1].problem == "answered with a status that cannot be one"
+    assert seen.peers[1].problem is not None
+    assert seen.peers[1].problem.startswith("answered 'status' with nonsense: ")
 
 
 def test_metrics_that_a_peer_may_not_be_asked_for_leave_the_status(

@@ -28,6 +28,7 @@ from typing import Any
 from google.protobuf.message import Message
 
 import peer.proto.sottovoce.v1
+from peer.answers import read_answer
 from peer.config import Config, load
 from peer.daemon.assembly import Parts, assemble
 from peer.errors import ConfigError, HandshakeRefused, RemoteError, RemoteProtocolError, SecurityError, SottoError
@@ -321,7 +322,9 @@ class _Peer:
     def judge(self, before: dict[str, bytes]) -> None:
         """Raise whatever does not hold after lies."""
         status = self.parts.operator.status()
-        json.dumps(status, allow_nan=False)
+        text = json.dumps(status, allow_nan=False)
+        if read_answer("status", text) != json.loads(text):
+            raise PromiseBroken("a status holds what those that ask do not read")
         if self.parts.common.runtime.stops:
             raise PromiseBroken(f"another's word stops this peer: {self.parts.common.runtime.stop_reason}")
         newest = self.parts.common.evaluations.newest
